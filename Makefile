@@ -1,0 +1,37 @@
+# Everything a newcomer needs; each target sets itself up.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint bench samples clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+demo: $(READY)  ## the main job on the embedded model: dump, break, compare, explain
+	$(BIN)/dumpcmp demo
+
+lint: $(READY)  ## ruff, mypy --strict and the import contracts
+	$(BIN)/ruff check dumpcmp tests benchmarks
+	$(BIN)/ruff format --check dumpcmp tests benchmarks
+	$(BIN)/mypy --strict dumpcmp
+	$(BIN)/lint-imports
+
+test: lint  ## everything CI runs: lint, then all tests
+	$(BIN)/python -m pytest
+
+bench: $(READY)  ## print the benchmark tables (TABLE=archive for one of them)
+	$(BIN)/python -m benchmarks $(TABLE)
+
+samples: $(READY)  ## rebuild sample_dumps/
+	$(BIN)/python sample_dumps/build.py
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis *.egg-info demo_out

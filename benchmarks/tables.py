@@ -1,0 +1,26 @@
+"""What a benchmark gives: a titled table, printed as Markdown."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Table -> module of this package; each module has a function `table() -> Table`.
+TABLES: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headings, with a line that says how they were measured."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    how: str = ""
+
+    def to_markdown(self) -> str:
+        lines = [f"### {self.title}", ""]
+        if self.how:
+            lines += [self.how, ""]
+        lines.append("| " + " | ".join(self.headings) + " |")
+        lines.append("|" + "---|" * len(self.headings))
+        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
+        return "\n".join(lines) + "\n"

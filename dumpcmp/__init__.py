@@ -1,0 +1,22 @@
+"""dumpcmp finds the op where a compiled, partitioned or ported PyTorch model first goes wrong."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Public name -> the module that defines it. Nothing is imported, torch least of all, until
+# the name is used.
+_HOMES: dict[str, str] = {}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dumpcmp' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Which value of the target belongs to which value of golden."""

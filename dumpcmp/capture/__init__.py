@@ -1,0 +1,1 @@
+"""Taps on a running program: what every op took in and gave out."""

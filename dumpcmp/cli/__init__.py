@@ -1,0 +1,49 @@
+"""The command line: one small file per command, and the one place that prints errors."""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from dumpcmp.errors import DumpcmpError
+
+# Command -> the line that `dumpcmp --help` shows; its code is imported only when it runs.
+COMMANDS: dict[str, str] = {}
+
+
+class Commands(click.Group):
+    """A group whose commands are imported when they are asked for, so that help is instant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"dumpcmp.cli.{cmd_name.replace('-', '_')}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            if COMMANDS:
+                formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DumpcmpError as error:
+            click.echo(f"dumpcmp: {error}", err=True)
+            sys.exit(2)
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dumpcmp")
+def main() -> None:
+    """Find the op where a compiled, partitioned or ported PyTorch model first goes wrong.
+
+    Dump a golden run and a target run, then compare them. Every command exits with 0 for same,
+    1 for different and 2 for trouble.
+    """

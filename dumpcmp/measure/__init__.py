@@ -1,0 +1,1 @@
+"""Numbers about values and pairs of values; no opinion on them."""

@@ -1,0 +1,178 @@
+"""What a comparison says: Metrics of each pair, the Verdict on it, the rows and their tally."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from dumpcmp.record import Key
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Verdict(StrEnum):
+    """The judgement on one row. Only PASS passes; absence of evidence is not PASS."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    UNPAIRED = "UNPAIRED"  # only one side has it
+    SHAPE = "SHAPE"  # the sides have different shapes
+    DTYPE = "DTYPE"  # different dtypes; compared after promotion, within tolerance
+    EMPTY = "EMPTY"  # no elements: nothing was compared
+    NONFINITE = "NONFINITE"  # NaN or Inf where the other side has none
+    FUSED = "FUSED"  # not materialised in the target: listed, not compared
+    INCONCLUSIVE = "INCONCLUSIVE"  # no credible reference, or no layout that fits
+    ERROR = "ERROR"  # could not be read or measured; the reason says why
+
+    @property
+    def fails(self) -> bool:
+        """Whether this verdict alone makes the runs different."""
+        return self in _FAILING
+
+
+_FAILING = frozenset(
+    (Verdict.FAIL, Verdict.UNPAIRED, Verdict.SHAPE, Verdict.NONFINITE, Verdict.ERROR)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The extremes, mean and Euclidean norm of one side's finite elements, and its others."""
+
+    min: float = math.nan
+    max: float = math.nan
+    mean: float = math.nan
+    norm: float = math.nan
+    num_nan: int = 0
+    num_inf: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """How far the target lies from golden, as numbers and without opinion.
+
+    Differences are target - golden. Sums are in float64. What does not exist is NaN: the
+    errors of an empty pair, the PCC of a constant.
+    """
+
+    count: int  # elements compared
+    equal: bool  # the bits of both sides are the same
+    cosine: float = math.nan
+    cosine_distance: float = math.nan  # 1 - cosine, from the differences: exact near zero
+    pcc: float = math.nan
+    rel_l2: float = math.nan  # |target - golden| / |golden|
+    rmse: float = math.nan
+    max_abs_diff: float = math.nan
+    mean_abs_diff: float = math.nan
+    worst: tuple[int, ...] = ()  # where max_abs_diff is
+    max_rel_err: float = math.nan  # of |difference| / (|golden| + rms(golden))
+    mean_rel_err: float = math.nan
+    max_rel_err_plain: float = math.nan  # of |difference| / |golden|; infinite at golden zeros
+    max_ulp: float = math.nan  # in units of the coarser dtype
+    mismatched: int = 0  # elements outside `Closeness`
+    nonfinite_agree: bool = True  # NaN and the infinities are at the same places on both sides
+    golden: Extent = field(default_factory=Extent)
+    target: Extent = field(default_factory=Extent)
+    exact: bool = True  # False: estimated from Summaries
+    confidence: float = 0.0  # relative standard deviation of an estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict and the sentence that explains it."""
+
+    verdict: Verdict
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the outcome: a value of either run, paired or not, and what was found."""
+
+    key: Key  # golden's, or the target's where golden has none
+    order: int  # golden's execution order, or the target's
+    judgement: Judgement
+    metrics: Metrics | None = None
+    golden_key: Key | None = None
+    target_key: Key | None = None
+    golden_dtype: str = ""
+    target_dtype: str = ""
+    golden_shape: tuple[int, ...] | None = None
+    target_shape: tuple[int, ...] | None = None
+    paired_by: str = ""  # "key", "prefix", "mapping", "order", "provenance", ...
+    root: bool = False  # inputs agree and this output does not: the divergence began here
+    source: str = ""
+    tolerance: float = math.nan  # the limit that rel_l2 was held to, where there was one
+    reference_errors: tuple[float, float] | None = None  # golden's, target's, against a reference
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of the judgement."""
+        return self.judgement.verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many rows got which verdict. Tallies add."""
+
+    counts: dict[Verdict, int] = field(default_factory=dict)
+
+    def __add__(self, other: Tally) -> Tally:
+        verdicts = [*self.counts, *(v for v in other.counts if v not in self.counts)]
+        return Tally({v: self[v] + other[v] for v in verdicts})
+
+    def __getitem__(self, verdict: Verdict) -> int:
+        return self.counts.get(verdict, 0)
+
+    @property
+    def total(self) -> int:
+        """All rows."""
+        return sum(self.counts.values())
+
+    @property
+    def compared(self) -> int:
+        """Rows of which both sides were measured."""
+        return sum(self[v] for v in (Verdict.PASS, Verdict.FAIL, Verdict.DTYPE, Verdict.NONFINITE))
+
+
+def tally(rows: tuple[Row, ...]) -> Tally:
+    """Count the verdicts of `rows`."""
+    counts: dict[Verdict, int] = {}
+    for row in rows:
+        counts[row.verdict] = counts.get(row.verdict, 0) + 1
+    return Tally(counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A whole comparison: every key of either run in exactly one row, in execution order."""
+
+    rows: tuple[Row, ...]
+    roots: tuple[Row, ...] = ()  # where divergences began, in execution order
+    remarks: tuple[str, ...] = ()  # what a reader must know: incomplete runs, missing ranks
+
+    @property
+    def first_divergence(self) -> Row | None:
+        """The first op whose inputs agree and whose output does not."""
+        return self.roots[0] if self.roots else None
+
+    @property
+    def tally(self) -> Tally:
+        """The counts of the verdicts."""
+        return tally(self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """0 same, 1 different, 2 trouble: nothing was compared."""
+        if not self.tally.compared:
+            return 2
+        return int(any(row.verdict.fails for row in self.rows))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a table with the columns of the CSV report."""
+        from dumpcmp import columns
+
+        return columns.frame(self.rows)

@@ -1,0 +1,1 @@
+"""An outcome, shown to a reader."""
