@@ -1,0 +1,28 @@
+"""The pytest plugin: the fixture `dumpcmp_verify`, whose failures read as a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from dumpcmp.verifying import Report
+
+
+@pytest.fixture
+def dumpcmp_verify() -> Callable[..., Report]:
+    """`dumpcmp.verify`, except that a difference fails the test with the report alone."""
+
+    def verify(*args: Any, **kwargs: Any) -> Report:
+        __tracebackhide__ = True
+        from dumpcmp.errors import VerificationError
+        from dumpcmp.verifying import verify
+
+        try:
+            return verify(*args, **kwargs)
+        except VerificationError as error:
+            pytest.fail(str(error), pytrace=False)
+
+    return verify
