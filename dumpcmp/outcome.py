@@ -51,19 +51,35 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
+class Closeness:
+    """How near an element must lie so as not to count as `Metrics.mismatched`."""
+
+    rtol: float = 1e-5
+    atol: float = 1e-8
+
+
+USUAL = Closeness()
+EXACTLY = Closeness(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """How far the target lies from golden, as numbers and without opinion.
 
-    Differences are target - golden. Sums are in float64. What does not exist is NaN: the
-    errors of an empty pair, the PCC of a constant.
+    Differences are target - golden, over the elements that are finite on both sides. Sums are in
+    float64. What does not exist is NaN: the errors of an empty pair, the cosine of a zero, the PCC
+    of a constant.
     """
 
-    count: int  # elements compared
+    count: int  # elements of either side
     equal: bool  # the bits of both sides are the same
+    num_finite: int = 0  # elements that are finite on both sides
     cosine: float = math.nan
     cosine_distance: float = math.nan  # 1 - cosine, from the differences: exact near zero
     pcc: float = math.nan
     rel_l2: float = math.nan  # |target - golden| / |golden|
+    gain: float = math.nan  # the target is (1 + gain) * golden + what does not resemble golden
+    max_row_err: float = math.nan  # of rows: |difference| / (|golden's row| + rms of golden's rows)
     rmse: float = math.nan
     max_abs_diff: float = math.nan
     mean_abs_diff: float = math.nan
@@ -173,6 +189,6 @@ class Outcome:
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a table with the columns of the CSV report."""
-        from dumpcmp import columns
+        from dumpcmp.columns import frame
 
-        return columns.frame(self.rows)
+        return frame(self.rows)

@@ -1,0 +1,278 @@
+"""The pass over a pair of values: what is added up block by block, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dumpcmp.dtypes import Kind
+from dumpcmp.measure.blocks import (
+    FLOAT64,
+    Numbers,
+    Side,
+    Survey,
+    Width,
+    row_dots,
+    row_length,
+    row_sums,
+    spans,
+    summable,
+    unit_for,
+)
+from dumpcmp.measure.ulps import coarser, counts_in_ulps, spacings_between, ulps_between
+from dumpcmp.outcome import Closeness
+from dumpcmp.tensors import Value
+
+_SHIFT = 0.1  # golden's mean is taken off before squaring where it is this much of the rms
+_TINY = 1e-15  # errors below it are squared in float64
+_NEAR = 0.25  # squared relative error up to which 1 - cosine is taken from the differences
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """Both sides, the type to compute in, and the length of a row."""
+
+    golden: Side
+    target: Side
+    width: Width
+    row: int
+    parts: int  # numbers an element: two for complex
+
+    @property
+    def whole_numbers(self) -> bool:
+        """Whether both sides are integers or booleans, of which any difference counts."""
+        kinds = {self.golden.dtype.kind, self.target.dtype.kind}
+        names = {self.golden.dtype.name, self.target.dtype.name}
+        return kinds <= {Kind.INT, Kind.BOOL} and (len(names) == 1 or "uint64" not in names)
+
+    def summed(self, survey: Survey, closeness: Closeness) -> Sums:
+        """Sum over all blocks; where float64 cannot hold the squares, again in a larger unit."""
+        sums = Sums(self, survey, closeness)
+        with np.errstate(all="ignore"):
+            sums.add_all()
+            if not (sums.credible and survey.unit == 1.0):
+                unit = unit_for(max(survey.magnitude, sums.target.magnitude))
+                sums = Sums(self, survey, closeness, unit)
+                sums.add_all()
+        return sums
+
+
+def paired(golden: Value, target: Value) -> Pair:
+    """Lay two values of one shape side by side; where one is complex, so is the other."""
+    golden, target = _joined(golden, target), _joined(target, golden)
+    sides = Side.of(golden), Side.of(target)
+    width = max(side.width for side in sides)
+    parts = 2 if golden.dtype.kind is Kind.COMPLEX else 1
+    return Pair(*sides, width, row_length((*golden.shape, parts)), parts)
+
+
+def _joined(value: Value, other: Value) -> Value:
+    if other.dtype.kind is not Kind.COMPLEX or value.dtype.kind is Kind.COMPLEX:
+        return value
+    return Value(other.dtype, value.numbers().astype(other.dtype.storage))
+
+
+@dataclass(slots=True)
+class Sums:
+    """What is added up. d is target - golden; a and b are golden and target less `shift`.
+
+    Products are in `unit` squared; a row is a run of trailing elements (see `row_length`).
+    """
+
+    pair: Pair
+    survey: Survey  # of golden
+    closeness: Closeness
+    unit: float = 1.0
+    shift: float = 0.0  # golden's mean where it dominates; 0 elsewhere
+    target: Survey = field(default_factory=Survey)
+    num_finite: int = 0  # numbers that are finite on both sides
+    aa: float = 0.0
+    bb: float = 0.0
+    ab: float = 0.0
+    dd: float = 0.0
+    da: float = 0.0
+    a: float = 0.0
+    d: float = 0.0
+    abs_d: float = 0.0
+    max_d: float = -1.0
+    worst: int = 0
+    rel: float = 0.0
+    max_rel: float = 0.0
+    max_rel_plain: float = 0.0
+    max_row: float = 0.0
+    max_ulp: float = math.nan
+    mismatched: int = 0
+    nonfinite_agree: bool = True
+
+    def __post_init__(self) -> None:
+        mean, rms = self.survey.mean, self.survey.rms
+        if abs(mean) > _SHIFT * rms:
+            self.shift = mean if self.pair.width == FLOAT64 else float(np.float32(mean))
+        self.target = Survey(self.unit)
+
+    @property
+    def credible(self) -> bool:
+        """Whether no sum overflowed or vanished."""
+        return self.target.credible and math.isfinite(self.dd) and math.isfinite(self.aa)
+
+    def add_all(self) -> None:
+        """Take in every block."""
+        for span, row in spans(self.pair.golden.bits.size, self.pair.row):
+            self._add(span, row)
+
+    def _add(self, span: slice, row: int) -> None:
+        a = self.pair.golden.read(span, self.pair.width)
+        b = self.pair.target.read(span, self.pair.width)
+        self.target.add(b, row)
+        odd = self._places_not_finite(a, b)
+        if odd is not None:
+            a, b = np.where(odd, 0, a), np.where(odd, 0, b)
+        self.num_finite += a.size - (0 if odd is None else int(np.count_nonzero(odd)))
+        d = self._difference(span, a, b)
+        error = np.abs(d)
+        self._add_errors(span.start, np.abs(a), error, row)
+        self._add_products(a, b, d, odd, row)
+        self._add_ulps(span, a, error, odd)
+
+    def _places_not_finite(self, a: Numbers, b: Numbers) -> Mask | None:
+        """Where either side is NaN or infinite, after counting where only one of them is."""
+        sides = self.survey, self.target
+        if not any(side.num_nan or side.num_inf for side in sides):
+            return None
+        odd = ~(np.isfinite(a) & np.isfinite(b))
+        a, b = a[odd], b[odd]
+        apart = int(np.count_nonzero(~((a == b) | (np.isnan(a) & np.isnan(b)))))
+        self.mismatched += apart
+        self.nonfinite_agree &= not apart
+        return odd
+
+    def _difference(self, span: slice, a: Numbers, b: Numbers) -> Numbers:
+        if not self.pair.whole_numbers:
+            return b - a
+        left, right = self.pair.golden.bits[span], self.pair.target.bits[span]
+        wide = np.uint64 if left.dtype == np.uint64 else np.int64
+        low, high = np.minimum(left, right, dtype=wide), np.maximum(left, right, dtype=wide)
+        apart = high.view(np.uint64) - low.view(np.uint64)  # exact, also beyond 2**53
+        signed: Numbers = np.where(low == right, -1.0, 1.0) * apart.astype(np.float64)
+        return signed
+
+    def _add_errors(self, start: int, a: Numbers, error: Numbers, row: int) -> None:
+        """Take in absolute errors beside golden's magnitudes `a`."""
+        most = float(error.max())
+        if most > self.max_d:
+            self.max_d, self.worst = most, start + int(error.argmax())
+        if not most:
+            return
+        self.abs_d += float(row_sums(error, row).sum())
+        self.max_rel_plain = max(self.max_rel_plain, float(np.fmax.reduce(error / a)))
+        kind = a.dtype.type
+        if self.pair.whole_numbers:
+            self.mismatched += int(np.count_nonzero(error))
+        elif most > self.closeness.atol:
+            limit = a * kind(self.closeness.rtol)
+            limit += kind(self.closeness.atol)
+            self.mismatched += int(np.count_nonzero(error > limit))
+        if self.survey.rms:
+            relative = error / (a + kind(self.survey.rms))
+            self.max_rel = max(self.max_rel, float(relative.max()))
+            self.rel += float(row_sums(relative, row).sum())
+
+    def _add_products(self, a: Numbers, b: Numbers, d: Numbers, odd: Mask | None, row: int) -> None:
+        magnitude = max(self.survey.magnitude, self.target.magnitude)
+        a, b = (summable(x, magnitude, self.unit) for x in (a, b))
+        if self.unit != 1.0:
+            d = b - a
+        elif a.dtype == FLOAT64 or 0 < self.max_d < _TINY:
+            d = d.astype(np.float64, copy=False)
+        shift = self.shift / self.unit
+        if self.shift:
+            a, b = (x - x.dtype.type(shift) for x in (a, b))
+            if odd is not None:
+                a, b = np.where(odd, 0, a), np.where(odd, 0, b)
+        squares, norms = row_dots(d, d, row), row_dots(a, a, row)
+        dd, aa = float(squares.sum()), float(norms.sum())
+        da = float(row_dots(a, d.astype(a.dtype, copy=False), row).sum())
+        near = dd < _NEAR * aa
+        self.dd, self.aa, self.da = self.dd + dd, self.aa + aa, self.da + da
+        self.ab += aa + da if near else float(row_dots(a, b, row).sum())
+        self.bb += float(row_dots(b, b, row).sum())
+        self.d += float(row_sums(d, row).sum())
+        sums = row_sums(a, row)
+        self.a += float(sums.sum())
+        if self.survey.rms:
+            norms = np.maximum(norms + shift * (2 * sums + row * shift), 0)
+            level = np.sqrt(norms) + self.survey.rms / self.unit * math.sqrt(row)
+            self.max_row = max(self.max_row, float((np.sqrt(squares) / level).max()))
+
+    def _add_ulps(self, span: slice, a: Numbers, error: Numbers, odd: Mask | None) -> None:
+        golden, target = self.pair.golden, self.pair.target
+        if not counts_in_ulps(golden.dtype, target.dtype):
+            return
+        if golden.dtype == target.dtype:
+            left, right = golden.bits[span], target.bits[span]
+            if odd is not None:
+                left, right = left[~odd], right[~odd]
+            apart = ulps_between(left, right)
+        else:
+            if odd is not None:
+                a, error = a[~odd], error[~odd]
+            apart = spacings_between(a, error, coarser(golden.dtype, target.dtype))
+        self.max_ulp = float(np.fmax(self.max_ulp, apart))
+
+    def _products(self) -> tuple[float, float, float, float]:
+        """aa, bb, ab and da with the shift put back."""
+        n, s = self.num_finite, self.shift / self.unit
+        a, b = self.a, self.a + self.d
+        return (
+            self.aa + s * (2 * a + n * s),
+            self.bb + s * (2 * b + n * s),
+            self.ab + s * (a + b + n * s),
+            self.da + s * self.d,
+        )
+
+    def rel_l2(self) -> float:
+        """|d| / |golden|; infinite where golden is zero and the target is not."""
+        aa, *_ = self._products()
+        if not aa:
+            return math.inf if self.dd else 0.0
+        return math.sqrt(self.dd / aa)
+
+    def gain(self) -> float:
+        """The factor by which the target is a larger golden, less 1."""
+        aa, _, _, da = self._products()
+        return da / aa if aa else math.nan
+
+    def cosine(self) -> tuple[float, float]:
+        """The cosine and 1 - cosine; NaN where a side is zero."""
+        aa, bb, ab, da = self._products()
+        return _direction(aa, bb, ab, da, self.dd)
+
+    def pcc(self) -> float:
+        """The cosine of both sides less their means; NaN where a side is constant."""
+        sides = self.survey, self.target
+        if any(side.min == side.max for side in sides):
+            return math.nan
+        n, a, b = self.num_finite, self.a, self.a + self.d
+        centred = (self.aa - a * a / n, self.bb - b * b / n, self.ab - a * b / n)
+        return _direction(*centred, self.da - a * self.d / n, self.dd - self.d * self.d / n)[0]
+
+
+def _direction(aa: float, bb: float, ab: float, da: float, dd: float) -> tuple[float, float]:
+    """Cosine and 1 - cosine from inner products; the latter from d where the sides are near.
+
+    1 - ab / sqrt(aa bb) loses all digits for sides that are nearly equal; the area that they
+    span, aa dd - da**2, does not.
+    """
+    if aa <= 0 or bb <= 0:
+        return math.nan, math.nan
+    cosine = ab / math.sqrt(aa) / math.sqrt(bb)
+    if dd > _NEAR * aa:
+        cosine = min(1.0, max(-1.0, cosine))
+        return cosine, 1 - cosine
+    distance = max(0.0, dd / bb - da / aa * (da / bb)) / (1 + cosine)
+    return 1 - distance, distance
