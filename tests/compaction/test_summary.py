@@ -154,7 +154,7 @@ RECIPES = [Recipe(), Recipe(0), Recipe(64, 3, 2, 5), Recipe(4096)]
 def test_packing_keeps_everything(dtype, recipe):
     value = drawn((30, 40), dtype)
     before = reduced(summarise(value, recipe), value, lambda x: {"top": np.abs(x).max(), "n": 2})
-    after = unpack(pack(before), dtype, value.shape)
+    after = unpack(*pack(before), dtype, value.shape)
     for name in (
         "count",
         "min",
@@ -175,7 +175,7 @@ def test_a_reduction_that_fails_leaves_the_summary_and_says_why():
     value = drawn(600)
     summary = reduced(summarise(value), value, lambda x: 1 / 0)
     assert summary.reduced == {} and "ZeroDivisionError" in summary.reduce_problem
-    assert "ZeroDivision" in unpack(pack(summary), "float32", (600,)).reduce_problem
+    assert "ZeroDivision" in unpack(*pack(summary), "float32", (600,)).reduce_problem
 
 
 def test_equal_digests_make_everything_exact():
