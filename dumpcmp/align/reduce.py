@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,7 @@ from dumpcmp.errors import LayoutError
 from dumpcmp.tensors import Value
 
 Numbers = NDArray[np.generic]
+_BLOCK = 1 << 17  # elements
 
 _WIDE = {Kind.FLOAT: "<f8", Kind.COMPLEX: "<c16"}  # exact sums of short floats; ints stay ints
 _FOLDS: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
@@ -56,17 +59,56 @@ def narrow(numbers: Numbers, dtype: Dtype) -> Numbers:
             return numbers.astype(dtype.storage)
 
 
-def distance(value: Value, other: Value) -> tuple[float, float]:
-    """How far `other` is from `value`: relative L2 distance and largest difference."""
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far one value is from another, as sums that add over regions."""
+
+    error: float = 0.0  # sum of squared differences; infinite where only one side is finite
+    norm: float = 0.0  # sum of squares of the first
+    max_abs_diff: float = 0.0
+
+    def __add__(self, other: Distance) -> Distance:
+        worst = max(self.max_abs_diff, other.max_abs_diff)
+        return Distance(self.error + other.error, self.norm + other.norm, worst)
+
+    @property
+    def rel_l2(self) -> float:
+        """The relative L2 distance; infinite from zero to anything else."""
+        if not self.error:
+            return 0.0
+        return math.sqrt(self.error / self.norm) if self.norm else math.inf
+
+
+def distance(value: Value, other: Value) -> Distance:
+    """How far `other` is from `value`, in blocks that stay in the cache."""
+    if value.numel > _BLOCK:
+        longest = int(np.argmax(value.shape))
+        halves = zip(_halves(value, longest), _halves(other, longest), strict=True)
+        return sum((distance(one, two) for one, two in halves), Distance())
     kind = "<c16" if value.dtype.kind is Kind.COMPLEX else "<f8"
     numbers, others = value.numbers().astype(kind), other.numbers().astype(kind)
-    same = (numbers == others) | (np.isnan(numbers) & np.isnan(others))
-    difference = np.where(same, 0, others - numbers)
-    if not difference.size:
-        return 0.0, 0.0
-    error, norm = float(np.linalg.norm(difference)), float(np.linalg.norm(numbers))
-    relative = error / norm if norm else (float("inf") if error else 0.0)
-    return relative, float(np.abs(difference).max())
+    with np.errstate(invalid="ignore"):  # the infinities of both sides are equal, not NaN apart
+        difference = np.abs(others - numbers)
+    difference[(numbers == others) | (np.isnan(numbers) & np.isnan(others))] = 0
+    difference[np.isnan(difference)] = np.inf
+    finite = numbers[np.isfinite(numbers)]
+    return Distance(
+        float(np.vdot(difference, difference).real),
+        float(np.vdot(finite, finite).real),
+        float(difference.max(initial=0)),
+    )
+
+
+def same_bits(value: Value, other: Value) -> bool:
+    """Whether both values have the same bits, NaN included."""
+    unsigned = f"<u{min(value.dtype.nbytes, 8)}"
+    one, two = (np.ascontiguousarray(side.bits).reshape(-1) for side in (value, other))
+    return np.array_equal(one.view(unsigned), two.view(unsigned))
+
+
+def _halves(value: Value, dim: int) -> tuple[Value, Value]:
+    one, two = np.array_split(value.bits, 2, axis=dim)
+    return Value(value.dtype, one), Value(value.dtype, two)
 
 
 def _bfloat16_bits(numbers: NDArray[np.float32]) -> Numbers:

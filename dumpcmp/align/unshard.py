@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.align.reduce import distance, reduce_terms
+from dumpcmp.align.reduce import distance, reduce_terms, same_bits
 from dumpcmp.align.regions import (
     Corner,
     DimRegions,
@@ -161,10 +161,10 @@ def _disagreements(plan: Plan, cell: Cell, load: Load) -> Iterator[Disagreement]
             if plan.digests[first] and plan.digests[first] == plan.digests[other]:
                 continue
             one, two = load(first), load(other)
-            if one.bits.tobytes() != two.bits.tobytes():
-                relative, worst = distance(one, two)
+            if not same_bits(one, two):
+                far = distance(one, two)
                 ranks = (plan.ranks[first], plan.ranks[other])
-                yield Disagreement(ranks, relative, worst)
+                yield Disagreement(ranks, far.rel_l2, far.max_abs_diff)
 
 
 def _agreed(shards: Sequence[Shard]) -> Layout:
