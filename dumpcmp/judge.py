@@ -23,6 +23,22 @@ class Arithmetic(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceErrors:
+    """How far both sides lie from a reference of higher precision, as rmse, and its own rms."""
+
+    golden: float
+    target: float
+    rms: float
+
+    @property
+    def ratio(self) -> float:
+        """The target's error in units of golden's."""
+        if not self.golden:
+            return math.inf if self.target else 1.0
+        return self.target / self.golden
+
+
+@dataclass(frozen=True, slots=True)
 class Conditions:
     """What a Checker may know of a pair besides its Metrics."""
 
@@ -31,6 +47,8 @@ class Conditions:
     depth: int = 0  # residual blocks, or reductions, that lie before the op
     inputs_equal: bool = False  # all inputs of the op were compared and are the same to the bit
     arithmetic: Arithmetic = Arithmetic.COMPOSITE
+    shape: tuple[int, ...] = ()
+    reference: ReferenceErrors | None = None  # where there was a run in higher precision
 
     @property
     def coarser(self) -> Dtype:
@@ -144,7 +162,9 @@ class AutomaticValueChecker:
     """Judges booleans by dissimilarity, integers by equality, one float by closeness, more by PCC.
 
     A constant has no PCC: it passes where it is close. PCC is blind to scale and offset
-    (2x + 5 has a PCC of 1), so prefer `RoundingChecker` where both sides ran the same op.
+    (2x + 5 has a PCC of 1), so a value that passes by PCC while rel_l2 or max_abs_diff say
+    otherwise passes with a sentence that says so. Prefer `RoundingChecker` where both sides ran
+    the same op.
     """
 
     pcc: float = 0.99
@@ -165,14 +185,34 @@ class AutomaticValueChecker:
             return _exact(metrics)
         if metrics.count == 1 or math.isnan(metrics.pcc):
             return AllCloseValueChecker(self.rtol, self.atol)._close(metrics)
-        reason = f"PCC {metrics.pcc:.6f} is below {self.pcc:g}"
-        return _verdict(metrics.pcc >= self.pcc, reason)
+        if metrics.pcc >= self.pcc:
+            return Judgement(Verdict.PASS, _unseen_by_pcc(metrics, conditions))
+        return Judgement(Verdict.FAIL, f"PCC {metrics.pcc:.6f} is below {self.pcc:g}")
 
     def _alike(self, metrics: Metrics) -> Judgement:
         """Rogers and Tanimoto's dissimilarity: twice the mismatches over all and them."""
         unlike = 2 * metrics.mismatched / (metrics.count + metrics.mismatched)
         reason = f"dissimilarity {unlike:.3g} is above {self.dissimilarity_threshold:g}"
         return _verdict(unlike <= self.dissimilarity_threshold, reason)
+
+
+def _unseen_by_pcc(metrics: Metrics, conditions: Conditions) -> str:
+    """What is wrong with a pair that correlates well; nothing where rounding may explain it.
+
+    A PCC of p leaves a residue of sqrt(1 - p^2) after the best scale and offset. A rel_l2 far above
+    it is a scale or an offset; an element that is off by golden's rms is an outlier.
+    """
+    numbers = (
+        f"PCC {metrics.pcc:.6f} hides rel_l2 {metrics.rel_l2:.3g} and "
+        f"max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}: "
+    )
+    residue = math.sqrt(max(0.0, 1.0 - metrics.pcc**2))
+    if metrics.rel_l2 > max(3 * residue, math.sqrt(conditions.eps)):
+        return numbers + "the sides differ by a scale or an offset"
+    rms = metrics.golden.norm / math.sqrt(metrics.num_finite)
+    if metrics.max_abs_diff > max(1.0, 16 * residue) * rms:
+        return numbers + "single elements are far off"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,39 +262,56 @@ class CosineChecker:
 class Fp64Checker:
     """Holds the target's error against golden's own, both measured from a finer reference.
 
-    `golden_error` and `target_error` are rmse against the reference. The target may be
-    `multiplier` times as wrong as golden; one that is more accurate than golden passes. A golden
-    that is itself wrong beyond `credible` of the reference's rms proves nothing: INCONCLUSIVE.
+    The target may be `multiplier` times as wrong as golden: `short_multiplier` times for 16-bit
+    dtypes, `small_multiplier` times where chance weighs more, in fewer than `small` elements and
+    in images of one pixel. One that is more accurate than golden passes. A golden that is itself
+    wrong beyond `credible` of the reference's rms proves nothing: INCONCLUSIVE.
     """
 
-    golden_error: float
-    target_error: float
-    reference_rms: float
     multiplier: float = 2.0
+    short_multiplier: float = 3.0
+    small_multiplier: float = 3.0
+    small: int = 1000
     floor: float = 1e-5  # error that is always admissible, relative to the reference's rms
-    credible: float = 0.5
+    credible: float | None = None  # None: half of golden's digits, the root of its dtype's eps
     closeness: Closeness = USUAL
-
-    @property
-    def ratio(self) -> float:
-        """The target's error in units of golden's."""
-        if not self.golden_error:
-            return math.inf if self.target_error else 1.0
-        return self.target_error / self.golden_error
 
     def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
         """PASS where the target's error is not much larger than golden's."""
         if not conditions.kinds & INEXACT:
             return _exact(metrics)
-        if not self.golden_error <= self.credible * self.reference_rms:
-            reason = f"golden itself is {self.golden_error:.3g} off the reference"
+        errors = conditions.reference
+        if errors is None:
+            raise CheckError(
+                "Fp64Checker needs a run of golden in higher precision",
+                hint="verify: reference='float64'; compare: --reference",
+            )
+        limit = self._credible(conditions) * errors.rms
+        if not errors.golden <= limit:
+            reason = f"golden itself is {errors.golden:.3g} off the reference, above {limit:.3g}"
             return Judgement(Verdict.INCONCLUSIVE, reason)
-        limit = self.multiplier * self.golden_error + self.floor * self.reference_rms
         reason = (
-            f"error {self.target_error:.3g} against the reference is {self.ratio:.3g} times "
-            f"golden's {self.golden_error:.3g}"
+            f"error {errors.target:.3g} against the reference is {errors.ratio:.3g} times "
+            f"golden's {errors.golden:.3g}"
         )
-        return _verdict(self.target_error <= limit, reason)
+        return _verdict(errors.target <= self._limit(metrics.count, conditions, errors), reason)
+
+    def _credible(self, conditions: Conditions) -> float:
+        return math.sqrt(conditions.golden.eps) if self.credible is None else self.credible
+
+    def _limit(self, count: int, conditions: Conditions, errors: ReferenceErrors) -> float:
+        """The largest error that the target may have."""
+        small = count < self.small or (
+            len(conditions.shape) == 4 and conditions.shape[2:] == (1, 1)
+        )
+        allowed = [self.multiplier]
+        if conditions.golden.nbytes <= 2:
+            allowed.append(self.short_multiplier)
+        if small:
+            allowed.append(self.small_multiplier)
+        # Of few elements golden may be exact by luck, and the target one rounding away.
+        floor = max(self.floor, conditions.eps) if small else self.floor
+        return max(allowed) * errors.golden + floor * errors.rms
 
 
 # Multiple of eps by the coarser dtype's bytes: wide dtypes add rounding of long sums to their own.
