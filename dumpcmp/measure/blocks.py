@@ -72,27 +72,34 @@ def spans(size: int, row: int) -> Iterator[tuple[slice, int]]:
         yield slice(whole, size), size - whole
 
 
-def summable(numbers: Numbers, magnitude: float, unit: float = 1.0) -> Numbers:
-    """`numbers` over `unit`, in a type whose squares neither overflow nor vanish."""
-    if unit != 1.0:
-        return numbers.astype(np.float64) / unit
-    if magnitude and not _SAFE[0] < magnitude < _SAFE[1]:
-        return numbers.astype(np.float64, copy=False)
-    return numbers
-
-
-def row_dots(a: Numbers, b: Numbers, row: int) -> NDArray[np.float64]:
-    """The inner product of each row of `a` with that of `b`: short sums, so float32 is enough."""
-    products: Numbers = np.matmul(a.reshape(-1, 1, row), b.reshape(-1, row, 1))
-    return products.reshape(-1).astype(np.float64)
+def is_safe(magnitude: float) -> bool:
+    """Whether float32 can sum squares of numbers up to `magnitude`, and of their errors."""
+    return not magnitude or _SAFE[0] < magnitude < _SAFE[1]
 
 
 _ONES = {width: np.ones(BLOCK, width) for width in (FLOAT32, FLOAT64)}
 
 
+def dot(a: Numbers, b: Numbers) -> float:
+    """The inner product of two blocks."""
+    return float(np.dot(a, b))
+
+
+def sum_of(numbers: Numbers) -> float:
+    """The sum of a block."""
+    return float(np.dot(numbers, _ONES[numbers.dtype][: numbers.size]))
+
+
+def row_squares(numbers: Numbers, row: int) -> NDArray[np.float64]:
+    """The squared norm of each row."""
+    squares: Numbers = np.matmul(numbers.reshape(-1, 1, row), numbers.reshape(-1, row, 1))
+    return squares.reshape(-1).astype(np.float64)
+
+
 def row_sums(numbers: Numbers, row: int) -> NDArray[np.float64]:
     """The sum of each row."""
-    return row_dots(numbers, _ONES[numbers.dtype][: numbers.size], row)
+    sums: NDArray[np.float64] = numbers.reshape(-1, row).sum(axis=1, dtype=np.float64)
+    return sums
 
 
 @dataclass(slots=True)
@@ -108,20 +115,22 @@ class Survey:
     sum: float = 0.0  # in `unit`
     squares: float = 0.0  # in `unit` squared
 
-    def add(self, numbers: Numbers, row: int) -> None:
+    def add(self, numbers: Numbers) -> None:
         """Take in the `numbers` of one block."""
         low, high = float(numbers.min()), float(numbers.max())
         if not (math.isfinite(low) and math.isfinite(high)):
             numbers = self._only_finite(numbers)
-            row = numbers.size
-            if not row:
+            if not numbers.size:
                 return
             low, high = float(numbers.min()), float(numbers.max())
         self.min, self.max = min(self.min, low), max(self.max, high)
         self.num_finite += numbers.size
-        numbers = summable(numbers, max(-low, high), self.unit)
-        self.sum += float(row_sums(numbers, row).sum())
-        self.squares += float(row_dots(numbers, numbers, row).sum())
+        if self.unit != 1.0:
+            numbers = numbers.astype(np.float64) / self.unit
+        elif not is_safe(max(-low, high)):
+            numbers = numbers.astype(np.float64)
+        self.sum += sum_of(numbers)
+        self.squares += dot(numbers, numbers)
 
     def _only_finite(self, numbers: Numbers) -> Numbers:
         finite = numbers[np.isfinite(numbers)]
@@ -129,6 +138,11 @@ class Survey:
         self.num_nan += num_nan
         self.num_inf += numbers.size - finite.size - num_nan
         return finite
+
+    @property
+    def num_odd(self) -> int:
+        """Elements that are not finite."""
+        return self.num_nan + self.num_inf
 
     @property
     def magnitude(self) -> float:
@@ -158,15 +172,15 @@ class Survey:
         return Extent(self.min, self.max, self.mean, norm, self.num_nan, self.num_inf)
 
 
-def surveyed(side: Side, width: Width, row: int, unit: float = 1.0) -> Survey:
+def surveyed(side: Side, width: Width, unit: float = 1.0) -> Survey:
     """Look at all of one side; where squares leave the range of float64, again in a unit."""
     survey = Survey(unit)
     with np.errstate(over="ignore"):
-        for span, length in spans(side.bits.size, row):
-            survey.add(side.read(span, width), length)
+        for start in range(0, side.bits.size, BLOCK):
+            survey.add(side.read(slice(start, start + BLOCK), width))
     if survey.credible or unit != 1.0:
         return survey
-    return surveyed(side, width, row, unit_for(survey.magnitude))
+    return surveyed(side, width, unit_for(survey.magnitude))
 
 
 def unit_for(magnitude: float) -> float:

@@ -7,13 +7,12 @@ the PCC; then one pass over blocks of both sides that stay in the cache gives ev
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.errors import CheckError
-from dumpcmp.measure.blocks import Side, Survey, row_length, surveyed
+from dumpcmp.measure.blocks import Side, Survey, surveyed
 from dumpcmp.measure.sums import Pair, Sums, paired
 from dumpcmp.outcome import USUAL, Closeness, Extent, Metrics
 from dumpcmp.tensors import Value
@@ -36,7 +35,7 @@ def measure(golden: Value, target: Value, closeness: Closeness = USUAL) -> Metri
     if not golden.numel:
         return Metrics(count=0, equal=golden.dtype == target.dtype)
     pair = paired(golden, target)
-    survey = surveyed(pair.golden, pair.width, pair.row)
+    survey = surveyed(pair.golden, pair.width)
     if same_bits(golden, target):
         return _of_equals(golden.numel, survey)
     return _of_sums(golden.shape, pair, pair.summed(survey, closeness))
@@ -45,7 +44,7 @@ def measure(golden: Value, target: Value, closeness: Closeness = USUAL) -> Metri
 def extent(value: Value) -> Extent:
     """The extremes, mean and norm of one value's finite elements, and how many are not finite."""
     side = Side.of(value)
-    return surveyed(side, side.width, row_length(value.shape)).extent()
+    return surveyed(side, side.width).extent()
 
 
 def same_bits(golden: Value, target: Value) -> bool:
@@ -56,7 +55,7 @@ def same_bits(golden: Value, target: Value) -> bool:
         return True
     a, b = (np.ascontiguousarray(v.bits).reshape(-1).view(np.uint8) for v in (golden, target))
     blocks = (slice(i, i + _BYTES) for i in range(0, a.size, _BYTES))
-    return all(np.array_equal(_words(a[block]), _words(b[block])) for block in blocks)
+    return all(bool((_words(a[block]) == _words(b[block])).all()) for block in blocks)
 
 
 def _words(octets: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
@@ -89,25 +88,14 @@ def _of_equals(count: int, survey: Survey) -> Metrics:
 
 def _of_sums(shape: tuple[int, ...], pair: Pair, sums: Sums) -> Metrics:
     count = pair.golden.bits.size // pair.parts
-    told = Metrics(
-        count=count,
-        equal=False,
-        num_finite=sums.num_finite // pair.parts,
-        mismatched=min(sums.mismatched, count),
-        nonfinite_agree=sums.nonfinite_agree,
-        golden=sums.survey.extent(),
-        target=sums.target.extent(),
-    )
-    return _with_errors(told, shape, pair, sums) if sums.num_finite else told
-
-
-def _with_errors(told: Metrics, shape: tuple[int, ...], pair: Pair, sums: Sums) -> Metrics:
-    n = sums.num_finite
+    n = sums.num_finite or math.nan  # without a finite pair there are no errors: NaN
     known = bool(sums.survey.rms)  # a golden of zeros has no unit for a relative error
     cosine, cosine_distance = sums.cosine()
     place = np.unravel_index(sums.worst // pair.parts, shape)
-    return replace(
-        told,
+    return Metrics(
+        count=count,
+        equal=False,
+        num_finite=sums.num_finite // pair.parts,
         cosine=cosine,
         cosine_distance=cosine_distance,
         pcc=sums.pcc(),
@@ -115,13 +103,17 @@ def _with_errors(told: Metrics, shape: tuple[int, ...], pair: Pair, sums: Sums) 
         gain=sums.gain(),
         max_row_err=sums.max_row if known else _unknown(sums.dd),
         rmse=sums.unit * math.sqrt(sums.dd / n),
-        max_abs_diff=sums.max_d,
+        max_abs_diff=sums.max_d if sums.num_finite else math.nan,
         mean_abs_diff=sums.abs_d / n,
         worst=tuple(int(i) for i in place),
         max_rel_err=sums.max_rel if known else _unknown(sums.dd),
         mean_rel_err=sums.rel / n if known else _unknown(sums.dd),
         max_rel_err_plain=sums.max_rel_plain,
         max_ulp=sums.max_ulp,
+        mismatched=min(sums.mismatched, count),
+        nonfinite_agree=sums.nonfinite_agree,
+        golden=sums.survey.extent(),
+        target=sums.target.extent(),
     )
 
 

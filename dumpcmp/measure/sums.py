@@ -10,23 +10,26 @@ from numpy.typing import NDArray
 
 from dumpcmp.dtypes import Kind
 from dumpcmp.measure.blocks import (
+    BLOCK,
     FLOAT64,
     Numbers,
     Side,
     Survey,
     Width,
-    row_dots,
+    dot,
+    is_safe,
     row_length,
+    row_squares,
     row_sums,
     spans,
-    summable,
+    sum_of,
     unit_for,
 )
 from dumpcmp.measure.ulps import coarser, counts_in_ulps, spacings_between, ulps_between
 from dumpcmp.outcome import Closeness
 from dumpcmp.tensors import Value
 
-_SHIFT = 0.1  # golden's mean is taken off before squaring where it is this much of the rms
+_DOMINATES = 0.95  # golden's mean is taken off before squaring where it is this much of the rms
 _TINY = 1e-15  # errors below it are squared in float64
 _NEAR = 0.25  # squared relative error up to which 1 - cosine is taken from the differences
 
@@ -77,6 +80,14 @@ def _joined(value: Value, other: Value) -> Value:
     return Value(other.dtype, value.numbers().astype(other.dtype.storage))
 
 
+class Scratch:
+    """Arrays of one block that are written again and again, so that no block allocates."""
+
+    def __init__(self, size: int, width: Width) -> None:
+        self.difference, self.error, self.magnitude, self.spare = np.empty((4, size), width)
+        self.far = np.empty(size, np.bool_)
+
+
 @dataclass(slots=True)
 class Sums:
     """What is added up. d is target - golden; a and b are golden and target less `shift`.
@@ -108,12 +119,15 @@ class Sums:
     max_ulp: float = math.nan
     mismatched: int = 0
     nonfinite_agree: bool = True
+    plain: bool = True  # golden needs no care: finite, of safe magnitude, not dominated by a mean
 
     def __post_init__(self) -> None:
-        mean, rms = self.survey.mean, self.survey.rms
-        if abs(mean) > _SHIFT * rms:
-            self.shift = mean if self.pair.width == FLOAT64 else float(np.float32(mean))
         self.target = Survey(self.unit)
+        survey = self.survey
+        if abs(survey.mean) > _DOMINATES * survey.rms:
+            self.shift = survey.mean
+        odd = survey.num_nan or survey.num_inf
+        self.plain = not (odd or self.shift or self.unit != 1.0 or self.pair.whole_numbers)
 
     @property
     def credible(self) -> bool:
@@ -122,28 +136,42 @@ class Sums:
 
     def add_all(self) -> None:
         """Take in every block."""
+        scratch = Scratch(min(BLOCK, self.pair.golden.bits.size), self.pair.width)
         for span, row in spans(self.pair.golden.bits.size, self.pair.row):
-            self._add(span, row)
+            self._add(span, row, scratch)
 
-    def _add(self, span: slice, row: int) -> None:
+    def _add(self, span: slice, row: int, scratch: Scratch) -> None:
         a = self.pair.golden.read(span, self.pair.width)
         b = self.pair.target.read(span, self.pair.width)
-        self.target.add(b, row)
-        odd = self._places_not_finite(a, b)
-        if odd is not None:
-            a, b = np.where(odd, 0, a), np.where(odd, 0, b)
-        self.num_finite += a.size - (0 if odd is None else int(np.count_nonzero(odd)))
-        d = self._difference(span, a, b)
-        error = np.abs(d)
-        self._add_errors(span.start, np.abs(a), error, row)
-        self._add_products(a, b, d, odd, row)
-        self._add_ulps(span, a, error, odd)
+        self.target.add(b)
+        magnitude = max(self.survey.magnitude, self.target.magnitude)
+        if self.plain and not self.target.num_odd and is_safe(magnitude):
+            d = np.subtract(b, a, out=scratch.difference[: a.size])
+            self._add_errors(span.start, a, d, scratch)
+            self._add_products(a, b, d, row, 0.0)
+            self.num_finite += a.size
+            self._add_ulps(span, a, d, None)
+        else:
+            self._add_carefully(span, a.astype(np.float64), b.astype(np.float64), row)
 
-    def _places_not_finite(self, a: Numbers, b: Numbers) -> Mask | None:
+    def _add_carefully(self, span: slice, a: Numbers, b: Numbers, row: int) -> None:
+        """In float64, with the elements that are not finite set aside."""
+        odd = self._places_not_finite(a, b)
+        a[odd], b[odd] = 0, 0
+        d = self._difference(span, a, b)
+        self._add_errors(span.start, a, d, Scratch(a.size, FLOAT64))
+        self._add_ulps(span, a, d, odd)
+        if self.unit != 1.0:
+            a, b = a / self.unit, b / self.unit
+            d = b - a
+        shift = self.shift / self.unit
+        if shift:
+            a, b = np.where(odd, 0, a - shift), np.where(odd, 0, b - shift)
+        self._add_products(a, b, d, row, shift)
+        self.num_finite += a.size - int(np.count_nonzero(odd))
+
+    def _places_not_finite(self, a: Numbers, b: Numbers) -> Mask:
         """Where either side is NaN or infinite, after counting where only one of them is."""
-        sides = self.survey, self.target
-        if not any(side.num_nan or side.num_inf for side in sides):
-            return None
         odd = ~(np.isfinite(a) & np.isfinite(b))
         a, b = a[odd], b[odd]
         apart = int(np.count_nonzero(~((a == b) | (np.isnan(a) & np.isnan(b)))))
@@ -161,67 +189,57 @@ class Sums:
         signed: Numbers = np.where(low == right, -1.0, 1.0) * apart.astype(np.float64)
         return signed
 
-    def _add_errors(self, start: int, a: Numbers, error: Numbers, row: int) -> None:
-        """Take in absolute errors beside golden's magnitudes `a`."""
+    def _add_errors(self, start: int, a: Numbers, d: Numbers, scratch: Scratch) -> None:
+        """Take in the absolute and relative errors."""
+        n, kind = a.size, a.dtype.type
+        error = np.abs(d, out=scratch.error[:n])
         most = float(error.max())
         if most > self.max_d:
             self.max_d, self.worst = most, start + int(error.argmax())
         if not most:
             return
-        self.abs_d += float(row_sums(error, row).sum())
-        self.max_rel_plain = max(self.max_rel_plain, float(np.fmax.reduce(error / a)))
-        kind = a.dtype.type
+        self.abs_d += sum_of(error)
+        size, spare = np.abs(a, out=scratch.magnitude[:n]), scratch.spare[:n]
+        plain = float(np.fmax.reduce(np.divide(error, size, out=spare)))
+        self.max_rel_plain = max(self.max_rel_plain, plain)
         if self.pair.whole_numbers:
             self.mismatched += int(np.count_nonzero(error))
         elif most > self.closeness.atol:
-            limit = a * kind(self.closeness.rtol)
-            limit += kind(self.closeness.atol)
-            self.mismatched += int(np.count_nonzero(error > limit))
+            np.multiply(size, kind(self.closeness.rtol), out=spare)
+            np.add(spare, kind(self.closeness.atol), out=spare)
+            far = np.greater(error, spare, out=scratch.far[:n])
+            self.mismatched += int(np.count_nonzero(far))
         if self.survey.rms:
-            relative = error / (a + kind(self.survey.rms))
+            np.add(size, kind(self.survey.rms), out=size)
+            relative = np.divide(error, size, out=spare)
             self.max_rel = max(self.max_rel, float(relative.max()))
-            self.rel += float(row_sums(relative, row).sum())
+            self.rel += sum_of(relative)
 
-    def _add_products(self, a: Numbers, b: Numbers, d: Numbers, odd: Mask | None, row: int) -> None:
-        magnitude = max(self.survey.magnitude, self.target.magnitude)
-        a, b = (summable(x, magnitude, self.unit) for x in (a, b))
-        if self.unit != 1.0:
-            d = b - a
-        elif a.dtype == FLOAT64 or 0 < self.max_d < _TINY:
+    def _add_products(self, a: Numbers, b: Numbers, d: Numbers, row: int, shift: float) -> None:
+        if 0 < self.max_d < _TINY:
             d = d.astype(np.float64, copy=False)
-        shift = self.shift / self.unit
-        if self.shift:
-            a, b = (x - x.dtype.type(shift) for x in (a, b))
-            if odd is not None:
-                a, b = np.where(odd, 0, a), np.where(odd, 0, b)
-        squares, norms = row_dots(d, d, row), row_dots(a, a, row)
-        dd, aa = float(squares.sum()), float(norms.sum())
-        da = float(row_dots(a, d.astype(a.dtype, copy=False), row).sum())
-        near = dd < _NEAR * aa
-        self.dd, self.aa, self.da = self.dd + dd, self.aa + aa, self.da + da
-        self.ab += aa + da if near else float(row_dots(a, b, row).sum())
-        self.bb += float(row_dots(b, b, row).sum())
-        self.d += float(row_sums(d, row).sum())
-        sums = row_sums(a, row)
-        self.a += float(sums.sum())
-        if self.survey.rms:
-            norms = np.maximum(norms + shift * (2 * sums + row * shift), 0)
+        errors, norms = row_squares(d, row), row_squares(a, row)
+        dd, aa, da, a_sum = float(errors.sum()), float(norms.sum()), dot(a, d), sum_of(a)
+        self.dd, self.aa, self.da, self.a = self.dd + dd, self.aa + aa, self.da + da, self.a + a_sum
+        self.ab += aa + da if dd < _NEAR * aa else dot(a, b)
+        self.bb += dot(b, b)
+        self.d += sum_of(d)
+        if dd and self.survey.rms:
+            if shift:
+                norms = np.maximum(norms + shift * (2 * row_sums(a, row) + row * shift), 0)
             level = np.sqrt(norms) + self.survey.rms / self.unit * math.sqrt(row)
-            self.max_row = max(self.max_row, float((np.sqrt(squares) / level).max()))
+            self.max_row = max(self.max_row, float((np.sqrt(errors) / level).max()))
 
-    def _add_ulps(self, span: slice, a: Numbers, error: Numbers, odd: Mask | None) -> None:
+    def _add_ulps(self, span: slice, a: Numbers, d: Numbers, odd: Mask | None) -> None:
         golden, target = self.pair.golden, self.pair.target
         if not counts_in_ulps(golden.dtype, target.dtype):
             return
+        finite = slice(None) if odd is None else ~odd
         if golden.dtype == target.dtype:
-            left, right = golden.bits[span], target.bits[span]
-            if odd is not None:
-                left, right = left[~odd], right[~odd]
-            apart = ulps_between(left, right)
+            apart = ulps_between(golden.bits[span][finite], target.bits[span][finite])
         else:
-            if odd is not None:
-                a, error = a[~odd], error[~odd]
-            apart = spacings_between(a, error, coarser(golden.dtype, target.dtype))
+            wide = coarser(golden.dtype, target.dtype)
+            apart = spacings_between(a[finite], np.abs(d[finite]), wide)
         self.max_ulp = float(np.fmax(self.max_ulp, apart))
 
     def _products(self) -> tuple[float, float, float, float]:
