@@ -57,6 +57,18 @@ class Kept(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """What an archive holds in place of a value's elements, such as a Summary.
+
+    The bytes have their own `dtype` and `shape`; `attributes` are numbers and words beside them.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    attributes: tuple[tuple[str, str | int | float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Location:
     """Where the bytes of a value lie: `nbytes` at `offset` of the file `part`."""
 
@@ -83,6 +95,7 @@ class Record:
     problem: str = ""  # why a value could not be stored: "sparse_coo tensors have no dense bytes"
     digest: str = ""  # xxh3_128 of the stored bytes, hexadecimal
     location: Location | None = None  # set by the archive that holds the bytes
+    stored: Stored | None = None  # what stands in the archive for the elements; None: they do
 
 
 class Source(Protocol):

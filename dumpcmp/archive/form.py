@@ -1,0 +1,114 @@
+"""What all values of one slot, type and shape share: their bytes in a part, made once."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from struct import Struct
+from typing import Any
+
+from dumpcmp.archive import encoder
+from dumpcmp.archive.encoder import padded
+from dumpcmp.archive.journal import text_prefix
+from dumpcmp.archive.names import link_name
+from dumpcmp.archive.schema import ALIGNMENT, MAX_RANK, PREFIX_HEADER
+from dumpcmp.dtypes import DTYPES
+from dumpcmp.record import Kept, Record
+
+_DIGEST = "0" * 32
+
+# A Record's form as a dictionary's key: everything but key, order, rank and link.
+FormKey = tuple[Any, ...]
+
+
+def form_key(record: Record) -> FormKey:
+    """What decides the form of `record`, in the order of schema.FORM_FIELDS."""
+    return (
+        record.key.slot,
+        record.dtype,
+        record.shape,
+        record.stride,
+        record.storage_offset,
+        record.device,
+        record.layout,
+        record.kept,
+        record.problem,
+        record.stored,
+    )
+
+
+def trouble_with(record: Record) -> str:
+    """Why `record` cannot be stored as it is, or the empty string."""
+    dtype = record.stored.dtype if record.stored else record.dtype
+    shape = record.stored.shape if record.stored else record.shape
+    if dtype not in DTYPES:
+        return f"elements of type {dtype} cannot be stored"
+    if len(shape) > MAX_RANK:
+        return f"{len(shape)} dims are more than the {MAX_RANK} that HDF5 has"
+    return ""
+
+
+class Form:
+    """The templates for one form: the dataset's prefix and the link to it."""
+
+    def __init__(self, record: Record) -> None:
+        self.fields = form_key(record)
+        self.slot = link_name(record.key.slot)
+        stored = record.stored
+        self.dtype = stored.dtype if stored else record.dtype
+        self.shape = stored.shape if stored else record.shape
+        self.nbytes = self._count_bytes() if record.kept is not Kept.NOTHING else 0
+        header = self._header(record)
+        self.prefix = bytes(PREFIX_HEADER) + header.ljust(padded(len(header), ALIGNMENT), b"\0")
+        self.digest_at = PREFIX_HEADER + len(header) - len(_DIGEST)
+        self.total = len(self.prefix) + padded(self.nbytes, ALIGNMENT)
+        self._make_link()
+
+    def _count_bytes(self) -> int:
+        numel = 1
+        for size in self.shape:
+            numel *= size
+        return numel * DTYPES[self.dtype].nbytes
+
+    def _header(self, record: Record) -> bytes:
+        told = list(self._attributes(record))
+        messages = b"".join(encoder.attribute(name, value) for name, value in told)
+        whole = record.kept is not Kept.NOTHING
+        kind = encoder.datatype(self.dtype if self.dtype in DTYPES else "uint8")
+        shape = self.shape if whole else None
+        return encoder.dataset_header(kind, shape, 0, self.nbytes, messages, len(told))
+
+    def _attributes(self, record: Record) -> list[tuple[str, Any]]:
+        """The dataset's attributes; the digest comes last, where the writer finds it."""
+        told: list[tuple[str, Any]] = [("dtype", record.dtype)]
+        if record.stored or record.kept is Kept.NOTHING:
+            told.append(("shape", tuple(record.shape)))
+        told.append(("stride", tuple(record.stride)))
+        if record.storage_offset:
+            told.append(("storage_offset", record.storage_offset))
+        told += [(n, v) for n in ("device", "layout", "problem") if (v := getattr(record, n))]
+        told.append(("kept", str(record.kept)))
+        told += record.stored.attributes if record.stored else ()
+        return [*told, ("digest", _DIGEST)]
+
+    def _make_link(self) -> None:
+        message = encoder.hard_link(self.slot, 0, 0)
+        order_at, address_at = 11, encoder.address_in_link(self.slot)
+        before, between = message[:order_at], message[order_at + 8 : address_at]
+        rest = len(message) - address_at - 8
+        self._link = Struct(f"<{len(before)}sQ{len(between)}sQ{rest}x")
+        self._before, self._between = before, between
+
+    def link(self, order: int, address: int) -> bytes:
+        """The link to a value of this form whose object header is at `address`."""
+        return self._link.pack(self._before, order, self._between, address)
+
+    @cached_property
+    def text(self) -> bytes:
+        """The prefix of this form's journal record."""
+        return text_prefix(self.listed)
+
+    @property
+    def listed(self) -> list[Any]:
+        """The form as the list that the journal and the index hold."""
+        *fields, stored = self.fields
+        return [*fields, stored and [stored.dtype, stored.shape, stored.attributes]]

@@ -1,0 +1,35 @@
+"""Values larger than the ring: copied straight into the part, through a mapping of the file."""
+
+import mmap
+import os
+
+from dumpcmp.archive import journal
+from dumpcmp.archive.drain import Drain
+from dumpcmp.archive.form import Form
+from dumpcmp.archive.part import Part
+from dumpcmp.archive.schema import PREFIX_HEADER
+from dumpcmp.record import Source
+
+
+def put_large(part: Part, form: Form, source: Source, numbers: tuple[int, int, int, int]) -> None:
+    """Append a value to `part` without the ring; `numbers` are call, form, row and order."""
+    call, number, row, order = numbers
+    start = part.end & -mmap.ALLOCATIONGRANULARITY
+    lead = part.end - start
+    os.posix_fallocate(part.descriptor, part.end, form.total)
+    with (
+        mmap.mmap(part.descriptor, lead + form.total, offset=start) as mapping,
+        memoryview(mapping) as whole,
+        whole[lead:] as record,
+    ):
+        prefix = len(form.prefix)
+        wait = source.copy_into(record[prefix : prefix + form.nbytes])
+        if wait is not None:
+            wait()
+        record[PREFIX_HEADER:prefix] = form.prefix[PREFIX_HEADER:]
+        record[:PREFIX_HEADER] = journal.header_for(
+            journal.VALUE, part.nonce, form.nbytes, prefix,
+            sequence=part.sequence, call=call, form=number, row=row, order=order,
+        )  # fmt: skip
+        Drain.finish_value(record, part, part.end, call, form, number, order, None)
+    part.end += form.total

@@ -1,0 +1,59 @@
+"""Names from a model as names in a file: no two collide and none leaves its directory."""
+
+import re
+from functools import lru_cache
+from urllib.parse import unquote_to_bytes
+
+import xxhash
+
+from dumpcmp.archive.schema import CALL_ATTRS, INDEX_GROUP
+
+LONGEST = 150  # bytes of an escaped name; a longer one ends in a digest of itself instead
+
+_RESERVED = frozenset((INDEX_GROUP, *(f"_{name}" for name in CALL_ATTRS)))
+_UNSAFE_LINK = re.compile(r"[%#/\x00-\x1f\x7f\ud800-\udfff]")
+_UNSAFE_FILE = re.compile(r"[^A-Za-z0-9_.+=,@ -]")
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
+
+
+def _escape(name: str, unsafe: re.Pattern[str]) -> str:
+    """`name` with unsafe characters as %XX; the empty name is a lone %."""
+    if not name:
+        return "%"
+    safe = unsafe.sub(_percent, name)
+    if safe in _RESERVED or safe.startswith((".", " ")):
+        safe = f"%{ord(safe[0]):02X}{safe[1:]}"
+    encoded = safe.encode()
+    if len(encoded) <= LONGEST:
+        return safe
+    digest = xxhash.xxh3_128_hexdigest(name.encode("utf-8", "surrogatepass"))
+    return f"{encoded[:LONGEST].decode(errors='ignore')}~{digest}"
+
+
+@lru_cache(maxsize=65_536)
+def link_name(name: str) -> str:
+    """The name of an HDF5 link for one component of an op, or for a slot."""
+    return _escape(name, _UNSAFE_LINK)
+
+
+def group_path(op: str, call: int) -> tuple[str, ...]:
+    """The groups from a part's root to the call of `op`: ``("layers.0.attn", "linear#0")``."""
+    *outer, last = op.split("/")
+    return (*map(link_name, outer), f"{link_name(last)}#{call}")
+
+
+def file_name(name: str) -> str:
+    """The name of a directory or file that stands for `name`."""
+    return _escape(name, _UNSAFE_FILE)
+
+
+def name_of_file(escaped: str) -> str | None:
+    """The name that `file_name` escaped, or None where it was too long to be kept."""
+    if len(escaped.encode()) > LONGEST:
+        return None
+    if escaped == "%":
+        return ""
+    return unquote_to_bytes(escaped).decode("utf-8", "surrogatepass")

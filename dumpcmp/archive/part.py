@@ -1,0 +1,265 @@
+"""One part being written: its groups, its rows, its commits. Used by one thread at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+import numpy as np
+
+from dumpcmp.archive import encoder, journal
+from dumpcmp.archive.encoder import padded
+from dumpcmp.archive.form import Form
+from dumpcmp.archive.names import group_path
+from dumpcmp.archive.schema import (
+    ALIGNMENT,
+    CALL_ATTRS,
+    CALL_FIELDS,
+    INDEX_COLUMNS,
+    INDEX_GROUP,
+    MAX_ATTRIBUTE,
+    NO_ROW,
+    PREFIX_HEADER,
+)
+from dumpcmp.record import Call
+
+JOURNAL_AT = 128  # where a part's first journal record begins, after the superblock
+ROW_TYPE = np.dtype([(name, kind) for name, kind, _ in INDEX_COLUMNS])
+ROW = Struct("<" + "".join({"<u4": "I", "<u8": "Q", "S32": "32s"}[k] for _, k, _ in INDEX_COLUMNS))
+LINK_COUNT_AT = 4  # of the number of hard links, in an object header
+_NUMBER = Struct("<I")
+_ADDRESS = Struct("<Q")
+
+assert ROW.size == ROW_TYPE.itemsize
+
+
+def call_fields(call: Call) -> list[Any]:
+    """`call` as the list that the journal and the index hold, in schema.CALL_FIELDS' order."""
+    return [getattr(call, name) for name in CALL_FIELDS]
+
+
+def call_attributes(call: Call) -> list[tuple[str, Any]]:
+    """The attributes of a call's group; empty ones are left out."""
+    told: list[tuple[str, Any]] = [("op", call.op), ("call", call.call), ("order", call.order)]
+    for name in list(CALL_ATTRS)[3:]:
+        if value := getattr(call, name):
+            told.append((name, json.dumps(value) if name == "origins" else str(value)))
+    return told
+
+
+class Group:
+    """A group that grows: its links as messages, and where its parent's link to it is."""
+
+    def __init__(self, parent: Group | None, attributes: Sequence[tuple[str, Any]] = ()) -> None:
+        self.parent = parent
+        self.depth: int = parent.depth + 1 if parent else 0
+        self.links = bytearray()
+        self.num_links = 0
+        self.foremost = b""  # a link to be found before all others
+        self.address_at = 0  # of this group's own address, in the parent's links
+        self.attributes = b""
+        self.num_attributes = 0
+        self.long_texts: list[tuple[str, str]] = []
+        self.describe(attributes)
+
+    def describe(self, attributes: Sequence[tuple[str, Any]]) -> None:
+        """Set the attributes; a text too long for one becomes a dataset of its own."""
+        for name, value in attributes:
+            if isinstance(value, str) and len(value) > MAX_ATTRIBUTE:
+                self.long_texts.append((f"_{name}", value))
+                continue
+            self.attributes += encoder.attribute(name, value)
+            self.num_attributes += 1
+
+    def add(self, link: bytes) -> None:
+        """Take one more link message."""
+        self.links += link
+        self.num_links += 1
+
+    def add_group(self, name: str, child: Group) -> None:
+        """Take `child` as `name`; its address is patched in at each commit."""
+        link = encoder.hard_link(name, self.num_links, 0)
+        offset = encoder.address_in_link(name)
+        child.address_at = len(self.links) + offset
+        self.add(link)
+
+    def moved(self, address: int) -> None:
+        """Tell the parent that this group's header is now at `address`."""
+        if self.parent is not None:
+            _ADDRESS.pack_into(self.parent.links, self.address_at, address)
+
+    def header(self) -> bytes:
+        """The group's object header as it is now."""
+        num_links = self.num_links + bool(self.foremost)
+        links = self.foremost + self.links
+        return encoder.group_header(links, num_links, self.attributes, self.num_attributes)
+
+
+class Part:
+    """An HDF5 file that is only appended to, and whose superblock is replaced at each commit."""
+
+    def __init__(self, path: Path, facts: dict[str, Any]) -> None:
+        self.path = path
+        self.number: int = facts["part"]
+        self.nonce = secrets.randbits(64)
+        self.sequence = 0
+        self.end = JOURNAL_AT
+        self.root = Group(None, list(facts.items()))
+        self.groups: dict[tuple[str, ...], Group] = {}
+        self.call_groups: list[Group] = []
+        self.calls: list[Call] = []
+        self.forms: list[Form] = []
+        self.rows = bytearray()
+        self.num_links_to: dict[int, int] = {}  # row -> hard links beyond the first
+        self.dirty: set[Group] = {self.root}
+        self.sealed = False
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._append(journal.PART, journal.text_prefix(facts), b"")
+        self.commit()
+
+    def write(self, content: bytes | bytearray | memoryview, address: int) -> None:
+        """Write all of `content` at `address`."""
+        rest = memoryview(content)
+        while rest:
+            written = os.pwrite(self.descriptor, rest, address)
+            rest, address = rest[written:], address + written
+
+    def _append(self, kind: int, prefix: bytes, content: bytes) -> None:
+        """Append a journal record that did not come through the ring."""
+        record = bytearray(prefix)
+        record[:PREFIX_HEADER] = journal.header_for(
+            kind, self.nonce, len(content), len(prefix), sequence=self.sequence
+        )
+        journal.seal_prefix(record, self.end)
+        record += content.ljust(padded(len(content), ALIGNMENT), b"\0")
+        self.write(record, self.end)
+        self.end += len(record)
+
+    def add_call(self, call: Call) -> None:
+        """Take the next call: its group, with its attributes."""
+        path = group_path(call.op, call.call)
+        group = self._group(path)
+        group.describe(call_attributes(call))
+        self.call_groups.append(group)
+        self.calls.append(call)
+
+    def _group(self, path: tuple[str, ...]) -> Group:
+        """The group at `path`, made along with its parents where it is missing."""
+        if not path:
+            return self.root
+        group = self.groups.get(path)
+        if group is None:
+            parent = self._group(path[:-1])
+            group = self.groups[path] = Group(parent)
+            parent.add_group(path[-1], group)
+            self._touch(group)
+        return group
+
+    def _touch(self, group: Group | None) -> None:
+        while group is not None and group not in self.dirty:
+            self.dirty.add(group)
+            group = group.parent
+
+    def add_value(
+        self, call: int, form: Form, number: int, order: int, at: int, digest: bytes
+    ) -> None:
+        """Take a value whose prefix begins at `at` of the file."""
+        group = self.call_groups[call]
+        header = at + PREFIX_HEADER
+        group.links += form.link(group.num_links, header)
+        group.num_links += 1
+        if group not in self.dirty:
+            self._touch(group)
+        offset = at + len(form.prefix) if form.nbytes else 0
+        self.rows += ROW.pack(
+            call, number, order, self.number, NO_ROW, header, offset, form.nbytes, digest
+        )
+
+    def add_link(
+        self, call: int, form: Form, number: int, order: int, holder: Part, row: int, path: str
+    ) -> None:
+        """Take a value that row `row` of `holder`, this part or an earlier one, has at `path`."""
+        _, _, _, part, same, header, offset, nbytes, digest = ROW.unpack_from(
+            holder.rows, row * ROW.size
+        )
+        first = row if same == NO_ROW else same
+        group = self.call_groups[call]
+        if holder is self:
+            group.add(form.link(group.num_links, header))
+            self.num_links_to[first] = self.num_links_to.get(first, 0) + 1
+        else:
+            group.add(encoder.external_link(form.slot, group.num_links, holder.path.name, path))
+        self._touch(group)
+        self.rows += ROW.pack(call, number, order, part, first, header, offset, nbytes, digest)
+
+    def commit(self) -> None:
+        """Make everything added so far visible to any HDF5 reader."""
+        if not self.dirty:
+            return
+        block = bytearray()
+        start = self.end + PREFIX_HEADER
+        address = start
+        for group in sorted(self.dirty, key=lambda group: -group.depth):
+            self._place_texts(group, block, start)
+            address = start + len(block)
+            header = group.header()
+            block += header.ljust(padded(len(header)), b"\0")
+            group.moved(address)
+        self._append(journal.COMMIT, bytes(PREFIX_HEADER), bytes(block))
+        self.write(encoder.superblock(address, self.end), 0)
+        self.dirty.clear()
+
+    def _place_texts(self, group: Group, block: bytearray, start: int) -> None:
+        for name, text in group.long_texts:
+            address = start + len(block)
+            group.add(encoder.hard_link(name, group.num_links, address))
+            block += encoder.text_dataset(text, address)
+        group.long_texts.clear()
+
+    def _index(self, start: int) -> bytes:
+        """The index group and its datasets, to lie at `start`; the group's header is first."""
+        calls = json.dumps([call_fields(call) for call in self.calls]).encode()
+        forms = json.dumps([form.listed for form in self.forms]).encode()
+        group = Group(None)
+        room = len(encoder.group_header(b"", 0, b"", 0)) + 256
+        block = bytearray(room)
+        for name, kind, shape, content in (
+            ("records", encoder.numpy_datatype(ROW_TYPE), (len(self.rows) // ROW.size,), self.rows),
+            ("calls", encoder.text_type(len(calls)), (), calls),
+            ("forms", encoder.text_type(len(forms)), (), forms),
+        ):
+            group.add(encoder.hard_link(name, group.num_links, start + len(block)))
+            block += encoder.dataset(kind, shape, content, start + len(block))
+        header = group.header()
+        block[: len(header)] = header
+        return bytes(block)
+
+    def seal(self) -> None:
+        """Write the index, count the hard links, and close the file."""
+        index = self._index(self.end + PREFIX_HEADER)
+        at = self.end + PREFIX_HEADER
+        self._append(journal.INDEX, bytes(PREFIX_HEADER), index)
+        self.root.foremost = encoder.hard_link(INDEX_GROUP, self.root.num_links, at)
+        self.dirty.add(self.root)
+        for row, extra in self.num_links_to.items():
+            header = ROW.unpack_from(self.rows, row * ROW.size)[5]
+            self.write(_NUMBER.pack(1 + extra), header + LINK_COUNT_AT)
+        self.commit()
+        os.ftruncate(self.descriptor, self.end)
+        self.close()
+        self.sealed = True
+
+    def abandon(self) -> None:
+        """Close the file as it is: its journal holds all that was written."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1

@@ -1,0 +1,90 @@
+"""The bounded memory between a capture and its writer thread, shared so that it outlives a kill."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from struct import Struct
+
+SHARED_MEMORY = Path("/dev/shm")
+HEADER_NBYTES = 4096
+RING_MAGIC = b"dumpcmp ring 1\0\0"
+SMALLEST = 1 << 20
+
+_HEADER = Struct("<16sQQQ")  # magic, capacity, position and sequence of the oldest record
+_TAIL = Struct("<QQ")
+_TAIL_AT = 24
+
+
+def affordable(wanted: int, directory: Path = SHARED_MEMORY) -> int:
+    """How much of `wanted` a shared ring may take: a quarter of what is free, or nothing."""
+    try:
+        free = os.statvfs(directory)
+    except OSError:
+        return 0
+    nbytes = min(wanted, free.f_bavail * free.f_frsize // 4) & -HEADER_NBYTES
+    return nbytes if nbytes >= SMALLEST else 0
+
+
+class Ring:
+    """`capacity` bytes used round and round. `path` is None where the memory is private.
+
+    Positions only ever rise; a position modulo the capacity is a place in `room`. The first
+    page of the memory says where the oldest unwritten record lies, for whoever finds the ring
+    after its process was killed.
+    """
+
+    def __init__(self, capacity: int, path: Path | None = None) -> None:
+        self.capacity = max(capacity & -HEADER_NBYTES, SMALLEST)
+        self.path = path
+        self._memory = self._map()
+        self.room = memoryview(self._memory)[HEADER_NBYTES:]
+        self.head = self.tail = 0
+        _HEADER.pack_into(self._memory, 0, RING_MAGIC, self.capacity, 0, 1)
+
+    @classmethod
+    def shared(cls, wanted: int, name: str, directory: Path = SHARED_MEMORY) -> Ring | None:
+        """A ring in shared memory, as near to `wanted` as the system allows, or None."""
+        capacity = affordable(wanted, directory)
+        try:
+            return cls(capacity, directory / name) if capacity else None
+        except OSError:
+            return None
+
+    def _map(self) -> mmap.mmap:
+        nbytes = HEADER_NBYTES + self.capacity
+        if self.path is None:
+            return mmap.mmap(-1, nbytes)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(descriptor, nbytes)
+            return mmap.mmap(descriptor, nbytes)
+        finally:
+            os.close(descriptor)
+
+    def gap_before(self, nbytes: int) -> int:
+        """Bytes to leave unused so that `nbytes` lie in one piece."""
+        place = self.head % self.capacity
+        return 0 if place + nbytes <= self.capacity else self.capacity - place
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether `nbytes` more are free now."""
+        return self.head + nbytes - self.tail <= self.capacity
+
+    def rewind(self, sequence: int) -> None:
+        """Begin again at the start of an empty ring, whose pages are warm."""
+        self.head += -self.head % self.capacity
+        self.release(self.head, sequence)
+
+    def release(self, tail: int, sequence: int) -> None:
+        """Free everything before position `tail`; the record there has `sequence`."""
+        self.tail = tail
+        _TAIL.pack_into(self._memory, _TAIL_AT, tail % self.capacity, sequence)
+
+    def close(self) -> None:
+        """Give the memory back, and remove the shared file."""
+        self.room.release()
+        self._memory.close()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
