@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.errors import LayoutError
-from dumpcmp.layout import AS_GOLDEN, Dim, Layout, Mode, Placement
+from dumpcmp.layouts import AS_GOLDEN, Dim, Layout, Mode, Placement
 
 Shape = tuple[int, ...]
 Corner = tuple[int, ...]  # indices on some axes, in a fixed order of the axes

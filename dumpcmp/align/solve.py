@@ -15,7 +15,7 @@ from dumpcmp.align.reduce import Distance, distance
 from dumpcmp.align.regions import Shape, Shard
 from dumpcmp.align.unshard import Load, Plan, Whole, plan_unshard, slices, unshard
 from dumpcmp.errors import LayoutError
-from dumpcmp.layout import Dim, Layout, Mesh, Mode, Name, Placement, merge_sizes, placed
+from dumpcmp.layouts import Dim, Layout, Mesh, Mode, Name, Placement, merge_sizes, placed
 from dumpcmp.tensors import Value
 
 _MERGED = ("a", "b", "c", "d", "e", "f", "g", "h")  # names for parts that nobody named

@@ -23,7 +23,7 @@ from dumpcmp.align.regions import (
     regions,
 )
 from dumpcmp.errors import LayoutError
-from dumpcmp.layout import Layout, Mesh, Mode, merge_sizes, placed
+from dumpcmp.layouts import Layout, Mesh, Mode, merge_sizes, placed
 from dumpcmp.tensors import Value
 
 

@@ -7,7 +7,7 @@ from dumpcmp.align.regions import Shard
 from dumpcmp.align.solve import Question, Solved, Unsolved, solve
 from dumpcmp.align.unshard import shard
 from dumpcmp.dtypes import DTYPES
-from dumpcmp.layout import Layout, parse_layout, parse_mesh
+from dumpcmp.layouts import Layout, parse_layout, parse_mesh
 from dumpcmp.tensors import Value
 
 LIMIT = 1e-5

@@ -8,7 +8,7 @@ import pytest
 from dumpcmp.align.unshard import Plan, Shard, plan_unshard, shard, unshard
 from dumpcmp.dtypes import DTYPES, dtype_named
 from dumpcmp.errors import LayoutError
-from dumpcmp.layout import complete, parse_layout, parse_mesh, parse_place, placed
+from dumpcmp.layouts import complete, parse_layout, parse_mesh, parse_place, placed
 from dumpcmp.tensors import Value
 
 SENTENCES = [
