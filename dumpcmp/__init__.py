@@ -7,7 +7,21 @@ __version__ = "0.1.0"
 
 # Public name -> the module that defines it. Nothing is imported, torch least of all, until
 # the name is used.
-_HOMES: dict[str, str] = {}
+_HOMES: dict[str, str] = {
+    "verify": "dumpcmp.verifying",
+    "VerifyConfig": "dumpcmp.verifying",
+    "verifying_backend": "dumpcmp.verifying",
+    "verify_correctness": "dumpcmp.verifying",
+    "explain": "dumpcmp.explaining",
+    "VerificationError": "dumpcmp.errors",
+    "AutomaticValueChecker": "dumpcmp.judge",
+    "AllCloseValueChecker": "dumpcmp.judge",
+    "FullValueChecker": "dumpcmp.judge",
+    "Fp64Checker": "dumpcmp.judge",
+    "CosineChecker": "dumpcmp.judge",
+    "ExactChecker": "dumpcmp.judge",
+    "RoundingChecker": "dumpcmp.judge",
+}
 
 __all__ = ["__version__", *_HOMES]
 

@@ -43,3 +43,7 @@ class VerificationError(DumpcmpError, ValueError):
 
 class CaptureWarning(UserWarning):
     """Something that the user of a capture must know, while their program goes on."""
+
+
+class VerificationWarning(UserWarning):
+    """A value that a checker lets pass while other numbers say that it should not."""

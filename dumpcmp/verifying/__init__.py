@@ -1,0 +1,17 @@
+"""Holds a compiled model against the framework model, on isolated copies of both."""
+
+from dumpcmp.errors import VerificationError
+from dumpcmp.verifying.backend import VerifyingBackend, verify_correctness, verifying_backend
+from dumpcmp.verifying.config import VerifyConfig
+from dumpcmp.verifying.report import Report
+from dumpcmp.verifying.run import verify
+
+__all__ = [
+    "Report",
+    "VerificationError",
+    "VerifyConfig",
+    "VerifyingBackend",
+    "verify",
+    "verify_correctness",
+    "verifying_backend",
+]

@@ -1,0 +1,192 @@
+"""A torch.compile backend that checks every graph it compiles, forward and backward."""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from dumpcmp.errors import CheckError, VerificationWarning
+from dumpcmp.outcome import Row
+from dumpcmp.verifying.config import VerifyConfig
+from dumpcmp.verifying.isolate import Inputs
+from dumpcmp.verifying.report import Report
+from dumpcmp.verifying.run import eager_randomness, hold
+
+OnFailure = Literal["raise", "warn", "record"]
+Compiled = Callable[..., Any]
+Backend = Callable[..., Compiled]
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def verifying_backend(
+    inner: str | Backend = "inductor",
+    config: VerifyConfig | None = None,
+    *,
+    on_failure: OnFailure = "raise",
+    reference: Literal["float64"] | None = None,
+) -> Backend:
+    """`inner` as a backend for torch.compile that holds each compiled graph against eager.
+
+    Each graph runs twice when it is compiled, on copies of its example inputs and with the same
+    random numbers; outputs, mutated inputs and gradients are compared. A difference raises (which
+    dynamo shows as BackendCompilerFailed), warns, or is only kept in `reports`. With a config that
+    is not enabled you get `inner` itself.
+
+        model = torch.compile(model, backend=dumpcmp.verifying_backend("inductor"))
+    """
+    config = _configured(config, reference)
+    if on_failure not in ("raise", "warn", "record"):
+        raise CheckError(f"on_failure is {on_failure!r}", hint="say 'raise', 'warn' or 'record'")
+    backend = torch._dynamo.lookup_backend(inner) if isinstance(inner, str) else inner
+    return VerifyingBackend(backend, config, on_failure) if config.enabled else backend
+
+
+def _configured(config: VerifyConfig | None, reference: Literal["float64"] | None) -> VerifyConfig:
+    config = config or VerifyConfig(backward=True)
+    return replace(config, reference=reference) if reference else config
+
+
+@contextmanager
+def verify_correctness(
+    config: VerifyConfig | None = None,
+    *,
+    on_failure: OnFailure = "raise",
+    reference: Literal["float64"] | None = None,
+) -> Iterator[list[Report]]:
+    """Check every graph that torch.compile compiles inside the block, whatever its backend.
+
+    Yields the list that the reports are added to.
+
+        with dumpcmp.verify_correctness() as reports:
+            torch.compile(model)(x)
+    """
+    from torch._dynamo import config as dynamo
+    from torch._dynamo import output_graph
+
+    reports: list[Report] = []
+    settings = _configured(config, reference)
+    if not settings.enabled:
+        yield reports
+        return
+
+    def wrapped(backend: Backend) -> Backend:
+        if isinstance(backend, VerifyingBackend):
+            return backend
+        return VerifyingBackend(backend, settings, on_failure, reports)
+
+    original = output_graph.WrapperBackend  # what dynamo puts around a backend that it verifies
+    output_graph.WrapperBackend = wrapped
+    try:
+        with dynamo.patch(verify_correctness=True):
+            yield reports
+    finally:
+        output_graph.WrapperBackend = original
+
+
+@dataclass(eq=False)
+class VerifyingBackend:
+    """What `verifying_backend` gives: a backend with the `reports` of the graphs it has seen."""
+
+    inner: Backend
+    config: VerifyConfig
+    on_failure: OnFailure = "raise"
+    reports: list[Report] = field(default_factory=list)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VerifyingBackend:
+        return self  # a copy would be another backend to dynamo, which would compile again
+
+    def __call__(self, graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Compiled:
+        """Compile `graph` with the inner backend and check what it made of it."""
+        golden = copy.deepcopy(graph)  # the inner backend may change the graph that it is given
+        name = f"graph {torch._guards.CompileContext.current_compile_id() or len(self.reports)}"
+        with eager_randomness():
+            candidate = self.inner(graph, examples, **options)
+        if any(isinstance(example, FakeTensor) for example in examples):
+            return _CheckedOnce(self, name, golden, candidate)
+        with torch._guards.tracing(None):
+            self.check(name, golden, candidate, examples)
+        return candidate
+
+    def check(
+        self, name: str, golden: fx.GraphModule, candidate: Compiled, examples: Sequence[Any]
+    ) -> None:
+        """Run both sides on copies of `examples`, and raise, warn or record what differs."""
+        inputs = Inputs(tuple(map(_concrete, examples)))
+        report = _located(
+            hold(inputs, golden, candidate, self.config, (name, _name(self.inner))), golden
+        )
+        self.reports.append(report)
+        if report.passed or self.on_failure == "record":
+            return
+        if self.on_failure == "raise":
+            report.raise_for_status()
+        warnings.warn(report.message(), VerificationWarning, stacklevel=2)
+
+
+@dataclass
+class _CheckedOnce:
+    """A compiled graph whose examples had no values: it is checked when it first gets some."""
+
+    backend: VerifyingBackend
+    name: str
+    golden: fx.GraphModule | None
+    candidate: Compiled
+
+    def __call__(self, *args: Any) -> Any:
+        golden, self.golden = self.golden, None
+        if golden is not None:
+            self.backend.check(self.name, golden, self.candidate, args)
+        return self.candidate(*args)
+
+
+def _concrete(example: Any) -> Any:
+    """An example as a value: dynamo gives dynamic sizes as symbols, whose hint is the size."""
+    if isinstance(example, torch.SymInt):
+        return int(example)
+    return float(example) if isinstance(example, torch.SymFloat) else example
+
+
+def _name(backend: Backend) -> str:
+    return str(getattr(backend, "compiler_name", getattr(backend, "__name__", backend)))
+
+
+def _located(report: Report, graph: fx.GraphModule) -> Report:
+    """`report` with the nodes of `graph` that its rows are about, and their source lines."""
+    results = _result_nodes(graph)
+    places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    return replace(report, rows=tuple(_placed(row, results, places) for row in report.rows))
+
+
+def _result_nodes(graph: fx.GraphModule) -> list[Any]:
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    results = output.args[0]
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
+def _placed(row: Row, results: list[Any], places: list[fx.Node]) -> Row:
+    """The row with its node as op: the output's, or the input's that was mutated or got a grad."""
+    kind, _, index = row.key.slot.partition(".")
+    nodes = results if kind == "output" else places
+    if kind not in ("output", "grad_input", "mutated") or not index.isdigit():
+        return row
+    node = nodes[int(index)]
+    if not isinstance(node, fx.Node):
+        return row
+    return replace(row, key=replace(row.key, op=node.name), source=_source(node))
+
+
+def _source(node: fx.Node) -> str:
+    """The user's line that made `node`: "model.py:31"."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    return f"{PurePath(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""

@@ -1,0 +1,233 @@
+"""Copies that share nothing with the user's model and inputs, and the same random numbers."""
+
+import copy
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+
+from dumpcmp.verifying.trees import tensors_in
+
+_NARROW = {torch.float16, torch.bfloat16, torch.float32}
+_TO_NARROW = {torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.float}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The arguments of one call."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors among the arguments: "0", "1.mask", "attention_mask"."""
+        return tensors_in(self.args) | tensors_in(self.kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A callable ready to be run once: what to call, with what, and the modules it works on."""
+
+    call: Callable[..., Any]
+    inputs: Inputs
+    modules: dict[str, nn.Module]  # by the prefix of their parameters' names
+    copied: bool  # False: it is the user's own, whose state must be put back
+    remark: str = ""
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters, by name."""
+        return dict(
+            pair for name, module in self.modules.items() for pair in module.named_parameters(name)
+        )
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """All buffers, by name."""
+        return dict(
+            pair for name, module in self.modules.items() for pair in module.named_buffers(name)
+        )
+
+
+def isolated(call: Callable[..., Any], inputs: Inputs) -> Subject:
+    """`call` and `inputs` as one deep copy: strides and storages kept, aliases still aliases.
+
+    A function is not copied; the modules it closes over are run in place and put back later.
+    """
+    memo = _leaf_copies(inputs)
+    try:
+        twin, arguments = copy.deepcopy((call, inputs), memo)
+        remark, copied = "", True
+    except Exception as error:  # whatever a user's class raises, we can still run it in place
+        twin, arguments, copied = call, copy.deepcopy(inputs, _leaf_copies(inputs)), False
+        remark = (
+            f"{_called(call)} could not be copied ({type(error).__name__}: {error}), so it ran in "
+            "place; its parameters, buffers and grads were put back"
+        )
+    modules = modules_of(twin)
+    copied = copied and (isinstance(twin, nn.Module) or not modules or twin is not call)
+    return Subject(twin, arguments, modules, copied, remark)
+
+
+def _leaf_copies(inputs: Inputs) -> dict[int, Any]:
+    """A memo for deepcopy that holds what it refuses: inputs that autograd computed."""
+    memo: dict[int, Any] = {}
+    for tensor in inputs.tensors().values():
+        if not tensor.is_leaf:
+            leaf = tensor.detach().requires_grad_(tensor.requires_grad)
+            memo[id(tensor)] = copy.deepcopy(leaf, memo)
+    return memo
+
+
+def modules_of(call: Callable[..., Any]) -> dict[str, nn.Module]:
+    """The modules that `call` works on: itself, its owner, or those it closes over."""
+    owner = call if isinstance(call, nn.Module) else getattr(call, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return {"": _unwrapped(owner)}
+    function = inspect.unwrap(call)
+    if not inspect.isfunction(function):
+        return {}
+    seen = inspect.getclosurevars(function)
+    named = {**seen.globals, **seen.nonlocals}
+    return {name: value for name, value in named.items() if isinstance(value, nn.Module)}
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside the wrappers of torch.compile and of data parallelism."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if isinstance(module, DistributedDataParallel):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def _called(call: Callable[..., Any]) -> str:
+    return getattr(call, "__name__", type(call).__name__)
+
+
+def in_double(subject: Subject) -> Subject:
+    """`subject`, which must be a copy, computing in float64 from the same numbers."""
+    for module in subject.modules.values():
+        module.double()
+    bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    memo: dict[int, Any] = {
+        id(tensor): _doubled(tensor, bases)
+        for tensor in subject.inputs.tensors().values()
+        if tensor.dtype in _NARROW
+    }
+    inputs = copy.deepcopy(subject.inputs, memo)
+    return Subject(subject.call, inputs, subject.modules, subject.copied, subject.remark)
+
+
+def _doubled(
+    tensor: torch.Tensor, bases: dict[tuple[int, torch.dtype], torch.Tensor]
+) -> torch.Tensor:
+    """`tensor` in float64, over a cast of its whole storage, so that aliases stay aliases."""
+    storage = tensor.untyped_storage()
+    key = storage.data_ptr(), tensor.dtype
+    if key not in bases:
+        flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
+        bases[key] = flat.double()
+    wide = torch.empty(0, dtype=torch.float64, device=tensor.device).set_(
+        bases[key].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+    return wide.requires_grad_(tensor.requires_grad)
+
+
+class Widening(TorchFunctionMode):
+    """Turns casts to shorter floats into casts to float64, so that a reference stays one."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call `func` as the code inside asks, but never for a float shorter than float64."""
+        named = {name: _wide(value) for name, value in (kwargs or {}).items()}
+        if func in _TO_NARROW:
+            return torch.Tensor.double(*args, **named)
+        return func(*(_wide(value) for value in args), **named)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
+
+
+@contextmanager
+def widened() -> Iterator[None]:
+    """Compute in float64 whatever dtype the code inside the block asks for."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Widening():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+@dataclass(frozen=True, slots=True)
+class Randomness:
+    """The state of every generator that a model may draw from."""
+
+    cpu: torch.Tensor
+    cuda: tuple[torch.Tensor, ...]
+    numpy: Any
+    python: Any
+
+    def restore(self) -> None:
+        """Put the generators back into this state."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(list(self.cuda))
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
+
+    def drawn_since(self) -> bool:
+        """Whether torch's generators have given numbers since this state."""
+        return not torch.equal(self.cpu, torch.get_rng_state()) or any(
+            not torch.equal(before, after)
+            for before, after in zip(self.cuda, _cuda_states(), strict=True)
+        )
+
+
+def randomness() -> Randomness:
+    """The present state of the generators."""
+    return Randomness(
+        torch.get_rng_state(), _cuda_states(), np.random.get_state(), random.getstate()
+    )
+
+
+def _cuda_states() -> tuple[torch.Tensor, ...]:
+    return tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
+
+
+@contextmanager
+def put_back(subject: Subject) -> Iterator[None]:
+    """Give `subject` empty grads; leave a module that is the user's own as it was before."""
+    with ExitStack() as undo:
+        if not subject.copied:
+            for tensor in [*subject.parameters().values(), *subject.buffers().values()]:
+                undo.callback(_restore, tensor, tensor.detach().clone(), tensor.grad)
+        for parameter in subject.parameters().values():
+            parameter.grad = None
+        for tensor in subject.inputs.tensors().values():
+            if tensor.is_leaf:
+                tensor.grad = None
+        yield
+
+
+def _restore(tensor: torch.Tensor, before: torch.Tensor, grad: torch.Tensor | None) -> None:
+    with torch.no_grad():
+        if not torch.equal(tensor, before):
+            tensor.copy_(before)
+    tensor.grad = grad

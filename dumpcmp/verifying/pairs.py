@@ -1,0 +1,244 @@
+"""Lays what golden and the target gave side by side, and has each pair measured and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dumpcmp.dtypes import Kind, dtype_named
+from dumpcmp.judge import INEXACT, Checker, Conditions, Fp64Checker, ReferenceErrors, judge
+from dumpcmp.measure.metrics import measure
+from dumpcmp.outcome import Judgement, Metrics, Row, Verdict
+from dumpcmp.record import ROOT, Key
+from dumpcmp.tensors import Value, value_of
+from dumpcmp.verifying.config import VerifyConfig
+from dumpcmp.verifying.observe import Observation
+from dumpcmp.verifying.trees import PLAIN
+
+ABSENT = object()  # in place of a value that one side does not have
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One path and what each side has there; `reference` is golden's in float64."""
+
+    path: str
+    golden: Any
+    target: Any
+    reference: Any = ABSENT
+
+
+def paired(
+    golden: Observation, target: Observation, reference: Observation | None, before: Before
+) -> Iterator[Pair]:
+    """Every value of either side in one Pair, golden's order first.
+
+    Inputs and state are paired where either side has changed them.
+    """
+    truth = reference or Observation({}, {}, {}, {}, {})
+    yield from _union(golden.outputs, target.outputs, truth.outputs)
+    changed = before.changed(golden, target)
+    yield from _union(
+        *(_only(changed, side.inputs, "mutated.") for side in (golden, target, truth))
+    )
+    yield from _union(*(_only(changed, side.state) for side in (golden, target, truth)))
+    yield from _union(golden.grads, target.grads, truth.grads)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The inputs and the state of both sides before they ran."""
+
+    inputs: Mapping[str, torch.Tensor]
+    golden_state: Mapping[str, torch.Tensor]
+    target_state: Mapping[str, torch.Tensor]
+
+    def changed(self, golden: Observation, target: Observation) -> set[str]:
+        """The paths whose bits either side has changed."""
+        inputs, ours, theirs = self.inputs, self.golden_state, self.target_state
+        return {
+            *(f"mutated.{path}" for path in _differing(inputs, golden.inputs)),
+            *(f"mutated.{path}" for path in _differing(inputs, target.inputs)),
+            *_differing(ours, golden.state),
+            *_differing(theirs, target.state),
+        }
+
+
+def _differing(
+    before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]
+) -> Iterator[str]:
+    for path, tensor in after.items():
+        known = before.get(path)
+        if known is None or known.shape != tensor.shape or not torch.equal(known, tensor):
+            yield path
+
+
+def _only(paths: set[str], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    return {prefix + path: value for path, value in values.items() if prefix + path in paths}
+
+
+def _union(
+    golden: Mapping[str, Any], target: Mapping[str, Any], reference: Mapping[str, Any]
+) -> Iterator[Pair]:
+    for path in [*golden, *(path for path in target if path not in golden)]:
+        sides = (side.get(path, ABSENT) for side in (golden, target, reference))
+        yield Pair(path, *sides)
+
+
+def row_of(pair: Pair, model: str, order: int, config: VerifyConfig) -> Row:
+    """The outcome for one pair: attributes first, then elements."""
+    golden, target = _as_tensor(pair.golden), _as_tensor(pair.target)
+    blank = Row(Key(model, 0, ROOT, 0, pair.path), order, Judgement(Verdict.PASS), paired_by="path")
+    if not isinstance(golden, torch.Tensor) or not isinstance(target, torch.Tensor):
+        return replace(blank, judgement=_without_elements(pair.path, golden, target))
+    row = replace(
+        blank,
+        golden_dtype=str(golden.dtype).removeprefix("torch."),
+        target_dtype=str(target.dtype).removeprefix("torch."),
+        golden_shape=tuple(golden.shape),
+        target_shape=tuple(target.shape),
+    )
+    if golden.shape != target.shape and (config.verify_shape or golden.numel() != target.numel()):
+        return replace(row, judgement=_shapes(golden, target))
+    if config.verify_stride and pair.path.startswith("output") and _lie_apart(golden, target):
+        return replace(row, judgement=_strides(golden, target))
+    return _valued(row, golden, target, _as_tensor(pair.reference), config)
+
+
+def without_noise(rows: Sequence[Row], config: VerifyConfig) -> Iterator[Row]:
+    """`rows`, with gradients that are mere rounding beside the largest gradient let pass.
+
+    The gradient of a bias before a batch norm is zero, but for the rounding of what cancels in it.
+    """
+    measured = {id(row): row.metrics for row in rows if row.key.slot.startswith("grad")}
+    extents = [metrics.golden for metrics in measured.values() if metrics]
+    largest = max((max(abs(extent.min), abs(extent.max)) for extent in extents), default=0.0)
+    for row in rows:
+        metrics = measured.get(id(row))
+        if metrics is None or row.verdict not in (Verdict.FAIL, Verdict.INCONCLUSIVE):
+            yield row
+            continue
+        eps = max(dtype_named(row.golden_dtype).eps, dtype_named(row.target_dtype).eps)
+        within = metrics.max_abs_diff <= config.noise * eps * largest
+        said = f"rounding noise beside the largest gradient, {largest:.3g}"
+        yield replace(row, judgement=Judgement(Verdict.PASS, said)) if within else row
+
+
+def _as_tensor(value: Any) -> Any:
+    """Numbers as tensors without dims, so that one rule judges both; the rest as it is."""
+    if isinstance(value, bool | int | float | complex):
+        kinds = {bool: torch.bool, int: torch.int64, float: torch.float64}
+        return torch.tensor(value, dtype=kinds.get(type(value), torch.complex128))
+    return value
+
+
+def _without_elements(path: str, golden: Any, target: Any) -> Judgement:
+    """The judgement where at least one side is no tensor."""
+    if golden is ABSENT or target is ABSENT:
+        there, side = (target, "the target") if golden is ABSENT else (golden, "golden")
+        if path.startswith("grad") and isinstance(there, torch.Tensor) and not there.any():
+            return Judgement(Verdict.PASS, f"zero in {side}, absent from the other side")
+        return Judgement(Verdict.UNPAIRED, f"only {side} has it")
+    if type(golden) is not type(target):
+        said = f"golden gives {_kind(golden)}, the target {_kind(target)}"
+        return Judgement(Verdict.FAIL, said)
+    if not isinstance(golden, PLAIN):
+        said = f"{_kind(golden)} holds no tensors, and cannot be compared"
+        return Judgement(Verdict.INCONCLUSIVE, said)
+    if golden == target:
+        return Judgement(Verdict.PASS)
+    return Judgement(Verdict.FAIL, f"golden gives {golden!r}, the target {target!r}")
+
+
+def _kind(value: Any) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+
+
+def _shapes(golden: torch.Tensor, target: torch.Tensor) -> Judgement:
+    said = f"golden has shape {list(golden.shape)}, the target {list(target.shape)}"
+    return Judgement(Verdict.SHAPE, said)
+
+
+def _lie_apart(golden: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether the strides differ in a dim that has more than one element."""
+    strides = zip(golden.shape, golden.stride(), target.stride(), strict=True)
+    return any(size > 1 and ours != theirs for size, ours, theirs in strides)
+
+
+def _strides(golden: torch.Tensor, target: torch.Tensor) -> Judgement:
+    said = f"golden has strides {list(golden.stride())}, the target {list(target.stride())}"
+    return Judgement(Verdict.FAIL, said)
+
+
+def _valued(
+    row: Row, golden: torch.Tensor, target: torch.Tensor, reference: Any, config: VerifyConfig
+) -> Row:
+    """The row with its elements measured and judged, and its dtypes held against each other."""
+    if not config.verify_values:
+        unseen = Judgement(Verdict.PASS, "values not compared")
+        return replace(row, judgement=_dtypes(row, config) or unseen)
+    pair = _Values.of(golden, target, reference)
+    metrics, judgement = pair.judged(config)
+    errors = pair.errors
+    return replace(
+        row,
+        metrics=metrics,
+        judgement=_dtypes(row, config) or judgement,
+        reference_errors=(errors.golden, errors.target) if errors else None,
+    )
+
+
+def _dtypes(row: Row, config: VerifyConfig) -> Judgement | None:
+    """The judgement on dtypes that differ, where they are checked."""
+    if not config.verify_dtype or row.golden_dtype == row.target_dtype:
+        return None
+    said = f"golden is {row.golden_dtype}, the target {row.target_dtype}"
+    return Judgement(Verdict.DTYPE, said)
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """The elements of a pair, of one shape, and the errors of both against the reference."""
+
+    golden: Value
+    target: Value
+    errors: ReferenceErrors | None
+
+    @classmethod
+    def of(cls, golden: torch.Tensor, target: torch.Tensor, reference: Any) -> _Values:
+        ours, theirs = value_of(golden), value_of(target.reshape(golden.shape))
+        return cls(ours, theirs, _errors(ours, theirs, reference))
+
+    def judged(self, config: VerifyConfig) -> tuple[Metrics, Judgement]:
+        """The Metrics, and the judgement of the first checker that does not pass."""
+        for checker in config.checkers:
+            metrics = measure(self.golden, self.target, checker.closeness)
+            judgement = self._judged_by(checker, metrics, config)
+            if judgement.verdict is not Verdict.PASS:
+                break
+        return metrics, judgement
+
+    def _judged_by(self, checker: Checker, metrics: Metrics, config: VerifyConfig) -> Judgement:
+        conditions = Conditions(
+            self.golden.dtype, self.target.dtype, shape=self.golden.shape, reference=self.errors
+        )
+        if config.reference and metrics.mismatched and conditions.kinds & INEXACT:
+            if self.errors is None:
+                return Judgement(Verdict.INCONCLUSIVE, "golden gives no float64 value to refer to")
+            checker = Fp64Checker() if not isinstance(checker, Fp64Checker) else checker
+        return judge(metrics, conditions, checker)
+
+
+def _errors(golden: Value, target: Value, reference: Any) -> ReferenceErrors | None:
+    """The rmse of both sides against `reference`, if that is a float64 value of their shape."""
+    if not isinstance(reference, torch.Tensor) or golden.dtype.kind is not Kind.FLOAT:
+        return None
+    if reference.dtype != torch.float64 or tuple(reference.shape) != golden.shape:
+        return None
+    truth = value_of(reference)
+    ours = measure(truth, golden)
+    rms = ours.golden.norm / max(1, golden.numel) ** 0.5
+    return ReferenceErrors(ours.rmse, measure(truth, target).rmse, rms)

@@ -1,0 +1,180 @@
+"""verify(): run golden and the target on copies of the same inputs, and report on every value."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dumpcmp.errors import CheckError, VerificationError, VerificationWarning
+from dumpcmp.outcome import Judgement, Row, Verdict
+from dumpcmp.record import ROOT, Key
+from dumpcmp.verifying.config import VerifyConfig
+from dumpcmp.verifying.isolate import (
+    Inputs,
+    Subject,
+    in_double,
+    isolated,
+    modules_of,
+    randomness,
+)
+from dumpcmp.verifying.observe import Observation, as_inputs, observe
+from dumpcmp.verifying.pairs import Before, paired, row_of, without_noise
+from dumpcmp.verifying.report import Report, name_of
+
+
+class NotCallableError(CheckError, TypeError):
+    """A model that cannot be called."""
+
+
+def verify(
+    inputs: Any,
+    golden: Callable[..., Any],
+    target: Callable[..., Any],
+    config: VerifyConfig | None = None,
+) -> Report:
+    """Hold `target` against `golden` on `inputs`, and raise VerificationError if they differ.
+
+    `inputs` are positional arguments, or a dict of keywords. Both sides run on deep copies, with
+    the same random numbers and without grads. Outputs, mutated inputs and state, and with
+    `backward` the gradients, are compared by path; all failures are collected.
+
+        report = verify([x], model, torch.compile(model))
+    """
+    config = config or VerifyConfig()
+    for side, call in (("golden", golden), ("the target", target)):
+        if not callable(call):
+            raise NotCallableError(
+                f"{side} is a {type(call).__name__}, which cannot be called",
+                hint="verify(inputs, golden, target): give the inputs first",
+            )
+    arguments = as_inputs(inputs)
+    if not arguments.args and not arguments.kwargs:
+        raise VerificationError("no inputs are given", hint="verify([x], golden, target)")
+    report = hold(arguments, golden, target, config, (called(golden), called(target)))
+    report.raise_for_status()
+    for row in report.rows:
+        if row.verdict is Verdict.PASS and row.judgement.reason.startswith("PCC"):
+            said = f"{name_of(row)}: {row.judgement.reason}"
+            warnings.warn(said, VerificationWarning, stacklevel=2)
+    return report
+
+
+def called(call: Callable[..., Any]) -> str:
+    """What to call a side: its class or function, and whether it is compiled."""
+    inner = getattr(call, "_orig_mod", None)
+    if inner is not None:
+        return f"compiled {type(inner).__name__}"
+    return str(getattr(call, "__name__", type(call).__name__))
+
+
+def hold(
+    inputs: Inputs,
+    golden: Callable[..., Any],
+    target: Callable[..., Any],
+    config: VerifyConfig,
+    names: tuple[str, str],
+) -> Report:
+    """Run both sides and report, without raising for what differs."""
+    if not config.enabled:
+        return Report(*names, (), config.failing, enabled=False)
+    runs = _Runs(inputs, config)
+    before = Before(inputs.tensors(), _state_of(golden), _state_of(target))
+    with same_randomness() as again:
+        ours = runs.observed(golden)
+        drawn = again()
+        if config.backward and not ours.cotangents:
+            raise CheckError(
+                f"backward=True, but no output of {names[0]} requires grad",
+                hint="let an input or a parameter require grad, or set backward=False",
+            )
+        try:
+            with eager_randomness():
+                theirs = runs.observed(target, ours)
+        except Exception as error:  # whatever the target raises is what it does differently
+            raised = _raised(names[0], error)
+            return Report(*names, (raised,), config.failing, tuple(runs.remarks), cause=error)
+        again()
+        truth = runs.in_float64(golden, ours) if config.wants_reference else None
+    rows = tuple(
+        row_of(pair, names[0], order, config)
+        for order, pair in enumerate(paired(ours, theirs, truth, before))
+    )
+    rows = tuple(without_noise(rows, config))
+    return Report(*names, rows, config.failing, (*runs.remarks, *_advice(rows, config, drawn)))
+
+
+def _advice(rows: tuple[Row, ...], config: VerifyConfig, drawn: bool) -> Iterator[str]:
+    if drawn and any(row.verdict in config.failing for row in rows):
+        yield (
+            "golden draws random numbers: a target that draws others differs for that alone; "
+            "Inductor draws golden's when it compiles inside verify, or with "
+            "torch._inductor.config.fallback_random = True"
+        )
+
+
+def _raised(model: str, error: Exception) -> Row:
+    said = f"the target raised {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    return Row(Key(model, 0, ROOT, 0, "output"), 0, Judgement(Verdict.ERROR, said))
+
+
+def _state_of(call: Callable[..., Any]) -> dict[str, torch.Tensor]:
+    """The buffers and parameters that `call` works on, by the paths of an Observation."""
+    subject = Subject(call, Inputs(), modules_of(call), copied=False)
+    state = {f"buffer.{name}": value for name, value in subject.buffers().items()}
+    return state | {f"param.{name}": value for name, value in subject.parameters().items()}
+
+
+class _Runs:
+    """Runs sides on isolated copies, and keeps what is to be remarked about that."""
+
+    def __init__(self, inputs: Inputs, config: VerifyConfig) -> None:
+        self.inputs, self.config = inputs, config
+        self.remarks: list[str] = []
+
+    def observed(self, call: Callable[..., Any], golden: Observation | None = None) -> Observation:
+        """What `call` gives; with golden's cotangents where golden has been seen."""
+        subject = isolated(call, self.inputs)
+        if subject.remark:
+            self.remarks.append(subject.remark)
+        cotangents = golden.cotangents if golden else None
+        return observe(subject, backward=self.config.backward, cotangents=cotangents)
+
+    def in_float64(self, call: Callable[..., Any], golden: Observation) -> Observation:
+        """What `call` gives in float64."""
+        subject = isolated(call, self.inputs)
+        if subject.modules and not subject.copied:
+            raise CheckError(
+                f"{called(call)} cannot run in float64: its modules cannot be copied",
+                hint="give golden as a module instead of a function, or leave the reference out",
+            )
+        backward, cotangents = self.config.backward, golden.cotangents
+        return observe(in_double(subject), backward=backward, cotangents=cotangents, wide=True)
+
+
+@contextmanager
+def same_randomness() -> Iterator[Callable[[], bool]]:
+    """Yield a function that rewinds all generators, and says whether numbers had been drawn."""
+    start = randomness()
+
+    def again() -> bool:
+        drawn = start.drawn_since()
+        start.restore()
+        return drawn
+
+    try:
+        yield again
+    finally:
+        start.restore()
+
+
+@contextmanager
+def eager_randomness() -> Iterator[None]:
+    """Have Inductor compile random ops, while the block runs, so that they draw eager's numbers."""
+    from torch._inductor import config
+
+    with config.patch(fallback_random=True):
+        yield
