@@ -26,6 +26,8 @@ class Verdict(StrEnum):
     FUSED = "FUSED"  # not materialised in the target: listed, not compared
     INCONCLUSIVE = "INCONCLUSIVE"  # no credible reference, or no layout that fits
     ERROR = "ERROR"  # could not be read or measured; the reason says why
+    REFUSED = "REFUSED"  # a partition that the op's annotation forbids
+    SKIPPED = "SKIPPED"  # not tried: listed with the reason
 
     @property
     def fails(self) -> bool:
@@ -34,7 +36,14 @@ class Verdict(StrEnum):
 
 
 _FAILING = frozenset(
-    (Verdict.FAIL, Verdict.UNPAIRED, Verdict.SHAPE, Verdict.NONFINITE, Verdict.ERROR)
+    (
+        Verdict.FAIL,
+        Verdict.UNPAIRED,
+        Verdict.SHAPE,
+        Verdict.NONFINITE,
+        Verdict.ERROR,
+        Verdict.REFUSED,
+    )
 )
 
 
