@@ -154,9 +154,9 @@ def summarise(
     place = _real_place(place or whole_place(value.shape), value.dtype)
     if place.shape != value.shape + place.shape[len(value.shape) :]:
         raise CheckError(f"a shard of shape {value.shape} does not fill a place of {place.shape}")
-    totals, borders = _Totals(), _borders(place.whole, recipe.segments)
-    sinks = [_accumulator(recipe) for _ in borders[1:]]
-    for which, start, numbers in _walk(flat, dtype, place, borders):
+    totals, cuts = _Totals(), borders(place.whole, recipe.segments)
+    sinks = [_accumulator(recipe) for _ in cuts[1:]]
+    for which, start, numbers in _walk(flat, dtype, place, cuts):
         totals.add(numbers, start, sinks[which])
     parts = tuple(sink.sketch() for sink in sinks if sink is not None)
     return Summary(
@@ -213,7 +213,7 @@ def _real_place(place: Place, dtype: Dtype) -> Place:
     return Place((*place.whole, 2), (*place.dims, np.arange(2)))
 
 
-def _borders(whole: tuple[int, ...], segments: int) -> list[int]:
+def borders(whole: tuple[int, ...], segments: int) -> list[int]:
     """Flat indices that part the whole's rows into `segments` ranges; one range if there are 0."""
     numel = math.prod(whole)
     row = whole[-1] if len(whole) > 1 else 1

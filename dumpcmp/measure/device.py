@@ -1,0 +1,231 @@
+"""Summaries taken where a tensor lives, as one row of numbers, without waiting for the device."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dumpcmp.errors import CaptureWarning
+from dumpcmp.measure.packing import DIGEST_WORDS, pack, stored_as
+from dumpcmp.measure.sketch import BLOCK, RUN, hash_of
+from dumpcmp.measure.summary import RAW_LIMIT, SEGMENT_SIZE, Recipe, borders, reduced, summarise
+from dumpcmp.record import Stored
+from dumpcmp.tensors import value_of
+
+Reduction = Callable[..., object]
+_CHUNK = 64  # blocks whose elements are widened together by the plain form
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A Summary as numbers on the tensor's own device, and what they are."""
+
+    stored: Stored
+    numbers: Tensor
+    digest: str = ""  # of the tensor's bytes, where they were read on the host
+
+
+class Summariser:
+    """Takes Summaries of tensors on any device; one for a whole capture, so that tables stay."""
+
+    def __init__(self, recipe: Recipe, reduction: Reduction | None = None) -> None:
+        self.recipe = recipe
+        self.reduction = reduction
+        self._tables: dict[tuple[torch.device, int], Tables] = {}
+        self._kernels = True  # until they fail once
+
+    def __call__(self, tensor: Tensor) -> Row | None:
+        """The Summary of `tensor`, or None where the tensor itself is smaller."""
+        if tensor.numel() <= RAW_LIMIT:
+            return None
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            return self._on_host(tensor) if tensor.device.type == "cpu" else self._away(tensor)
+
+    def _on_host(self, tensor: Tensor) -> Row:
+        value = value_of(tensor)
+        summary = summarise(value, self.recipe)
+        if self.reduction is not None:
+            summary = reduced(summary, value, self.reduction)
+        stored, numbers = pack(summary)
+        return Row(stored, torch.from_numpy(numbers), summary.digest)
+
+    def _away(self, tensor: Tensor) -> Row:
+        recipe = self.recipe
+        real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+        whole = tuple(real.shape)
+        flat = _summable(real.contiguous().view(-1))
+        names, own, problem = self._reduced(tensor)
+        cuts = borders(whole, recipe.segments) if recipe.size else [0, flat.numel()]
+        sums, totals = [], []
+        for low, high in itertools.pairwise(cuts):
+            for row in range(recipe.num_hashes):
+                wide, total = self._pass(flat[low:high], low, recipe.seed + row)
+                sums.append(wide)
+                if not row:
+                    totals.append(total)
+        head = _head(torch.stack(totals), flat.numel())
+        folded = self._folded(torch.stack(sums), recipe) if recipe.size else []
+        stored = stored_as(recipe, whole, names, problem)
+        return Row(stored, torch.cat([head, *own, *folded]))
+
+    def _pass(self, flat: Tensor, start: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Sums of the turned blocks, and totals, of elements that begin at index `start`."""
+        tables = self._tables_for(flat.device, seed)
+        if flat.device.type == "cuda" and self._kernels:
+            try:
+                from dumpcmp.measure import kernels
+
+                return kernels.summed(flat, start, tables)
+            except Exception as error:  # whatever the compiler of kernels trips over
+                self._kernels = False
+                warnings.warn(
+                    f"summaries are taken without kernels of their own, and slower: {error}",
+                    CaptureWarning,
+                    stacklevel=2,
+                )
+        return summed(flat, start, tables)
+
+    def _tables_for(self, device: torch.device, seed: int) -> Tables:
+        key = (device, seed)
+        if key not in self._tables:
+            self._tables[key] = Tables(device, seed)
+        return self._tables[key]
+
+    def _folded(self, sums: Tensor, recipe: Recipe) -> list[Tensor]:
+        """The sketch, row by row, and the segments' sketches."""
+        rows = sums.view(-1, recipe.num_hashes, BLOCK)
+        tables = [self._tables_for(sums.device, recipe.seed + j) for j in range(recipe.num_hashes)]
+        whole = [t.fold(rows[:, j].sum(0), recipe.size) for j, t in enumerate(tables)]
+        if not recipe.segments:
+            return whole
+        parts = [t.fold(row[j], SEGMENT_SIZE) for row in rows for j, t in enumerate(tables)]
+        return whole + parts
+
+    def _reduced(self, tensor: Tensor) -> tuple[tuple[str, ...], list[Tensor], str]:
+        """The user's own numbers by name, still on the device, or why there are none."""
+        if self.reduction is None:
+            return (), [], ""
+        try:
+            result = self.reduction(tensor.detach())
+            named = result if isinstance(result, dict) else {self.reduction.__name__: result}
+            numbers = [
+                torch.as_tensor(number, dtype=torch.float64, device=tensor.device).view(1)
+                for number in named.values()
+            ]
+        except Exception as error:  # the user's function may raise anything; the summary stands
+            return (), [], f"{type(error).__name__}: {error}"[:160]
+        return tuple(map(str, named)), numbers, ""
+
+
+def _summable(flat: Tensor) -> Tensor:
+    if flat.dtype is torch.bool:
+        return flat.view(torch.uint8)
+    if flat.dtype.itemsize == 1 and flat.dtype.is_floating_point:
+        return flat.to(torch.float32)
+    return flat if flat.dtype.is_floating_point else flat.to(torch.float64)
+
+
+@dataclass(eq=False)
+class Tables:
+    """The tables of one seed on one device."""
+
+    device: torch.device
+    seed: int
+    _turns: Tensor | None = field(default=None, repr=False)
+    _folds: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    def turns(self, end: int) -> Tensor:
+        """Rotation, offset and sign of blocks 0 to at least `end`, one int32 row each."""
+        if self._turns is None or self._turns.shape[1] < end:
+            count = max(4096, 1 << (end - 1).bit_length())
+            columns = hash_of(self.seed).turns(np.arange(count, dtype=np.int64))
+            self._turns = torch.from_numpy(np.stack(columns).astype(np.int32)).to(self.device)
+        return self._turns
+
+    @cached_property
+    def signs(self) -> Tensor:
+        """+1 and -1 for each bit of the 512 sign words."""
+        return torch.from_numpy(hash_of(self.seed).signs).to(self.device).view(512, RUN)
+
+    @cached_property
+    def half_words(self) -> Tensor:
+        """The sign words as pairs of int32, the low half first."""
+        return torch.from_numpy(hash_of(self.seed).words.view(np.int32)).to(self.device)
+
+    def fold(self, turned: Tensor, size: int) -> Tensor:
+        """The `size` buckets that the sums of turned blocks add up to, in a fixed order."""
+        if size not in self._folds:
+            self._folds[size] = torch.from_numpy(_sources(self.seed, size)).to(self.device)
+        padded = torch.nn.functional.pad(turned, (0, 1))
+        return padded[self._folds[size]].sum(1)
+
+
+def _sources(seed: int, size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """For each bucket and each run of a block: which element goes there, or BLOCK for none."""
+    lane = (np.arange(size)[:, None] - hash_of(seed).bases[None, :]) & (size - 1)
+    return np.where(lane < RUN, lane + RUN * np.arange(256), BLOCK)
+
+
+# Totals of a pass: extremes, sums and counts of its elements, as float64.
+TOTALS = ("min", "max", "sum", "sum_squares", "num_nan", "num_posinf", "num_neginf", "num_zero")
+
+
+def summed(flat: Tensor, start: int, tables: Tables) -> tuple[Tensor, Tensor]:
+    """Sums of the turned blocks, and totals: the plain form, for any device that torch has."""
+    if flat.dtype not in (torch.float32, torch.float64):
+        flat = flat.to(torch.float32)
+    finite = torch.isfinite(flat)
+    clean = torch.where(finite, flat, 0)
+    inf = torch.inf
+    totals = torch.stack(
+        [
+            torch.where(finite, flat, inf).amin().double(),
+            torch.where(finite, flat, -inf).amax().double(),
+            clean.sum(dtype=torch.float64),
+            clean.double().square().sum(),
+            flat.isnan().sum().double(),
+            (flat == inf).sum().double(),
+            (flat == -inf).sum().double(),
+            (flat == 0).sum().double(),
+        ]
+    )
+    first, within = divmod(start, BLOCK)
+    last = -(-(start + flat.numel()) // BLOCK)
+    tail = (last - first) * BLOCK - within - flat.numel()
+    blocks = torch.nn.functional.pad(clean, (within, tail)).view(-1, 256, RUN)
+    turns, total = (
+        tables.turns(last),
+        torch.zeros(256, RUN, dtype=torch.float64, device=flat.device),
+    )
+    runs = torch.arange(256, device=flat.device)
+    for low in range(0, last - first, _CHUNK):
+        piece = blocks[low : low + _CHUNK].double()
+        rotation, offset, common = turns[:, first + low : first + low + len(piece)].long()
+        source = (runs - rotation[:, None]) & 255
+        turned = piece.gather(1, source[:, :, None].expand(-1, -1, RUN))
+        signs = tables.signs[source + offset[:, None]] * common[:, None, None]
+        total += (turned * signs).sum(0)
+    return total.view(-1), totals
+
+
+def _head(totals: Tensor, count: int) -> Tensor:
+    """The leading numbers of a packed summary from the totals of its segments."""
+    low, high = totals[:, 0].amin(), totals[:, 1].amax()
+    total, squares, *odd, zero = totals[:, 2:].sum(0).unbind()
+    finite = count - odd[0] - odd[1] - odd[2]
+    mean = total / finite
+    std = (squares / finite - mean.square()).clamp(min=0).sqrt()
+    none = finite == 0
+    numbers = [
+        *(torch.full_like(total, count), *odd, zero),
+        *(torch.where(none, torch.nan, low), torch.where(none, torch.nan, high)),
+        *(mean, std, squares.sqrt(), total, squares),
+    ]
+    return torch.cat([torch.stack(numbers), totals.new_full((DIGEST_WORDS,), -1.0)])
