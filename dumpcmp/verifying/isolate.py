@@ -1,6 +1,7 @@
 """Copies that share nothing with the user's model and inputs, and the same random numbers."""
 
 import copy
+import functools
 import inspect
 import random
 from collections.abc import Callable, Iterator
@@ -90,12 +91,15 @@ def modules_of(call: Callable[..., Any]) -> dict[str, nn.Module]:
     owner = call if isinstance(call, nn.Module) else getattr(call, "__self__", None)
     if isinstance(owner, nn.Module):
         return {"": _unwrapped(owner)}
+    if isinstance(call, functools.partial):
+        return modules_of(call.func)
     function = inspect.unwrap(call)
     if not inspect.isfunction(function):
         return {}
     seen = inspect.getclosurevars(function)
     named = {**seen.globals, **seen.nonlocals}
-    return {name: value for name, value in named.items() if isinstance(value, nn.Module)}
+    modules = {name: value for name, value in named.items() if isinstance(value, nn.Module)}
+    return {"": _unwrapped(*modules.values())} if len(modules) == 1 else modules
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
