@@ -1,0 +1,231 @@
+"""Where this process stands among the ranks, and how the values that it holds lie over the mesh."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from dumpcmp.capture.dtensor import layout_of_spec, masked
+from dumpcmp.errors import CaptureError
+from dumpcmp.layouts import Coordinate, Layout, Place, parse_layout, parse_place
+
+MICROBATCH = "mb"  # the axis that a pipeline's microbatches are on
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One process among all processes of the run."""
+
+    rank: int = 0
+    size: int = 1
+    place: Place = ()  # on the axes of the mesh, where the user stated it
+
+
+class _State(threading.local):
+    """What this thread is in the middle of."""
+
+    microbatch: Coordinate | None = None
+    inferring: bool = False  # a pipeline is trying its stages out: the values are arbitrary
+
+
+_state = _State()
+_stated: list[World] = []  # at most one: what set_rank was last told
+_layouts: Any = WeakIdKeyDictionary()  # Layouts of plain tensors, by the tensor's identity
+
+
+def set_rank(rank: int, world_size: int, mesh: str = "") -> None:
+    """State which rank this process is, for launchers that set neither RANK nor torch.distributed.
+
+    `mesh` says where the rank is on each axis, such as ``"dp:0/2 tp:1/2"``. Call it before the
+    first step of the model.
+    """
+    if not 0 <= rank < world_size:
+        raise CaptureError(f"rank {rank} is not one of {world_size} ranks", hint="count from 0")
+    place = tuple(replace(c, known=False) for c in parse_place(mesh))
+    _stated[:] = [World(rank, world_size, place)]
+
+
+def world() -> World:
+    """Which rank this process is: as stated, as torch.distributed has it, or as launched."""
+    if _stated:
+        return _stated[0]
+    if is_distributed():
+        return World(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdigit() and size.isdigit() and int(rank) < int(size)):
+        raise CaptureError(
+            f"RANK={rank!r} and WORLD_SIZE={size!r} name no rank",
+            hint="unset them, or call dumpcmp.set_rank(rank, world_size)",
+        )
+    return World(int(rank), int(size))
+
+
+def is_distributed() -> bool:
+    """Whether the program has started torch.distributed."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+_AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
+
+
+def layout(tensor: _AnyTensor, text: str) -> _AnyTensor:
+    """State how `tensor`, a plain tensor, lies over the mesh: ``dumpcmp.layout(x, "b s h[tp]")``.
+
+    Returns the tensor itself, so that it can be written around an expression.
+    """
+    _layouts[tensor] = parse_layout(text)
+    return tensor
+
+
+def layout_of(tensor: Tensor) -> str:
+    """What is known of a plain tensor's layout, as the text of its Record."""
+    place = _stated[0].place if _stated else ()
+    if not place and not _layouts and _state.microbatch is None:
+        return ""
+    known = _layouts.get(tensor, Layout())
+    here = {c.axis for c in known.place}
+    spoken = bool(known.dims or known.over)
+    stated = tuple(replace(c, known=spoken) for c in place if c.axis not in here)
+    return str(_in_microbatch(replace(known, place=(*known.place, *stated))))
+
+
+def unwrapped(tensor: Tensor) -> tuple[Tensor, str] | None:
+    """The tensor that this rank holds of a wrapper of torch.distributed, and its layout.
+
+    Runs no collective and leaves the wrapper as it is. None for any other tensor.
+    """
+    if is_dtensor(tensor):
+        held: Any = tensor
+        local = masked(_waited(held._local_tensor), held._spec)
+        return local, str(_in_microbatch(layout_of_spec(held._spec)))
+    if type(tensor).__name__ == "AsyncCollectiveTensor":
+        return _waited(tensor), layout_of(tensor)
+    return None
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Whether `tensor` is a DTensor; imports nothing."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_parallel_wrapper(module: torch.nn.Module) -> bool:
+    """Whether `module` only wraps another for data parallelism, and has no op of its own."""
+    return type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel") and (
+        type(module).__module__.startswith("torch.")
+    )
+
+
+def is_inferring() -> bool:
+    """Whether a pipeline is trying its stages out on arbitrary values."""
+    return _state.inferring
+
+
+def after_backward(put: Callable[[], None]) -> None:
+    """Run `put` when the backward pass, with its reductions of gradients, has ended.
+
+    DistributedDataParallel queues its own end from inside the pass; queueing twice lets it go
+    first.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(lambda: engine.queue_callback(put))
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Remember, while the block runs, the layouts of what leaves DTensors, and microbatches."""
+    with patched(*_dtensor_patches(), *_pipeline_patches()):
+        yield
+
+
+def _waited(tensor: Tensor) -> Tensor:
+    wait = getattr(tensor, "wait", None)
+    return wait() if wait is not None and type(tensor) is not Tensor else tensor
+
+
+def _in_microbatch(known: Layout) -> Layout:
+    microbatch = _state.microbatch
+    return known if microbatch is None else replace(known, place=(*known.place, microbatch))
+
+
+_Patch = tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]
+
+
+@contextmanager
+def patched(*patches: _Patch) -> Iterator[None]:
+    """Wrap attributes while the block runs, and put the old ones back in reverse order."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    for owner, name, wrap in patches:
+        setattr(owner, name, wraps(getattr(owner, name))(wrap(getattr(owner, name))))
+    try:
+        yield
+    finally:
+        for owner, name, old in reversed(before):
+            setattr(owner, name, old)
+
+
+def _dtensor_patches() -> list[_Patch]:
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed.tensor import DTensor
+
+    def remembered(to_local: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+            local = to_local(self, *args, **kwargs)
+            _layouts[local] = layout_of_spec(self._spec)
+            return local
+
+        return call
+
+    return [(DTensor, "to_local", remembered)]
+
+
+def _pipeline_patches() -> list[_Patch]:
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed.pipelining import stage
+
+    base = stage._PipelineStageBase
+    chunks = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+    infer = [
+        (kind, "_prepare_forward_infra", _inferring)
+        for kind in (stage.PipelineStage, stage._PipelineStage)
+    ]
+    return [*((base, name, _numbered) for name in chunks), *infer]
+
+
+def _numbered(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a stage's work on one microbatch, so that its values say which one it is."""
+
+    def call(self: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
+        before = _state.microbatch
+        _state.microbatch = Coordinate(MICROBATCH, chunk, self.chunks, known=False)
+        try:
+            return run(self, chunk, *args, **kwargs)
+        finally:
+            _state.microbatch = before
+
+    return call
+
+
+def _inferring(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the trial of a stage that finds out its shapes: it is not a step of the model."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _state.inferring = True
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            _state.inferring = False
+
+    return call
