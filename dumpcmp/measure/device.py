@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dumpcmp.errors import CaptureWarning
-from dumpcmp.measure.packing import DIGEST_WORDS, pack, stored_as
+from dumpcmp.measure.packing import DIGEST_WORDS, HEAD, pack, stored_as
 from dumpcmp.measure.sketch import BLOCK, RUN, hash_of
 from dumpcmp.measure.summary import RAW_LIMIT, SEGMENT_SIZE, Recipe, borders, reduced, summarise
 from dumpcmp.record import Stored
@@ -62,6 +63,9 @@ class Summariser:
         whole = tuple(real.shape)
         flat = _summable(real.contiguous().view(-1))
         names, own, problem = self._reduced(tensor)
+        stored = stored_as(recipe, whole, names, problem)
+        if (fast := self._fast(flat)) is not None:
+            return Row(stored, torch.cat([fast[:HEAD], *own, fast[HEAD:]]) if own else fast)
         cuts = borders(whole, recipe.segments) if recipe.size else [0, flat.numel()]
         sums, totals = [], []
         for low, high in itertools.pairwise(cuts):
@@ -72,24 +76,43 @@ class Summariser:
                     totals.append(total)
         head = _head(torch.stack(totals), flat.numel())
         folded = self._folded(torch.stack(sums), recipe) if recipe.size else []
-        stored = stored_as(recipe, whole, names, problem)
         return Row(stored, torch.cat([head, *own, *folded]))
+
+    def _fast(self, flat: Tensor) -> Tensor | None:
+        """The packed row in a few launches, where there is a kernel for this recipe and device."""
+        recipe = self.recipe
+        if recipe.num_hashes > 1 or recipe.segments or not recipe.size:
+            return None
+        tables = self._tables_for(flat.device, recipe.seed)
+        row: Tensor | None = self._by_kernel(
+            flat, lambda k: k.row_of(flat, recipe.size, HEAD, tables)
+        )
+        return row
+
+    def _by_kernel(self, flat: Tensor, use: Callable[[Any], Any]) -> Any:
+        """What `use` makes of the kernels, or None where there are none for this device."""
+        if flat.device.type != "cuda" or not self._kernels:
+            return None
+        try:
+            from dumpcmp.measure import kernels
+
+            return use(kernels)
+        except Exception as error:  # whatever the compiler of kernels trips over
+            self._kernels = False
+            warnings.warn(
+                f"summaries are taken without kernels of their own, and slower: {error}",
+                CaptureWarning,
+                stacklevel=2,
+            )
+            return None
 
     def _pass(self, flat: Tensor, start: int, seed: int) -> tuple[Tensor, Tensor]:
         """Sums of the turned blocks, and totals, of elements that begin at index `start`."""
         tables = self._tables_for(flat.device, seed)
-        if flat.device.type == "cuda" and self._kernels:
-            try:
-                from dumpcmp.measure import kernels
-
-                return kernels.summed(flat, start, tables)
-            except Exception as error:  # whatever the compiler of kernels trips over
-                self._kernels = False
-                warnings.warn(
-                    f"summaries are taken without kernels of their own, and slower: {error}",
-                    CaptureWarning,
-                    stacklevel=2,
-                )
+        by_kernel = self._by_kernel(flat, lambda k: k.summed(flat, start, tables))
+        if by_kernel is not None:
+            wide, totals = by_kernel
+            return wide, totals
         return summed(flat, start, tables)
 
     def _tables_for(self, device: torch.device, seed: int) -> Tables:
@@ -158,6 +181,11 @@ class Tables:
     def half_words(self) -> Tensor:
         """The sign words as pairs of int32, the low half first."""
         return torch.from_numpy(hash_of(self.seed).words.view(np.int32)).to(self.device)
+
+    @cached_property
+    def bases(self) -> Tensor:
+        """Where each run of a block begins in the buckets."""
+        return torch.from_numpy(hash_of(self.seed).bases.astype(np.int32)).to(self.device)
 
     def fold(self, turned: Tensor, size: int) -> Tensor:
         """The `size` buckets that the sums of turned blocks add up to, in a fixed order."""
