@@ -1,0 +1,145 @@
+"""One call of an op as plain values: what runs, and which of its arguments are tensors."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dumpcmp.partitioning.config import SHAPE, VALUE, IRObject, TensorInfo, VerifyConfig
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One argument, numbered as ``idx`` counts them; lists that hold tensors are opened up."""
+
+    path: Path  # ("args", 0), ("args", 0, 1), ("kwargs", "bias")
+    value: Any  # a TensorInfo for a tensor
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the op receives a tensor here."""
+        return isinstance(self.value, TensorInfo)
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The tensor's shape, None for anything else."""
+        return self.value.shape if isinstance(self.value, TensorInfo) else None
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """A function's signature and its arguments, tensors as TensorInfos at any depth."""
+
+    fsig: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = None  # type: ignore[assignment]
+    imports: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
+
+    def __str__(self) -> str:
+        words = [spoken(arg) for arg in self.args]
+        words += [f"{name}={spoken(value)}" for name, value in self.kwargs.items()]
+        return f"{self.fsig}({', '.join(words)})"
+
+
+def call_of(config: VerifyConfig) -> OpCall:
+    """The call that `config` describes; only tensors of the wanted grads ask for them."""
+    wanted = [
+        plain(_without_grad(arg) if index in config.non_grad_indices else arg)
+        for index, arg in enumerate(config.args)
+    ]
+    kwargs = {name: plain(value) for name, value in config.kwargs.items()}
+    return OpCall(config.fsig, tuple(wanted), kwargs, config.import_customized_func)
+
+
+def _without_grad(arg: Any) -> Any:
+    if not isinstance(arg, TensorInfo):
+        return arg
+    return TensorInfo(arg.value_form, arg.value, arg.dtype, requires_grad=False)
+
+
+def plain(value: Any) -> Any:
+    """`value` with tracer objects and value-form arguments replaced by what they hold."""
+    match value:
+        case IRObject():
+            return plain(value.value)
+        case TensorInfo(value_form="value") if not isinstance(value.value, torch.Tensor):
+            return plain(value.value)
+        case torch.Tensor():
+            return TensorInfo(VALUE, value, value.dtype, value.is_floating_point())
+        case slice():
+            return slice(plain(value.start), plain(value.stop), plain(value.step))
+        case list() | tuple():
+            return type(value)([plain(item) for item in value])
+        case dict():
+            return {key: plain(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+def leaves(call: OpCall) -> tuple[Leaf, ...]:
+    """The arguments of `call` in order: positional ones, then keywords that hold tensors."""
+    positional = [leaf for i, arg in enumerate(call.args) for leaf in _opened(("args", i), arg)]
+    keywords = [
+        leaf
+        for name, value in call.kwargs.items()
+        for leaf in _opened(("kwargs", name), value)
+        if leaf.is_tensor
+    ]
+    return (*positional, *keywords)
+
+
+def _opened(path: Path, value: Any) -> Iterator[Leaf]:
+    if isinstance(value, list | tuple) and any(isinstance(item, TensorInfo) for item in value):
+        for i, item in enumerate(value):
+            yield Leaf((*path, i), item)
+    else:
+        yield Leaf(path, value)
+
+
+def replaced(call: OpCall, change: Callable[[Path, Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of `call` after `change(path, value)` of every leaf and every other keyword."""
+
+    def inside(path: Path, value: Any) -> Any:
+        opened = list(_opened(path, value))
+        if opened[:1] and opened[0].path == path:
+            return change(path, value)
+        return [change(leaf.path, leaf.value) for leaf in opened]
+
+    args = [inside(("args", i), arg) for i, arg in enumerate(call.args)]
+    return args, {name: inside(("kwargs", name), value) for name, value in call.kwargs.items()}
+
+
+def spoken(value: Any) -> str:
+    """A short, stable text of an argument: it names the call in reports and in its content key."""
+    match value:
+        case TensorInfo(value_form="shape"):
+            return str(value)
+        case TensorInfo():
+            numbers = value.value.detach().cpu()
+            return f"{value}={numbers.flatten()[:8].tolist()}#{hash_of(numbers)}"
+        case list() | tuple():
+            return f"[{', '.join(map(spoken, value))}]"
+        case slice():
+            return f"slice({spoken(value.start)}, {spoken(value.stop)}, {spoken(value.step)})"
+        case _:
+            return str(value)
+
+
+def hash_of(tensor: torch.Tensor) -> str:
+    """A digest of the tensor's bytes."""
+    import xxhash
+
+    from dumpcmp.tensors import value_of
+
+    return xxhash.xxh3_64_hexdigest(value_of(tensor.contiguous()).bits.tobytes())
+
+
+def shape_of(shape: tuple[int, ...], dtype: torch.dtype, *, grad: bool | None = None) -> TensorInfo:
+    """A tensor argument of `shape`; floats ask for a gradient unless `grad` says otherwise."""
+    return TensorInfo(SHAPE, shape, dtype, dtype.is_floating_point if grad is None else grad)

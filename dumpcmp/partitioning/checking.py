@@ -1,0 +1,216 @@
+"""Verifies one op: itself against float64, then each partition of it against itself."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from dumpcmp.errors import DumpcmpError
+from dumpcmp.outcome import Verdict
+from dumpcmp.partitioning.annotation import Annotation
+from dumpcmp.partitioning.call import OpCall, leaves
+from dumpcmp.partitioning.findings import Finding
+from dumpcmp.partitioning.inputs import domains_of, wanted_grads
+from dumpcmp.partitioning.observing import (
+    Observation,
+    PartFailedError,
+    Task,
+    inputs_of,
+    observe,
+)
+from dumpcmp.partitioning.plan import (
+    Option,
+    Refused,
+    every_option,
+    option_of,
+    plan_partition,
+    whole_plan,
+)
+from dumpcmp.partitioning.rules.ruling import NoRule
+from dumpcmp.partitioning.slots import (
+    Compared,
+    compare_slots,
+    compare_with_reference,
+    first_random,
+    worst,
+)
+from dumpcmp.partitioning.table import Entry, entry_for
+
+
+class Backend(Protocol):
+    """Runs the partitioned side of a task."""
+
+    def observe(self, task: Task, inputs: Sequence[torch.Tensor | None]) -> Observation:
+        """Run `task`; a backend inside this process may use its whole `inputs`."""
+        ...
+
+
+class InProcess:
+    """All parts in this process, one after the other."""
+
+    def observe(self, task: Task, inputs: Sequence[torch.Tensor | None]) -> Observation:
+        """Run `task` on slices of `inputs`."""
+        return observe(task, inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An op to be verified, and what to call it in the report."""
+
+    call: OpCall
+    options: tuple[Mapping[str, Any], ...] | None = None  # None: every legal one
+    anno: str = ""
+    node: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The op on whole inputs: in its own precision and in float64."""
+
+    entry: Entry
+    task: Task
+    inputs: Sequence[torch.Tensor | None]
+    single: Observation
+    reference: Observation | None  # None: the op does not exist in float64
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        """The outputs of the single run."""
+        return [value for slot, value in self.single.values.items() if slot.startswith("output.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to verify: parts where an option does not say, seed of the inputs, device."""
+
+    num: int = 2
+    seed: int = 0
+    device: str = "cpu"
+
+
+def check_op(subject: Subject, backend: Backend, settings: Settings) -> Iterator[Finding]:
+    """Verify `subject`: one Finding for the op itself and one for each partition."""
+    row = Finding(node=subject.node, op=subject.call.fsig, source=subject.source)
+    began = time.perf_counter()
+    try:
+        runs = run_whole(entry_for(subject.call, subject.anno), settings)
+        annotation = runs.entry.annotation(len(runs.outputs))
+        lengths = _lengths(runs, annotation)
+        options = _options(subject, annotation, lengths, settings.num)
+    except NoRule as reason:
+        yield replace(row, verdict=Verdict.SKIPPED, reason=str(reason), seconds=_since(began))
+        return
+    except DumpcmpError as error:
+        yield replace(row, verdict=Verdict.ERROR, reason=error.message, seconds=_since(began))
+        return
+    row = replace(row, annotation=str(annotation), loss_single=_loss(runs.single))
+    single = _check_single(row, runs)
+    yield replace(single, seconds=_since(began))
+    for option in options:
+        began = time.perf_counter()
+        asked = replace(row, idx=option.idx, dim=option.dim, num=option.num)
+        found = _check_partition(asked, runs, annotation, lengths, option, single, backend)
+        yield replace(found, seconds=_since(began))
+
+
+def _since(began: float) -> float:
+    return time.perf_counter() - began
+
+
+def run_whole(entry: Entry, settings: Settings) -> Runs:
+    """Run the op on whole inputs, in its own precision and in float64."""
+    task = Task(
+        entry.call,
+        whole_plan(len(leaves(entry.call))),
+        domains_of(entry),
+        wanted_grads(entry),
+        entry.arguments.paths,
+        seed=settings.seed,
+        device=settings.device,
+    )
+    inputs = inputs_of(task)
+    runs = Runs(entry, task, inputs, observe(task, inputs), None)
+    task = replace(task, native=tuple(output.dtype for output in runs.outputs))
+    try:
+        reference = observe(replace(task, double=True), inputs)
+    except PartFailedError:
+        reference = None
+    return replace(runs, task=task, reference=reference)
+
+
+def _options(
+    subject: Subject, annotation: Annotation, lengths: Mapping[str, int], num: int
+) -> list[Option]:
+    if subject.options is None:
+        return every_option(annotation, lengths, num)
+    return [option_of(given, num) for given in subject.options]
+
+
+def _lengths(runs: Runs, annotation: Annotation) -> dict[str, int]:
+    return runs.entry.lengths(annotation, [tuple(output.shape) for output in runs.outputs])
+
+
+def _loss(observation: Observation) -> float:
+    """The sum of all outputs: what a weaker check would look at."""
+    return sum(
+        float(value.double().sum())
+        for slot, value in observation.values.items()
+        if slot.startswith("output.") and value.is_floating_point()
+    )
+
+
+def _check_single(row: Finding, runs: Runs) -> Finding:
+    """The op itself: it must be the same twice, and near its float64 run."""
+    row = replace(row, rule="single")
+    again = observe(replace(runs.task, backward=False, noise=1), runs.inputs)
+    slot = first_random(runs.single, again)
+    if slot:
+        reason = "random: two runs with different seeds differ, so neither is a reference"
+        return replace(row, verdict=Verdict.INCONCLUSIVE, worst_slot=slot, reason=reason)
+    if runs.reference is None:
+        reason = "the op does not run in float64: partitions are judged by rounding alone"
+        return replace(row, verdict=Verdict.PASS, reason=reason)
+    return _told(row, worst(compare_with_reference(runs.single, runs.reference)))
+
+
+def _check_partition(
+    row: Finding,
+    runs: Runs,
+    annotation: Annotation,
+    lengths: Mapping[str, int],
+    option: Option,
+    single: Finding,
+    backend: Backend,
+) -> Finding:
+    try:
+        plan = plan_partition(runs.entry, annotation, lengths, option)
+    except Refused as refused:
+        return replace(row, verdict=Verdict.REFUSED, reason=refused.message)
+    row = replace(row, rule=str(plan))
+    if single.verdict is Verdict.INCONCLUSIVE and single.reason.startswith("random"):
+        return replace(row, verdict=Verdict.INCONCLUSIVE, reason=single.reason)
+    try:
+        found = backend.observe(replace(runs.task, plan=plan), runs.inputs)
+    except PartFailedError as error:
+        return replace(row, verdict=Verdict.FAIL, reason=error.message)
+    except DumpcmpError as error:
+        return replace(row, verdict=Verdict.ERROR, reason=error.message)
+    row = replace(row, loss_multi=_loss(found))
+    return _told(row, worst(compare_slots(runs.single, found, runs.reference)))
+
+
+def _told(row: Finding, found: Compared) -> Finding:
+    return replace(
+        row,
+        verdict=found.verdict,
+        worst_slot=found.slot,
+        reason=found.judgement.reason,
+        max_abs_diff=found.max_abs_diff,
+        max_rel_err=found.max_rel_err,
+        rmse_reference=found.scale,
+        rmse_single=found.single_error,
+        rmse_partitioned=found.partitioned_error,
+    )

@@ -1,0 +1,193 @@
+"""Functions of nnScaler's runtime, rewritten, and norms whose parts share their statistics.
+
+A synchronised function is a generator: it yields a tensor, and is sent the sum of what all parts
+have yielded. Who carries the sum is not its business: one process adds, ranks all-reduce.
+"""
+
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Exchange = Generator[Tensor, Tensor, Any]
+
+
+def embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None, start: int, stop: int
+) -> Tensor:
+    """Rows of a table of which this part holds ids `start` to `stop`; other ids give zeros."""
+    ids = input.long()
+    outside = (ids < start) | (ids >= stop)
+    local = (ids - start).masked_fill(outside, 0)
+    padding = None
+    if padding_idx is not None and start <= padding_idx < stop:
+        padding = padding_idx - start
+    return F.embedding(local, weight, padding).masked_fill(outside.unsqueeze(-1), 0)
+
+
+def fullslice(input: Tensor, *slicers: Any) -> Tensor:
+    """``input[slicers]``."""
+    return input[slicers]
+
+
+def batchnorm2d(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    num_batches_tracked: Tensor | None = None,
+    momentum: float | None = 0.1,
+    training: bool = True,
+    track_running_stats: bool = True,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``torch.nn.BatchNorm2d`` as a function; the statistics are updated in place."""
+    mean, var = _tracked(running_mean, running_var, training, track_running_stats)
+    factor = _factor(num_batches_tracked, momentum, training and track_running_stats)
+    return F.batch_norm(input, mean, var, weight, bias, training or mean is None, factor, eps)
+
+
+def batchnorm2d_synchronised(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    num_batches_tracked: Tensor | None = None,
+    momentum: float | None = 0.1,
+    training: bool = True,
+    track_running_stats: bool = True,
+    eps: float = 1e-5,
+) -> Exchange:
+    """`batchnorm2d` with the mean and variance of all parts together."""
+    mean, var = _tracked(running_mean, running_var, training, track_running_stats)
+    factor = _factor(num_batches_tracked, momentum, training and track_running_stats)
+    return (yield from batch_norm_synchronised(input, mean, var, weight, bias, True, factor, eps))
+
+
+def _tracked(
+    mean: Tensor | None, var: Tensor | None, training: bool, track: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    return (mean, var) if track or not training else (None, None)
+
+
+def _factor(count: Tensor | None, momentum: float | None, updating: bool) -> float:
+    if updating and count is not None:
+        count.add_(1)
+        if momentum is None:
+            return 1.0 / float(count)
+    return momentum or 0.0
+
+
+def batch_norm_synchronised(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = True,  # noqa: ARG001
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = False,  # noqa: ARG001
+) -> Exchange:
+    """``F.batch_norm`` in training, with the mean and variance of all parts together."""
+    dims = [d for d in range(input.dim()) if d != 1]
+    num = float((yield _count(input.numel() // input.shape[1], input)))
+    mean = (yield input.sum(dims)) / num
+    centred = input - _channel(mean, input)
+    var = (yield centred.square().sum(dims)) / num
+    with torch.no_grad():
+        _update(running_mean, mean, momentum)
+        _update(running_var, var * (num / (num - 1)), momentum)
+    out = centred * _channel((var + eps).rsqrt(), input)
+    if weight is not None:
+        out = out * _channel(weight, input)
+    return out if bias is None else out + _channel(bias, input)
+
+
+def native_batch_norm_synchronised(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,  # noqa: ARG001
+    momentum: float,
+    eps: float,
+) -> Exchange:
+    """``aten._native_batch_norm_legit_functional`` with the statistics of all parts together."""
+    mean, var = running_mean.clone(), running_var.clone()
+    zeros, ones = torch.zeros_like(running_mean), torch.ones_like(running_var)
+    out = yield from batch_norm_synchronised(input, mean, var, weight, bias, True, momentum, eps)
+    yield from batch_norm_synchronised(input.detach(), zeros, ones, None, None, True, 1.0, eps)
+    num = float((yield _count(input.numel() // input.shape[1], input)))
+    return out, zeros, (ones * ((num - 1) / num) + eps).rsqrt(), mean, var
+
+
+def instancenorm2d(
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``torch.nn.InstanceNorm2d`` as a function; the statistics are updated in place."""
+    own = training or running_mean is None
+    return F.instance_norm(input, running_mean, running_var, weight, bias, own, momentum, eps)
+
+
+def instancenorm2d_synchronised(
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Exchange:
+    """`instancenorm2d` whose running statistics are those of all parts together."""
+    return (
+        yield from instance_norm_synchronised(
+            input, running_mean, running_var, weight, bias, training, momentum, eps
+        )
+    )
+
+
+def instance_norm_synchronised(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,  # noqa: ARG001
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = False,  # noqa: ARG001
+) -> Exchange:
+    """``F.instance_norm`` in training, whose running statistics are those of all parts together."""
+    dims = list(range(2, input.dim()))
+    seen = input.detach()  # not no_grad(): it would hold for the other parts between two yields
+    num = float((yield _count(input.shape[0], input)))
+    _update(running_mean, (yield seen.mean(dims).sum(0)) / num, momentum)
+    _update(running_var, (yield seen.var(dims).sum(0)) / num, momentum)
+    return F.instance_norm(input, None, None, weight, bias, True, 0.0, eps)
+
+
+def _count(number: int, like: Tensor) -> Tensor:
+    return torch.tensor(float(number), dtype=torch.float64, device=like.device)
+
+
+def _update(running: Tensor | None, now: Tensor, momentum: float) -> None:
+    if running is not None:
+        running.mul_(1 - momentum).add_(now, alpha=momentum)
+
+
+def _channel(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(1, -1, *[1] * (like.dim() - 2))

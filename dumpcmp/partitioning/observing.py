@@ -1,0 +1,273 @@
+"""Runs an op in parts inside one process: slices in, op per part, joined outputs, one backward.
+
+Autograd goes through the slices and the joins, so that gradients of replicated inputs add up and
+those of split inputs lie side by side, as they would on real ranks.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from dumpcmp.partitioning.call import OpCall, Path, leaves, replaced
+from dumpcmp.partitioning.config import PartitionError, TensorInfo
+from dumpcmp.partitioning.inputs import cotangent, make_inputs
+from dumpcmp.partitioning.plan import WHOLE, Partial, Placement, Plan, Shard
+from dumpcmp.partitioning.rules.ruling import Domain
+from dumpcmp.partitioning.signature import function_of
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run of an op: small enough to be sent, since its tensors are made where it runs."""
+
+    call: OpCall
+    plan: Plan
+    domains: tuple[Domain, ...]
+    wanted: tuple[int, ...]  # leaves whose gradients are observed
+    paths: Mapping[str, Path]  # parameter -> where its argument is
+    seed: int = 0
+    double: bool = False  # in float64
+    backward: bool = True
+    device: str = "cpu"
+    noise: int = 0  # added to the seed of torch's generator, not to that of the inputs
+    native: tuple[torch.dtype, ...] = ()  # dtypes of the outputs outside float64
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a run gave, whole: slot -> tensor; and slots that every part should have the same."""
+
+    values: Mapping[str, Tensor]
+    replicas: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+
+
+Inputs = Sequence[Tensor | None]
+
+
+def inputs_of(task: Task) -> list[Tensor | None]:
+    """The whole inputs of `task`, on its device."""
+    stubs = tuple(
+        leaf.value if isinstance(leaf.value, TensorInfo) else None for leaf in leaves(task.call)
+    )
+    made = make_inputs(stubs, task.domains, task.seed)
+    return [None if tensor is None else tensor.to(task.device) for tensor in made]
+
+
+def observe(task: Task, inputs: Inputs | None = None) -> Observation:
+    """Run all parts of `task` here, and join what they give."""
+    given = inputs_of(task) if inputs is None else inputs
+    sources = [_source(tensor, i in task.wanted, task.double) for i, tensor in enumerate(given)]
+    locals_ = [_local(sources, task.plan, part) for part in range(task.plan.num)]
+    with seeded(task.seed + task.noise):
+        results = _run_all(task, locals_)
+    outputs = [_tensors(result) for result in results]
+    task = replace(task, plan=replace(task.plan, outputs=placements(task, len(outputs[0]))))
+    joined = [
+        _joined([mine[i] for mine in outputs], placement)
+        for i, placement in enumerate(task.plan.outputs)
+    ]
+    values = {f"output.{i}": value.detach() for i, value in enumerate(joined)}
+    replicas = {
+        f"output.{i}": [mine[i].detach() for mine in outputs]
+        for i, placement in enumerate(task.plan.outputs)
+        if not isinstance(placement, Shard | Partial) and task.plan.num > 1
+    }
+    if task.backward:
+        values |= _gradients(task, sources, outputs)
+    for i in _mutated(task, sources, locals_):
+        mine = [part[i].detach() for part in locals_]  # type: ignore[union-attr]
+        placement = task.plan.inputs[i]
+        values[f"mutated.{i}"] = _joined(mine, placement)
+        if not isinstance(placement, Shard) and task.plan.num > 1:
+            replicas[f"mutated.{i}"] = mine
+    return Observation(values, replicas)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's generators start from `seed` inside, and go on as before after."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Floats as float64, complex numbers as complex128, anything else as it is."""
+    if tensor.is_floating_point():
+        return tensor.double()
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor
+
+
+def _source(tensor: Tensor | None, wanted: bool, double: bool) -> Tensor | None:
+    if tensor is None:
+        return None
+    plain = widened(tensor.detach()) if double else tensor.detach()
+    return plain.clone().requires_grad_() if wanted and plain.is_floating_point() else plain
+
+
+def slice_of(tensor: Tensor, placement: Placement, part: int) -> Tensor:
+    """What `part` holds of `tensor`."""
+    if isinstance(placement, Shard):
+        return tensor.narrow(placement.dim, placement.starts[part], placement.lengths[part])
+    return tensor
+
+
+def _local(sources: Inputs, plan: Plan, part: int) -> list[Tensor | None]:
+    return [
+        None
+        if tensor is None
+        else slice_of(tensor, placement, part).clone(memory_format=torch.contiguous_format)
+        for tensor, placement in zip(sources, plan.inputs, strict=True)
+    ]
+
+
+def arguments_of(task: Task, mine: Inputs, part: int) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of one part: its tensors, and what the plan changes for it."""
+    changes = dict(task.plan.changes[part])
+    tensors = {leaf.path: t for leaf, t in zip(leaves(task.call), mine, strict=True)}
+
+    def change(path: Path, value: Any) -> Any:
+        tensor = tensors.get(path)
+        if tensor is not None:
+            return tensor
+        value = changes.get(path, value)
+        floats = isinstance(value, torch.dtype) and value.is_floating_point
+        return torch.float64 if task.double and floats else value
+
+    return replaced(task.call, change)
+
+
+def started(task: Task, mine: Inputs, part: int) -> Any:
+    """Run one part: its result, or, for a synchronised op, the generator that leads to it."""
+    args, kwargs = arguments_of(task, mine, part)
+    if not task.plan.synchronised:
+        return function_of(task.call).run(*args, **kwargs)
+    home, _, name = task.plan.synchronised.rpartition(".")
+    given = {"args": args, "kwargs": kwargs}
+    named = {n: given[str(side)][key] for n, (side, key, *_) in task.paths.items()}  # type: ignore[index]
+    return getattr(import_module(home), name)(**named)
+
+
+def _run_all(task: Task, locals_: Sequence[Inputs]) -> list[Any]:
+    results = []
+    for part, mine in enumerate(locals_):
+        try:
+            results.append(started(task, mine, part))
+        except Exception as error:
+            raise PartFailedError(part, task.plan.num, error) from error
+    return _together(results) if task.plan.synchronised else results
+
+
+class PartFailedError(PartitionError):
+    """The op raised an error on a part."""
+
+    def __init__(self, part: int, num: int, error: Exception) -> None:
+        where = f"part {part} of {num}" if num > 1 else "the op itself"
+        said = str(error).strip().split("\n")[0]
+        super().__init__(f"{where} raises {type(error).__name__}: {said}")
+
+
+def _together(parts: Sequence[Generator[Tensor, Tensor, Any]]) -> list[Any]:
+    """Run generators in step, sending each the sum of what all of them yield."""
+    results: list[Any] = [None] * len(parts)
+    sent: list[Tensor | None] = [None] * len(parts)
+    while True:
+        yielded = []
+        for i, part in enumerate(parts):
+            try:
+                yielded.append(part.send(sent[i]))  # type: ignore[arg-type]
+            except StopIteration as stop:
+                results[i] = stop.value
+        if not yielded:
+            return results
+        if len(yielded) != len(parts):
+            raise PartitionError("the parts of a synchronised op do not exchange equally often")
+        sent = [torch.stack(yielded).sum(0)] * len(parts)
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def placements(task: Task, found: int) -> tuple[Placement, ...]:
+    """How the outputs come together; an annotation with more or fewer than `found` is refused."""
+    if task.plan.num == 1:
+        return (WHOLE,) * found
+    if found != len(task.plan.outputs):
+        raise PartitionError(
+            f"{task.call.fsig} gives {found} tensors, its annotation has {len(task.plan.outputs)}",
+            hint="write one shape for each output",
+        )
+    return task.plan.outputs
+
+
+def _joined(parts: Sequence[Tensor], placement: Placement) -> Tensor:
+    if isinstance(placement, Shard) and len(parts) > 1:
+        return torch.cat(list(parts), placement.dim)
+    if isinstance(placement, Partial):
+        return _sum(parts)
+    return parts[0]
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _gradients(
+    task: Task, sources: Inputs, outputs: Sequence[Sequence[Tensor]]
+) -> dict[str, Tensor]:
+    """Gradients of the wanted inputs under a random cotangent of every differentiable output."""
+    targets, arriving = [], []
+    for i, placement in enumerate(task.plan.outputs):
+        parts = [mine[i] for mine in outputs]
+        if not any(part.requires_grad for part in parts):
+            continue
+        mean = not isinstance(placement, Shard | Partial)
+        whole = _sum(parts) / len(parts) if mean and len(parts) > 1 else _joined(parts, placement)
+        targets.append(whole)
+        arriving.append(arriving_at(task, i, whole))
+    tensors = [(i, t) for i in task.wanted if (t := sources[i]) is not None and t.requires_grad]
+    if not targets or not tensors:
+        return {}
+    found = torch.autograd.grad(targets, [t for _, t in tensors], arriving, allow_unused=True)
+    return {
+        f"grad_input.{i}": grad.detach()
+        for (i, _), grad in zip(tensors, found, strict=True)
+        if grad is not None
+    }
+
+
+def arriving_at(task: Task, index: int, like: Tensor) -> Tensor:
+    """The cotangent of output `index`; in float64 it is the same numbers."""
+    native = task.native[index] if task.native else like.dtype
+    made = cotangent(tuple(like.shape), native, index, task.seed)
+    return made.to(device=like.device, dtype=like.dtype)
+
+
+def _mutated(task: Task, sources: Inputs, locals_: Sequence[Inputs]) -> list[int]:
+    """Leaves that any part has written to."""
+    return [
+        i
+        for i, source in enumerate(sources)
+        if source is not None
+        and any(
+            was_written(mine[i], slice_of(source, task.plan.inputs[i], part))
+            for part, mine in enumerate(locals_)
+        )
+    ]
+
+
+def was_written(tensor: Tensor | None, before: Tensor) -> bool:
+    """Whether an op wrote to its copy of `before`; norms do so without counting a version."""
+    if tensor is None:
+        return False
+    return tensor.shape != before.shape or not torch.equal(tensor.detach(), before.detach())

@@ -1,0 +1,159 @@
+"""From a function's signature, such as ``"torch.conv2d"``, to the function and its parameters."""
+
+import ast
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from dumpcmp.partitioning.call import OpCall
+from dumpcmp.partitioning.config import PartitionError
+
+# Signatures of nnScaler's own functions -> our functions with the same arguments.
+EQUIVALENTS = {
+    "nnscaler.runtime.function.embedding": "embedding",
+    "nnscaler.runtime.function.fullslice": "fullslice",
+    "nnscaler.graph.function.wrapnn.wrap_batchnorm2d_func": "batchnorm2d",
+    "nnscaler.graph.function.wrapnn.wrap_instancenorm2d_func": "instancenorm2d",
+}
+_ATEN = "torch.ops.aten."
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What runs, and how its parameters are called, in order."""
+
+    run: Callable[..., Any]
+    parameters: tuple[str, ...]
+    variadic: str = ""  # the name under which it takes any number of further arguments
+
+
+def canonical(fsig: str) -> str:
+    """One spelling of each signature: ``aten.add.Tensor`` for ``torch.ops.aten.add.Tensor``."""
+    return "aten." + fsig.removeprefix(_ATEN) if fsig.startswith(_ATEN) else fsig
+
+
+def function_of(call: OpCall) -> Function:
+    """The function that `call` names, with parameter names that fit its arguments."""
+    run = _resolve(canonical(call.fsig), call.imports)
+    if isinstance(run, torch._ops.OpOverload):
+        return Function(run, _schema_names(run))
+    try:
+        return _inspected(run)
+    except ValueError:  # a builtin of torch: its parameters are those of the aten op of that name
+        return Function(run, _builtin_names(call))
+
+
+@cache
+def _resolve(fsig: str, imports: str) -> Callable[..., Any]:
+    namespace = imported(imports) if imports else {}
+    if fsig in EQUIVALENTS:
+        equivalents = import_module("dumpcmp.partitioning.equivalents")
+        return getattr(equivalents, EQUIVALENTS[fsig])  # type: ignore[no-any-return]
+    if fsig.startswith("aten."):
+        return _attribute(torch.ops.aten, fsig.split(".")[1:], fsig)
+    first, *rest = fsig.split(".")
+    if first in namespace:
+        return _attribute(namespace[first], rest, fsig)
+    return _found(fsig)
+
+
+def _found(fsig: str) -> Callable[..., Any]:
+    words = fsig.split(".")
+    for length in range(len(words) - 1, 0, -1):
+        try:
+            module = import_module(".".join(words[:length]))
+        except ModuleNotFoundError:
+            continue
+        return _attribute(module, words[length:], fsig)
+    raise PartitionError(
+        f"no function {fsig!r}", hint="import it in import_customized_func, or write its full path"
+    )
+
+
+def _attribute(thing: Any, words: list[str], fsig: str) -> Callable[..., Any]:
+    for word in words:
+        if not hasattr(thing, word):
+            raise PartitionError(f"no function {fsig!r}: {thing!r} has no {word!r}")
+        thing = getattr(thing, word)
+    if isinstance(thing, torch._ops.OpOverloadPacket):
+        thing = getattr(thing, thing.overloads()[0])  # type: ignore[no-untyped-call]
+    if not callable(thing):
+        raise PartitionError(f"{fsig!r} is not a function, but {thing!r}")
+    return thing  # type: ignore[no-any-return]
+
+
+def imported(statements: str) -> dict[str, Any]:
+    """The names that the import `statements` bind. Anything but an import is refused, unexecuted.
+
+    The statements are read as a syntax tree and carried out by the import system; the text itself
+    never runs.
+    """
+    try:
+        tree = ast.parse(statements)
+    except SyntaxError as error:
+        raise PartitionError(
+            f"import_customized_func {statements!r} is not Python: {error}"
+        ) from None
+    namespace: dict[str, Any] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "level", None):
+            raise PartitionError(
+                f"import_customized_func holds {ast.unparse(node)!r}, which is not an import",
+                hint="write 'import package' or 'from package import function' lines only",
+            )
+    for node in tree.body:
+        assert isinstance(node, ast.Import | ast.ImportFrom)
+        namespace.update(_bound(node))
+    return namespace
+
+
+def _bound(node: ast.Import | ast.ImportFrom) -> dict[str, Any]:
+    if isinstance(node, ast.Import):
+        return {
+            alias.asname or alias.name.split(".")[0]: (
+                _module(alias.name) if alias.asname else _module(alias.name, top=True)
+            )
+            for alias in node.names
+        }
+    module = _module(node.module or "")
+    return {alias.asname or alias.name: _member(module, alias.name) for alias in node.names}
+
+
+def _module(name: str, *, top: bool = False) -> Any:
+    try:
+        module = import_module(name)
+    except ImportError as error:
+        raise PartitionError(f"import_customized_func: cannot import {name!r}: {error}") from None
+    return import_module(name.split(".")[0]) if top else module
+
+
+def _member(module: Any, name: str) -> Any:
+    if hasattr(module, name):
+        return getattr(module, name)
+    return _module(f"{module.__name__}.{name}")
+
+
+def _schema_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
+    return tuple(argument.name for argument in op._schema.arguments)
+
+
+def _inspected(run: Callable[..., Any]) -> Function:
+    parameters = inspect.signature(run).parameters.values()
+    several = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
+    named = tuple(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    return Function(run, named, several[0] if several else "")
+
+
+def _builtin_names(call: OpCall) -> tuple[str, ...]:
+    packet = getattr(torch.ops.aten, call.fsig.split(".")[-1], None)
+    overloads = [getattr(packet, name) for name in packet.overloads()] if packet else []
+    named = [_schema_names(op) for op in overloads]
+    for names in named:
+        if len(call.args) <= len(names) and set(call.kwargs) <= set(names[len(call.args) :]):
+            return names
+    return named[0] if named else tuple(f"arg{i}" for i in range(len(call.args)))
