@@ -8,6 +8,9 @@ __version__ = "0.1.0"
 # Public name -> the module that defines it. Nothing is imported, torch least of all, until
 # the name is used.
 _HOMES: dict[str, str] = {
+    "Archive": "dumpcmp.archive.reader",
+    "ArchiveWriter": "dumpcmp.archive.writer",
+    "audit": "dumpcmp.archive.integrity",
     "verify": "dumpcmp.verifying",
     "VerifyConfig": "dumpcmp.verifying",
     "verifying_backend": "dumpcmp.verifying",

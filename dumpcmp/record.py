@@ -75,6 +75,7 @@ class Location:
     part: Path
     offset: int
     nbytes: int
+    dataset: str = ""  # path of a dataset that only HDF5 can read: chunked or compressed
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -91,8 +90,9 @@ class RankDirectory:
 
 def parts_in(directory: Path) -> dict[int, Path]:
     """The parts in a step's `directory` by their number."""
-    names = (re.fullmatch(PART_FILE, name) for name in sorted(os.listdir(directory)))
-    return {int(match["number"]): directory / match[0] for match in names if match}
+    names = (re.fullmatch(PART_FILE, path.name) for path in directory.iterdir())
+    found = {int(match["number"]): directory / match[0] for match in names if match}
+    return dict(sorted(found.items()))
 
 
 def part_name(number: int) -> str:

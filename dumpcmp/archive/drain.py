@@ -165,7 +165,6 @@ class Drain:
         part.sequence += 1
         room = self.ring.room
         if kind == journal.VALUE:
-            call, form, number, order, wait = rest
             self.finish_value(room[place : place + total], part, address, *rest)
             return
         seal_prefix(room[place : place + total], address)

@@ -50,10 +50,13 @@ def file_name(name: str) -> str:
     return _escape(name, _UNSAFE_FILE)
 
 
+def unescaped(name: str) -> str:
+    """The name that was escaped to `name`; one that was too long stays as it is."""
+    if name == "%":
+        return ""
+    return unquote_to_bytes(name.encode()).decode("utf-8", "surrogatepass")
+
+
 def name_of_file(escaped: str) -> str | None:
     """The name that `file_name` escaped, or None where it was too long to be kept."""
-    if len(escaped.encode()) > LONGEST:
-        return None
-    if escaped == "%":
-        return ""
-    return unquote_to_bytes(escaped).decode("utf-8", "surrogatepass")
+    return None if len(escaped.encode()) > LONGEST else unescaped(escaped)

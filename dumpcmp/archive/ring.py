@@ -88,3 +88,13 @@ class Ring:
         self._memory.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def read_header(first_page: bytes, nbytes: int) -> tuple[int, int, int]:
+    """Capacity, place and sequence of the oldest record of a ring file of `nbytes`."""
+    if len(first_page) < _HEADER.size:
+        return 0, 0, 0
+    magic, capacity, place, sequence = _HEADER.unpack_from(first_page)
+    if magic != RING_MAGIC or capacity + HEADER_NBYTES != nbytes:
+        return 0, 0, 0
+    return capacity, place, sequence

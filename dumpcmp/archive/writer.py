@@ -1,4 +1,4 @@
-"""The sink of a capture: numbers what it receives, copies it into the ring, in the file's layout."""
+"""The sink of a capture: copies what it receives into a ring that has the file's layout."""
 
 from __future__ import annotations
 
@@ -90,8 +90,7 @@ class _Step:
 
 
 class ArchiveWriter:
-    """Writes one rank's part of an archive; a `Sink` and a context manager, safe to share
-    between threads.
+    """Writes one rank's part of an archive: a `Sink` that several threads may share.
 
         with ArchiveWriter("d1", run={"mode": "eager"}) as sink:
             sink.call(call)

@@ -1,0 +1,404 @@
+"""An archive opened for reading: a mapping from Keys to Records, its tensors mapped, not read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dumpcmp.archive.contents import ABSENT, Contents, read_index
+from dumpcmp.archive.decoder import PartFile, root_address
+from dumpcmp.archive.directory import parts_in, rank_directories
+from dumpcmp.archive.encoder import SIGNATURE
+from dumpcmp.archive.names import name_of_file
+from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
+from dumpcmp.archive.scan import Found, part_facts, ring_records, scan
+from dumpcmp.archive.schema import MAX_RANK, NO_ROW, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.dtypes import DTYPES
+from dumpcmp.errors import ArchiveError
+from dumpcmp.record import Call, Kept, Key, Location, Record
+from dumpcmp.tensors import Value
+
+MOST_MAPPED = 64  # parts mapped at once; each keeps a file open
+
+Name = tuple[str, int, str]  # op, call and slot: a Key within its step
+
+
+def read_part(path: Path, model: str, step: int, number: int, stranded: list[Found]) -> Contents:
+    """What `path` holds: by its index, else by its journal, else, not being ours, by its groups."""
+    with PartFile(path) as file:
+        try:
+            root_address(file)
+        except ArchiveError as error:
+            return _read_other(file, model, step, number, error)
+        damage: tuple[str, ...] = ()
+        try:
+            contents = read_index(file)
+        except ArchiveError as error:
+            contents, damage = None, (error.message,)
+        if contents is None:
+            contents = scan(file, stranded)
+            contents.problems += damage
+        contents.model, contents.step = model, step
+        return contents
+
+
+def _read_other(
+    file: PartFile, model: str, step: int, number: int, error: ArchiveError
+) -> Contents:
+    """A part whose superblock is not ours: damaged, if the journal is; else some other writer's."""
+    try:
+        contents = scan(file, [])
+    except ArchiveError:
+        if file.peek(0, 8) != SIGNATURE or file.peek(8, 1) == b"\0" == file.peek(80, 1):
+            raise error from None
+        from dumpcmp.archive.walk import walk
+
+        return walk(file.path, model, step, number)
+    contents.problems += (error.message,)
+    return contents
+
+
+@dataclass(eq=False)
+class RankStep:
+    """One step as one rank wrote it: its parts, and where in them each value is."""
+
+    rank: int
+    model: str
+    step: int
+    parts: dict[int, Contents]
+    rows: dict[Name, tuple[Contents, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for contents in self.parts.values():
+            ops = contents.ops
+            slots = [form.slot for form in contents.forms]
+            calls, forms = contents.rows["call"].tolist(), contents.rows["form"].tolist()
+            for row, (call, form) in enumerate(zip(calls, forms, strict=True)):
+                if call != ABSENT:
+                    self.rows.setdefault((*ops[call], slots[form]), (contents, row))
+
+    @property
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the parts."""
+        for contents in self.parts.values():
+            yield from contents.problems
+
+    def calls(self) -> dict[tuple[str, int], Call]:
+        """The calls of the step, in order of execution."""
+        found: dict[tuple[str, int], Call] = {}
+        for contents in self.parts.values():
+            for call in contents.calls():
+                found.setdefault((call.op, call.call), call)
+        return dict(sorted(found.items(), key=lambda entry: entry[1].order))
+
+    def names(self) -> list[Name]:
+        """The values of the step, in order of execution."""
+        order = {name: int(c.rows["order"][row]) for name, (c, row) in self.rows.items()}
+        return sorted(order, key=order.__getitem__)
+
+    def record(self, name: Name) -> Record:
+        """The Record of the value `name`."""
+        contents, row = self.rows[name]
+        _, form, order, part, same, _, offset, nbytes, digest = contents.rows[row].item()
+        facts = contents.forms[form]
+        holder = self.parts.get(part)
+        problem = facts.problem if holder else f"part {part}, which holds its bytes, is missing"
+        if holder and same != NO_ROW and holder is not contents and same < len(holder.rows):
+            offset, nbytes, digest = holder.rows[same].item()[6:]
+        return Record(
+            Key(self.model, self.step, *name),
+            order,
+            facts.dtype,
+            facts.shape,
+            facts.stride,
+            facts.storage_offset,
+            facts.device,
+            self.rank,
+            facts.layout,
+            self._same_as(holder, same),
+            facts.kept if holder else Kept.NOTHING,
+            problem,
+            digest.decode("ascii", "replace"),
+            self._location(contents, holder, row, same, offset, nbytes),
+            facts.stored,
+        )
+
+    def _same_as(self, holder: Contents | None, row: int) -> Key | None:
+        if holder is None or row >= len(holder.rows):
+            return None
+        call, form = holder.rows[row].item()[:2]
+        if call == ABSENT:
+            return None
+        op, number = holder.ops[call]
+        return Key(self.model, self.step, op, number, holder.forms[form].slot)
+
+    @staticmethod
+    def _location(
+        contents: Contents, holder: Contents | None, row: int, same: int, offset: int, nbytes: int
+    ) -> Location | None:
+        if holder is None:
+            return None
+        if holder is not contents:
+            contents, row = holder, same
+        if row in contents.elsewhere:
+            path, offset = contents.elsewhere[row]
+            return Location(path, offset, nbytes)
+        return Location(contents.path, offset, nbytes, contents.datasets.get(row, ""))
+
+
+class Archive(Mapping[Key, Record]):
+    """A run's directory of parts, read-only: Key -> Record, in order of execution.
+
+        archive = Archive("d1")
+        for record in archive.values():
+            print(record.key, archive.load(record).numbers().mean())
+
+    Opening reads directory names only; a step's index is read when one of its Keys is asked
+    for. An Archive can be pickled: it travels as its path. One that is still being written, or
+    that a crash has cut short, opens too: `complete` is False and `problems` says why.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._directories = self._find_ranks()
+        self._steps: dict[tuple[int, str, int], RankStep] = {}
+        self._mapped: dict[Path, NDArray[np.uint8]] = {}
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
+        return type(self), (self.path,)
+
+    def __repr__(self) -> str:
+        return f"Archive({str(self.path)!r})"
+
+    def _find_ranks(self) -> dict[int, Path]:
+        found = rank_directories(self.path)
+        if not found:
+            raise ArchiveError(
+                f"{self.path} is not an archive: it has no worldsize*_global_rank* directory",
+                hint="give the path that was given to dumpcmp dump --path",
+            )
+        if len(sizes := {world_size for world_size, _ in found.values()}) > 1:
+            raise ArchiveError(
+                f"{self.path} mixes runs with world sizes {sorted(sizes)}",
+                hint="dump each run into a path of its own",
+            )
+        self.world_size = sizes.pop()
+        return {rank: path for path, (_, rank) in found.items()}
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have written something."""
+        return tuple(self._directories)
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """The ranks of the run that have written nothing here."""
+        return tuple(rank for rank in range(self.world_size) if rank not in self._directories)
+
+    @cached_property
+    def run(self) -> dict[int, dict[str, Any]]:
+        """run.json of each rank."""
+        return {rank: read_run(path) for rank, path in self._directories.items()}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank is here and ended its capture in order."""
+        return not self.missing_ranks and all(_ended_well(facts) for facts in self.run.values())
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What a reader must know: ranks missing, captures cut short, parts damaged."""
+        found = [f"rank {rank} is missing" for rank in self.missing_ranks]
+        for rank, facts in self.run.items():
+            if not _ended_well(facts):
+                found.append(f"rank {rank}: {_why_incomplete(facts)}")
+        found += [problem for step in self._steps.values() for problem in step.problems]
+        return tuple(found)
+
+    @cached_property
+    def _tree(self) -> dict[str, dict[int, dict[int, Path]]]:
+        """Model -> step -> rank -> directory of parts."""
+        tree: dict[str, dict[int, dict[int, Path]]] = {}
+        for rank, directory in self._directories.items():
+            for place in sorted(directory.iterdir()):
+                if place.is_dir() and not place.name.startswith("."):
+                    steps = sorted(int(s.name) for s in place.iterdir() if s.name.isdecimal())
+                    held = tree.setdefault(_model_name(place), {})
+                    for step in steps:
+                        held.setdefault(step, {})[rank] = place / str(step)
+        return {model: dict(sorted(steps.items())) for model, steps in tree.items()}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the root modules that ran."""
+        return tuple(self._tree)
+
+    def steps(self, model: str) -> tuple[int, ...]:
+        """The steps of `model` that any rank has captured."""
+        return tuple(self._tree.get(model, ()))
+
+    @cached_property
+    def texts(self) -> dict[tuple[int, str, str], Path]:
+        """The readable companions, such as graphs as code, by rank, model and name."""
+        return {
+            (rank, _model_name(path.parent), name_of_file(path.name) or path.name): path
+            for rank, directory in self._directories.items()
+            for path in sorted(directory.glob("*/*"))
+            if path.is_file()
+        }
+
+    @cached_property
+    def _stranded(self) -> dict[int, list[Found]]:
+        """What the ring of a killed writer still holds, by rank."""
+        rings = {rank: ring_left_by(path) for rank, path in self._directories.items()}
+        return {rank: list(ring_records(ring)) if ring else [] for rank, ring in rings.items()}
+
+    def _rank_steps(self, model: str, step: int) -> Iterator[RankStep]:
+        """The step as each rank has it, lowest rank first."""
+        for rank, directory in self._tree.get(model, {}).get(step, {}).items():
+            if (rank, model, step) not in self._steps:
+                self._steps[rank, model, step] = self._read_step(rank, model, step, directory)
+            yield self._steps[rank, model, step]
+
+    def _read_step(self, rank: int, model: str, step: int, directory: Path) -> RankStep:
+        parts = {
+            number: read_part(path, model, step, number, self._stranded[rank])
+            for number, path in parts_in(directory).items()
+        }
+        return RankStep(rank, model, step, parts)
+
+    def shards(self, key: Key) -> tuple[Record, ...]:
+        """The Records of `key` on all ranks that have it, lowest rank first."""
+        name = (key.op, key.call, key.slot)
+        held = self._rank_steps(key.model, key.step)
+        return tuple(step.record(name) for step in held if name in step.rows)
+
+    def __getitem__(self, key: Key) -> Record:
+        name = (key.op, key.call, key.slot)
+        for step in self._rank_steps(key.model, key.step):
+            if name in step.rows:
+                return step.record(name)
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, Key) and any(
+            (key.op, key.call, key.slot) in step.rows
+            for step in self._rank_steps(key.model, key.step)
+        )
+
+    def __iter__(self) -> Iterator[Key]:
+        for model in self.models:
+            for step in self.steps(model):
+                yield from self.keys_of(model, step)
+
+    def keys_of(self, model: str, step: int) -> Iterator[Key]:
+        """The Keys of one step, in order of execution; each once, whatever ranks hold it."""
+        seen: set[Name] = set()
+        for held in self._rank_steps(model, step):
+            for name in held.names():
+                if name not in seen:
+                    seen.add(name)
+                    yield Key(model, step, *name)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @cached_property
+    def calls(self) -> dict[tuple[str, int, str, int], Call]:
+        """The calls by (model, step, op, call), each as the lowest rank that has it saw it."""
+        found: dict[tuple[str, int, str, int], Call] = {}
+        for rank in self.ranks:
+            for name, call in self.calls_of(rank).items():
+                found.setdefault(name, call)
+        return found
+
+    def calls_of(self, rank: int) -> dict[tuple[str, int, str, int], Call]:
+        """The calls that `rank` saw, by (model, step, op, call)."""
+        return {
+            (model, step, op, number): call
+            for model in self.models
+            for step in self.steps(model)
+            for held in self._rank_steps(model, step)
+            if held.rank == rank
+            for (op, number), call in held.calls().items()
+        }
+
+    def load(self, record: Record) -> Value:
+        """The elements of `record`, mapped from the file: nothing is read until it is used.
+
+        Of a summarised value these are the elements of what stands for it (`record.stored`).
+        """
+        if record.kept is Kept.NOTHING or record.location is None:
+            raise ArchiveError(f"{record.key} has no elements in the archive: {record.problem}")
+        stored = record.stored
+        dtype = DTYPES.get(stored.dtype if stored else record.dtype)
+        shape = stored.shape if stored else record.shape
+        if dtype is None or len(shape) > MAX_RANK:
+            raise ArchiveError(f"{record.location.part}: {record.key} has an unknown type or shape")
+        nbytes = math.prod(shape) * dtype.nbytes
+        if nbytes != record.location.nbytes:
+            raise ArchiveError(
+                f"{record.location.part}: {record.key} has shape {list(shape)} of {dtype}, which "
+                f"needs {nbytes} bytes, but {record.location.nbytes} are stored",
+                hint="dumpcmp audit says what is left of the part",
+            )
+        if record.location.dataset:
+            from dumpcmp.archive.walk import read_dataset
+
+            return Value(dtype, read_dataset(record.location, dtype, shape))
+        return Value(dtype, self._bytes(record.location).view(dtype.storage).reshape(shape))
+
+    def _bytes(self, location: Location) -> NDArray[np.uint8]:
+        if not location.nbytes:
+            return np.empty(0, np.uint8)
+        whole = self._mapped.get(location.part)
+        if whole is None or location.offset + location.nbytes > len(whole):
+            whole = self._map(location.part)
+        if location.offset + location.nbytes > len(whole):
+            raise ArchiveError(
+                f"{location.part} is damaged at byte {location.offset}: {location.nbytes} bytes "
+                "are said to be here, but the file ends before",
+                hint="dumpcmp audit says what is left of the part",
+            )
+        return whole[location.offset : location.offset + location.nbytes]
+
+    def _map(self, part: Path) -> NDArray[np.uint8]:
+        while len(self._mapped) >= MOST_MAPPED:
+            del self._mapped[next(iter(self._mapped))]
+        try:
+            whole = np.memmap(part, np.uint8, "r")
+        except (OSError, ValueError) as error:
+            raise ArchiveError(f"cannot map {part}: {error}") from error
+        self._mapped[part] = whole.view(np.ndarray)
+        return self._mapped[part]
+
+
+def _ended_well(facts: dict[str, Any]) -> bool:
+    return facts.get("complete") is True and facts.get("schema") == SCHEMA_VERSION
+
+
+def _why_incomplete(facts: dict[str, Any]) -> str:
+    if not facts:
+        return f"{RUN_FILE} is missing or damaged"
+    if facts.get("schema") != SCHEMA_VERSION:
+        return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
+    if writer_lives(facts):
+        return "the capture is still running"
+    return str(facts.get("problem") or "the capture was cut short; dumpcmp audit --repair mends it")
+
+
+def _model_name(place: Path) -> str:
+    """The model whose parts lie in `place`."""
+    if (name := name_of_file(place.name)) is not None:
+        return name
+    for part in sorted(place.glob("*/part-*.h5")):
+        with PartFile(part) as file:
+            return str(part_facts(file)["model"])
+    return place.name
