@@ -16,6 +16,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
 from dumpcmp.errors import CheckError, VerificationWarning
+from dumpcmp.judge import RoundingChecker
 from dumpcmp.outcome import Row
 from dumpcmp.verifying.config import VerifyConfig
 from dumpcmp.verifying.isolate import Inputs
@@ -40,8 +41,9 @@ def verifying_backend(
 
     Each graph runs twice when it is compiled, on copies of its example inputs and with the same
     random numbers; outputs, mutated inputs and gradients are compared. A difference raises (which
-    dynamo shows as BackendCompilerFailed), warns, or is only kept in `reports`. With a config that
-    is not enabled you get `inner` itself.
+    dynamo shows as BackendCompilerFailed), warns, or is only kept in `reports`. Without a config,
+    a value may differ by what rounding in so many ops explains. With one that is not enabled you
+    get `inner` itself.
 
         model = torch.compile(model, backend=dumpcmp.verifying_backend("inductor"))
     """
@@ -53,7 +55,7 @@ def verifying_backend(
 
 
 def _configured(config: VerifyConfig | None, reference: Literal["float64"] | None) -> VerifyConfig:
-    config = config or VerifyConfig(backward=True)
+    config = config or VerifyConfig(backward=True, value_checker=RoundingChecker())
     return replace(config, reference=reference) if reference else config
 
 
@@ -94,7 +96,7 @@ def verify_correctness(
         output_graph.WrapperBackend = original
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class VerifyingBackend:
     """What `verifying_backend` gives: a backend with the `reports` of the graphs it has seen."""
 
@@ -103,6 +105,9 @@ class VerifyingBackend:
     on_failure: OnFailure = "raise"
     reports: list[Report] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        return f"verifying_backend({_name(self.inner)})"
+
     def __deepcopy__(self, memo: dict[int, Any]) -> VerifyingBackend:
         return self  # a copy would be another backend to dynamo, which would compile again
 
@@ -110,7 +115,7 @@ class VerifyingBackend:
         """Compile `graph` with the inner backend and check what it made of it."""
         golden = copy.deepcopy(graph)  # the inner backend may change the graph that it is given
         name = f"graph {torch._guards.CompileContext.current_compile_id() or len(self.reports)}"
-        with eager_randomness():
+        with eager_randomness(), _backward_at_once():
             candidate = self.inner(graph, examples, **options)
         if any(isinstance(example, FakeTensor) for example in examples):
             return _CheckedOnce(self, name, golden, candidate)
@@ -123,15 +128,25 @@ class VerifyingBackend:
     ) -> None:
         """Run both sides on copies of `examples`, and raise, warn or record what differs."""
         inputs = Inputs(tuple(map(_concrete, examples)))
-        report = _located(
-            hold(inputs, golden, candidate, self.config, (name, _name(self.inner))), golden
-        )
+        config = replace(self.config, backward=self.config.backward and torch.is_grad_enabled())
+        names = name, _name(self.inner)
+        depth = sum(node.op.startswith("call") for node in golden.graph.nodes)
+        report = _located(hold(inputs, golden, candidate, config, names, depth), golden)
         self.reports.append(report)
         if report.passed or self.on_failure == "record":
             return
         if self.on_failure == "raise":
             report.raise_for_status()
         warnings.warn(report.message(), VerificationWarning, stacklevel=2)
+
+
+@contextmanager
+def _backward_at_once() -> Iterator[None]:
+    """Have AOTAutograd compile backward graphs with their forward, not at the first backward."""
+    from torch._functorch import config
+
+    with config.patch(force_non_lazy_backward_lowering=True):
+        yield
 
 
 @dataclass
@@ -152,9 +167,7 @@ class _CheckedOnce:
 
 def _concrete(example: Any) -> Any:
     """An example as a value: dynamo gives dynamic sizes as symbols, whose hint is the size."""
-    if isinstance(example, torch.SymInt):
-        return int(example)
-    return float(example) if isinstance(example, torch.SymFloat) else example
+    return example.node.hint if isinstance(example, torch.SymInt | torch.SymFloat) else example
 
 
 def _name(backend: Backend) -> str:

@@ -88,7 +88,7 @@ def _union(
         yield Pair(path, *sides)
 
 
-def row_of(pair: Pair, model: str, order: int, config: VerifyConfig) -> Row:
+def row_of(pair: Pair, model: str, order: int, config: VerifyConfig, depth: int) -> Row:
     """The outcome for one pair: attributes first, then elements."""
     golden, target = _as_tensor(pair.golden), _as_tensor(pair.target)
     blank = Row(Key(model, 0, ROOT, 0, pair.path), order, Judgement(Verdict.PASS), paired_by="path")
@@ -105,7 +105,9 @@ def row_of(pair: Pair, model: str, order: int, config: VerifyConfig) -> Row:
         return replace(row, judgement=_shapes(golden, target))
     if config.verify_stride and pair.path.startswith("output") and _lie_apart(golden, target):
         return replace(row, judgement=_strides(golden, target))
-    return _valued(row, golden, target, _as_tensor(pair.reference), config)
+    depth = 2 * depth if pair.path.startswith("grad") else depth
+    values = _Values.of(golden, target, _as_tensor(pair.reference), depth)
+    return _valued(row, values, config)
 
 
 def without_noise(rows: Sequence[Row], config: VerifyConfig) -> Iterator[Row]:
@@ -173,14 +175,11 @@ def _strides(golden: torch.Tensor, target: torch.Tensor) -> Judgement:
     return Judgement(Verdict.FAIL, said)
 
 
-def _valued(
-    row: Row, golden: torch.Tensor, target: torch.Tensor, reference: Any, config: VerifyConfig
-) -> Row:
+def _valued(row: Row, pair: _Values, config: VerifyConfig) -> Row:
     """The row with its elements measured and judged, and its dtypes held against each other."""
     if not config.verify_values:
         unseen = Judgement(Verdict.PASS, "values not compared")
         return replace(row, judgement=_dtypes(row, config) or unseen)
-    pair = _Values.of(golden, target, reference)
     metrics, judgement = pair.judged(config)
     errors = pair.errors
     return replace(
@@ -206,11 +205,12 @@ class _Values:
     golden: Value
     target: Value
     errors: ReferenceErrors | None
+    depth: int
 
     @classmethod
-    def of(cls, golden: torch.Tensor, target: torch.Tensor, reference: Any) -> _Values:
+    def of(cls, golden: torch.Tensor, target: torch.Tensor, reference: Any, depth: int) -> _Values:
         ours, theirs = value_of(golden), value_of(target.reshape(golden.shape))
-        return cls(ours, theirs, _errors(ours, theirs, reference))
+        return cls(ours, theirs, _errors(ours, theirs, reference), depth)
 
     def judged(self, config: VerifyConfig) -> tuple[Metrics, Judgement]:
         """The Metrics, and the judgement of the first checker that does not pass."""
@@ -223,7 +223,11 @@ class _Values:
 
     def _judged_by(self, checker: Checker, metrics: Metrics, config: VerifyConfig) -> Judgement:
         conditions = Conditions(
-            self.golden.dtype, self.target.dtype, shape=self.golden.shape, reference=self.errors
+            self.golden.dtype,
+            self.target.dtype,
+            self.depth,
+            shape=self.golden.shape,
+            reference=self.errors,
         )
         if config.reference and metrics.mismatched and conditions.kinds & INEXACT:
             if self.errors is None:

@@ -62,6 +62,11 @@ class Report:
         return self._compared and not self.failures
 
     @property
+    def has_grads(self) -> bool:
+        """Whether gradients are among the rows, or the target never came so far."""
+        return bool(self.cause) or any(row.key.slot.startswith("grad") for row in self.rows)
+
+    @property
     def _compared(self) -> bool:
         return self.enabled and any(row.verdict is not Verdict.EMPTY for row in self.rows)
 

@@ -54,13 +54,25 @@ def verify(
     arguments = as_inputs(inputs)
     if not arguments.args and not arguments.kwargs:
         raise VerificationError("no inputs are given", hint="verify([x], golden, target)")
-    report = hold(arguments, golden, target, config, (called(golden), called(target)))
+    names = called(golden), called(target)
+    report = hold(arguments, golden, target, config, names, _num_leaves(golden))
+    if config.enabled and config.backward and not report.has_grads:
+        raise CheckError(
+            f"backward=True, but no output of {called(golden)} requires grad",
+            hint="let an input or a parameter require grad, or set backward=False",
+        )
     report.raise_for_status()
     for row in report.rows:
         if row.verdict is Verdict.PASS and row.judgement.reason.startswith("PCC"):
             said = f"{name_of(row)}: {row.judgement.reason}"
             warnings.warn(said, VerificationWarning, stacklevel=2)
     return report
+
+
+def _num_leaves(call: Callable[..., Any]) -> int:
+    """How many modules without children `call` works on."""
+    modules = [module for owner in modules_of(call).values() for module in owner.modules()]
+    return sum(not list(module.children()) for module in modules)
 
 
 def called(call: Callable[..., Any]) -> str:
@@ -77,8 +89,12 @@ def hold(
     target: Callable[..., Any],
     config: VerifyConfig,
     names: tuple[str, str],
+    depth: int = 0,
 ) -> Report:
-    """Run both sides and report, without raising for what differs."""
+    """Run both sides and report, without raising for what differs.
+
+    `depth` is how many ops golden runs, for checkers whose tolerance grows with it.
+    """
     if not config.enabled:
         return Report(*names, (), config.failing, enabled=False)
     runs = _Runs(inputs, config)
@@ -86,11 +102,6 @@ def hold(
     with same_randomness() as again:
         ours = runs.observed(golden)
         drawn = again()
-        if config.backward and not ours.cotangents:
-            raise CheckError(
-                f"backward=True, but no output of {names[0]} requires grad",
-                hint="let an input or a parameter require grad, or set backward=False",
-            )
         try:
             with eager_randomness():
                 theirs = runs.observed(target, ours)
@@ -100,7 +111,7 @@ def hold(
         again()
         truth = runs.in_float64(golden, ours) if config.wants_reference else None
     rows = tuple(
-        row_of(pair, names[0], order, config)
+        row_of(pair, names[0], order, config, depth)
         for order, pair in enumerate(paired(ours, theirs, truth, before))
     )
     rows = tuple(without_noise(rows, config))
