@@ -196,6 +196,9 @@ class AutomaticValueChecker:
         return _verdict(unlike <= self.dissimilarity_threshold, reason)
 
 
+HIDES = "hides"  # in the sentence of a pass that other numbers speak against
+
+
 def _unseen_by_pcc(metrics: Metrics, conditions: Conditions) -> str:
     """What is wrong with a pair that correlates well; nothing where rounding may explain it.
 
@@ -203,7 +206,7 @@ def _unseen_by_pcc(metrics: Metrics, conditions: Conditions) -> str:
     it is a scale or an offset; an element that is off by golden's rms is an outlier.
     """
     numbers = (
-        f"PCC {metrics.pcc:.6f} hides rel_l2 {metrics.rel_l2:.3g} and "
+        f"PCC {metrics.pcc:.6f} {HIDES} rel_l2 {metrics.rel_l2:.3g} and "
         f"max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}: "
     )
     residue = math.sqrt(max(0.0, 1.0 - metrics.pcc**2))

@@ -133,6 +133,8 @@ class VerifyingBackend:
         depth = sum(node.op.startswith("call") for node in golden.graph.nodes)
         report = _located(hold(inputs, golden, candidate, config, names, depth), golden)
         self.reports.append(report)
+        for said in report.doubts:
+            warnings.warn(f"{name}: {said}", VerificationWarning, stacklevel=2)
         if report.passed or self.on_failure == "record":
             return
         if self.on_failure == "raise":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dumpcmp.errors import VerificationError
+from dumpcmp.judge import HIDES
 from dumpcmp.outcome import Row, Tally, Verdict, tally
 
 if TYPE_CHECKING:
@@ -60,6 +61,12 @@ class Report:
     def passed(self) -> bool:
         """Whether values were compared and none failed."""
         return self._compared and not self.failures
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What passes by its checker's rule while other numbers say that it should not."""
+        passing = (row for row in self.rows if row.verdict is Verdict.PASS)
+        return tuple(sentence(row) for row in passing if HIDES in row.judgement.reason)
 
     @property
     def has_grads(self) -> bool:
@@ -121,7 +128,7 @@ _COLUMNS = ("value", "verdict", "rel_l2", "max_abs_diff", "pcc", "reason")
 def _cells(row: Row) -> tuple[str, ...]:
     metrics = row.metrics
     numbers = (metrics.rel_l2, metrics.max_abs_diff, metrics.pcc) if metrics else (math.nan,) * 3
-    return name_of(row), row.verdict, *map(number, numbers), row.judgement.reason
+    return row.key.slot, row.verdict, *map(number, numbers), row.judgement.reason
 
 
 def _aligned(rows: tuple[Row, ...]) -> Iterator[str]:
@@ -132,11 +139,6 @@ def _aligned(rows: tuple[Row, ...]) -> Iterator[str]:
         yield "  ".join(padded).rstrip()
 
 
-def name_of(row: Row) -> str:
-    """What a reader calls the row: its slot, and where it was computed if that is known."""
-    return row.key.slot
-
-
 def number(value: float) -> str:
     """A metric in three digits; a dash where it does not exist."""
     return "-" if math.isnan(value) else f"{value:.3g}"
@@ -144,10 +146,10 @@ def number(value: float) -> str:
 
 def sentence(row: Row) -> str:
     """One row as a line of an error: what, which verdict, why, the numbers, where."""
-    parts = [f"{name_of(row)}: {row.verdict}"]
+    parts = [f"{row.key.slot}: {row.verdict}"]
     if row.judgement.reason:
         parts.append(row.judgement.reason)
-    if row.metrics and row.metrics.count:
+    if row.metrics and row.metrics.count and "rel_l2" not in row.judgement.reason:
         parts.append(
             f"rel_l2 {number(row.metrics.rel_l2)}, max_abs_diff {number(row.metrics.max_abs_diff)}"
             + (f" at {list(row.metrics.worst)}" if row.metrics.worst else "")

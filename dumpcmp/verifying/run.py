@@ -23,7 +23,7 @@ from dumpcmp.verifying.isolate import (
 )
 from dumpcmp.verifying.observe import Observation, as_inputs, observe
 from dumpcmp.verifying.pairs import Before, paired, row_of, without_noise
-from dumpcmp.verifying.report import Report, name_of
+from dumpcmp.verifying.report import Report
 
 
 class NotCallableError(CheckError, TypeError):
@@ -62,10 +62,8 @@ def verify(
             hint="let an input or a parameter require grad, or set backward=False",
         )
     report.raise_for_status()
-    for row in report.rows:
-        if row.verdict is Verdict.PASS and row.judgement.reason.startswith("PCC"):
-            said = f"{name_of(row)}: {row.judgement.reason}"
-            warnings.warn(said, VerificationWarning, stacklevel=2)
+    for said in report.doubts:
+        warnings.warn(said, VerificationWarning, stacklevel=2)
     return report
 
 

@@ -200,6 +200,23 @@ def test_a_reference_in_float64_decides_what_closeness_cannot() -> None:
         torch.compile(toy, backend=wrong)(A, B)
 
 
+def test_the_inner_backend_may_run_the_graph_on_its_examples() -> None:
+    seen: list[torch.Tensor] = []
+
+    def running(graph: fx.GraphModule, examples: Sequence[Any]) -> Compiled:
+        seen.extend(graph(*examples))
+        return graph.forward
+
+    def function(a: torch.Tensor, bc: tuple[torch.Tensor, torch.Tensor], d: int) -> torch.Tensor:
+        b, c = bc
+        return a / d - b / c
+
+    arguments = torch.full((2,), 1.0), (torch.full((2,), 2.0), torch.full((2,), 3.0)), 4
+    compiled = torch.compile(function, backend=dumpcmp.verifying_backend(running))
+    assert torch.equal(compiled(*arguments), function(*arguments))
+    assert torch.equal(seen[0], function(*arguments))
+
+
 def test_dynamic_sizes_are_checked_as_numbers() -> None:
     backend = dumpcmp.verifying_backend("aot_eager")
     compiled = torch.compile(lambda a: (a.sin(), a.shape[0] * 2), backend=backend, dynamic=True)
