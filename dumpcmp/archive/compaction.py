@@ -1,0 +1,340 @@
+"""Rewrites a sealed part with less in it: a draft, checked, takes the part's place whole."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128_hexdigest
+
+from dumpcmp.archive import journal
+from dumpcmp.archive.contents import Contents, read_index
+from dumpcmp.archive.decoder import PartFile
+from dumpcmp.archive.directory import part_name, parts_in, rank_directories, replacing
+from dumpcmp.archive.encoder import DATASET_ADDRESS, padded
+from dumpcmp.archive.form import Form, FormKey, form_key
+from dumpcmp.archive.journal import ADDRESS, seal_prefix, text_prefix
+from dumpcmp.archive.names import group_path, link_name
+from dumpcmp.archive.part import Part, call_fields
+from dumpcmp.archive.scan import part_facts
+from dumpcmp.archive.schema import ALIGNMENT, NO_ROW, PREFIX_HEADER
+from dumpcmp.dtypes import DTYPES
+from dumpcmp.errors import ArchiveError
+from dumpcmp.record import Kept, Key, Record, Stored
+from dumpcmp.tensors import Value
+
+LOCK_FILE = ".compacting"
+Numbers = NDArray[np.float64]
+Bytes = NDArray[np.uint8]
+NOTHING = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Condensing:
+    """What to keep of a part: which Records to condense, and what then stands for the elements."""
+
+    selects: Callable[[Record], bool]
+    condense: Callable[[Record, Value], tuple[Stored, Numbers]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What the rewriting of parts came to. They add."""
+
+    num_parts: int = 0
+    num_values: int = 0  # that were condensed
+    nbytes_before: int = 0
+    nbytes_after: int = 0
+
+    def __add__(self, other: Rewritten) -> Rewritten:
+        return Rewritten(
+            self.num_parts + other.num_parts,
+            self.num_values + other.num_values,
+            self.nbytes_before + other.nbytes_before,
+            self.nbytes_after + other.nbytes_after,
+        )
+
+    @property
+    def nbytes_freed(self) -> int:
+        """Bytes that the disk has back."""
+        return self.nbytes_before - self.nbytes_after
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Hold the archive at `root` against other compactors; remove what a killed one left."""
+    try:
+        descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ArchiveError(f"cannot compact {root}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise ArchiveError(
+                f"{root} is being compacted by another process ({holder})",
+                hint="wait for it, or stop it; what it has done stays",
+            ) from None
+        os.pwrite(descriptor, str(os.getpid()).encode().ljust(32), 0)
+        for draft in root.glob("worldsize*_global_rank*/*/*/.draft-*"):
+            shutil.rmtree(draft)
+        yield
+        (root / LOCK_FILE).unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def sealed_parts(root: Path) -> Iterator[Path]:
+    """The parts of the archive at `root` to which nothing more will be written, oldest first."""
+    found = [
+        part
+        for directory in rank_directories(root)
+        for step in directory.glob("*/*/")
+        for part in parts_in(step).values()
+    ]
+    for part in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path)):
+        with PartFile(part) as file:
+            if read_index(file) is not None:
+                yield part
+
+
+def rewrite(path: Path, condensing: Condensing) -> Rewritten:
+    """Condense what is selected in the part at `path`. Nothing to condense: nothing is written."""
+    source = _Source.of(path)
+    chosen = {
+        row
+        for row, record in enumerate(source.records)
+        if source.holds(row) and record.kept is Kept.FULL and condensing.selects(record)
+    }
+    if not chosen:
+        return Rewritten()
+    with replacing(path) as draft:
+        _Rewriting(source, draft, chosen, condensing).write()
+        _check(source, draft, chosen)
+        after = draft.stat().st_size
+    _settle(path.parent)
+    return Rewritten(1, len(chosen), source.nbytes, after)
+
+
+def _settle(directory: Path) -> None:
+    """Have the directory's entries on the disk before anyone relies on them."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """The part that is rewritten: its contents and its Records, without their links."""
+
+    path: Path
+    facts: dict[str, Any]
+    contents: Contents
+    records: list[Record]
+    nbytes: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Source:
+        with PartFile(path) as file:
+            facts, contents = part_facts(file), read_index(file)
+            if contents is None:
+                raise ArchiveError(
+                    f"{path} is not sealed", hint="only parts that are finished can be compacted"
+                )
+            contents.model, contents.step = facts["model"], facts["step"]
+            return cls(path, facts, contents, list(_records(facts, contents)), file.nbytes)
+
+    def holds(self, row: int) -> bool:
+        """Whether the bytes of `row` are its own: it is no link."""
+        return int(self.contents.rows["same"][row]) == NO_ROW
+
+    def mapped(self) -> Bytes:
+        """The bytes of the part, read when they are used."""
+        return np.memmap(self.path, np.uint8, "r").view(np.ndarray)
+
+    def content(self, row: int, room: Bytes) -> Bytes:
+        """The bytes of `row`, as their digest says that they were written."""
+        offset, nbytes, digest = self.contents.rows[["offset", "nbytes", "digest"]][row]
+        content = room[int(offset) : int(offset) + int(nbytes)]
+        if xxh3_128_hexdigest(content.data).encode() != digest:
+            raise ArchiveError(
+                f"{self.path}: {self.records[row].key} is damaged, and the part stays as it is",
+                hint="dumpcmp audit says what is left of it",
+            )
+        return content
+
+
+def _records(facts: dict[str, Any], contents: Contents) -> Iterator[Record]:
+    for row in contents.rows:
+        form, (op, call) = contents.forms[row["form"]], contents.ops[row["call"]]
+        yield Record(
+            Key(facts["model"], facts["step"], op, call, form.slot),
+            int(row["order"]), form.dtype, form.shape, form.stride, form.storage_offset,
+            form.device, facts["rank"], form.layout, None, form.kept, form.problem,
+            stored=form.stored,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Elsewhere:
+    """A part of the same step that holds what this one links to."""
+
+    path: Path
+    rows: bytes
+
+
+class _Rewriting:
+    """Writes the draft: the same calls and rows in the same order, with less behind them."""
+
+    def __init__(
+        self,
+        source: _Source,
+        draft: Path,
+        chosen: set[int],
+        condensing: Condensing,
+    ) -> None:
+        self.source, self.room = source, source.mapped()
+        self.chosen, self.condensing = chosen, condensing
+        self.part = Part(draft, source.facts)
+        self._forms: dict[FormKey, tuple[int, Form]] = {}
+        self._records: list[Record] = []  # as they are in the draft
+        self._others: dict[int, _Source] = {}
+
+    def write(self) -> None:
+        """Write and seal the draft, and have its bytes on the disk."""
+        for number, call in enumerate(self.source.contents.calls()):
+            self._append(journal.CALL, text_prefix(call_fields(call)), call=number)
+            self.part.add_call(call)
+        for row in range(len(self.source.records)):
+            self._put(row)
+        keep = os.dup(self.part.descriptor)  # sealing closes the part's own
+        try:
+            self.part.seal()
+            os.fsync(keep)
+        finally:
+            os.close(keep)
+
+    def _put(self, row: int) -> None:
+        record = self.source.records[row]
+        if not self.source.holds(row):
+            self._put_link(row, record)
+        elif row in self.chosen:
+            content = self.source.content(row, self.room)
+            stored, numbers = self.condensing.condense(record, _value(record, content))
+            record = replace(record, kept=Kept.SUMMARY, stored=stored)
+            self._put_value(row, record, np.ascontiguousarray(numbers, "<f8").view(np.uint8))
+        else:
+            self._put_value(row, record, self.source.content(row, self.room))
+
+    def _put_value(self, row: int, record: Record, content: Bytes) -> None:
+        number, form = self._form(record)
+        self._records.append(record)
+        call, order = self._numbers(row)
+        digest = xxh3_128_hexdigest(content.data).encode()
+        prefix = bytearray(form.prefix)
+        if form.nbytes:
+            ADDRESS.pack_into(prefix, PREFIX_HEADER + DATASET_ADDRESS, self.part.end + len(prefix))
+        prefix[form.digest_at : form.digest_at + 32] = digest
+        at = self._append(
+            journal.VALUE, prefix, content, call=call, form=number, row=row, order=order
+        )
+        self.part.add_value(call, form, number, order, at, digest)
+
+    def _put_link(self, row: int, record: Record) -> None:
+        """A link stays a link; what it leads to says how much is kept of it."""
+        number_of_part, first = (int(n) for n in self.source.contents.rows[["part", "same"]][row])
+        here = number_of_part == self.source.facts["part"]
+        other = None if here else self._other(number_of_part)
+        target = (other.records if other else self._records)[first]
+        record = replace(record, kept=target.kept, stored=target.stored, problem=target.problem)
+        number, form = self._form(record)
+        self._records.append(record)
+        call, order = self._numbers(row)
+        path = "/".join((*group_path(target.key.op, target.key.call), link_name(target.key.slot)))
+        self._append(
+            journal.LINK, text_prefix([number_of_part, first]),
+            call=call, form=number, row=row, order=order,
+        )  # fmt: skip
+        rows = other.contents.rows.tobytes() if other else b""
+        holder = _Elsewhere(other.path, rows) if other else self.part
+        self.part.add_link(call, form, number, order, cast(Part, holder), first, path)
+
+    def _numbers(self, row: int) -> tuple[int, int]:
+        call, order = self.source.contents.rows[["call", "order"]][row]
+        return int(call), int(order)
+
+    def _other(self, number: int) -> _Source:
+        if number not in self._others:
+            path = self.source.path.parent / part_name(number)
+            self._others[number] = _Source.of(path)
+        return self._others[number]
+
+    def _form(self, record: Record) -> tuple[int, Form]:
+        fields = form_key(record)
+        if fields not in self._forms:
+            form = Form(record)
+            self._append(journal.FORM, form.text, form=len(self._forms))
+            self._forms[fields] = len(self._forms), form
+            self.part.forms.append(form)
+        return self._forms[fields]
+
+    def _append(
+        self,
+        kind: int,
+        prefix: bytes | bytearray,
+        content: Bytes = NOTHING,
+        *,
+        call: int = 0,
+        form: int = 0,
+        row: int = 0,
+        order: int = 0,
+    ) -> int:
+        """Append a journal record; gives where it begins."""
+        part, at = self.part, self.part.end
+        part.sequence += 1
+        head = bytearray(prefix)
+        head[:PREFIX_HEADER] = journal.header_for(
+            kind, part.nonce, len(content), len(prefix), sequence=part.sequence,
+            call=call, form=form, row=row, order=order,
+        )  # fmt: skip
+        seal_prefix(head, at)
+        begin = at + len(head)
+        part.end = begin + padded(len(content), ALIGNMENT)
+        part.write(head, at)
+        part.write(content.data, begin)
+        part.write(bytes(part.end - begin - len(content)), begin + len(content))
+        return at
+
+
+def _value(record: Record, content: Bytes) -> Value:
+    dtype = DTYPES[record.dtype]
+    return Value(dtype, content.view(dtype.storage).reshape(record.shape))
+
+
+def _check(source: _Source, draft: Path, chosen: set[int]) -> None:
+    """Audit the draft against the part that it is to replace: the same Keys, nothing lost."""
+    found = _Source.of(draft)
+    if [r.key for r in found.records] != [r.key for r in source.records]:
+        raise ArchiveError(f"{source.path}: the draft lists other values; the part stays as it is")
+    if found.contents.calls() != source.contents.calls():
+        raise ArchiveError(f"{source.path}: the draft lists other calls; the part stays as it is")
+    room = found.mapped()
+    for row in filter(found.holds, range(len(found.records))):
+        found.content(row, room)
+        same = found.contents.rows["digest"][row] == source.contents.rows["digest"][row]
+        if row not in chosen and not same:
+            raise ArchiveError(
+                f"{source.path}: {found.records[row].key} changed in the draft; "
+                "the part stays as it is"
+            )

@@ -1,0 +1,226 @@
+"""Use case: replace an archive's tensors by Summaries, at once or beside the run that writes it."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+from dumpcmp.align.regions import indices
+from dumpcmp.archive.compaction import Condensing, Rewritten, alone, rewrite, sealed_parts
+from dumpcmp.archive.directory import rank_directories
+from dumpcmp.archive.remains import read_run, writer_lives
+from dumpcmp.errors import ArchiveError, SelectionError
+from dumpcmp.layouts import merge_sizes, parse_layout
+from dumpcmp.measure.packing import pack
+from dumpcmp.measure.sketch import Floats, Place
+from dumpcmp.measure.summary import DEFAULT, RAW_LIMIT, Recipe, Reduction, reduced, summarise
+from dumpcmp.record import Record, Stored
+from dumpcmp.tensors import Value
+
+POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What a compaction came to."""
+
+    path: Path
+    total: Rewritten
+    problems: tuple[str, ...] = ()  # parts that stay as they are, and why
+
+    def __str__(self) -> str:
+        done = self.total
+        if not done.num_parts:
+            return f"{self.path}: nothing to compact"
+        ratio = done.nbytes_before / max(1, done.nbytes_after)
+        return (
+            f"{self.path}: {done.num_values} values in {done.num_parts} parts, "
+            f"{_readable(done.nbytes_before)} -> {_readable(done.nbytes_after)} ({ratio:.0f} times "
+            f"smaller), {_readable(done.nbytes_freed)} freed"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be kept of an archive's tensors."""
+
+    recipe: Recipe = DEFAULT
+    keep_full: tuple[str, ...] = ()  # globs over ops that stay whole
+    reduction: Reduction | None = None
+    budget: int | None = None  # bytes the archive may take; oldest parts are compacted beyond it
+
+    def selects(self, record: Record) -> bool:
+        """Whether the elements of `record` give way to a Summary."""
+        if _numel(record) <= RAW_LIMIT:
+            return False
+        return not any(fnmatch.fnmatchcase(record.key.op, glob) for glob in self.keep_full)
+
+    def condense(self, record: Record, value: Value) -> tuple[Stored, Floats]:
+        """What stands for the elements of `record`."""
+        summary = summarise(value, self.recipe, place_of(record))
+        if self.reduction is not None:
+            summary = reduced(summary, value, self.reduction)
+        return pack(summary)
+
+
+def place_of(record: Record) -> Place | None:
+    """Where a shard lies in its whole, if its layout says so; None where it is its own whole."""
+    layout = parse_layout(record.layout).expanded(len(record.shape)) if record.layout else None
+    if layout is None or layout.shape is None or len(layout.dims) != len(record.shape):
+        return None
+    axes, at = merge_sizes([layout.place]), {c.axis: c.index for c in layout.place}
+    pairs = zip(layout.dims, layout.shape, strict=True)
+    place = Place(layout.shape, tuple(indices(dim, size, axes, at) for dim, size in pairs))
+    return place if place.shape == record.shape else None
+
+
+def _numel(record: Record) -> int:
+    numel = 1
+    for size in record.shape:
+        numel *= size
+    return numel
+
+
+def compact(
+    path: str | Path,
+    *,
+    watch: bool = False,
+    sketch: int = 512,
+    hashes: int = 1,
+    segments: int = 0,
+    seed: int = 0,
+    keep_full: Sequence[str] = (),
+    min_max_only: bool = False,
+    reduce: str | Reduction | None = None,
+    disk_budget: int | None = None,
+    progress: Callable[[Compaction], None] | None = None,
+) -> Compaction:
+    """Replace the tensors of the archive at `path` by Summaries, part by part.
+
+    Only finished parts are touched. Each is replaced whole, after its draft was checked, so that
+    a crash leaves it either as it was or compacted. With `watch` the work goes on until the run
+    that writes the archive has ended. `disk_budget` compacts the oldest parts only, until the
+    archive is no larger than so many bytes.
+    """
+    reduction = load_reduction(reduce) if isinstance(reduce, str) else reduce
+    recipe = Recipe(0 if min_max_only else sketch, seed, hashes, segments)
+    wish = Wish(recipe, tuple(keep_full), reduction, disk_budget)
+    root = Path(path)
+    if not watch and not rank_directories(root):
+        raise ArchiveError(
+            f"{root} is not an archive: it has no worldsize*_global_rank* directory",
+            hint="give the path that was given to dumpcmp dump --path",
+        )
+    with alone(root):
+        work = _Work(root, wish, progress)
+        for _ in _rounds(root, watch):
+            work.go_over()
+        return work.compaction
+
+
+def _rounds(root: Path, watch: bool) -> Iterator[None]:
+    """Once, or again and again until the run has ended, and then once more."""
+    while watch and not has_ended(root):
+        yield
+        time.sleep(POLL_SECONDS)
+    yield
+
+
+def has_ended(root: Path) -> bool:
+    """Whether every rank's capture has ended, or will never go on."""
+    ranks = rank_directories(root)
+    if not ranks or len(ranks) < max(world_size for world_size, _ in ranks.values()):
+        return False
+    runs = [read_run(directory) for directory in ranks]
+    return all(run.get("ended") or not writer_lives(run) for run in runs)
+
+
+@dataclass(slots=True)
+class _Work:
+    """One compaction under way."""
+
+    root: Path
+    wish: Wish
+    progress: Callable[[Compaction], None] | None
+    total: Rewritten = field(default_factory=Rewritten)
+    problems: list[str] = field(default_factory=list)
+    _settled: dict[Path, int] = field(default_factory=dict)  # part -> when it was last looked at
+
+    @property
+    def compaction(self) -> Compaction:
+        return Compaction(self.root, self.total, tuple(self.problems))
+
+    def go_over(self) -> None:
+        """Compact every finished part that was not looked at yet, the oldest first."""
+        for part in sealed_parts(self.root):
+            if self._fits():
+                return
+            if self._settled.get(part) != part.stat().st_mtime_ns:
+                self._rewrite(part)
+                self._settled[part] = part.stat().st_mtime_ns
+
+    def _rewrite(self, part: Path) -> None:
+        try:
+            done = rewrite(part, Condensing(self.wish.selects, self.wish.condense))
+        except (ArchiveError, OSError) as error:
+            self.problems.append(str(error))
+            return
+        self.total += done
+        if done.num_parts and self.progress is not None:
+            self.progress(self.compaction)
+
+    def _fits(self) -> bool:
+        return self.wish.budget is not None and nbytes_of(self.root) <= self.wish.budget
+
+
+def nbytes_of(root: Path) -> int:
+    """Bytes of all parts of the archive at `root`."""
+    return sum(part.stat().st_size for part in root.glob("worldsize*/*/*/part-*.h5"))
+
+
+def load_reduction(name: str) -> Reduction:
+    """The function that ``pkg.mod:function`` names."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SelectionError(
+            f"cannot load the reduction {name!r}: {error}",
+            hint="name a function as package.module:function; it must be importable",
+        ) from error
+    if not callable(found):
+        raise SelectionError(f"the reduction {name!r} is no function")
+    reduction: Reduction = found
+    return reduction
+
+
+def parse_nbytes(text: str) -> int:
+    """Read ``"20G"``, ``"512M"`` or ``"1000"`` as bytes."""
+    number, unit = text.strip().removesuffix("B").removesuffix("i"), 1
+    if number and number[-1].upper() in _UNITS:
+        number, unit = number[:-1], _UNITS[number[-1].upper()]
+    try:
+        nbytes = int(float(number) * unit)
+    except ValueError:
+        nbytes = 0
+    if nbytes <= 0:
+        raise SelectionError(
+            f"cannot read {text!r} as a size", hint="write it as 512M, 20G or 1.5T"
+        )
+    return nbytes
+
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _readable(nbytes: int) -> str:
+    size = float(nbytes)
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
