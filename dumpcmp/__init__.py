@@ -8,9 +8,14 @@ __version__ = "0.1.0"
 # Public name -> the module that defines it. Nothing is imported, torch least of all, until
 # the name is used.
 _HOMES: dict[str, str] = {
+    "capture": "dumpcmp.dumping",
+    "fx_backend": "dumpcmp.dumping",
+    "save": "dumpcmp.dumping",
     "Archive": "dumpcmp.archive.reader",
     "ArchiveWriter": "dumpcmp.archive.writer",
     "audit": "dumpcmp.archive.integrity",
+    "compact": "dumpcmp.compacting",
+    "Summary": "dumpcmp.measure.summary",
     "verify": "dumpcmp.verifying",
     "VerifyConfig": "dumpcmp.verifying",
     "verifying_backend": "dumpcmp.verifying",

@@ -9,7 +9,10 @@ import click
 from dumpcmp.errors import DumpcmpError
 
 # Command -> the line that `dumpcmp --help` shows; its code is imported only when it runs.
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "dump": "run a program and record what every op takes in and gives out",
+    "compact": "replace the tensors of an archive by small summaries",
+}
 
 
 class Commands(click.Group):
