@@ -110,8 +110,10 @@ class RankStep:
         facts = contents.forms[form]
         holder = self.parts.get(part)
         problem = facts.problem if holder else f"part {part}, which holds its bytes, is missing"
+        held = facts  # what the part that has the bytes says of them: it may be compacted
         if holder and same != NO_ROW and holder is not contents and same < len(holder.rows):
             offset, nbytes, digest = holder.rows[same].item()[6:]
+            held = holder.forms[holder.rows[same]["form"]]
         return Record(
             Key(self.model, self.step, *name),
             order,
@@ -123,11 +125,11 @@ class RankStep:
             self.rank,
             facts.layout,
             self._same_as(holder, same),
-            facts.kept if holder else Kept.NOTHING,
+            held.kept if holder else Kept.NOTHING,
             problem,
             digest.decode("ascii", "replace"),
             self._location(contents, holder, row, same, offset, nbytes),
-            facts.stored,
+            held.stored,
         )
 
     def _same_as(self, holder: Contents | None, row: int) -> Key | None:
@@ -170,6 +172,7 @@ class Archive(Mapping[Key, Record]):
         self._directories = self._find_ranks()
         self._steps: dict[tuple[int, str, int], RankStep] = {}
         self._mapped: dict[Path, NDArray[np.uint8]] = {}
+        self._files: dict[Path, int] = {}  # part -> which file it was when its index was read
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
         return type(self), (self.path,)
@@ -268,9 +271,11 @@ class Archive(Mapping[Key, Record]):
             yield self._steps[rank, model, step]
 
     def _read_step(self, rank: int, model: str, step: int, directory: Path) -> RankStep:
+        held = parts_in(directory)
+        self._files |= {path: path.stat().st_ino for path in held.values()}
         parts = {
             number: read_part(path, model, step, number, self._stranded[rank])
-            for number, path in parts_in(directory).items()
+            for number, path in held.items()
         }
         return RankStep(rank, model, step, parts)
 
@@ -376,6 +381,10 @@ class Archive(Mapping[Key, Record]):
             whole = np.memmap(part, np.uint8, "r")
         except (OSError, ValueError) as error:
             raise ArchiveError(f"cannot map {part}: {error}") from error
+        if part in self._files and part.stat().st_ino != self._files[part]:
+            raise ArchiveError(
+                f"{part} was compacted while it was being read", hint="run the command again"
+            )
         self._mapped[part] = whole.view(np.ndarray)
         return self._mapped[part]
 

@@ -146,7 +146,7 @@ def test_a_reduction_that_cannot_be_loaded_is_named(name):
 
 
 def test_a_budget_compacts_the_oldest_parts_only(tmp_path):
-    write_archive(tmp_path / "d", steps=4)
+    write_archive(tmp_path / "d", steps=4, shape=(100, 400))
     size = nbytes_of(tmp_path / "d")
     compact(tmp_path / "d", disk_budget=size - 1000)
     steps = {key.step for key, how in kept(Archive(tmp_path / "d")).items() if how is Kept.SUMMARY}
@@ -200,6 +200,14 @@ def test_watching_compacts_what_a_running_capture_finishes_and_then_stops(tmp_pa
     assert {how for key, how in kept(Archive(path)).items() if key.slot == "output.0"} == {
         Kept.SUMMARY
     }
+
+
+def test_a_reader_that_is_overtaken_says_so(whole):
+    archive = Archive(whole)
+    record = archive[Key("Model", 0, "embed", 0, "output.0")]
+    compact(whole)
+    with pytest.raises(ArchiveError, match="was compacted while"):
+        archive.load(record)
 
 
 def test_what_is_no_archive_is_refused(tmp_path):
