@@ -14,6 +14,7 @@ _HOMES: dict[str, str] = {
     "Archive": "dumpcmp.archive.reader",
     "ArchiveWriter": "dumpcmp.archive.writer",
     "audit": "dumpcmp.archive.integrity",
+    "compare": "dumpcmp.comparing",
     "compact": "dumpcmp.compacting",
     "Summary": "dumpcmp.measure.summary",
     "verify": "dumpcmp.verifying",

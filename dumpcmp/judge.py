@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
+from dumpcmp.arithmetic import Arithmetic
 from dumpcmp.dtypes import Dtype, Kind
 from dumpcmp.errors import CheckError
 from dumpcmp.outcome import EXACTLY, USUAL, Closeness, Judgement, Metrics, Verdict
 
 INEXACT = frozenset((Kind.FLOAT, Kind.COMPLEX))  # kinds whose arithmetic rounds
-
-
-class Arithmetic(StrEnum):
-    """How much rounding an op may do between its inputs and its outputs."""
-
-    MOVES = "moves"  # copies, views, comparisons: the output has no rounding of its own
-    ROUNDS = "rounds"  # one op of its kind: each output is rounded about once
-    COMPOSITE = "composite"  # several ops in one, such as attention, or a whole module
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,4 +336,27 @@ class RoundingChecker:
             return _exact(metrics)
         limit = self.limit(conditions)
         reason = f"rel_l2 {metrics.rel_l2:.3g} is above {limit:.3g}"
-        return _verdict(metrics.rel_l2 <= limit, reason)
+        passes = metrics.rel_l2 <= limit
+        return Judgement(Verdict.PASS if passes else Verdict.FAIL, "" if passes else reason, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceChecker:
+    """The default where there is a reference: what is nearer to it than golden is no failure.
+
+    What is farther from it fails where `Fp64Checker` or `RoundingChecker` says so.
+    """
+
+    fp64: Fp64Checker = Fp64Checker()
+    rounding: RoundingChecker = RoundingChecker()
+    closeness: Closeness = USUAL
+
+    def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
+        """PASS where the reference, or rounding, explains the difference."""
+        errors = conditions.reference
+        if errors is None or not conditions.kinds & INEXACT:
+            return self.rounding.check(metrics, conditions)
+        judgement = self.fp64.check(metrics, conditions)
+        if judgement.verdict is not Verdict.PASS or errors.ratio <= 1:
+            return judgement
+        return self.rounding.check(metrics, conditions)

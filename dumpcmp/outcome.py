@@ -111,6 +111,7 @@ class Judgement:
 
     verdict: Verdict
     reason: str = ""
+    limit: float = math.nan  # the rel_l2 that was admissible, where that was the rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,8 @@ class Row:
     target_shape: tuple[int, ...] | None = None
     paired_by: str = ""  # "key", "prefix", "mapping", "order", "provenance", ...
     root: bool = False  # inputs agree and this output does not: the divergence began here
+    cause: Key | None = None  # of a row that only inherits: the root that it inherits from
     source: str = ""
-    tolerance: float = math.nan  # the limit that rel_l2 was held to, where there was one
     reference_errors: tuple[float, float] | None = None  # golden's, target's, against a reference
 
     @property

@@ -1,0 +1,71 @@
+"""How much each torch function may round, which decides how near its outputs must be."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Arithmetic(StrEnum):
+    """How much rounding an op may do between its inputs and its outputs."""
+
+    MOVES = "moves"  # copies, views, comparisons: the output has no rounding of its own
+    ROUNDS = "rounds"  # one op of its kind: each output is rounded about once
+    COMPOSITE = "composite"  # several ops in one, such as attention, or a whole module
+    RANDOM = "random"  # draws numbers: two correct runs may differ in every element
+
+
+# Functions that only move elements, choose among them, or compute exactly.
+_MOVES = frozenset(
+    """
+    abs argmax argmin argsort as_strided atleast_1d atleast_2d atleast_3d bfloat16 bitwise_and
+    bitwise_not bitwise_or bitwise_xor bool broadcast_tensors broadcast_to cat ceil chunk clamp
+    clamp_max clamp_min clone column_stack contiguous copy data detach diag diagonal double
+    dsplit embedding eq expand expand_as fill flatten flip float floor gather ge getitem gt H
+    half hsplit hstack imag index_copy index_fill index_put index_select int isfinite isinf
+    isnan le logical_and logical_not logical_or logical_xor long lt masked_fill masked_scatter
+    masked_select max max_pool1d max_pool2d max_pool3d maximum meshgrid mH min minimum movedim
+    mT narrow ne neg nonzero one_hot ones_like pad permute pixel_shuffle real relu repeat
+    repeat_interleave reshape reshape_as roll round scatter select setitem sign sort split
+    split_with_sizes squeeze stack swapaxes swapdims T t take take_along_dim tensor_split tile
+    to topk transpose tril triu trunc type type_as unbind unflatten unfold unique unsqueeze view
+    view_as view_as_complex view_as_real vsplit vstack where zeros_like
+    """.split()  # noqa: SIM905
+)
+
+_COMPOSITE = frozenset(
+    """
+    binary_cross_entropy_with_logits cross_entropy ctc_loss gru lstm multi_head_attention_forward
+    rnn_relu rnn_tanh scaled_dot_product_attention
+    """.split()  # noqa: SIM905
+)
+
+_REDUCTIONS = frozenset(
+    """
+    addbmm addmm addmv baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d einsum linear matmul mm mv scaled_dot_product_attention tensordot
+    """.split()  # noqa: SIM905
+)
+
+_RANDOM = frozenset(
+    """
+    alpha_dropout bernoulli cauchy dropout dropout1d dropout2d dropout3d exponential
+    feature_alpha_dropout feature_dropout geometric gumbel_softmax log_normal multinomial
+    native_dropout normal poisson rand rand_like randint randint_like randn randn_like randperm
+    random rrelu uniform
+    """.split()  # noqa: SIM905
+)
+
+
+def arithmetic_of(op: str) -> Arithmetic:
+    """How the op called `op` rounds: a function by its name, a module as a composite."""
+    function = op.partition("/")[2]
+    if not function or function in _COMPOSITE:
+        return Arithmetic.COMPOSITE
+    if function in _MOVES:
+        return Arithmetic.MOVES
+    return Arithmetic.RANDOM if function in _RANDOM else Arithmetic.ROUNDS
+
+
+def is_reduction(op: str) -> bool:
+    """Whether `op` sums long products, and so adds to the rounding of all that follows."""
+    return op.partition("/")[2] in _REDUCTIONS

@@ -1,0 +1,154 @@
+"""Judges measured rows: what each op could have rounded, and one judgement for each value."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dumpcmp.align.match import Listing, Match, Place, place_of
+from dumpcmp.arithmetic import arithmetic_of, is_reduction
+from dumpcmp.blame import is_gradient, is_input
+from dumpcmp.comparing.side import Side
+from dumpcmp.comparing.task import Measured
+from dumpcmp.dtypes import dtype_named
+from dumpcmp.judge import Checker, Conditions, judge
+from dumpcmp.outcome import Judgement, Row, Verdict
+from dumpcmp.record import Key
+
+
+def judged(
+    matches: Sequence[Match],
+    measured: Mapping[int, Measured],
+    golden: Side,
+    target: Side,
+    checker: Checker,
+) -> list[Row]:
+    """One Row for each Match, in its order; what is one value gets one judgement."""
+    depth = depths(golden.listing)
+    clean = _clean(matches, measured)
+    rows = []
+    for i, match in enumerate(matches):
+        found = measured.get(i, Measured())
+        judgement = _one_sided(match) or found.judgement
+        if judgement is None:
+            assert found.metrics is not None and match.golden is not None
+            conditions = _conditions(match, golden, target, found, depth, clean)
+            judgement = judge(found.metrics, conditions, checker)
+        rows.append(_row(match, golden, target, found, judgement))
+    for i, first in repeats(matches, golden.links(), target.links()).items():
+        if rows[i].metrics is not None:
+            rows[i] = replace(rows[i], judgement=rows[first].judgement)
+    return rows
+
+
+def _one_sided(match: Match) -> Judgement | None:
+    if match.target is None:
+        return Judgement(Verdict.UNPAIRED, "only golden has it")
+    if match.golden is None:
+        return Judgement(Verdict.UNPAIRED, "only the target has it")
+    return None
+
+
+def _clean(matches: Sequence[Match], measured: Mapping[int, Measured]) -> set[Place]:
+    """Golden's calls all of whose inputs were compared and are the same to the bit."""
+    seen: dict[Place, bool] = {}
+    for i, match in enumerate(matches):
+        if match.golden and is_input(match.golden.slot):
+            metrics = measured.get(i, Measured()).metrics
+            place = place_of(match.golden)
+            seen[place] = seen.get(place, True) and metrics is not None and metrics.equal
+    return {place for place, equal in seen.items() if equal}
+
+
+def _conditions(
+    match: Match,
+    golden: Side,
+    target: Side,
+    found: Measured,
+    depth: Mapping[Place, int],
+    clean: set[Place],
+) -> Conditions:
+    assert match.golden is not None and match.target is not None
+    place, record = place_of(match.golden), golden.record_of(match.golden)
+    given = is_input(match.golden.slot) or is_gradient(match.golden.slot)
+    return Conditions(
+        dtype_named(record.dtype),
+        dtype_named(target.record_of(match.target).dtype),
+        depth[place] * (2 if is_gradient(match.golden.slot) else 1),
+        inputs_equal=place in clean and not given,
+        arithmetic=arithmetic_of(place.op),
+        shape=record.shape,
+        reference=found.reference,
+    )
+
+
+def repeats(
+    matches: Sequence[Match], golden_links: Mapping[Key, Key], target_links: Mapping[Key, Key]
+) -> dict[int, int]:
+    """The matches of a value that both sides had before, and the match of its first appearance."""
+    ours = {match.golden: i for i, match in enumerate(matches) if match.golden}
+    theirs = {match.target: i for i, match in enumerate(matches) if match.target}
+    found = {}
+    for i, match in enumerate(matches):
+        before = golden_links.get(match.golden) if match.golden else None
+        beside = target_links.get(match.target) if match.target else None
+        if before and beside and before in ours and ours[before] == theirs.get(beside) != i:
+            found[i] = ours[before]
+    return found
+
+
+def _row(match: Match, golden: Side, target: Side, found: Measured, judgement: Judgement) -> Row:
+    side = golden if match.golden else target
+    key = match.golden or match.target
+    assert key is not None
+    ours = golden.record_of(match.golden) if match.golden else None
+    theirs = target.record_of(match.target) if match.target else None
+    call, errors = side.call_of(key), found.reference
+    return Row(
+        key=key,
+        order=side.record_of(key).order,
+        judgement=judgement,
+        metrics=found.metrics,
+        golden_key=match.golden,
+        target_key=match.target,
+        golden_dtype=ours.dtype if ours else "",
+        target_dtype=theirs.dtype if theirs else "",
+        golden_shape=ours.shape if ours else None,
+        target_shape=theirs.shape if theirs else None,
+        paired_by=match.by,
+        source=call.source if call else "",
+        reference_errors=(errors.golden, errors.target) if errors else None,
+    )
+
+
+def depths(listing: Listing) -> dict[Place, int]:
+    """How many residual blocks lie before each call; without numbered blocks, how many reductions.
+
+    A block is a module with a number in its path, counted when the run first enters it.
+    """
+    found: dict[Place, int] = {}
+    steps: dict[tuple[str, int], list[Place]] = defaultdict(list)
+    for place in listing.places:
+        steps[place.model, place.step].append(place)
+    for places in steps.values():
+        blocks: dict[str, int] = {}
+        reductions = 0
+        numbered = any(_block_of(place.op) for place in places)
+        for place in places:
+            block = _block_of(place.op)
+            if block:
+                blocks.setdefault(block, len(blocks))
+            before = blocks.get(block, len(blocks)) if numbered else reductions
+            found[place] = before
+            reductions += is_reduction(place.op)
+    return found
+
+
+def _block_of(op: str) -> str:
+    """The outermost numbered module that `op` is in: ``layers.3`` of ``layers.3.attn/linear``."""
+    segments = op.partition("/")[0].partition("@")[0].split(".")
+    for i, segment in enumerate(segments):
+        if segment.isdecimal():
+            return ".".join(segments[: i + 1])
+    return ""

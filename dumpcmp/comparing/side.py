@@ -1,0 +1,62 @@
+"""One of the archives that are compared: what of it is selected, and how its values are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from dumpcmp.align.match import Listing, Place, place_of
+from dumpcmp.archive.reader import Archive
+from dumpcmp.capture.tap import Tap
+from dumpcmp.record import Call, Key, Record
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """An archive and what the comparison looks at in it."""
+
+    archive: Archive
+    listing: Listing
+
+    @property
+    def path(self) -> Path:
+        """Where the archive is."""
+        return self.archive.path
+
+    def call_of(self, key: Key) -> Call | None:
+        """The call that gave or took `key`."""
+        return self.listing.calls.get(place_of(key))
+
+    def record_of(self, key: Key) -> Record:
+        """The Record of `key` on the lowest rank that has it."""
+        return self.listing.values[key][0]
+
+    def links(self) -> dict[Key, Key]:
+        """Each value that is an earlier one of its run, and that one."""
+        return {
+            key: records[0].same_as
+            for key, records in self.listing.values.items()
+            if records[0].same_as is not None
+        }
+
+
+def open_side(path: str | Path, tap: Tap, token_offset: int = 0) -> Side:
+    """Open the archive at `path` and list what `tap` selects; steps are counted from the offset."""
+    archive = Archive(path)
+    values = {
+        key: archive.shards(key)
+        for model in archive.models
+        for step in archive.steps(model)
+        if tap.selects_step(step + token_offset)
+        for key in archive.keys_of(model, step)
+        if tap.selects_op(key.op)
+    }
+    calls = {Place(*name): call for name, call in archive.calls.items()}
+    return Side(archive, Listing(values, calls))
+
+
+@lru_cache(maxsize=8)
+def archive_at(path: Path) -> Archive:
+    """The archive at `path`, opened once in this process."""
+    return Archive(path)

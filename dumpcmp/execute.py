@@ -1,0 +1,59 @@
+"""Runs the same work on many tasks, on any concurrent.futures Executor, and keeps their order."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any, ParamSpec, TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SerialExecutor(Executor):
+    """Runs each task at once, in this process: the executor for one job, and for debugging."""
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Run `fn` now; its result or exception is in the Future."""
+        future: Future[R] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+def executor_for(jobs: int) -> AbstractContextManager[Executor]:
+    """An executor of `jobs` processes; of none but this one where `jobs` is 1."""
+    if jobs <= 1:
+        return SerialExecutor()
+    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+
+
+def run_each(
+    work: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    executor: Executor,
+    in_flight: int = 32,
+) -> Iterator[Result]:
+    """Do `work` on each task and yield the results in the order of the tasks.
+
+    At most `in_flight` tasks are under way or waiting to be fetched, so that the memory is bounded
+    however many there are.
+    """
+    pending: deque[Future[Any]] = deque()
+    try:
+        for task in tasks:
+            pending.append(executor.submit(work, task))
+            if len(pending) >= in_flight:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
