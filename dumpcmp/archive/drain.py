@@ -11,8 +11,8 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import journal
-from dumpcmp.archive.encoder import DATASET_ADDRESS
-from dumpcmp.archive.journal import ADDRESS, seal_prefix
+from dumpcmp.archive.form import Form
+from dumpcmp.archive.journal import seal_prefix
 from dumpcmp.archive.part import Part
 from dumpcmp.archive.ring import Ring
 from dumpcmp.archive.schema import MAGIC, PREFIX_HEADER
@@ -23,9 +23,8 @@ GATHER_NBYTES = 1 << 20
 LARGEST_WRITE = 8 << 20
 SEAL = 0  # an entry that has no bytes in the ring: the part is finished
 
-# kind, part, place in the ring, bytes there, and what the kind needs
-Entry = tuple[Any, ...]
-_DATA_ADDRESS_AT = PREFIX_HEADER + DATASET_ADDRESS
+Rest = tuple[Any, ...]  # what the kind of an entry needs beside its place
+Entry = tuple[int, Any, int, int, Rest]  # kind, part, place in the ring, bytes there
 
 
 class Drain:
@@ -43,8 +42,7 @@ class Drain:
         self.pending: deque[Entry] = deque()
         self.error: BaseException | None = None
         self.seconds_waited = 0.0
-        self.num_written = 0
-        self._open: set[Part] = set()
+        self.open_parts: set[Part] = set()
         self._sequence = 1
         self._committed_at = 0.0
         self._asleep = False
@@ -59,9 +57,7 @@ class Drain:
     def submit(self, entry: Entry) -> None:
         """Take `entry`; the caller holds `lock` and has put the record into the ring."""
         self.pending.append(entry)
-        if (
-            self._asleep or self.ring.head - self.ring.tail > GATHER_NBYTES
-        ) and not self._wake.is_set():
+        if (self._asleep or self.ring.used > GATHER_NBYTES) and not self._wake.is_set():
             self._wake.set()
 
     def wait_until(self, free: Callable[[], bool]) -> None:
@@ -87,7 +83,7 @@ class Drain:
                     if time.monotonic() - self._committed_at >= COMMIT_SECONDS:
                         self._commit()
             with self.working:
-                for part in list(self._open):
+                for part in list(self.open_parts):
                     self._seal(part)
         except BaseException as error:  # whatever it is, the user's program must go on
             self._fail(error)
@@ -104,70 +100,64 @@ class Drain:
         self._wake.clear()
 
     def _open_and_dirty(self) -> bool:
-        return any(part.dirty for part in self._open)
+        return any(part.dirty for part in self.open_parts)
 
     def _commit(self) -> None:
-        for part in self._open:
+        for part in self.open_parts:
             part.commit()
         self._committed_at = time.monotonic()
 
     def _seal(self, part: Part) -> None:
-        self._open.discard(part)
+        self.open_parts.discard(part)
         part.seal()
 
     def _write_pending(self) -> None:
-        """Finish the records that lie one after another in the ring, then write them at once."""
-        run: list[Entry] = []
-        nbytes = 0
-        for _ in range(len(self.pending)):
-            entry = self.pending[0]
-            if run and not self._continues(run[-1], entry, nbytes):
-                self._write_run(run, nbytes)
-                run, nbytes = [], 0
-            self.pending.popleft()
-            if entry[0] == SEAL:
-                self._seal(entry[1])
+        """Write all that is pending, but leave off when a commit is due."""
+        while self.pending:
+            kind, part, _, nbytes, _ = self.pending[0]
+            if kind == SEAL:
+                self.pending.popleft()
+                self._seal(part)
+            elif kind == journal.WRAP:
+                self.pending.popleft()
+                with self.lock:
+                    self._sequence += bool(nbytes)
+                    self.ring.unwrap(nbytes, self._sequence)
+                    self.freed.notify_all()
             else:
-                run.append(entry)
-                nbytes += entry[3]
-        if run:
-            self._write_run(run, nbytes)
+                self._write_run(part)
+                if time.monotonic() - self._committed_at >= COMMIT_SECONDS:
+                    return
 
-    @staticmethod
-    def _continues(last: Entry, entry: Entry, nbytes: int) -> bool:
-        return (
-            entry[1] is last[1]
-            and entry[0] != SEAL
-            and entry[2] == last[2] + last[3]
-            and nbytes + entry[3] <= LARGEST_WRITE
-        )
-
-    def _write_run(self, run: list[Entry], nbytes: int) -> None:
-        part: Part = run[0][1]
-        start = run[0][2]
-        if run[0][0] != journal.WRAP:
-            self._open.add(part)
-            began = part.end
-            for entry in run:
-                self._finish(entry, part)
-            part.write(self.ring.room[start : start + nbytes], began)
+    def _write_run(self, part: Part) -> None:
+        """Finish the records of `part` that lie one after another, then write them at once."""
+        pending = self.pending
+        start = stop = pending[0][2]
+        began, count = part.end, 0
+        self.open_parts.add(part)
+        while pending:
+            kind, other, place, total, rest = pending[0]
+            if other is not part or place != stop or kind == SEAL:
+                break
+            if stop + total - start > LARGEST_WRITE and count:
+                break
+            pending.popleft()
+            if kind == journal.VALUE:
+                self._finish_value(part, place, total, *rest)
+            else:
+                self._finish_text(kind, part, place, total, rest)
+            stop += total
+            count += 1
+        part.write(self.ring.room[start:stop], began)
         with self.lock:
-            self._sequence += len(run)
-            self.ring.release(self.ring.tail + nbytes, self._sequence)
-            self.num_written += len(run)
+            self._sequence += count
+            self.ring.release(stop - start, self._sequence)
             self.freed.notify_all()
 
-    def _finish(self, entry: Entry, part: Part) -> None:
-        """Give a record its address, digest and CRC, and tell `part` of it."""
-        kind, _, place, total, *rest = entry
-        address = part.end
-        part.end = address + total
+    def _finish_text(self, kind: int, part: Part, place: int, total: int, rest: Rest) -> None:
+        seal_prefix(self.ring.room[place : place + total], kind, part.end)
+        part.end += total
         part.sequence += 1
-        room = self.ring.room
-        if kind == journal.VALUE:
-            self.finish_value(room[place : place + total], part, address, *rest)
-            return
-        seal_prefix(room[place : place + total], address)
         if kind == journal.CALL:
             part.add_call(*rest)
         elif kind == journal.FORM:
@@ -175,26 +165,26 @@ class Drain:
         else:
             part.add_link(*rest)
 
-    @staticmethod
-    def finish_value(
-        record: memoryview, part: Part, address: int, call: int, form: Any, number: int,
-        order: int, wait: Callable[[], None] | None,
+    def _finish_value(
+        self, part: Part, place: int, total: int, call: int, form: Form, number: int, order: int,
+        wait: Callable[[], None] | None,
     ) -> None:  # fmt: skip
-        """Finish a value: wait for its copy, digest it, and fill in what depends on its place."""
+        """Wait for the copy, digest the bytes, and fill in what depends on the place."""
+        room, address = self.ring.room, part.end
         if wait is not None:
             wait()
-            record[:4] = MAGIC
-        prefix = len(form.prefix)
-        digest = xxh3_128_hexdigest(record[prefix : prefix + form.nbytes]).encode()
-        if form.nbytes:
-            ADDRESS.pack_into(record, _DATA_ADDRESS_AT, address + prefix)
-        record[form.digest_at : form.digest_at + 32] = digest
-        seal_prefix(record[:prefix], address)
+            room[place : place + 4] = MAGIC
+        start = place + form.prefix_nbytes
+        digest = xxh3_128_hexdigest(room[start : start + form.nbytes]).encode()
+        form.write_header(room, place + PREFIX_HEADER, address + form.prefix_nbytes, digest)
+        seal_prefix(room[place : place + PREFIX_HEADER], journal.VALUE, address)
         part.add_value(call, form, number, order, address, digest)
+        part.end = address + total
+        part.sequence += 1
 
     def _fail(self, error: BaseException) -> None:
         """Stop: keep what is in the parts, free the ring, and let the producer know."""
-        for part in self._open:
+        for part in self.open_parts:
             try:
                 part.abandon()
             except OSError:  # the disk refuses even that; a scan finds the records all the same

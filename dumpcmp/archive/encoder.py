@@ -22,7 +22,10 @@ _SUPERBLOCK = Struct("<8s8B2HI4Q2Q2I16s")
 _OBJECT_HEADER = Struct("<BxHIIxxxx")
 _MESSAGE = Struct("<HHBxxx")
 _ADDRESS = Struct("<Q")
-_LINK_INFO = Struct("<BBQQQ")
+_INTEGER = Struct("<q")
+_DOUBLE = Struct("<d")
+_TEXT_TYPE = Struct("<B3BI")
+_SCALAR = bytes((1, 0, 0, 0, 0, 0, 0, 0))
 _LAYOUT = Struct("<BBQQ")
 _ATTRIBUTE = Struct("<BxHHH")
 _MEMBER = Struct("<IB3xI4x4I")
@@ -78,7 +81,7 @@ def _float(size: int, sign: int, exponent: int, width: int, mantissa: int, bias:
 
 def text_type(nbytes: int) -> bytes:
     """Fixed-length text: UTF-8, padded with NUL."""
-    return Struct("<B3BI").pack(0x13, 0x11, 0, 0, nbytes)
+    return _TEXT_TYPE.pack(0x13, 0x11, 0, 0, nbytes)
 
 
 def _compound(size: int, members: Sequence[tuple[str, int, bytes]]) -> bytes:
@@ -125,6 +128,8 @@ def datatype(name: str) -> bytes:
 
 def dataspace(shape: Sequence[int] | None) -> bytes:
     """The body of a Dataspace message; `shape` None means that there are no elements at all."""
+    if shape == ():
+        return _SCALAR
     if shape is None:
         return bytes((2, 0, 0, 2))
     return bytes((1, len(shape), 0, 0, 0, 0, 0, 0)) + Struct(f"<{len(shape)}Q").pack(*shape)
@@ -136,19 +141,23 @@ def _attribute_parts(value: str | int | float | Sequence[int]) -> tuple[bytes, b
         text = value.encode("utf-8", "surrogatepass") or b"\0"
         return text_type(len(text)), dataspace(()), text
     if isinstance(value, float):
-        return datatype("float64"), dataspace(()), Struct("<d").pack(value)
+        return datatype("float64"), dataspace(()), _DOUBLE.pack(value)
     if isinstance(value, int):
-        return datatype("int64"), dataspace(()), Struct("<q").pack(value)
+        return datatype("int64"), dataspace(()), _INTEGER.pack(value)
     return datatype("int64"), dataspace((len(value),)), Struct(f"<{len(value)}q").pack(*value)
 
 
-@lru_cache(maxsize=4096, typed=True)
-def attribute(name: str, value: str | int | float | tuple[int, ...]) -> bytes:
-    """An Attribute message: UTF-8 text, a number, or a vector of integers."""
+@lru_cache
+def _title(name: str, kind_nbytes: int, space_nbytes: int) -> bytes:
     title = name.encode() + b"\0"
+    return _ATTRIBUTE.pack(1, len(title), kind_nbytes, space_nbytes) + _filled(title)
+
+
+def attribute(name: str, value: str | int | float | Sequence[int]) -> bytes:
+    """An Attribute message: UTF-8 text, a number, or a vector of integers."""
     kind, space, content = _attribute_parts(value)
-    sizes = _ATTRIBUTE.pack(1, len(title), len(kind), len(space))
-    return message(ATTRIBUTE, sizes + _filled(title) + _filled(kind) + _filled(space) + content)
+    title = _title(name, len(kind), len(space))
+    return message(ATTRIBUTE, title + _filled(kind) + _filled(space) + content)
 
 
 _FILL_VALUE = message(FILL_VALUE, bytes((2, 1, 1, 0)))  # allocated early, never filled
@@ -204,11 +213,22 @@ def external_link(name: str, order: int, file: str, path: str) -> bytes:
     return _link(name, order, 64, len(target).to_bytes(2, "little") + target)
 
 
+_GROUP = Struct("<BxHIIxxxx HHBxxx BBQQQ6x HHBxxx BBHHxx".replace(" ", ""))
+_GROUP_MESSAGES_NBYTES = _GROUP.size - _OBJECT_HEADER.size
+
+
 def group_header(links: bytes | bytearray, num_links: int, attributes: bytes, n: int) -> bytes:
     """A group's object header: its links in compact form, then its `n` attributes' messages."""
-    told = message(LINK_INFO, _LINK_INFO.pack(0, 1, num_links, UNDEFINED, UNDEFINED))
-    told += message(GROUP_INFO, b"\0\1\xff\xff\0\0")
-    return object_header(told + bytes(links) + attributes, 2 + num_links + n)
+    nbytes = _GROUP_MESSAGES_NBYTES + len(links) + len(attributes)
+    return b"".join((
+        _GROUP.pack(
+            1, 2 + num_links + n, 1, nbytes,
+            LINK_INFO, 32, 0, 0, 1, num_links, UNDEFINED, UNDEFINED,
+            GROUP_INFO, 8, 0, 0, 1, 0xFFFF, 0,
+        ),
+        links,
+        attributes,
+    ))  # fmt: skip
 
 
 def dataset(kind: bytes, shape: Sequence[int], content: bytes | bytearray, start: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dumpcmp.archive import encoder
 from dumpcmp.archive.encoder import padded
-from dumpcmp.archive.journal import text_prefix
+from dumpcmp.archive.journal import json_text, text_prefix
 from dumpcmp.archive.names import link_name
 from dumpcmp.archive.schema import ALIGNMENT, MAX_RANK, PREFIX_HEADER
 from dumpcmp.dtypes import DTYPES
@@ -59,7 +59,9 @@ class Form:
         self.nbytes = self._count_bytes() if record.kept is not Kept.NOTHING else 0
         header = self._header(record)
         self.prefix = bytes(PREFIX_HEADER) + header.ljust(padded(len(header), ALIGNMENT), b"\0")
-        self.digest_at = PREFIX_HEADER + len(header) - len(_DIGEST)
+        self.prefix_nbytes = len(self.prefix)
+        self.blocks = self.prefix_nbytes // ALIGNMENT
+        self._make_patch(header)
         self.total = len(self.prefix) + padded(self.nbytes, ALIGNMENT)
         self._make_link()
 
@@ -90,6 +92,20 @@ class Form:
         told += record.stored.attributes if record.stored else ()
         return [*told, ("digest", _DIGEST)]
 
+    def _make_patch(self, header: bytes) -> None:
+        """Prepare to write the object header, whose address and digest differ, in one go."""
+        at, end = encoder.DATASET_ADDRESS, len(header) - len(_DIGEST)
+        pattern = Struct(f"<{at}sQ{end - at - 8}s32s{len(self.prefix) - 64 - len(header)}x")
+        self._patch = pattern.pack_into
+        self._start, self._middle = header[:at], header[at + 8 : end]
+
+    def write_header(
+        self, record: memoryview | bytearray, at: int, address: int, digest: bytes
+    ) -> None:
+        """Write the object header for bytes at `address` of the part at `at` of `record`."""
+        where = address if self.nbytes else encoder.UNDEFINED
+        self._patch(record, at, self._start, where, self._middle, digest)
+
     def _make_link(self) -> None:
         message = encoder.hard_link(self.slot, 0, 0)
         order_at, address_at = 11, encoder.address_in_link(self.slot)
@@ -105,10 +121,13 @@ class Form:
     @cached_property
     def text(self) -> bytes:
         """The prefix of this form's journal record."""
-        return text_prefix(self.listed)
+        return text_prefix(self.json)
 
-    @property
-    def listed(self) -> list[Any]:
-        """The form as the list that the journal and the index hold."""
+    @cached_property
+    def json(self) -> bytes:
+        """The form as the JSON list that the journal and the index hold."""
+        return json_text(self._listed())
+
+    def _listed(self) -> list[Any]:
         *fields, stored = self.fields
         return [*fields, stored and [stored.dtype, stored.shape, stored.attributes]]

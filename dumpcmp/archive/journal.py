@@ -14,7 +14,6 @@ from dumpcmp.archive.schema import (
     KINDS,
     MAGIC,
     PREFIX_HEADER,
-    TEXT_AT,
     WAITING,
 )
 
@@ -33,24 +32,31 @@ CRC_AT = 4
 
 assert HEADER.size == PREFIX_HEADER
 
-_dump = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
+TEXTS = frozenset((PART, CALL, FORM, LINK))  # kinds whose prefix holds JSON
+
+_dump = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def text_prefix(value: Any) -> bytes:
-    """A prefix that holds `value` as JSON, its fields still zero."""
-    text = _dump(value).encode()
-    return bytes(TEXT_AT) + text.ljust(padded(TEXT_AT + len(text), ALIGNMENT) - TEXT_AT)
+def text_prefix(text: bytes) -> bytes:
+    """A prefix that holds `text`, filled up with spaces, its fields still zero."""
+    nbytes = PREFIX_HEADER + len(text)
+    return bytes(PREFIX_HEADER) + text.ljust(padded(nbytes, ALIGNMENT) - PREFIX_HEADER)
 
 
-def checksum(prefix: memoryview | bytes | bytearray) -> int:
-    """The CRC-32 of a prefix, less its first bytes and the object header's link count."""
-    return crc32(prefix[TEXT_AT:], crc32(prefix[8:PREFIX_HEADER]))
+def json_text(value: Any) -> bytes:
+    """`value` as the JSON that a journal holds."""
+    return _dump(value).encode()
 
 
-def seal_prefix(prefix: memoryview | bytearray, address: int) -> None:
+def checksum(prefix: memoryview | bytes | bytearray, kind: int) -> int:
+    """The CRC-32 of a prefix: of its fields, and of its text where it holds text."""
+    return crc32(prefix[8:] if kind in TEXTS else prefix[8:PREFIX_HEADER])
+
+
+def seal_prefix(prefix: memoryview | bytearray, kind: int, address: int) -> None:
     """Write into `prefix` where it lies in the part, and its CRC."""
     ADDRESS.pack_into(prefix, ADDRESS_AT, address)
-    CRC.pack_into(prefix, CRC_AT, checksum(prefix))
+    CRC.pack_into(prefix, CRC_AT, checksum(prefix, kind))
 
 
 def header_for(

@@ -3,9 +3,11 @@
 import mmap
 import os
 
+from xxhash import xxh3_128_hexdigest
+
 from dumpcmp.archive import journal
-from dumpcmp.archive.drain import Drain
 from dumpcmp.archive.form import Form
+from dumpcmp.archive.journal import seal_prefix
 from dumpcmp.archive.part import Part
 from dumpcmp.archive.schema import PREFIX_HEADER
 from dumpcmp.record import Source
@@ -26,10 +28,12 @@ def put_large(part: Part, form: Form, source: Source, numbers: tuple[int, int, i
         wait = source.copy_into(record[prefix : prefix + form.nbytes])
         if wait is not None:
             wait()
-        record[PREFIX_HEADER:prefix] = form.prefix[PREFIX_HEADER:]
+        digest = xxh3_128_hexdigest(record[prefix : prefix + form.nbytes]).encode()
+        form.write_header(record, PREFIX_HEADER, part.end + prefix, digest)
         record[:PREFIX_HEADER] = journal.header_for(
             journal.VALUE, part.nonce, form.nbytes, prefix,
             sequence=part.sequence, call=call, form=number, row=row, order=order,
         )  # fmt: skip
-        Drain.finish_value(record, part, part.end, call, form, number, order, None)
+        seal_prefix(record[:PREFIX_HEADER], journal.VALUE, part.end)
+        part.add_value(call, form, number, order, part.end, digest)
     part.end += form.total

@@ -6,11 +6,13 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii as _quoted
 from pathlib import Path
 from struct import Struct
 from typing import Any
 
 import numpy as np
+from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import encoder, journal
 from dumpcmp.archive.encoder import padded
@@ -18,8 +20,6 @@ from dumpcmp.archive.form import Form
 from dumpcmp.archive.names import group_path
 from dumpcmp.archive.schema import (
     ALIGNMENT,
-    CALL_ATTRS,
-    CALL_FIELDS,
     INDEX_COLUMNS,
     INDEX_GROUP,
     MAX_ATTRIBUTE,
@@ -32,23 +32,30 @@ JOURNAL_AT = 128  # where a part's first journal record begins, after the superb
 ROW_TYPE = np.dtype([(name, kind) for name, kind, _ in INDEX_COLUMNS])
 ROW = Struct("<" + "".join({"<u4": "I", "<u8": "Q", "S32": "32s"}[k] for _, k, _ in INDEX_COLUMNS))
 LINK_COUNT_AT = 4  # of the number of hard links, in an object header
+_TEXTS = ("target", "source", "arguments", "kernel")
 _NUMBER = Struct("<I")
 _ADDRESS = Struct("<Q")
 
 assert ROW.size == ROW_TYPE.itemsize
 
 
-def call_fields(call: Call) -> list[Any]:
-    """`call` as the list that the journal and the index hold, in schema.CALL_FIELDS' order."""
-    return [getattr(call, name) for name in CALL_FIELDS]
+def call_json(call: Call) -> bytes:
+    """`call` as the JSON list that the journal and the index hold: schema.CALL_FIELDS."""
+    origins = ",".join(map(_quoted, call.origins))
+    return (
+        f"[{_quoted(call.op)},{call.call},{call.order},{_quoted(call.target)},"
+        f'{_quoted(call.source)},"{call.phase.value}",{_quoted(call.arguments)},[{origins}],'
+        f"{_quoted(call.kernel)}]"
+    ).encode()
 
 
 def call_attributes(call: Call) -> list[tuple[str, Any]]:
     """The attributes of a call's group; empty ones are left out."""
     told: list[tuple[str, Any]] = [("op", call.op), ("call", call.call), ("order", call.order)]
-    for name in list(CALL_ATTRS)[3:]:
-        if value := getattr(call, name):
-            told.append((name, json.dumps(value) if name == "origins" else str(value)))
+    told += [(name, value) for name in _TEXTS if (value := getattr(call, name))]
+    told.append(("phase", call.phase.value))
+    if call.origins:
+        told.append(("origins", json.dumps(call.origins)))
     return told
 
 
@@ -112,14 +119,14 @@ class Part:
         self.root = Group(None, list(facts.items()))
         self.groups: dict[tuple[str, ...], Group] = {}
         self.call_groups: list[Group] = []
-        self.calls: list[Call] = []
+        self.calls: list[bytes] = []  # as JSON
         self.forms: list[Form] = []
         self.rows = bytearray()
         self.num_links_to: dict[int, int] = {}  # row -> hard links beyond the first
         self.dirty: set[Group] = {self.root}
         self.sealed = False
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._append(journal.PART, journal.text_prefix(facts), b"")
+        self.append(journal.PART, journal.text_prefix(journal.json_text(facts)))
         self.commit()
 
     def write(self, content: bytes | bytearray | memoryview, address: int) -> None:
@@ -129,24 +136,75 @@ class Part:
             written = os.pwrite(self.descriptor, rest, address)
             rest, address = rest[written:], address + written
 
-    def _append(self, kind: int, prefix: bytes, content: bytes) -> None:
-        """Append a journal record that did not come through the ring."""
+    def append(
+        self,
+        kind: int,
+        prefix: bytes | bytearray,
+        content: bytes | bytearray | memoryview = b"",
+        *,
+        call: int = 0,
+        form: int = 0,
+        row: int = 0,
+        order: int = 0,
+    ) -> int:
+        """Append a journal record that does not come through the ring; gives where it begins."""
+        at, nbytes = self.end, len(content)
         record = bytearray(prefix)
         record[:PREFIX_HEADER] = journal.header_for(
-            kind, self.nonce, len(content), len(prefix), sequence=self.sequence
-        )
-        journal.seal_prefix(record, self.end)
-        record += content.ljust(padded(len(content), ALIGNMENT), b"\0")
-        self.write(record, self.end)
-        self.end += len(record)
+            kind, self.nonce, nbytes, len(prefix), sequence=self.sequence,
+            call=call, form=form, row=row, order=order,
+        )  # fmt: skip
+        journal.seal_prefix(record, kind, at)
+        self.sequence += 1
+        self.end = at + len(record) + padded(nbytes, ALIGNMENT)
+        self.write(record, at)
+        self.write(content, at + len(record))
+        self.write(bytes(-nbytes % ALIGNMENT), at + len(record) + nbytes)
+        return at
 
-    def add_call(self, call: Call) -> None:
+    def append_call(self, call: Call) -> None:
+        """Append the next call."""
+        text = call_json(call)
+        number = len(self.calls)
+        self.append(journal.CALL, journal.text_prefix(text), call=number, order=call.order)
+        self.add_call(call, text)
+
+    def append_form(self, form: Form) -> int:
+        """Append the next form; gives its number."""
+        number = len(self.forms)
+        self.append(journal.FORM, form.text, form=number)
+        self.forms.append(form)
+        return number
+
+    def append_value(
+        self, call: int, form: Form, number: int, order: int, content: memoryview
+    ) -> None:
+        """Append a value of form `number`, whose bytes are `content`, as the next row."""
+        digest = xxh3_128_hexdigest(content).encode()
+        prefix = bytearray(form.prefix)
+        form.write_header(prefix, PREFIX_HEADER, self.end + len(prefix), digest)
+        row = len(self.rows) // ROW.size
+        at = self.append(
+            journal.VALUE, prefix, content, call=call, form=number, row=row, order=order
+        )
+        self.add_value(call, form, number, order, at, digest)
+
+    def append_link(
+        self, call: int, form: Form, number: int, order: int, holder: Part, row: int, path: str
+    ) -> None:
+        """Append a link to row `row` of `holder`, which has it at `path`, as the next row."""
+        own = len(self.rows) // ROW.size
+        prefix = journal.text_prefix(b"[%d,%d]" % (holder.number, row))
+        self.append(journal.LINK, prefix, call=call, form=number, row=own, order=order)
+        self.add_link(call, form, number, order, holder, row, path)
+
+    def add_call(self, call: Call, text: bytes) -> None:
         """Take the next call: its group, with its attributes."""
         path = group_path(call.op, call.call)
         group = self._group(path)
         group.describe(call_attributes(call))
         self.call_groups.append(group)
-        self.calls.append(call)
+        self.calls.append(text)
 
     def _group(self, path: tuple[str, ...]) -> Group:
         """The group at `path`, made along with its parents where it is missing."""
@@ -175,9 +233,10 @@ class Part:
         group.num_links += 1
         if group not in self.dirty:
             self._touch(group)
-        offset = at + len(form.prefix) if form.nbytes else 0
+        nbytes = form.nbytes
+        offset = at + form.prefix_nbytes if nbytes else 0
         self.rows += ROW.pack(
-            call, number, order, self.number, NO_ROW, header, offset, form.nbytes, digest
+            call, number, order, self.number, NO_ROW, header, offset, nbytes, digest
         )
 
     def add_link(
@@ -210,7 +269,7 @@ class Part:
             header = group.header()
             block += header.ljust(padded(len(header)), b"\0")
             group.moved(address)
-        self._append(journal.COMMIT, bytes(PREFIX_HEADER), bytes(block))
+        self.append(journal.COMMIT, bytes(PREFIX_HEADER), bytes(block))
         self.write(encoder.superblock(address, self.end), 0)
         self.dirty.clear()
 
@@ -223,8 +282,8 @@ class Part:
 
     def _index(self, start: int) -> bytes:
         """The index group and its datasets, to lie at `start`; the group's header is first."""
-        calls = json.dumps([call_fields(call) for call in self.calls]).encode()
-        forms = json.dumps([form.listed for form in self.forms]).encode()
+        calls = b"[%s]" % b",\n".join(self.calls)
+        forms = b"[%s]" % b",\n".join(form.json for form in self.forms)
         group = Group(None)
         room = len(encoder.group_header(b"", 0, b"", 0)) + 256
         block = bytearray(room)
@@ -243,7 +302,7 @@ class Part:
         """Write the index, count the hard links, and close the file."""
         index = self._index(self.end + PREFIX_HEADER)
         at = self.end + PREFIX_HEADER
-        self._append(journal.INDEX, bytes(PREFIX_HEADER), index)
+        self.append(journal.INDEX, bytes(PREFIX_HEADER), index)
         self.root.foremost = encoder.hard_link(INDEX_GROUP, self.root.num_links, at)
         self.dirty.add(self.root)
         for row, extra in self.num_links_to.items():

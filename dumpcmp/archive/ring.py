@@ -11,8 +11,9 @@ SHARED_MEMORY = Path("/dev/shm")
 HEADER_NBYTES = 4096
 RING_MAGIC = b"dumpcmp ring 1\0\0"
 SMALLEST = 1 << 20
+WARM_NBYTES = 4 << 20  # pages that are used again and again are in the cache, and need no fault
 
-_HEADER = Struct("<16sQQQ")  # magic, capacity, position and sequence of the oldest record
+_HEADER = Struct("<16sQQQ")  # magic, capacity, place and sequence of the oldest record
 _TAIL = Struct("<QQ")
 _TAIL_AT = 24
 
@@ -30,9 +31,9 @@ def affordable(wanted: int, directory: Path = SHARED_MEMORY) -> int:
 class Ring:
     """`capacity` bytes used round and round. `path` is None where the memory is private.
 
-    Positions only ever rise; a position modulo the capacity is a place in `room`. The first
-    page of the memory says where the oldest unwritten record lies, for whoever finds the ring
-    after its process was killed.
+    The records in use lie from `tail` to `head`, or, once `wrapped`, from `tail` to where a
+    wrap record stands and from the start to `head`. The first page of the memory says where the
+    oldest one is, for whoever finds the ring after its process was killed.
     """
 
     def __init__(self, capacity: int, path: Path | None = None) -> None:
@@ -40,7 +41,8 @@ class Ring:
         self.path = path
         self._memory = self._map()
         self.room = memoryview(self._memory)[HEADER_NBYTES:]
-        self.head = self.tail = 0
+        self.head = self.tail = self.used = 0
+        self.wrapped = False
         _HEADER.pack_into(self._memory, 0, RING_MAGIC, self.capacity, 0, 1)
 
     @classmethod
@@ -63,24 +65,44 @@ class Ring:
         finally:
             os.close(descriptor)
 
-    def gap_before(self, nbytes: int) -> int:
-        """Bytes to leave unused so that `nbytes` lie in one piece."""
-        place = self.head % self.capacity
-        return 0 if place + nbytes <= self.capacity else self.capacity - place
+    def place_for(self, nbytes: int) -> int:
+        """Where `nbytes` can lie in one piece: `head`, or 0 for a wrap, or -1: nowhere yet."""
+        if self.wrapped:
+            return self.head if nbytes <= self.tail - self.head else -1
+        if self.head >= WARM_NBYTES and nbytes <= self.tail:
+            return 0
+        if nbytes <= self.capacity - self.head:
+            return self.head
+        return 0 if nbytes <= self.tail else -1
 
-    def fits(self, nbytes: int) -> bool:
-        """Whether `nbytes` more are free now."""
-        return self.head + nbytes - self.tail <= self.capacity
+    def take(self, nbytes: int) -> None:
+        """Count `nbytes` at `head` as used."""
+        self.head += nbytes
+        self.used += nbytes
+
+    def wrap(self) -> None:
+        """Go on at the start; what is left at the end is not used this time."""
+        self.head = 0
+        self.wrapped = True
 
     def rewind(self, sequence: int) -> None:
-        """Begin again at the start of an empty ring, whose pages are warm."""
-        self.head += -self.head % self.capacity
-        self.release(self.head, sequence)
+        """Begin again at the start of an empty ring; the next record has `sequence`."""
+        self.head = self.tail = 0
+        self.wrapped = False
+        _TAIL.pack_into(self._memory, _TAIL_AT, 0, sequence)
 
-    def release(self, tail: int, sequence: int) -> None:
-        """Free everything before position `tail`; the record there has `sequence`."""
-        self.tail = tail
-        _TAIL.pack_into(self._memory, _TAIL_AT, tail % self.capacity, sequence)
+    def release(self, nbytes: int, sequence: int) -> None:
+        """Free the oldest `nbytes`; the record after them has `sequence`."""
+        self.tail += nbytes
+        self.used -= nbytes
+        _TAIL.pack_into(self._memory, _TAIL_AT, self.tail, sequence)
+
+    def unwrap(self, nbytes: int, sequence: int) -> None:
+        """Free the wrap record of `nbytes`: the oldest record is at the start now."""
+        self.used -= nbytes
+        self.tail = 0
+        self.wrapped = False
+        _TAIL.pack_into(self._memory, _TAIL_AT, 0, sequence)
 
     def close(self) -> None:
         """Give the memory back, and remove the shared file."""

@@ -22,7 +22,6 @@ from dumpcmp.archive.schema import (
     MAGIC,
     NO_ROW,
     PREFIX_HEADER,
-    TEXT_AT,
     WAITING,
 )
 
@@ -54,7 +53,7 @@ class Found:
     def listed(self) -> Any:
         """The JSON value that the prefix holds."""
         try:
-            return json.loads(self.prefix[TEXT_AT:])
+            return json.loads(self.prefix[PREFIX_HEADER:])
         except (ValueError, RecursionError):
             return None
 
@@ -78,7 +77,7 @@ def record_at(file: PartFile, start: int, nonce: int | None) -> Found | None:
     if start + prefix_nbytes + fields.nbytes > file.nbytes:
         return None
     prefix = head[:prefix_nbytes] if prefix_nbytes <= 1024 else file.read(start, prefix_nbytes)
-    if journal.checksum(prefix) != fields.crc:
+    if journal.checksum(prefix, fields.kind) != fields.crc:
         return None
     return Found(fields, prefix, start, file.path)
 
@@ -138,7 +137,7 @@ def ring_records(path: Path) -> Iterator[Found]:
     with PartFile(path) as file:
         capacity, place, sequence = read_header(file.peek(0, HEADER_NBYTES), file.nbytes)
         for _ in range(2 * capacity // ALIGNMENT):
-            place %= capacity or 1
+            place = 0 if place >= capacity else place
             start = HEADER_NBYTES + place
             if start + PREFIX_HEADER > file.nbytes:
                 return
@@ -217,8 +216,9 @@ class Gathering:
         fields = found.fields
         if not self._named(fields):
             return None
-        end = TEXT_AT + int.from_bytes(found.prefix[72:76], "little")  # of the object header
-        finished = found.file == self.path and TEXT_AT + 32 <= end <= len(found.prefix)
+        size = int.from_bytes(found.prefix[PREFIX_HEADER + 8 : PREFIX_HEADER + 12], "little")
+        end = PREFIX_HEADER + 16 + size  # of the object header, whose last 32 bytes they are
+        finished = found.file == self.path and PREFIX_HEADER + 48 <= end <= len(found.prefix)
         digest = found.prefix[end - 32 : end] if finished else b""
         offset = found.data_start if fields.nbytes else 0
         header = found.start + PREFIX_HEADER

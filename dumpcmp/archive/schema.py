@@ -105,7 +105,7 @@ MAGIC = b"dcR1"
 WAITING = b"dcW1"  # only in the ring: a copy into this record is still under way
 JOURNAL_FIELDS = (
     ("magic", "4s", "the bytes dcR1"),
-    ("crc", "I", "CRC-32 of bytes 8..63 and 80.. of the prefix"),
+    ("crc", "I", "CRC-32 of bytes 8..63 of the prefix; where it holds text, of all from byte 8"),
     ("nonce", "Q", "random number of the part, the same in all of its records"),
     ("sequence", "Q", "rises within a part"),
     ("address", "Q", "where this record begins in the part"),
@@ -118,8 +118,7 @@ JOURNAL_FIELDS = (
     ("order", "Q", "position of the call in the step's execution"),
 )
 JOURNAL_FORMAT = "<" + "".join(code for _, code, _ in JOURNAL_FIELDS)
-PREFIX_HEADER = 64  # bytes of the fields above
-TEXT_AT = 80  # where text, or the messages of an object header, begin in a prefix
+PREFIX_HEADER = 64  # bytes of the fields above; text or an object header follows
 
 
 @dataclass(frozen=True)
