@@ -1,0 +1,309 @@
+"""Follows the ops of dynamo's graph into the code that Inductor generates for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import re
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from torch.utils import _pytree as pytree
+
+from dumpcmp.capture import graph as graph_capture
+from dumpcmp.capture import recorder, slots
+from dumpcmp.capture.inductor_names import (
+    Written,
+    compile_context,
+    is_backward,
+    size_expression,
+    traced_node,
+)
+from dumpcmp.capture.names import NO_OP, Function, attribute_of, function_of
+from dumpcmp.capture.recorder import in_order
+from dumpcmp.capture.views import Sizes, Step, base_of, is_same, view_name, views_of
+
+Place = tuple[int, str]  # which op of the graph, and which slot of it
+Reading = tuple[list[Step], list[Place]]  # what to do with a buffer, and where that is recorded
+SCHEMA = 1  # of the table in generated code; caches keep code of different schemas apart
+
+_MARK = "dumpcmp"  # in Node.meta: the places whose value the node is
+_TAP_LINE = re.compile(r"^\s*_dumpcmp\(.*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOp:
+    """One node of dynamo's graph that is an op: the function, and the module that it stands in."""
+
+    node: str
+    function: Function
+    place: graph_capture.Place
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Traced:
+    """One graph of dynamo, and what was learnt while it was traced and compiled."""
+
+    ops: Sequence[GraphOp]
+    index: dict[str, int]  # node of dynamo's graph -> position in `ops`
+    digest: str
+    parameters: set[int] = field(default_factory=set)  # traced ones: their gradients are not ours
+    gradients: dict[Any, list[Place]] = field(default_factory=dict)
+    sequence: dict[int, int] = field(default_factory=dict)  # autograd's number -> op
+    began: int = 0  # autograd's number when the present node began
+    arguments: tuple[Any, ...] = ()  # of the present node
+    pending: deque[Any] = field(default_factory=lambda: deque(maxlen=256))  # forward runs
+    taps: list[list[Any]] = field(default_factory=list)
+    kernels: dict[str, set[int]] = field(default_factory=dict)  # kernel -> the ops inside
+
+
+class Provenance:
+    """Watches compilations: marks the nodes that are values of ops, and taps their buffers."""
+
+    def __init__(
+        self,
+        step: Callable[[], recorder.Step | None],
+        *,
+        tapped: bool = True,
+        unfused: bool = False,
+        realize: bool = False,
+    ) -> None:
+        self.step = step
+        self.known: dict[str, Traced] = {}  # by digest, which generated code refers to
+        self.tapped = tapped
+        self.unfused = unfused
+        self.realize = realize
+        self._graphs: weakref.WeakKeyDictionary[object, Traced] = weakref.WeakKeyDictionary()
+
+    def _graph(self) -> Traced | None:
+        context = compile_context()
+        return None if context is None else self._graphs.get(context)
+
+    def identity(self) -> str:
+        """What tells the graph in compilation from others with the same code."""
+        graph = self._graph()
+        return "" if graph is None else graph.digest
+
+    # While AOTAutograd traces dynamo's graph
+
+    def compiling(self, graph: fx.GraphModule) -> None:
+        """Name the ops of dynamo's `graph`."""
+        context, step = compile_context(), self.step()
+        if context is not None and step is not None and isinstance(graph, fx.GraphModule):
+            traced = named(graph, step)
+            self._graphs[context] = self.known[traced.digest] = traced
+
+    def tracing(self, node: fx.Node, args: Any, kwargs: Any) -> None:
+        """Mark the inputs of `node`, before it may change them in place."""
+        graph = self._graph()
+        if graph is None or node.name not in graph.index:
+            return
+        number = graph.index[node.name]
+        graph.began = _sequence_number()
+        function = graph.ops[number].function
+        graph.arguments = in_order(function, args)
+        _mark_all(graph, number, _inputs_of(function, graph.arguments, kwargs))
+
+    def traced(self, node: fx.Node, result: object) -> None:
+        """Mark the outputs of `node`, and have their gradients marked when they are traced."""
+        graph = self._graph()
+        if graph is not None and isinstance(node.meta.get("example_value"), nn.Parameter):
+            graph.parameters.add(id(result))
+        if graph is None or node.name not in graph.index:
+            return
+        number = graph.index[node.name]
+        for sequence in range(graph.began, _sequence_number()):
+            graph.sequence[sequence] = number
+        given = graph.arguments[0] if graph.ops[number].function.returns_nothing else result
+        _mark_all(graph, number, slots.slots_of("output", given))
+
+    # While Inductor generates code
+
+    def realized(self, graph: fx.Graph) -> Iterable[fx.Node]:
+        """The nodes that must be materialised: of ops with `realize`, all without fusion."""
+        if self.unfused:
+            yield from (n for n in graph.nodes if is_computed(n))
+        elif self.realize:
+            yield from {base_of(n): None for n in graph.nodes if n.meta.get(_MARK)}
+
+    def written(self, values: Sequence[Written]) -> list[str]:
+        """The lines that read those of `values` that some op is waiting for."""
+        graph = self._graph()
+        if graph is None:
+            return []
+        for value in values:
+            inside = (op_of(graph, node) for node in value.origins)
+            graph.kernels.setdefault(value.kernel, set()).update(n for n in inside if n is not None)
+        if not self.tapped:
+            return []
+        return [line for value in values if value.alive for line in self._lines(graph, value)]
+
+    def _lines(self, graph: Traced, value: Written) -> Iterator[str]:
+        origin = value.origin
+        if origin is None:
+            return
+        sizes: Sizes = []
+        readings = _readings(origin, sizes, is_backward())
+        number = op_of(graph, origin)
+        if not readings and self.unfused and number is not None:
+            slot = "grad_inner" if is_backward() else "inner"
+            readings = [([], [(number, f"{slot}.{origin.name}")])]
+        if readings:
+            graph.taps.append([value.kernel, origin.name, readings])
+            given = "".join(f", {size_expression(size)}" for size in sizes)
+            yield f"_dumpcmp({len(graph.taps) - 1}, {value.variable}{given})"
+
+    def generated(self, module: fx.GraphModule, code: str) -> str:
+        """The end of the generated code: the table of its taps, and a watch around its call."""
+        graph = self._graph()
+        if graph is None:
+            return ""
+        table = _table(graph, module, code, is_backward())
+        graph.taps, graph.kernels = [], {}
+        return (
+            "\n\nfrom dumpcmp.capture.tapped import tapped_graph\n\n"
+            f"_dumpcmp = tapped_graph(__file__, {json.dumps(table)!r})\n"
+            "call = _dumpcmp.watching(call)\n"
+        )
+
+
+def named(graph: fx.GraphModule, step: recorder.Step) -> Traced:
+    """The ops of dynamo's `graph`, which was traced just now in `step`."""
+    places = graph_capture.places_of(graph, step)
+    ops = [
+        GraphOp(node.name, function, places[node])
+        for node in graph.graph.nodes
+        if (function := _function(node)).name
+    ]
+    written = [(op.node, op.function.name, op.place.path, op.place.relative) for op in ops]
+    digest = hashlib.sha256(json.dumps(written).encode()).hexdigest()[:32]
+    return Traced(ops, {op.node: number for number, op in enumerate(ops)}, digest)
+
+
+def _function(node: fx.Node) -> Function:
+    """The torch function that `node` calls, if it calls one on or for a tensor."""
+    if node.op == "call_method":
+        return function_of(getattr(torch.Tensor, str(node.target)))
+    if node.op != "call_function" or isinstance(node.target, str):
+        return NO_OP
+    if node.target is getattr:
+        return attribute_of(str(node.args[1]))
+    operands = [n.meta.get("example_value") for n in node.all_input_nodes]
+    if node.target is operator.getitem and not isinstance(operands[0], Tensor):
+        return NO_OP
+    values = [*operands, node.meta.get("example_value")]
+    return function_of(node.target) if any(slots.slots_of("", v) for v in values) else NO_OP
+
+
+def _inputs_of(function: Function, args: tuple[Any, ...], kwargs: Any) -> slots.Slots:
+    """The input slots; symbolic sizes are left out, since to read one would fix it."""
+    fixed = pytree.tree_map_only((torch.SymInt, torch.SymFloat), lambda _: 0, (args, kwargs))
+    return slots.arguments_of(*fixed, function.positions)[0]
+
+
+def _mark_all(graph: Traced, number: int, found: slots.Slots) -> None:
+    """Mark the traced nodes of the tensors in `found` as slots of op `number`."""
+    for slot, tensor in found:
+        _mark(tensor, [(number, slot)])
+        if tensor.requires_grad and id(tensor) not in graph.parameters:
+            _watch_gradient(graph, tensor, (number, f"grad_{slot}"))
+
+
+def _mark(tensor: Tensor, places: Iterable[Place]) -> None:
+    node = traced_node(tensor)
+    if node is not None:
+        node.meta.setdefault(_MARK, []).extend(places)
+
+
+def _watch_gradient(graph: Traced, tensor: Tensor, place: Place) -> None:
+    """Mark the gradient of `tensor` at `place`, too, once autograd traces it.
+
+    Autograd runs the hook with the whole gradient, as it does on an eager run.
+    """
+    if traced_node(tensor) is None:
+        return
+    made_by = tensor.grad_fn
+    which = (id(tensor),) if made_by is None else (made_by._sequence_nr(), tensor.output_nr)
+    places = graph.gradients.get(which)
+    if places is None:
+        places = graph.gradients[which] = []
+        tensor.register_hook(lambda gradient: _mark(gradient, places))
+    places.append(place)
+
+
+def _sequence_number() -> int:
+    return int(torch.autograd._get_sequence_nr())
+
+
+def is_computed(node: fx.Node) -> bool:
+    """Whether `node` computes a tensor: no input, no view."""
+    value = node.meta.get("val")
+    return node.op == "call_function" and isinstance(value, Tensor) and not view_name(node)
+
+
+def op_of(graph: Traced, node: fx.Node) -> int | None:
+    """The op that `node` of an AOT or post-grad graph belongs to.
+
+    A forward node remembers dynamo's node; a backward node has autograd's number of the
+    forward node whose gradient it computes.
+    """
+    sources = node.meta.get("from_node")
+    while sources:
+        source = sources[-1]
+        if source.name in graph.index and not source.from_node:
+            return graph.index[source.name]
+        sources = source.from_node
+    marks = node.meta.get(_MARK)
+    return marks[0][0] if marks else graph.sequence.get(node.meta.get("seq_nr", -1))
+
+
+def _readings(node: fx.Node, sizes: Sizes, backward: bool) -> list[Reading]:
+    """The places whose value is `node` or a view of it, each with the steps that lead there."""
+    while is_same(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    found = []
+    for view, steps in views_of(node, sizes):
+        places = [p for p in view.meta.get(_MARK, ()) if p[1].startswith("grad_") == backward]
+        if places:
+            found.append((steps, list(dict.fromkeys(places))))
+    return found
+
+
+def _table(graph: Traced, module: fx.GraphModule, code: str, backward: bool) -> dict[str, Any]:
+    nodes = list(module.graph.nodes)
+    captured = {tap[1] for tap in graph.taps}
+    computed = [n for n in nodes if is_computed(n)]
+    return {
+        "schema": SCHEMA,
+        "graph": graph.digest,
+        "backward": backward,
+        "taps": [[kernel, readings] for kernel, _, readings in graph.taps],
+        "inputs": list(_inputs(nodes, backward)),
+        "kernels": {kernel: sorted(ops) for kernel, ops in graph.kernels.items()},
+        "computed": [sum(n.name in captured for n in computed), len(computed)],
+        "digest": code_digest(code),
+        "text": module.print_readable(print_output=False, include_stride=True),
+    }
+
+
+def _inputs(nodes: Sequence[fx.Node], backward: bool) -> Iterator[tuple[int, list[Reading]]]:
+    """The arguments of the generated code that are values of ops, by position."""
+    for position, node in enumerate(n for n in nodes if n.op == "placeholder"):
+        sizes: Sizes = []
+        readings = _readings(node, sizes, backward)
+        if sizes:  # only code that is written after a kernel can compute them
+            readings = [(steps, places) for steps, places in readings if not steps]
+        if readings:
+            yield position, readings
+
+
+def code_digest(code: str) -> str:
+    """Digest of generated code without the lines of the tap: the same for untapped code."""
+    return hashlib.sha256(_TAP_LINE.sub("", code).encode()).hexdigest()[:32]

@@ -1,0 +1,130 @@
+"""View ops of a graph as plain lists, so that they can be replayed on a captured value."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+Step = list[Any]  # [name of the op, its arguments after the tensor]: JSON, as it lies in caches
+Sizes = list[object]  # the symbolic sizes that steps refer to as {"size": i}
+
+_ATEN = torch.ops.aten
+
+# Only what never computes: the elements of the result are elements of the input. A view may
+# meet other strides than it was traced with, so it is replayed as a reshape.
+_VIEWS: dict[str, Callable[..., Any]] = {
+    "alias": _ATEN.alias,
+    "clone": _ATEN.alias,
+    "detach": _ATEN.alias,
+    "lift_fresh_copy": _ATEN.alias,
+    "view": _ATEN.reshape,
+    "_unsafe_view": _ATEN.reshape,
+    "reshape": _ATEN.reshape,
+    "_reshape_alias": lambda tensor, size, _stride: tensor.reshape(size),
+    "permute": _ATEN.permute,
+    "t": _ATEN.t,
+    "transpose": _ATEN.transpose,
+    "expand": _ATEN.expand,
+    "slice": _ATEN.slice,
+    "select": _ATEN.select,
+    "squeeze": _ATEN.squeeze,
+    "unsqueeze": _ATEN.unsqueeze,
+    "split": _ATEN.split,
+    "split_with_sizes": _ATEN.split_with_sizes,
+    "unbind": _ATEN.unbind,
+    "diagonal": _ATEN.diagonal,
+    "unfold": _ATEN.unfold,
+    "getitem": operator.getitem,
+}
+_SAME = frozenset(("alias", "clone", "detach", "lift_fresh_copy"))  # equal in shape and value
+
+
+def view_name(node: fx.Node) -> str:
+    """The name under which the view `node` is replayed; empty if it is no view."""
+    if node.op != "call_function":
+        return ""
+    if node.target is operator.getitem:
+        parent = node.args[0]
+        return "getitem" if isinstance(parent, fx.Node) and view_name(parent) else ""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet is None or getattr(node.target, "namespace", "") != "aten":
+        return ""
+    if getattr(node.target, "_overloadname", "") == "dtype":
+        return ""
+    name = str(packet).removeprefix("aten.")
+    return name if name in _VIEWS else ""
+
+
+def is_same(node: fx.Node) -> bool:
+    """Whether `node` has just the value of its input."""
+    return view_name(node) in _SAME
+
+
+def views_of(node: fx.Node, sizes: Sizes) -> Iterator[tuple[fx.Node, list[Step]]]:
+    """`node` and every view of it, each with the steps that lead there."""
+    waiting: list[tuple[fx.Node, list[Step]]] = [(node, [])]
+    while waiting:
+        view, steps = waiting.pop()
+        yield view, steps
+        for user in view.users:
+            if view_name(user) and user.args and user.args[0] is view:
+                step = _step(user, sizes)
+                if step is not None:
+                    waiting.append((user, [*steps, step]))
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """The node that computes what `node` is a view of."""
+    while view_name(node):
+        parent = node.args[0]
+        assert isinstance(parent, fx.Node)
+        node = parent
+    return node
+
+
+def _step(node: fx.Node, sizes: Sizes) -> Step | None:
+    """`node` as a step, or None where an argument cannot be written down."""
+    name = view_name(node)
+    if name in _SAME:
+        return [name, []]
+    names = [argument.name for argument in node.target._schema.arguments] if name != "getitem" else []  # type: ignore[union-attr]  # fmt: skip
+    extra = dict(node.kwargs)
+    args = [*node.args[1:], *(extra.pop(word) for word in names[len(node.args) :] if word in extra)]
+    try:
+        return [name, [_written(argument, sizes) for argument in args]]
+    except TypeError:
+        return None
+
+
+def _written(argument: object, sizes: Sizes) -> Any:
+    if isinstance(argument, fx.Node):
+        argument = argument.meta.get("val")
+    if isinstance(argument, torch.SymInt):
+        sizes.append(argument)
+        return {"size": len(sizes) - 1}
+    if isinstance(argument, (list, tuple)):
+        return [_written(part, sizes) for part in argument]
+    if argument is None or type(argument) in (int, bool):
+        return argument
+    raise TypeError(f"no view takes {argument!r}")
+
+
+def replay(tensor: Tensor, steps: Sequence[Step], sizes: Sequence[int]) -> Tensor:
+    """Take the view of `tensor` that `steps` describe."""
+    value: Any = tensor
+    for name, args in steps:
+        value = _VIEWS[name](value, *(_read(argument, sizes) for argument in args))
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _read(argument: Any, sizes: Sequence[int]) -> Any:
+    if isinstance(argument, dict):
+        return sizes[argument["size"]]
+    if isinstance(argument, list):
+        return [_read(part, sizes) for part in argument]
+    return argument
