@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dumpcmp.errors import CheckError
-from dumpcmp.judge import AutomaticValueChecker, Checker, Fp64Checker
+from dumpcmp.judge import (
+    AllCloseValueChecker,
+    AutomaticValueChecker,
+    Checker,
+    ExactChecker,
+    Fp64Checker,
+    FullValueChecker,
+)
 from dumpcmp.outcome import Verdict
 
 _ALWAYS_FAILING = frozenset(
@@ -30,7 +37,7 @@ class VerifyConfig:
     value_checker: Checker | Sequence[Checker] = field(default_factory=AutomaticValueChecker)
     verify_stride: bool = False  # outputs lie in memory alike, so that the same views of them work
     backward: bool = False
-    noise: float = 4.0  # differences below so many eps of the largest gradient are rounding noise
+    noise: float = 1e-4  # the share of the largest gradient below which differences are rounding
     reference: Literal["float64"] | None = None
 
     def __post_init__(self) -> None:
@@ -53,6 +60,13 @@ class VerifyConfig:
         return self.reference is not None or any(
             isinstance(checker, Fp64Checker) for checker in self.checkers
         )
+
+    @property
+    def forgives_noise(self) -> bool:
+        """Whether gradients may differ by `noise`: not where each element was to be close."""
+        elementwise = AllCloseValueChecker | ExactChecker | FullValueChecker
+        asked = any(isinstance(checker, elementwise) for checker in self.checkers)
+        return self.noise > 0 and (self.reference is not None or not asked)
 
     @property
     def failing(self) -> frozenset[Verdict]:

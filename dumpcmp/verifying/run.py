@@ -112,7 +112,8 @@ def hold(
         row_of(pair, names[0], order, config, depth)
         for order, pair in enumerate(paired(ours, theirs, truth, before))
     )
-    rows = tuple(without_noise(rows, config))
+    if config.forgives_noise:
+        rows = tuple(without_noise(rows, config))
     return Report(*names, rows, config.failing, (*runs.remarks, *_advice(rows, config, drawn)))
 
 
