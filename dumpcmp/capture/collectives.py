@@ -90,6 +90,11 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._reduction = "sum"  # of the collective that is being called
         self.waiting = _Waiting()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Tell dynamo to compile as if the mode were not there."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

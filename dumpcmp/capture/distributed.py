@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +20,15 @@ from dumpcmp.capture.dtensor import layout_of_spec, masked
 from dumpcmp.errors import CaptureError
 from dumpcmp.layouts import Coordinate, Layout, Place, parse_layout, parse_place
 
+_MACHINERY = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")  # of torch.ops
+_BETWEEN = (
+    "dumpcmp.capture.",
+    "torch.overrides",
+    "torch._ops",
+    "torch._utils",
+    "torch.utils.",
+    "torch.autograd.",
+)
 MICROBATCH = "mb"  # the axis that a pipeline's microbatches are on
 
 
@@ -124,6 +134,28 @@ def is_parallel_wrapper(module: torch.nn.Module) -> bool:
     return type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel") and (
         type(module).__module__.startswith("torch.")
     )
+
+
+def is_machinery(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether torch.distributed itself calls `func`: how it moves values is no op of the model."""
+    if not is_distributed():
+        return False
+    if func is Tensor.view_as and args[0] is args[1]:  # autograd.Function hands an input on
+        return True
+    if (getattr(func, "__module__", "") or "").startswith("torch.distributed"):
+        return True  # recorded as a collective
+    return getattr(func, "namespace", "") in _MACHINERY or _caller().startswith("torch.distributed")
+
+
+def _caller() -> str:
+    """The module whose code called the torch function that is being recorded."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name: str = frame.f_globals.get("__name__", "")
+        if not name.startswith(_BETWEEN):
+            return name
+        frame = frame.f_back
+    return ""
 
 
 def is_inferring() -> bool:

@@ -1,0 +1,150 @@
+"""A decoder small enough for four processes on two cores, and the samples it is run on."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCAB, WIDTH, HEADS, HIDDEN, LAYERS = 65, 32, 8, 48, 2  # 65 does not divide by 2 or 4
+BATCH, LENGTH = 4, 8
+HEAD_WIDTH = WIDTH // HEADS
+
+
+class Attention(nn.Module):
+    """Causal attention whose heads may be a rank's share of all heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(WIDTH, WIDTH)
+        self.k = nn.Linear(WIDTH, WIDTH)
+        self.v = nn.Linear(WIDTH, WIDTH)
+        self.o = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(attend(self.q(x), self.k(x), self.v(x)))
+
+
+class FusedAttention(nn.Module):
+    """The same with one merged projection for q, k and v."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.o = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(attend(*self.qkv(x).chunk(3, dim=-1)))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    batch, length, _ = q.shape
+    q, k, v = (t.view(batch, length, -1, HEAD_WIDTH).transpose(1, 2) for t in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return out.transpose(1, 2).reshape(batch, length, -1)
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class GatedMlp(nn.Module):
+    """A gated MLP with one merged projection for gate and up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(WIDTH, 2 * HIDDEN)
+        self.down = nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class Experts(nn.Module):
+    """Four experts, of which a router gives one to each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 4)
+        self.experts = nn.ModuleList(GatedMlp() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.router(x).argmax(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            out = out + (chosen == number) * expert(x)
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, *, fused: bool, dropout: float, experts: bool) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.attn = FusedAttention() if fused else Attention()
+        self.norm2 = nn.LayerNorm(WIDTH)
+        self.mlp = Experts() if experts else GatedMlp() if fused else Mlp()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attn(self.norm1(x)))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class Decoder(nn.Module):
+    """`first` and `last` leave out what another pipeline stage holds."""
+
+    def __init__(
+        self,
+        *,
+        fused: bool = False,
+        dropout: float = 0.0,
+        experts: bool = False,
+        layers: range = range(LAYERS),
+        first: bool = True,
+        last: bool = True,
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        kind = {"fused": fused, "dropout": dropout, "experts": experts}
+        blocks = {str(n): Block(**kind) for n in range(LAYERS)}
+        embed, norm, head = (
+            nn.Embedding(VOCAB, WIDTH),
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, VOCAB, bias=False),
+        )
+        position = nn.Embedding(LENGTH, WIDTH)
+        self.embed = embed if first else None
+        self.position = position if first else None
+        self.layers = nn.ModuleDict({str(n): blocks[str(n)] for n in layers})
+        self.norm = norm if last else None
+        self.head = head if last else None
+        for parameter in self.parameters():
+            if parameter.ndim == 1:
+                nn.init.normal_(parameter, mean=0.5, std=0.3)  # biases and scales that matter
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        if self.embed is not None and self.position is not None:
+            if positions is None:
+                positions = torch.arange(x.shape[1])
+            x = self.embed(x) + self.position(positions)
+        for block in self.layers.values():
+            x = block(x)
+        if self.norm is not None and self.head is not None:
+            x = self.head(self.norm(x))
+        return x
+
+
+def samples(batch: int = BATCH) -> tuple[Tensor, Tensor]:
+    """Token ids and labels, the same on every rank."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, VOCAB, (batch, LENGTH + 1), generator=generator)
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
