@@ -117,7 +117,7 @@ class VerifyingBackend:
         name = f"graph {torch._guards.CompileContext.current_compile_id() or len(self.reports)}"
         with eager_randomness(), _backward_at_once():
             candidate = self.inner(graph, examples, **options)
-        if any(isinstance(example, FakeTensor) for example in examples):
+        if _any_fake(examples):
             return _CheckedOnce(self, name, golden, candidate)
         with torch._guards.tracing(None):
             self.check(name, golden, candidate, examples)
@@ -161,10 +161,14 @@ class _CheckedOnce:
     candidate: Compiled
 
     def __call__(self, *args: Any) -> Any:
-        golden, self.golden = self.golden, None
-        if golden is not None:
+        if self.golden is not None and not _any_fake(args):
+            golden, self.golden = self.golden, None
             self.backend.check(self.name, golden, self.candidate, args)
         return self.candidate(*args)
+
+
+def _any_fake(examples: Sequence[Any]) -> bool:
+    return any(isinstance(example, FakeTensor) for example in examples)
 
 
 def _concrete(example: Any) -> Any:

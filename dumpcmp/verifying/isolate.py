@@ -15,10 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
+from dumpcmp.capture.precision import Precision
 from dumpcmp.verifying.trees import tensors_in
-
-_NARROW = {torch.float16, torch.bfloat16, torch.float32}
-_TO_NARROW = {torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.float}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +115,15 @@ def _called(call: Callable[..., Any]) -> str:
     return getattr(call, "__name__", type(call).__name__)
 
 
-def in_double(subject: Subject) -> Subject:
-    """`subject`, which must be a copy, computing in float64 from the same numbers."""
-    for module in subject.modules.values():
-        module.double()
+def in_double(inputs: Inputs) -> Inputs:
+    """`inputs`, which are copies already, in float64; aliases stay aliases."""
     bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
     memo: dict[int, Any] = {
         id(tensor): _doubled(tensor, bases)
-        for tensor in subject.inputs.tensors().values()
-        if tensor.dtype in _NARROW
+        for tensor in inputs.tensors().values()
+        if tensor.is_floating_point()
     }
-    inputs = copy.deepcopy(subject.inputs, memo)
-    return Subject(subject.call, inputs, subject.modules, subject.copied, subject.remark)
+    return copy.deepcopy(inputs, memo)
 
 
 def _doubled(
@@ -146,8 +141,12 @@ def _doubled(
     return wide.requires_grad_(tensor.requires_grad)
 
 
-class Widening(TorchFunctionMode):
+class _Widening(TorchFunctionMode):
     """Turns casts to shorter floats into casts to float64, so that a reference stays one."""
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__()
+        self.precision = precision
 
     def __torch_function__(
         self,
@@ -156,27 +155,24 @@ class Widening(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call `func` as the code inside asks, but never for a float shorter than float64."""
-        named = {name: _wide(value) for name, value in (kwargs or {}).items()}
-        if func in _TO_NARROW:
-            return torch.Tensor.double(*args, **named)
-        return func(*(_wide(value) for value in args), **named)
-
-
-def _wide(value: Any) -> Any:
-    return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
+        """Call `func` as the code inside asks, but for the dtype."""
+        func, args, named = self.precision.call(func, args, kwargs or {})
+        return func(*args, **named)
 
 
 @contextmanager
-def widened() -> Iterator[None]:
-    """Compute in float64 whatever dtype the code inside the block asks for."""
-    default = torch.get_default_dtype()
+def widened(subject: Subject) -> Iterator[None]:
+    """Have `subject` compute in float64, whatever dtype its code asks for."""
+    precision, default = Precision("float64"), torch.get_default_dtype()
+    for module in subject.modules.values():
+        precision.convert(module)
     torch.set_default_dtype(torch.float64)
     try:
-        with Widening():
+        with _Widening(precision):
             yield
     finally:
         torch.set_default_dtype(default)
+        precision.restore()
 
 
 @dataclass(frozen=True, slots=True)

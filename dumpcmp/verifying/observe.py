@@ -38,7 +38,7 @@ def observe(
     Every differentiable output gets a cotangent: golden's, from `cotangents`, or a random one that
     depends on its path alone. With `wide`, casts inside the run go to float64.
     """
-    with put_back(subject), widened() if wide else nullcontext():
+    with put_back(subject), widened(subject) if wide else nullcontext():
         with torch.enable_grad() if backward else nullcontext():
             result = subject.call(*subject.inputs.args, **subject.inputs.kwargs)
         outputs = named_outputs(result)

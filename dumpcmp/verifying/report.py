@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dumpcmp.errors import VerificationError
 from dumpcmp.judge import HIDES
 from dumpcmp.outcome import Row, Tally, Verdict, tally
+from dumpcmp.record import ROOT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,7 +129,7 @@ _COLUMNS = ("value", "verdict", "rel_l2", "max_abs_diff", "pcc", "reason")
 def _cells(row: Row) -> tuple[str, ...]:
     metrics = row.metrics
     numbers = (metrics.rel_l2, metrics.max_abs_diff, metrics.pcc) if metrics else (math.nan,) * 3
-    return row.key.slot, row.verdict, *map(number, numbers), row.judgement.reason
+    return _named(row), row.verdict, *map(number, numbers), row.judgement.reason
 
 
 def _aligned(rows: tuple[Row, ...]) -> Iterator[str]:
@@ -139,6 +140,11 @@ def _aligned(rows: tuple[Row, ...]) -> Iterator[str]:
         yield "  ".join(padded).rstrip()
 
 
+def _named(row: Row) -> str:
+    """The row's slot, and in a graph the node that it is about: ``output.0 (relu)``."""
+    return row.key.slot if row.key.op == ROOT else f"{row.key.slot} ({row.key.op})"
+
+
 def number(value: float) -> str:
     """A metric in three digits; a dash where it does not exist."""
     return "-" if math.isnan(value) else f"{value:.3g}"
@@ -146,7 +152,7 @@ def number(value: float) -> str:
 
 def sentence(row: Row) -> str:
     """One row as a line of an error: what, which verdict, why, the numbers, where."""
-    parts = [f"{row.key.slot}: {row.verdict}"]
+    parts = [f"{_named(row)}: {row.verdict}"]
     if row.judgement.reason:
         parts.append(row.judgement.reason)
     if row.metrics and row.metrics.count and "rel_l2" not in row.judgement.reason:

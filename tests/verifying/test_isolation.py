@@ -58,7 +58,7 @@ def test_a_copy_looks_like_its_original_and_shares_no_memory(case: str) -> None:
 @pytest.mark.parametrize("case", ["two views", "the same twice", "computed views", "nested"])
 def test_aliases_stay_aliases(case: str, wide: bool) -> None:
     subject = isolated(lambda *_: None, Inputs(TENSORS[case]))
-    tensors = (in_double(subject) if wide else subject).inputs.tensors().values()
+    tensors = (in_double(subject.inputs) if wide else subject.inputs).tensors().values()
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
     assert all((tensor.dtype == torch.float64) == wide for tensor in tensors)
 

@@ -74,6 +74,9 @@ class ThreeConvs(nn.Module):
         return self.pointwise(x)
 
 
+LARGE = {TwoConvs: 256, ThreeConvs: 544}  # more than the megabyte of DDP's first bucket
+
+
 def image() -> torch.Tensor:
     return torch.rand(2, 3, 16, 16)
 
@@ -92,7 +95,8 @@ def by_ddp(model: nn.Module, backend: Any) -> Callable[..., Any]:
 def test_a_graph_break_changes_nothing(
     model_class: type[nn.Module], compiled: Any, config: VerifyConfig, gloo: None
 ) -> None:
-    model = model_class(breaks=compiled is by_hand)
+    dim = 64 if compiled is by_hand else LARGE[model_class]
+    model = model_class(breaks=compiled is by_hand, dim=dim)
     report = verify([image()], model, compiled(model, "aot_eager"), config)
     grads = [row.key.slot for row in report.rows if row.key.slot.startswith("grad")]
     assert len(grads) == (len(list(model.parameters())) if config.backward else 0)
@@ -126,9 +130,9 @@ class SevenTimes(torch.autograd.Function):
 
 def test_every_graph_of_a_ddp_model_is_checked(gloo: None) -> None:
     backend = verifying_backend("aot_eager")
-    model = TwoConvs(breaks=False)
+    model = TwoConvs(breaks=False, dim=LARGE[TwoConvs])
     by_ddp(model, backend)(image()).sum().backward()
-    assert backend.reports  # type: ignore[attr-defined]
+    assert len(backend.reports) == 2  # type: ignore[attr-defined]
     assert all(backend.reports)  # type: ignore[attr-defined]
 
 

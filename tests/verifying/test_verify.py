@@ -467,8 +467,12 @@ def test_golden_without_a_float64_value_is_inconclusive() -> None:
         verify([X], giving(constant), giving(constant + 1e-3), REFERENCE)
 
 
-def test_a_function_over_a_module_has_no_reference() -> None:
+def test_a_function_over_a_module_has_a_reference_and_leaves_the_module_as_it_was() -> None:
     model = nn.Linear(64, 2)
-    with pytest.raises(CheckError, match="cannot run in float64"):
-        verify([X], lambda x: model(x), model, REFERENCE)
-    assert model.weight.dtype == torch.float32
+    model.weight.grad = torch.ones(2, 64)
+    weight = model.weight.detach().clone()
+    config = VerifyConfig(value_checker=Fp64Checker(), backward=True)
+    report = verify([X], lambda x: model(x), model, config)
+    assert all(row.reference_errors for row in report.rows)
+    assert torch.equal(model.weight, weight)
+    assert torch.equal(model.weight.grad, torch.ones(2, 64))
