@@ -86,6 +86,8 @@ def judge(metrics: Metrics, conditions: Conditions, checker: Checker) -> Judgeme
     judgement = (
         checker.check(metrics, conditions) if metrics.num_finite else Judgement(Verdict.PASS)
     )
+    if judgement.verdict is Verdict.PASS and math.isinf(metrics.confidence):
+        return Judgement(Verdict.INCONCLUSIVE, "kept without a sketch: extremes and moments agree")
     if judgement.verdict is Verdict.PASS and conditions.golden != conditions.target:
         said = f"golden is {conditions.golden}, the target {conditions.target}"
         return Judgement(Verdict.DTYPE, said)
@@ -142,6 +144,9 @@ class AllCloseValueChecker:
         return self._close(metrics)
 
     def _close(self, metrics: Metrics) -> Judgement:
+        if not metrics.exact and metrics.rel_l2:
+            said = "a Summary does not tell how many elements lie outside rtol and atol"
+            return Judgement(Verdict.INCONCLUSIVE, said)
         reason = (
             f"{metrics.mismatched} of {metrics.count} elements outside rtol {self.rtol:g}, "
             f"atol {self.atol:g}; max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}"

@@ -6,14 +6,12 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from dumpcmp.comparing.side import archive_at
+from dumpcmp.comparing.summaries import is_summarised, whole_summary
 from dumpcmp.errors import DumpcmpError
 from dumpcmp.judge import ReferenceErrors
 from dumpcmp.measure.estimates import estimate
 from dumpcmp.measure.metrics import measure
-from dumpcmp.measure.packing import unpack
 from dumpcmp.measure.summary import Summary, summarise
 from dumpcmp.outcome import Closeness, Judgement, Metrics, Verdict
 from dumpcmp.record import Kept, Record
@@ -68,7 +66,7 @@ def measure_task(task: Task) -> Measured:
         unreadable = _unreadable(task.golden, "golden") or _unreadable(task.target, "the target")
         if unreadable:
             return Measured(judgement=Judgement(Verdict.ERROR, unreadable))
-        if Kept.SUMMARY in {task.golden.first.kept, task.target.first.kept}:
+        if is_summarised(task.golden.records) or is_summarised(task.target.records):
             return _estimated(task)
         return _measured(task)
     except DumpcmpError as error:
@@ -121,25 +119,33 @@ def _reference_errors(task: Task, golden: Value, target: Value) -> ReferenceErro
 
 
 def _estimated(task: Task) -> Measured:
-    golden, target = task.golden, task.target
-    if golden.first.shape != target.first.shape:
-        reason = (
-            f"golden has shape {list(golden.first.shape)}, the target {list(target.first.shape)}"
-        )
+    ours, theirs = _summary(task.golden), _summary(task.target)
+    known = ours or theirs
+    assert known is not None
+    ours = ours or summarise(whole_value(task.golden), known.recipe)
+    theirs = theirs or summarise(whole_value(task.target), known.recipe)
+    if ours.shape != theirs.shape:
+        reason = f"golden has shape {list(ours.shape)}, the target {list(theirs.shape)}"
         return Measured(judgement=Judgement(Verdict.SHAPE, reason))
-    ours, theirs = _summary(golden), _summary(target)
-    if ours is None:
-        assert theirs is not None
-        ours = summarise(whole_value(golden), theirs.recipe)
-    if theirs is None:
-        theirs = summarise(whole_value(target), ours.recipe)
-    return Measured(estimate(ours, theirs))
+    return Measured(estimate(ours, theirs), reference=_estimated_errors(task, ours, theirs))
 
 
 def _summary(held: Held) -> Summary | None:
     """The Summary that stands for a value; None where all its elements are there."""
-    record, archive = held.first, archive_at(held.path)
-    if record.kept is not Kept.SUMMARY or record.stored is None:
+    if not is_summarised(held.records):
         return None
-    numbers = archive.load(record).bits.astype(np.float64, copy=False)
-    return unpack(record.stored, numbers, record.dtype, record.shape)
+    return whole_summary(archive_at(held.path), held.records)
+
+
+def _estimated_errors(task: Task, golden: Summary, target: Summary) -> ReferenceErrors | None:
+    if task.reference is None or _unreadable(task.reference, "the reference"):
+        return None
+    held = _summary(task.reference)
+    reference = held or summarise(whole_value(task.reference), golden.recipe)
+    if reference.whole != golden.whole or not reference.num_finite:
+        return None
+    ours, theirs = estimate(reference, golden), estimate(reference, target)
+    if not (ours.nonfinite_agree and theirs.nonfinite_agree):
+        return None
+    rms = reference.norm / math.sqrt(reference.num_finite)
+    return ReferenceErrors(ours.rmse, theirs.rmse, rms)

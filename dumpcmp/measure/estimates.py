@@ -87,6 +87,17 @@ def _nonfinite_agree(golden: Summary, target: Summary) -> bool:
     )
 
 
+def _digests_differ(golden: Summary, target: Summary) -> bool:
+    known = bool(golden.digest and target.digest) and golden.dtype == target.dtype
+    return known and golden.digest != target.digest
+
+
+def _mismatched(golden: Summary, target: Summary, distance: float) -> int:
+    """About how many booleans differ; of other elements only that there is one at least."""
+    booleans = golden.dtype == target.dtype == "bool"
+    return max(1, round(distance**2)) if booleans else 1
+
+
 def _bounded(golden: Summary, target: Summary) -> Metrics:
     least = max(
         abs(target.norm - golden.norm),
@@ -100,6 +111,7 @@ def _bounded(golden: Summary, target: Summary) -> Metrics:
         num_finite=min(golden.num_finite, target.num_finite),
         rel_l2=_ratio(least, golden.norm),
         rmse=least / math.sqrt(golden.count),
+        mismatched=int(least > 0 or _digests_differ(golden, target)),
         nonfinite_agree=_nonfinite_agree(golden, target),
         golden=extent(golden),
         target=extent(target),
@@ -112,6 +124,7 @@ def _sketched(golden: Summary, target: Summary, ours: Sketch, theirs: Sketch) ->
     distance = (theirs - ours).norm()
     cosine_distance = _cosine_distance(ours, theirs, golden.norm, target.norm)
     found = locate(golden, target) if distance else None
+    differ = distance > 0 or _digests_differ(golden, target)
     return Metrics(
         count=_count(golden),
         equal=False,
@@ -124,6 +137,7 @@ def _sketched(golden: Summary, target: Summary, ours: Sketch, theirs: Sketch) ->
         rmse=distance / math.sqrt(golden.count),
         max_abs_diff=found[1] if found else (math.nan if distance else 0.0),
         worst=found[0] if found else (),
+        mismatched=_mismatched(golden, target, distance) if differ else 0,
         nonfinite_agree=_nonfinite_agree(golden, target),
         golden=extent(golden),
         target=extent(target),
