@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dumpcmp.outcome import Row
+from dumpcmp.outcome import REMOVED, Row, Verdict
 from dumpcmp.record import ROOT, Key
 
 Links = Mapping[Key, Key]  # a value -> the earlier value of the same run that it is
@@ -19,14 +19,9 @@ def site_of(row: Row) -> Site:
     return key.model, key.step, key.op, key.call, row.golden_key is not None
 
 
-def is_input(slot: str) -> bool:
-    """Whether a slot holds what a call was given."""
-    return slot.startswith(("input", "param"))
-
-
-def is_gradient(slot: str) -> bool:
-    """Whether a slot belongs to the backward pass."""
-    return slot.startswith("grad")
+def is_hidden(row: Row) -> bool:
+    """Whether the target computes the value inside a kernel: what stores its result is blamed."""
+    return row.verdict is Verdict.FUSED and row.judgement.reason != REMOVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +164,8 @@ class _Walk:
 
     def _leave_alone(self, visit: _Visit, outputs: list[int]) -> None:
         """A call that only one side has: a root, if it matters and what it was given agrees."""
-        if visit.cause is None and any(self._matters(i) for i in outputs):
+        hidden = all(is_hidden(self.rows[i]) for i in visit.indices)
+        if visit.cause is None and not hidden and any(self._matters(i) for i in outputs):
             if len(self.roots) > visit.num_roots:
                 visit.cause = self.roots[-1]
             else:

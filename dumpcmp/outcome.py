@@ -105,6 +105,10 @@ class Metrics:
     confidence: float = 0.0  # relative standard deviation of an estimate
 
 
+# Why a FUSED row is fused, where no kernel of the target contains the op at all.
+REMOVED = "no kernel computes it: the compiler folded it into others or removed it"
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A verdict and the sentence that explains it."""
@@ -112,6 +116,16 @@ class Judgement:
     verdict: Verdict
     reason: str = ""
     limit: float = math.nan  # the rel_l2 that was admissible, where that was the rule
+
+
+def is_input(slot: str) -> bool:
+    """Whether a slot holds what a call was given."""
+    return slot.startswith(("input", "param"))
+
+
+def is_gradient(slot: str) -> bool:
+    """Whether a slot belongs to the backward pass."""
+    return slot.startswith("grad")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+NO_KERNEL = "no kernel"  # the kernel of an op that a compiled graph has, but never computes
 ROOT = "<root>"  # the op name of the root module, whose path in torch is the empty string
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
 from typing import NamedTuple
 
-from dumpcmp.align.names import Renaming, family_of, unwrapped
+from dumpcmp.align.names import Renaming, family_of, split_op, unwrapped
 from dumpcmp.align.order import aligned
+from dumpcmp.align.provenance import by_provenance
 from dumpcmp.record import Call, Key, Record
 
 
@@ -44,11 +45,15 @@ class Listing:
         found: dict[Place, list[Key]] = defaultdict(list)
         for key in self.values:
             found[place_of(key)].append(key)
+        for place, call in self.calls.items():
+            if call.kernel:  # fused: it has no values of its own, but it ran
+                found.setdefault(place, [])
         models = {model: i for i, model in enumerate(dict.fromkeys(p.model for p in found))}
 
         def where(item: tuple[Place, list[Key]]) -> tuple[int, int, int]:
             place, keys = item
-            return models[place.model], place.step, self.order(keys[0])
+            order = self.order(keys[0]) if keys else self.calls[place].order
+            return models[place.model], place.step, order
 
         return dict(sorted(found.items(), key=where))
 
@@ -64,6 +69,7 @@ class Match:
     golden: Key | None
     target: Key | None
     by: str = ""
+    inside: str = ""  # of one alone: the kernel of a compiled target that it is a part of
 
 
 Name = Callable[[str], str | None]  # what an op is to be called in a pass; None leaves it out
@@ -91,6 +97,14 @@ class _Sides:
     def target_left(self) -> list[Place]:
         return [place for place in self.target.places if place not in self.taken]
 
+    def kernel_of(self, match: Match) -> str:
+        """The kernel in which a compiled target computes the call of `match`."""
+        place = place_of(match.target) if match.target else None
+        if place is None and match.golden:
+            place = self.partner.get(place_of(match.golden))
+        call = self.target.calls.get(place) if place else None
+        return call.kernel if call else ""
+
     def golden_name(self, op: str) -> str:
         """What golden's `op` would be called in the target."""
         return self.renaming.renamed(op) or unwrapped(op)
@@ -99,20 +113,24 @@ class _Sides:
 def match(
     golden: Listing, target: Listing, renaming: Renaming | None = None, token_offset: int = 0
 ) -> list[Match]:
-    """Pair the values of both runs: each is in exactly one Match, in order of execution.
+    """Pair the values of both runs, in order of execution; none is left out.
 
-    `token_offset` is added to the target's steps, for runs that count their tokens from 1. A
-    value that a wrapper module shows a second time is laid beside the partner of the first.
+    `token_offset` is added to the target's steps, for runs that count their tokens from 1. What
+    only frames a value that is paired, such as a wrapper, is laid beside its partner once more:
+    of each Match either golden or the target is in no other.
     """
     renaming = renaming or Renaming()
     sides = _Sides(golden, target, renaming, _in_golden_terms(golden, target, token_offset))
     _by_name(sides, "key", lambda op: None if renaming.renamed(op) else op, lambda op: op)
     _by_name(sides, "prefix", lambda op: None if renaming.renamed(op) else unwrapped(op), unwrapped)
     _by_name(sides, "mapping", renaming.renamed, unwrapped)
-    # The place for a pass over fused kernels, by the ops that they were made of.
     _by_order(sides)
     _by_name(sides, "key", sides.golden_name, unwrapped, same_number=False)
-    return _in_order(sides, [*_paired_values(sides), *_left_values(sides)])
+    paired = list(_paired_values(sides))
+    matches = [*paired, *_left_values(sides, paired)]
+    if any(call.kernel for call in target.calls.values()):
+        matches = list(by_provenance(matches, partial(_first, golden), sides.kernel_of))
+    return _in_order(sides, matches)
 
 
 def _in_golden_terms(golden: Listing, target: Listing, token_offset: int) -> dict[Place, Place]:
@@ -248,28 +266,31 @@ def _maybe(sides: _Sides, golden: Key | None, target: Key | None) -> Iterator[Ma
         yield Match(None, target)
 
 
-def _left_values(sides: _Sides) -> Iterator[Match]:
-    """The values of calls without a partner, or beside the value that a wrapper repeats."""
-    named = {terms: place for place, terms in sides.terms.items()}
+def _left_values(sides: _Sides, paired: list[Match]) -> Iterator[Match]:
+    """The values of calls without a partner; where they only frame others, beside their partners.
+
+    A module computes nothing itself: what it takes and gives are values of the functions in it, so
+    a side that shows no modules has them all the same. A wrapper shows its module's values again.
+    """
+    ours = {_first(sides.golden, m.golden): m.target for m in reversed(paired) if m.golden}
+    theirs = {_first(sides.target, m.target): m.golden for m in reversed(paired) if m.target}
     for place in sides.golden_left():
-        inner = _unwrapped(place)
-        theirs = _slots(sides.target, named.get(inner) if inner else None)
         for key in sides.golden.places[place]:
-            yield Match(key, theirs.get(key.slot), "prefix" if key.slot in theirs else "")
+            other = ours.get(_first(sides.golden, key)) if _is_frame(place) else None
+            yield Match(key, other, "value" if other else "")
     for place in sides.target_left():
-        ours = _slots(sides.golden, _unwrapped(sides.terms[place]))
         for key in sides.target.places[place]:
-            yield Match(ours.get(key.slot), key, "prefix" if key.slot in ours else "")
+            other = theirs.get(_first(sides.target, key)) if _is_frame(place) else None
+            yield Match(other, key, "value" if other else "")
 
 
-def _unwrapped(place: Place) -> Place | None:
-    """The call that `place` repeats, where it is one of a wrapper."""
-    op = unwrapped(place.op)
-    return place._replace(op=op) if op != place.op else None
+def _is_frame(place: Place) -> bool:
+    return not split_op(place.op)[1]
 
 
-def _slots(listing: Listing, place: Place | None) -> dict[str, Key]:
-    return {key.slot: key for key in listing.places.get(place, [])} if place else {}
+def _first(listing: Listing, key: Key) -> Key:
+    """The first appearance in its run of the value that `key` is."""
+    return listing.values[key][0].same_as or key
 
 
 def _in_order(sides: _Sides, matches: list[Match]) -> list[Match]:

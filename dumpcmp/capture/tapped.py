@@ -14,7 +14,7 @@ from torch import Tensor
 from dumpcmp.capture.provenance import Traced
 from dumpcmp.capture.recorder import Scope, Step
 from dumpcmp.capture.views import replay
-from dumpcmp.record import Call
+from dumpcmp.record import NO_KERNEL, Call
 
 
 class Capture(Protocol):
@@ -174,7 +174,7 @@ def _calls(step: Step, table: dict[str, Any], traced: Traced) -> list[Call | Non
         kernel = kernels.get(number, "")
         inside = [names[i] for i in table["kernels"].get(kernel, ()) if i != number]
         origins = tuple(f"{other[0]}#{other[1]}" for other in inside if other is not None)
-        kernel = kernel.partition("#")[0]
+        kernel = kernel.partition("#")[0] or NO_KERNEL
         calls.append(step.call(*name, op.function.target, "", op.place.line, origins, kernel))
     return calls
 

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 from dumpcmp.align.match import Listing, Match, Place, place_of
 from dumpcmp.arithmetic import arithmetic_of, is_reduction
-from dumpcmp.blame import is_gradient, is_input
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.task import Measured
 from dumpcmp.dtypes import dtype_named
 from dumpcmp.judge import Checker, Conditions, judge
-from dumpcmp.outcome import Judgement, Row, Verdict
-from dumpcmp.record import Key
+from dumpcmp.outcome import REMOVED, Judgement, Row, Verdict
+from dumpcmp.record import NO_KERNEL, Key
 
 
 def judged(
@@ -43,8 +42,14 @@ def judged(
 
 
 def _one_sided(match: Match) -> Judgement | None:
+    if match.target is None and match.inside:
+        stored = f"inside {match.inside}, which does not store it"
+        return Judgement(Verdict.FUSED, REMOVED if match.inside == NO_KERNEL else stored)
     if match.target is None:
         return Judgement(Verdict.UNPAIRED, "only golden has it")
+    if match.golden is None and match.inside:
+        reason = f"a step inside the op, in {match.inside}: golden has no such value"
+        return Judgement(Verdict.INCONCLUSIVE, reason)
     if match.golden is None:
         return Judgement(Verdict.UNPAIRED, "only the target has it")
     return None

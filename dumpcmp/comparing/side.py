@@ -52,7 +52,11 @@ def open_side(path: str | Path, tap: Tap, token_offset: int = 0) -> Side:
         for key in archive.keys_of(model, step)
         if tap.selects_op(key.op)
     }
-    calls = {Place(*name): call for name, call in archive.calls.items()}
+    calls = {
+        Place(*name): call
+        for name, call in archive.calls.items()
+        if tap.selects_step(call.step + token_offset) and tap.selects_op(call.op)
+    }
     return Side(archive, Listing(values, calls))
 
 

@@ -1,0 +1,43 @@
+"""The pass for compiled targets: what a fused kernel keeps to itself, and values seen before.
+
+A compiled run tells of every op in its graphs, also of those that no kernel stores: such a call
+has the kernel's name and no values. What golden holds of it is not missing, it is fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dumpcmp.record import Key
+
+if TYPE_CHECKING:
+    from dumpcmp.align.match import Match
+
+BY = "provenance"
+
+
+def by_provenance(
+    matches: Sequence[Match],
+    first: Callable[[Key], Key],
+    kernel_of: Callable[[Match], str],
+) -> Iterator[Match]:
+    """`matches`, with what a compiled target explains of them.
+
+    `first` gives the first appearance in golden of a value: what golden had before, such as a
+    module's output, is laid beside the partner of that. `kernel_of` names the kernel in which
+    the target computes the call of a match, and is empty for what was not compiled.
+    """
+    partners = {match.golden: match.target for match in matches if match.golden and match.target}
+    for match in matches:
+        kernel = kernel_of(match)
+        if match.golden is None or match.target is not None:
+            by = BY if kernel and match.by == "key" else match.by
+            yield replace(match, by=by, inside=kernel if match.golden is None else "")
+            continue
+        origin = first(match.golden)
+        if origin in partners:
+            yield replace(match, target=partners[origin], by=BY)
+        else:
+            yield replace(match, inside=kernel_of(replace(match, golden=origin)) or kernel)
