@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dumpcmp.outcome import REMOVED, Row, Verdict
+from dumpcmp.outcome import REMOVED, Row, Verdict, is_gradient, is_input
 from dumpcmp.record import ROOT, Key
 
 Links = Mapping[Key, Key]  # a value -> the earlier value of the same run that it is

@@ -11,6 +11,8 @@ from dumpcmp.errors import DumpcmpError
 # Command -> the line that `dumpcmp --help` shows; its code is imported only when it runs.
 COMMANDS: dict[str, str] = {
     "dump": "run a program and record what every op takes in and gives out",
+    "compare": "hold a run against golden and say where it first goes wrong",
+    "demo": "dump, break, compare and explain, on a model that comes with dumpcmp",
     "compact": "replace the tensors of an archive by small summaries",
 }
 

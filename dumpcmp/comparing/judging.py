@@ -12,7 +12,7 @@ from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.task import Measured
 from dumpcmp.dtypes import dtype_named
 from dumpcmp.judge import Checker, Conditions, judge
-from dumpcmp.outcome import REMOVED, Judgement, Row, Verdict
+from dumpcmp.outcome import REMOVED, Judgement, Row, Verdict, is_gradient, is_input
 from dumpcmp.record import NO_KERNEL, Key
 
 

@@ -1,0 +1,152 @@
+"""``dumpcmp compare``: hold a run against golden and say where it first goes wrong."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dumpcmp.errors import SelectionError
+
+if TYPE_CHECKING:  # the work is imported when there is some, not for --help
+    from rich.console import Console
+
+    from dumpcmp.judge import Checker
+    from dumpcmp.outcome import Outcome
+
+_DIRECTORY = click.Path(path_type=Path)
+_FORMATS = ("csv", "json")
+
+
+@click.command()
+@click.option("--my-path", required=True, type=_DIRECTORY, help="Archive of the run in question.")
+@click.option("--golden-path", required=True, type=_DIRECTORY, help="Archive that is right.")
+@click.option("--output", default="out", show_default=True, type=_DIRECTORY,
+              help="Directory for the report.")  # fmt: skip
+@click.option("--reference", type=_DIRECTORY,
+              help="Archive of golden in higher precision (dump --dtype float64).")  # fmt: skip
+@click.option("--mapping", type=_DIRECTORY,
+              help="YAML file: golden's name of an op to my name for it.")  # fmt: skip
+@click.option("--layer", "layers", metavar="GLOB", multiple=True,
+              help="Ops to compare, such as 'layers.*.attn*'; may be given again.")  # fmt: skip
+@click.option("--token", metavar="LIST", help="Tokens (steps) to compare, from 0: 0,2,5-8.")
+@click.option("--token-offset", default=0, metavar="N",
+              help="Add N to my tokens; -1 where mine are counted from 1.")  # fmt: skip
+@click.option("--checker", default="auto", show_default=True, metavar="NAME",
+              help="auto: what rounding explains; allclose, full, cosine, pcc, exact.")  # fmt: skip
+@click.option("--rtol", type=float, help="Relative tolerance of an element (allclose, full).")
+@click.option("--atol", type=float, help="Absolute tolerance of an element (allclose, full).")
+@click.option("--pcc", type=float, help="Least correlation (pcc, full).")
+@click.option("--cosine", type=float, help="Least cosine (cosine).")
+@click.option("--jobs", default=1, show_default=True, help="Processes that measure.")
+@click.option("--format", "formats", default="csv", show_default=True, metavar="LIST",
+              help="Files to write: csv, json, or both as csv,json.")  # fmt: skip
+def command(
+    my_path: Path, golden_path: Path, output: Path, layers: tuple[str, ...], token: str | None,
+    checker: str, rtol: float | None, atol: float | None, pcc: float | None,
+    cosine: float | None, formats: str, **options: Any,
+) -> None:  # fmt: skip
+    """Compare MY run with GOLDEN, value by value, and name the op where it first goes wrong.
+
+    Exits with 0 where they are the same, 1 where they differ, 2 where there was trouble.
+    """
+    from rich.console import Console
+
+    from dumpcmp.comparing import compare
+
+    chosen = chosen_checker(checker, {"rtol": rtol, "atol": atol, "pcc": pcc, "cosine": cosine})
+    writers = chosen_formats(formats)
+    with progress_bar() as progress:
+        outcome = compare(
+            golden_path, my_path, layers=layers, tokens=token, checker=chosen,
+            progress=progress, **options,
+        )  # fmt: skip
+    sys.exit(report(outcome, output, writers, Console()))
+
+
+def report(outcome: "Outcome", output: Path, formats: tuple[str, ...], console: "Console") -> int:
+    """Write the files, print the summary, and give the exit code."""
+    from dumpcmp.report.csvfile import write_csv, write_json
+    from dumpcmp.report.terminal import show
+
+    writers = {"csv": write_csv, "json": write_json}
+    files = [str(writers[name](outcome, output / f"compare.{name}")) for name in formats]
+    show(outcome, console, files)
+    return outcome.exit_code
+
+
+# Checker -> the tolerances that it heeds.
+_HEEDS = {
+    "auto": (),
+    "allclose": ("rtol", "atol"),
+    "full": ("pcc", "rtol", "atol"),
+    "pcc": ("pcc", "rtol", "atol"),
+    "cosine": ("cosine",),
+    "exact": (),
+}
+
+
+def chosen_checker(name: str, given: dict[str, float | None]) -> "Checker | None":
+    """The Checker that the options ask for; None is the default rule.
+
+    A tolerance without a checker chooses the one that it belongs to.
+    """
+    from dumpcmp import judge
+
+    tolerances = {option: value for option, value in given.items() if value is not None}
+    if name == "auto" and tolerances:
+        name = next(c for c in ("allclose", "pcc", "cosine", "full") if _fits(c, tolerances))
+    if name not in _HEEDS:
+        raise SelectionError(
+            f"--checker {name!r} is not known", hint=f"valid are: {', '.join(_HEEDS)}"
+        )
+    if not _fits(name, tolerances):
+        idle = ", ".join(f"--{option}" for option in tolerances if option not in _HEEDS[name])
+        heeded = ", ".join(f"--{option}" for option in _HEEDS[name])
+        raise SelectionError(
+            f"--checker {name} does not heed {idle}", hint=f"it heeds {heeded or 'no tolerance'}"
+        )
+    makers: dict[str, Callable[..., Checker]] = {
+        "allclose": judge.AllCloseValueChecker,
+        "full": judge.FullValueChecker,
+        "pcc": judge.AutomaticValueChecker,
+        "cosine": judge.CosineChecker,
+        "exact": judge.ExactChecker,
+    }
+    return makers[name](**tolerances) if name in makers else None
+
+
+def _fits(name: str, tolerances: dict[str, float]) -> bool:
+    return tolerances.keys() <= set(_HEEDS[name])
+
+
+def chosen_formats(text: str) -> tuple[str, ...]:
+    """The files to write."""
+    names = tuple(word.strip() for word in text.split(","))
+    for name in names:
+        if name not in _FORMATS:
+            raise SelectionError(
+                f"--format {name!r} is not known", hint=f"valid are: {', '.join(_FORMATS)}"
+            )
+    return names
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar over bytes on a terminal, which vanishes at the end; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = ("comparing", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("comparing", total=None)
+
+        def tell(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield tell

@@ -1,0 +1,70 @@
+"""The report as files: CSV with documented columns, and JSON of the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dumpcmp.columns import COLUMNS, Cell, cells
+from dumpcmp.outcome import Outcome, Row
+
+JSON_VERSION = 1  # any change to the keys below bumps it
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a draft to write; it takes `path`'s place whole, and only if the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".draft-", dir=path.parent) as room:
+        draft = Path(room, path.name)
+        yield draft
+        draft.replace(path)
+
+
+def write_csv(outcome: Outcome, path: Path) -> Path:
+    """Write one line for each row, in execution order."""
+    with replacing(path) as draft, draft.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(column.name for column in COLUMNS)
+        lines.writerows(
+            ["" if c is None else c for c in cells(row).values()] for row in outcome.rows
+        )
+    return path
+
+
+def write_json(outcome: Outcome, path: Path) -> Path:
+    """Write the outcome: what was found first, then all rows. Numbers that JSON lacks are null."""
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(as_json(outcome), indent=1, allow_nan=False))
+    return path
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """The outcome in words and numbers of JSON."""
+    first = outcome.first_divergence
+    return {
+        "version": JSON_VERSION,
+        "exit_code": outcome.exit_code,
+        "tally": {verdict.value: count for verdict, count in outcome.tally.counts.items()},
+        "first_divergence": _row(first) if first else None,
+        "roots": [_row(row) for row in outcome.roots],
+        "remarks": list(outcome.remarks),
+        "rows": [_row(row) for row in outcome.rows],
+    }
+
+
+def _row(row: Row) -> dict[str, Cell]:
+    return {name: _spelled(cell) for name, cell in cells(row).items()}
+
+
+def _spelled(cell: Cell) -> Cell:
+    """JSON has no NaN and no infinity: null and a word stand for them."""
+    if not isinstance(cell, float) or math.isfinite(cell):
+        return cell
+    return None if math.isnan(cell) else str(cell)

@@ -1,0 +1,155 @@
+"""The short answer: coverage, the first divergence with its numbers, the worst rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from dumpcmp.outcome import Extent, Outcome, Row, Verdict, is_input
+
+_WORST = 10
+_MOST_ROOTS = 5
+_STYLES = {Verdict.PASS: "green", Verdict.FUSED: "dim", Verdict.DTYPE: "yellow"}
+
+
+def show(outcome: Outcome, console: Console, files: Sequence[str] = ()) -> None:
+    """Print the summary of `outcome`; `files` are where the whole report is."""
+    console.print(summary(outcome, files))
+
+
+def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
+    """The answer first, then what supports it."""
+    parts: list[RenderableType] = [_headline(outcome), *_coverage(outcome)]
+    parts += [Text(f"note: {remark}", style="yellow") for remark in outcome.remarks]
+    first = outcome.first_divergence
+    if first is not None:
+        parts += [Text(), *_divergence(outcome, first), *_further(outcome)]
+    if worst := _worst(outcome.rows):
+        parts += [Text(), _table(worst)]
+    parts += [Text(), *(Text(f"report: {file}") for file in files)]
+    return Group(*parts)
+
+
+def _headline(outcome: Outcome) -> Text:
+    match outcome.exit_code:
+        case 0:
+            return Text("SAME: everything compared agrees within rounding", style="bold green")
+        case 1:
+            return Text("DIFFERENT", style="bold red")
+        case _:
+            return Text("TROUBLE: nothing was compared", style="bold red")
+
+
+def _coverage(outcome: Outcome) -> Iterable[Text]:
+    """How much of each side was held against the other."""
+    for name, side in (("golden", "golden_key"), ("mine", "target_key")):
+        rows = [row for row in outcome.rows if getattr(row, side) is not None]
+        paired = sum(row.golden_key is not None and row.target_key is not None for row in rows)
+        share = f" ({100 * paired / len(rows):.1f} %)" if rows else ""
+        yield Text(f"  {name:6}  {paired} of {len(rows)} values paired{share}")
+    line = Text("  verdict ")
+    for verdict, count in outcome.tally.counts.items():
+        line.append(f" {count} {verdict.value}", style=_STYLES.get(verdict, "red"))
+    yield line
+
+
+def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
+    key = row.key
+    yield Text.assemble(
+        ("First divergence: ", "bold"),
+        (f"{key.op}", "bold red"),
+        f" (call {key.call}, token {key.step}, {key.slot})",
+        f"  {row.source}" if row.source else "",
+    )
+    yield Text(f"  {_why(row)}")
+    yield Text(f"  {row.verdict.value}: {row.judgement.reason}")
+    if row.metrics is not None:
+        yield Text(f"  {_numbers(row)}")
+        yield Padding(_sides(row), (0, 0, 0, 2))
+    heirs = sum(r.cause == key for r in outcome.rows)
+    if heirs:
+        yield Text(f"  {heirs} failing rows after it only inherit from it")
+
+
+def _why(row: Row) -> str:
+    if row.golden_key is None:
+        return "only my side runs this op; what it was given agrees, what takes its output does not"
+    if row.target_key is None:
+        return "my side does not run this op; what follows it in golden disagrees"
+    if is_input(row.key.slot):
+        return "this value came in from outside the model, or from nowhere that was recorded"
+    return "its inputs agree and its output does not: this op introduced the difference"
+
+
+def _numbers(row: Row) -> str:
+    metrics = row.metrics
+    assert metrics is not None
+    return (
+        f"rel_l2 {metrics.rel_l2:.3g}, cosine {metrics.cosine:.6f}, "
+        f"max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}, "
+        f"max_rel_err {metrics.max_rel_err:.3g}, max_ulp {metrics.max_ulp:.3g}"
+    )
+
+
+def _sides(row: Row) -> Table:
+    assert row.metrics is not None
+    table = Table("", "dtype", "shape", "min", "max", "mean", "norm", "NaN", "Inf", box=None)
+    sides = (
+        ("golden", row.golden_dtype, row.golden_shape, row.metrics.golden),
+        ("mine", row.target_dtype, row.target_shape, row.metrics.target),
+    )
+    for name, dtype, shape, extent in sides:
+        table.add_row(name, dtype, str(list(shape or ())), *_extent(extent))
+    return table
+
+
+def _extent(extent: Extent) -> list[str]:
+    numbers = (extent.min, extent.max, extent.mean, extent.norm)
+    return [*(f"{n:.4g}" for n in numbers), str(extent.num_nan), str(extent.num_inf)]
+
+
+def _further(outcome: Outcome) -> Iterable[Text]:
+    further = outcome.roots[1:]
+    if further:
+        yield Text(f"Further roots, whose inputs agree as well: {len(further)}", style="bold")
+    for row in further[:_MOST_ROOTS]:
+        key = row.key
+        yield Text(f"  token {key.step}  {key.op}#{key.call} {key.slot}  {row.judgement.reason}")
+    if len(further) > _MOST_ROOTS:
+        yield Text(f"  and {len(further) - _MOST_ROOTS} more; in the report they have root = True")
+
+
+def _worst(rows: Iterable[Row]) -> list[Row]:
+    """The failing rows that were measured, largest relative error first."""
+    failing = [row for row in rows if row.verdict.fails and row.metrics is not None]
+    return sorted(failing, key=_badness, reverse=True)[:_WORST]
+
+
+def _badness(row: Row) -> float:
+    assert row.metrics is not None
+    bad = row.verdict is Verdict.NONFINITE or math.isnan(row.metrics.rel_l2)
+    return math.inf if bad else row.metrics.rel_l2
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table("token", "op", "slot", "verdict", "rel_l2", "cosine", "max_abs_diff", "cause")
+    table.title, table.title_justify, table.box = "Worst rows", "left", None
+    for row in rows:
+        assert row.metrics is not None
+        cause = "root" if row.root else f"from {row.cause.op}" if row.cause else ""
+        table.add_row(
+            str(row.key.step),
+            f"{row.key.op}#{row.key.call}",
+            row.key.slot,
+            Text(row.verdict.value, style=_STYLES.get(row.verdict, "red")),
+            f"{row.metrics.rel_l2:.3g}",
+            f"{row.metrics.cosine:.6f}",
+            f"{row.metrics.max_abs_diff:.3g}",
+            cause,
+        )
+    return table
