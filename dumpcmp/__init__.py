@@ -8,6 +8,8 @@ __version__ = "0.1.0"
 # Public name -> the module that defines it. Nothing is imported, torch least of all, until
 # the name is used.
 _HOMES: dict[str, str] = {
+    "layout": "dumpcmp.capture.distributed",
+    "set_rank": "dumpcmp.capture.distributed",
     "capture": "dumpcmp.dumping",
     "fx_backend": "dumpcmp.dumping",
     "save": "dumpcmp.dumping",

@@ -1,0 +1,49 @@
+"""Captures the torch functions that run inside modules, as a TorchFunctionMode sees them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunction, _DisableTorchDispatch
+from torch.overrides import TorchFunctionMode
+
+from dumpcmp.capture.distributed import is_machinery
+from dumpcmp.capture.names import function_of
+from dumpcmp.capture.recorder import Step
+
+
+class FunctionMode(TorchFunctionMode):
+    """Records each torch function: inputs as they are before it runs, outputs after."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.step = step
+        self.run: Callable[..., Any] = self.recorded
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if torch.compiler.is_compiling():  # dynamo traces the program as if there were no mode
+            return func(*args, **(kwargs or {}))
+        return self.run(func, args, kwargs or {})
+
+    def recorded(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run `func` and record what it takes and gives."""
+        if self.step.precision is not None:
+            func, args, kwargs = self.step.precision.call(func, args, kwargs)
+        function = function_of(func)
+        if not function.name or is_machinery(func, args):
+            return func(*args, **kwargs)
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            call = self.step.function(function, args, kwargs)
+        result = func(*args, **kwargs)
+        if call is not None:
+            with DisableTorchFunction(), _DisableTorchDispatch():
+                self.step.outputs(call, args[0] if function.returns_nothing else result)
+        return result

@@ -1,0 +1,213 @@
+"""Captures module calls: where each step begins and ends, and what every module took and gave."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C import DisableTorchFunction, _DisableTorchDispatch
+
+from dumpcmp.capture import distributed
+from dumpcmp.capture.collectives import partitioned
+from dumpcmp.capture.functions import FunctionMode
+from dumpcmp.capture.gradients import Watches
+from dumpcmp.capture.precision import Precision
+from dumpcmp.capture.recorder import Recorder, Step
+from dumpcmp.capture.tap import Level
+from dumpcmp.errors import CaptureError
+from dumpcmp.record import Call
+
+_ATTRIBUTE = "_compiled_call_impl"  # nn.Module.__call__ runs it in place of _call_impl if it is set
+
+Intercept = Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
+
+
+class CallDoor:
+    """Stands in for `nn.Module._compiled_call_impl`, through which every module call passes.
+
+    Unlike a forward hook it sees keyword arguments before they change, and exceptions; unlike
+    a patched `__call__` it is invisible to dynamo, which traces `forward` as before.
+    """
+
+    def __init__(self, intercept: Intercept) -> None:
+        self.intercept = intercept
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        own = module.__dict__.get(_ATTRIBUTE)
+        if is_compile_wrapper(module):
+            return own
+        if distributed.is_parallel_wrapper(module):
+            return own or module._call_impl
+        return self.intercept(module, own or module._call_impl)
+
+    def __set__(self, module: nn.Module, call: Any) -> None:
+        module.__dict__[_ATTRIBUTE] = call
+
+
+def is_compile_wrapper(module: nn.Module) -> bool:
+    """Whether `module` is what torch.compile made of another; it has no path of its own."""
+    return type(module).__name__ == "OptimizedModule" and "torch._dynamo" in sys.modules
+
+
+@contextmanager
+def module_calls(intercept: Intercept) -> Iterator[None]:
+    """Send every call of a module in this process through `intercept` while the block runs."""
+    before = nn.Module.__dict__[_ATTRIBUTE]
+    if isinstance(before, CallDoor):
+        raise CaptureError(
+            "another capture is running in this process",
+            hint="end it first: only one capture can be active at a time",
+        )
+    setattr(nn.Module, _ATTRIBUTE, CallDoor(intercept))
+    try:
+        yield
+    finally:
+        setattr(nn.Module, _ATTRIBUTE, before)
+
+
+def enter_module(step: Step, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
+    """Open the scope of a module call and record its inputs."""
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        return step.enter(module, args, kwargs)
+
+
+def exit_module(step: Step, call: Call, result: object) -> None:
+    """Record the outputs of a module call."""
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        step.outputs(call, result)
+
+
+class _Here(threading.local):
+    """What this thread is in the middle of."""
+
+    step: Step | None = None
+    latest: Step | None = None  # which collectives after its end belong to: those of backward
+    muted: bool = False  # inside a step that is not selected, or a model that is not wanted
+
+
+class ModuleCapture:
+    """Captures steps on whatever thread they run: modules, and functions by `mode` inside them."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        roots: Collection[nn.Module] = (),
+        mode: Callable[[Step], AbstractContextManager[Any]] | None = FunctionMode,
+    ) -> None:
+        self.recorder = recorder
+        self.watches = Watches(recorder)
+        self._roots = frozenset(id(root) for root in roots)
+        self.mode = mode if recorder.tap.level is Level.FUNCTIONS else None
+        self.precision: Precision | None = None
+        self._here = _Here()
+        self._eager = False
+        self.enter = enter_module
+        self.exit = exit_module
+
+    @property
+    def step(self) -> Step | None:
+        """The step that this thread is in the middle of."""
+        return self._here.step
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Capture while the block runs; compiled callables run eagerly meanwhile."""
+        with module_calls(self._intercept), ExitStack() as self._ends:
+            self._ends.callback(self.watches.remove)
+            self._ends.enter_context(partitioned(lambda: self._here.latest))
+            yield
+
+    def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+        here = self._here
+        if here.muted:
+            return run
+        if here.step is None:
+            return partial(self._root_call, module, run)
+        return partial(self._module_call, here.step, module, run)
+
+    def _root_call(
+        self, module: nn.Module, run: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        if is_recomputing():
+            return self._recompute(module, run, args, kwargs)
+        if self._roots and id(module) not in self._roots:
+            return run(*args, **kwargs)
+        if distributed.is_inferring():
+            with self._muting():
+                return run(*args, **kwargs)
+        self._stay_eager()
+        step = self.recorder.begin(module)
+        if step is None:
+            with self._muting():
+                return run(*args, **kwargs)
+        if self.precision is not None:
+            self.precision.convert(module)
+            args, kwargs = self.precision.inputs((args, kwargs))
+            step.precision = self.precision
+        if self.recorder.tap.backward:
+            self.watches.begin(step, module)
+        with self._inside(step):
+            return self.run_root(step, module, run, args, kwargs)
+
+    def run_root(
+        self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Run the outermost call of a step; other modes run it in their own way."""
+        return self._module_call(step, module, run, *args, **kwargs)
+
+    def _module_call(
+        self, step: Step, module: nn.Module, run: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        call = self.enter(step, module, args, kwargs)
+        try:
+            result = run(*args, **kwargs)
+        finally:
+            step.leave()
+        if call is not None:
+            self.exit(step, call, result)
+        return result
+
+    def _recompute(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a forward again, for checkpointing: its calls are marked, its values known."""
+        step = self.recorder.step_with(module)
+        if step is None:
+            with self._muting():
+                return run(*args, **kwargs)
+        with self._inside(step.recompute()) as again:
+            return self._module_call(again, module, run, *args, **kwargs)
+
+    @contextmanager
+    def _inside(self, step: Step) -> Iterator[Step]:
+        self._here.step = self._here.latest = step
+        try:
+            with self.mode(step) if self.mode else nullcontext():
+                yield step
+        finally:
+            self._here.step = None
+
+    @contextmanager
+    def _muting(self) -> Iterator[None]:
+        self._here.muted = True
+        try:
+            yield
+        finally:
+            self._here.muted = False
+
+    def _stay_eager(self) -> None:
+        """Make what the program compiled run eagerly; costs nothing where dynamo is not loaded."""
+        if not self._eager and "torch._dynamo" in sys.modules:
+            self._eager = True
+            self._ends.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+def is_recomputing() -> bool:
+    """Whether a forward is being run again inside a backward pass."""
+    return torch._C._current_autograd_node() is not None and torch.is_grad_enabled()

@@ -1,0 +1,465 @@
+"""Names and numbers what a capture sees, finds repeated values, and hands all to the Sink."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dumpcmp.capture import slots
+from dumpcmp.capture.lines import current_line
+from dumpcmp.capture.names import Function
+from dumpcmp.capture.plain import Plain, plain_of
+from dumpcmp.capture.precision import Precision
+from dumpcmp.capture.sources import DeviceSource, HostSource, Stagings, digest_of
+from dumpcmp.capture.tap import Tap
+from dumpcmp.record import ROOT, Call, Kept, Key, Phase, Record, Sink
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a capture has seen so far, for the live line and the summary at the end."""
+
+    steps: int = 0
+    calls: int = 0
+    values: int = 0
+    links: int = 0
+    nbytes: int = 0
+
+
+class Recorder:
+    """What all steps of a capture share: where values go, and how models are named."""
+
+    def __init__(self, sink: Sink, tap: Tap, rank: int = 0) -> None:
+        self.sink = sink
+        self.tap = tap
+        self.rank = rank
+        self.counts = Counts()
+        self.ops: set[str] = set()  # all ops that ran, also those not selected
+        self.lock = threading.RLock()
+        self.stagings = Stagings()
+        self.num_steps = 0  # of the model that ran most
+        self._models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
+        self._stateless: dict[type, Model] = {}
+        self._taken: dict[str, int] = {}
+        self._outside: Step | None = None
+
+    def begin(self, root: nn.Module) -> Step | None:
+        """A new step of `root`, or None where the tap does not select it."""
+        with self.lock:
+            model = self.model_of(root)
+            number = model.num_steps
+            model.num_steps += 1
+            self.num_steps = max(self.num_steps, model.num_steps)
+            if not self.tap.selects_step(number):
+                return None
+            self.counts.steps += 1
+            model.step = Step(self, model, number)
+            return model.step
+
+    def model_of(self, root: nn.Module) -> Model:
+        """The Model that `root` is. Instances without state, such as losses, share one."""
+        known = self._models.get(root)
+        if known is None:
+            stateless = not any(True for _ in root.state_dict(keep_vars=True))
+            known = self._stateless.get(type(root)) if stateless else None
+            if known is None:
+                known = Model(self._unique(type(root).__name__))
+            if stateless:
+                self._stateless[type(root)] = known
+            self._models[root] = known
+            known.learn(root)
+        return known
+
+    def outside(self) -> Step:
+        """The step for values that the program saves outside of any model."""
+        with self.lock:
+            if self._outside is None:
+                self._outside = Step(self, Model(self._unique("saved")), 0)
+            return self._outside
+
+    def step_with(self, module: nn.Module) -> Step | None:
+        """The latest step of the model that `module` is a part of."""
+        for model in list(self._models.values()):
+            if id(module) in model.paths:
+                return model.step
+        return None
+
+    def _unique(self, name: str) -> str:
+        number = self._taken.get(name, 0)
+        self._taken[name] = number + 1
+        return f"{name}-{number}" if number else name
+
+
+class Model:
+    """A root module: its name in the archive, its steps, and the paths of its modules."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_steps = 0
+        self.step: Step | None = None  # the latest one that was selected
+        self.paths: dict[int, str] = {}
+        self._root: Callable[[], nn.Module | None] = lambda: None
+
+    def learn(self, root: nn.Module) -> None:
+        """Learn the paths of the modules of `root`; the wrappers of torch.compile have none."""
+        self._root = weakref.ref(root)
+        self.paths = {
+            id(module): path.replace("_orig_mod.", "").removesuffix("._orig_mod")
+            for path, module in root.named_modules()
+        }
+
+    def path_of(self, module: nn.Module, parent: str) -> str:
+        """The path of `module`; one that is not registered is named by its class in `parent`."""
+        path = self.paths.get(id(module))
+        if path is None:
+            root = self._root()
+            if root is not None:
+                self.learn(root)
+            path = self.paths.get(id(module))
+        if path is None:
+            path = f"{parent}.<{type(module).__name__}>".lstrip(".")
+        return path
+
+
+class Scope:
+    """One call of a module, within which its functions are counted."""
+
+    __slots__ = ("call", "functions", "path", "prefix")
+
+    def __init__(self, path: str, call: int, mark: str = "") -> None:
+        self.path = path
+        self.call = call
+        self.prefix = (path or ROOT) + (f"@{call}" if call else "") + mark
+        self.functions: dict[str, _Counter] = {}
+
+
+class _Counter:
+    __slots__ = ("next", "op", "selected")
+
+    def __init__(self, op: str, selected: bool) -> None:
+        self.op = op
+        self.next = 0
+        self.selected = selected
+
+
+@dataclass(slots=True)
+class _Seen:
+    key: Key
+    version: int | None  # None: an inference tensor, which has none
+    digest: str  # empty: on a GPU, where reading the bytes back would stop the program
+
+
+class Step:
+    """One call of a root module: numbers its calls and remembers the values it has stored."""
+
+    def __init__(self, recorder: Recorder, model: Model, number: int) -> None:
+        self.recorder = recorder
+        self.tap = recorder.tap
+        self.model = model
+        self.number = number
+        self._mark = ""  # stands behind the module's path in the ops of a recomputation
+        self.scope = Scope("", 0)
+        self.phase = Phase.FORWARD
+        self.precision: Precision | None = None
+        self.line: str | None = None  # of the graph node that runs now; None: ask the stack
+        self.gradients: Any = None  # set where the tap wants them: gradients.Gradients
+        self._orders = itertools.count()
+        self._forward: Step | None = None  # of a recomputation: the step that it repeats
+        self._again: Step | None = None
+        self._calls: dict[tuple[str, int], Call] = {}  # kept only to attribute gradients
+        self._scopes: list[Scope] = []
+        self._module_calls: dict[str, int] = {}
+        self._module_first: dict[str, Call] = {}
+        self._seen: dict[tuple[Any, ...], _Seen] = {}
+        self._storages: dict[int, StorageWeakRef] = {}
+
+    # Calls
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
+        """Open the scope of a call of `module`; its Call, with its inputs, where it is selected."""
+        path = self.model.path_of(module, self.scope.path)
+        self._scopes.append(self.scope)
+        self.scope = self.new_scope(path)
+        number = self.scope.call
+        op = (path or ROOT) + self._mark
+        self.recorder.ops.add(op)
+        if not self.tap.selects_op(op):
+            return None
+        target = f"{type(module).__module__}.{type(module).__qualname__}"
+        found, arguments = slots.arguments_of(args, kwargs, {})
+        call = self.call(op, number, target, arguments, current_line())
+        self._module_first.setdefault(op, call)
+        if number == 0 and self.tap.weights and not self._mark:
+            self._put_weights(call, module)
+        self.inputs(call, found)
+        return call
+
+    def new_scope(self, path: str) -> Scope:
+        """The scope of the next call of the module at `path`."""
+        number = self._module_calls.get(path, 0)
+        self._module_calls[path] = number + 1
+        return Scope(path, number, self._mark)
+
+    def leave(self) -> None:
+        """Close the scope that `enter` opened."""
+        self.scope = self._scopes.pop()
+
+    def function(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call | None:
+        """A call of `function` in the present scope with its inputs, where it is selected."""
+        counted = self.count(function)
+        if counted is None:
+            return None
+        op, number = counted
+        args = in_order(function, args)
+        found, arguments = slots.arguments_of(args, kwargs, function.positions)
+        if torch._C._is_any_autocast_enabled():
+            arguments = f'{arguments[:-1]},"autocast":{_autocast()}}}'
+        line = current_line() if self.line is None else self.line
+        call = self.call(op, number, function.target, arguments, line)
+        if function.random and not self._mark:
+            self._put_rng(call, found)
+        self.inputs(call, found)
+        return call
+
+    def count(self, function: Function) -> tuple[str, int] | None:
+        """The op that `function` is in the present scope, and the number of this call of it."""
+        counter = self.scope.functions.get(function.name)
+        if counter is None:
+            op = f"{self.scope.prefix}/{function.name}"
+            counter = _Counter(op, self.tap.selects_op(op))
+            self.scope.functions[function.name] = counter
+            self.recorder.ops.add(op)
+        if not counter.selected:
+            return None
+        number = counter.next
+        counter.next = number + 1
+        return counter.op, number
+
+    def call(
+        self,
+        op: str,
+        number: int,
+        target: str,
+        arguments: str,
+        source: str,
+        origins: tuple[str, ...] = (),
+        kernel: str = "",
+    ) -> Call:
+        """Number a call and tell the Sink of it."""
+        order = next(self._orders)
+        call = Call(
+            self.model.name,
+            self.number,
+            op,
+            number,
+            order,
+            target,
+            source,
+            self.phase,
+            arguments,
+            origins,
+            kernel,
+        )
+        if self.gradients is not None:
+            self._calls[op, number] = call
+        with self.recorder.lock:
+            self.recorder.counts.calls += 1
+            self.recorder.sink.call(call)
+        return call
+
+    def recompute(self) -> Step:
+        """The step in which activation checkpointing runs parts of this one again.
+
+        Its calls are marked as recomputation and hold no values; what gradients it makes
+        belong to the calls that it repeats.
+        """
+        if self._again is None:
+            self._again = Step(self.recorder, self.model, self.number)
+            self._again.phase = Phase.RECOMPUTE
+            self._again._mark = _RECOMPUTE
+            self._again.gradients = self.gradients
+            self._again._forward = self
+            self._again._orders = self._orders
+        return self._again
+
+    @contextmanager
+    def backward_in(self, scope: Scope) -> Iterator[None]:
+        """Record what runs in the block as part of the backward pass, in the forward's `scope`."""
+        before, gradients = self.scope, self.gradients
+        self.scope, self.phase, self.gradients = scope, Phase.BACKWARD, None
+        try:
+            yield
+        finally:
+            self.scope, self.phase, self.gradients = before, Phase.FORWARD, gradients
+
+    def module_call(self, op: str) -> Call:
+        """The first call of the module `op` in this step, which weights and gradients belong to."""
+        if op not in self._module_first:
+            self._module_first[op] = self.call(op, 0, "", "", "")
+        return self._module_first[op]
+
+    # Values
+
+    def inputs(self, call: Call, found: slots.Slots) -> None:
+        """Record the inputs of `call`, and watch for their gradients."""
+        if self.tap.inputs:
+            self._values(call, found)
+
+    def outputs(self, call: Call, result: object) -> None:
+        """Record the outputs of `call`, and watch for their gradients."""
+        if self.tap.outputs:
+            self._values(call, slots.slots_of("output", result))
+
+    def _values(self, call: Call, found: slots.Slots) -> None:
+        if self._forward is None:
+            for slot, tensor in found:
+                self.put(call, slot, tensor)
+        if self.gradients is not None:
+            repeated = self._forward._calls.get(_unmarked(call)) if self._forward else call
+            if repeated is not None:
+                self.gradients.watch(repeated, found)
+
+    def put(
+        self,
+        call: Call,
+        slot: str,
+        tensor: Tensor,
+        same_as: Key | None = None,
+        fresh: bool = False,
+    ) -> Key:
+        """Record one value: its bytes, or a link to where this step stored the very same.
+
+        Generated code reuses memory without a word to torch: its values are `fresh`, never
+        taken for one that lay there before. Returns the Key that the bytes are stored under.
+        """
+        key = Key(self.model.name, self.number, call.op, call.call, slot)
+        plain = plain_of(tensor)
+        recorder = self.recorder
+        with recorder.lock:
+            recorder.counts.values += 1
+            if plain.problem:
+                recorder.sink.put(self._record(key, call, plain, kept=Kept.NOTHING), None)
+            elif same_as is not None:
+                recorder.counts.links += 1
+                recorder.sink.put(self._record(key, call, plain, same_as), None)
+            else:
+                return self._store(key, call, plain, fresh)
+        return same_as or key
+
+    def _store(self, key: Key, call: Call, plain: Plain, fresh: bool) -> Key:
+        tensor, recorder = plain.tensor, self.recorder
+        storage = tensor.untyped_storage()
+        place = (storage._cdata, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        version = _version(tensor)
+        seen = self._seen.get(place)
+        if seen is not None and not fresh and _is_still(seen, tensor, version):
+            recorder.counts.links += 1
+            recorder.sink.put(self._record(key, call, plain, seen.key), None)
+            return seen.key
+        if storage._cdata not in self._storages:  # holding it keeps its address from being reused
+            self._storages[storage._cdata] = StorageWeakRef(storage)
+        source: HostSource | DeviceSource
+        if tensor.device.type == "cpu":
+            source = HostSource(tensor)
+        else:
+            source = DeviceSource(tensor, recorder.stagings)
+        recorder.counts.nbytes += source.nbytes
+        recorder.sink.put(self._record(key, call, plain), source)
+        self._seen[place] = _Seen(key, version, source.digest)
+        return key
+
+    def _record(
+        self, key: Key, call: Call, plain: Plain, same_as: Key | None = None, kept: Kept = Kept.FULL
+    ) -> Record:
+        tensor = plain.tensor
+        return Record(
+            key,
+            call.order,
+            _DTYPES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            () if plain.problem else tensor.stride(),
+            0 if plain.problem else tensor.storage_offset(),
+            str(tensor.device),
+            self.recorder.rank,
+            plain.layout,
+            same_as,
+            kept,
+            plain.problem,
+        )
+
+    def _put_weights(self, call: Call, module: nn.Module) -> None:
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                self.put(call, f"param.{name}", parameter)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                self.put(call, f"buffer.{name}", buffer)
+
+    def _put_rng(self, call: Call, found: slots.Slots) -> None:
+        """Record the state of the generator that a random function is about to draw from."""
+        if not self.tap.inputs:
+            return
+        on_gpu = next((t.device for _, t in found if t.device.type == "cuda"), None)
+        if on_gpu is not None:
+            self.put(call, "rng.cuda", torch.cuda.get_rng_state(on_gpu))
+        else:
+            self.put(call, "rng.cpu", torch.get_rng_state())
+
+
+_RECOMPUTE = "@recompute"
+
+
+def _unmarked(call: Call) -> tuple[str, int]:
+    return call.op.replace(_RECOMPUTE, ""), call.call
+
+
+_DTYPES = {
+    getattr(torch, name): name
+    for name in ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128"]
+}
+
+
+def in_order(function: Function, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments in the order of the plain operator: ``1 - x`` and ``1 + x`` read alike."""
+    if len(args) != 2:
+        return args
+    wrong = function.reflected or (
+        function.commutative and not isinstance(args[0], Tensor) and isinstance(args[1], Tensor)
+    )
+    if wrong and not (function.reflected and function.commutative):
+        return (args[1], args[0])
+    return args
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _is_still(seen: _Seen, tensor: Tensor, version: int | None) -> bool:
+    """Whether `tensor` holds what it held when it was seen.
+
+    The version counter misses writes through ``.data`` or a numpy alias, so the bytes decide
+    wherever they can be read without stopping the program.
+    """
+    if seen.version != version:
+        return False
+    if seen.digest:
+        return digest_of(tensor) == seen.digest
+    return version is not None
+
+
+def _autocast() -> str:
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    words = (f'"{k}":"{str(torch.get_autocast_dtype(k)).removeprefix("torch.")}"' for k in kinds)
+    return f"{{{','.join(words)}}}"

@@ -1,0 +1,150 @@
+"""``dumpcmp dump``: run a program and record what every op of its models takes in and gives out."""
+
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dumpcmp.errors import SelectionError
+
+if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
+    from dumpcmp.dumping import Capture, Dumped
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--mode", default="eager", show_default=True,
+              help="eager, fx (dynamo graph) or aten (dispatcher).")  # fmt: skip
+@click.option("--path", required=True, type=click.Path(path_type=Path), help="Archive to write.")
+@click.option("--token", metavar="LIST", help="Tokens (steps) to record, from 0: 0,2,5-8.")
+@click.option("--layer", "layers", metavar="GLOB", multiple=True,
+              help="Ops to record, such as 'layers.*.attn*'; may be given again.")  # fmt: skip
+@click.option("--io", default="all", show_default=True, help="input, output or all.")
+@click.option("--level", default="functions", show_default=True,
+              help="modules, or functions inside them as well.")  # fmt: skip
+@click.option("--backward", is_flag=True, help="Record gradients too.")
+@click.option("--weights", is_flag=True, help="Record parameters and buffers too.")
+@click.option("--dtype", help="Run in this precision instead, such as float64.")
+@click.option("--seed", type=int, help="Seed Python, numpy and torch, for a repeatable run.")
+@click.option("--overwrite", is_flag=True, help="Replace what PATH holds.")
+@click.option("--model", "factory", metavar="PKG:FUNC",
+              help="Call the model that FUNC returns with its inputs.")  # fmt: skip
+@click.option("-m", "module", metavar="MODULE", help="Run a module as a program.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+def command(
+    path: Path, token: str | None, layers: tuple[str, ...], seed: int | None,
+    factory: str | None, module: str | None, program: tuple[str, ...], **options: Any,
+) -> None:  # fmt: skip
+    """Run PROGRAM, a script with its arguments, and record what every op takes in and gives out.
+
+    Without a program, a small decoder that comes with dumpcmp generates four tokens.
+    """
+    from dumpcmp.dumping import dump
+
+    run = chosen_program(factory, module, program, options["backward"])
+    with live_line() as watch:
+        dumped = dump(run, path, seed=seed, watch=watch, tokens=token, layers=layers, **options)
+    sys.exit(report(dumped, str(path)))
+
+
+def chosen_program(
+    factory: str | None, module: str | None, program: tuple[str, ...], backward: bool
+) -> Callable[[], object]:
+    """What the command line asks to run."""
+    if factory and (module or program):
+        raise SelectionError("--model and a program exclude each other", hint="give one of them")
+    if factory:
+        from dumpcmp.dumping import factory_program
+
+        return factory_program(factory, backward)
+    if module:
+        return lambda: run_module(module, program)
+    if program:
+        return lambda: run_script(program[0], program[1:])
+    from dumpcmp import demo
+
+    return demo.main
+
+
+def run_script(script: str, arguments: tuple[str, ...]) -> None:
+    """Run a file as Python itself would, with `arguments` in sys.argv."""
+    if not Path(script).is_file():
+        raise SelectionError(f"{script} is not a file", hint="the options of dump come before it")
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+def run_module(module: str, arguments: tuple[str, ...]) -> None:
+    """Run a module as ``python -m`` would."""
+    sys.argv = [module, *arguments]
+    sys.path.insert(0, str(Path.cwd()))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+@contextmanager
+def live_line() -> Iterator["Callable[[Capture], None]"]:
+    """Show how far the dump has come, on a terminal; nothing where nobody watches."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    shown: list[Capture] = []
+
+    def render() -> str:
+        return line_of(shown[0]) if shown else ""
+
+    with Live(console=Console(stderr=True), get_renderable=render, transient=True):
+        yield shown.append
+
+
+def line_of(now: "Capture") -> str:
+    """The live line: tokens, ops, bytes, speed, and time spent waiting for the disk."""
+    progress = now.progress
+    speed = progress.nbytes / max(now.seconds, 1e-9) / 1e6
+    return (
+        f"{now.counts.steps} tokens, {now.counts.calls} ops, {progress.nbytes / 1e6:.1f} MB, "
+        f"{speed:.0f} MB/s, waited {progress.seconds_waited:.1f} s for the disk"
+    )
+
+
+def report(dumped: "Dumped", path: str) -> int:
+    """Say what the dump came to; the exit code."""
+    if dumped.error is not None:
+        show_error(dumped.error)
+    counts = dumped.counts
+    ending = "" if dumped.error is None else ", up to where the program stopped"
+    click.echo(
+        f"dumpcmp: {counts.steps} tokens, {counts.calls} ops, {counts.values} values "
+        f"({counts.links} of them links), {counts.nbytes / 1e6:.1f} MB in {path}{ending}",
+        err=True,
+    )
+    for remark in dumped.remarks:
+        click.echo(f"dumpcmp: warning: {remark}", err=True)
+    if dumped.is_empty:
+        click.echo("dumpcmp: nothing was recorded", err=True)
+    else:
+        click.echo(f"  look inside: dumpcmp show {path}", err=True)
+        click.echo(f"  compare:     dumpcmp compare --golden-path {path} --my-path ...", err=True)
+    return 2 if dumped.error is not None or dumped.is_empty else 0
+
+
+_OURS = (str(Path(__file__).parents[1]), runpy.__file__, "<frozen runpy>")
+
+
+def show_error(error: BaseException) -> None:
+    """Print the program's own exception as Python would, without the frames of the capture."""
+    if isinstance(error, SystemExit):
+        click.echo(f"dumpcmp: the program exited with {error.code}", err=True)
+        return
+    trace = traceback.TracebackException.from_exception(error)
+    trace.stack = traceback.StackSummary.from_list(
+        [frame for frame in trace.stack if not frame.filename.startswith(_OURS)]
+    )
+    click.echo("".join(trace.format()), err=True, nl=False)

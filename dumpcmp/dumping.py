@@ -1,0 +1,291 @@
+"""Dump a run: capture a program, a model, or whatever runs inside a block, into an archive."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dumpcmp import __version__
+from dumpcmp.archive.writer import ArchiveWriter, Progress
+from dumpcmp.capture.aten import AtenCapture
+from dumpcmp.capture.distributed import world
+from dumpcmp.capture.graph import GraphCapture
+from dumpcmp.capture.inductor import CompiledCapture
+from dumpcmp.capture.modules import ModuleCapture
+from dumpcmp.capture.precision import Precision
+from dumpcmp.capture.recorder import Counts, Recorder
+from dumpcmp.capture.tap import Tap, make_tap
+from dumpcmp.errors import CaptureError, CaptureWarning, SelectionError
+
+MODES: dict[str, type[ModuleCapture]] = {
+    "eager": ModuleCapture,
+    "fx": GraphCapture,
+    "aten": AtenCapture,
+    "compiled": CompiledCapture,
+}
+
+
+class Capture:
+    """A capture that is running: what it sees, and where it goes."""
+
+    def __init__(self, mode: ModuleCapture, writer: ArchiveWriter) -> None:
+        self.mode = mode
+        self.writer = writer
+        self._began = time.monotonic()
+
+    @property
+    def counts(self) -> Counts:
+        """What has been seen so far."""
+        return self.mode.recorder.counts
+
+    @property
+    def progress(self) -> Progress:
+        """How far the archive has come."""
+        return self.writer.progress
+
+    @property
+    def seconds(self) -> float:
+        """Since the capture began."""
+        return time.monotonic() - self._began
+
+    @property
+    def path(self) -> Path:
+        """The archive's directory."""
+        return self.writer.path.parent
+
+    def save(self, name: str, tensor: Tensor) -> None:
+        """Record `tensor` as the value `name` of the module that is running now."""
+        self.mode.save(name, tensor)
+
+    def remarks(self) -> list[str]:
+        """What the user must hear at the end: filters that matched nothing, an empty dump."""
+        recorder = self.mode.recorder
+        remarks = recorder.tap.unmatched(recorder.num_steps, recorder.ops)
+        if not recorder.num_steps:
+            remarks.append("no module was called, so there was nothing to record")
+        elif not recorder.counts.values and not remarks:
+            remarks.append("the filters together selected nothing of what ran")
+        return remarks
+
+
+_active: Capture | None = None
+
+
+def save(name: str, tensor: Tensor) -> None:
+    """Record `tensor` under `name`, if a capture is active; otherwise do nothing."""
+    if _active is not None:
+        _save(name, tensor)
+
+
+@torch.compiler.disable
+def _save(name: str, tensor: Tensor) -> None:
+    assert _active is not None
+    _active.save(name, tensor)
+
+
+@contextmanager
+def capture(
+    model: nn.Module | None,
+    path: str | os.PathLike[str],
+    *,
+    mode: str = "eager",
+    tokens: str | Iterable[int] | None = None,
+    layers: str | Sequence[str] | None = None,
+    io: str = "all",
+    backward: bool = False,
+    weights: bool = False,
+    level: str = "functions",
+    dtype: str | None = None,
+    overwrite: bool = False,
+    facts: Mapping[str, Any] | None = None,
+) -> Iterator[Capture]:
+    """Record what `model` does while the block runs; with None, what every model does.
+
+        with dumpcmp.capture(model, "d1", mode="eager", tokens=[0, 1], layers=["layers.*"]):
+            model(x)
+
+    Nothing of the capture outlives the block, and the archive is closed however it ends.
+    """
+    tap = make_tap(tokens, layers, io, backward, weights, level)
+    precision = Precision(dtype) if dtype else None
+    running_mode = mode_named(mode)
+    here = world()
+    run = {**facts_of(tap, mode, dtype), **(facts or {})}
+    with ArchiveWriter(
+        path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite
+    ) as out:
+        recorder = Recorder(out, tap, here.rank)
+        taken = running_mode(recorder, roots=() if model is None else (model,))
+        taken.precision = precision
+        with _activated(Capture(taken, out)) as now:
+            yield now
+
+
+@contextmanager
+def _activated(now: Capture) -> Iterator[Capture]:
+    global _active
+    with now.mode.running():
+        _active = now
+        try:
+            yield now
+        finally:
+            _active = None
+            remarks = now.remarks()
+            now.writer.run |= {"seen": seen(now.counts), "remarks": remarks}
+    for remark in remarks:
+        warnings.warn(remark, CaptureWarning, stacklevel=4)
+
+
+def seen(counts: Counts) -> dict[str, int]:
+    """The counts as run.json holds them."""
+    return {
+        "steps": counts.steps,
+        "calls": counts.calls,
+        "values": counts.values,
+        "links": counts.links,
+        "nbytes": counts.nbytes,
+    }
+
+
+def mode_named(name: str) -> type[ModuleCapture]:
+    """The way of capturing that is called `name`."""
+    if name not in MODES:
+        raise SelectionError(f"--mode {name!r} is not known", hint=f"valid are: {', '.join(MODES)}")
+    return MODES[name]
+
+
+def facts_of(tap: Tap, mode: str, dtype: str | None) -> dict[str, Any]:
+    """What run.json says of a run before it begins."""
+    cuda = torch.cuda.is_available()
+    return {
+        "mode": mode,
+        "command": list(sys.argv),
+        "versions": {
+            "dumpcmp": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name() if cuda else platform.machine(),
+        "num_threads": torch.get_num_threads(),
+        "seed": None,
+        "initial_seed": torch.initial_seed(),
+        "dtype": dtype,
+        "filters": {
+            "tokens": [[span.start, span.stop - 1] for span in tap.steps] or None,
+            "layers": list(tap.layers) or None,
+            "io": str(tap.io),
+            "backward": tap.backward,
+            "weights": tap.weights,
+            "level": str(tap.level),
+        },
+    }
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators of Python, numpy and torch, and ask torch for determinism."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """What a dump of a program came to."""
+
+    path: Path
+    counts: Counts
+    remarks: tuple[str, ...] = ()
+    error: BaseException | None = None  # the program's own
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all was recorded."""
+        return not self.counts.values
+
+
+def dump(
+    program: Callable[[], object],
+    path: str | os.PathLike[str],
+    *,
+    seed: int | None = None,
+    watch: Callable[[Capture], None] = lambda _: None,
+    **selection: Any,
+) -> Dumped:
+    """Run `program` under a capture of every model in it.
+
+    `selection` are the filters of `capture`. `watch` is told of the capture when it begins. An
+    exception of the program does not come out of here: it is part of what is returned.
+    """
+    if seed is not None:
+        seed_everything(seed)
+    error: BaseException | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        with capture(None, path, facts={"seed": seed}, **selection) as now:
+            watch(now)
+            try:
+                program()
+            except SystemExit as end:
+                error = end if end.code else None
+            except BaseException as raised:
+                error = raised
+            if error is not None:
+                now.writer.run["error"] = f"{type(error).__name__}: {error}"
+    return Dumped(now.path, now.counts, tuple(now.remarks()), error)
+
+
+def factory_program(name: str, backward: bool = False) -> Callable[[], object]:
+    """A program that calls the model which ``pkg.mod:build`` makes on its example inputs."""
+    module_name, _, attribute = name.partition(":")
+    if not attribute:
+        raise SelectionError(f"--model {name!r} names no factory", hint="write pkg.mod:function")
+    from importlib import import_module
+
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        factory = getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        hint = "it must be importable from the working directory"
+        raise CaptureError(f"--model {name}: {error}", hint=hint) from error
+    return lambda: _call(*_model_and_inputs(name, factory()), backward)
+
+
+def _model_and_inputs(name: str, made: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    if isinstance(made, nn.Module):
+        made = (made, getattr(made, "example_inputs", None))
+    match made:
+        case (nn.Module() as model, dict() as kwargs):
+            return model, (), kwargs
+        case (nn.Module() as model, (*args,)):
+            return model, tuple(args), {}
+        case (nn.Module() as model, Tensor() as tensor):
+            return model, (tensor,), {}
+    raise CaptureError(
+        f"--model {name} gave {type(made).__name__}, not a model and its inputs",
+        hint="return (model, inputs): inputs are a tensor, a tuple, or a dict of keywords",
+    )
+
+
+def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> None:
+    result = model(*args, **kwargs)
+    if backward:
+        from dumpcmp.capture.slots import slots_of
+
+        floating = [t for _, t in slots_of("output", result) if t.requires_grad]
+        sum(tensor.sum() for tensor in floating).backward()  # type: ignore[union-attr]
