@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-from dumpcmp.align.regions import indices
+from dumpcmp.align.places import held_indices
 from dumpcmp.archive.compaction import Condensing, Rewritten, alone, rewrite, sealed_parts
 from dumpcmp.archive.directory import rank_directories
 from dumpcmp.archive.remains import read_run, writer_lives
 from dumpcmp.errors import ArchiveError, SelectionError
-from dumpcmp.layouts import merge_sizes, parse_layout
 from dumpcmp.measure.packing import pack
 from dumpcmp.measure.sketch import Floats, Place
 from dumpcmp.measure.summary import DEFAULT, RAW_LIMIT, Recipe, Reduction, reduced, summarise
@@ -68,14 +67,9 @@ class Wish:
 
 
 def place_of(record: Record) -> Place | None:
-    """Where a shard lies in its whole, if its layout says so; None where it is its own whole."""
-    layout = parse_layout(record.layout).expanded(len(record.shape)) if record.layout else None
-    if layout is None or layout.shape is None or len(layout.dims) != len(record.shape):
-        return None
-    axes, at = merge_sizes([layout.place]), {c.axis: c.index for c in layout.place}
-    pairs = zip(layout.dims, layout.shape, strict=True)
-    place = Place(layout.shape, tuple(indices(dim, size, axes, at) for dim, size in pairs))
-    return place if place.shape == record.shape else None
+    """Where a shard lies in its whole; None where nothing says so, and it counts as its own."""
+    held = held_indices(record.layout, record.shape)
+    return Place(*held) if held else None
 
 
 def _numel(record: Record) -> int:

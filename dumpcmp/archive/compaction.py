@@ -15,17 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
-from dumpcmp.archive import journal
 from dumpcmp.archive.contents import Contents, read_index
 from dumpcmp.archive.decoder import PartFile
 from dumpcmp.archive.directory import part_name, parts_in, rank_directories, replacing
-from dumpcmp.archive.encoder import DATASET_ADDRESS, padded
 from dumpcmp.archive.form import Form, FormKey, form_key
-from dumpcmp.archive.journal import ADDRESS, seal_prefix, text_prefix
 from dumpcmp.archive.names import group_path, link_name
-from dumpcmp.archive.part import Part, call_fields
+from dumpcmp.archive.part import Part
 from dumpcmp.archive.scan import part_facts
-from dumpcmp.archive.schema import ALIGNMENT, NO_ROW, PREFIX_HEADER
+from dumpcmp.archive.schema import NO_ROW
 from dumpcmp.dtypes import DTYPES
 from dumpcmp.errors import ArchiveError
 from dumpcmp.record import Kept, Key, Record, Stored
@@ -34,7 +31,6 @@ from dumpcmp.tensors import Value
 LOCK_FILE = ".compacting"
 Numbers = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
-NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +186,7 @@ def _records(facts: dict[str, Any], contents: Contents) -> Iterator[Record]:
 class _Elsewhere:
     """A part of the same step that holds what this one links to."""
 
+    number: int
     path: Path
     rows: bytes
 
@@ -198,11 +195,7 @@ class _Rewriting:
     """Writes the draft: the same calls and rows in the same order, with less behind them."""
 
     def __init__(
-        self,
-        source: _Source,
-        draft: Path,
-        chosen: set[int],
-        condensing: Condensing,
+        self, source: _Source, draft: Path, chosen: set[int], condensing: Condensing
     ) -> None:
         self.source, self.room = source, source.mapped()
         self.chosen, self.condensing = chosen, condensing
@@ -213,17 +206,16 @@ class _Rewriting:
 
     def write(self) -> None:
         """Write and seal the draft, and have its bytes on the disk."""
-        for number, call in enumerate(self.source.contents.calls()):
-            self._append(journal.CALL, text_prefix(call_fields(call)), call=number)
-            self.part.add_call(call)
+        for call in self.source.contents.calls():
+            self.part.append_call(call)
         for row in range(len(self.source.records)):
             self._put(row)
-        keep = os.dup(self.part.descriptor)  # sealing closes the part's own
+        own = os.dup(self.part.descriptor)  # sealing closes the part's
         try:
             self.part.seal()
-            os.fsync(keep)
+            os.fsync(own)
         finally:
-            os.close(keep)
+            os.close(own)
 
     def _put(self, row: int) -> None:
         record = self.source.records[row]
@@ -239,36 +231,24 @@ class _Rewriting:
 
     def _put_value(self, row: int, record: Record, content: Bytes) -> None:
         number, form = self._form(record)
-        self._records.append(record)
         call, order = self._numbers(row)
-        digest = xxh3_128_hexdigest(content.data).encode()
-        prefix = bytearray(form.prefix)
-        if form.nbytes:
-            ADDRESS.pack_into(prefix, PREFIX_HEADER + DATASET_ADDRESS, self.part.end + len(prefix))
-        prefix[form.digest_at : form.digest_at + 32] = digest
-        at = self._append(
-            journal.VALUE, prefix, content, call=call, form=number, row=row, order=order
-        )
-        self.part.add_value(call, form, number, order, at, digest)
+        self._records.append(record)
+        self.part.append_value(call, form, number, order, content.data)
 
     def _put_link(self, row: int, record: Record) -> None:
         """A link stays a link; what it leads to says how much is kept of it."""
-        number_of_part, first = (int(n) for n in self.source.contents.rows[["part", "same"]][row])
-        here = number_of_part == self.source.facts["part"]
-        other = None if here else self._other(number_of_part)
+        where, first = (int(n) for n in self.source.contents.rows[["part", "same"]][row])
+        other = None if where == self.source.facts["part"] else self._other(where)
         target = (other.records if other else self._records)[first]
         record = replace(record, kept=target.kept, stored=target.stored, problem=target.problem)
         number, form = self._form(record)
-        self._records.append(record)
         call, order = self._numbers(row)
+        self._records.append(record)
         path = "/".join((*group_path(target.key.op, target.key.call), link_name(target.key.slot)))
-        self._append(
-            journal.LINK, text_prefix([number_of_part, first]),
-            call=call, form=number, row=row, order=order,
-        )  # fmt: skip
-        rows = other.contents.rows.tobytes() if other else b""
-        holder = _Elsewhere(other.path, rows) if other else self.part
-        self.part.add_link(call, form, number, order, cast(Part, holder), first, path)
+        holder = (
+            _Elsewhere(where, other.path, other.contents.rows.tobytes()) if other else self.part
+        )
+        self.part.append_link(call, form, number, order, cast(Part, holder), first, path)
 
     def _numbers(self, row: int) -> tuple[int, int]:
         call, order = self.source.contents.rows[["call", "order"]][row]
@@ -276,45 +256,15 @@ class _Rewriting:
 
     def _other(self, number: int) -> _Source:
         if number not in self._others:
-            path = self.source.path.parent / part_name(number)
-            self._others[number] = _Source.of(path)
+            self._others[number] = _Source.of(self.source.path.parent / part_name(number))
         return self._others[number]
 
     def _form(self, record: Record) -> tuple[int, Form]:
         fields = form_key(record)
         if fields not in self._forms:
             form = Form(record)
-            self._append(journal.FORM, form.text, form=len(self._forms))
-            self._forms[fields] = len(self._forms), form
-            self.part.forms.append(form)
+            self._forms[fields] = self.part.append_form(form), form
         return self._forms[fields]
-
-    def _append(
-        self,
-        kind: int,
-        prefix: bytes | bytearray,
-        content: Bytes = NOTHING,
-        *,
-        call: int = 0,
-        form: int = 0,
-        row: int = 0,
-        order: int = 0,
-    ) -> int:
-        """Append a journal record; gives where it begins."""
-        part, at = self.part, self.part.end
-        part.sequence += 1
-        head = bytearray(prefix)
-        head[:PREFIX_HEADER] = journal.header_for(
-            kind, part.nonce, len(content), len(prefix), sequence=part.sequence,
-            call=call, form=form, row=row, order=order,
-        )  # fmt: skip
-        seal_prefix(head, at)
-        begin = at + len(head)
-        part.end = begin + padded(len(content), ALIGNMENT)
-        part.write(head, at)
-        part.write(content.data, begin)
-        part.write(bytes(part.end - begin - len(content)), begin + len(content))
-        return at
 
 
 def _value(record: Record, content: Bytes) -> Value:

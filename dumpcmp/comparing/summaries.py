@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from dumpcmp.align.places import held_indices
 from dumpcmp.align.regions import Shard
 from dumpcmp.align.unshard import Cell, Plan, plan_unshard
 from dumpcmp.archive.reader import Archive
 from dumpcmp.errors import LayoutError
 from dumpcmp.layouts import parse_layout
 from dumpcmp.measure.packing import unpack
-from dumpcmp.measure.summary import Summary, join, join_partial
+from dumpcmp.measure.sketch import Place
+from dumpcmp.measure.summary import DEFAULT, Recipe, Summary, join, join_partial, summarise
 from dumpcmp.record import Kept, Record
 
 Load = Callable[[int], Summary]  # the Summary of the shard at a position
@@ -24,16 +26,20 @@ def is_summarised(records: tuple[Record, ...]) -> bool:
     return any(record.kept is Kept.SUMMARY for record in records)
 
 
-def load_summary(archive: Archive, record: Record) -> Summary:
-    """The Summary that stands for `record`."""
-    assert record.stored is not None
+def load_summary(archive: Archive, record: Record, recipe: Recipe = DEFAULT) -> Summary:
+    """The Summary that stands for `record`; taken by `recipe` where its elements are there."""
+    if record.stored is None:
+        held = held_indices(record.layout, record.shape)
+        return summarise(archive.load(record), recipe, Place(*held) if held else None)
     numbers = archive.load(record).bits.astype(np.float64, copy=False)
     return unpack(record.stored, numbers, record.dtype, record.shape)
 
 
 def whole_summary(archive: Archive, records: tuple[Record, ...]) -> Summary:
     """The Summary of a value, whatever ranks hold shards, replicas or partial sums of it."""
-    held = [load_summary(archive, record) for record in records]
+    known = next(record for record in records if record.kept is Kept.SUMMARY)
+    recipe = load_summary(archive, known).recipe
+    held = [load_summary(archive, record, recipe) for record in records]
     if len(held) == 1 or _replicas(held):
         return held[0]
     shards = [
