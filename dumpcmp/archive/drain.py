@@ -6,13 +6,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
+from zlib import crc32
 
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import journal
+from dumpcmp.archive.encoder import UNDEFINED
 from dumpcmp.archive.form import Form
-from dumpcmp.archive.journal import seal_prefix
+from dumpcmp.archive.journal import ADDRESS, ADDRESS_AT, CRC, CRC_AT, seal_prefix
 from dumpcmp.archive.part import Part
 from dumpcmp.archive.ring import Ring
 from dumpcmp.archive.schema import MAGIC, PREFIX_HEADER
@@ -20,11 +23,52 @@ from dumpcmp.archive.schema import MAGIC, PREFIX_HEADER
 COMMIT_SECONDS = 0.05  # half of what is promised: a commit itself takes time too
 GATHER_SECONDS = 0.01
 GATHER_NBYTES = 1 << 20
-LARGEST_WRITE = 8 << 20
+LARGEST_WRITE = 1 << 20  # bytes finished at once, and still in the cache when they are written
+SMALLEST_SHARED = 1 << 17  # bytes worth another thread
+PATIENCE_SECONDS = 0.02  # a producer waits so long before the ring takes more memory
 SEAL = 0  # an entry that has no bytes in the ring: the part is finished
 
-Rest = tuple[Any, ...]  # what the kind of an entry needs beside its place
-Entry = tuple[int, Any, int, int, Rest]  # kind, part, place in the ring, bytes there
+Entry = tuple[Any, ...]  # kind, part, place in the ring, bytes there, and what the kind needs
+
+
+class Pen:
+    """A thread that does one thing at a time: it writes while the next records are finished."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._busy = False
+
+    def begin(self, job: Callable[[], None]) -> None:
+        """Start `job`; the one before must have ended."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="dumpcmp pen", daemon=True)
+            self._thread.start()
+        self._busy = True
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Wait for the job, if there is one, and raise what it raised."""
+        if self._busy:
+            self._busy = False
+            if error := self._done.get():
+                raise error
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        while job := self._jobs.get():
+            try:
+                job()
+            except BaseException as error:  # raised again by `end`, in the thread that waits
+                self._done.put(error)
+            else:
+                self._done.put(None)
 
 
 class Drain:
@@ -45,9 +89,11 @@ class Drain:
         self.open_parts: set[Part] = set()
         self._sequence = 1
         self._committed_at = 0.0
-        self._asleep = False
+        self.asleep = False
         self._stopping = False
         self._wake = threading.Event()
+        self._writing: tuple[int, int] | None = None  # bytes and records under way
+        self._pen = Pen()
         self._thread = threading.Thread(target=self._work, name="dumpcmp writer", daemon=True)
 
     def start(self) -> None:
@@ -57,7 +103,12 @@ class Drain:
     def submit(self, entry: Entry) -> None:
         """Take `entry`; the caller holds `lock` and has put the record into the ring."""
         self.pending.append(entry)
-        if (self._asleep or self.ring.used > GATHER_NBYTES) and not self._wake.is_set():
+        if self.asleep or self.ring.used > GATHER_NBYTES:
+            self.nudge()
+
+    def nudge(self) -> None:
+        """Wake the thread, if it is not awake."""
+        if not self._wake.is_set():
             self._wake.set()
 
     def wait_until(self, free: Callable[[], bool]) -> None:
@@ -65,7 +116,8 @@ class Drain:
         began = time.monotonic()
         while self.error is None and not free():
             self._wake.set()
-            self.freed.wait(1.0)
+            if not self.freed.wait(PATIENCE_SECONDS) and not free():
+                self.ring.grow()
         self.seconds_waited += time.monotonic() - began
 
     def stop(self) -> None:
@@ -87,22 +139,25 @@ class Drain:
                     self._seal(part)
         except BaseException as error:  # whatever it is, the user's program must go on
             self._fail(error)
+        finally:
+            self._pen.stop()
 
     def _rest(self) -> None:
         """Sleep until there is something to write or to commit."""
         if self.pending or self._open_and_dirty():
             self._wake.wait(GATHER_SECONDS)
         else:
-            self._asleep = True
+            self.asleep = True
             if not self.pending and not self._stopping:
                 self._wake.wait()
-            self._asleep = False
+            self.asleep = False
         self._wake.clear()
 
     def _open_and_dirty(self) -> bool:
         return any(part.dirty for part in self.open_parts)
 
     def _commit(self) -> None:
+        self._settle()
         for part in self.open_parts:
             part.commit()
         self._committed_at = time.monotonic()
@@ -114,12 +169,14 @@ class Drain:
     def _write_pending(self) -> None:
         """Write all that is pending, but leave off when a commit is due."""
         while self.pending:
-            kind, part, _, nbytes, _ = self.pending[0]
+            kind, part, _, nbytes, *_ = self.pending[0]
             if kind == SEAL:
                 self.pending.popleft()
+                self._settle()
                 self._seal(part)
             elif kind == journal.WRAP:
                 self.pending.popleft()
+                self._settle()
                 with self.lock:
                     self._sequence += bool(nbytes)
                     self.ring.unwrap(nbytes, self._sequence)
@@ -127,7 +184,8 @@ class Drain:
             else:
                 self._write_run(part)
                 if time.monotonic() - self._committed_at >= COMMIT_SECONDS:
-                    return
+                    break
+        self._settle()
 
     def _write_run(self, part: Part) -> None:
         """Finish the records of `part` that lie one after another, then write them at once."""
@@ -136,28 +194,44 @@ class Drain:
         began, count = part.end, 0
         self.open_parts.add(part)
         while pending:
-            kind, other, place, total, rest = pending[0]
-            if other is not part or place != stop or kind == SEAL:
+            entry = pending[0]
+            kind, total = entry[0], entry[3]
+            if entry[1] is not part or entry[2] != stop or kind == SEAL:
                 break
             if stop + total - start > LARGEST_WRITE and count:
                 break
             pending.popleft()
             if kind == journal.VALUE:
-                self._finish_value(part, place, total, *rest)
+                self._finish_value(*entry)
             else:
-                self._finish_text(kind, part, place, total, rest)
+                self._finish_text(*entry)
             stop += total
             count += 1
-        part.write(self.ring.room[start:stop], began)
+        self._settle()
+        self._writing = stop - start, count
+        part.sequence = self._sequence + count
+        content = self.ring.room[start:stop]
+        if stop - start >= SMALLEST_SHARED:
+            self._pen.begin(lambda: part.write(content, began))
+        else:
+            part.write(content, began)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the write that is under way, and free what it has written."""
+        if self._writing is None:
+            return
+        nbytes, count = self._writing
+        self._pen.end()
+        self._writing = None
         with self.lock:
             self._sequence += count
-            self.ring.release(stop - start, self._sequence)
+            self.ring.release(nbytes, self._sequence)
             self.freed.notify_all()
 
-    def _finish_text(self, kind: int, part: Part, place: int, total: int, rest: Rest) -> None:
+    def _finish_text(self, kind: int, part: Part, place: int, total: int, *rest: Any) -> None:
         seal_prefix(self.ring.room[place : place + total], kind, part.end)
         part.end += total
-        part.sequence += 1
         if kind == journal.CALL:
             part.add_call(*rest)
         elif kind == journal.FORM:
@@ -166,21 +240,24 @@ class Drain:
             part.add_link(*rest)
 
     def _finish_value(
-        self, part: Part, place: int, total: int, call: int, form: Form, number: int, order: int,
-        wait: Callable[[], None] | None,
+        self, _kind: int, part: Part, place: int, total: int, call: int, form: Form, number: int,
+        order: int, wait: Callable[[], None] | None,
     ) -> None:  # fmt: skip
         """Wait for the copy, digest the bytes, and fill in what depends on the place."""
-        room, address = self.ring.room, part.end
+        room, address, prefix = self.ring.room, part.end, form.prefix_nbytes
         if wait is not None:
             wait()
             room[place : place + 4] = MAGIC
-        start = place + form.prefix_nbytes
+        start = place + prefix
         digest = xxh3_128_hexdigest(room[start : start + form.nbytes]).encode()
-        form.write_header(room, place + PREFIX_HEADER, address + form.prefix_nbytes, digest)
-        seal_prefix(room[place : place + PREFIX_HEADER], journal.VALUE, address)
+        form.header.pack_into(
+            room, place + PREFIX_HEADER, form.before_address,
+            address + prefix if form.nbytes else UNDEFINED, form.before_digest, digest,
+        )  # fmt: skip
+        ADDRESS.pack_into(room, place + ADDRESS_AT, address)
+        CRC.pack_into(room, place + CRC_AT, crc32(room[place + 8 : place + PREFIX_HEADER]))
         part.add_value(call, form, number, order, address, digest)
         part.end = address + total
-        part.sequence += 1
 
     def _fail(self, error: BaseException) -> None:
         """Stop: keep what is in the parts, free the ring, and let the producer know."""

@@ -28,6 +28,7 @@ _TEXT_TYPE = Struct("<B3BI")
 _SCALAR = bytes((1, 0, 0, 0, 0, 0, 0, 0))
 _LAYOUT = Struct("<BBQQ")
 _ATTRIBUTE = Struct("<BxHHH")
+_LINK = Struct("<BBBQB")
 _MEMBER = Struct("<IB3xI4x4I")
 
 # name -> size, sign bit, exponent bit and width, mantissa width, exponent bias
@@ -60,7 +61,8 @@ def superblock(root: int, end: int) -> bytes:
 
 def message(kind: int, body: bytes) -> bytes:
     """One message of an object header, filled to a multiple of eight bytes."""
-    return _MESSAGE.pack(kind, padded(len(body)), 0) + _filled(body)
+    nbytes = len(body) + 7 & -8
+    return _MESSAGE.pack(kind, nbytes, 0) + body.ljust(nbytes, b"\0")
 
 
 def object_header(messages: bytes, count: int) -> bytes:
@@ -160,6 +162,9 @@ def attribute(name: str, value: str | int | float | Sequence[int]) -> bytes:
     return message(ATTRIBUTE, title + _filled(kind) + _filled(space) + content)
 
 
+text_attribute = lru_cache(maxsize=1024)(attribute)  # for texts that come again and again
+
+
 _FILL_VALUE = message(FILL_VALUE, bytes((2, 1, 1, 0)))  # allocated early, never filled
 
 
@@ -189,10 +194,9 @@ DATASET_ADDRESS = _OBJECT_HEADER.size + LAYOUT_ADDRESS
 def _link(name: str, order: int, kind: int, target: bytes) -> bytes:
     encoded = name.encode()
     wide = len(encoded) > 255
-    flags = 0b11100 | wide
     length = len(encoded).to_bytes(2 if wide else 1, "little")
-    charset = b"\0" if name.isascii() else b"\1"
-    body = bytes((1, flags, kind)) + _ADDRESS.pack(order) + charset + length + encoded + target
+    charset = not name.isascii()
+    body = _LINK.pack(1, 0b11100 | wide, kind, order, charset) + length + encoded + target
     return message(LINK, body)
 
 

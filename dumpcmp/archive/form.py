@@ -10,18 +10,20 @@ from dumpcmp.archive import encoder
 from dumpcmp.archive.encoder import padded
 from dumpcmp.archive.journal import json_text, text_prefix
 from dumpcmp.archive.names import link_name
-from dumpcmp.archive.schema import ALIGNMENT, MAX_RANK, PREFIX_HEADER
+from dumpcmp.archive.schema import ALIGNMENT, FORM_FIELDS, MAX_RANK, PREFIX_HEADER
 from dumpcmp.dtypes import DTYPES
 from dumpcmp.record import Kept, Record
 
 _DIGEST = "0" * 32
+_FULL = Kept.FULL
 
 # A Record's form as a dictionary's key: everything but key, order, rank and link.
 FormKey = tuple[Any, ...]
 
 
 def form_key(record: Record) -> FormKey:
-    """What decides the form of `record`, in the order of schema.FORM_FIELDS."""
+    """What decides the form of `record`. Full is True here: an enum hashes slowly."""
+    kept = record.kept
     return (
         record.key.slot,
         record.dtype,
@@ -30,7 +32,7 @@ def form_key(record: Record) -> FormKey:
         record.storage_offset,
         record.device,
         record.layout,
-        record.kept,
+        kept is _FULL or kept,
         record.problem,
         record.stored,
     )
@@ -51,7 +53,7 @@ class Form:
     """The templates for one form: the dataset's prefix and the link to it."""
 
     def __init__(self, record: Record) -> None:
-        self.fields = form_key(record)
+        self._record = record
         self.slot = link_name(record.key.slot)
         stored = record.stored
         self.dtype = stored.dtype if stored else record.dtype
@@ -95,28 +97,28 @@ class Form:
     def _make_patch(self, header: bytes) -> None:
         """Prepare to write the object header, whose address and digest differ, in one go."""
         at, end = encoder.DATASET_ADDRESS, len(header) - len(_DIGEST)
-        pattern = Struct(f"<{at}sQ{end - at - 8}s32s{len(self.prefix) - 64 - len(header)}x")
-        self._patch = pattern.pack_into
-        self._start, self._middle = header[:at], header[at + 8 : end]
+        rest = len(self.prefix) - PREFIX_HEADER - len(header)
+        self.header = Struct(f"<{at}sQ{end - at - 8}s32s{rest}x")
+        self.before_address, self.before_digest = header[:at], header[at + 8 : end]
 
     def write_header(
         self, record: memoryview | bytearray, at: int, address: int, digest: bytes
     ) -> None:
         """Write the object header for bytes at `address` of the part at `at` of `record`."""
         where = address if self.nbytes else encoder.UNDEFINED
-        self._patch(record, at, self._start, where, self._middle, digest)
+        self.header.pack_into(record, at, self.before_address, where, self.before_digest, digest)
 
     def _make_link(self) -> None:
         message = encoder.hard_link(self.slot, 0, 0)
         order_at, address_at = 11, encoder.address_in_link(self.slot)
         before, between = message[:order_at], message[order_at + 8 : address_at]
         rest = len(message) - address_at - 8
-        self._link = Struct(f"<{len(before)}sQ{len(between)}sQ{rest}x")
-        self._before, self._between = before, between
+        self.links = Struct(f"<{len(before)}sQ{len(between)}sQ{rest}x")
+        self.before_order, self.before_target = before, between
 
     def link(self, order: int, address: int) -> bytes:
         """The link to a value of this form whose object header is at `address`."""
-        return self._link.pack(self._before, order, self._between, address)
+        return self.links.pack(self.before_order, order, self.before_target, address)
 
     @cached_property
     def text(self) -> bytes:
@@ -129,5 +131,8 @@ class Form:
         return json_text(self._listed())
 
     def _listed(self) -> list[Any]:
-        *fields, stored = self.fields
-        return [*fields, stored and [stored.dtype, stored.shape, stored.attributes]]
+        told = self._record
+        stored = told.stored
+        instead = stored and [stored.dtype, stored.shape, stored.attributes]
+        fields = (getattr(told, name) for name in FORM_FIELDS[1:-1])
+        return [told.key.slot, *fields, instead]

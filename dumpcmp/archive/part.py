@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quoted
 from pathlib import Path
 from struct import Struct
@@ -32,7 +33,7 @@ JOURNAL_AT = 128  # where a part's first journal record begins, after the superb
 ROW_TYPE = np.dtype([(name, kind) for name, kind, _ in INDEX_COLUMNS])
 ROW = Struct("<" + "".join({"<u4": "I", "<u8": "Q", "S32": "32s"}[k] for _, k, _ in INDEX_COLUMNS))
 LINK_COUNT_AT = 4  # of the number of hard links, in an object header
-_TEXTS = ("target", "source", "arguments", "kernel")
+MAX_CACHED = 1000  # characters of arguments that may come again
 _NUMBER = Struct("<I")
 _ADDRESS = Struct("<Q")
 
@@ -50,13 +51,24 @@ def call_json(call: Call) -> bytes:
 
 
 def call_attributes(call: Call) -> list[tuple[str, Any]]:
-    """The attributes of a call's group; empty ones are left out."""
-    told: list[tuple[str, Any]] = [("op", call.op), ("call", call.call), ("order", call.order)]
-    told += [(name, value) for name in _TEXTS if (value := getattr(call, name))]
-    told.append(("phase", call.phase.value))
+    """The attributes of a call's group that differ from call to call, empty ones left out."""
+    told: list[tuple[str, Any]] = [("op", call.op), ("order", call.order)]
+    if len(call.arguments) > MAX_CACHED:
+        told.append(("arguments", call.arguments))
     if call.origins:
         told.append(("origins", json.dumps(call.origins)))
     return told
+
+
+@lru_cache(maxsize=4096)
+def repeated_attributes(
+    call: int, target: str, source: str, phase: str, arguments: str, kernel: str
+) -> tuple[bytes, int]:
+    """The attributes that many calls share, as messages, and how many they are."""
+    named: dict[str, str | int] = {"call": call, "phase": phase, "target": target, "source": source}
+    named |= {"arguments": arguments, "kernel": kernel}
+    told = [(name, value) for name, value in named.items() if value != ""]
+    return b"".join(encoder.attribute(name, value) for name, value in told), len(told)
 
 
 class Group:
@@ -200,19 +212,20 @@ class Part:
 
     def add_call(self, call: Call, text: bytes) -> None:
         """Take the next call: its group, with its attributes."""
-        path = group_path(call.op, call.call)
-        group = self._group(path)
+        group = self._group(group_path(call.op, call.call))
+        arguments = call.arguments if len(call.arguments) <= MAX_CACHED else ""
+        group.attributes, group.num_attributes = repeated_attributes(
+            call.call, call.target, call.source, call.phase.value, arguments, call.kernel
+        )
         group.describe(call_attributes(call))
         self.call_groups.append(group)
         self.calls.append(text)
 
     def _group(self, path: tuple[str, ...]) -> Group:
         """The group at `path`, made along with its parents where it is missing."""
-        if not path:
-            return self.root
         group = self.groups.get(path)
         if group is None:
-            parent = self._group(path[:-1])
+            parent = self._group(path[:-1]) if len(path) > 1 else self.root
             group = self.groups[path] = Group(parent)
             parent.add_group(path[-1], group)
             self._touch(group)
@@ -229,7 +242,9 @@ class Part:
         """Take a value whose prefix begins at `at` of the file."""
         group = self.call_groups[call]
         header = at + PREFIX_HEADER
-        group.links += form.link(group.num_links, header)
+        group.links += form.links.pack(
+            form.before_order, group.num_links, form.before_target, header
+        )
         group.num_links += 1
         if group not in self.dirty:
             self._touch(group)

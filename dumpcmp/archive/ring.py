@@ -11,7 +11,7 @@ SHARED_MEMORY = Path("/dev/shm")
 HEADER_NBYTES = 4096
 RING_MAGIC = b"dumpcmp ring 1\0\0"
 SMALLEST = 1 << 20
-WARM_NBYTES = 4 << 20  # pages that are used again and again are in the cache, and need no fault
+WARM_NBYTES = 8 << 20  # pages that are used again and again are in the cache, and need no fault
 
 _HEADER = Struct("<16sQQQ")  # magic, capacity, place and sequence of the oldest record
 _TAIL = Struct("<QQ")
@@ -32,8 +32,9 @@ class Ring:
     """`capacity` bytes used round and round. `path` is None where the memory is private.
 
     The records in use lie from `tail` to `head`, or, once `wrapped`, from `tail` to where a
-    wrap record stands and from the start to `head`. The first page of the memory says where the
-    oldest one is, for whoever finds the ring after its process was killed.
+    wrap record stands and from the start to `head`. Only the first `reach` bytes are in use until
+    the disk falls behind: fresh pages cost more than a short wait. The first page of the memory
+    says where the oldest record is, for whoever finds the ring after its process was killed.
     """
 
     def __init__(self, capacity: int, path: Path | None = None) -> None:
@@ -43,6 +44,7 @@ class Ring:
         self.room = memoryview(self._memory)[HEADER_NBYTES:]
         self.head = self.tail = self.used = 0
         self.wrapped = False
+        self.reach = min(WARM_NBYTES, self.capacity)
         _HEADER.pack_into(self._memory, 0, RING_MAGIC, self.capacity, 0, 1)
 
     @classmethod
@@ -69,16 +71,15 @@ class Ring:
         """Where `nbytes` can lie in one piece: `head`, or 0 for a wrap, or -1: nowhere yet."""
         if self.wrapped:
             return self.head if nbytes <= self.tail - self.head else -1
-        if self.head >= WARM_NBYTES and nbytes <= self.tail:
-            return 0
-        if nbytes <= self.capacity - self.head:
+        if nbytes <= self.reach - self.head:
             return self.head
         return 0 if nbytes <= self.tail else -1
 
-    def take(self, nbytes: int) -> None:
-        """Count `nbytes` at `head` as used."""
-        self.head += nbytes
-        self.used += nbytes
+    def grow(self, nbytes: int = 0) -> bool:
+        """Reach twice as far, or far enough for two records of `nbytes`; False: no farther."""
+        before = self.reach
+        self.reach = min(self.capacity, max(2 * self.reach, 2 * nbytes))
+        return self.reach > before
 
     def wrap(self) -> None:
         """Go on at the start; what is left at the end is not used this time."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dumpcmp.archive import journal
-from dumpcmp.archive.drain import SEAL, Drain, Rest
+from dumpcmp.archive.drain import GATHER_NBYTES, SEAL, Drain
 from dumpcmp.archive.form import Form, FormKey, form_key, trouble_with
 from dumpcmp.archive.journal import HEADER, SEQUENCE, SEQUENCE_AT, text_prefix
 from dumpcmp.archive.large import put_large
@@ -50,7 +50,9 @@ class Staging:
         step = self._step
         if step is None or step.number != key.step or step.model != key.model:
             step = self._step = steps.get(key.model, key.step)
-        plan = steps.turn(step)
+        plan = step.plan
+        if plan.full:
+            plan = steps.turn(step)
         call = step.calls.get((key.op, key.call))
         if call is None or call.plan is not plan:
             call = self._call_in(step, plan, record)
@@ -71,7 +73,7 @@ class Staging:
 
     def seal(self, part: Part) -> None:
         """Let `part` be sealed once all that was laid down for it is written."""
-        self._drain.submit((SEAL, part, 0, 0, ()))
+        self._drain.submit((SEAL, part, 0, 0))
 
     def _call_in(self, step: StepPlan, plan: PartPlan, record: Record) -> CallPlan:
         """The call of `record`, declared in the part `plan`; made up if nobody told of it."""
@@ -101,8 +103,7 @@ class Staging:
             self._copy(record, source, plan, call, form, number)
         key = record.key
         call.slots[key.slot] = (plan, plan.num_rows, key)
-        plan.num_rows += 1
-        plan.nbytes += form.total
+        plan.count(form.total)
         self.num_records += 1
         self.nbytes += nbytes
 
@@ -118,15 +119,16 @@ class Staging:
             form.blocks, call.number, number, plan.num_rows, order,
         )  # fmt: skip
         wait = None
-        if source is not None and nbytes:
+        if nbytes and source is not None:
             if nbytes % ALIGNMENT:
                 room[place + total - ALIGNMENT : place + total] = _ZEROS
             start = place + form.prefix_nbytes
             wait = source.copy_into(room[start : start + nbytes])
             if wait is not None:
                 room[place : place + 4] = WAITING
-        rest = (call.number, form, number, order, wait)
-        self._publish((journal.VALUE, plan.part, place, total, rest))
+        self._publish(
+            (journal.VALUE, plan.part, place, total, call.number, form, number, order, wait)
+        )
 
     def _take_large(
         self, record: Record, source: Source | None, plan: PartPlan, call: CallPlan, form: Form,
@@ -154,7 +156,7 @@ class Staging:
         rest = (call.number, form, number, order, holder.part, row, path)
         self._lay(journal.LINK, prefix, plan, (call.number, number, plan.num_rows, order), rest)
         call.slots[record.key.slot] = place
-        plan.num_rows += 1
+        plan.count(0)
         self.num_records += 1
 
     def _new_form(self, record: Record, fields: FormKey) -> Form:
@@ -172,8 +174,7 @@ class Staging:
 
     def _declare(self, planned: CallPlan, plan: PartPlan) -> None:
         """Give the call a number in the part, and write it down there."""
-        planned.plan, planned.number = plan, plan.num_calls
-        plan.num_calls += 1
+        planned.plan, planned.number = plan, plan.count_call()
         text = call_json(planned.call)
         if len(text) > MAX_TEXT:
             planned.call = replace(planned.call, arguments=_omitted(planned.call.arguments))
@@ -183,7 +184,7 @@ class Staging:
 
     def _lay(
         self, kind: int, prefix: bytes, plan: PartPlan, numbers: tuple[int, int, int, int],
-        rest: Rest,
+        rest: tuple[Any, ...],
     ) -> None:  # fmt: skip
         """Put a record that is all prefix into the ring."""
         total = len(prefix)
@@ -192,7 +193,7 @@ class Staging:
         HEADER.pack_into(
             self._room, place, MAGIC, 0, plan.nonce, 0, 0, 0, kind, total // ALIGNMENT, *numbers
         )
-        self._publish((kind, plan.part, place, total, rest))
+        self._publish((kind, plan.part, place, total, *rest))
         plan.nbytes += total
 
     def _reserve(self, nbytes: int) -> int:
@@ -201,20 +202,23 @@ class Staging:
         if ring.used == 0:
             ring.rewind(self._sequence)
         place = ring.place_for(nbytes)
+        if place == ring.head:
+            return place
         if place < 0:
+            if 2 * nbytes > ring.reach:
+                ring.grow(nbytes)
             self._drain.wait_until(lambda: ring.used == 0 or ring.place_for(nbytes) >= 0)
             if self._drain.error is not None:
                 raise self._drain.error
             return self._reserve(nbytes)
-        if place != ring.head:
-            self._wrap()
+        self._wrap()
         return place
 
     def _wrap(self) -> None:
         """Leave a record that says where the next one is, if there is room for it."""
         ring = self._ring
         place, nbytes = ring.head, min(PREFIX_HEADER, ring.capacity - ring.head)
-        entry = (journal.WRAP, None, place, nbytes, ())
+        entry = (journal.WRAP, None, place, nbytes)
         if nbytes:
             HEADER.pack_into(self._room, place, MAGIC, 0, 0, 0, 0, 0, journal.WRAP, *(0,) * 5)
             self._publish(entry)
@@ -222,12 +226,16 @@ class Staging:
             self._drain.submit(entry)
         ring.wrap()
 
-    def _publish(self, entry: Any) -> None:
+    def _publish(self, entry: tuple[Any, ...]) -> None:
         """Number the record, which makes it valid in the ring, and hand it to the thread."""
         SEQUENCE.pack_into(self._room, entry[2] + SEQUENCE_AT, self._sequence)
         self._sequence += 1
-        self._ring.take(entry[3])
-        self._drain.submit(entry)
+        ring, drain, nbytes = self._ring, self._drain, entry[3]
+        ring.head += nbytes
+        ring.used += nbytes
+        drain.pending.append(entry)
+        if drain.asleep or ring.used > GATHER_NBYTES:
+            drain.nudge()
 
 
 def _renamed(record: Record, call: CallPlan) -> Record:

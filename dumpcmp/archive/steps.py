@@ -22,16 +22,25 @@ class PartPlan:
 
     part: Part
     nonce: int
+    most_nbytes: int
     nbytes: int = 0
     num_rows: int = 0
     num_calls: int = 0
+    full: bool = False  # the next value belongs into a new part
     forms: dict[Form, int] = field(default_factory=dict)
 
-    def is_full(self, nbytes: int) -> bool:
-        """Whether the next value belongs into a new part."""
-        return (
-            self.nbytes >= nbytes or self.num_rows >= MAX_LINKS or self.num_calls >= MAX_LINKS // 2
-        )
+    def count(self, nbytes: int) -> None:
+        """Count one more row of `nbytes`."""
+        self.num_rows += 1
+        self.nbytes += nbytes
+        if self.nbytes >= self.most_nbytes or self.num_rows >= MAX_LINKS:
+            self.full = True
+
+    def count_call(self) -> int:
+        """Count one more call; gives its number."""
+        self.num_calls += 1
+        self.full = self.full or self.num_calls >= MAX_LINKS // 2
+        return self.num_calls - 1
 
 
 Place = tuple[PartPlan, int, Key]  # the part and row that hold a value, and its first Key
@@ -90,7 +99,7 @@ class Steps:
 
     def turn(self, step: StepPlan) -> PartPlan:
         """The part that `step` writes to now: a new one where the last is full."""
-        if step.plan.is_full(self._part_nbytes):
+        if step.plan.full:
             self._seal(step.plan.part)
             step.plan = self._new_plan(step.directory, step.model, step.number)
         return step.plan
@@ -111,4 +120,4 @@ class Steps:
             "part": number,
         }
         part = Part(directory / part_name(number), facts)
-        return PartPlan(part, part.nonce)
+        return PartPlan(part, part.nonce, self._part_nbytes)

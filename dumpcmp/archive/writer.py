@@ -69,7 +69,7 @@ class ArchiveWriter:
         self._steps = Steps(self._directory, part_nbytes, self._staging.seal)
         self._error: BaseException | None = None  # the producer's own
         self._told = False
-        self._closed = False
+        self._closed = self._stopped = False
         self._facts = self._opening_facts()
         self._directory.write_run(self._facts)
         _LIVE.add(self)
@@ -115,7 +115,7 @@ class ArchiveWriter:
     @property
     def active(self) -> bool:
         """Whether the sink still takes Records: False after `close` and after trouble."""
-        return not (self._closed or self._error or self._drain.error)
+        return not self._stopped and self._drain.error is None
 
     @property
     def progress(self) -> Progress:
@@ -141,19 +141,19 @@ class ArchiveWriter:
                 try:
                     self._staging.take_call(call, self._steps)
                 except Exception as error:
-                    self._error = error
+                    self._stop(error)
         self._tell()
 
     def put(self, record: Record, source: Source | None) -> None:
         """Receive a value; `source` is None for a link (`same_as`) or a `problem`."""
         with self._lock:
-            if self.active:
+            if not self._stopped and self._drain.error is None:
                 try:
                     self._staging.take(record, source, self._steps)
+                    return
                 except Exception as error:
-                    self._error = error
-        if self._error or self._drain.error:
-            self._tell()
+                    self._stop(error)
+        self._tell()
 
     def text(self, model: str, name: str, text: str) -> None:
         """Receive a readable companion of the run, such as a graph as code."""
@@ -162,7 +162,7 @@ class ArchiveWriter:
                 try:
                     self._directory.write_text(model, name, text)
                 except Exception as error:
-                    self._error = error
+                    self._stop(error)
         self._tell()
 
     def finish_step(self, model: str, step: int) -> None:
@@ -176,7 +176,7 @@ class ArchiveWriter:
         with self._lock:
             if self._closed:
                 return
-            self._closed = True
+            self._closed = self._stopped = True
         atexit.unregister(self.close)
         _LIVE.discard(self)
         self._drain.stop()
@@ -199,6 +199,10 @@ class ArchiveWriter:
         except OSError as error:
             self._error = self._error or error
 
+    def _stop(self, error: Exception) -> None:
+        """Take nothing more: something went wrong where the program is, not in the thread."""
+        self._error, self._stopped = error, True
+
     def _trouble(self) -> str:
         error = self._drain.error or self._error
         return f"{type(error).__name__}: {error}" if error else ""
@@ -217,7 +221,7 @@ class ArchiveWriter:
 
     def _abandon(self) -> None:
         """Become inert: a forked child has neither the thread nor the right to the ring."""
-        self._closed = True
+        self._closed = self._stopped = True
         atexit.unregister(self.close)
 
 
