@@ -41,11 +41,11 @@ def _in_backward(function: Function) -> Function:
     return Function(_BACKWARD + function.name, target=function.target, random=function.random)
 
 
-class AtenMode(TorchDispatchMode):
+class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records each op of the dispatcher in the step, or the backward pass, that it belongs to."""
 
     def __init__(self, capture: AtenCapture) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.capture = capture
 
     @classmethod
@@ -105,7 +105,7 @@ class AtenCapture(ModuleCapture):
     def claim(self, step: Step) -> None:
         """Remember in which scope the autograd node that was made last was made."""
         if self.recorder.tap.backward and torch.is_grad_enabled():
-            self._claims.setdefault(torch.autograd._get_sequence_nr() - 1, (step, step.scope))
+            self._claims.setdefault(torch._C._autograd._get_sequence_nr() - 1, (step, step.scope))
 
     def backward_op(
         self, function: Function, func: Callable[..., Any], args: Any, kwargs: Any

@@ -33,7 +33,7 @@ class Watches:
         for name, parameter in root.named_parameters():
             if parameter.requires_grad and id(parameter) not in self._parameters:
                 hook = partial(self._parameter_fired, step.model, name.replace("_orig_mod.", ""))
-                handle = parameter.register_post_accumulate_grad_hook(hook)
+                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self._parameters[id(parameter)] = handle
 
     def remove(self) -> None:
@@ -45,7 +45,8 @@ class Watches:
 
     def add(self, tensor: Tensor, gradients: Gradients, places: list[tuple[Call, str]]) -> None:
         """Hook `tensor`, whose gradient is recorded at all of `places`."""
-        handle = tensor.register_hook(partial(self._fired, gradients, places))
+        fired = partial(self._fired, gradients, places)
+        handle = tensor.register_hook(fired)  # type: ignore[no-untyped-call]
         self._tensors[id(places)] = handle
         if len(self._tensors) % 4096 == 0:
             self._forget_freed()

@@ -31,9 +31,15 @@ UNTRACED: tuple[Any, ...] = (
 )
 
 
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` without dynamo looking at what it does."""
+    hidden: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return hidden
+
+
 def _untraced_mode(step: Step) -> FunctionMode:
     mode = FunctionMode(step)
-    mode.run = torch.compiler.disable(mode.recorded)
+    mode.run = untraced(mode.recorded)
     return mode
 
 
@@ -46,8 +52,8 @@ class GraphCapture(ModuleCapture):
 
     def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
         super().__init__(recorder, roots, mode=_untraced_mode)
-        self.enter = torch.compiler.disable(self.enter)
-        self.exit = torch.compiler.disable(self.exit)
+        self.enter = untraced(self.enter)
+        self.exit = untraced(self.exit)
         self._compiled: dict[int, Callable[..., Any]] = {}
         self._numbers: dict[str, itertools.count[int]] = {}
 
@@ -64,7 +70,12 @@ class GraphCapture(ModuleCapture):
             yield
 
     def run_root(
-        self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+        self,
+        step: Step,
+        module: nn.Module,
+        run: Callable[..., Any],  # noqa: ARG002
+        args: Any,
+        kwargs: Any,
     ) -> Any:
         """Run `module` under dynamo, whatever it was compiled with before."""
         compiled = self._compiled.get(id(module))

@@ -123,7 +123,15 @@ class ModuleCapture:
         with module_calls(self._intercept), ExitStack() as self._ends:
             self._ends.callback(self.watches.remove)
             self._ends.enter_context(partitioned(lambda: self._here.latest))
+            if self.precision is not None:
+                self._ends.callback(self.precision.restore)
             yield
+
+    def save(self, name: str, tensor: torch.Tensor) -> None:
+        """Record a value that the program names itself."""
+        if not self._here.muted:
+            with DisableTorchFunction(), _DisableTorchDispatch():
+                (self.step or self.recorder.outside()).save(name, tensor)
 
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
         here = self._here

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # Spellings of Python's operators -> the torch function that they run.
 _OPERATORS = {
@@ -21,28 +22,57 @@ _OPERATORS = {
     "_get_data_attr": "data",
 }
 
-_INPLACE_OPERATORS = frozenset(
-    ["iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor", "ilshift", "irshift"]
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_INPLACE_OPERATORS = _words(
+    "iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift"
 )
 
-_COMMUTATIVE = frozenset(["add", "mul", "and", "or", "xor", "eq", "ne", "maximum", "minimum"])
+_COMMUTATIVE = _words("add mul and or xor eq ne maximum minimum")
 
 # Reflected operators -> the operator; 1 - x reaches torch as Tensor.__rsub__(x, 1).
 _REFLECTED = {
     f"__r{name}__": name
-    for name in ["add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"]
+    for name in _words("add sub mul div truediv floordiv mod pow matmul and or xor lshift rshift")
 }
 
 # Functions whose result holds no tensor, or only bookkeeping: they are no ops.
-_NO_OPS = frozenset(
-    ["size", "stride", "dim", "ndimension", "numel", "nelement", "storage_offset", "element_size", "is_contiguous", "data_ptr", "item", "tolist", "numpy", "__len__", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__repr__", "__str__", "__format__", "__hash__", "__array__", "__dlpack__", "__dlpack_device__", "__deepcopy__", "__reduce_ex__", "__reduce__", "__setstate__", "__dir__", "__iter__", "__nonzero__", "__long__", "__delete__", "__set__", "requires_grad_", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "get_device", "has_names", "untyped_storage", "storage", "storage_type", "_typed_storage", "result_type", "equal", "allclose", "is_same_size", "is_tensor", "is_storage", "is_floating_point", "is_complex", "is_conj", "is_neg", "is_nonzero", "is_signed", "is_inference", "is_distributed", "is_shared", "is_pinned", "is_coalesced", "is_set_to", "is_same_size", "is_autocast_enabled", "is_grad_enabled", "is_inference_mode_enabled", "get_autocast_dtype", "broadcast_shapes", "promote_types", "can_cast", "get_default_dtype", "set_grad_enabled", "_set_grad_enabled", "_enter_autocast", "_exit_autocast", "inference_mode", "manual_seed", "seed", "get_rng_state", "set_rng_state", "initial_seed", "_is_view", "_nested_tensor_size", "unsafe_get_raw_grad", "grad", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "sym_int", "sym_float", "sym_max", "sym_min", "sym_not", "sym_sum", "is_signed", "_dynamo_disable", "has_torch_function", "share_memory_", "_make_subclass", "as_subclass", "rename_", "typename", "compiled_with_cxx11_abi", "get_num_threads", "use_deterministic_algorithms", "_enter_inference_mode", "_exit_inference_mode", "_saved_tensors_hooks_disable", "_saved_tensors_hooks_enable", "_check", "_check_is_size", "ndim", "is_sparse", "device", "finfo", "iinfo", "Size"]
+_NO_OPS = _words(
+    """
+    size stride dim ndimension numel nelement storage_offset element_size is_contiguous data_ptr
+    item tolist numpy __len__ __bool__ __int__ __float__ __complex__ __index__ __contains__
+    __repr__ __str__ __format__ __hash__ __array__ __dlpack__ __dlpack_device__ __deepcopy__
+    __reduce_ex__ __reduce__ __setstate__ __dir__ __iter__ __nonzero__ __long__ __delete__ __set__
+    requires_grad_ register_hook register_post_accumulate_grad_hook retain_grad backward
+    get_device has_names untyped_storage storage storage_type _typed_storage result_type equal
+    allclose is_same_size is_tensor is_storage is_floating_point is_complex is_conj is_neg
+    is_nonzero is_signed is_inference is_distributed is_shared is_pinned is_coalesced is_set_to
+    is_autocast_enabled is_grad_enabled is_inference_mode_enabled get_autocast_dtype
+    broadcast_shapes promote_types can_cast get_default_dtype set_grad_enabled _set_grad_enabled
+    _enter_autocast _exit_autocast inference_mode manual_seed seed get_rng_state set_rng_state
+    initial_seed _is_view _nested_tensor_size unsafe_get_raw_grad grad sym_size sym_stride
+    sym_numel sym_storage_offset sym_int sym_float sym_max sym_min sym_not sym_sum
+    has_torch_function share_memory_ _make_subclass as_subclass rename_
+    typename compiled_with_cxx11_abi get_num_threads use_deterministic_algorithms
+    _enter_inference_mode _exit_inference_mode _saved_tensors_hooks_disable
+    _saved_tensors_hooks_enable _check _check_is_size ndim is_sparse device finfo iinfo Size
+    """
 )
 
 # Attributes of a tensor that are tensors computed from it.
-_COMPUTED_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
+_COMPUTED_ATTRIBUTES = _words("T mT H mH real imag data")
 
-_RANDOM = frozenset(
-    ["alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli", "multinomial", "poisson", "binomial", "uniform", "exponential", "cauchy", "log_normal", "geometric", "random", "rrelu", "gumbel_softmax", "scaled_dot_product_attention", "multi_head_attention_forward", "fractional_max_pool2d", "fractional_max_pool3d", "lstm", "gru", "rnn_tanh", "rnn_relu", "native_dropout"]
+_RANDOM = _words(
+    """
+    alpha_dropout feature_dropout feature_alpha_dropout dropout dropout1d dropout2d dropout3d
+    rand rand_like randn randn_like randint randint_like randperm normal bernoulli multinomial
+    poisson binomial uniform exponential cauchy log_normal geometric random rrelu gumbel_softmax
+    scaled_dot_product_attention multi_head_attention_forward fractional_max_pool2d
+    fractional_max_pool3d lstm gru rnn_tanh rnn_relu native_dropout
+    """
 )
 
 
@@ -52,7 +82,7 @@ class Function:
 
     name: str  # "linear"; one name for torch.add, Tensor.add_, + and +=
     target: str = ""  # "torch.nn.functional.linear": what a replay calls
-    positions: dict[str, int] = field(default_factory=dict)  # parameters by name, where known
+    positions: dict[str, int] = field(default_factory=dict, compare=False)  # parameters by name
     reflected: bool = False  # the arguments arrive in the wrong order: __rsub__
     commutative: bool = False
     random: bool = False
@@ -123,3 +153,14 @@ def _positions(func: Callable[..., Any]) -> dict[str, int]:
         return {}
     parameters = inspect.signature(func).parameters.values()
     return {p.name: i for i, p in enumerate(parameters) if p.kind is p.POSITIONAL_OR_KEYWORD}
+
+
+def in_order(function: Function, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments in the order of the plain operator: ``1 - x`` and ``1 + x`` read alike."""
+    if len(args) != 2:
+        return args
+    if function.commutative:
+        wrong = not isinstance(args[0], Tensor) and isinstance(args[1], Tensor)
+    else:
+        wrong = function.reflected
+    return (args[1], args[0]) if wrong else args

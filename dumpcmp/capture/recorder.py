@@ -1,4 +1,4 @@
-"""Names and numbers what a capture sees, finds repeated values, and hands all to the Sink."""
+"""Names and numbers what a capture sees: models, steps, calls, and the slots of their values."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from dumpcmp.capture import slots
 from dumpcmp.capture.lines import current_line
-from dumpcmp.capture.names import Function
-from dumpcmp.capture.plain import Plain, plain_of
+from dumpcmp.capture.names import Function, in_order
 from dumpcmp.capture.precision import Precision
-from dumpcmp.capture.sources import DeviceSource, HostSource, Stagings, digest_of
+from dumpcmp.capture.sources import Stagings
 from dumpcmp.capture.tap import Tap
-from dumpcmp.record import ROOT, Call, Kept, Key, Phase, Record, Sink
+from dumpcmp.capture.values import Values
+from dumpcmp.record import ROOT, Call, Key, Phase, Sink
 
 
 @dataclass(slots=True)
@@ -151,13 +150,6 @@ class _Counter:
         self.selected = selected
 
 
-@dataclass(slots=True)
-class _Seen:
-    key: Key
-    version: int | None  # None: an inference tensor, which has none
-    digest: str  # empty: on a GPU, where reading the bytes back would stop the program
-
-
 class Step:
     """One call of a root module: numbers its calls and remembers the values it has stored."""
 
@@ -179,10 +171,7 @@ class Step:
         self._scopes: list[Scope] = []
         self._module_calls: dict[str, int] = {}
         self._module_first: dict[str, Call] = {}
-        self._seen: dict[tuple[Any, ...], _Seen] = {}
-        self._storages: dict[int, StorageWeakRef] = {}
-
-    # Calls
+        self._values = Values(recorder)
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
         """Open the scope of a call of `module`; its Call, with its inputs, where it is selected."""
@@ -245,6 +234,12 @@ class Step:
         number = counter.next
         counter.next = number + 1
         return counter.op, number
+
+    def save(self, name: str, tensor: Tensor) -> None:
+        """Record a value that the program names itself, as an op of the present scope."""
+        call = self.function(Function(name, target="dumpcmp.save"), (), {})
+        if call is not None:
+            self._record(call, [("output.0", tensor)])
 
     def call(
         self,
@@ -309,19 +304,17 @@ class Step:
             self._module_first[op] = self.call(op, 0, "", "", "")
         return self._module_first[op]
 
-    # Values
-
     def inputs(self, call: Call, found: slots.Slots) -> None:
         """Record the inputs of `call`, and watch for their gradients."""
         if self.tap.inputs:
-            self._values(call, found)
+            self._record(call, found)
 
     def outputs(self, call: Call, result: object) -> None:
         """Record the outputs of `call`, and watch for their gradients."""
         if self.tap.outputs:
-            self._values(call, slots.slots_of("output", result))
+            self._record(call, slots.slots_of("output", result))
 
-    def _values(self, call: Call, found: slots.Slots) -> None:
+    def _record(self, call: Call, found: slots.Slots) -> None:
         if self._forward is None:
             for slot, tensor in found:
                 self.put(call, slot, tensor)
@@ -338,65 +331,9 @@ class Step:
         same_as: Key | None = None,
         fresh: bool = False,
     ) -> Key:
-        """Record one value: its bytes, or a link to where this step stored the very same.
-
-        Generated code reuses memory without a word to torch: its values are `fresh`, never
-        taken for one that lay there before. Returns the Key that the bytes are stored under.
-        """
+        """Record one value of `call`; see `Values.put`."""
         key = Key(self.model.name, self.number, call.op, call.call, slot)
-        plain = plain_of(tensor)
-        recorder = self.recorder
-        with recorder.lock:
-            recorder.counts.values += 1
-            if plain.problem:
-                recorder.sink.put(self._record(key, call, plain, kept=Kept.NOTHING), None)
-            elif same_as is not None:
-                recorder.counts.links += 1
-                recorder.sink.put(self._record(key, call, plain, same_as), None)
-            else:
-                return self._store(key, call, plain, fresh)
-        return same_as or key
-
-    def _store(self, key: Key, call: Call, plain: Plain, fresh: bool) -> Key:
-        tensor, recorder = plain.tensor, self.recorder
-        storage = tensor.untyped_storage()
-        place = (storage._cdata, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        version = _version(tensor)
-        seen = self._seen.get(place)
-        if seen is not None and not fresh and _is_still(seen, tensor, version):
-            recorder.counts.links += 1
-            recorder.sink.put(self._record(key, call, plain, seen.key), None)
-            return seen.key
-        if storage._cdata not in self._storages:  # holding it keeps its address from being reused
-            self._storages[storage._cdata] = StorageWeakRef(storage)
-        source: HostSource | DeviceSource
-        if tensor.device.type == "cpu":
-            source = HostSource(tensor)
-        else:
-            source = DeviceSource(tensor, recorder.stagings)
-        recorder.counts.nbytes += source.nbytes
-        recorder.sink.put(self._record(key, call, plain), source)
-        self._seen[place] = _Seen(key, version, source.digest)
-        return key
-
-    def _record(
-        self, key: Key, call: Call, plain: Plain, same_as: Key | None = None, kept: Kept = Kept.FULL
-    ) -> Record:
-        tensor = plain.tensor
-        return Record(
-            key,
-            call.order,
-            _DTYPES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."),
-            tuple(tensor.shape),
-            () if plain.problem else tensor.stride(),
-            0 if plain.problem else tensor.storage_offset(),
-            str(tensor.device),
-            self.recorder.rank,
-            plain.layout,
-            same_as,
-            kept,
-            plain.problem,
-        )
+        return self._values.put(key, call.order, tensor, same_as, fresh)
 
     def _put_weights(self, call: Call, module: nn.Module) -> None:
         for name, parameter in module._parameters.items():
@@ -422,41 +359,6 @@ _RECOMPUTE = "@recompute"
 
 def _unmarked(call: Call) -> tuple[str, int]:
     return call.op.replace(_RECOMPUTE, ""), call.call
-
-
-_DTYPES = {
-    getattr(torch, name): name
-    for name in ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128"]
-}
-
-
-def in_order(function: Function, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments in the order of the plain operator: ``1 - x`` and ``1 + x`` read alike."""
-    if len(args) != 2:
-        return args
-    wrong = function.reflected or (
-        function.commutative and not isinstance(args[0], Tensor) and isinstance(args[1], Tensor)
-    )
-    if wrong and not (function.reflected and function.commutative):
-        return (args[1], args[0])
-    return args
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
-
-
-def _is_still(seen: _Seen, tensor: Tensor, version: int | None) -> bool:
-    """Whether `tensor` holds what it held when it was seen.
-
-    The version counter misses writes through ``.data`` or a numpy alias, so the bytes decide
-    wherever they can be read without stopping the program.
-    """
-    if seen.version != version:
-        return False
-    if seen.digest:
-        return digest_of(tensor) == seen.digest
-    return version is not None
 
 
 def _autocast() -> str:

@@ -56,7 +56,7 @@ class Stagings:
         """The stream on which values leave `device`."""
         with self._lock:
             if device not in self._streams:
-                self._streams[device] = torch.cuda.Stream(device)
+                self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             return self._streams[device]
 
     def take(self, nbytes: int) -> Tensor:
@@ -75,9 +75,10 @@ class Stagings:
 
 
 class DeviceSource:
-    """A CUDA tensor: cloned on its own stream, which orders it before any later write, and
+    """A CUDA tensor, brought to pinned memory on a side stream.
 
-    brought to pinned memory on a side stream. Nothing waits until the archive needs the bytes.
+    It is cloned first, on the stream that made it, which orders the clone before any later
+    write to the tensor. Nothing waits until the archive needs the bytes.
     """
 
     __slots__ = ("_clone", "_stagings", "digest", "nbytes")
@@ -99,7 +100,7 @@ class DeviceSource:
         with torch.cuda.stream(side):
             flat = self._clone.view(-1).view(torch.uint8)
             buffer[: self.nbytes].copy_(flat, non_blocking=True)
-            arrived = torch.cuda.Event()
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(side)
         self._clone.record_stream(side)
         return lambda: self._settle(room, buffer, arrived)

@@ -1,0 +1,109 @@
+"""Hands the values of a step to the Sink: each one's bytes once, a link where they repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dumpcmp.capture.plain import Plain, plain_of
+from dumpcmp.capture.sources import DeviceSource, HostSource, digest_of
+from dumpcmp.dtypes import DTYPES
+from dumpcmp.record import Kept, Key, Record
+
+if TYPE_CHECKING:
+    from dumpcmp.capture.recorder import Recorder
+
+_DTYPES = {getattr(torch, name): name for name in DTYPES}
+
+
+@dataclass(slots=True)
+class _Seen:
+    key: Key
+    version: int | None  # None: an inference tensor, which has none
+    digest: str  # empty: on a GPU, where reading the bytes back would stop the program
+
+
+class Values:
+    """The values of one step, known by storage, place in it, geometry and version."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._seen: dict[tuple[Any, ...], _Seen] = {}
+        self._storages: dict[int, StorageWeakRef] = {}
+
+    def put(
+        self, key: Key, order: int, tensor: Tensor, same_as: Key | None = None, fresh: bool = False
+    ) -> Key:
+        """Record one value: its bytes, or a link to where this step stored the very same.
+
+        Generated code reuses memory without a word to torch: its values are `fresh`, never
+        taken for one that lay there before. Returns the Key that the bytes are stored under.
+        """
+        plain = plain_of(tensor)
+        recorder = self._recorder
+        with recorder.lock:
+            recorder.counts.values += 1
+            if plain.problem:
+                recorder.sink.put(self._record(key, order, plain), None)
+            elif same_as is not None:
+                recorder.counts.links += 1
+                recorder.sink.put(self._record(key, order, plain, same_as), None)
+            else:
+                return self._store(key, order, plain, fresh)
+        return same_as or key
+
+    def _store(self, key: Key, order: int, plain: Plain, fresh: bool) -> Key:
+        tensor, recorder = plain.tensor, self._recorder
+        storage = tensor.untyped_storage()
+        place = (storage._cdata, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        version = None if tensor.is_inference() else tensor._version
+        seen = self._seen.get(place)
+        if seen is not None and not fresh and _is_still(seen, tensor, version):
+            recorder.counts.links += 1
+            recorder.sink.put(self._record(key, order, plain, seen.key), None)
+            return seen.key
+        if storage._cdata not in self._storages:  # holding it keeps its address from being reused
+            self._storages[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        source: HostSource | DeviceSource
+        if tensor.device.type == "cpu":
+            source = HostSource(tensor)
+        else:
+            source = DeviceSource(tensor, recorder.stagings)
+        recorder.counts.nbytes += source.nbytes
+        recorder.sink.put(self._record(key, order, plain), source)
+        self._seen[place] = _Seen(key, version, source.digest)
+        return key
+
+    def _record(self, key: Key, order: int, plain: Plain, same_as: Key | None = None) -> Record:
+        tensor, problem = plain.tensor, plain.problem
+        return Record(
+            key,
+            order,
+            _DTYPES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            () if problem else tensor.stride(),
+            0 if problem else int(tensor.storage_offset()),
+            str(tensor.device),
+            self._recorder.rank,
+            plain.layout,
+            same_as,
+            Kept.NOTHING if problem else Kept.FULL,
+            problem,
+        )
+
+
+def _is_still(seen: _Seen, tensor: Tensor, version: int | None) -> bool:
+    """Whether `tensor` holds what it held when it was seen.
+
+    The version counter misses writes through ``.data`` or a numpy alias, so the bytes decide
+    wherever they can be read without stopping the program.
+    """
+    if seen.version != version:
+        return False
+    if seen.digest:
+        return digest_of(tensor) == seen.digest
+    return version is not None
