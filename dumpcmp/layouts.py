@@ -18,6 +18,7 @@ class Mode(StrEnum):
     SHARD = "shard"  # the default: consecutive shards in the order of the axis
     REPLICATED = "replicated"
     PARTIAL = "partial"  # every rank holds a term; reducing the terms gives the value
+    RUNNING = "running"  # sums so far, as microbatches give them; the last is the value
     INTERLEAVED = "interleaved"  # a shard of each part of a merged dim: (q k v)
     ZIGZAG = "zigzag"  # 2n slices; rank i holds slices i and 2n - 1 - i
     CYCLIC = "cyclic"  # index j lies on rank j mod n
@@ -25,7 +26,7 @@ class Mode(StrEnum):
 
 
 REDUCTIONS = ("sum", "avg", "max", "min", "product")
-_WHOLE = (Mode.PARTIAL, Mode.REPLICATED)  # of the value; the others belong to one dim
+_WHOLE = (Mode.PARTIAL, Mode.RUNNING, Mode.REPLICATED)  # of the value; the others belong to one dim
 AS_GOLDEN = 0  # a dim's size written as "?": cut the padding to golden's size
 ELLIPSIS = "..."
 
@@ -181,6 +182,7 @@ _DIM = re.compile(
     r"\s*(?:\((?P<merged>[\w=\s]+)\)|(?P<name>\.\.\.|\w+(?:=(?:\d+|\?))?))?"
     r"(?:\[(?P<placements>[^\[\]]*)\])?(?=\s|$)"
 )
+MICROBATCH = "mb"  # the axis that a pipeline's microbatches are on
 _PLACEMENT = re.compile(r"(?P<axis>\w+)(?::(?P<mode>[a-z]+)(?:\.(?P<argument>\w+))?)?")
 _COORDINATE = re.compile(r"(\w+):(\d+)/(\d+)(\??)")
 _HINT = "write dims like 's', 'h[tp]', 's[cp:zigzag]', '(q k v)[tp:interleaved]', 'h[tp:partial]'"

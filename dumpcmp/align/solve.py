@@ -15,7 +15,17 @@ from dumpcmp.align.reduce import Distance, distance
 from dumpcmp.align.regions import Shape, Shard
 from dumpcmp.align.unshard import Load, Plan, Whole, plan_unshard, slices, unshard
 from dumpcmp.errors import LayoutError
-from dumpcmp.layouts import Dim, Layout, Mesh, Mode, Name, Placement, merge_sizes, placed
+from dumpcmp.layouts import (
+    MICROBATCH,
+    Dim,
+    Layout,
+    Mesh,
+    Mode,
+    Name,
+    Placement,
+    merge_sizes,
+    placed,
+)
 from dumpcmp.tensors import Value
 
 _MERGED = ("a", "b", "c", "d", "e", "f", "g", "h")  # names for parts that nobody named
@@ -80,6 +90,11 @@ def solve(question: Question, load: Load, first: Layout | None = None) -> Solved
         if error < nearest:
             closest, nearest = layout, error
     return Unsolved(tuple(tried), closest, nearest)
+
+
+def hypotheses(question: Question, load: Load) -> Iterator[Plan]:
+    """Every layout that gives golden's shape, likeliest first, each once."""
+    yield from dict(_plans(question, load, None)).values()
 
 
 def _plans(question: Question, load: Load, first: Layout | None) -> Iterator[tuple[str, Plan]]:
@@ -177,8 +192,8 @@ def _assignments(
         for option in chosen:
             layout = option.applied(layout)
         yield [_with(shard, layout) for shard in shards]
-        if question.may_be_scaled and (split := [o.placement.axis for o in chosen if o.dim == 0]):
-            yield [_with(shard, replace(layout, divided_by=tuple(split))) for shard in shards]
+        if fewer := tuple(o.placement.axis for o in chosen if o.sees_fewer(question)):
+            yield [_with(shard, replace(layout, divided_by=fewer)) for shard in shards]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +204,11 @@ class _Option:
     surprise: int
     dim: int | None = None
     names: tuple[Name, ...] = ()
+
+    def sees_fewer(self, question: Question) -> bool:
+        """Whether a mean over this axis's samples may have made the values too large."""
+        running = self.placement.mode is Mode.RUNNING
+        return running or (question.may_be_scaled and self.dim == 0)
 
     def applied(self, layout: Layout) -> Layout:
         if self.dim is None:
@@ -209,6 +229,8 @@ def _options(
     for n in range(len(whole)):
         if local[n] < whole[n]:
             yield from splits(question, shards, axis, size, n)
+    if axis == MICROBATCH:
+        yield _Option(Placement(axis, Mode.RUNNING), 3)
     if question.may_be_partial:
         yield _Option(Placement(axis, Mode.PARTIAL), 6)
         yield _Option(Placement(axis, Mode.PARTIAL, "avg"), 7)

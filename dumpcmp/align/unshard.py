@@ -81,7 +81,7 @@ def plan_unshard(shards: Sequence[Shard], golden_shape: Shape | None = None) -> 
     split = [p.axis for dim in layout.dims for p in dim.placements]
     summed = [p.axis for p in layout.over if p.mode is Mode.PARTIAL]
     reduction, divisor = _reduction(layout, axes)
-    held = _held(shards, split, summed)
+    held = _held(shards, split, summed, _running(layout))
     dims = [
         regions(n, dim, shards, axes, golden_shape[n] if golden_shape else None)
         for n, dim in enumerate(layout.dims)
@@ -221,11 +221,17 @@ def _reduction(layout: Layout, axes: Mapping[str, int]) -> tuple[str, int]:
     return min(kinds - {"avg"}, default="sum"), divisor
 
 
+def _running(layout: Layout) -> list[str]:
+    return [p.axis for p in layout.over if p.mode is Mode.RUNNING]
+
+
 def _held(
-    shards: Sequence[Shard], split: list[str], summed: list[str]
+    shards: Sequence[Shard], split: list[str], summed: list[str], running: list[str]
 ) -> dict[tuple[Corner, Corner], tuple[int, ...]]:
     held: dict[tuple[Corner, Corner], tuple[int, ...]] = {}
     for position, one in enumerate(shards):
+        if any(c.axis in running and c.index + 1 < c.size for c in one.layout.place):
+            continue  # a sum so far, which the last one includes
         at = {c.axis: c.index for c in one.layout.place}
         corner = tuple(at[axis] for axis in split), tuple(at[axis] for axis in summed)
         held[corner] = (*held.get(corner, ()), position)

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from dumpcmp.capture.dtensor import layout_of_spec, masked
 from dumpcmp.errors import CaptureError
-from dumpcmp.layouts import Coordinate, Layout, Place, parse_layout, parse_place
+from dumpcmp.layouts import MICROBATCH, Coordinate, Layout, Place, parse_layout, parse_place
 
 _MACHINERY = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")  # of torch.ops
 _BETWEEN = (
@@ -29,7 +29,6 @@ _BETWEEN = (
     "torch.utils.",
     "torch.autograd.",
 )
-MICROBATCH = "mb"  # the axis that a pipeline's microbatches are on
 
 
 @dataclass(frozen=True, slots=True)

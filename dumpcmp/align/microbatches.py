@@ -1,0 +1,48 @@
+"""Lays the microbatches of a pipeline beside one another, as if they were ranks on an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dumpcmp.align.match import Listing, Place
+from dumpcmp.layouts import MICROBATCH, parse_layout
+from dumpcmp.record import Call, Key, Record
+
+
+def merged(listing: Listing) -> Listing:
+    """`listing` with the steps that are microbatches of one step merged into that step.
+
+    Records keep their own keys; their layouts say which microbatch they are.
+    """
+    steps = _steps(listing.values)
+    if not steps:
+        return listing
+    values: dict[Key, tuple[Record, ...]] = {}
+    for key, records in listing.values.items():
+        step = steps.get((key.model, key.step), key.step)
+        whole = Key(key.model, step, key.op, key.call, key.slot)
+        values[whole] = (*values.get(whole, ()), *records)
+    calls: dict[Place, Call] = {}
+    for place, call in listing.calls.items():
+        step = steps.get((place.model, place.step), place.step)
+        calls.setdefault(place._replace(step=step), call)
+    return Listing(values, calls)
+
+
+def _steps(values: Mapping[Key, tuple[Record, ...]]) -> dict[tuple[str, int], int]:
+    """The step that each step with a microbatch is a part of: a new one begins at number 0."""
+    numbers: dict[tuple[str, int], int] = {}
+    for key, records in values.items():
+        if (key.model, key.step) not in numbers and (number := _number(records[0])) is not None:
+            numbers[key.model, key.step] = number
+    steps: dict[tuple[str, int], int] = {}
+    begun: dict[str, int] = {}
+    for (model, step), number in sorted(numbers.items()):
+        begun[model] = begun.get(model, 0 if number else -1) + (number == 0)
+        steps[model, step] = begun[model]
+    return steps
+
+
+def _number(record: Record) -> int | None:
+    place = parse_layout(record.layout).place if record.layout else ()
+    return next((c.index for c in place if c.axis == MICROBATCH), None)
