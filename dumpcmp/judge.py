@@ -39,13 +39,18 @@ class Conditions:
     depth: int = 0  # residual blocks, or reductions, that lie before the op
     inputs_equal: bool = False  # all inputs of the op were compared and are the same to the bit
     arithmetic: Arithmetic = Arithmetic.COMPOSITE
+    noise: float = 0.0  # rounding of the coarsest dtype on the way to this value
     shape: tuple[int, ...] = ()
     reference: ReferenceErrors | None = None  # where there was a run in higher precision
+    on_the_way: Dtype | None = None  # the coarsest dtype that the value was computed from, if known
 
     @property
     def coarser(self) -> Dtype:
-        """The dtype that rounds more."""
-        return max(self.golden, self.target, key=lambda dtype: dtype.eps)
+        """The dtype that rounds more: of the sides, or of what they were computed from."""
+        dtypes = [self.golden, self.target]
+        if self.on_the_way is not None and self.kinds & INEXACT:
+            dtypes.append(self.on_the_way)
+        return max(dtypes, key=lambda dtype: dtype.eps)
 
     @property
     def eps(self) -> float:
@@ -181,10 +186,17 @@ class AutomaticValueChecker:
         if not conditions.kinds & INEXACT:
             return _exact(metrics)
         if metrics.count == 1 or math.isnan(metrics.pcc):
-            return AllCloseValueChecker(self.rtol, self.atol)._close(metrics)
+            return self._close(metrics, conditions)
         if metrics.pcc >= self.pcc:
             return Judgement(Verdict.PASS, _unseen_by_pcc(metrics, conditions))
         return Judgement(Verdict.FAIL, f"PCC {metrics.pcc:.6f} is below {self.pcc:g}")
+
+    def _close(self, metrics: Metrics, conditions: Conditions) -> Judgement:
+        """Closeness, which cannot be asked for below one rounding of the coarser dtype."""
+        judgement = AllCloseValueChecker(self.rtol, self.atol)._close(metrics)
+        if judgement.verdict is Verdict.FAIL and metrics.rel_l2 <= conditions.eps:
+            return Judgement(Verdict.PASS, f"within one rounding of {conditions.coarser}")
+        return judgement
 
     def _alike(self, metrics: Metrics) -> Judgement:
         """Rogers and Tanimoto's dissimilarity: twice the mismatches over all and them."""
@@ -314,8 +326,11 @@ class Fp64Checker:
         return max(allowed) * errors.golden + floor * errors.rms
 
 
-# Multiple of eps by the coarser dtype's bytes: wide dtypes add rounding of long sums to their own.
-_MULTIPLES = {1: 4.0, 2: 4.0, 4: 16.0, 8: 16.0, 16: 16.0}
+_SHORT = 2.0**-20  # eps above it: a dtype of 16 bits or fewer, whose sums are wider than itself
+_MULTIPLES = {
+    True: 4.0,
+    False: 16.0,
+}  # of eps, for short dtypes and for those that sum in their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,8 +347,8 @@ class RoundingChecker:
 
     def limit(self, conditions: Conditions) -> float:
         """The largest rel_l2 that rounding explains."""
-        multiple = _MULTIPLES[conditions.coarser.nbytes]
-        return multiple * conditions.eps * math.sqrt(conditions.depth + 1)
+        eps = max(conditions.eps, conditions.noise)
+        return _MULTIPLES[eps > _SHORT] * eps * math.sqrt(conditions.depth + 1)
 
     def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
         """PASS within the limit; integers, booleans and moved values must be equal."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dumpcmp.dtypes import Kind, dtype_named
+from dumpcmp.dtypes import Dtype, Kind, dtype_named
 from dumpcmp.judge import INEXACT, Checker, Conditions, Fp64Checker, ReferenceErrors, judge
 from dumpcmp.measure.metrics import measure
 from dumpcmp.outcome import Judgement, Metrics, Row, Verdict
@@ -88,7 +88,27 @@ def _union(
         yield Pair(path, *sides)
 
 
-def row_of(pair: Pair, model: str, order: int, config: VerifyConfig, depth: int) -> Row:
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What lies between the inputs and a value: how many ops, and the coarsest dtype of golden's.
+
+    A loss in float32 over bfloat16 logits carries the rounding of bfloat16.
+    """
+
+    depth: int
+    coarsest: Dtype | None
+
+    @classmethod
+    def of(cls, golden: Observation, depth: int) -> Way:
+        """The way through a model of `depth` ops, from the values that were seen of it."""
+        seen = (golden.outputs, golden.inputs, golden.state)
+        tensors = (leaf for side in seen for leaf in side.values())
+        dtypes = {leaf.dtype for leaf in tensors if isinstance(leaf, torch.Tensor)}
+        known = [dtype_named(str(dtype)) for dtype in dtypes if dtype.is_floating_point]
+        return cls(depth, max(known, key=lambda dtype: dtype.eps, default=None))
+
+
+def row_of(pair: Pair, model: str, order: int, config: VerifyConfig, way: Way) -> Row:
     """The outcome for one pair: attributes first, then elements."""
     golden, target = _as_tensor(pair.golden), _as_tensor(pair.target)
     blank = Row(Key(model, 0, ROOT, 0, pair.path), order, Judgement(Verdict.PASS), paired_by="path")
@@ -105,8 +125,8 @@ def row_of(pair: Pair, model: str, order: int, config: VerifyConfig, depth: int)
         return replace(row, judgement=_shapes(golden, target))
     if config.verify_stride and pair.path.startswith("output") and _lie_apart(golden, target):
         return replace(row, judgement=_strides(golden, target))
-    depth = 2 * depth if pair.path.startswith("grad") else depth
-    values = _Values.of(golden, target, _as_tensor(pair.reference), depth)
+    way = Way(2 * way.depth, way.coarsest) if pair.path.startswith("grad") else way
+    values = _Values.of(golden, target, _as_tensor(pair.reference), way)
     return _valued(row, values, config)
 
 
@@ -208,12 +228,12 @@ class _Values:
     golden: Value
     target: Value
     errors: ReferenceErrors | None
-    depth: int
+    way: Way
 
     @classmethod
-    def of(cls, golden: torch.Tensor, target: torch.Tensor, reference: Any, depth: int) -> _Values:
+    def of(cls, golden: torch.Tensor, target: torch.Tensor, reference: Any, way: Way) -> _Values:
         ours, theirs = value_of(golden), value_of(target.reshape(golden.shape))
-        return cls(ours, theirs, _errors(ours, theirs, reference), depth)
+        return cls(ours, theirs, _errors(ours, theirs, reference), way)
 
     def judged(self, config: VerifyConfig) -> tuple[Metrics, Judgement]:
         """The Metrics, and the judgement of the first checker that does not pass."""
@@ -228,9 +248,10 @@ class _Values:
         conditions = Conditions(
             self.golden.dtype,
             self.target.dtype,
-            self.depth,
+            self.way.depth,
             shape=self.golden.shape,
             reference=self.errors,
+            on_the_way=self.way.coarsest,
         )
         if config.reference and metrics.mismatched and conditions.kinds & INEXACT:
             if self.errors is None:

@@ -23,7 +23,7 @@ from dumpcmp.verifying.isolate import (
     randomness,
 )
 from dumpcmp.verifying.observe import Observation, as_inputs, observe
-from dumpcmp.verifying.pairs import Before, paired, row_of, without_noise
+from dumpcmp.verifying.pairs import Before, Way, paired, row_of, without_noise
 from dumpcmp.verifying.report import Report
 
 
@@ -109,8 +109,9 @@ def hold(
             return Report(*names, (raised,), config.failing, tuple(runs.remarks), cause=error)
         again()
         truth = runs.in_float64(golden, ours) if config.wants_reference else None
+    way = Way.of(ours, depth)
     rows = tuple(
-        row_of(pair, names[0], order, config, depth)
+        row_of(pair, names[0], order, config, way)
         for order, pair in enumerate(paired(ours, theirs, truth, before))
     )
     if config.forgives_noise:

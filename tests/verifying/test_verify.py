@@ -172,6 +172,23 @@ def test_each_flag_checks_what_it_says(case: str) -> None:
     assert verdicts(golden, target, config) == said
 
 
+LOSS = torch.tensor(4.8436)
+
+
+@pytest.mark.parametrize("checker", [AutomaticValueChecker(), RoundingChecker()])
+def test_a_value_may_differ_by_what_it_was_computed_from(checker: Any) -> None:
+    """A loss in float32 over bfloat16 logits may differ by their rounding; an index may not."""
+    config = VerifyConfig(value_checker=checker)
+    logits = X.bfloat16()
+    verify([X], giving((logits, LOSS)), giving((logits, LOSS * 1.0001)), config)
+    for wrong in (logits, LOSS * 1.5), (logits.double(), LOSS * 1.0001):
+        with pytest.raises(VerificationError):
+            verify([X], giving((wrong[0], LOSS)), giving(wrong), config)
+    index = torch.arange(10000)
+    with pytest.raises(VerificationError, match=r"output\.1: FAIL"):
+        verify([X], giving((logits, index)), giving((logits, index + (index == 9999))), config)
+
+
 def test_the_defaults_are_those_that_users_know() -> None:
     config = VerifyConfig()
     assert (config.enabled, config.verify_size, config.verify_dtype, config.verify_shape) == (
