@@ -60,7 +60,7 @@ class Wish:
 
     def condense(self, record: Record, value: Value) -> tuple[Stored, Floats]:
         """What stands for the elements of `record`."""
-        summary = summarise(value, self.recipe, place_of(record))
+        summary = summarise(value, self.recipe, place_of(record), record.digest)
         if self.reduction is not None:
             summary = reduced(summary, value, self.reduction)
         return pack(summary)

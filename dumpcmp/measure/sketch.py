@@ -113,6 +113,7 @@ class Hash:
     words: Words  # T of the specification: 512 sign words
     bases: Indices  # R: where each run of a block begins in the buckets
     signs: Floats
+    short_signs: NDArray[np.float32]
 
     def turns(self, blocks: Indices) -> tuple[Indices, ...]:
         """Rotation, offset of the sign words, and common sign of each of `blocks`."""
@@ -120,10 +121,6 @@ class Hash:
         rotation, offset = z & np.uint64(255), (z >> np.uint64(8)) & np.uint64(255)
         common = 1 - 2 * (z >> np.uint64(63)).astype(np.int64)
         return rotation.astype(np.int64), offset.astype(np.int64), common
-
-    def buckets(self, size: int) -> Indices:
-        """The bucket of each place of a block that is turned by its rotation."""
-        return ((np.arange(RUN) + self.bases[:, None]) & (size - 1)).reshape(-1)
 
 
 @cache
@@ -135,7 +132,7 @@ def hash_of(seed: int) -> Hash:
     )
     bits = (words[:, None] >> np.arange(RUN, dtype=np.uint64)) & np.uint64(1)
     signs = 1.0 - 2.0 * bits.reshape(-1).astype(np.float64)
-    return Hash(_key(_BLOCKS, seed), words, bases, signs)
+    return Hash(_key(_BLOCKS, seed), words, bases, signs, signs.astype(np.float32))
 
 
 def cells(indices: Indices, size: int, seed: int = 0) -> tuple[Indices, Indices]:
@@ -146,6 +143,12 @@ def cells(indices: Indices, size: int, seed: int = 0) -> tuple[Indices, Indices]
     bit = (table.words[run + offset] >> lane.astype(np.uint64)) & np.uint64(1)
     bucket = (lane + table.bases[(run + rotation) & 255]) & (size - 1)
     return bucket, common * (1 - 2 * bit.astype(np.int64))
+
+
+@lru_cache(64)
+def buckets_of(seed: int, size: int) -> Indices:
+    """The bucket of each place of a block that is turned by its rotation."""
+    return ((np.arange(RUN) + hash_of(seed).bases[:, None]) & (size - 1)).reshape(-1)
 
 
 @lru_cache(4096)
@@ -174,33 +177,40 @@ class Accumulator:
         # A block turned by its rotation ends within twice its length; the halves are added last.
         self._wide = np.zeros((num_hashes, 2 * BLOCK))
         self._signed = np.empty(BLOCK)
+        self._short = np.empty(BLOCK, np.float32)
 
-    def add(self, numbers: Floats, start: int) -> None:
+    def add(self, numbers: Reals, start: int) -> None:
         """Add finite `numbers` that lie one after another in the whole, from flat index `start`."""
+        short = numbers.dtype == np.float32  # signs are then changed in float32, which is exact
         for offset, length in pieces(start, numbers.size):
             block, within = divmod(start + offset, BLOCK)
-            signed, piece = self._signed[:length], numbers[offset : offset + length]
+            signed = (self._short if short else self._signed)[:length]
+            piece = numbers[offset : offset + length]
             for row, table in enumerate(self._hashes):
                 rotation, first, common = turn(self.seed + row, block)
-                at = RUN * first + within
-                np.multiply(piece, table.signs[at : at + length], out=signed)
+                signs = (table.short_signs if short else table.signs)[RUN * first + within :]
+                np.multiply(piece, signs[:length], out=signed)
                 room = self._wide[row, RUN * rotation + within :][:length]
                 (np.add if common > 0 else np.subtract)(room, signed, out=room)
 
-    def scatter(self, numbers: Floats, indices: Indices) -> None:
+    def scatter(self, numbers: Reals, indices: Indices) -> None:
         """Add finite `numbers` that lie anywhere, at these flat indices of the whole."""
         lane, run = indices & 63, (indices >> 6) & 255
         for row, table in enumerate(self._hashes):
             rotation, offset, common = table.turns(indices >> 14)
             signs = table.signs[RUN * (run + offset) + lane] * common
             place = RUN * ((run + rotation) & 255) + lane
-            self._wide[row, :BLOCK] += np.bincount(place, signs * numbers, minlength=BLOCK)
+            self._wide[row, :BLOCK] += np.bincount(
+                place, signs * numbers.astype(np.float64), minlength=BLOCK
+            )
 
     def sketch(self) -> Sketch:
         """The Sketch of all that was added."""
         rows = [
-            np.bincount(table.buckets(self.size), wide[:BLOCK] + wide[BLOCK:], self.size)
-            for table, wide in zip(self._hashes, self._wide, strict=True)
+            np.bincount(
+                buckets_of(self.seed + row, self.size), wide[:BLOCK] + wide[BLOCK:], self.size
+            )
+            for row, wide in enumerate(self._wide)
         ]
         return Sketch(np.stack(rows), self.seed)
 

@@ -21,14 +21,13 @@ from dumpcmp.measure.sketch import (
     Reals,
     Sketch,
     runs,
-    whole_place,
 )
 from dumpcmp.tensors import Value
 
 RAW_LIMIT = 512  # a tensor of so few elements is smaller than its sketch, and is kept whole
 SEGMENT_SIZE = 64  # buckets of one segment's sketch
 
-LONGEST = 1 << 15  # elements that are worked on together: a few such arrays fit in the cache
+LONGEST = 1 << 17  # elements that are worked on together
 
 Reduction = Callable[[NDArray[np.generic]], object]
 
@@ -116,17 +115,17 @@ class _Totals:
     def add(self, numbers: Reals, start: int | Indices, sink: Accumulator | None) -> None:
         """Count and sum `numbers`, and sketch them where they lie in the whole."""
         low, high = float(np.minimum.reduce(numbers)), float(np.maximum.reduce(numbers))
-        self.num_zero += int(np.count_nonzero(numbers == 0))
+        if not (low > 0 or high < 0):
+            self.num_zero += int(np.count_nonzero(np.equal(numbers, 0)))
         if not (math.isfinite(low) and math.isfinite(high)):
             numbers, low, high = self._finite(numbers)
         self.min, self.max = min(self.min, low), max(self.max, high)
         wide = self._room[: numbers.size]
         np.copyto(wide, numbers)
         self.sum += float(np.add.reduce(wide))
-        with np.errstate(over="ignore"):
-            self.sum_squares += float(np.dot(wide, wide))
+        self.sum_squares += float(np.dot(wide, wide))
         if sink is not None:
-            sink.add(wide, start) if isinstance(start, int) else sink.scatter(wide, start)
+            sink.add(numbers, start) if isinstance(start, int) else sink.scatter(numbers, start)
 
     def _finite(self, numbers: Reals) -> tuple[Reals, float, float]:
         """Count what is not finite; the numbers with 0 in its place, and their extremes."""
@@ -151,13 +150,15 @@ def summarise(
     `digest` spares the pass that takes it, where it is known.
     """
     flat, dtype = _flat(value)
-    place = _real_place(place or whole_place(value.shape), value.dtype)
-    if place.shape != value.shape + place.shape[len(value.shape) :]:
+    if place is not None and place.shape != value.shape:
         raise CheckError(f"a shard of shape {value.shape} does not fill a place of {place.shape}")
-    totals, cuts = _Totals(), borders(place.whole, recipe.segments)
+    pair = (2,) if value.dtype.kind is Kind.COMPLEX else ()
+    whole = (place.whole if place else value.shape) + pair
+    totals, cuts = _Totals(), borders(whole, recipe.segments)
     sinks = [_accumulator(recipe) for _ in cuts[1:]]
-    for which, start, numbers in _walk(flat, dtype, place, cuts):
-        totals.add(numbers, start, sinks[which])
+    with np.errstate(over="ignore"):  # of squares beyond float64, whose norm is then infinite
+        for which, start, numbers in _walk(flat, dtype, _runs(place, flat.size, pair), cuts):
+            totals.add(numbers, start, sinks[which])
     parts = tuple(sink.sketch() for sink in sinks if sink is not None)
     return Summary(
         dtype=value.dtype.name,
@@ -174,7 +175,7 @@ def summarise(
         digest=digest_of(value) if digest is None else digest,
         sketch=_sum(parts),
         segments=tuple(p.folded(SEGMENT_SIZE) for p in parts) if recipe.segments else (),
-        whole=place.whole,
+        whole=whole,
     )
 
 
@@ -207,10 +208,13 @@ def _flat(value: Value) -> tuple[NDArray[np.generic], Dtype]:
     return flat.view(real), dtype_named(real)
 
 
-def _real_place(place: Place, dtype: Dtype) -> Place:
-    if dtype.kind is not Kind.COMPLEX:
-        return place
-    return Place((*place.whole, 2), (*place.dims, np.arange(2)))
+def _runs(place: Place | None, count: int, pair: tuple[int, ...]) -> tuple[Indices, Indices]:
+    """Where runs of elements begin in the whole, and their lengths; one run without a `place`."""
+    if place is None:
+        return np.zeros(1, np.int64), np.array([count])
+    if pair:  # real and imaginary parts are the last dim of the real view
+        place = Place((*place.whole, *pair), (*place.dims, np.arange(*pair)))
+    return runs(place)
 
 
 def borders(whole: tuple[int, ...], segments: int) -> list[int]:
@@ -223,10 +227,10 @@ def borders(whole: tuple[int, ...], segments: int) -> list[int]:
 
 
 def _walk(
-    flat: NDArray[np.generic], dtype: Dtype, place: Place, borders: list[int]
+    flat: NDArray[np.generic], dtype: Dtype, held: tuple[Indices, Indices], borders: list[int]
 ) -> Iterator[tuple[int, int | Indices, Reals]]:
     """Numbers by piece: the segment, where they lie in the whole (start or indices), themselves."""
-    starts, lengths = runs(place)
+    starts, lengths = held
     if flat.size and float(lengths.mean()) < SHORT and starts.size > 1:
         yield from _walk_scattered(flat, dtype, starts, lengths, borders)
         return
@@ -260,9 +264,8 @@ def _walk_scattered(
 
 def _numbers(bits: NDArray[np.generic], dtype: Dtype) -> Reals:
     numbers = widen(bits, dtype)
-    return numbers.astype(
-        np.float32 if dtype.kind is Kind.FLOAT and dtype.nbytes < 8 else np.float64, copy=False
-    )
+    short = dtype.kind is Kind.FLOAT and dtype.nbytes < 8
+    return numbers.astype(np.float32 if short else np.float64, copy=False)
 
 
 def _sum(parts: Sequence[Sketch]) -> Sketch | None:
