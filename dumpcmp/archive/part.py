@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quoted
 from pathlib import Path
@@ -119,13 +120,36 @@ class Group:
         return encoder.group_header(links, num_links, self.attributes, self.num_attributes)
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Another part of the step, as far as a link to one of its rows needs it."""
+
+    number: int
+    path: Path
+    rows: bytes | bytearray
+
+
 class Part:
     """An HDF5 file that is only appended to, and whose superblock is replaced at each commit."""
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._set_out(path, facts, secrets.randbits(64), os.open(path, flags, 0o644))
+        self.append(journal.PART, journal.text_prefix(journal.json_text(facts)))
+        self.commit()
+
+    @classmethod
+    def resume(cls, path: Path, facts: dict[str, Any], nonce: int) -> Part:
+        """A part that exists already, as if nothing were known of what it holds."""
+        part = cls.__new__(cls)
+        part._set_out(path, facts, nonce, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return part
+
+    def _set_out(self, path: Path, facts: dict[str, Any], nonce: int, descriptor: int) -> None:
         self.path = path
         self.number: int = facts["part"]
-        self.nonce = secrets.randbits(64)
+        self.nonce = nonce
+        self.descriptor = descriptor
         self.sequence = 0
         self.end = JOURNAL_AT
         self.root = Group(None, list(facts.items()))
@@ -137,9 +161,6 @@ class Part:
         self.num_links_to: dict[int, int] = {}  # row -> hard links beyond the first
         self.dirty: set[Group] = {self.root}
         self.sealed = False
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self.append(journal.PART, journal.text_prefix(journal.json_text(facts)))
-        self.commit()
 
     def write(self, content: bytes | bytearray | memoryview, address: int) -> None:
         """Write all of `content` at `address`."""
@@ -202,7 +223,14 @@ class Part:
         self.add_value(call, form, number, order, at, digest)
 
     def append_link(
-        self, call: int, form: Form, number: int, order: int, holder: Part, row: int, path: str
+        self,
+        call: int,
+        form: Form,
+        number: int,
+        order: int,
+        holder: Part | Elsewhere,
+        row: int,
+        path: str,
     ) -> None:
         """Append a link to row `row` of `holder`, which has it at `path`, as the next row."""
         own = len(self.rows) // ROW.size
@@ -255,7 +283,14 @@ class Part:
         )
 
     def add_link(
-        self, call: int, form: Form, number: int, order: int, holder: Part, row: int, path: str
+        self,
+        call: int,
+        form: Form,
+        number: int,
+        order: int,
+        holder: Part | Elsewhere,
+        row: int,
+        path: str,
     ) -> None:
         """Take a value that row `row` of `holder`, this part or an earlier one, has at `path`."""
         _, _, _, part, same, header, offset, nbytes, digest = ROW.unpack_from(
@@ -270,6 +305,10 @@ class Part:
             group.add(encoder.external_link(form.slot, group.num_links, holder.path.name, path))
         self._touch(group)
         self.rows += ROW.pack(call, number, order, part, first, header, offset, nbytes, digest)
+
+    def add_lost(self) -> None:
+        """Leave a row for a value that was lost, so that the others keep their numbers."""
+        self.rows += ROW.pack(NO_ROW, 0, 0, self.number, NO_ROW, 0, 0, 0, b"")
 
     def commit(self) -> None:
         """Make everything added so far visible to any HDF5 reader."""
