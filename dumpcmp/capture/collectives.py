@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dumpcmp.capture.distributed import patched, remembering, world
 from dumpcmp.capture.names import Function
-from dumpcmp.capture.recorder import Step
+from dumpcmp.capture.recorder import Scope, Step
 from dumpcmp.record import Call, Phase
 
 _WRAPPERS = ("DTensor", "AsyncCollectiveTensor")
@@ -89,6 +90,8 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._step_here = step_here
         self._reduction = "sum"  # of the collective that is being called
         self.waiting = _Waiting()
+        self._scopes: weakref.WeakKeyDictionary[Step, dict[str, Scope]]
+        self._scopes = weakref.WeakKeyDictionary()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -178,13 +181,22 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             op = bound["reduce_op"]
             words["op"] = op if isinstance(op, str) else self._reduction
         words["group"] = _ranks(bound)
-        before = step.phase
-        if torch._C._current_graph_task_id() != -1:
-            step.phase = Phase.BACKWARD
-        try:
+        with self._placed(step):
             return step.function(function, tuple(given), words)
-        finally:
-            step.phase = before
+
+    @contextmanager
+    def _placed(self, step: Step) -> Iterator[None]:
+        """The scope for a collective: its module's, or its own after the model's forward pass."""
+        backward = torch._C._current_graph_task_id() != -1
+        if step.is_open:
+            yield
+            return
+        scopes = self._scopes.setdefault(step, {})
+        mark = "@backward" if backward else "@after"
+        with step.backward_in(scopes.setdefault(mark, Scope("", 0, mark))):
+            if not backward:
+                step.phase = Phase.FORWARD
+            yield
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from types import FrameType
@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dumpcmp.capture.dtensor import layout_of_spec, masked
 from dumpcmp.errors import CaptureError
 from dumpcmp.layouts import MICROBATCH, Coordinate, Layout, Place, parse_layout, parse_place
+from dumpcmp.record import ROOT
 
 _MACHINERY = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")  # of torch.ops
 _BETWEEN = (
@@ -28,6 +29,7 @@ _BETWEEN = (
     "torch._utils",
     "torch.utils.",
     "torch.autograd.",
+    "torch.nn.parameter",
 )
 
 
@@ -44,12 +46,14 @@ class _State(threading.local):
     """What this thread is in the middle of."""
 
     microbatch: Coordinate | None = None
+    stage: Any = None  # of a pipeline, the one that is running
     inferring: bool = False  # a pipeline is trying its stages out: the values are arbitrary
 
 
 _state = _State()
 _stated: list[World] = []  # at most one: what set_rank was last told
 _layouts: Any = WeakIdKeyDictionary()  # Layouts of plain tensors, by the tensor's identity
+_origins: Any = WeakIdKeyDictionary()  # DTensors -> the plain tensors that they were made from
 
 
 def set_rank(rank: int, world_size: int, mesh: str = "") -> None:
@@ -162,6 +166,24 @@ def is_inferring() -> bool:
     return _state.inferring
 
 
+def of_model(op: str, found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Of the values of `op` those that the whole model has too.
+
+    What a pipeline stage takes from the one before it, or gives to the next, is no input or
+    output of the model: the modules inside the stage and the sends and receives have it.
+    """
+    if op != ROOT or _state.stage is None:
+        return found
+    kept = {"input": _state.stage.is_first, "output": _state.stage.is_last}
+    return [(slot, tensor) for slot, tensor in found if kept.get(slot.partition(".")[0], True)]
+
+
+def origin_of(tensor: Tensor) -> Tensor:
+    """The plain tensor that a DTensor was made from, whose gradient is that of all its uses."""
+    origin: Tensor = _origins.get(tensor, tensor) if _origins else tensor
+    return origin
+
+
 def after_backward(put: Callable[[], None]) -> None:
     """Run `put` when the backward pass, with its reductions of gradients, has ended.
 
@@ -194,15 +216,17 @@ _Patch = tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]
 
 @contextmanager
 def patched(*patches: _Patch) -> Iterator[None]:
-    """Wrap attributes while the block runs, and put the old ones back in reverse order."""
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-    for owner, name, wrap in patches:
-        setattr(owner, name, wraps(getattr(owner, name))(wrap(getattr(owner, name))))
-    try:
+    """Wrap methods of classes while the block runs, and put the old ones back."""
+    with ExitStack() as undo:
+        for owner, name, wrap in patches:
+            own = vars(owner).get(name)
+            call = getattr(owner, name)
+            wrapped = wraps(call)(wrap(call))
+            setattr(
+                owner, name, staticmethod(wrapped) if isinstance(own, staticmethod) else wrapped
+            )
+            undo.callback(*((setattr, owner, name, own) if own else (delattr, owner, name)))
         yield
-    finally:
-        for owner, name, old in reversed(before):
-            setattr(owner, name, old)
 
 
 def _dtensor_patches() -> list[_Patch]:
@@ -210,15 +234,28 @@ def _dtensor_patches() -> list[_Patch]:
         return []
     from torch.distributed.tensor import DTensor
 
-    def remembered(to_local: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def call(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-            local = to_local(self, *args, **kwargs)
-            _layouts[local] = layout_of_spec(self._spec)
-            return local
+    return [
+        (DTensor, "to_local", _remembering_layout),
+        (DTensor, "from_local", _remembering_origin),
+    ]
 
-        return call
 
-    return [(DTensor, "to_local", remembered)]
+def _remembering_layout(to_local: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        local = to_local(self, *args, **kwargs)
+        _layouts[local] = layout_of_spec(self._spec)
+        return local
+
+    return call
+
+
+def _remembering_origin(from_local: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(local: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        made = from_local(local, *args, **kwargs)
+        _origins[made] = local
+        return made
+
+    return call
 
 
 def _pipeline_patches() -> list[_Patch]:
@@ -239,12 +276,13 @@ def _numbered(run: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a stage's work on one microbatch, so that its values say which one it is."""
 
     def call(self: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
-        before = _state.microbatch
+        before = _state.microbatch, _state.stage
         _state.microbatch = Coordinate(MICROBATCH, chunk, self.chunks, known=False)
+        _state.stage = self
         try:
             return run(self, chunk, *args, **kwargs)
         finally:
-            _state.microbatch = before
+            _state.microbatch, _state.stage = before
 
     return call
 

@@ -110,22 +110,26 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         torch.manual_seed(0)
-        kind = {"fused": fused, "dropout": dropout, "experts": experts}
-        blocks = {str(n): Block(**kind) for n in range(LAYERS)}
-        embed, norm, head = (
-            nn.Embedding(VOCAB, WIDTH),
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, VOCAB, bias=False),
+        whole = nn.ModuleDict(
+            {
+                "embed": nn.Embedding(VOCAB, WIDTH),
+                "position": nn.Embedding(LENGTH, WIDTH),
+                "norm": nn.LayerNorm(WIDTH),
+                "head": nn.Linear(WIDTH, VOCAB, bias=False),
+                **{
+                    str(n): Block(fused=fused, dropout=dropout, experts=experts)
+                    for n in range(LAYERS)
+                },
+            }
         )
-        position = nn.Embedding(LENGTH, WIDTH)
-        self.embed = embed if first else None
-        self.position = position if first else None
-        self.layers = nn.ModuleDict({str(n): blocks[str(n)] for n in layers})
-        self.norm = norm if last else None
-        self.head = head if last else None
-        for parameter in self.parameters():
+        for parameter in whole.parameters():
             if parameter.ndim == 1:
                 nn.init.normal_(parameter, mean=0.5, std=0.3)  # biases and scales that matter
+        self.embed = whole["embed"] if first else None
+        self.position = whole["position"] if first else None
+        self.layers = nn.ModuleDict({str(n): whole[str(n)] for n in layers})
+        self.norm = whole["norm"] if last else None
+        self.head = whole["head"] if last else None
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         if self.embed is not None and self.position is not None:

@@ -28,7 +28,6 @@ Capture = Callable[[], AbstractContextManager[Any]]
 def golden(capture: Capture, batch: int = BATCH, **kind: Any) -> None:
     """The whole model on one rank."""
     model = Decoder(**kind)
-    torch.manual_seed(0)
     _train(capture, model, *samples(batch))
 
 
@@ -106,6 +105,7 @@ def pipeline(capture: Capture) -> None:
     schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=loss_of)
     ids, labels = samples()
     with capture():
+        torch.manual_seed(0)
         if rank == 0:
             schedule.step(ids)
         else:
@@ -118,8 +118,7 @@ def megatron(
     """Tensor parallelism by hand, with merged projections."""
     model = parallelise(Decoder(fused=True, dropout=dropout), fault, annotate=annotate)
     seed = dist.get_rank() if fault == "different dropout seeds" else 0
-    torch.manual_seed(seed)
-    _train(capture, model, *samples())
+    _train(capture, model, *samples(), seed=seed)
 
 
 def sequence(capture: Capture, fault: str = "") -> None:
@@ -184,7 +183,13 @@ def _my_samples() -> tuple[Tensor, ...]:
 
 
 def _train(
-    capture: Capture, model: nn.Module, ids: Tensor, labels: Tensor, **inputs: Tensor
+    capture: Capture,
+    model: nn.Module,
+    ids: Tensor,
+    labels: Tensor,
+    seed: int = 0,
+    **inputs: Tensor,
 ) -> None:
     with capture():
+        torch.manual_seed(seed)
         loss_of(model(ids, **inputs), labels).backward()
