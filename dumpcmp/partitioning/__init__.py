@@ -2,6 +2,7 @@
 
 from dumpcmp.partitioning.config import IRObject, PartitionError, TensorInfo, VerifyConfig
 from dumpcmp.partitioning.findings import Finding, Findings
+from dumpcmp.partitioning.graph import verify_graph
 from dumpcmp.partitioning.ops import check_partition_options, verify_partition_options
 from dumpcmp.partitioning.rules.ruling import Adjusted, Domain, Kind
 from dumpcmp.partitioning.table import register_annotation
@@ -18,5 +19,6 @@ __all__ = [
     "VerifyConfig",
     "check_partition_options",
     "register_annotation",
+    "verify_graph",
     "verify_partition_options",
 ]

@@ -43,6 +43,7 @@ def batchnorm2d(
     training: bool = True,
     track_running_stats: bool = True,
     eps: float = 1e-5,
+    process_group: Any = None,  # noqa: ARG001
 ) -> Tensor:
     """``torch.nn.BatchNorm2d`` as a function; the statistics are updated in place."""
     mean, var = _tracked(running_mean, running_var, training, track_running_stats)
@@ -61,6 +62,7 @@ def batchnorm2d_synchronised(
     training: bool = True,
     track_running_stats: bool = True,
     eps: float = 1e-5,
+    process_group: Any = None,  # noqa: ARG001
 ) -> Exchange:
     """`batchnorm2d` with the mean and variance of all parts together."""
     mean, var = _tracked(running_mean, running_var, training, track_running_stats)
@@ -133,13 +135,18 @@ def instancenorm2d(
     bias: Tensor | None = None,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
-    training: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    training: bool = True,
+    track_running_stats: bool = False,
+    num_features: int = 0,  # noqa: ARG001
+    affine: bool = False,  # noqa: ARG001
 ) -> Tensor:
     """``torch.nn.InstanceNorm2d`` as a function; the statistics are updated in place."""
-    own = training or running_mean is None
-    return F.instance_norm(input, running_mean, running_var, weight, bias, own, momentum, eps)
+    own = training or not track_running_stats
+    images = input if input.dim() == 4 else input.unsqueeze(0)
+    out = F.instance_norm(images, running_mean, running_var, weight, bias, own, momentum, eps)
+    return out.reshape(input.shape)
 
 
 def instancenorm2d_synchronised(
@@ -148,14 +155,14 @@ def instancenorm2d_synchronised(
     bias: Tensor | None = None,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
-    training: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    **_flags: Any,
 ) -> Exchange:
     """`instancenorm2d` whose running statistics are those of all parts together."""
     return (
         yield from instance_norm_synchronised(
-            input, running_mean, running_var, weight, bias, training, momentum, eps
+            input, running_mean, running_var, weight, bias, True, momentum, eps
         )
     )
 

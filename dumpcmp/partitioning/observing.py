@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from dumpcmp.errors import DumpcmpError
 from dumpcmp.partitioning.call import OpCall, Path, leaves, replaced
 from dumpcmp.partitioning.config import PartitionError, TensorInfo
 from dumpcmp.partitioning.inputs import cotangent, make_inputs
@@ -59,9 +60,19 @@ def inputs_of(task: Task) -> list[Tensor | None]:
     return [None if tensor is None else tensor.to(task.device) for tensor in made]
 
 
-def observe(task: Task, inputs: Inputs | None = None) -> Observation:
-    """Run all parts of `task` here, and join what they give."""
-    given = inputs_of(task) if inputs is None else inputs
+def observe(task: Task, inputs: Inputs) -> Observation:
+    """Run all parts of `task` here, on slices of `inputs`, and join what they give."""
+    try:
+        return _observe(task, inputs)
+    except DumpcmpError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        what = f"{type(error).__name__}: {lines[0]}"
+        raise PartFailedError(f"joining the parts or their backward raises {what}") from error
+
+
+def _observe(task: Task, given: Inputs) -> Observation:
     sources = [_source(tensor, i in task.wanted, task.double) for i, tensor in enumerate(given)]
     locals_ = [_local(sources, task.plan, part) for part in range(task.plan.num)]
     with seeded(task.seed + task.noise):
@@ -160,17 +171,18 @@ def _run_all(task: Task, locals_: Sequence[Inputs]) -> list[Any]:
         try:
             results.append(started(task, mine, part))
         except Exception as error:
-            raise PartFailedError(part, task.plan.num, error) from error
+            raise _failed(part, task.plan.num, error) from error
     return _together(results) if task.plan.synchronised else results
 
 
 class PartFailedError(PartitionError):
     """The op raised an error on a part."""
 
-    def __init__(self, part: int, num: int, error: Exception) -> None:
-        where = f"part {part} of {num}" if num > 1 else "the op itself"
-        said = str(error).strip().split("\n")[0]
-        super().__init__(f"{where} raises {type(error).__name__}: {said}")
+
+def _failed(part: int, num: int, error: Exception) -> PartFailedError:
+    where = f"part {part} of {num}" if num > 1 else "the op itself"
+    lines = str(error).strip().splitlines() or [""]
+    return PartFailedError(f"{where} raises {type(error).__name__}: {lines[0]}")
 
 
 def _together(parts: Sequence[Generator[Tensor, Tensor, Any]]) -> list[Any]:

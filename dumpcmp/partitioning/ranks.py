@@ -6,17 +6,19 @@ raises or dies ends the group, and its traceback is reported; the next task star
 """
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -48,9 +50,6 @@ _START = 180.0  # seconds for the ranks to import torch and find each other
 class RankError(PartFailedError):
     """A rank raised an error, died, or did not answer in time."""
 
-    def __init__(self, message: str) -> None:
-        PartitionError.__init__(self, message)
-
 
 @contextmanager
 def opened(backend: str, timeout: float = 300.0) -> Iterator[Backend]:
@@ -69,23 +68,71 @@ def opened(backend: str, timeout: float = 300.0) -> Iterator[Backend]:
         ranks.close()
 
 
-@dataclass
-class Group:
-    """Processes that form one world, and a line to each."""
+_MAIN = "from dumpcmp.partitioning.ranks import main; main()"
 
-    processes: list[BaseProcess]
-    lines: list[Connection]
-    store: TCPStore = field(repr=False)
+
+@dataclass(frozen=True)
+class Rank:
+    """A process of the group, the line to it, and what it writes to stderr."""
+
+    process: "subprocess.Popen[bytes]"
+    line: Connection
+    errors: IO[bytes]
+
+    def last_words(self) -> str:
+        """The end of what it wrote to stderr."""
+        self.errors.seek(0)
+        return self.errors.read().decode(errors="replace").strip()[-2000:]
 
     def end(self) -> None:
-        """Stop all processes of the group, at once if they do not listen."""
-        for line in self.lines:
-            line.close()
-        for process in self.processes:
-            process.join(0.5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        """Stop the process, at once if it does not listen."""
+        self.line.close()
+        try:
+            self.process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.errors.close()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that form one world, and the store where they meet."""
+
+    ranks: tuple[Rank, ...]
+    store: TCPStore
+
+    def end(self) -> None:
+        """Stop all ranks."""
+        for rank in self.ranks:
+            rank.line.close()
+        for rank in self.ranks:
+            rank.end()
+
+
+def _start_rank(rank: int, num: int, backend: str, port: int, timeout: float) -> Rank:
+    """A fresh interpreter, so that the user's main module is not run again by every rank."""
+    mine, theirs = multiprocessing.Pipe()
+    errors = tempfile.TemporaryFile()  # noqa: SIM115
+    words = [theirs.fileno(), rank, num, backend, port, timeout]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MAIN, *map(str, words)],
+        pass_fds=[theirs.fileno()],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+    )
+    theirs.close()
+    return Rank(process, mine, errors)
+
+
+def main() -> None:
+    """What a rank's interpreter runs."""
+    fd, rank, num, backend, port, timeout = sys.argv[1:]
+    line = Connection(int(fd))
+    _serve(int(rank), int(num), backend, int(port), float(timeout), line)
+    os._exit(0)  # nothing is left to do, and tearing an interpreter down takes long
 
 
 class Ranks:
@@ -102,8 +149,8 @@ class Ranks:
         group = self._groups.get(num) or self._start(num)
         with tempfile.TemporaryDirectory(prefix="ranks-") as room:
             try:
-                for line in group.lines:
-                    line.send((task, room))
+                for rank in group.ranks:
+                    rank.line.send((task, room))
                 _gather(group, self.timeout)
             except RankError:
                 self._groups.pop(num).end()
@@ -117,22 +164,10 @@ class Ranks:
                 hint="use backend='gloo', or fewer parts",
             )
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context = multiprocessing.get_context("spawn")
-        pairs = [context.Pipe() for _ in range(num)]
-        processes: list[BaseProcess] = [
-            context.Process(
-                target=_serve,
-                args=(rank, num, self.backend, store.port, self.timeout, theirs),
-                daemon=True,
-            )
-            for rank, (_, theirs) in enumerate(pairs)
-        ]
-        for process in processes:
-            process.start()
-        group = Group(processes, [mine for mine, _ in pairs], store)
-        for _, theirs in pairs:
-            theirs.close()
-        self._groups[num] = group
+        ranks = (
+            _start_rank(rank, num, self.backend, store.port, self.timeout) for rank in range(num)
+        )
+        self._groups[num] = group = Group(tuple(ranks), store)
         try:
             _gather(group, _START)
         except RankError:
@@ -148,27 +183,29 @@ class Ranks:
 
 def _gather(group: Group, timeout: float) -> None:
     """Wait until every rank has said that it is done, or find out why one is not."""
-    waiting = dict(enumerate(group.lines))
+    waiting = dict(enumerate(group.ranks))
     deadline = time.monotonic() + timeout
     while waiting:
-        ready = wait(list(waiting.values()), max(0.0, deadline - time.monotonic()))
+        left = max(0.0, deadline - time.monotonic())
+        ready = wait([rank.line for rank in waiting.values()], left)
         if not ready:
             raise RankError(f"rank {min(waiting)} did not answer within {timeout:g} s")
-        for rank, line in list(waiting.items()):
-            if line in ready:
-                _answer(rank, line, group)
-                del waiting[rank]
+        for number, rank in list(waiting.items()):
+            if rank.line in ready:
+                _hear(number, rank)
+                del waiting[number]
 
 
-def _answer(rank: int, line: Connection, group: Group) -> None:
+def _hear(number: int, rank: Rank) -> None:
     try:
-        trouble = line.recv()
+        trouble = rank.line.recv()
     except EOFError:
-        group.processes[rank].join(1)
-        code = group.processes[rank].exitcode
-        raise RankError(f"rank {rank} died with exit code {code}") from None
+        code = rank.process.wait(5)
+        raise RankError(
+            f"rank {number} died with exit code {code}: {rank.last_words() or 'no last words'}"
+        ) from None
     if trouble:
-        raise RankError(f"rank {rank} raises {trouble}")
+        raise RankError(f"rank {number} raises {trouble}")
 
 
 def _collected(room: Path, num: int) -> Observation:

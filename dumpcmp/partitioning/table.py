@@ -68,6 +68,16 @@ def register_annotation(
     _REGISTERED[canonical(fsig)] = Registered(anno, adjusted, domains or {}, synchronised or {})
 
 
+def registered() -> tuple[tuple[str, Registered], ...]:
+    """All annotations that the user has given, to be sent to another process."""
+    return tuple(_REGISTERED.items())
+
+
+def restore(known: tuple[tuple[str, Registered], ...]) -> None:
+    """Know what `registered` gave in another process."""
+    _REGISTERED.update(known)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """All that the table says about one call; `text` may end in ``...`` for equal outputs."""

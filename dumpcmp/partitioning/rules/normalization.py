@@ -61,14 +61,17 @@ def _native_batch_norm_eval(arguments: Arguments) -> Ruling:
     return Ruling(ruling.inputs, [*ruling.outputs, "0", "0"], (), _VALID, {}, _STATISTICS)
 
 
-def _instance_norm(arguments: Arguments, synchronised: str, own: str) -> Ruling:
+def _instance_norm(arguments: Arguments, synchronised: str) -> Ruling:
     """Each image is normalised alone; running statistics are of all of them: synchronised."""
     shape = arguments.needed("input")
-    names = ["n", "c", *(f"x{i}^" for i in range(len(shape) - 2))]
+    batch = ["n"] if len(shape) > 3 or "use_input_stats" in arguments.values else []
+    names = [*batch, "c", *(f"x{i}^" for i in range(len(shape) - len(batch) - 1))]
     dims = {"input": said(names)}
     dims |= dict.fromkeys(("weight", "bias", "running_mean", "running_var"), "c")
-    tracked = arguments.get(own, default=True) and arguments.shape("running_mean") is not None
-    sync = {"n": f"{_HOME}.{synchronised}"} if tracked else {}
+    own = arguments.get("use_input_stats", "training", default=True)
+    own = own or not arguments.get("track_running_stats", default=True)
+    tracked = own and arguments.shape("running_mean") is not None
+    sync = {"n": f"{_HOME}.{synchronised}"} if tracked and batch else {}
     return Ruling(dims, [said(names)], (), _VALID, sync, _STATISTICS)
 
 
@@ -129,11 +132,9 @@ RULES: dict[str, Rule] = {
     "nnscaler.graph.function.wrapnn.wrap_batchnorm2d_func": partial(
         _batch_norm, synchronised="batchnorm2d_synchronised"
     ),
-    "instance_norm": partial(
-        _instance_norm, synchronised="instance_norm_synchronised", own="use_input_stats"
-    ),
+    "instance_norm": partial(_instance_norm, synchronised="instance_norm_synchronised"),
     "nnscaler.graph.function.wrapnn.wrap_instancenorm2d_func": partial(
-        _instance_norm, synchronised="instancenorm2d_synchronised", own="training"
+        _instance_norm, synchronised="instancenorm2d_synchronised"
     ),
     **dict.fromkeys(
         words("softmax log_softmax _softmax _log_softmax softmin logcumsumexp _safe_softmax"),

@@ -1,0 +1,201 @@
+"""Reads nnScaler's ``graph.ckp`` without nnScaler, and without executing anything in it.
+
+The file is a pickle of ``(ids, IRGraph)``. The unpickler here finds no function and no class but a
+few harmless ones: everything else becomes a Husk, which remembers what it was given and does
+nothing. Ops are run only if our table or the user's registrations know them.
+"""
+
+import io
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dumpcmp.partitioning.call import OpCall, shape_of
+from dumpcmp.partitioning.checking import Subject
+from dumpcmp.partitioning.config import PartitionError, TensorInfo
+from dumpcmp.partitioning.graphs import Graph, Node
+from dumpcmp.partitioning.table import is_known
+
+
+class Husk:
+    """What is left of an object: its class's name, the arguments it was made with, its state."""
+
+    home = ""
+    made_with: tuple[Any, ...]
+
+    def __new__(cls, *args: Any, **_kwargs: Any) -> "Husk":
+        """Keep the arguments and do nothing with them."""
+        husk = super().__new__(cls)
+        husk.made_with = args
+        return husk
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep the state."""
+        both = state if isinstance(state, tuple) else (state,)
+        for each in both:
+            if isinstance(each, dict):
+                self.__dict__.update({str(name): value for name, value in each.items()})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Forget an item of what may have been a dict."""
+
+    def append(self, item: Any) -> None:
+        """Forget an item of what may have been a list."""
+
+    def extend(self, items: Any) -> None:
+        """Forget the items of what may have been a list."""
+
+    def __call__(self, *args: Any, **_kwargs: Any) -> "Husk":
+        """Stand for whatever calling it would have given."""
+        return Husk(*args)
+
+
+_HARMLESS = {
+    ("torch", "Size"): torch.Size,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("builtins", "slice"): slice,
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "list"): list,
+    ("builtins", "dict"): dict,
+    ("builtins", "tuple"): tuple,
+    ("builtins", "complex"): complex,
+}
+
+
+class InertUnpickler(pickle.Unpickler):
+    """Reads the structure of a pickle, and runs none of what it names."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """A harmless class, a torch dtype, or a fresh kind of Husk."""
+        if (module, name) in _HARMLESS:
+            return _HARMLESS[module, name]
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        return type("Husk", (Husk,), {"home": f"{module}.{name}"})
+
+    def persistent_load(self, pid: Any, /) -> Any:
+        """Stand for an object that lies elsewhere."""
+        return Husk(pid)
+
+
+def read_checkpoint(path: Path) -> Graph:
+    """The ops of the graph at `path`."""
+    try:
+        loaded = InertUnpickler(io.BytesIO(path.read_bytes())).load()
+        graph = loaded[1] if isinstance(loaded, tuple) and len(loaded) == 2 else loaded
+        nodes = tuple(_nodes(_state(graph, "_nodes")))
+    except PartitionError:
+        raise
+    except Exception as error:
+        raise PartitionError(
+            f"{path} is not a graph checkpoint: {type(error).__name__}: {error}",
+            hint="give the graph.ckp that nnScaler's parallelize writes",
+        ) from error
+    return Graph(nodes)
+
+
+def _state(husk: Any, name: str, default: Any = ...) -> Any:
+    found = getattr(husk, "__dict__", {}).get(name, default)
+    if found is ...:
+        raise PartitionError(
+            f"a {getattr(husk, 'home', type(husk).__name__)} in the graph has no {name!r}",
+            hint="give the graph.ckp that nnScaler's parallelize writes",
+        )
+    return found
+
+
+def _nodes(cells: Any) -> Iterator[Node]:
+    for cell in cells:
+        if "_nodes" in cell.__dict__:  # a segment
+            yield from _nodes(_state(cell, "_nodes"))
+        else:
+            yield _node(cell)
+
+
+def _node(cell: Any) -> Node:
+    fsig = str(_state(cell, "signature"))
+    name = f"{_state(cell, 'name', 'node')}{_state(cell, '_id', '')}"
+    source = _line(_state(cell, "_comment", ""))
+    inputs = [_plain(value) for value in _state(cell, "_inputs")]
+    computes = any(isinstance(value, TensorInfo) for value in inputs)
+    anno = _state(cell, "_anno", None)
+    if anno is None:
+        return Node(name, fsig, source, reason="the graph has no annotation for it")
+    if not computes:
+        return Node(name, fsig, source, reason="takes no tensor: nothing to partition")
+    if not is_known(fsig):
+        reason = f"{fsig} is not a function that we know: register_annotation lets it run"
+        return Node(name, fsig, source, reason=reason, computes=True)
+    kwargs = {str(k): _plain(v) for k, v in _state(cell, "_kwargs", {}).items()}
+    subject = Subject(OpCall(fsig, tuple(inputs), kwargs), anno=_said(anno), source=source)
+    return Node(name, fsig, source, subject, computes=True)
+
+
+def _line(comment: Any) -> str:
+    """The user's line: of ``File "/a/b.py", line 7, in forward`` the file's name and the number."""
+    words = str(comment or "").split('"')
+    if len(words) < 3 or ", line " not in words[2]:
+        return str(comment or "").strip().split("\n")[0]
+    return f"{Path(words[1]).name}:{words[2].split(', line ')[1].split(',')[0].strip()}"
+
+
+def _plain(value: Any) -> Any:
+    """An argument: tensors as their shapes, other traced objects as their values."""
+    if isinstance(value, Husk):
+        state = value.__dict__
+        if "_shape" in state:
+            return _tensor(state)
+        if "_value" in state:
+            return _plain(state["_value"])
+        raise PartitionError(f"cannot read an argument that was a {value.home}")
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)([_plain(item) for item in value])
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
+    return value
+
+
+def _tensor(state: dict[str, Any]) -> TensorInfo:
+    whole = getattr(state.get("_full_tensor"), "__dict__", state)
+    dtype = whole.get("_dtype", torch.float32)
+    shape = tuple(int(size) for size in state["_shape"])
+    grad = bool(whole.get("_requires_grad", True)) and dtype.is_floating_point
+    return shape_of(() if state.get("_is_scalar_tensor") else shape, dtype, grad=grad)
+
+
+_MARKS = {"Dim": "", "Sum": "+", "Freeze": "^"}
+
+
+def _said(anno: Any) -> str:
+    """The annotation as text, from the objects that it was parsed into."""
+    sides = (_state(anno, side) for side in ("_inputs", "_outputs"))
+    return " -> ".join(", ".join(_shape(shape) for shape in side) for side in sides)
+
+
+def _shape(shape: Any) -> str:
+    return " ".join(_dim(dim) for dim in _state(shape, "_dims"))
+
+
+def _dim(dim: Any) -> str:
+    names, marks = _state(dim, "_identifiers"), _state(dim, "_reduces")
+    words = [
+        str(name) + ("" if str(name).isdecimal() or name in "?*" else _mark(mark))
+        for name, mark in zip(names, marks, strict=True)
+    ]
+    return words[0] if len(words) == 1 else f"({' '.join(words)})"
+
+
+def _mark(mark: Any) -> str:
+    """``+``, ``^`` or nothing: enum members are pickled by value or by name."""
+    last = mark.made_with[-1] if isinstance(mark, Husk) else mark
+    return _MARKS.get(str(last), str(last))

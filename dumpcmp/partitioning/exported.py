@@ -1,0 +1,127 @@
+"""Reads the ops of a ``torch.export`` program (``.pt2``)."""
+
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from dumpcmp.partitioning.call import OpCall, shape_of
+from dumpcmp.partitioning.checking import Subject
+from dumpcmp.partitioning.config import PartitionError
+from dumpcmp.partitioning.graphs import Graph, Node
+from dumpcmp.partitioning.rules.ruling import NoRule
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_PICKLED = ("opaque_obj", "custom_obj")
+
+
+def read_exported(path: Path) -> Graph:
+    """The ops of the program at `path`. Programs with pickled objects inside are not loaded."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickled = [n for n in archive.namelist() if Path(n).name.startswith(_PICKLED)]
+        if pickled:
+            raise PartitionError(
+                f"{path} holds pickled objects ({pickled[0]}), which loading would execute",
+                hint="export the model without custom objects",
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.load(path)
+    except PartitionError:
+        raise
+    except Exception as error:
+        raise PartitionError(
+            f"{path} is not a program that torch {torch.__version__} can load: {error}",
+            hint="write it with torch.export.save(program, 'model.pt2')",
+        ) from error
+    return ops_of(program)
+
+
+def ops_of(program: torch.export.ExportedProgram) -> Graph:
+    """The ops of `program`, those of its inner graphs included."""
+    graphs = [m for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
+    return Graph(tuple(node for graph in graphs for node in _nodes(graph)))
+
+
+def _nodes(graph: fx.GraphModule) -> Iterator[Node]:
+    for node in graph.graph.nodes:
+        if node.op != "call_function":
+            continue
+        op = str(node.target)
+        source = _source(node)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            yield Node(node.name, op, source, reason="no op of a tensor: structure of the graph")
+            continue
+        fsig = op if op.startswith("aten.") else f"torch.ops.{op}"
+        try:
+            call = OpCall(fsig, tuple(_value(a) for a in node.args), _kwargs(node))
+        except NoRule as error:
+            yield Node(node.name, fsig, source, reason=str(error), computes=True)
+            continue
+        if not _gives_tensor(node):
+            yield Node(node.name, fsig, source, reason="gives no tensor: nothing to compare")
+        elif not _takes_tensor(node):
+            reason = "takes no tensor: nothing to partition"
+            yield Node(node.name, fsig, source, reason=reason)
+        else:
+            subject = Subject(call, node=node.name, source=source)
+            yield Node(node.name, fsig, source, subject, computes=True)
+
+
+def _kwargs(node: fx.Node) -> dict[str, Any]:
+    return {name: _value(value) for name, value in node.kwargs.items()}
+
+
+def _value(argument: Any) -> Any:
+    """An argument of a node as a plain value; tensors as their shapes."""
+    match argument:
+        case fx.Node():
+            return _example(argument.meta.get("val"), argument.name)
+        case list() | tuple():
+            return [_value(item) for item in argument]
+        case slice():
+            return slice(_value(argument.start), _value(argument.stop), _value(argument.step))
+        case _:
+            return _number(argument)
+
+
+def _example(val: Any, name: str) -> Any:
+    if isinstance(val, torch.Tensor):
+        shape = tuple(_number(size) for size in val.shape)
+        return shape_of(shape, val.dtype)
+    if val is None or isinstance(val, list | tuple):
+        raise NoRule(f"argument {name!r} is no single tensor")
+    return _number(val)
+
+
+def _number(value: Any) -> Any:
+    """A symbolic size as the number that the program was exported with."""
+    if not isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value
+    hint = value.node.hint
+    if hint is None:
+        raise NoRule(f"size {value} has no example value")
+    return hint
+
+
+def _gives_tensor(node: fx.Node) -> bool:
+    val = node.meta.get("val")
+    several = val if isinstance(val, list | tuple) else [val]
+    return any(isinstance(each, torch.Tensor) for each in several)
+
+
+def _takes_tensor(node: fx.Node) -> bool:
+    return any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
+
+
+def _source(node: fx.Node) -> str:
+    """The user's line: the innermost frame that is not torch's own."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
+    return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""

@@ -1,0 +1,126 @@
+"""Verifies every op of a graph in every legal partition, and writes down what was found."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from dumpcmp.execute import executor_for, run_each
+from dumpcmp.partitioning.checking import Backend, InProcess, Settings, Subject, check_op
+from dumpcmp.partitioning.checkpoint import read_checkpoint
+from dumpcmp.partitioning.config import PartitionError
+from dumpcmp.partitioning.exported import ops_of, read_exported
+from dumpcmp.partitioning.findings import Finding, Findings, to_csv
+from dumpcmp.partitioning.graphs import Graph, Node, merged
+from dumpcmp.partitioning.ranks import opened
+from dumpcmp.partitioning.summary import summary
+from dumpcmp.partitioning.table import Registered, registered, restore
+from dumpcmp.partitioning.verified import Verified, key_of
+
+Progress = Callable[[int, int, list[Finding]], None]  # ops done, ops in all, rows of the last
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One op to verify, small enough to be sent to another process."""
+
+    subject: Subject
+    settings: Settings
+    known: tuple[tuple[str, Registered], ...]
+
+
+def verify_graph(
+    graph: str | Path | torch.export.ExportedProgram,
+    outdir: str | Path,
+    *,
+    backend: str = "inprocess",
+    num: int = 2,
+    seed: int = 0,
+    device: str = "cpu",
+    jobs: int = 1,
+    timeout: float = 300.0,
+    progress: Progress = lambda _done, _total, _rows: None,
+) -> Findings:
+    """Verify each different op of `graph`, alone and in every legal partition into `num` parts.
+
+    `graph` is a ``torch.export`` program or its ``.pt2``, or nnScaler's ``graph.ckp``. Writes
+    ``results.csv`` and ``summary.txt`` to `outdir`; ops that passed in an earlier run with the
+    same settings and versions are not run again.
+    """
+    if jobs > 1 and backend != "inprocess":
+        raise PartitionError("ranks are processes of their own", hint="use jobs=1 with them")
+    out = Path(outdir)
+    out.mkdir(parents=True, exist_ok=True)
+    read = graph_of(graph)
+    nodes = list(merged(read))
+    settings = Settings(num, seed, device)
+    rows: list[Finding] = []
+    with opened(backend, timeout) if backend != "inprocess" else nullcontext(InProcess()) as runner:
+        found = _found(nodes, settings, backend, runner, Verified(out / "verified.jsonl"), jobs)
+        for done, new in enumerate(found, 1):
+            rows += new
+            progress(done, len(nodes), new)
+    findings = _counted(read, nodes, rows)
+    _replace(out / "results.csv", to_csv(findings.rows))
+    _replace(out / "summary.txt", summary(findings))
+    return findings
+
+
+def graph_of(graph: str | Path | torch.export.ExportedProgram) -> Graph:
+    """The ops of `graph`, whatever form it has."""
+    if isinstance(graph, torch.export.ExportedProgram):
+        return ops_of(graph)
+    path = Path(graph)
+    if not path.is_file():
+        raise PartitionError(f"there is no file {path}")
+    return read_checkpoint(path) if path.suffix == ".ckp" else read_exported(path)
+
+
+def _found(
+    nodes: list[Node],
+    settings: Settings,
+    backend: str,
+    runner: Backend,
+    verified: Verified,
+    jobs: int,
+) -> Iterator[list[Finding]]:
+    """The rows of each node in turn: known from before, skipped, or verified now."""
+    keys = [key_of(node.subject, settings, backend) if node.subject else "" for node in nodes]
+    new = [
+        Work(node.subject, settings, registered())
+        for node, key in zip(nodes, keys, strict=True)
+        if node.subject and verified.rows(key) is None
+    ]
+    with executor_for(jobs) as executor:
+        results = run_each(partial(_check, backend=runner), new, executor, in_flight=2 * jobs - 1)
+        for node, key in zip(nodes, keys, strict=True):
+            known = verified.rows(key) if key else None
+            if not node.subject:
+                yield [Finding(node.name, node.op, reason=node.reason, source=node.source)]
+            elif known is not None:
+                yield [replace(row, node=node.name, source=node.source) for row in known]
+            else:
+                rows = next(results)
+                verified.add(key, rows)
+                yield rows
+
+
+def _check(work: Work, backend: Backend) -> list[Finding]:
+    restore(work.known)
+    return list(check_op(work.subject, backend, work.settings))
+
+
+def _counted(read: Graph, nodes: list[Node], rows: list[Finding]) -> Findings:
+    annotated = {row.node for row in rows if row.annotation}
+    names = [name for node in nodes if node.name in annotated for name in node.name.split()]
+    return Findings(tuple(rows), len(read.nodes), read.num_compute, len(names))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write `path` whole or not at all."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text)
+    draft.replace(path)

@@ -1,0 +1,56 @@
+"""Remembers which ops have passed, so that a second run of a graph skips them.
+
+One line of JSON an op, appended as soon as it has passed. A line that was torn by a crash is
+ignored: its op is verified again.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import xxhash
+
+import dumpcmp
+from dumpcmp.outcome import Verdict
+from dumpcmp.partitioning.checking import Settings, Subject
+from dumpcmp.partitioning.findings import Finding, from_dict, to_dict
+from dumpcmp.partitioning.graphs import identity
+
+
+def key_of(subject: Subject, settings: Settings, backend: str) -> str:
+    """Names what was verified by content: op, arguments, how it ran, and under which versions."""
+    versions = (torch.__version__, dumpcmp.__version__)
+    content = f"{identity(subject)} {settings} {backend} {versions}"
+    return xxhash.xxh3_128_hexdigest(content.encode())
+
+
+class Verified:
+    """The file of ops that have passed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known = dict(_read(path)) if path.exists() else {}
+
+    def rows(self, key: str) -> list[Finding] | None:
+        """What was found when the op of `key` passed, None if it has not."""
+        return self._known.get(key)
+
+    def add(self, key: str, rows: Sequence[Finding]) -> None:
+        """Remember `rows` if all of them passed."""
+        if key in self._known or any(row.verdict is not Verdict.PASS for row in rows):
+            return
+        line = json.dumps({"key": key, "rows": [to_dict(row) for row in rows]})
+        with self.path.open("a") as file:
+            file.write(line + "\n")
+
+
+def _read(path: Path) -> list[tuple[str, list[Finding]]]:
+    known = []
+    for line in path.read_text().splitlines():
+        try:
+            stored = json.loads(line)
+            known.append((stored["key"], [from_dict(row) for row in stored["rows"]]))
+        except (ValueError, KeyError, TypeError):
+            continue  # torn by a crash: the op is verified again
+    return known
