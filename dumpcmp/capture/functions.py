@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch.overrides import TorchFunctionMode
 
@@ -28,6 +29,10 @@ class FunctionMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if torch.compiler.is_compiling():  # dynamo traces the program as if there were no mode
+            if func is Tensor.__rsub__:  # which is written in Python, and would be taken apart
+                return args[1] - args[0]
+            if func is Tensor.__rdiv__:
+                return args[1] / args[0]
             return func(*args, **(kwargs or {}))
         return self.run(func, args, kwargs or {})
 

@@ -19,6 +19,7 @@ _OPERATORS = {
     "inv": "invert",
     "concat": "cat",
     "concatenate": "cat",
+    "split_with_sizes": "split",
     "_get_data_attr": "data",
 }
 
@@ -151,7 +152,10 @@ def _positions(func: Callable[..., Any]) -> dict[str, int]:
     """Where each parameter of a Python function stands, so that x=1 and 1 get the same slot."""
     if not inspect.isfunction(func):
         return {}
-    parameters = inspect.signature(func).parameters.values()
+    try:
+        parameters = inspect.signature(func).parameters.values()
+    except ValueError:  # a Python wrapper of a built-in, which has none
+        return {}
     return {p.name: i for i, p in enumerate(parameters) if p.kind is p.POSITIONAL_OR_KEYWORD}
 
 
