@@ -14,6 +14,9 @@ COMMANDS: dict[str, str] = {
     "compare": "hold a run against golden and say where it first goes wrong",
     "demo": "dump, break, compare and explain, on a model that comes with dumpcmp",
     "compact": "replace the tensors of an archive by small summaries",
+    "audit": "check an archive against itself, and mend it",
+    "show": "show what is in an archive",
+    "verify": "hold a compiled model against the model itself",
 }
 
 

@@ -1,0 +1,95 @@
+"""``dumpcmp show``: what is in an archive."""
+
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from dumpcmp.archive.glance import excerpt, extremes
+from dumpcmp.archive.reader import Archive
+from dumpcmp.errors import ArchiveError, SelectionError
+from dumpcmp.record import Kept, Key, Record
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("key_glob", metavar="[KEY-GLOB]", default="*")
+@click.option("--values", is_flag=True, help="Print some elements of each value.")
+def command(path: Path, key_glob: str, values: bool) -> None:
+    """Show what the archive at PATH holds: tokens, layers, ops, their shapes and extremes.
+
+    KEY-GLOB selects by op (`layers.0.*`), by value (`*#0/output.0`) or with model and token
+    before it (`TinyDecoder/0/layers.0.attn#0/*`).
+    """
+    archive = Archive(path)
+    console = Console(soft_wrap=True)
+    for problem in archive.problems:
+        console.print(Text(f"incomplete: {problem}", style="yellow"))
+    num_shown = 0
+    for model in archive.models:
+        for step in archive.steps(model):
+            keys = [key for key in archive.keys_of(model, step) if _selects(key_glob, key)]
+            if keys:
+                console.print(_tree(archive, f"{model}, token {step}", keys, values))
+            num_shown += len(keys)
+    if not num_shown:
+        raise SelectionError(
+            f"nothing in {path} is called {key_glob!r}", hint="quote the glob: 'layers.0.*'"
+        )
+
+
+def _selects(glob: str, key: Key) -> bool:
+    value = f"{key.op}#{key.call}/{key.slot}"
+    names = (key.op, value, f"{key.model}/{key.step}/{value}")
+    return any(fnmatchcase(name, glob) for name in names)
+
+
+def _tree(archive: Archive, title: str, keys: Iterable[Key], values: bool) -> Tree:
+    """The ops of one token, functions below the module that called them, in execution order."""
+    tree = Tree(Text(title, style="bold"))
+    nodes: dict[tuple[str, ...], Tree] = {(): tree}
+    for key in keys:
+        node = _node(nodes, (*key.op.split("/"), f"#{key.call}"))
+        for record in archive.shards(key):
+            node.add(Text.assemble(*_line(archive, record, values)))
+    return tree
+
+
+def _node(nodes: dict[tuple[str, ...], Tree], path: tuple[str, ...]) -> Tree:
+    if path not in nodes:
+        nodes[path] = _node(nodes, path[:-1]).add(Text(path[-1]))
+    return nodes[path]
+
+
+def _line(archive: Archive, record: Record, values: bool) -> Iterator[str | tuple[str, str]]:
+    """One value in one line: slot, type, shape, and what its elements span."""
+    yield (record.key.slot, "cyan")
+    yield f" {record.dtype} {list(record.shape)}"
+    if len(archive.ranks) > 1:
+        yield f" rank {record.rank}"
+    if record.layout:
+        yield f" {record.layout}"
+    if record.same_as is not None:
+        yield (f" = {record.same_as.op}#{record.same_as.call} {record.same_as.slot}", "dim")
+    yield from _elements(archive, record, values)
+
+
+def _elements(archive: Archive, record: Record, values: bool) -> Iterator[str | tuple[str, str]]:
+    if record.kept is Kept.NOTHING:
+        yield (f" not stored: {record.problem}", "yellow")
+        return
+    if record.kept is Kept.SUMMARY:
+        told = dict(record.stored.attributes) if record.stored else {}
+        yield " summary " + " .. ".join(str(told[n]) for n in ("min", "max") if n in told)
+        return
+    try:
+        value = archive.load(record)
+        yield f"  {extremes(value)}"
+        if values:
+            yield "\n" + excerpt(value)
+    except ArchiveError as error:
+        yield (f" {error.message}", "red")
