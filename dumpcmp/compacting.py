@@ -6,21 +6,23 @@ import fnmatch
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 
 from dumpcmp.align.places import held_indices
 from dumpcmp.archive.compaction import Condensing, Rewritten, alone, rewrite, sealed_parts
 from dumpcmp.archive.directory import rank_directories
 from dumpcmp.archive.remains import read_run, writer_lives
-from dumpcmp.errors import ArchiveError, SelectionError
+from dumpcmp.errors import ArchiveError
 from dumpcmp.measure.packing import pack
+from dumpcmp.measure.reductions import Reduction, load_reduction, reduced
 from dumpcmp.measure.sketch import Floats, Place
-from dumpcmp.measure.summary import DEFAULT, RAW_LIMIT, Recipe, Reduction, reduced, summarise
+from dumpcmp.measure.summary import DEFAULT, RAW_LIMIT, Recipe, summarise
 from dumpcmp.record import Record, Stored
+from dumpcmp.sizes import readable
 from dumpcmp.tensors import Value
 
 POLL_SECONDS = 0.25
+PATIENCE_SECONDS = 600.0  # how long a watcher waits for a run to begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ class Compaction:
         ratio = done.nbytes_before / max(1, done.nbytes_after)
         return (
             f"{self.path}: {done.num_values} values in {done.num_parts} parts, "
-            f"{_readable(done.nbytes_before)} -> {_readable(done.nbytes_after)} ({ratio:.0f} times "
-            f"smaller), {_readable(done.nbytes_freed)} freed"
+            f"{readable(done.nbytes_before)} -> {readable(done.nbytes_after)} ({ratio:.0f} times "
+            f"smaller), {readable(done.nbytes_freed)} freed"
         )
 
 
@@ -104,7 +106,9 @@ def compact(
     recipe = Recipe(0 if min_max_only else sketch, seed, hashes, segments)
     wish = Wish(recipe, tuple(keep_full), reduction, disk_budget)
     root = Path(path)
-    if not watch and not rank_directories(root):
+    if watch:
+        _await_run(root)
+    if not rank_directories(root):
         raise ArchiveError(
             f"{root} is not an archive: it has no worldsize*_global_rank* directory",
             hint="give the path that was given to dumpcmp dump --path",
@@ -114,6 +118,13 @@ def compact(
         for _ in _rounds(root, watch):
             work.go_over()
         return work.compaction
+
+
+def _await_run(root: Path) -> None:
+    """Wait until a run has begun to write at `root`, for a while."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not rank_directories(root) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
 
 
 def _rounds(root: Path, watch: bool) -> Iterator[None]:
@@ -174,47 +185,3 @@ class _Work:
 def nbytes_of(root: Path) -> int:
     """Bytes of all parts of the archive at `root`."""
     return sum(part.stat().st_size for part in root.glob("worldsize*/*/*/part-*.h5"))
-
-
-def load_reduction(name: str) -> Reduction:
-    """The function that ``pkg.mod:function`` names."""
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SelectionError(
-            f"cannot load the reduction {name!r}: {error}",
-            hint="name a function as package.module:function; it must be importable",
-        ) from error
-    if not callable(found):
-        raise SelectionError(f"the reduction {name!r} is no function")
-    reduction: Reduction = found
-    return reduction
-
-
-def parse_nbytes(text: str) -> int:
-    """Read ``"20G"``, ``"512M"`` or ``"1000"`` as bytes."""
-    number, unit = text.strip().removesuffix("B").removesuffix("i"), 1
-    if number and number[-1].upper() in _UNITS:
-        number, unit = number[:-1], _UNITS[number[-1].upper()]
-    try:
-        nbytes = int(float(number) * unit)
-    except ValueError:
-        nbytes = 0
-    if nbytes <= 0:
-        raise SelectionError(
-            f"cannot read {text!r} as a size", hint="write it as 512M, 20G or 1.5T"
-        )
-    return nbytes
-
-
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def _readable(nbytes: int) -> str:
-    size = float(nbytes)
-    for unit in ("B", "KB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -1,12 +1,14 @@
 """``dumpcmp compact``: replace the tensors of an archive by Summaries."""
 
+import os
 import sys
 from pathlib import Path
 
 import click
 
-from dumpcmp.compacting import Compaction, compact, parse_nbytes
+from dumpcmp.compacting import Compaction, compact
 from dumpcmp.measure.sketch import SIZES
+from dumpcmp.sizes import parse_nbytes
 
 
 @click.command()
@@ -39,6 +41,8 @@ def command(
 
     A part is replaced only after its draft was checked. Stop it at any time: what is done stays.
     """
+    if watch:
+        os.nice(10)  # the run beside comes first
     done = compact(
         path, watch=watch, sketch=int(sketch), hashes=hashes, segments=segments, seed=seed,
         keep_full=keep_full, min_max_only=min_max_only, reduce=reduce,

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from dumpcmp.errors import CaptureWarning
 from dumpcmp.measure.packing import DIGEST_WORDS, HEAD, pack, stored_as
-from dumpcmp.measure.sketch import BLOCK, RUN, hash_of
-from dumpcmp.measure.summary import RAW_LIMIT, SEGMENT_SIZE, Recipe, borders, reduced, summarise
+from dumpcmp.measure.reductions import Reduction, named_results, reduced, trouble
+from dumpcmp.measure.sketch import BLOCK, RUN, Place, hash_of
+from dumpcmp.measure.summary import RAW_LIMIT, SEGMENT_SIZE, Recipe, borders, summarise
 from dumpcmp.record import Stored
 from dumpcmp.tensors import value_of
 
-Reduction = Callable[..., object]
 _CHUNK = 64  # blocks whose elements are widened together by the plain form
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class Packed:
     """A Summary as numbers on the tensor's own device, and what they are."""
 
     stored: Stored
@@ -42,41 +42,63 @@ class Summariser:
         self._tables: dict[tuple[torch.device, int], Tables] = {}
         self._kernels = True  # until they fail once
 
-    def __call__(self, tensor: Tensor) -> Row | None:
-        """The Summary of `tensor`, or None where the tensor itself is smaller."""
+    def __call__(self, tensor: Tensor, place: Place | None = None) -> Packed | None:
+        """The Summary of `tensor`, or None where the tensor itself is smaller.
+
+        `place` says where a shard lies in its whole.
+        """
         if tensor.numel() <= RAW_LIMIT:
             return None
+        form = self._on_host if tensor.device.type == "cpu" else self._away
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            return self._on_host(tensor) if tensor.device.type == "cpu" else self._away(tensor)
+            return form(tensor, place)
 
-    def _on_host(self, tensor: Tensor) -> Row:
+    def _on_host(self, tensor: Tensor, place: Place | None) -> Packed:
         value = value_of(tensor)
-        summary = summarise(value, self.recipe)
+        summary = summarise(value, self.recipe, place)
         if self.reduction is not None:
             summary = reduced(summary, value, self.reduction)
         stored, numbers = pack(summary)
-        return Row(stored, torch.from_numpy(numbers), summary.digest)
+        return Packed(stored, torch.from_numpy(numbers), summary.digest)
 
-    def _away(self, tensor: Tensor) -> Row:
+    def _away(self, tensor: Tensor, place: Place | None = None) -> Packed:
         recipe = self.recipe
         real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-        whole = tuple(real.shape)
+        whole = (place.whole if place else tuple(tensor.shape)) + tuple(real.shape[tensor.ndim :])
         flat = _summable(real.contiguous().view(-1))
         names, own, problem = self._reduced(tensor)
         stored = stored_as(recipe, whole, names, problem)
-        if (fast := self._fast(flat)) is not None:
-            return Row(stored, torch.cat([fast[:HEAD], *own, fast[HEAD:]]) if own else fast)
+        if place is None and (fast := self._fast(flat)) is not None:
+            return Packed(stored, torch.cat([fast[:HEAD], *own, fast[HEAD:]]) if own else fast)
         cuts = borders(whole, recipe.segments) if recipe.size else [0, flat.numel()]
+        if place is None:
+            sums, totals = self._passes(flat, cuts)
+        else:
+            sums, totals = self._scattered(flat, flat_indices(place, real), cuts)
+        head = _head(totals, flat.numel())
+        folded = self._folded(sums, recipe) if recipe.size else []
+        return Packed(stored, torch.cat([head, *own, *folded]))
+
+    def _passes(self, flat: Tensor, cuts: list[int]) -> tuple[Tensor, Tensor]:
+        """Sums by segment and hash, and totals by segment, of a tensor that is its own whole."""
         sums, totals = [], []
         for low, high in itertools.pairwise(cuts):
-            for row in range(recipe.num_hashes):
-                wide, total = self._pass(flat[low:high], low, recipe.seed + row)
+            for row in range(self.recipe.num_hashes):
+                wide, total = self._pass(flat[low:high], low, self.recipe.seed + row)
                 sums.append(wide)
-                if not row:
-                    totals.append(total)
-        head = _head(torch.stack(totals), flat.numel())
-        folded = self._folded(torch.stack(sums), recipe) if recipe.size else []
-        return Row(stored, torch.cat([head, *own, *folded]))
+                totals += [] if row else [total]
+        return torch.stack(sums), torch.stack(totals)
+
+    def _scattered(self, flat: Tensor, indices: Tensor, cuts: list[int]) -> tuple[Tensor, Tensor]:
+        """The same of a shard whose elements lie at `indices` of the whole."""
+        clean, totals = _totals(flat)
+        sums = []
+        for low, high in itertools.pairwise(cuts):
+            inside = (indices >= low) & (indices < high)
+            for row in range(self.recipe.num_hashes):
+                tables = self._tables_for(flat.device, self.recipe.seed + row)
+                sums.append(scattered(clean * inside, indices, cuts[-1], tables))
+        return torch.stack(sums), totals[None]
 
     def _fast(self, flat: Tensor) -> Tensor | None:
         """The packed row in a few launches, where there is a kernel for this recipe and device."""
@@ -136,15 +158,14 @@ class Summariser:
         if self.reduction is None:
             return (), [], ""
         try:
-            result = self.reduction(tensor.detach())
-            named = result if isinstance(result, dict) else {self.reduction.__name__: result}
+            named = named_results(self.reduction, self.reduction(tensor.detach()))
             numbers = [
                 torch.as_tensor(number, dtype=torch.float64, device=tensor.device).view(1)
                 for number in named.values()
             ]
         except Exception as error:  # the user's function may raise anything; the summary stands
-            return (), [], f"{type(error).__name__}: {error}"[:160]
-        return tuple(map(str, named)), numbers, ""
+            return (), [], trouble(error)
+        return tuple(named), numbers, ""
 
 
 def _summable(flat: Tensor) -> Tensor:
@@ -207,23 +228,7 @@ TOTALS = ("min", "max", "sum", "sum_squares", "num_nan", "num_posinf", "num_negi
 
 def summed(flat: Tensor, start: int, tables: Tables) -> tuple[Tensor, Tensor]:
     """Sums of the turned blocks, and totals: the plain form, for any device that torch has."""
-    if flat.dtype not in (torch.float32, torch.float64):
-        flat = flat.to(torch.float32)
-    finite = torch.isfinite(flat)
-    clean = torch.where(finite, flat, 0)
-    inf = torch.inf
-    totals = torch.stack(
-        [
-            torch.where(finite, flat, inf).amin().double(),
-            torch.where(finite, flat, -inf).amax().double(),
-            clean.sum(dtype=torch.float64),
-            clean.double().square().sum(),
-            flat.isnan().sum().double(),
-            (flat == inf).sum().double(),
-            (flat == -inf).sum().double(),
-            (flat == 0).sum().double(),
-        ]
-    )
+    clean, totals = _totals(flat)
     first, within = divmod(start, BLOCK)
     last = -(-(start + flat.numel()) // BLOCK)
     tail = (last - first) * BLOCK - within - flat.numel()
@@ -241,6 +246,47 @@ def summed(flat: Tensor, start: int, tables: Tables) -> tuple[Tensor, Tensor]:
         signs = tables.signs[source + offset[:, None]] * common[:, None, None]
         total += (turned * signs).sum(0)
     return total.view(-1), totals
+
+
+def _totals(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """The elements with 0 for what is not finite, and their TOTALS."""
+    if flat.dtype not in (torch.float32, torch.float64):
+        flat = flat.to(torch.float32)
+    finite = torch.isfinite(flat)
+    clean = torch.where(finite, flat, 0)
+    inf = torch.inf
+    totals = torch.stack(
+        [
+            torch.where(finite, flat, inf).amin().double(),
+            torch.where(finite, flat, -inf).amax().double(),
+            clean.sum(dtype=torch.float64),
+            clean.double().square().sum(),
+            flat.isnan().sum().double(),
+            (flat == inf).sum().double(),
+            (flat == -inf).sum().double(),
+            (flat == 0).sum().double(),
+        ]
+    )
+    return clean, totals
+
+
+def flat_indices(place: Place, real: Tensor) -> Tensor:
+    """Where each element of a shard lies in its whole, flat; `real` is the shard's real view."""
+    pair = tuple(real.shape[len(place.dims) :])
+    indices = torch.zeros((), dtype=torch.int64, device=real.device)
+    for dim, size in zip((*place.dims, *map(np.arange, pair)), (*place.whole, *pair), strict=True):
+        step = torch.from_numpy(np.ascontiguousarray(dim)).to(real.device)
+        indices = indices[..., None] * size + step
+    return indices.view(-1)
+
+
+def scattered(clean: Tensor, indices: Tensor, end: int, tables: Tables) -> Tensor:
+    """Sums of the turned blocks of elements that lie anywhere in a whole of `end` elements."""
+    lane, run, block = indices & 63, (indices >> 6) & 255, indices >> 14
+    rotation, offset, common = tables.turns(-(-end // BLOCK))[:, block].long()
+    signs = tables.signs.view(-1)[RUN * (run + offset) + lane] * common
+    total = torch.zeros(BLOCK, dtype=torch.float64, device=clean.device)
+    return total.index_add_(0, RUN * ((run + rotation) & 255) + lane, clean.double() * signs)
 
 
 def _head(totals: Tensor, count: int) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -28,8 +28,6 @@ RAW_LIMIT = 512  # a tensor of so few elements is smaller than its sketch, and i
 SEGMENT_SIZE = 64  # buckets of one segment's sketch
 
 LONGEST = 1 << 17  # elements that are worked on together
-
-Reduction = Callable[[NDArray[np.generic]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,22 +180,6 @@ def summarise(
 def digest_of(value: Value) -> str:
     """The xxh3_128 of the dense bytes of `value`, hexadecimal."""
     return xxhash.xxh3_128(np.ascontiguousarray(value.bits).data).hexdigest()
-
-
-def reduced(summary: Summary, value: Value, reduction: Reduction) -> Summary:
-    """`summary` with the user's own numbers of `value`, or with why there are none."""
-    try:
-        numbers = named_numbers(reduction, reduction(value.numbers()))
-    except Exception as error:  # the user's function may raise anything; the summary stands
-        return replace(summary, reduce_problem=f"{type(error).__name__}: {error}"[:160])
-    return replace(summary, reduced=numbers)
-
-
-def named_numbers(reduction: Callable[..., object], result: object) -> dict[str, float]:
-    """What a reduction returned, as numbers by name: a mapping, or one number."""
-    if isinstance(result, Mapping):
-        return {str(name): float(number) for name, number in result.items()}
-    return {getattr(reduction, "__name__", "reduced"): float(result)}  # type: ignore[arg-type]
 
 
 def _flat(value: Value) -> tuple[NDArray[np.generic], Dtype]:

@@ -11,11 +11,13 @@ import pytest
 from dumpcmp.archive.compaction import LOCK_FILE, alone, sealed_parts
 from dumpcmp.archive.reader import Archive
 from dumpcmp.archive.writer import ArchiveWriter
-from dumpcmp.compacting import compact, load_reduction, nbytes_of, parse_nbytes
+from dumpcmp.compacting import compact, nbytes_of
 from dumpcmp.errors import ArchiveError, SelectionError
 from dumpcmp.measure.packing import unpack
+from dumpcmp.measure.reductions import load_reduction
 from dumpcmp.measure.summary import Recipe, Summary, summarise
 from dumpcmp.record import Kept, Key
+from dumpcmp.sizes import parse_nbytes
 from tests.compaction.archives import put_step, write_archive
 
 

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from dumpcmp.measure.device import Summariser
 from dumpcmp.measure.packing import unpack
+from dumpcmp.measure.sketch import Place
 from dumpcmp.measure.summary import RAW_LIMIT, Recipe, Summary, summarise
 from dumpcmp.tensors import value_of
 
@@ -95,3 +97,22 @@ def test_reductions_stay_on_the_device_and_cannot_harm(device):
     assert kept.reduced == {"top": pytest.approx(float(tensor.abs().max())), "two": 2.0}
     broken = away(tensor, Recipe(), lambda x: x.nothing)
     assert broken.reduced == {} and "AttributeError" in broken.reduce_problem
+
+
+PLACES = {
+    "rows": (np.arange(20, 40), np.arange(90)),
+    "columns": (np.arange(60), np.arange(0, 90, 3)),
+    "both": (np.array([5, 4, 50]), np.arange(30, 90)),
+}
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(256, 1, 2, 5)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("where", PLACES)
+def test_shards_are_keyed_on_their_whole(device, where, dtype, recipe):
+    dims = PLACES[where]
+    shard = drawn(tuple(dim.size for dim in dims), dtype)
+    place = Place((60, 90), dims)
+    row = Summariser(recipe)._away(shard.to(device), place)
+    got = unpack(row.stored, row.numbers.cpu().numpy(), "", tuple(shard.shape))
+    alike(got, summarise(value_of(shard), recipe, place))

@@ -12,8 +12,9 @@ from dumpcmp.errors import CheckError
 from dumpcmp.measure.estimates import estimate, locate, worst_rows
 from dumpcmp.measure.metrics import measure
 from dumpcmp.measure.packing import pack, unpack
+from dumpcmp.measure.reductions import reduced
 from dumpcmp.measure.sketch import Place
-from dumpcmp.measure.summary import Recipe, join, join_partial, reduced, summarise
+from dumpcmp.measure.summary import Recipe, join, join_partial, summarise
 from dumpcmp.tensors import Value
 
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.kind is Kind.FLOAT]
