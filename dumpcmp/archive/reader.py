@@ -110,8 +110,8 @@ class RankStep:
         facts = contents.forms[form]
         holder = self.parts.get(part)
         problem = facts.problem if holder else f"part {part}, which holds its bytes, is missing"
-        held = facts  # what the part that has the bytes says of them: it may be compacted
-        if holder and same != NO_ROW and holder is not contents and same < len(holder.rows):
+        held = facts  # what the row that has the bytes says of them: they may be a Summary's
+        if holder and same != NO_ROW and same < len(holder.rows):
             offset, nbytes, digest = holder.rows[same].item()[6:]
             held = holder.forms[holder.rows[same]["form"]]
         return Record(

@@ -19,7 +19,7 @@ from dumpcmp.capture.names import Function, in_order
 from dumpcmp.capture.precision import Precision
 from dumpcmp.capture.sources import Stagings
 from dumpcmp.capture.tap import Tap
-from dumpcmp.capture.values import Values
+from dumpcmp.capture.values import Condense, Values
 from dumpcmp.record import ROOT, Call, Key, Phase, Sink
 
 
@@ -45,6 +45,7 @@ class Recorder:
         self.ops: set[str] = set()  # all ops that ran, also those not selected
         self.lock = threading.RLock()
         self.stagings = Stagings()
+        self.condense: Condense | None = None  # takes Summaries, where they are all that is kept
         self.num_steps = 0  # of the model that ran most
         self._models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
         self._stateless: dict[type, Model] = {}

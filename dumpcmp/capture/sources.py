@@ -83,11 +83,13 @@ class DeviceSource:
 
     __slots__ = ("_clone", "_stagings", "digest", "nbytes")
 
-    def __init__(self, tensor: Tensor, stagings: Stagings) -> None:
+    def __init__(self, tensor: Tensor, stagings: Stagings, own: bool = False) -> None:
         self.nbytes = tensor.nbytes
         self.digest = ""
         self._stagings = stagings
-        self._clone = tensor.detach().clone(memory_format=torch.contiguous_format)
+        # A tensor of our `own` is written by nobody else, and needs no clone.
+        dense = torch.contiguous_format
+        self._clone = tensor if own else tensor.detach().clone(memory_format=dense)
 
     def copy_into(self, room: memoryview) -> Callable[[], None] | None:
         """Start the copy; the function that is returned waits for it and fills `room`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,12 +13,35 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dumpcmp.capture.plain import Plain, plain_of
 from dumpcmp.capture.sources import DeviceSource, HostSource, digest_of
 from dumpcmp.dtypes import DTYPES
-from dumpcmp.record import Kept, Key, Record
+from dumpcmp.record import Kept, Key, Record, Stored
 
 if TYPE_CHECKING:
     from dumpcmp.capture.recorder import Recorder
 
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
+
+
+class Condensed(Protocol):
+    """What is kept in place of a tensor: its numbers, on the tensor's own device."""
+
+    @property
+    def stored(self) -> Stored:
+        """What the numbers are."""
+        ...
+
+    @property
+    def numbers(self) -> Tensor:
+        """The numbers, which nobody else writes to."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of the tensor's bytes, where they were read on the host; else empty."""
+        ...
+
+
+# Gives what is kept of a tensor that lies over the mesh as the layout says, or None: all of it.
+Condense = Callable[[Key, Tensor, str], Condensed | None]
 
 
 @dataclass(slots=True)
@@ -68,14 +92,20 @@ class Values:
             return seen.key
         if storage._cdata not in self._storages:  # holding it keeps its address from being reused
             self._storages[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        record = self._record(key, order, plain)
+        condensed = recorder.condense(key, tensor, plain.layout) if recorder.condense else None
+        if condensed is not None:
+            record = replace(record, kept=Kept.SUMMARY, stored=condensed.stored)
+            tensor = condensed.numbers
         source: HostSource | DeviceSource
         if tensor.device.type == "cpu":
             source = HostSource(tensor)
         else:
-            source = DeviceSource(tensor, recorder.stagings)
+            source = DeviceSource(tensor, recorder.stagings, own=condensed is not None)
         recorder.counts.nbytes += source.nbytes
-        recorder.sink.put(self._record(key, order, plain), source)
-        self._seen[place] = _Seen(key, version, source.digest)
+        recorder.sink.put(record, source)
+        digest = source.digest if condensed is None else condensed.digest
+        self._seen[place] = _Seen(key, version, digest)
         return key
 
     def _record(self, key: Key, order: int, plain: Plain, same_as: Key | None = None) -> Record:
