@@ -4,13 +4,14 @@ from dumpcmp.errors import VerificationError
 from dumpcmp.verifying.backend import VerifyingBackend, verify_correctness, verifying_backend
 from dumpcmp.verifying.config import VerifyConfig
 from dumpcmp.verifying.report import Report
-from dumpcmp.verifying.run import verify
+from dumpcmp.verifying.run import report_on, verify
 
 __all__ = [
     "Report",
     "VerificationError",
     "VerifyConfig",
     "VerifyingBackend",
+    "report_on",
     "verify",
     "verify_correctness",
     "verifying_backend",

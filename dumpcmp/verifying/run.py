@@ -45,7 +45,34 @@ def verify(
 
         report = verify([x], model, torch.compile(model))
     """
+    report = report_on(inputs, golden, target, config)
+    report.raise_for_status()
+    for said in report.doubts:
+        warnings.warn(said, VerificationWarning, stacklevel=2)
+    return report
+
+
+def report_on(
+    inputs: Any,
+    golden: Callable[..., Any],
+    target: Callable[..., Any],
+    config: VerifyConfig | None = None,
+) -> Report:
+    """What `verify` reports, without raising for what differs."""
     config = config or VerifyConfig()
+    arguments = _checked(inputs, golden, target)
+    names = called(golden), called(target)
+    report = hold(arguments, golden, target, config, names, _num_leaves(golden))
+    if config.enabled and config.backward and not report.has_grads:
+        raise CheckError(
+            f"backward=True, but no output of {called(golden)} requires grad",
+            hint="let an input or a parameter require grad, or set backward=False",
+        )
+    return report
+
+
+def _checked(inputs: Any, golden: Any, target: Any) -> Inputs:
+    """The inputs as arguments, if there are some, for two sides that can be called."""
     for side, call in (("golden", golden), ("the target", target)):
         if not callable(call):
             raise NotCallableError(
@@ -55,17 +82,7 @@ def verify(
     arguments = as_inputs(inputs)
     if not arguments.args and not arguments.kwargs:
         raise VerificationError("no inputs are given", hint="verify([x], golden, target)")
-    names = called(golden), called(target)
-    report = hold(arguments, golden, target, config, names, _num_leaves(golden))
-    if config.enabled and config.backward and not report.has_grads:
-        raise CheckError(
-            f"backward=True, but no output of {called(golden)} requires grad",
-            hint="let an input or a parameter require grad, or set backward=False",
-        )
-    report.raise_for_status()
-    for said in report.doubts:
-        warnings.warn(said, VerificationWarning, stacklevel=2)
-    return report
+    return arguments
 
 
 def _num_leaves(call: Callable[..., Any]) -> int:

@@ -1,0 +1,92 @@
+"""``dumpcmp verify``: hold a compiled model against the model itself, in one command."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
+    from torch import nn
+
+    from dumpcmp.judge import Checker
+    from dumpcmp.verifying import Report
+
+
+@click.command()
+@click.option("--model", "factory", metavar="PKG:FUNC",
+              help="FUNC returns the model and its inputs; without it, the demo.")  # fmt: skip
+@click.option("--backend", default="inductor", show_default=True,
+              help="Backend of torch.compile to verify.")  # fmt: skip
+@click.option("--backward", is_flag=True, help="Compare gradients too.")
+@click.option("--reference", type=click.Choice(["float64"]),
+              help="Run golden in this precision too, and refer both sides to it.")  # fmt: skip
+@click.option("--checker", default="auto", show_default=True, metavar="NAME",
+              help="auto (PCC), allclose, full, fp64, cosine, exact, rounding.")  # fmt: skip
+@click.option("--rtol", type=float, help="Relative tolerance of an element.")
+@click.option("--atol", type=float, help="Absolute tolerance of an element.")
+@click.option("--pcc", type=float, help="Least correlation (auto, full).")
+@click.option("--cosine", type=float, help="Least cosine (cosine).")
+@click.option("--explain", "explains", is_flag=True,
+              help="Where they differ, dump both sides and name the op.")  # fmt: skip
+def command(
+    factory: str | None, backend: str, backward: bool, reference: Any, checker: str,
+    explains: bool, **tolerances: float | None,
+) -> None:  # fmt: skip
+    """Compile a model with torch.compile, run both on the same inputs, and compare every value.
+
+    Exits with 0 where they are the same, 1 where they differ, 2 where there was trouble.
+    """
+    import torch
+
+    from dumpcmp.errors import VerificationError
+    from dumpcmp.verifying import VerifyConfig, report_on
+
+    config = VerifyConfig(
+        value_checker=chosen_checker(checker, tolerances), backward=backward, reference=reference
+    )
+    model, inputs = chosen_model(factory)
+    compiled = torch.compile(model, backend=backend)
+    report = report_on(inputs, model, compiled, config)
+    click.echo(repr(report))
+    try:
+        report.raise_for_status()
+    except VerificationError as error:
+        click.echo(explanation(inputs, model, compiled) if explains else f"  {error.hint}")
+        sys.exit(exit_code(report))
+
+
+def exit_code(report: "Report") -> int:
+    """1 where something differs, 2 where there was nothing to compare."""
+    return 1 if report.failures else 2
+
+
+def chosen_model(factory: str | None) -> "tuple[nn.Module, Any]":
+    """The model that the command line names, or the demo, and its inputs."""
+    if factory is None:
+        from dumpcmp.demo import build
+
+        return build()
+    from dumpcmp.dumping import built
+
+    model, args, kwargs = built(factory)
+    return model, kwargs or args
+
+
+def chosen_checker(name: str, tolerances: dict[str, float | None]) -> "Checker":
+    """The Checker that the options ask for."""
+    from dumpcmp import judge
+    from dumpcmp.cli import compare
+
+    if name == "fp64":
+        return judge.Fp64Checker()
+    if name == "rounding":
+        return judge.RoundingChecker()
+    chosen = compare.chosen_checker("pcc" if name == "auto" else name, tolerances)
+    return chosen or judge.AutomaticValueChecker()
+
+
+def explanation(inputs: Any, golden: Any, target: Any) -> str:
+    """The first op that goes wrong, in words."""
+    from dumpcmp.explaining import explain
+
+    return repr(explain(inputs, golden, target))

@@ -1,0 +1,121 @@
+"""From "different" to "this op": dump both sides of a verification, and compare the dumps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+
+from dumpcmp.comparing import compare
+from dumpcmp.dumping import capture
+from dumpcmp.judge import Checker
+from dumpcmp.outcome import Outcome, Row
+from dumpcmp.verifying.isolate import Subject, isolated, put_back
+from dumpcmp.verifying.observe import Cotangents, as_inputs, named_outputs, send_back
+from dumpcmp.verifying.run import eager_randomness, same_randomness
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation:
+    """Where the target first goes wrong: the `first_divergence`, and the comparison behind it."""
+
+    outcome: Outcome
+    mode: str  # how the target was dumped
+    path: Path | None = None  # where the dumps are, if they were to be kept
+
+    @property
+    def first_divergence(self) -> Row | None:
+        """The first op whose inputs agree and whose output does not."""
+        return self.outcome.first_divergence
+
+    @property
+    def op(self) -> str:
+        """The name of that op; empty if every op agrees."""
+        return self.first_divergence.key.op if self.first_divergence else ""
+
+    def __repr__(self) -> str:
+        row = self.first_divergence
+        counts = ", ".join(f"{n} {verdict}" for verdict, n in self.outcome.tally.counts.items())
+        lines = [_said(row) if row else "no op diverges", f"  values: {counts}"]
+        lines += [f"  also began at: {other.key.op}" for other in self.outcome.roots[1:4]]
+        return "\n".join([*lines, *(f"  note: {remark}" for remark in self.outcome.remarks)])
+
+
+def explain(
+    inputs: Any,
+    golden: Callable[..., Any],
+    target: Callable[..., Any],
+    *,
+    backward: bool = False,
+    checker: Checker | None = None,
+    path: str | Path | None = None,
+) -> Explanation:
+    """Dump `golden` and `target` as they run on `inputs`, and name the op that first differs.
+
+    A target that Inductor compiled is dumped kernel by kernel, one of another backend at the
+    boundaries of its graphs, anything else op by op. The dumps are kept only if a `path` is given.
+
+        try:
+            verify([x], model, compiled)
+        except VerificationError:
+            print(explain([x], model, compiled))
+    """
+    arguments = as_inputs(inputs)
+    with ExitStack() as stack:
+        room = Path(path) if path else Path(stack.enter_context(TemporaryDirectory()))
+        again = stack.enter_context(same_randomness())
+        sent = _dumped(isolated(golden, arguments), room / "golden", _EAGER, backward, None)
+        again()
+        way = _way_of(target)
+        with eager_randomness():
+            _dumped(
+                _entered(isolated(target, arguments), way), room / "target", way, backward, sent
+            )
+        outcome = compare(room / "golden", room / "target", checker=checker)
+    return Explanation(outcome, way["mode"], room if path else None)
+
+
+_EAGER: dict[str, Any] = {"mode": "eager"}
+
+
+def _way_of(call: Callable[..., Any]) -> dict[str, Any]:
+    """How `call` is to be dumped: the mode, and what belongs to it."""
+    if not isinstance(call, torch._dynamo.OptimizedModule):
+        return _EAGER
+    backend: Any = call.dynamo_ctx.callback
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    if getattr(backend, "compiler_name", "") == "inductor":
+        return {"mode": "compiled"}
+    return {"mode": "boundary", "backend": getattr(backend, "compiler_fn", backend)}
+
+
+def _entered(subject: Subject, way: dict[str, Any]) -> Subject:
+    """`subject` without torch.compile around it, where the capture compiles it itself."""
+    return subject if way is _EAGER else replace(subject, call=subject.modules[""])
+
+
+def _dumped(
+    subject: Subject, path: Path, way: dict[str, Any], backward: bool, sent: Cotangents | None
+) -> Cotangents:
+    """Run `subject` once under a capture; return what was sent back into its outputs."""
+    model = subject.call if isinstance(subject.call, nn.Module) else None
+    with put_back(subject), capture(model, path, backward=backward, weights=True, **way):
+        result = subject.call(*subject.inputs.args, **subject.inputs.kwargs)
+        return send_back(named_outputs(result), sent) if backward else {}
+
+
+def _said(row: Row) -> str:
+    """The first divergence as a line: which op, where in the code, how far off, and why."""
+    parts = [f"{row.key.op} is the first op that differs: {row.key.slot}, {row.verdict}"]
+    if row.judgement.reason:
+        parts.append(row.judgement.reason)
+    if row.source:
+        parts.append(f"computed at {row.source}")
+    return "; ".join(parts)
