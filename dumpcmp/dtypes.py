@@ -88,6 +88,11 @@ def widen(bits: NDArray[np.generic], dtype: Dtype) -> NDArray[np.generic]:
 
     Types that numpy computes with are returned as they are, without a copy.
     """
+    with np.errstate(invalid="ignore"):  # a signalling NaN is as good as a quiet one
+        return _widened(bits, dtype)
+
+
+def _widened(bits: NDArray[np.generic], dtype: Dtype) -> NDArray[np.generic]:
     match dtype.name:
         case "bfloat16":
             return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

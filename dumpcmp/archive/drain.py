@@ -93,6 +93,7 @@ class Drain:
         self._stopping = False
         self._wake = threading.Event()
         self._writing: tuple[int, int] | None = None  # bytes and records under way
+        self._stamps: deque[tuple[int, float]] = deque()  # when records came, every few ms
         self._pen = Pen()
         self._thread = threading.Thread(target=self._work, name="dumpcmp writer", daemon=True)
 
@@ -119,6 +120,16 @@ class Drain:
             if not self.freed.wait(PATIENCE_SECONDS) and not free():
                 self.ring.grow()
         self.seconds_waited += time.monotonic() - began
+
+    def keep_up(self, sequence: int) -> None:
+        """Wait while private memory holds what a kill must not lose any more."""
+        stamps, moment = self._stamps, time.monotonic()
+        if self.ring.used == 0:
+            stamps.clear()
+        if not stamps or moment - stamps[-1][1] > GATHER_SECONDS / 2:
+            stamps.append((sequence, moment))
+        if moment - stamps[0][1] > COMMIT_SECONDS:
+            self.wait_until(lambda: not stamps or self.ring.used == 0 or stamps[0][1] >= moment)
 
     def stop(self) -> None:
         """Write everything that was submitted, seal every part, and end the thread."""
@@ -227,6 +238,8 @@ class Drain:
         with self.lock:
             self._sequence += count
             self.ring.release(nbytes, self._sequence)
+            while self._stamps and self._stamps[0][0] < self._sequence:
+                self._stamps.popleft()
             self.freed.notify_all()
 
     def _finish_text(self, kind: int, part: Part, place: int, total: int, *rest: Any) -> None:

@@ -199,6 +199,8 @@ class Staging:
     def _reserve(self, nbytes: int) -> int:
         """A place for `nbytes` in one piece; waits while the ring is full."""
         ring = self._ring
+        if ring.path is None:
+            self._drain.keep_up(self._sequence)
         if ring.used == 0:
             ring.rewind(self._sequence)
         place = ring.place_for(nbytes)
