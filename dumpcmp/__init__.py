@@ -23,6 +23,8 @@ _HOMES: dict[str, str] = {
     "VerifyConfig": "dumpcmp.verifying",
     "verifying_backend": "dumpcmp.verifying",
     "verify_correctness": "dumpcmp.verifying",
+    "verify_partition_options": "dumpcmp.partitioning",
+    "verify_graph": "dumpcmp.partitioning",
     "explain": "dumpcmp.explaining",
     "VerificationError": "dumpcmp.errors",
     "AutomaticValueChecker": "dumpcmp.judge",

@@ -17,6 +17,8 @@ COMMANDS: dict[str, str] = {
     "audit": "check an archive against itself, and mend it",
     "show": "show what is in an archive",
     "verify": "hold a compiled model against the model itself",
+    "verify-op": "hold partitions of an op against the op itself",
+    "verify-graph": "hold every partition of every op of a graph against the op itself",
 }
 
 

@@ -29,6 +29,7 @@ _NAMES = words(
     "negative not_equal positive rad2deg reciprocal relu relu6 remainder round rrelu rsub selu sgn "
     "sigmoid sign signbit silu sinc softplus softshrink hardshrink square sub subtract tanhshrink "
     "threshold to _to_copy trunc where xlogy zeros_like ones_like full_like rand_like randn_like "
+    "__and__ __or__ __xor__ __lshift__ __rshift__ "
     "zero conj float double bfloat16 long int bool type cpu cuda"
 )
 _POSITIVE = words("log log2 log10 log1p rsqrt sqrt lgamma digamma")

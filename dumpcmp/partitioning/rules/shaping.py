@@ -258,6 +258,15 @@ def _kept_whole(arguments: Arguments) -> Ruling:
     return Ruling({name: names}, [names])
 
 
+def _diff(arguments: Arguments) -> Ruling:
+    name, shape = _first(arguments)
+    names = letters(len(shape))
+    out = [*names]
+    dim = arguments.get("dim", default=-1)
+    names[dim], out[dim] = f"{names[dim]}^", "p^"
+    return Ruling({name: said(names)}, [said(out)])
+
+
 def _last_two(arguments: Arguments) -> Ruling:
     name, shape = _first(arguments)
     names = said(frozen(letters(len(shape)), [-1, -2]))
@@ -323,6 +332,7 @@ RULES: dict[str, Rule] = {
     "select": _select,
     "nnscaler.runtime.function.fullslice": _fullslice,
     **dict.fromkeys(("flip", "roll", "cumsum", "cumprod"), _kept_whole),
+    "diff": _diff,
     **dict.fromkeys(("tril", "triu"), _last_two),
     **dict.fromkeys(("pad", "constant_pad_nd", "reflection_pad2d", "replication_pad2d"), _pad),
     "repeat": _repeat,

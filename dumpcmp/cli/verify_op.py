@@ -1,0 +1,44 @@
+"""``dumpcmp verify-op``: verify all partition configurations of a Python file."""
+
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command("verify-op")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--backend",
+    type=click.Choice(["inprocess", "gloo", "nccl"]),
+    default="inprocess",
+    show_default=True,
+    help="Where the parts run: in this process, or on real ranks.",
+)
+@click.option("--num", type=int, default=2, show_default=True, help="Parts, where none are given.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the inputs.")
+@click.option("--device", default="cpu", show_default=True, help="Device of the op.")
+@click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds per task.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="CSV to write.")
+def command(
+    file: Path, backend: str, num: int, seed: int, device: str, timeout: float, out: Path | None
+) -> None:
+    """Run FILE, and verify every VerifyConfig in it: those it verifies itself, and the others.
+
+    FILE is your own Python code and runs as such. Exit 0: every partition is the same as the op
+    alone, 1: one is different or not allowed, 2: trouble, or a partition that cannot be judged.
+    """
+    from dumpcmp.partitioning.files import verify_file
+    from dumpcmp.partitioning.findings import to_csv
+    from dumpcmp.partitioning.summary import summary
+
+    sys.path.insert(0, str(file.parent.resolve()))
+    findings = verify_file(
+        file, backend=backend, timeout=timeout, num=num, seed=seed, device=device
+    )
+    for row in findings.rows:
+        click.echo(str(row))
+    click.echo(summary(findings), nl=False)
+    if out:
+        out.write_text(to_csv(findings.rows))
+    sys.exit(0 if findings else findings.exit_code or 2)
