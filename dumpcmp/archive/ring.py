@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 
@@ -107,8 +108,9 @@ class Ring:
 
     def close(self) -> None:
         """Give the memory back, and remove the shared file."""
-        self.room.release()
-        self._memory.close()
+        with suppress(BufferError):  # somebody still looks at it: it goes when they do
+            self.room.release()
+            self._memory.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

@@ -1,0 +1,45 @@
+"""A program that writes records for ever, and logs each one that is finished: to be killed.
+
+Run as ``python -m tests.archive.doomed ARCHIVE LOG shared|private``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from dumpcmp.archive.writer import ArchiveWriter
+from dumpcmp.record import Key, Record
+from tests.archive.values import Dense
+
+STEP = 400  # records
+
+
+def name_of(number: int, slot: str) -> Key:
+    return Key("Model", number // STEP, f"layers.{number // 4}", 0, f"{slot}.{number % 4}")
+
+
+def main(path: str, log: str, ring: str) -> None:
+    sizes = np.random.default_rng(0)
+    with (
+        ArchiveWriter(path, part_nbytes=16 << 20, shared=ring == "shared") as sink,
+        open(log, "wb", buffering=0) as finished,
+    ):
+        number = 0
+        while True:
+            count = int(10 ** sizes.uniform(0, 5))
+            bits = np.full(count, float(number))
+            first = name_of(number, "output")
+            sink.put(Record(first, number, "float64", (count,), (1,)), Dense(bits))
+            again = Record(
+                name_of(number, "input"), number, "float64", (count,), (1,), same_as=first
+            )
+            sink.put(again, None)
+            finished.write(f"{number} {count} {time.monotonic():.6f}\n".encode())
+            number += 1
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
