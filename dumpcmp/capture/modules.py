@@ -32,13 +32,15 @@ class CallDoor:
     """Stands in for `nn.Module._compiled_call_impl`, through which every module call passes.
 
     Unlike a forward hook it sees keyword arguments before they change, and exceptions; unlike
-    a patched `__call__` it is invisible to dynamo, which traces `forward` as before.
+    a patched `__call__` it lets dynamo trace `forward` as before.
     """
 
     def __init__(self, intercept: Intercept) -> None:
         self.intercept = intercept
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+        if torch.compiler.is_compiling():  # dynamo traces the program as if it were closed
+            return None
         if module is None:
             return self
         own = module.__dict__.get(_ATTRIBUTE)

@@ -64,7 +64,7 @@ _NO_OPS = _words(
 )
 
 # Attributes of a tensor that are tensors computed from it.
-_COMPUTED_ATTRIBUTES = _words("T mT H mH real imag data")
+_COMPUTED_ATTRIBUTES = _words("T mT H mH real imag")
 
 _RANDOM = _words(
     """
