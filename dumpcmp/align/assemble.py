@@ -12,6 +12,7 @@ from dumpcmp.align.regions import Shape, Shard
 from dumpcmp.align.solve import Question, Solved, Unsolved, solve
 from dumpcmp.align.suspects import describe, likeliest
 from dumpcmp.align.unshard import Disagreement, Load, Plan, plan_unshard, unshard
+from dumpcmp.dtypes import Kind
 from dumpcmp.errors import AlignError, LayoutError
 from dumpcmp.layouts import Layout, Mesh, complete, parse_layout, placed
 from dumpcmp.record import Record
@@ -153,7 +154,8 @@ def _solved(held: Held, golden: Value, limit: float, assumed: Layout | None) -> 
         golden,
         held.shards(),
         limit,
-        may_be_partial=not held.slot.startswith(("grad.", "param.", "buffer.", "rng.")),
+        may_be_partial=golden.dtype.kind in (Kind.FLOAT, Kind.COMPLEX)
+        and not held.slot.startswith(("grad.", "param.", "buffer.", "rng.")),
         may_be_scaled=held.slot.startswith(("grad_input", "grad_output")),
     )
     load = held.loader()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dumpcmp.capture.distributed import patched, remembering, world
+from dumpcmp.capture.distributed import hearing, patched, remembering, world
 from dumpcmp.capture.names import Function
 from dumpcmp.capture.recorder import Scope, Step
 from dumpcmp.record import Call, Phase
@@ -58,7 +58,7 @@ _FUNCTIONAL = {  # DTensor and torch.compile use these; their result is ready af
 }
 _REDUCING = ("allreduce", "reduce", "reduce_scatter", "_reduce_scatter_base")  # of ProcessGroup
 # Words of a schema that say what a collective does, as they appear in Call.arguments.
-_WORDS = ("root_rank", "src", "dst", "tag", "output_split_sizes", "input_split_sizes")
+_WORDS = ("root_rank", "src", "dst", "tag", "number", "output_split_sizes", "input_split_sizes")
 
 
 @dataclass(slots=True)
@@ -90,6 +90,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._step_here = step_here
         self._reduction = "sum"  # of the collective that is being called
         self.waiting = _Waiting()
+        self._numbers: dict[tuple[Any, ...], int] = {}
         self._scopes: weakref.WeakKeyDictionary[Step, dict[str, Scope]]
         self._scopes = weakref.WeakKeyDictionary()
 
@@ -112,10 +113,13 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _in_place(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         form = _IN_PLACE.get(func._schema.name.removeprefix("c10d::"))
-        step = self._step_here() if form else None
-        if form is None or step is None:
+        if form is None:
             return func(*args, **kwargs)
         bound = _bound(func, args, kwargs)
+        self._count(form.name, bound)
+        step = self._step_here()
+        if step is None:
+            return func(*args, **kwargs)
         call = self._begin(step, form.name, _flat(bound.get(form.given)), bound)
         result = func(*args, **kwargs)
         outputs = _flat(bound.get(form.got))
@@ -125,11 +129,18 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.waiting.pending.append(_Pending(step, call, outputs, done))
         return result
 
+    def _count(self, name: str, bound: dict[str, Any]) -> None:
+        """Number sends and receives with each peer from the first on: so they find each other."""
+        if name in ("send", "recv"):
+            peer = (name, bound.get("dst", bound.get("src")), bound["tag"], str(_ranks(bound)))
+            bound["number"] = self._numbers.get(peer, 0)
+            self._numbers[peer] = bound["number"] + 1
+
     def _functional(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         word = func._schema.name.removeprefix("_c10d_functional::")
         if word == "wait_tensor":
             result = func(*args, **kwargs)
-            self._finish(result)
+            self.finish(result)
             return result
         step = self._step_here() if word in _FUNCTIONAL else None
         if step is None:
@@ -141,7 +152,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.waiting.pending.append(_Pending(step, call, [result], lambda: False))
         return result
 
-    def _finish(self, result: Tensor) -> None:
+    def finish(self, result: Tensor) -> None:
         """Record the functional collective whose result was just waited for."""
         for one in self.waiting.pending:
             if one.outputs[0].data_ptr() == result.data_ptr():
@@ -216,7 +227,7 @@ def collectives(step_here: Callable[[], Step | None]) -> Iterator[None]:
     reducing = [(dist.ProcessGroup, name, mode.reducing) for name in _REDUCING]
     with patched((dist.Work, "wait", mode.waited), *reducing):
         try:
-            with mode:
+            with hearing(mode.finish), mode:
                 yield
         finally:
             mode.waiting.record_finished()

@@ -30,6 +30,7 @@ _BETWEEN = (
     "torch.utils.",
     "torch.autograd.",
     "torch.nn.parameter",
+    "torch.nn.functional",
 )
 
 
@@ -53,6 +54,7 @@ class _State(threading.local):
 _state = _State()
 _stated: list[World] = []  # at most one: what set_rank was last told
 _layouts: Any = WeakIdKeyDictionary()  # Layouts of plain tensors, by the tensor's identity
+_heard: list[Callable[[Tensor], None]] = []  # told of each collective that a capture waited for
 _origins: Any = WeakIdKeyDictionary()  # DTensors -> the plain tensors that they were made from
 
 
@@ -139,15 +141,25 @@ def is_parallel_wrapper(module: torch.nn.Module) -> bool:
     )
 
 
-def is_machinery(func: Any, args: tuple[Any, ...]) -> bool:
+def is_machinery(func: Any) -> bool:
     """Whether torch.distributed itself calls `func`: how it moves values is no op of the model."""
     if not is_distributed():
         return False
-    if func is Tensor.view_as and args[0] is args[1]:  # autograd.Function hands an input on
-        return True
     if (getattr(func, "__module__", "") or "").startswith("torch.distributed"):
         return True  # recorded as a collective
     return getattr(func, "namespace", "") in _MACHINERY or _caller().startswith("torch.distributed")
+
+
+def hands_on(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an autograd.Function hands its input on as it is, which torch does by a view."""
+    return func is Tensor.view_as and args[0] is args[1]
+
+
+def handed_on(tensor: Tensor, func: Callable[..., Any]) -> Any:
+    """Run the view of `tensor`; what is recorded of it is `tensor`'s, its gradient above all."""
+    view = func(tensor, tensor)
+    _origins[view] = tensor
+    return view
 
 
 def _caller() -> str:
@@ -179,7 +191,7 @@ def of_model(op: str, found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor
 
 
 def origin_of(tensor: Tensor) -> Tensor:
-    """The plain tensor that a DTensor was made from, whose gradient is that of all its uses."""
+    """The tensor that a DTensor or view was made from, whose gradient is that of all its uses."""
     origin: Tensor = _origins.get(tensor, tensor) if _origins else tensor
     return origin
 
@@ -201,9 +213,25 @@ def remembering() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def hearing(heard: Callable[[Tensor], None]) -> Iterator[None]:
+    """Tell `heard`, while the block runs, of each result that the capture itself waited for."""
+    _heard.append(heard)
+    try:
+        yield
+    finally:
+        _heard.remove(heard)
+
+
 def _waited(tensor: Tensor) -> Tensor:
-    wait = getattr(tensor, "wait", None)
-    return wait() if wait is not None and type(tensor) is not Tensor else tensor
+    """The tensor behind an AsyncCollectiveTensor, once it is there."""
+    if type(tensor).__name__ != "AsyncCollectiveTensor":
+        return tensor
+    held: Any = tensor
+    plain: Tensor = held.wait()
+    for heard in _heard:
+        heard(plain)
+    return plain
 
 
 def _in_microbatch(known: Layout) -> Layout:

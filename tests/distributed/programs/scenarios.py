@@ -28,7 +28,8 @@ Capture = Callable[[], AbstractContextManager[Any]]
 def golden(capture: Capture, batch: int = BATCH, **kind: Any) -> None:
     """The whole model on one rank."""
     model = Decoder(**kind)
-    _train(capture, model, *samples(batch))
+    inputs = {"positions": torch.arange(LENGTH)} if batch == 1 else {}
+    _train(capture, model, *samples(batch), **inputs)
 
 
 def dtensor_tp(capture: Capture) -> None:
@@ -74,7 +75,11 @@ def fsdp(capture: Capture, tp: int = 1) -> None:
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
     rank = mesh["dp"].get_local_rank()
-    _train(capture, model, *(t.chunk(dp)[rank] for t in samples()))
+    _train(
+        capture,
+        model,
+        *(t.chunk(dp)[rank] for t in samples()),
+    )
 
 
 def ddp(capture: Capture) -> None:
@@ -88,8 +93,7 @@ def data_parallel(capture: Capture, fault: str = "") -> None:
     size = dist.get_world_size()
 
     def reduce(grad: Tensor) -> Tensor:
-        grad = grad.contiguous().clone()
-        dist.all_reduce(grad)
+        grad = _summed(grad)
         return grad if fault == "gradients not averaged" else grad / size
 
     for parameter in model.parameters():
@@ -124,6 +128,8 @@ def megatron(
 def sequence(capture: Capture, fault: str = "") -> None:
     """Each rank embeds its part of the sequence; the parts are gathered before the layers."""
     model = _Gathering()
+    for parameter in (model.embed.weight, model.position.weight):  # each rank saw some tokens
+        parameter.register_hook(_summed)
     rank, size = dist.get_rank(), dist.get_world_size()
     share = LENGTH // size
     offset = 0 if fault == "wrong sequence offset" and rank == size - 1 else rank * share
@@ -135,6 +141,12 @@ def sequence(capture: Capture, fault: str = "") -> None:
         labels,
         positions=torch.arange(offset, offset + share),
     )
+
+
+def _summed(grad: Tensor) -> Tensor:
+    grad = grad.contiguous().clone()
+    dist.all_reduce(grad)
+    return grad
 
 
 class _Gathering(Decoder):

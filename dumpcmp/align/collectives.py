@@ -1,0 +1,194 @@
+"""What a collective must give: the reduction, the joining or the copy of what the ranks gave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dumpcmp.align.match import Listing, Place, place_of
+from dumpcmp.align.names import split_op
+from dumpcmp.align.reduce import reduce_terms
+from dumpcmp.errors import LayoutError
+from dumpcmp.layouts import REDUCTIONS
+from dumpcmp.record import Call, Key, Record
+from dumpcmp.tensors import Value
+
+COLLECTIVES = frozenset(
+    """
+    all_reduce all_gather reduce_scatter all_to_all broadcast reduce gather scatter send recv
+    """.split()  # noqa: SIM905
+)
+
+
+def is_collective(op: str) -> bool:
+    """Whether `op` is a collective, which moves values between ranks and computes none."""
+    return split_op(op)[1] in COLLECTIVES
+
+
+def without_collectives(listing: Listing) -> Listing:
+    """What the model itself does; collectives differ between runs by their nature."""
+    kept = {key: records for key, records in listing.values.items() if not is_collective(key.op)}
+    return Listing(kept, listing.calls)
+
+
+def collective_keys(listing: Listing) -> list[Key]:
+    """The values of all collectives."""
+    return [key for key in listing.values if is_collective(key.op)]
+
+
+def source_of(key: Key, listing: Listing) -> Key | None:
+    """The value of the model that the value `key` of a collective is, in whatever layout.
+
+    A collective changes how a value lies over the ranks and never the whole value: what it
+    gives out is what it was given, and so are their gradients.
+    """
+    gradient = key.slot.startswith("grad_")
+    given = [k for k in listing.places[place_of(key)] if k.slot.startswith("input.")]
+    if len(given) != 1:
+        return None
+    found = next((r.same_as for r in listing.values[given[0]] if r.same_as is not None), None)
+    if found is None or not gradient:
+        return found
+    return Key(found.model, found.step, found.op, found.call, f"grad_{found.slot}")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What one rank got from a collective, and what it should have got."""
+
+    rank: int
+    expected: Value
+    got: Value
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The collectives of a run, as each rank saw them."""
+
+    calls: Mapping[int, Mapping[Place, Call]]  # of each rank
+    shards: Callable[[Key], Sequence[Record]]  # the records of a value, of all ranks
+    load: Callable[[Record], Value]
+
+    def deliveries(self, key: Key) -> list[Delivery]:
+        """What each rank that has the output `key` got, and what it should have got."""
+        found = []
+        for record in self.shards(key):
+            call = self.calls[record.rank][place_of(key)]
+            expected = self._expected(record, call, _words(call))
+            found.append(Delivery(record.rank, expected, self.load(record)))
+        return found
+
+    def _expected(self, record: Record, call: Call, words: Mapping[str, Any]) -> Value:
+        name = split_op(call.op)[1]
+        group: list[int] = words["group"]
+        mine = group.index(record.rank)
+        if name == "recv":
+            return self._sent(record, words)
+        given = [self._given(record.key, rank) for rank in group]
+        slot = int(record.key.slot.partition(".")[2] or 0)
+        match name:
+            case "all_reduce" | "reduce":
+                return _reduced([values[slot] for values in given], words)
+            case "broadcast":
+                root: int = words.get("root_rank", words.get("src", 0))
+                return given[root][slot]
+            case "reduce_scatter":
+                return _scattered(given, words, mine, len(group))
+            case "all_gather" | "gather":
+                return _gathered(given, record, slot)
+            case "all_to_all":
+                return _exchanged(given, record, mine, slot, words)
+            case _:
+                return given[int(words.get("root_rank", 0))][mine]
+
+    def _given(self, key: Key, rank: int) -> list[Value]:
+        """All that `rank` gave to the collective, in order."""
+        values = []
+        for number in range(1024):
+            slot = f"input.{number}"
+            given = Key(key.model, key.step, key.op, key.call, slot)
+            record = next((r for r in self.shards(given) if r.rank == rank), None)
+            if record is None:
+                break
+            values.append(self.load(record))
+        if not values:
+            raise LayoutError(
+                f"rank {rank} left nothing of {key.op}#{key.call}",
+                hint="dumpcmp audit names the ranks that are missing",
+            )
+        return values
+
+    def _sent(self, record: Record, words: Mapping[str, Any]) -> Value:
+        """What the sender sent: a send and its receive have the same number between two ranks."""
+        source, group = words["src"], words["group"]
+        sender = group[source]
+        letter = (sender, group.index(record.rank), words["tag"], words["number"])
+        place = self._sends.get(letter)
+        if place is None:
+            raise LayoutError(
+                f"rank {sender} left no record of what it sent to rank {record.rank}",
+                hint="dumpcmp audit says which rank's archive is not complete",
+            )
+        key = Key(*place, "input.0")
+        return self.load(next(r for r in self.shards(key) if r.rank == sender))
+
+    @cached_property
+    def _sends(self) -> dict[tuple[int, int, int, int], Place]:
+        """Every send by its sender, the receiver's place in the group, tag and number."""
+        found: dict[tuple[int, int, int, int], Place] = {}
+        for rank, calls in self.calls.items():
+            for place, call in calls.items():
+                if split_op(place.op)[1] == "send":
+                    words = _words(call)
+                    found[rank, words["dst"], words["tag"], words["number"]] = place
+        return found
+
+
+def _words(call: Call) -> dict[str, Any]:
+    """What the call says besides its tensors: group, reduction, root, splits."""
+    said = json.loads(call.arguments).get("kwargs", {})
+    return {word: value for word, value in said.items() if not isinstance(value, dict)}
+
+
+def _reduced(terms: Sequence[Value], words: Mapping[str, Any]) -> Value:
+    reduction = words.get("op", "sum")
+    if reduction not in REDUCTIONS:
+        raise LayoutError(f"the reduction {reduction!r} cannot be checked")
+    return reduce_terms(terms, reduction, len(terms) if reduction == "avg" else 1)
+
+
+def _scattered(
+    given: Sequence[Sequence[Value]], words: Mapping[str, Any], mine: int, size: int
+) -> Value:
+    if len(given[0]) > 1:
+        return _reduced([values[mine] for values in given], words)
+    whole = _reduced([values[0] for values in given], words)
+    return Value(whole.dtype, np.split(whole.bits, size)[mine])
+
+
+def _gathered(given: Sequence[Sequence[Value]], record: Record, slot: int) -> Value:
+    if given[0][0].shape == record.shape:
+        return given[slot][0]
+    dtype = given[0][0].dtype
+    joined = np.concatenate([values[0].bits.reshape(-1) for values in given])
+    return Value(dtype, joined.reshape(record.shape))
+
+
+def _exchanged(
+    given: Sequence[Sequence[Value]],
+    record: Record,
+    mine: int,
+    slot: int,
+    words: Mapping[str, Any],
+) -> Value:
+    if len(given[0]) > 1:
+        return given[slot][mine]
+    if words.get("input_split_sizes"):
+        raise LayoutError("an all_to_all of uneven parts cannot be checked from one rank's splits")
+    parts = [np.split(values[0].bits, len(given))[mine] for values in given]
+    return Value(given[0][0].dtype, np.concatenate(parts).reshape(record.shape))
