@@ -9,41 +9,49 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from dumpcmp import __version__
 from dumpcmp.archive.writer import ArchiveWriter, Progress
 from dumpcmp.capture.aten import AtenCapture
+from dumpcmp.capture.backend import GraphBackend
+from dumpcmp.capture.boundary import BoundaryCapture
+from dumpcmp.capture.certificate import NOT_CERTIFIED, Evidence, certificate
 from dumpcmp.capture.distributed import world
 from dumpcmp.capture.graph import GraphCapture
-from dumpcmp.capture.inductor import CompiledCapture
+from dumpcmp.capture.inductor import CompiledCapture, untapped_evidence
 from dumpcmp.capture.modules import ModuleCapture
 from dumpcmp.capture.precision import Precision
 from dumpcmp.capture.recorder import Counts, Recorder
 from dumpcmp.capture.tap import Tap, make_tap
 from dumpcmp.errors import CaptureError, CaptureWarning, SelectionError
+from dumpcmp.keeping import Compactor, Keeping, compacting, within_budget
 
-MODES: dict[str, type[ModuleCapture]] = {
+MODES: dict[str, Callable[..., ModuleCapture]] = {
     "eager": ModuleCapture,
     "fx": GraphCapture,
     "aten": AtenCapture,
     "compiled": CompiledCapture,
+    "boundary": BoundaryCapture,
 }
 
 
 class Capture:
     """A capture that is running: what it sees, and where it goes."""
 
-    def __init__(self, mode: ModuleCapture, writer: ArchiveWriter) -> None:
+    def __init__(
+        self, mode: ModuleCapture, writer: ArchiveWriter, compactor: Compactor | None = None
+    ) -> None:
         self.mode = mode
         self.writer = writer
+        self.compactor = compactor
         self._began = time.monotonic()
 
     @property
@@ -90,7 +98,7 @@ def save(name: str, tensor: Tensor) -> None:
         _save(name, tensor)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _save(name: str, tensor: Tensor) -> None:
     assert _active is not None
     _active.save(name, tensor)
@@ -110,6 +118,16 @@ def capture(
     level: str = "functions",
     dtype: str | None = None,
     overwrite: bool = False,
+    fusion: bool = True,
+    realize: bool = False,
+    backend: str | Callable[..., Any] | None = None,
+    evidence: Evidence | None = None,
+    keep: str = "full",
+    compact: bool = False,
+    keep_full: Sequence[str] = (),
+    sketch: int = 512,
+    reduce: str | None = None,
+    disk_budget: int | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Iterator[Capture]:
     """Record what `model` does while the block runs; with None, what every model does.
@@ -118,20 +136,75 @@ def capture(
             model(x)
 
     Nothing of the capture outlives the block, and the archive is closed however it ends.
+    ``keep="summary"`` keeps Summaries instead of tensors; `compact` has a process beside the run
+    replace finished tensors by them, all, or the oldest ones that exceed `disk_budget` bytes.
+    `fusion` and `realize` are of ``mode="compiled"``, `backend` of ``mode="boundary"``.
     """
     tap = make_tap(tokens, layers, io, backward, weights, level)
     precision = Precision(dtype) if dtype else None
     running_mode = mode_named(mode)
+    way = mode_options(mode, fusion, realize, backend)
     here = world()
-    run = {**facts_of(tap, mode, dtype), **(facts or {})}
-    with ArchiveWriter(
-        path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite
-    ) as out:
-        recorder = Recorder(out, tap, here.rank)
-        taken = running_mode(recorder, roots=() if model is None else (model,))
+    run = {**facts_of(tap, mode, dtype), **facts_of_mode(mode, way), **(facts or {})}
+    if evidence is not None:
+        way["evidence"] = evidence
+    keeping = Keeping(keep, compact, tuple(keep_full), sketch, reduce, disk_budget)
+    run["keep"] = keeping.words()
+    with (
+        ExitStack() as after,  # the compactor ends when the archive is closed
+        ArchiveWriter(
+            path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite,
+            part_nbytes=keeping.part_nbytes,
+        ) as out,
+    ):  # fmt: skip
+        beside = after.enter_context(compacting(out.path.parent, keeping, here.rank))
+        recorder = Recorder(within_budget(out, keeping, beside), tap, here.rank)
+        recorder.condense = keeping.condenser()
+        taken = running_mode(recorder, () if model is None else (model,), **way)
         taken.precision = precision
-        with _activated(Capture(taken, out)) as now:
+        with _activated(Capture(taken, out, beside)) as now:
             yield now
+
+
+class FxBackend:
+    """A torch.compile backend that dumps; it ends with `close`, a with block, or the program."""
+
+    def __init__(self, writer: ArchiveWriter, recorder: Recorder) -> None:
+        self._writer = writer
+        self._backend = GraphBackend(recorder)
+
+    def __call__(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        return self._backend(graph, example_inputs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the archive; graphs that are compiled already run on, unrecorded."""
+        self._backend.close()
+        self._writer.run["seen"] = seen(self._backend.recorder.counts)
+        self._writer.close()
+
+
+def fx_backend(
+    path: str | os.PathLike[str], *, overwrite: bool = False, **selection: Any
+) -> FxBackend:
+    """The FX dump as a torch.compile backend; `selection` are the filters of `capture`.
+
+        model = torch.compile(model, backend=dumpcmp.fx_backend("d1"))
+
+    A step is one outermost call of what was compiled. The archive is complete when the backend
+    is closed or the program ends.
+    """
+    tap, here = make_tap(**selection), world()
+    run = facts_of(tap, "fx", None)
+    writer = ArchiveWriter(
+        path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite
+    )
+    return FxBackend(writer, Recorder(writer, tap, here.rank))
 
 
 @contextmanager
@@ -160,11 +233,35 @@ def seen(counts: Counts) -> dict[str, int]:
     }
 
 
-def mode_named(name: str) -> type[ModuleCapture]:
+def mode_named(name: str) -> Callable[..., ModuleCapture]:
     """The way of capturing that is called `name`."""
     if name not in MODES:
         raise SelectionError(f"--mode {name!r} is not known", hint=f"valid are: {', '.join(MODES)}")
     return MODES[name]
+
+
+def mode_options(
+    mode: str, fusion: bool, realize: bool, backend: str | Callable[..., Any] | None
+) -> dict[str, Any]:
+    """The options that belong to `mode`; the others must have been left alone."""
+    if mode != "compiled" and (realize or not fusion):
+        option = "--realize" if realize else "--fusion off"
+        raise SelectionError(f"{option} says nothing to --mode {mode}", hint="use --mode compiled")
+    if mode == "boundary" and backend is None:
+        raise SelectionError("--mode boundary needs a backend", hint="add --backend aot_eager")
+    if mode != "boundary" and backend is not None:
+        raise SelectionError("--backend is for --mode boundary", hint="use --mode boundary")
+    if mode == "compiled":
+        return {"fusion": fusion, "realize": realize}
+    return {"backend": backend} if mode == "boundary" else {}
+
+
+def facts_of_mode(mode: str, way: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json says of how a compiled run was compiled."""
+    facts: dict[str, Any] = {word: value for word, value in way.items() if word != "evidence"}
+    if mode == "compiled":
+        facts["certificate"] = {"text": NOT_CERTIFIED}
+    return facts
 
 
 def facts_of(tap: Tap, mode: str, dtype: str | None) -> dict[str, Any]:
@@ -212,6 +309,8 @@ class Dumped:
     counts: Counts
     remarks: tuple[str, ...] = ()
     error: BaseException | None = None  # the program's own
+    certificate: str = ""  # of a compiled run: whether the tap changed it
+    compacted: str = ""  # what the compactor beside the run came to
 
     @property
     def is_empty(self) -> bool:
@@ -225,19 +324,27 @@ def dump(
     *,
     seed: int | None = None,
     watch: Callable[[Capture], None] = lambda _: None,
+    certify: bool = False,
     **selection: Any,
 ) -> Dumped:
     """Run `program` under a capture of every model in it.
 
     `selection` are the filters of `capture`. `watch` is told of the capture when it begins. An
-    exception of the program does not come out of here: it is part of what is returned.
+    exception of the program does not come out of here: it is part of what is returned. With
+    `certify` the program runs once more before, compiled but not tapped, and the certificate
+    says whether the tap changed kernels or bits.
     """
+    if certify and selection.get("mode") != "compiled":
+        raise SelectionError("--certify is for --mode compiled", hint="leave it out")
     if seed is not None:
         seed_everything(seed)
+    untapped = untapped_evidence(program) if certify else None
+    evidence = Evidence() if certify else None
     error: BaseException | None = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
-        with capture(None, path, facts={"seed": seed}, **selection) as now:
+        facts = {"seed": seed}
+        with capture(None, path, facts=facts, evidence=evidence, **selection) as now:
             watch(now)
             try:
                 program()
@@ -247,11 +354,25 @@ def dump(
                 error = raised
             if error is not None:
                 now.writer.run["error"] = f"{type(error).__name__}: {error}"
-    return Dumped(now.path, now.counts, tuple(now.remarks()), error)
+            if untapped is not None and evidence is not None:
+                now.writer.run["certificate"] = certificate(untapped, evidence).to_json()
+    certified = now.writer.run.get("certificate", {}).get("text", "")
+    compacted = now.compactor.said if now.compactor else ""
+    return Dumped(now.path, now.counts, tuple(now.remarks()), error, certified, compacted)
 
 
 def factory_program(name: str, backward: bool = False) -> Callable[[], object]:
     """A program that calls the model which ``pkg.mod:build`` makes on its example inputs."""
+    factory = _factory(name)
+    return lambda: _call(*_model_and_inputs(name, factory()), backward)
+
+
+def built(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """The model which ``pkg.mod:build`` makes, and what to call it with."""
+    return _model_and_inputs(name, _factory(name)())
+
+
+def _factory(name: str) -> Callable[[], Any]:
     module_name, _, attribute = name.partition(":")
     if not attribute:
         raise SelectionError(f"--model {name!r} names no factory", hint="write pkg.mod:function")
@@ -259,11 +380,11 @@ def factory_program(name: str, backward: bool = False) -> Callable[[], object]:
 
     sys.path.insert(0, str(Path.cwd()))
     try:
-        factory = getattr(import_module(module_name), attribute)
+        factory: Callable[[], Any] = getattr(import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         hint = "it must be importable from the working directory"
         raise CaptureError(f"--model {name}: {error}", hint=hint) from error
-    return lambda: _call(*_model_and_inputs(name, factory()), backward)
+    return factory
 
 
 def _model_and_inputs(name: str, made: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from dumpcmp.capture import tapped
-from dumpcmp.capture.graph import UNTRACED
+from dumpcmp.capture import tapped as generated
+from dumpcmp.capture.certificate import Evidence, digest_of_all
+from dumpcmp.capture.graph import UNTRACED, untraced
 from dumpcmp.capture.inductor_names import (
     Options,
     compilation_watched,
@@ -21,7 +24,9 @@ from dumpcmp.capture.inductor_names import (
 from dumpcmp.capture.modules import ModuleCapture, is_compile_wrapper
 from dumpcmp.capture.provenance import SCHEMA, Provenance, Traced
 from dumpcmp.capture.recorder import Recorder, Step
+from dumpcmp.capture.tap import Tap
 from dumpcmp.capture.tapped import TappedGraph
+from dumpcmp.record import Call, Record, Source
 
 
 class CompiledCapture(ModuleCapture):
@@ -38,11 +43,16 @@ class CompiledCapture(ModuleCapture):
         *,
         fusion: bool = True,
         realize: bool = False,
+        tapped: bool = True,
+        evidence: Evidence | None = None,
     ) -> None:
         super().__init__(recorder, roots, mode=None)
-        self.enter = torch.compiler.disable(self.enter)
-        self.exit = torch.compiler.disable(self.exit)
-        self._provenance = Provenance(lambda: self.step, unfused=not fusion, realize=realize)
+        self.enter = untraced(self.enter)
+        self.exit = untraced(self.exit)
+        self.evidence = evidence
+        self._provenance = Provenance(
+            lambda: self.step, tapped=tapped, unfused=not fusion, realize=realize
+        )
         self._compiled: dict[int, Callable[..., Any]] = {}
         self._texts: set[str] = set()
 
@@ -58,12 +68,12 @@ class CompiledCapture(ModuleCapture):
         )
         self._eager = True  # no stance: what is compiled must run compiled
         torch._dynamo.reset()
-        tapped.set_capture(self)
+        generated.set_capture(self)
         try:
             with super().running(), compilation_watched(watch, options):
                 yield
         finally:
-            tapped.set_capture(None)
+            generated.set_capture(None)
             torch._dynamo.reset()
 
     def run_root(
@@ -79,12 +89,8 @@ class CompiledCapture(ModuleCapture):
     def _is_compiled(self, module: nn.Module) -> bool:
         if inside_compiled_callable():
             return True
-        return any(
-            "_compiled_call_impl" in m.__dict__
-            and m.__dict__["_compiled_call_impl"] is not None
-            or is_compile_wrapper(m)
-            for m in module.modules()
-        )
+        inner = module.modules()
+        return any(is_compile_wrapper(m) or m.__dict__.get("_compiled_call_impl") for m in inner)
 
     # What generated code tells
 
@@ -105,5 +111,44 @@ class CompiledCapture(ModuleCapture):
         sink.text(step.model.name, f"graph-{number}-{phase}.txt", graph.table["text"])
         sink.text(step.model.name, f"code-{number}-{phase}.txt", code)
 
-    def finished(self, graph: TappedGraph, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Nothing to do: the values were recorded as they were computed."""
+    def starting(self, inputs: Sequence[Any]) -> str:
+        """The digest of what compiled code is given, where evidence is gathered."""
+        return "" if self.evidence is None else digest_of_all(inputs)
+
+    def finished(self, graph: TappedGraph, started: str, outputs: Sequence[Any]) -> None:
+        """Note what compiled code gave, where evidence is gathered."""
+        if self.evidence is not None:
+            self.evidence.add(graph.table["digest"], started, outputs)
+
+
+def untapped_evidence(program: Callable[[], object]) -> Evidence:
+    """Run `program` compiled as it would be, with no tap; what it drew at random is put back."""
+    evidence = Evidence()
+    capture = CompiledCapture(Recorder(_Nowhere(), Tap()), tapped=False, evidence=evidence)
+    # What goes wrong here goes wrong in the run that is recorded, too, and is told of there.
+    with capture.running(), _randomness_kept(), suppress(Exception, SystemExit):
+        program()
+    return evidence
+
+
+@contextmanager
+def _randomness_kept() -> Iterator[None]:
+    devices = range(torch.cuda.device_count())
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices):
+        yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+class _Nowhere:
+    """A Sink for a run of which nothing is kept."""
+
+    def call(self, call: Call) -> None:
+        """Forget it."""
+
+    def put(self, record: Record, source: Source | None) -> None:
+        """Forget it."""
+
+    def text(self, model: str, name: str, text: str) -> None:
+        """Forget it."""

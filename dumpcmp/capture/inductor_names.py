@@ -115,10 +115,17 @@ def traced_node(tensor: Tensor) -> fx.Node | None:
     if mode is None:
         return None
     if isinstance(tensor, functional):
-        torch._sync(tensor)
-        tensor = torch._from_functional_tensor(tensor.elem)  # type: ignore[attr-defined]
+        unwrap: Any = torch
+        unwrap._sync(tensor)
+        tensor = unwrap._from_functional_tensor(tensor.elem)  # type: ignore[attr-defined]
     proxy = proxies.get_proxy_slot(tensor, mode.tracer, None, lambda slot: slot.proxy)
     return None if proxy is None else proxy.node
+
+
+def sequence_number() -> int:
+    """How many autograd nodes this thread has made."""
+    autograd: Any = torch.autograd
+    return int(autograd._get_sequence_nr())
 
 
 def compile_context() -> object | None:
@@ -324,9 +331,10 @@ def _extern_name(node: Any) -> str:
 
 
 def _origin(scheduler: Any, node: Any, output: Any) -> fx.Node | None:
-    """The node whose value `output` is. Of a buffer that is changed in place later on by the
+    """The node whose value `output` is.
 
-    same node (an accumulating scatter), only the last state is the node's value.
+    Of a buffer that the same node changes in place later on (an accumulating scatter), only the
+    last state is the node's value.
     """
     origin = node.node.get_origin_node()
     name = output.get_name()

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-
 from torch.utils import _pytree as pytree
 
 from dumpcmp.capture import graph as graph_capture
@@ -23,11 +22,11 @@ from dumpcmp.capture.inductor_names import (
     Written,
     compile_context,
     is_backward,
+    sequence_number,
     size_expression,
     traced_node,
 )
-from dumpcmp.capture.names import NO_OP, Function, attribute_of, function_of
-from dumpcmp.capture.recorder import in_order
+from dumpcmp.capture.names import NO_OP, Function, attribute_of, function_of, in_order
 from dumpcmp.capture.views import Sizes, Step, base_of, is_same, view_name, views_of
 
 Place = tuple[int, str]  # which op of the graph, and which slot of it
@@ -35,7 +34,7 @@ Reading = tuple[list[Step], list[Place]]  # what to do with a buffer, and where 
 SCHEMA = 1  # of the table in generated code; caches keep code of different schemas apart
 
 _MARK = "dumpcmp"  # in Node.meta: the places whose value the node is
-_TAP_LINE = re.compile(r"^\s*_dumpcmp\(.*\n", re.MULTILINE)
+_SPARE_LINE = re.compile(r"^\s*(_dumpcmp\(.*|#.*|)\n", re.MULTILINE)  # the tap's, and comments
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ class Provenance:
         if graph is None or node.name not in graph.index:
             return
         number = graph.index[node.name]
-        graph.began = _sequence_number()
+        graph.began = sequence_number()
         function = graph.ops[number].function
         graph.arguments = in_order(function, args)
         _mark_all(graph, number, _inputs_of(function, graph.arguments, kwargs))
@@ -119,7 +118,7 @@ class Provenance:
         if graph is None or node.name not in graph.index:
             return
         number = graph.index[node.name]
-        for sequence in range(graph.began, _sequence_number()):
+        for sequence in range(graph.began, sequence_number()):
             graph.sequence[sequence] = number
         given = graph.arguments[0] if graph.ops[number].function.returns_nothing else result
         _mark_all(graph, number, slots.slots_of("output", given))
@@ -176,7 +175,7 @@ class Provenance:
 
 def named(graph: fx.GraphModule, step: recorder.Step) -> Traced:
     """The ops of dynamo's `graph`, which was traced just now in `step`."""
-    places = graph_capture.places_of(graph, step)
+    places = graph_capture.places_of(graph, step.model, step.scope.path)
     ops = [
         GraphOp(node.name, function, places[node])
         for node in graph.graph.nodes
@@ -204,8 +203,9 @@ def _function(node: fx.Node) -> Function:
 
 def _inputs_of(function: Function, args: tuple[Any, ...], kwargs: Any) -> slots.Slots:
     """The input slots; symbolic sizes are left out, since to read one would fix it."""
-    fixed = pytree.tree_map_only((torch.SymInt, torch.SymFloat), lambda _: 0, (args, kwargs))
-    return slots.arguments_of(*fixed, function.positions)[0]
+    symbolic = (torch.SymInt, torch.SymFloat)
+    args, kwargs = pytree.tree_map_only(symbolic, lambda _: 0, (args, kwargs))
+    return slots.arguments_of(args, kwargs, function.positions)[0]
 
 
 def _mark_all(graph: Traced, number: int, found: slots.Slots) -> None:
@@ -234,12 +234,9 @@ def _watch_gradient(graph: Traced, tensor: Tensor, place: Place) -> None:
     places = graph.gradients.get(which)
     if places is None:
         places = graph.gradients[which] = []
-        tensor.register_hook(lambda gradient: _mark(gradient, places))
+        hooked: Any = tensor
+        hooked.register_hook(lambda gradient: _mark(gradient, places))
     places.append(place)
-
-
-def _sequence_number() -> int:
-    return int(torch.autograd._get_sequence_nr())
 
 
 def is_computed(node: fx.Node) -> bool:
@@ -305,5 +302,8 @@ def _inputs(nodes: Sequence[fx.Node], backward: bool) -> Iterator[tuple[int, lis
 
 
 def code_digest(code: str) -> str:
-    """Digest of generated code without the lines of the tap: the same for untapped code."""
-    return hashlib.sha256(_TAP_LINE.sub("", code).encode()).hexdigest()[:32]
+    """Digest of generated code without the lines of the tap: the same for untapped code.
+
+    Comments are left out, too, since they count the graphs of the process.
+    """
+    return hashlib.sha256(_SPARE_LINE.sub("", code).encode()).hexdigest()[:32]

@@ -33,8 +33,12 @@ class Capture(Protocol):
         """`graph` runs for the first time."""
         ...
 
-    def finished(self, graph: TappedGraph, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """`graph` ran on `inputs` and gave `outputs`."""
+    def starting(self, inputs: Sequence[Any]) -> str:
+        """Generated code is about to run on `inputs`; what is returned comes back at the end."""
+        ...
+
+    def finished(self, graph: TappedGraph, started: str, outputs: Sequence[Any]) -> None:
+        """`graph` ran and gave `outputs`."""
         ...
 
 
@@ -82,6 +86,7 @@ def _watched(graph: TappedGraph, call: Callable[[list[Any]], Any], args: list[An
     if capture is None:
         return call(args)
     inputs = list(args)
+    started = capture.starting(inputs)
     outer, _here.run = _here.run, _begin(capture, graph, inputs)
     try:
         outputs = call(args)
@@ -89,7 +94,7 @@ def _watched(graph: TappedGraph, call: Callable[[list[Any]], Any], args: list[An
             _here.run.end(inputs, outputs)
     finally:
         _here.run = outer
-    capture.finished(graph, inputs, outputs)
+    capture.finished(graph, started, outputs)
     return outputs
 
 
@@ -107,7 +112,7 @@ def _begin(capture: Capture, graph: TappedGraph, inputs: list[Any]) -> Run | Non
 
 def _forward_run(capture: Capture, graph: TappedGraph, traced: Traced) -> Run | None:
     step = capture.step
-    return None if step is None else Run(step, _calls(step, graph.table, traced), traced)
+    return None if step is None else Run(step, calls_of(step, graph.table, traced), traced)
 
 
 def _backward_run(traced: Traced, inputs: list[Any]) -> Run | None:
@@ -159,7 +164,7 @@ class Run:
             self._traced.pending.append(self)
 
 
-def _calls(step: Step, table: dict[str, Any], traced: Traced) -> list[Call | None]:
+def calls_of(step: Step, table: dict[str, Any], traced: Traced) -> list[Call | None]:
     """Number the ops of a graph as they are in an eager run, and tell the archive of them all.
 
     An op that is not materialised is told of, too, with the kernel that it was fused into.

@@ -91,9 +91,11 @@ def _step(node: fx.Node, sizes: Sizes) -> Step | None:
     name = view_name(node)
     if name in _SAME:
         return [name, []]
-    names = [argument.name for argument in node.target._schema.arguments] if name != "getitem" else []  # type: ignore[union-attr]  # fmt: skip
-    extra = dict(node.kwargs)
-    args = [*node.args[1:], *(extra.pop(word) for word in names[len(node.args) :] if word in extra)]
+    args = list(node.args[1:])
+    if node.kwargs:
+        schema: Any = getattr(node.target, "_schema", None)
+        words = [argument.name for argument in schema.arguments][len(node.args) :]
+        args += [node.kwargs[word] for word in words if word in node.kwargs]
     try:
         return [name, [_written(argument, sizes) for argument in args]]
     except TypeError:

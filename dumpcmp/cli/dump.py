@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dumpcmp.errors import SelectionError
+from dumpcmp.sizes import parse_nbytes
 
 if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
     from dumpcmp.dumping import Capture, Dumped
@@ -18,7 +19,8 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--mode", default="eager", show_default=True,
-              help="eager, fx (dynamo graph) or aten (dispatcher).")  # fmt: skip
+              help="eager, fx (dynamo graph), aten (dispatcher), compiled (Inductor's kernels) or "
+              "boundary (graphs of any backend).")  # fmt: skip
 @click.option("--path", required=True, type=click.Path(path_type=Path), help="Archive to write.")
 @click.option("--token", metavar="LIST", help="Tokens (steps) to record, from 0: 0,2,5-8.")
 @click.option("--layer", "layers", metavar="GLOB", multiple=True,
@@ -29,6 +31,23 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--backward", is_flag=True, help="Record gradients too.")
 @click.option("--weights", is_flag=True, help="Record parameters and buffers too.")
 @click.option("--dtype", help="Run in this precision instead, such as float64.")
+@click.option("--fusion", type=click.Choice(["on", "off"]), default="on", show_default=True,
+              callback=lambda _ctx, _option, word: word == "on",
+              help="compiled: off gives every op a kernel of its own.")  # fmt: skip
+@click.option("--realize", is_flag=True, help="compiled: have every op store its result.")
+@click.option("--certify", is_flag=True,
+              help="compiled: run untapped as well, and say if kernels and bits are the same.")  # fmt: skip
+@click.option("--backend", metavar="NAME", help="boundary: the torch.compile backend.")
+@click.option("--keep", type=click.Choice(["full", "summary"]), default="full", show_default=True,
+              help="Tensors, or only Summaries of them, taken where they live.")  # fmt: skip
+@click.option("--compact", is_flag=True,
+              help="Replace finished tensors by Summaries, beside the run.")  # fmt: skip
+@click.option("--disk-budget", metavar="SIZE", callback=lambda _ctx, _option, size: nbytes_of(size),
+              help="Compact the oldest tensors so that PATH stays under SIZE: 20G.")  # fmt: skip
+@click.option("--keep-full", metavar="GLOB", multiple=True, help="Ops whose tensors stay whole.")
+@click.option("--sketch", type=int, default=512, show_default=True,
+              help="Size of a Summary's sketch; 0 for none.")  # fmt: skip
+@click.option("--reduce", metavar="PKG.MOD:FUNC", help="Your own numbers in each Summary.")
 @click.option("--seed", type=int, help="Seed Python, numpy and torch, for a repeatable run.")
 @click.option("--overwrite", is_flag=True, help="Replace what PATH holds.")
 @click.option("--model", "factory", metavar="PKG:FUNC",
@@ -49,6 +68,11 @@ def command(
     with live_line() as watch:
         dumped = dump(run, path, seed=seed, watch=watch, tokens=token, layers=layers, **options)
     sys.exit(report(dumped, str(path)))
+
+
+def nbytes_of(size: str | None) -> int | None:
+    """A size as the command line has it, in bytes."""
+    return parse_nbytes(size) if size else None
 
 
 def chosen_program(
@@ -125,6 +149,10 @@ def report(dumped: "Dumped", path: str) -> int:
         f"({counts.links} of them links), {counts.nbytes / 1e6:.1f} MB in {path}{ending}",
         err=True,
     )
+    if dumped.compacted:
+        click.echo(f"dumpcmp: {dumped.compacted}", err=True)
+    if dumped.certificate:
+        click.echo(f"dumpcmp: {dumped.certificate}", err=True)
     for remark in dumped.remarks:
         click.echo(f"dumpcmp: warning: {remark}", err=True)
     if dumped.is_empty:

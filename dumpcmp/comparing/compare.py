@@ -12,7 +12,7 @@ from dumpcmp.align.names import Renaming, read_mapping
 from dumpcmp.blame import blame
 from dumpcmp.capture.tap import Tap, make_tap
 from dumpcmp.comparing.judging import judged, repeats
-from dumpcmp.comparing.side import Side, open_side
+from dumpcmp.comparing.side import Side, archive_at, open_side
 from dumpcmp.comparing.task import Held, Measured, Task, measure_task
 from dumpcmp.execute import executor_for, run_each
 from dumpcmp.judge import Checker, ReferenceChecker, RoundingChecker
@@ -46,6 +46,7 @@ def compare(
     `reference` is an archive of golden in higher precision. `layers` and `tokens` select as in
     `dumpcmp.capture`. `executor`, or `jobs` processes, do the measuring; the outcome is the same.
     """
+    archive_at.cache_clear()  # a path may hold another run than it did at the last comparison
     tap = make_tap(tokens, layers)
     ours, theirs = open_side(golden, tap), open_side(target, tap, token_offset)
     finer = open_side(reference, tap) if reference is not None else None

@@ -26,13 +26,14 @@ def judged(
     """One Row for each Match, in its order; what is one value gets one judgement."""
     depth = depths(golden.listing)
     clean = _clean(matches, measured)
+    noise = noises(golden.listing), noises(target.listing)
     rows = []
     for i, match in enumerate(matches):
         found = measured.get(i, Measured())
         judgement = _one_sided(match) or found.judgement
         if judgement is None:
             assert found.metrics is not None and match.golden is not None
-            conditions = _conditions(match, golden, target, found, depth, clean)
+            conditions = _conditions(match, golden, target, found, depth, clean, noise)
             judgement = judge(found.metrics, conditions, checker)
         rows.append(_row(match, golden, target, found, judgement))
     for i, first in repeats(matches, golden.links(), target.links()).items():
@@ -73,6 +74,7 @@ def _conditions(
     found: Measured,
     depth: Mapping[Place, int],
     clean: set[Place],
+    noise: tuple[Mapping[Key, float], Mapping[Key, float]],
 ) -> Conditions:
     assert match.golden is not None and match.target is not None
     place, record = place_of(match.golden), golden.record_of(match.golden)
@@ -85,6 +87,7 @@ def _conditions(
         arithmetic=arithmetic_of(place.op),
         shape=record.shape,
         reference=found.reference,
+        noise=max(noise[0][match.golden], noise[1][match.target]),
     )
 
 
@@ -148,6 +151,33 @@ def depths(listing: Listing) -> dict[Place, int]:
             found[place] = before
             reductions += is_reduction(place.op)
     return found
+
+
+def noises(listing: Listing) -> dict[Key, float]:
+    """The rounding of the coarsest dtype that each value has come through in its step."""
+    found: dict[Key, float] = {}
+    worst: dict[tuple[str, int], float] = defaultdict(float)
+    later: list[Key] = []  # what a module gives out is known after what is inside it
+    for place, keys in listing.places.items():
+        given = [key for key in keys if is_input(key.slot)]
+        for key in given:
+            first = listing.values[key][0].same_as
+            found[key] = max(_eps(listing, key), found.get(first, 0.0) if first else 0.0)
+        before = max((found[key] for key in given), default=0.0)
+        for key in keys:
+            if not is_input(key.slot):
+                found[key] = max(_eps(listing, key), before)
+                later += [key] if "/" not in place.op or is_gradient(key.slot) else []
+        step = place.model, place.step
+        worst[step] = max([worst[step], *(found[key] for key in keys)])
+    for key in later:
+        first = listing.values[key][0].same_as
+        found[key] = found[first] if first in found else worst[key.model, key.step]
+    return found
+
+
+def _eps(listing: Listing, key: Key) -> float:
+    return dtype_named(listing.values[key][0].dtype).eps
 
 
 def _block_of(op: str) -> str:
