@@ -201,9 +201,7 @@ def fx_backend(
     """
     tap, here = make_tap(**selection), world()
     run = facts_of(tap, "fx", None)
-    writer = ArchiveWriter(
-        path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite
-    )
+    writer = ArchiveWriter(path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite)
     return FxBackend(writer, Recorder(writer, tap, here.rank))
 
 

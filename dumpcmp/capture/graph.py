@@ -13,7 +13,7 @@ from torch import fx, nn
 from dumpcmp.capture.functions import FunctionMode
 from dumpcmp.capture.lines import traced_line
 from dumpcmp.capture.modules import CallDoor, ModuleCapture, is_compile_wrapper
-from dumpcmp.capture.recorder import Recorder, Scope, Step
+from dumpcmp.capture.recorder import Model, Recorder, Scope, Step
 
 _BODY_RUNNERS = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
 
@@ -92,7 +92,7 @@ class GraphCapture(ModuleCapture):
         number = next(self._numbers.setdefault(step.model.name, itertools.count()))
         text = graph.print_readable(print_output=False)
         self.recorder.sink.text(step.model.name, f"graph-{number}.txt", text)
-        places = places_of(graph, step)
+        places = places_of(graph, step.model, step.scope.path)
 
         def run(*args: Any) -> Any:
             now = self.step
@@ -119,25 +119,22 @@ class Place:
         return f"{base}.{self.path}".strip(".") if self.relative else self.path
 
 
-def places_of(graph: fx.GraphModule, step: Step) -> dict[fx.Node, Place]:
-    """The places of the nodes of `graph`, which was traced just now in `step`.
+def places_of(graph: fx.GraphModule, model: Model, base: str) -> dict[fx.Node, Place]:
+    """The places of the nodes of `graph`, which was traced just now in the module at `base`.
 
     After a graph break one graph can serve several modules of a class, so that a path is kept
     relative to the module that was being called.
     """
-    base = step.scope.path
-    return {node: _place(node, base, step) for node in graph.graph.nodes}
+    return {node: _place(node, base, model) for node in graph.graph.nodes}
 
 
-def _place(node: fx.Node, base: str, step: Step) -> Place:
+def _place(node: fx.Node, base: str, model: Model) -> Place:
     stack = node.meta.get("nn_module_stack") or {}
     line = traced_line(node.meta.get("stack_trace"))
     if not stack:
         return Place("", True, "", line)
     instance = next(reversed(stack))
-    path = step.model.paths.get(int(instance.partition("@")[0]), None)
-    if path is None:
-        path = step.scope.path
+    path = model.paths.get(int(instance.partition("@")[0]), base)
     if path == base:
         return Place("", True, "", line)
     inside = not base or path.startswith(base + ".")
@@ -170,7 +167,7 @@ class Run(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run a function; the body of a checkpointed region is run node by node."""
         if getattr(target, "__name__", "") in _BODY_RUNNERS and isinstance(args[0], fx.GraphModule):
-            inner = Run(args[0], places_of(args[0], self.step), self.step)
+            inner = Run(args[0], places_of(args[0], self.step.model, self.base.path), self.step)
             inner.base, inner.scopes = self.base, self.scopes
             return inner.run(*args[1:])
         return super().call_function(target, args, kwargs)

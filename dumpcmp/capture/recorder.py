@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dumpcmp.capture import slots
+from dumpcmp.capture import distributed, slots
 from dumpcmp.capture.lines import current_line
 from dumpcmp.capture.names import Function, in_order
 from dumpcmp.capture.precision import Precision
@@ -48,12 +48,12 @@ class Recorder:
         self.condense: Condense | None = None  # takes Summaries, where they are all that is kept
         self.num_steps = 0  # of the model that ran most
         self._models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
-        self._stateless: dict[type, Model] = {}
+        self._stateless: dict[type | str, Model] = {}
         self._taken: dict[str, int] = {}
         self._outside: Step | None = None
 
-    def begin(self, root: nn.Module) -> Step | None:
-        """A new step of `root`, or None where the tap does not select it."""
+    def begin(self, root: nn.Module | str) -> Step | None:
+        """A new step of `root`, a module or the name of a function, or None where the tap does not select it."""
         with self.lock:
             model = self.model_of(root)
             number = model.num_steps
@@ -65,19 +65,24 @@ class Recorder:
             model.step = Step(self, model, number)
             return model.step
 
-    def model_of(self, root: nn.Module) -> Model:
+    def model_of(self, root: nn.Module | str) -> Model:
         """The Model that `root` is. Instances without state, such as losses, share one."""
+        if isinstance(root, str):
+            return self._sharing(root, root)
         known = self._models.get(root)
         if known is None:
-            stateless = not any(True for _ in root.state_dict(keep_vars=True))
-            known = self._stateless.get(type(root)) if stateless else None
-            if known is None:
-                known = Model(self._unique(type(root).__name__))
-            if stateless:
-                self._stateless[type(root)] = known
+            name = type(root).__name__
+            known = (
+                Model(self._unique(name)) if has_state(root) else self._sharing(type(root), name)
+            )
             self._models[root] = known
             known.learn(root)
         return known
+
+    def _sharing(self, kind: type | str, name: str) -> Model:
+        if kind not in self._stateless:
+            self._stateless[kind] = Model(self._unique(name))
+        return self._stateless[kind]
 
     def outside(self) -> Step:
         """The step for values that the program saves outside of any model."""
@@ -97,6 +102,11 @@ class Recorder:
         number = self._taken.get(name, 0)
         self._taken[name] = number + 1
         return f"{name}-{number}" if number else name
+
+
+def has_state(module: nn.Module) -> bool:
+    """Whether `module` has parameters or buffers, which make it this module and no other."""
+    return any(True for _ in itertools.chain(module.parameters(), module.buffers()))
 
 
 class Model:
@@ -160,7 +170,7 @@ class Step:
         self.model = model
         self.number = number
         self._mark = ""  # stands behind the module's path in the ops of a recomputation
-        self.scope = Scope("", 0)
+        self.root_scope = self.scope = Scope("", 0)
         self.phase = Phase.FORWARD
         self.precision: Precision | None = None
         self.line: str | None = None  # of the graph node that runs now; None: ask the stack
@@ -198,6 +208,11 @@ class Step:
         number = self._module_calls.get(path, 0)
         self._module_calls[path] = number + 1
         return Scope(path, number, self._mark)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a module of this step is running."""
+        return bool(self._scopes)
 
     def leave(self) -> None:
         """Close the scope that `enter` opened."""
@@ -316,6 +331,7 @@ class Step:
             self._record(call, slots.slots_of("output", result))
 
     def _record(self, call: Call, found: slots.Slots) -> None:
+        found = distributed.of_model(call.op, found)
         if self._forward is None:
             for slot, tensor in found:
                 self.put(call, slot, tensor)

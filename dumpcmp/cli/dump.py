@@ -87,6 +87,9 @@ def chosen_program(
         return factory_program(factory, backward)
     if module:
         return lambda: run_module(module, program)
+    if program and not Path(program[0]).is_file():
+        hint = "options of dump come before the script, which gets all that follows it"
+        raise SelectionError(f"{program[0]} is not a file", hint=hint)
     if program:
         return lambda: run_script(program[0], program[1:])
     from dumpcmp import demo
@@ -96,8 +99,6 @@ def chosen_program(
 
 def run_script(script: str, arguments: tuple[str, ...]) -> None:
     """Run a file as Python itself would, with `arguments` in sys.argv."""
-    if not Path(script).is_file():
-        raise SelectionError(f"{script} is not a file", hint="the options of dump come before it")
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     runpy.run_path(script, run_name="__main__")
