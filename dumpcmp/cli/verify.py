@@ -38,6 +38,7 @@ def command(
     """
     import torch
 
+    from dumpcmp.capture.boundary import backend_named
     from dumpcmp.errors import VerificationError
     from dumpcmp.verifying import VerifyConfig, report_on
 
@@ -45,7 +46,7 @@ def command(
         value_checker=chosen_checker(checker, tolerances), backward=backward, reference=reference
     )
     model, inputs = chosen_model(factory)
-    compiled = torch.compile(model, backend=backend)
+    compiled = torch.compile(model, backend=backend_named(backend))
     report = report_on(inputs, model, compiled, config)
     click.echo(repr(report))
     try:
