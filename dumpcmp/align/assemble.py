@@ -9,7 +9,7 @@ import numpy as np
 
 from dumpcmp.align.declared import Declarations, on_mesh
 from dumpcmp.align.regions import Shape, Shard
-from dumpcmp.align.solve import Question, Solved, Unsolved, solve
+from dumpcmp.align.solve import Question, Solved, Unsolved, solve, supposing
 from dumpcmp.align.suspects import describe, likeliest
 from dumpcmp.align.unshard import Disagreement, Load, Plan, plan_unshard, unshard
 from dumpcmp.dtypes import Kind
@@ -171,27 +171,13 @@ def _unsolved(held: Held, question: Question, found: Unsolved, assumed: Layout |
     load = held.loader()
     plan, how = likeliest(question, load), "layout that some ranks fit"
     if plan is None and assumed is not None:
-        plan, how = _assumed_plan(question, assumed), "layout of its like"
+        plan, how = supposing(question, assumed), "layout of its like"
     if plan is None:
         lost = held.facts.missing_ranks
         missing = f"; ranks {', '.join(map(str, lost))} are missing" if lost else ""
         raise AssemblyError(f"{found}{missing}")
     whole = unshard(plan, load)
     return _assembled(held, plan, whole.value, how, whole.disagreements)
-
-
-def _assumed_plan(question: Question, assumed: Layout) -> Plan | None:
-    shards = [
-        replace(
-            s, layout=replace(assumed, place=tuple(replace(c, known=True) for c in s.layout.place))
-        )
-        for s in question.shards
-    ]
-    try:
-        plan = plan_unshard(shards, question.golden.shape)
-    except LayoutError:
-        return None
-    return None if plan.missing else plan
 
 
 def _jointly(golden: Held, target: Held, limit: float) -> tuple[Assembled, Assembled]:

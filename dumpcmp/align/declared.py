@@ -133,15 +133,12 @@ def _sentence(text: str, where: str) -> Layout:
 def on_mesh(layout: Layout, mesh: Mesh | None, num_ranks: int, rank: int) -> Layout:
     """`layout` with the rank's place on the axes that it names and that nobody placed.
 
-    Without a mesh, a lone axis spans all ranks.
+    Without a mesh, a lone axis spans all ranks, and ranks without an axis are replicas.
     """
     unplaced = layout.axes - {c.axis for c in layout.place}
-    if not unplaced and mesh is None:
+    if mesh is None and (layout.place or len(unplaced) > 1):
         return layout
-    if mesh is None and len(unplaced) == 1 and not layout.place:
-        mesh = Mesh(((min(unplaced), num_ranks),))
-    if mesh is None:
-        return layout
+    mesh = mesh or Mesh(((min(unplaced, default="ranks"), num_ranks),))
     if mesh.num_ranks != num_ranks:
         raise LayoutError(
             f"the mesh '{mesh}' has {mesh.num_ranks} ranks, the run has {num_ranks}",

@@ -97,14 +97,28 @@ def hypotheses(question: Question, load: Load) -> Iterator[Plan]:
     yield from dict(_plans(question, load, None)).values()
 
 
+def supposing(question: Question, layout: Layout) -> Plan | None:
+    """The plan for the shards if they lay as `layout` says, where that gives golden's shape."""
+    for shards in _meshes(question.shards):
+        if layout.axes <= merge_sizes(shard.layout.place for shard in shards).keys():
+            plan = _plan(question, [_with(shard, layout) for shard in shards])
+            if plan is not None:
+                return plan
+    return None
+
+
+def _plan(question: Question, shards: Sequence[Shard]) -> Plan | None:
+    try:
+        plan = plan_unshard(shards, question.golden.shape)
+    except LayoutError:
+        return None  # the shards' shapes rule it out
+    return plan if plan.shape == question.golden.shape and not plan.missing else None
+
+
 def _plans(question: Question, load: Load, first: Layout | None) -> Iterator[tuple[str, Plan]]:
     """Every hypothesis that gives golden's shape, with its plan."""
     for shards in _hypotheses(question, load, first):
-        try:
-            plan = plan_unshard(shards, question.golden.shape)
-        except LayoutError:
-            continue  # the shards' shapes rule it out
-        if plan.shape == question.golden.shape and not plan.missing:
+        if (plan := _plan(question, shards)) is not None:
             yield str(plan.layout), plan
 
 
