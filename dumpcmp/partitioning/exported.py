@@ -3,7 +3,6 @@
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,33 +44,32 @@ def read_exported(path: Path) -> Graph:
 
 def ops_of(program: torch.export.ExportedProgram) -> Graph:
     """The ops of `program`, those of its inner graphs included."""
-    graphs = [m for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
-    return Graph(tuple(node for graph in graphs for node in _nodes(graph)))
+    return Graph(
+        tuple(
+            _node(node, f"{path}.{node.name}" if path else node.name)
+            for path, module in program.graph_module.named_modules()
+            if isinstance(module, fx.GraphModule)
+            for node in module.graph.nodes
+            if node.op == "call_function"
+        )
+    )
 
 
-def _nodes(graph: fx.GraphModule) -> Iterator[Node]:
-    for node in graph.graph.nodes:
-        if node.op != "call_function":
-            continue
-        op = str(node.target)
-        source = _source(node)
-        if not isinstance(node.target, torch._ops.OpOverload):
-            yield Node(node.name, op, source, reason="no op of a tensor: structure of the graph")
-            continue
-        fsig = op if op.startswith("aten.") else f"torch.ops.{op}"
-        try:
-            call = OpCall(fsig, tuple(_value(a) for a in node.args), _kwargs(node))
-        except NoRule as error:
-            yield Node(node.name, fsig, source, reason=str(error), computes=True)
-            continue
-        if not _gives_tensor(node):
-            yield Node(node.name, fsig, source, reason="gives no tensor: nothing to compare")
-        elif not _takes_tensor(node):
-            reason = "takes no tensor: nothing to partition"
-            yield Node(node.name, fsig, source, reason=reason)
-        else:
-            subject = Subject(call, node=node.name, source=source)
-            yield Node(node.name, fsig, source, subject, computes=True)
+def _node(node: fx.Node, name: str) -> Node:
+    op, source = str(node.target), _source(node)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return Node(name, op, source, reason="no op of a tensor: structure of the graph")
+    fsig = op if op.startswith("aten.") else f"torch.ops.{op}"
+    if not _gives_tensor(node):
+        return Node(name, fsig, source, reason="gives no tensor: nothing to compare")
+    if not _takes_tensor(node):
+        return Node(name, fsig, source, reason="takes no tensor: nothing to partition")
+    try:
+        call = OpCall(fsig, tuple(_value(a) for a in node.args), _kwargs(node))
+    except NoRule as error:
+        return Node(name, fsig, source, reason=str(error), computes=True)
+    subject = Subject(call, node=name, source=source)
+    return Node(name, fsig, source, subject, computes=True)
 
 
 def _kwargs(node: fx.Node) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class Findings:
     num_nodes: int = 0
     num_compute: int = 0  # nodes that compute something from tensors
     num_annotated: int = 0  # of those, the ones whose partitions are known
+    num_remembered: int = 0  # ops that passed in an earlier run and were not run again
 
     def __bool__(self) -> bool:
         return bool(self.rows) and all(row.verdict is Verdict.PASS for row in self.rows)
@@ -61,6 +62,7 @@ class Findings:
             self.num_nodes + other.num_nodes,
             self.num_compute + other.num_compute,
             self.num_annotated + other.num_annotated,
+            self.num_remembered + other.num_remembered,
         )
 
     @property

@@ -1,7 +1,6 @@
 """Verifies every op of a graph in every legal partition, and writes down what was found."""
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dumpcmp.execute import executor_for, run_each
-from dumpcmp.partitioning.checking import Backend, InProcess, Settings, Subject, check_op
+from dumpcmp.partitioning.checking import Backend, Settings, Subject, check_op
 from dumpcmp.partitioning.checkpoint import read_checkpoint
 from dumpcmp.partitioning.config import PartitionError
 from dumpcmp.partitioning.exported import ops_of, read_exported
@@ -58,12 +57,13 @@ def verify_graph(
     nodes = list(merged(read))
     settings = Settings(num, seed, device)
     rows: list[Finding] = []
-    with opened(backend, timeout) if backend != "inprocess" else nullcontext(InProcess()) as runner:
-        found = _found(nodes, settings, backend, runner, Verified(out / "verified.jsonl"), jobs)
+    verified = Verified(out / "verified.jsonl")
+    with opened(backend, timeout) as runner:
+        found = _found(nodes, settings, backend, runner, verified, jobs)
         for done, new in enumerate(found, 1):
             rows += new
             progress(done, len(nodes), new)
-    findings = _counted(read, nodes, rows)
+    findings = replace(_counted(read, nodes, rows), num_remembered=verified.num_asked)
     _replace(out / "results.csv", to_csv(findings.rows))
     _replace(out / "summary.txt", summary(findings))
     return findings
@@ -92,15 +92,15 @@ def _found(
     new = [
         Work(node.subject, settings, registered())
         for node, key in zip(nodes, keys, strict=True)
-        if node.subject and verified.rows(key) is None
+        if node.subject and key not in verified
     ]
     with executor_for(jobs) as executor:
         results = run_each(partial(_check, backend=runner), new, executor, in_flight=2 * jobs - 1)
         for node, key in zip(nodes, keys, strict=True):
-            known = verified.rows(key) if key else None
             if not node.subject:
                 yield [Finding(node.name, node.op, reason=node.reason, source=node.source)]
-            elif known is not None:
+            elif key in verified:
+                known = verified.rows(key)
                 yield [replace(row, node=node.name, source=node.source) for row in known]
             else:
                 rows = next(results)

@@ -36,6 +36,10 @@ def _counts(findings: Findings) -> list[str]:
             f"annotated {findings.num_annotated} of {findings.num_compute} compute nodes "
             f"({share:.0f} %), {len(single)} different ops"
         )
+    if findings.num_remembered:
+        lines.append(
+            f"{findings.num_remembered} ops passed in an earlier run and were not run again"
+        )
     lines.append(f"single device: {_tallied(single)}")
     lines.append(f"partitions: {_tallied(parts)}, {seconds:.1f} s")
     return lines

@@ -30,11 +30,16 @@ class Verified:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.num_asked = 0  # ops whose rows were taken from here
         self._known = dict(_read(path)) if path.exists() else {}
 
-    def rows(self, key: str) -> list[Finding] | None:
-        """What was found when the op of `key` passed, None if it has not."""
-        return self._known.get(key)
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
+    def rows(self, key: str) -> list[Finding]:
+        """What was found when the op of `key` passed."""
+        self.num_asked += 1
+        return self._known[key]
 
     def add(self, key: str, rows: Sequence[Finding]) -> None:
         """Remember `rows` if all of them passed."""

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from dumpcmp.partitioning.rules.pointwise import pointwise
 from dumpcmp.partitioning.rules.ruling import Arguments, Rule, Ruling, dim_of, letters, said, words
 
 
@@ -19,7 +20,9 @@ def _reduction(arguments: Arguments, mark: str = "^", noutputs: int = 1) -> Ruli
 
 
 def _extreme(arguments: Arguments) -> Ruling:
-    """``max(dim)`` gives values and places, ``max()`` only the value."""
+    """``max(dim)`` gives values and places, ``max()`` the value, ``max(other)`` the larger ones."""
+    if arguments.shape("other") is not None:
+        return pointwise(arguments)
     return _reduction(arguments, noutputs=1 if arguments.get("dim") is None else 2)
 
 

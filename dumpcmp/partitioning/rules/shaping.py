@@ -264,7 +264,10 @@ def _diff(arguments: Arguments) -> Ruling:
     out = [*names]
     dim = arguments.get("dim", default=-1)
     names[dim], out[dim] = f"{names[dim]}^", "p^"
-    return Ruling({name: said(names)}, [said(out)])
+    beside = {}
+    for added in ("prepend", "append"):
+        beside[added] = said([*names[:dim], f"{added}^", *names[dim:][1:]])
+    return Ruling({name: said(names), **beside}, [said(out)])
 
 
 def _last_two(arguments: Arguments) -> Ruling:
