@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dumpcmp.archive import journal
-from dumpcmp.archive.contents import ABSENT, Contents, FormFacts
+from dumpcmp.archive.contents import ABSENT, Contents, FormFacts, read_index
 from dumpcmp.archive.decoder import PartFile
+from dumpcmp.archive.directory import parts_in
 from dumpcmp.archive.form import Form
 from dumpcmp.archive.names import group_path, link_name
 from dumpcmp.archive.part import JOURNAL_AT, ROW, Elsewhere, Part, call_json
 from dumpcmp.archive.scan import Found, journal_records, part_facts, scan
+from dumpcmp.errors import ArchiveError
 from dumpcmp.record import Key, Record
 
 
@@ -47,6 +50,18 @@ def recover(path: Path, stranded: list[Found], others: dict[int, Contents]) -> R
             mending.add(found)
     part.seal()
     return Recovered(mending.num_rows, mending.num_rows - kept, mending.num_lost)
+
+
+def rescue(path: Path) -> None:
+    """Seal a part that its own writer had to give up, where the disk has room for it again."""
+    earlier = {number: other for number, other in parts_in(path.parent).items() if other != path}
+    others: dict[int, Contents] = {}
+    for number, other in earlier.items():
+        with PartFile(other) as file:
+            if (contents := read_index(file)) is not None:
+                others[number] = contents
+    with suppress(OSError, ArchiveError, KeyError):  # its journal still has everything
+        recover(path, [], others)
 
 
 class _Mending:

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from dumpcmp.archive.directory import RankDirectory, now
 from dumpcmp.archive.drain import Drain
+from dumpcmp.archive.recovery import rescue
 from dumpcmp.archive.remains import RING_PREFIX, process_start
 from dumpcmp.archive.ring import Ring
 from dumpcmp.archive.schema import SCHEMA_VERSION
@@ -181,6 +182,8 @@ class ArchiveWriter:
         _LIVE.discard(self)
         self._drain.stop()
         self._ring.close()
+        for part in self._drain.open_parts:  # none, unless the thread failed
+            rescue(part.path)
         self._write_end(problem)
         self._tell()
 

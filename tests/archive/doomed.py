@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def main(path: str, log: str, ring: str) -> None:
     sizes = np.random.default_rng(0)
     with (
         ArchiveWriter(path, part_nbytes=16 << 20, shared=ring == "shared") as sink,
-        open(log, "wb", buffering=0) as finished,
+        Path(log).open("wb", buffering=0) as finished,
     ):
         number = 0
         while True:

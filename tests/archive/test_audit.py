@@ -1,0 +1,143 @@
+"""An audit finds what was done to an archive, names the place, and repairs only what it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.reader import Archive
+from dumpcmp.archive.writer import ArchiveWriter
+from tests.archive.values import key, loaded, parts, put, record
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Two ranks, two steps, several parts, a link within a part and one across."""
+    for rank in (0, 1):
+        with ArchiveWriter(tmp_path / "d", rank=rank, world_size=2, part_nbytes=30_000) as sink:
+            for step in (0, 1):
+                put(sink, key("first", step=step), np.arange(500.0))
+                for number in range(20):
+                    put(sink, key("op", f"output.{number}", step), np.full(500, float(number)))
+                link = record(key("last", "input.0", step), np.arange(500.0))
+                sink.put(replace(link, same_as=key("first", step=step)), None)
+    return tmp_path / "d"
+
+
+def rank0(path: Path) -> Path:
+    return path / "worldsize2_global_rank0"
+
+
+def flip_value(path: Path) -> str:
+    record = Archive(path)[key("op", "output.3")]
+    assert record.location is not None
+    change(record.location.part, record.location.offset + 5)
+    return "op#0 output.3: its 4000 bytes at"
+
+
+def change(part: Path, at: int) -> None:
+    content = bytearray(part.read_bytes())
+    content[at] ^= 0x10
+    part.write_bytes(content)
+
+
+def cut_part(path: Path) -> str:
+    part = parts(rank0(path))[-1]
+    part.write_bytes(part.read_bytes()[:-3000])
+    return "not sealed"
+
+
+def remove_part(path: Path) -> str:
+    parts(rank0(path) / "Model" / "0")[1].unlink()
+    return "part 1 is missing"
+
+
+def remove_first_part(path: Path) -> str:
+    parts(rank0(path) / "Model" / "0")[0].unlink()
+    return "links to row 0 of part 0, which is not there"
+
+
+def remove_step(path: Path) -> str:
+    for part in parts(rank0(path) / "Model" / "1"):
+        part.unlink()
+    (rank0(path) / "Model" / "1").rmdir()
+    return "rank 0 has no step 1 of Model"
+
+
+def remove_rank(path: Path) -> str:
+    rank0(path).rename(path.parent / "elsewhere")
+    return "rank 0 of 2 is missing"
+
+
+def break_run(path: Path) -> str:
+    (rank0(path) / "run.json").write_text("{")
+    return "cannot be read"
+
+
+def leave_draft(path: Path) -> str:
+    (rank0(path) / "Model" / "0" / ".draft-x").mkdir()
+    return "a draft that nobody finished"
+
+
+def break_object_header(path: Path) -> str:
+    part = parts(rank0(path))[0]
+    row = h5py.File(part)["_index/records"][0]
+    change(part, int(row["header"]) + 16 + 8 + 2)
+    return "points elsewhere than the index"
+
+
+def break_index(path: Path) -> str:
+    part = parts(rank0(path))[0]
+    with h5py.File(part) as file:
+        at = h5py.h5o.get_info(file["_index"].id).addr
+    change(part, at)
+    return "not sealed"
+
+
+DAMAGE: dict[Callable[[Path], str], bool] = {  # what is done -> whether it can be repaired
+    flip_value: False,
+    cut_part: True,
+    remove_part: False,
+    remove_first_part: False,
+    remove_step: False,
+    remove_rank: False,
+    break_run: True,
+    leave_draft: True,
+    break_object_header: False,
+    break_index: True,
+}
+
+
+def test_a_whole_archive_is_sound(path: Path) -> None:
+    found = audit(path)
+    assert found.exit_code == 0 and found.findings == ()
+    assert found.num_records == 2 * 2 * 22 and found.nbytes == 2 * 2 * 21 * 4000
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found_and_named(path: Path, damage: Callable[[Path], str]) -> None:
+    wanted = damage(path)
+    found = audit(path)
+    assert found.exit_code == 1
+    assert any(wanted in finding.problem for finding in found.findings), found.findings
+    mended = audit(path, repair=True)
+    assert mended.sound is DAMAGE[damage], mended.findings
+    assert audit(path).sound is DAMAGE[damage]
+
+
+def test_repair_keeps_every_value_that_the_journal_holds(path: Path) -> None:
+    wanted = {name: loaded(Archive(path), name).copy() for name in Archive(path)}
+    break_index(path)
+    audit(path, repair=True)
+    archive = Archive(path)
+    assert set(archive) == set(wanted)
+    for name, bits in wanted.items():
+        np.testing.assert_array_equal(loaded(archive, name), bits)
+    with h5py.File(parts(rank0(path))[0]) as file:
+        assert "_index" in file and (file["op#0/output.0"][()] == 0).all()

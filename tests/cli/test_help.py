@@ -1,0 +1,66 @@
+"""Every command explains itself, and importing dumpcmp does nothing and brings no torch."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+import dumpcmp
+from dumpcmp.cli import COMMANDS, main
+
+
+def test_help_lists_every_command() -> None:
+    shown = CliRunner().invoke(main, ["--help"])
+    assert shown.exit_code == 0
+    assert all(name in shown.output for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    shown = CliRunner().invoke(main, [name, "--help"])
+    assert shown.exit_code == 0, shown.output
+    assert f"{name} [OPTIONS]" in shown.output
+    text = shown.output.split("\n", 2)[2]
+    assert text.strip().split("\n")[0].strip(), "the help begins with a sentence"
+
+
+def run(code: str) -> str:
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+QUIET = """
+import os, sys, threading, warnings, signal, atexit
+before = (os.getcwd(), dict(os.environ), threading.active_count(), list(warnings.filters),
+          signal.getsignal(signal.SIGINT), sys.path[:], sorted(os.listdir('.')))
+import dumpcmp
+after = (os.getcwd(), dict(os.environ), threading.active_count(), list(warnings.filters),
+         signal.getsignal(signal.SIGINT), sys.path[:], sorted(os.listdir('.')))
+assert before == after, 'importing changed something'
+heavy = {'torch', 'h5py', 'pandas', 'numpy', 'rich', 'click'} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_importing_has_no_side_effects_and_brings_nothing_heavy() -> None:
+    assert run(QUIET) == ""
+
+
+WITHOUT_TORCH = ["dumpcmp.Archive", "dumpcmp.audit", "dumpcmp.ArchiveWriter"]
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_the_archive_needs_no_torch(name: str) -> None:
+    assert run(f"import sys, dumpcmp; {name}; assert 'torch' not in sys.modules") == ""
+
+
+@pytest.mark.parametrize("command", ["audit", "show"])
+def test_commands_on_archives_start_without_torch(command: str) -> None:
+    code = f"from dumpcmp.cli import main; main(['{command}', '--help'], standalone_mode=False)"
+    assert "Usage" in run(f"import sys; {code}; assert 'torch' not in sys.modules")
+
+
+@pytest.mark.parametrize("name", dumpcmp.__all__)
+def test_every_public_name_exists(name: str) -> None:
+    assert getattr(dumpcmp, name) is not None
