@@ -256,6 +256,8 @@ class Sums:
     def rel_l2(self) -> float:
         """|d| / |golden|; infinite where golden is zero and the target is not."""
         aa, *_ = self._products()
+        if not self.num_finite:
+            return math.nan
         if not aa:
             return math.inf if self.dd else 0.0
         return math.sqrt(self.dd / aa)
@@ -273,7 +275,7 @@ class Sums:
     def pcc(self) -> float:
         """The cosine of both sides less their means; NaN where a side is constant."""
         sides = self.survey, self.target
-        if any(side.min == side.max for side in sides):
+        if not self.num_finite or any(side.min == side.max for side in sides):
             return math.nan
         n, a, b = self.num_finite, self.a, self.a + self.d
         centred = (self.aa - a * a / n, self.bb - b * b / n, self.ab - a * b / n)

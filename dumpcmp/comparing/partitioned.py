@@ -1,0 +1,166 @@
+"""Partitioned runs in a comparison: whole values, collectives, and what like values tell."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dumpcmp.align import assemble
+from dumpcmp.align.collectives import Traffic, collective_keys, is_collective, source_of
+from dumpcmp.align.match import Listing, Match, Place, place_of
+from dumpcmp.comparing.side import Side, archive_at
+from dumpcmp.layouts import Layout, Mode, parse_layout
+from dumpcmp.measure.metrics import measure
+from dumpcmp.outcome import Judgement, Metrics, Verdict
+from dumpcmp.record import Key
+from dumpcmp.tensors import Value
+
+if TYPE_CHECKING:
+    from dumpcmp.comparing.task import Held, Measured, Task
+
+COLLECTIVE = "collective"  # the pass that pairs the values of collectives
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """Both sides of a pair, whole."""
+
+    golden: Value
+    target: Value
+    layout: str = ""  # how the shards became whole
+    finding: str = ""  # replicas that differ: a failure whatever the metrics say
+    remark: str = ""  # what a difference looks like, rank by rank
+
+
+def is_partitioned(held: Held) -> bool:
+    """Whether a value lies on several ranks, or says how it lies over a mesh."""
+    return len(held.records) > 1 or bool(held.records[0].layout)
+
+
+def lay(golden: Held, target: Held, limit: float, assumed: Layout | None = None) -> Laid:
+    """Put both sides together; `limit` is the error up to which a layout fits and ranks agree."""
+    ours, theirs = assemble.assemble(_held(golden), _held(target), limit, assumed)
+    apart = [d for side in (ours, theirs) for d in side.disagreements if d.rel_l2 > limit]
+    remark = ""
+    if ours.value.shape == theirs.value.shape and (apart or _differ(ours.value, theirs.value, limit)):
+        remark = assemble.explain(ours, theirs, limit)
+    finding = remark or str(apart[0]) if apart else ""
+    return Laid(ours.value, theirs.value, _how(ours, theirs), finding, remark)
+
+
+def _held(held: Held) -> assemble.Held:
+    return assemble.Held(held.records, archive_at(held.path).load, held.facts)
+
+
+def _differ(golden: Value, target: Value, limit: float) -> bool:
+    return not measure(golden, target).rel_l2 <= limit
+
+
+def _how(golden: assemble.Assembled, target: assemble.Assembled) -> str:
+    if not golden.note:
+        return target.note
+    return f"golden: {golden.note}; target: {target.note}" if target.note else golden.note
+
+
+def with_collectives(matches: Sequence[Match], golden: Listing, target: Listing) -> list[Match]:
+    """`matches` and, where they ran, the values of the target's and golden's collectives.
+
+    A collective does not change the whole value, so its partner is golden's value before it.
+    """
+    partner = {m.target: m.golden for m in matches if m.target and m.golden}
+    found = [*matches]
+    extra: dict[int, list[Match]] = defaultdict(list)
+    last = {place_of(m.target): i for i, m in enumerate(matches) if m.target}
+    at = -1
+    for place, keys in target.places.items():
+        at = last.get(place, at)
+        if is_collective(place.op):
+            for key in keys:
+                source = source_of(key, target)
+                extra[at].append(Match(partner.get(source) if source else None, key, COLLECTIVE))
+    alone = [Match(key, None, COLLECTIVE) for key in collective_keys(golden)]
+    listed = [m for i, one in enumerate(found) for m in (one, *extra[i])]
+    return [*extra[-1], *listed, *alone]
+
+
+@lru_cache(maxsize=4)
+def traffic_at(path: Path) -> Traffic:
+    """The collectives of the archive at `path`."""
+    archive = archive_at(path)
+    calls = {
+        rank: {Place(*name): call for name, call in archive.calls_of(rank).items()}
+        for rank in archive.ranks
+    }
+    return Traffic(calls, archive.shards, archive.load)
+
+
+def check_delivery(path: Path, key: Key) -> tuple[Metrics | None, Judgement]:
+    """Whether each rank got from a collective what it should; a value given is judged with it."""
+    if key.slot.startswith("grad"):
+        return None, Judgement(Verdict.INCONCLUSIVE, "no value of golden is known to be its partner")
+    output = key if key.slot.startswith("output") else replace(key, slot="output.0")
+    found = traffic_at(path).deliveries(output)
+    if not found:
+        return None, Judgement(Verdict.INCONCLUSIVE, "what it became is recorded by its receiver")
+    measured = [(measure(one.expected, one.got), one.rank) for one in found]
+    worst, rank = max(measured, key=lambda pair: _badness(pair[0]))
+    limit = _delivery_limit(found[0].got)
+    if _badness(worst) <= limit:
+        return worst, Judgement(Verdict.PASS, "", limit)
+    reason = f"rank {rank} did not get what the ranks gave: rel_l2 {worst.rel_l2:.3g}"
+    return worst, Judgement(Verdict.FAIL, reason, limit)
+
+
+def _badness(metrics: Metrics) -> float:
+    if metrics.equal or not metrics.count:
+        return 0.0
+    return metrics.rel_l2 if metrics.nonfinite_agree and not math.isnan(metrics.rel_l2) else math.inf
+
+
+def _delivery_limit(value: Value) -> float:
+    return (4.0 if value.dtype.nbytes <= 2 else 16.0) * value.dtype.eps
+
+
+def second_look(tasks: Mapping[int, Task], measured: Mapping[int, Measured]) -> dict[int, Task]:
+    """The pairs that no layout fitted and that have a like one of a known layout: with that."""
+    known: dict[Key, Counter[str]] = defaultdict(Counter)
+    for i, task in tasks.items():
+        if measured[i].sentence:
+            known[_like(task.target.first.key)][measured[i].sentence] += 1
+    found = {}
+    for i, task in tasks.items():
+        like = known.get(_like(task.target.first.key))
+        if measured[i].unsolved and like:
+            found[i] = replace(task, assumed=parse_layout(like.most_common(1)[0][0]))
+    return found
+
+
+def unlike(tasks: Mapping[int, Task], measured: Mapping[int, Measured]) -> Iterator[tuple[int, str]]:
+    """Module outputs that lie in partial terms, where a like module has them reduced."""
+    reduced = {
+        _like(task.target.first.key): task.target.first.key
+        for i, task in tasks.items()
+        if measured[i].sentence and not _is_partial(measured[i].sentence)
+    }
+    for i, task in tasks.items():
+        key = task.target.first.key
+        other = reduced.get(_like(key))
+        plain = "/" not in key.op and key.slot.startswith("output")
+        if plain and other is not None and measured[i].solved and _is_partial(measured[i].sentence):
+            yield i, f"REPLICA: the ranks hold partial terms, in {other.op} they hold the sum"
+
+
+def _is_partial(sentence: str) -> bool:
+    return any(p.mode is Mode.PARTIAL for p in parse_layout(sentence).over)
+
+
+def _like(key: Key) -> Key:
+    """What `key` and its likes in other layers and steps have in common."""
+    return replace(key, step=0, op=_NUMBER.sub("*", key.op))
