@@ -9,12 +9,13 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from torch import Tensor
 
 from dumpcmp.align.places import held_indices
+from dumpcmp.archive.writer import ArchiveWriter
 from dumpcmp.errors import CaptureWarning, SelectionError
 from dumpcmp.measure.device import Packed, Summariser
 from dumpcmp.measure.reductions import load_reduction
@@ -67,6 +68,11 @@ class Keeping:
         """What takes Summaries at capture, where they are all that is kept."""
         return Condenser(self) if self.keep == "summary" else None
 
+    def words(self) -> dict[str, object]:
+        """What run.json says of it."""
+        told = asdict(self)
+        return {name: told[name] for name in told if told[name] is not None}
+
     def command(self, path: Path) -> list[str]:
         """The compactor, as a program to run beside the dump into `path`."""
         words = [sys.executable, "-m", "dumpcmp", "compact", str(path), "--watch"]
@@ -76,9 +82,6 @@ class Keeping:
         if self.disk_budget is not None and not self.compact:
             words.append(f"--disk-budget={self.disk_budget * 3 // 4}")
         return words
-
-
-FULL = Keeping()
 
 
 class Condenser:
@@ -123,7 +126,7 @@ def compacting(path: Path, keeping: Keeping, rank: int) -> Iterator[Compactor]:
     beside = Compactor(child)
     try:
         yield beside
-    except BaseException:
+    except KeyboardInterrupt:
         child.terminate()
         raise
     finally:
@@ -137,7 +140,7 @@ def compacting(path: Path, keeping: Keeping, rank: int) -> Iterator[Compactor]:
 class Budgeted:
     """A Sink that waits while the archive is larger than its budget and a compactor is at it."""
 
-    sink: Sink
+    sink: ArchiveWriter
     path: Path
     budget: int
     compactor: Compactor
@@ -151,6 +154,10 @@ class Budgeted:
     def text(self, model: str, name: str, text: str) -> None:
         """Pass on."""
         self.sink.text(model, name, text)
+
+    def finish_step(self, model: str, step: int) -> None:
+        """Pass on."""
+        self.sink.finish_step(model, step)
 
     def put(self, record: Record, source: Source | None) -> None:
         """Pass on, once there is room."""
@@ -185,3 +192,10 @@ class Budgeted:
                 CaptureWarning,
                 stacklevel=2,
             )
+
+
+def within_budget(sink: ArchiveWriter, keeping: Keeping, compactor: Compactor) -> Sink:
+    """`sink`, made to wait for the compactor where there is a disk budget."""
+    if keeping.disk_budget is None:
+        return sink
+    return Budgeted(sink, sink.path.parent, keeping.disk_budget, compactor)
