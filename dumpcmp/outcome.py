@@ -88,6 +88,7 @@ class Metrics:
     pcc: float = math.nan
     rel_l2: float = math.nan  # |target - golden| / |golden|
     gain: float = math.nan  # the target is (1 + gain) * golden + what does not resemble golden
+    gain_score: float = math.nan  # the mean gain of rows over its standard error
     max_row_err: float = math.nan  # of rows: |difference| / (|golden's row| + rms of golden's rows)
     rmse: float = math.nan
     max_abs_diff: float = math.nan
@@ -146,6 +147,7 @@ class Row:
     root: bool = False  # inputs agree and this output does not: the divergence began here
     cause: Key | None = None  # of a row that only inherits: the root that it inherits from
     source: str = ""
+    layout: str = ""  # of a partitioned run: how the shards became whole
     reference_errors: tuple[float, float] | None = None  # golden's, target's, against a reference
 
     @property

@@ -18,6 +18,8 @@ from dumpcmp.layouts import Layout, Mesh, complete, parse_layout, placed
 from dumpcmp.record import Record
 from dumpcmp.tensors import Value
 
+_NEAR = 0.1  # rel_l2 below which the closest layout is the right one, and the values are wrong
+
 
 class AssemblyError(AlignError):
     """Shards that do not become a whole value, and why: the row is inconclusive."""
@@ -170,6 +172,8 @@ def _unsolved(held: Held, question: Question, found: Unsolved, assumed: Layout |
     """What nothing fits, by the layout that explains it best; an error where none does."""
     load = held.loader()
     plan, how = likeliest(question, load), "layout that some ranks fit"
+    if plan is None and found.rel_l2 <= _NEAR:
+        plan, how = supposing(question, parse_layout(found.closest)), "closest layout"
     if plan is None and assumed is not None:
         plan, how = supposing(question, assumed), "layout of its like"
     if plan is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dumpcmp.align.match import Listing, Place
 from dumpcmp.layouts import MICROBATCH, parse_layout
@@ -20,13 +21,23 @@ def merged(listing: Listing) -> Listing:
     values: dict[Key, tuple[Record, ...]] = {}
     for key, records in listing.values.items():
         step = steps.get((key.model, key.step), key.step)
-        whole = Key(key.model, step, key.op, key.call, key.slot)
-        values[whole] = (*values.get(whole, ()), *records)
+        whole = replace(key, step=step)
+        values[whole] = (*values.get(whole, ()), *(_linked(r, steps) for r in records))
     calls: dict[Place, Call] = {}
     for place, call in listing.calls.items():
         step = steps.get((place.model, place.step), place.step)
         calls.setdefault(place._replace(step=step), call)
     return Listing(values, calls)
+
+
+def _linked(record: Record, steps: Mapping[tuple[str, int], int]) -> Record:
+    """`record` with its link into the step that its own step is a part of."""
+    same = record.same_as
+    if same is None:
+        return record
+    return replace(
+        record, same_as=replace(same, step=steps.get((same.model, same.step), same.step))
+    )
 
 
 def _steps(values: Mapping[Key, tuple[Record, ...]]) -> dict[tuple[str, int], int]:

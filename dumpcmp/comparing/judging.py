@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dumpcmp.align.match import Listing, Match, Place, place_of
-from dumpcmp.arithmetic import arithmetic_of, is_reduction
+from dumpcmp.arithmetic import Arithmetic, arithmetic_of, is_reduction
+from dumpcmp.comparing.clean import clean_pairs
+from dumpcmp.comparing.partitioned import COLLECTIVE
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.task import Measured
 from dumpcmp.dtypes import dtype_named
-from dumpcmp.judge import Checker, Conditions, judge
+from dumpcmp.judge import Checker, Conditions, RoundingChecker, judge
 from dumpcmp.outcome import REMOVED, Judgement, Row, Verdict, is_gradient, is_input
 from dumpcmp.record import NO_KERNEL, Key
 
@@ -25,21 +27,37 @@ def judged(
 ) -> list[Row]:
     """One Row for each Match, in its order; what is one value gets one judgement."""
     depth = depths(golden.listing)
-    clean = _clean(matches, measured)
+    clean = clean_pairs(matches, measured, golden, target)
     noise = noises(golden.listing), noises(target.listing)
     rows = []
     for i, match in enumerate(matches):
         found = measured.get(i, Measured())
-        judgement = _one_sided(match) or found.judgement
+        judgement = found.judgement or _one_sided(match)
         if judgement is None:
             assert found.metrics is not None and match.golden is not None
             conditions = _conditions(match, golden, target, found, depth, clean, noise)
             judgement = judge(found.metrics, conditions, checker)
+        judgement = found.laid.speak(judgement) if found.laid else judgement
         rows.append(_row(match, golden, target, found, judgement))
     for i, first in repeats(matches, golden.links(), target.links()).items():
         if rows[i].metrics is not None:
             rows[i] = replace(rows[i], judgement=rows[first].judgement)
     return rows
+
+
+def fit_limits(matches: Sequence[Match], golden: Side, target: Side) -> dict[int, float]:
+    """The rel_l2 up to which a layout fits each pair: well above what rounding explains."""
+    depth = depths(golden.listing)
+    noise = noises(golden.listing), noises(target.listing)
+    rule = RoundingChecker()
+    return {
+        i: _SLACK * rule.limit(_conditions(m, golden, target, Measured(), depth, set(), noise))
+        for i, m in enumerate(matches)
+        if m.golden and m.target
+    }
+
+
+_SLACK = 4.0
 
 
 def _one_sided(match: Match) -> Judgement | None:
@@ -56,35 +74,24 @@ def _one_sided(match: Match) -> Judgement | None:
     return None
 
 
-def _clean(matches: Sequence[Match], measured: Mapping[int, Measured]) -> set[Place]:
-    """Golden's calls all of whose inputs were compared and are the same to the bit."""
-    seen: dict[Place, bool] = {}
-    for i, match in enumerate(matches):
-        if match.golden and is_input(match.golden.slot):
-            metrics = measured.get(i, Measured()).metrics
-            place = place_of(match.golden)
-            seen[place] = seen.get(place, True) and metrics is not None and metrics.equal
-    return {place for place, equal in seen.items() if equal}
-
-
 def _conditions(
     match: Match,
     golden: Side,
     target: Side,
     found: Measured,
     depth: Mapping[Place, int],
-    clean: set[Place],
+    clean: set[Match],
     noise: tuple[Mapping[Key, float], Mapping[Key, float]],
 ) -> Conditions:
     assert match.golden is not None and match.target is not None
     place, record = place_of(match.golden), golden.record_of(match.golden)
-    given = is_input(match.golden.slot) or is_gradient(match.golden.slot)
+    given = is_input(match.golden.slot)
     return Conditions(
         dtype_named(record.dtype),
         dtype_named(target.record_of(match.target).dtype),
         depth[place] * (2 if is_gradient(match.golden.slot) else 1),
-        inputs_equal=place in clean and not given,
-        arithmetic=arithmetic_of(place.op),
+        inputs_equal=match in clean,
+        arithmetic=Arithmetic.ROUNDS if given else arithmetic_of(place.op),
         shape=record.shape,
         reference=found.reference,
         noise=max(noise[0][match.golden], noise[1][match.target]),
@@ -107,9 +114,9 @@ def repeats(
 
 
 def _row(match: Match, golden: Side, target: Side, found: Measured, judgement: Judgement) -> Row:
-    side = golden if match.golden else target
-    key = match.golden or match.target
+    key = match.target if match.by == COLLECTIVE and match.target else match.golden or match.target
     assert key is not None
+    side = golden if key is match.golden else target
     ours = golden.record_of(match.golden) if match.golden else None
     theirs = target.record_of(match.target) if match.target else None
     call, errors = side.call_of(key), found.reference
@@ -126,6 +133,7 @@ def _row(match: Match, golden: Side, target: Side, found: Measured, judgement: J
         target_shape=theirs.shape if theirs else None,
         paired_by=match.by,
         source=call.source if call else "",
+        layout=found.laid.note if found.laid else "",
         reference_errors=(errors.golden, errors.target) if errors else None,
     )
 

@@ -11,10 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dumpcmp.align import assemble
 from dumpcmp.align.collectives import Traffic, collective_keys, is_collective, source_of
 from dumpcmp.align.match import Listing, Match, Place, place_of
-from dumpcmp.comparing.side import Side, archive_at
+from dumpcmp.comparing.side import archive_at
+from dumpcmp.dtypes import DTYPES
 from dumpcmp.layouts import Layout, Mode, parse_layout
 from dumpcmp.measure.metrics import measure
 from dumpcmp.outcome import Judgement, Metrics, Verdict
@@ -28,15 +31,32 @@ COLLECTIVE = "collective"  # the pass that pairs the values of collectives
 _NUMBER = re.compile(r"\d+")
 
 
+_NO_VALUE = Value(DTYPES["bool"], np.empty(0, "|b1"))
+
+
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """Both sides of a pair, whole."""
+    """Both sides of a pair, whole, and how they became so."""
 
     golden: Value
     target: Value
-    layout: str = ""  # how the shards became whole
+    note: str = ""  # how the shards became whole
+    layout: str = ""  # the target's, as a sentence
+    is_solved: bool = False  # nobody stated it
     finding: str = ""  # replicas that differ: a failure whatever the metrics say
     remark: str = ""  # what a difference looks like, rank by rank
+
+    def without_values(self) -> Laid:
+        """What is left to say when the values have been measured."""
+        return replace(self, golden=_NO_VALUE, target=_NO_VALUE)
+
+    def speak(self, judgement: Judgement) -> Judgement:
+        """`judgement` in the light of what was noticed on the way."""
+        if self.finding and not judgement.verdict.fails:
+            return replace(judgement, verdict=Verdict.FAIL, reason=self.finding)
+        if self.remark and judgement.verdict.fails:
+            return replace(judgement, reason=f"{judgement.reason}; {self.remark}")
+        return judgement
 
 
 def is_partitioned(held: Held) -> bool:
@@ -46,16 +66,32 @@ def is_partitioned(held: Held) -> bool:
 
 def lay(golden: Held, target: Held, limit: float, assumed: Layout | None = None) -> Laid:
     """Put both sides together; `limit` is the error up to which a layout fits and ranks agree."""
-    ours, theirs = assemble.assemble(_held(golden), _held(target), limit, assumed)
+    ours, theirs = assemble.assemble(shares_of(golden), shares_of(target), limit, assumed)
     apart = [d for side in (ours, theirs) for d in side.disagreements if d.rel_l2 > limit]
     remark = ""
-    if ours.value.shape == theirs.value.shape and (apart or _differ(ours.value, theirs.value, limit)):
+    if ours.value.shape == theirs.value.shape and (
+        apart or _differ(ours.value, theirs.value, limit)
+    ):
         remark = assemble.explain(ours, theirs, limit)
     finding = remark or str(apart[0]) if apart else ""
-    return Laid(ours.value, theirs.value, _how(ours, theirs), finding, remark)
+    return Laid(
+        ours.value,
+        theirs.value,
+        _how(ours, theirs),
+        theirs.layout,
+        "solved" in theirs.note,
+        finding,
+        remark,
+    )
 
 
-def _held(held: Held) -> assemble.Held:
+def unread(finding: str) -> Laid:
+    """What was noticed of a pair whose Summaries were compared, and no elements."""
+    return Laid(_NO_VALUE, _NO_VALUE, finding=finding)
+
+
+def shares_of(held: Held) -> assemble.Held:
+    """What the ranks hold of a value, with all that is known of its layout."""
     return assemble.Held(held.records, archive_at(held.path).load, held.facts)
 
 
@@ -101,12 +137,14 @@ def traffic_at(path: Path) -> Traffic:
     return Traffic(calls, archive.shards, archive.load)
 
 
-def check_delivery(path: Path, key: Key) -> tuple[Metrics | None, Judgement]:
+def check_delivery(path: Path, keys: Sequence[Key]) -> tuple[Metrics | None, Judgement]:
     """Whether each rank got from a collective what it should; a value given is judged with it."""
-    if key.slot.startswith("grad"):
-        return None, Judgement(Verdict.INCONCLUSIVE, "no value of golden is known to be its partner")
-    output = key if key.slot.startswith("output") else replace(key, slot="output.0")
-    found = traffic_at(path).deliveries(output)
+    slot = keys[0].slot
+    if slot.startswith("grad"):
+        return None, Judgement(Verdict.INCONCLUSIVE, "golden has no value that is its partner")
+    slot = slot if slot.startswith("output") else "output.0"
+    traffic = traffic_at(path)
+    found = [one for key in keys for one in traffic.deliveries(replace(key, slot=slot))]
     if not found:
         return None, Judgement(Verdict.INCONCLUSIVE, "what it became is recorded by its receiver")
     measured = [(measure(one.expected, one.got), one.rank) for one in found]
@@ -121,7 +159,9 @@ def check_delivery(path: Path, key: Key) -> tuple[Metrics | None, Judgement]:
 def _badness(metrics: Metrics) -> float:
     if metrics.equal or not metrics.count:
         return 0.0
-    return metrics.rel_l2 if metrics.nonfinite_agree and not math.isnan(metrics.rel_l2) else math.inf
+    return (
+        metrics.rel_l2 if metrics.nonfinite_agree and not math.isnan(metrics.rel_l2) else math.inf
+    )
 
 
 def _delivery_limit(value: Value) -> float:
@@ -132,8 +172,8 @@ def second_look(tasks: Mapping[int, Task], measured: Mapping[int, Measured]) -> 
     """The pairs that no layout fitted and that have a like one of a known layout: with that."""
     known: dict[Key, Counter[str]] = defaultdict(Counter)
     for i, task in tasks.items():
-        if measured[i].sentence:
-            known[_like(task.target.first.key)][measured[i].sentence] += 1
+        if sentence := _sentence(measured[i]):
+            known[_like(task.target.first.key)][sentence] += 1
     found = {}
     for i, task in tasks.items():
         like = known.get(_like(task.target.first.key))
@@ -142,19 +182,27 @@ def second_look(tasks: Mapping[int, Task], measured: Mapping[int, Measured]) -> 
     return found
 
 
-def unlike(tasks: Mapping[int, Task], measured: Mapping[int, Measured]) -> Iterator[tuple[int, str]]:
+def unlike(
+    tasks: Mapping[int, Task], measured: Mapping[int, Measured]
+) -> Iterator[tuple[int, str]]:
     """Module outputs that lie in partial terms, where a like module has them reduced."""
     reduced = {
         _like(task.target.first.key): task.target.first.key
         for i, task in tasks.items()
-        if measured[i].sentence and not _is_partial(measured[i].sentence)
+        if _sentence(measured[i]) and not _is_partial(_sentence(measured[i]))
     }
     for i, task in tasks.items():
         key = task.target.first.key
         other = reduced.get(_like(key))
         plain = "/" not in key.op and key.slot.startswith("output")
-        if plain and other is not None and measured[i].solved and _is_partial(measured[i].sentence):
+        laid = measured[i].laid
+        if plain and other and laid and laid.is_solved and _is_partial(laid.layout):
             yield i, f"REPLICA: the ranks hold partial terms, in {other.op} they hold the sum"
+
+
+def _sentence(measured: Measured) -> str:
+    laid = measured.laid
+    return laid.layout if laid and laid.layout not in ("", "ranks", "replicated") else ""
 
 
 def _is_partial(sentence: str) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from dumpcmp.align.assemble import RunFacts
+from dumpcmp.align.declared import Declarations
 from dumpcmp.align.match import Listing, Place, place_of
+from dumpcmp.align.microbatches import merged
 from dumpcmp.archive.reader import Archive
 from dumpcmp.capture.tap import Tap
 from dumpcmp.record import Call, Key, Record
@@ -18,6 +21,12 @@ class Side:
 
     archive: Archive
     listing: Listing
+    facts: RunFacts = field(default_factory=RunFacts)
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether the run had several ranks."""
+        return self.archive.world_size > 1
 
     @property
     def path(self) -> Path:
@@ -41,8 +50,13 @@ class Side:
         }
 
 
-def open_side(path: str | Path, tap: Tap, token_offset: int = 0) -> Side:
-    """Open the archive at `path` and list what `tap` selects; steps are counted from the offset."""
+def open_side(
+    path: str | Path, tap: Tap, token_offset: int = 0, declared: Declarations | None = None
+) -> Side:
+    """Open the archive at `path` and list what `tap` selects; steps are counted from the offset.
+
+    `declared` is what the user states about the layouts of a partitioned run.
+    """
     archive = Archive(path)
     values = {
         key: archive.shards(key)
@@ -57,7 +71,8 @@ def open_side(path: str | Path, tap: Tap, token_offset: int = 0) -> Side:
         for name, call in archive.calls.items()
         if tap.selects_step(call.step + token_offset) and tap.selects_op(call.op)
     }
-    return Side(archive, Listing(values, calls))
+    facts = RunFacts(archive.world_size, archive.missing_ranks, declared or Declarations())
+    return Side(archive, merged(Listing(values, calls)), facts)
 
 
 @lru_cache(maxsize=8)

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from dumpcmp.align.assemble import AssemblyError, RunFacts
+from dumpcmp.comparing.partitioned import (
+    Laid,
+    check_delivery,
+    is_partitioned,
+    lay,
+    shares_of,
+    unread,
+)
 from dumpcmp.comparing.side import archive_at
-from dumpcmp.comparing.summaries import is_summarised, whole_summary
+from dumpcmp.comparing.summaries import Summed, is_summarised, whole_elements, whole_summary
 from dumpcmp.errors import DumpcmpError
 from dumpcmp.judge import ReferenceErrors
+from dumpcmp.layouts import Layout
 from dumpcmp.measure.estimates import estimate
 from dumpcmp.measure.metrics import measure
-from dumpcmp.measure.summary import Summary, summarise
+from dumpcmp.measure.summary import Recipe, Summary, summarise
 from dumpcmp.outcome import Closeness, Judgement, Metrics, Verdict
-from dumpcmp.record import Kept, Record
+from dumpcmp.record import Kept, Key, Record
 from dumpcmp.tensors import Value
 
 
@@ -24,6 +34,7 @@ class Held:
 
     path: Path
     records: tuple[Record, ...]
+    facts: RunFacts = field(default_factory=RunFacts)
 
     @property
     def first(self) -> Record:
@@ -44,6 +55,8 @@ class Task:
     target: Held
     closeness: Closeness
     reference: Held | None = None
+    limit: float = 0.0  # rel_l2 up to which a layout that nobody stated fits, and replicas agree
+    assumed: Layout | None = None  # of a like value, where no layout fits
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +71,20 @@ class Measured:
     metrics: Metrics | None = None
     judgement: Judgement | None = None
     reference: ReferenceErrors | None = None
+    laid: Laid | None = None  # of a partitioned pair: how it became whole, and who differs
+    unsolved: bool = False  # no layout gives the other side's value
+
+
+def measure_delivery(value: tuple[Path, tuple[Key, ...]]) -> Measured:
+    """Measure what a collective of the archive gave against what it should have given.
+
+    The keys are those of one value: one for each microbatch.
+    """
+    try:
+        metrics, judgement = check_delivery(*value)
+        return Measured(metrics, judgement)
+    except DumpcmpError as error:
+        return Measured(judgement=Judgement(Verdict.INCONCLUSIVE, error.message))
 
 
 def measure_task(task: Task) -> Measured:
@@ -69,6 +96,9 @@ def measure_task(task: Task) -> Measured:
         if is_summarised(task.golden.records) or is_summarised(task.target.records):
             return _estimated(task)
         return _measured(task)
+    except AssemblyError as error:
+        judgement = Judgement(Verdict.INCONCLUSIVE, error.message)
+        return Measured(judgement=judgement, unsolved=True)
     except DumpcmpError as error:
         return Measured(judgement=Judgement(Verdict.ERROR, error.message))
 
@@ -79,13 +109,19 @@ def _unreadable(held: Held, side: str) -> str:
 
 
 def _measured(task: Task) -> Measured:
-    golden = whole_value(task.golden)
-    target = golden if _same_bytes(task.golden, task.target) else whole_value(task.target)
+    laid = None
+    if is_partitioned(task.golden) or is_partitioned(task.target):
+        laid = lay(task.golden, task.target, task.limit, task.assumed)
+        golden, target = laid.golden, laid.target
+    else:
+        golden = whole_value(task.golden)
+        target = golden if _same_bytes(task.golden, task.target) else whole_value(task.target)
     if golden.shape != target.shape:
         reason = f"golden has shape {list(golden.shape)}, the target {list(target.shape)}"
         return Measured(judgement=Judgement(Verdict.SHAPE, reason))
     metrics = measure(golden, target, task.closeness)
-    return Measured(metrics, reference=_reference_errors(task, golden, target))
+    errors = _reference_errors(task, golden, target)
+    return Measured(metrics, reference=errors, laid=laid.without_values() if laid else None)
 
 
 def _same_bytes(golden: Held, target: Held) -> bool:
@@ -119,29 +155,39 @@ def _reference_errors(task: Task, golden: Value, target: Value) -> ReferenceErro
 
 
 def _estimated(task: Task) -> Measured:
-    ours, theirs = _summary(task.golden), _summary(task.target)
+    ours, theirs = _summed(task.golden), _summed(task.target)
     known = ours or theirs
     assert known is not None
-    ours = ours or summarise(whole_value(task.golden), known.recipe)
-    theirs = theirs or summarise(whole_value(task.target), known.recipe)
-    if ours.shape != theirs.shape:
-        reason = f"golden has shape {list(ours.shape)}, the target {list(theirs.shape)}"
+    ours = ours or _summarised(task.golden, known.summary.recipe)
+    theirs = theirs or _summarised(task.target, known.summary.recipe)
+    golden, target = ours.summary, theirs.summary
+    if golden.shape != target.shape:
+        reason = f"golden has shape {list(golden.shape)}, the target {list(target.shape)}"
         return Measured(judgement=Judgement(Verdict.SHAPE, reason))
-    return Measured(estimate(ours, theirs), reference=_estimated_errors(task, ours, theirs))
+    apart = [d for d in (*ours.disagreements, *theirs.disagreements) if d.rel_l2 > task.limit]
+    return Measured(
+        estimate(golden, target),
+        reference=_estimated_errors(task, golden, target),
+        laid=unread(str(apart[0])) if apart else None,
+    )
 
 
-def _summary(held: Held) -> Summary | None:
+def _summed(held: Held) -> Summed | None:
     """The Summary that stands for a value; None where all its elements are there."""
     if not is_summarised(held.records):
         return None
-    return whole_summary(archive_at(held.path), held.records)
+    return whole_summary(archive_at(held.path), shares_of(held))
+
+
+def _summarised(held: Held, recipe: Recipe) -> Summed:
+    return Summed(summarise(whole_elements(shares_of(held)), recipe))
 
 
 def _estimated_errors(task: Task, golden: Summary, target: Summary) -> ReferenceErrors | None:
     if task.reference is None or _unreadable(task.reference, "the reference"):
         return None
-    held = _summary(task.reference)
-    reference = held or summarise(whole_value(task.reference), golden.recipe)
+    found = _summed(task.reference) or _summarised(task.reference, golden.recipe)
+    reference = found.summary
     if reference.whole != golden.whole or not reference.num_finite:
         return None
     ours, theirs = estimate(reference, golden), estimate(reference, target)
