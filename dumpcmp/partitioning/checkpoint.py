@@ -123,7 +123,13 @@ def _nodes(cells: Any) -> Iterator[Node]:
 def _node(cell: Any) -> Node:
     fsig = str(_state(cell, "signature"))
     name = f"{_state(cell, 'name', 'node')}{_state(cell, '_id', '')}"
-    source = _line(_state(cell, "_comment", ""))
+    try:
+        return _op(cell, fsig, name, _line(_state(cell, "_comment", "")))
+    except PartitionError as error:
+        return Node(name, fsig, reason=error.message, computes=True)
+
+
+def _op(cell: Any, fsig: str, name: str, source: str) -> Node:
     inputs = [_plain(value) for value in _state(cell, "_inputs")]
     computes = any(isinstance(value, TensorInfo) for value in inputs)
     anno = _state(cell, "_anno", None)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dumpcmp.partitioning.call import OpCall
-from dumpcmp.partitioning.config import PartitionError
+from dumpcmp.partitioning.config import PartitionError, TensorInfo
 
 # Signatures of nnScaler's own functions -> our functions with the same arguments.
 EQUIVALENTS = {
@@ -152,8 +152,30 @@ def _inspected(run: Callable[..., Any]) -> Function:
 def _builtin_names(call: OpCall) -> tuple[str, ...]:
     packet = getattr(torch.ops.aten, call.fsig.split(".")[-1], None)
     overloads = [getattr(packet, name) for name in packet.overloads()] if packet else []
-    named = [_schema_names(op) for op in overloads]
-    for names in named:
-        if len(call.args) <= len(names) and set(call.kwargs) <= set(names[len(call.args) :]):
-            return names
-    return named[0] if named else tuple(f"arg{i}" for i in range(len(call.args)))
+    fitting = [op for op in overloads if _fits(op, call)]
+    if fitting or overloads:
+        return _schema_names((fitting or overloads)[0])
+    return tuple(f"arg{i}" for i in range(len(call.args)))
+
+
+def _fits(op: torch._ops.OpOverload, call: OpCall) -> bool:
+    """Whether `op` takes as many arguments, under these names, and tensors where there are some."""
+    parameters = op._schema.arguments
+    rest = {parameter.name for parameter in parameters[len(call.args) :]}
+    if len(call.args) > len(parameters) or not set(call.kwargs) <= rest:
+        return False
+    return all(
+        isinstance(arg, TensorInfo) == ("Tensor" in str(parameter.type))
+        for arg, parameter in zip(call.args, parameters, strict=False)
+        if arg is not None and not isinstance(arg, list | tuple)
+    )
+
+
+def folded(call: OpCall) -> OpCall:
+    """`call` with the sizes of a method, given one by one as in ``x.view(2, 3)``, as a list."""
+    first, *rest = call.args or (None,)
+    sizes = rest and all(isinstance(size, int) for size in rest)
+    method = call.fsig.removeprefix("torch.Tensor.")
+    if not sizes or method not in ("view", "reshape", "expand", "repeat", "permute"):
+        return call
+    return OpCall(call.fsig, (first, list(rest)), call.kwargs, call.imports)

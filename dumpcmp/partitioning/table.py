@@ -25,7 +25,7 @@ from dumpcmp.partitioning.rules.ruling import (
     name_arguments,
     texts,
 )
-from dumpcmp.partitioning.signature import EQUIVALENTS, canonical, function_of
+from dumpcmp.partitioning.signature import EQUIVALENTS, canonical, folded, function_of
 
 RULES: Mapping[str, Rule] = {
     **pointwise.RULES,
@@ -80,7 +80,10 @@ def restore(known: tuple[tuple[str, Registered], ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """All that the table says about one call; `text` may end in ``...`` for equal outputs."""
+    """All that the table says about one call.
+
+    `outputs` may be one text and ``...``, for as many outputs as there are; # is their number.
+    """
 
     call: OpCall
     arguments: Arguments
@@ -95,7 +98,7 @@ class Entry:
         """The annotation, for a call that has given `num_outputs` outputs."""
         outputs = list(self.outputs)
         if outputs[-1:] == ["..."]:
-            outputs = outputs[:-1] * num_outputs
+            outputs = [outputs[0].replace("#", str(i)) for i in range(num_outputs)]
         text = f"{', '.join(self.inputs)} -> {', '.join(outputs)}"
         shapes = [leaf.shape for leaf in leaves(self.call)]
         return expanded(parse_annotation(text), shapes)
@@ -121,6 +124,7 @@ def is_known(fsig: str) -> bool:
 
 def entry_for(call: OpCall, anno: str = "") -> Entry:
     """What is known about `call`: by `anno`, by the user's registration, or by our table."""
+    call = folded(call)
     arguments = name_arguments(call, function_of(call))
     registered = Registered(anno) if anno else _REGISTERED.get(canonical(call.fsig))
     if registered is not None:

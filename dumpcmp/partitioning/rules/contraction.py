@@ -56,9 +56,9 @@ def _added(left: str, right: str, out: str) -> Rule:
 
 
 def _einsum(arguments: Arguments) -> Ruling:
-    equation = arguments.get("equation", "arg0")
+    equation = next((v for v in arguments.values.values() if isinstance(v, str)), ".")
     listed = next((v for v in arguments.values.values() if isinstance(v, list | tuple)), None)
-    if not isinstance(equation, str) or "." in equation:
+    if "." in equation:
         raise NoRule("einsum with '...' has no annotation yet")
     terms, _, out = equation.replace(" ", "").partition("->")
     if "->" not in equation:

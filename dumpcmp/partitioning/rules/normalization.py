@@ -61,10 +61,10 @@ def _native_batch_norm_eval(arguments: Arguments) -> Ruling:
     return Ruling(ruling.inputs, [*ruling.outputs, "0", "0"], (), _VALID, {}, _STATISTICS)
 
 
-def _instance_norm(arguments: Arguments, synchronised: str) -> Ruling:
+def _instance_norm(arguments: Arguments, synchronised: str, ndim: int | None = None) -> Ruling:
     """Each image is normalised alone; running statistics are of all of them: synchronised."""
     shape = arguments.needed("input")
-    batch = ["n"] if len(shape) > 3 or "use_input_stats" in arguments.values else []
+    batch = [] if ndim is not None and len(shape) == ndim + 1 else ["n"]
     names = [*batch, "c", *(f"x{i}^" for i in range(len(shape) - len(batch) - 1))]
     dims = {"input": said(names)}
     dims |= dict.fromkeys(("weight", "bias", "running_mean", "running_var"), "c")
@@ -134,7 +134,7 @@ RULES: dict[str, Rule] = {
     ),
     "instance_norm": partial(_instance_norm, synchronised="instance_norm_synchronised"),
     "nnscaler.graph.function.wrapnn.wrap_instancenorm2d_func": partial(
-        _instance_norm, synchronised="instancenorm2d_synchronised"
+        _instance_norm, synchronised="instancenorm2d_synchronised", ndim=2
     ),
     **dict.fromkeys(
         words("softmax log_softmax _softmax _log_softmax softmin logcumsumexp _safe_softmax"),

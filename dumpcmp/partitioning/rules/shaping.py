@@ -163,11 +163,19 @@ def _unsqueeze(arguments: Arguments) -> Ruling:
 
 def _squeeze(arguments: Arguments) -> Ruling:
     name, shape = _first(arguments)
-    dims = arguments.get("dim", default=range(len(shape)))
-    gone = {dim_of(d, len(shape)) for d in ([dims] if isinstance(dims, int) else dims)}
-    names = ["1" if size == 1 else n for n, size in zip(letters(len(shape)), shape, strict=True)]
+    dims = arguments.get("dim")
+    every = dims is None  # then a dim whose part is one long vanishes as well: nothing is split
+    gone = set(range(len(shape))) if every else _counted(dims, len(shape))
+    names = [
+        "1" if size == 1 else f"{n}^" if every else n
+        for n, size in zip(letters(len(shape)), shape, strict=True)
+    ]
     out = [n for i, n in enumerate(names) if not (i in gone and shape[i] == 1)]
     return Ruling({name: said(names)}, [said(out)])
+
+
+def _counted(dims: int | Sequence[int], rank: int) -> set[int]:
+    return {dim_of(d, rank) for d in ([dims] if isinstance(dims, int) else dims)}
 
 
 def _listed(arguments: Arguments) -> tuple[str, list[TensorInfo]]:
@@ -206,7 +214,7 @@ def _cut(arguments: Arguments, *, drop: bool = False) -> Ruling:
     names = frozen(letters(len(shape)), [dim])
     out = [n for i, n in enumerate(names) if i != dim] if drop else [*names]
     if not drop:
-        out[dim] = "p^"
+        out[dim] = "p#^"  # each output has a length of its own
     return Ruling({name: said(names)}, [said(out), "..."])
 
 

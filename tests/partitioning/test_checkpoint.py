@@ -1,0 +1,172 @@
+"""A graph.ckp, imitated: read back whole, and nothing in it is ever executed."""
+
+import enum
+import pickle
+import sys
+import types
+
+import pytest
+import torch
+
+from dumpcmp.outcome import Verdict
+from dumpcmp.partitioning import PartitionError, verify_graph
+from dumpcmp.partitioning.checkpoint import read_checkpoint
+
+DIMOPS, CTEN = "nnscaler.graph.function.dimops", "nnscaler.ir.cten"
+CLASSES = {
+    DIMOPS: ["IRDimops", "OpAnno", "ShapeAnno", "DimAnno"],
+    CTEN: ["IRObject"],
+    "nnscaler.ir.tensor": ["IRFullTensor", "IRSubTensor"],
+    "nnscaler.graph.graph": ["IRGraph"],
+    "nnscaler.graph.segment": ["IRSegment"],
+    "nnscaler.ir.operator": ["IRFwOperation"],
+}
+
+
+@pytest.fixture
+def ir(monkeypatch):
+    """The classes that such a file names, for as long as it is being written."""
+    made = {}
+    parents = {home.rsplit(".", i)[0] for home in CLASSES for i in (1, 2, 3)}
+    for parent in sorted(parents):
+        monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+        sys.modules[parent].__path__ = []
+    for home, names in CLASSES.items():
+        module = types.ModuleType(home)
+        monkeypatch.setitem(sys.modules, home, module)
+        for name in names:
+            made[name] = type(name, (), {"__module__": home, "__qualname__": name})
+            setattr(module, name, made[name])
+    reduce_type = enum.Enum("ReduceType", {"Dim": "", "Sum": "+", "Freeze": "^"})
+    reduce_type.__module__, reduce_type.__qualname__ = DIMOPS, "DimAnno.ReduceType"
+    made["DimAnno"].ReduceType = reduce_type
+    made["ReduceType"] = reduce_type
+    return types.SimpleNamespace(**made)
+
+
+def build(cls, **state):
+    thing = cls()
+    thing.__dict__.update(state)
+    return thing
+
+
+def tensor(ir, shape, dtype=torch.float32):
+    full = build(ir.IRFullTensor, _shape=shape, _dtype=dtype, _requires_grad=True)
+    return build(ir.IRSubTensor, _shape=shape, _full_tensor=full, name="t", _id=1)
+
+
+def anno(ir, text):
+    def dim(word):
+        names = word.strip("()").split("_") if word.startswith("(") else [word]
+        marks = [ir.ReduceType(n[-1]) if n[-1] in "+^" else ir.ReduceType("") for n in names]
+        bare = tuple(n.rstrip("+^") for n in names)
+        return build(ir.DimAnno, _identifiers=bare, _reduces=tuple(marks))
+
+    def shape(words):
+        return build(ir.ShapeAnno, _dims=tuple(map(dim, words.split())))
+
+    inputs, outputs = (tuple(map(shape, side.split(","))) for side in text.split("->"))
+    return build(ir.OpAnno, _inputs=inputs, _outputs=outputs)
+
+
+def op(ir, name, signature, inputs, outputs, text, **kwargs):
+    return build(
+        ir.IRDimops,
+        name=name,
+        _id=len(name),
+        signature=signature,
+        _inputs=inputs,
+        _outputs=outputs,
+        _kwargs=kwargs,
+        _anno=anno(ir, text),
+        _comment='File "/home/user/model.py", line 31, in forward',
+    )
+
+
+def write(ir, path, *extra):
+    size = build(ir.IRObject, name="size", _value=(-1, 8), _id=5)
+    nodes = [
+        op(ir, "linear", "torch.nn.functional.linear",
+           [tensor(ir, (4, 6)), tensor(ir, (8, 6)), None], [tensor(ir, (4, 8))],
+           "n k+, m k+, ? -> n m"),
+        build(ir.IRSegment, name="segment", signature="segment", _nodes=[
+            op(ir, "conv", "torch.conv2d",
+               [tensor(ir, (2, 8, 5, 5)), tensor(ir, (6, 4, 3, 3)), None],
+               [tensor(ir, (2, 6, 3, 3))], "n (g_4) 5 5, (g_3) 4 3 3, ? -> n (g_3) 3 3", groups=2),
+        ]),
+        op(ir, "view", "torch.Tensor.view", [tensor(ir, (2, 3, 8))], [tensor(ir, (6, 8))],
+           "(a) b c -> (a_b) c", size=size),
+        op(ir, "mm", "torch.addmm", [tensor(ir, (4, 6)), tensor(ir, (4, 8)), tensor(ir, (8, 6))],
+           [tensor(ir, (4, 6))], "a b, a k+, k+ b -> a b"),
+        op(ir, "again", "torch.nn.functional.linear",
+           [tensor(ir, (4, 6)), tensor(ir, (8, 6)), None], [tensor(ir, (4, 8))],
+           "n k+, m k+, ? -> n m"),
+        build(ir.IRFwOperation, name="plain", signature="operator.add", _inputs=[1], _outputs=[]),
+        *extra,
+    ]  # fmt: skip
+    path.write_bytes(pickle.dumps(((1, 2, 3), build(ir.IRGraph, _nodes=nodes)), protocol=4))
+
+
+def test_a_graph_is_read_without_its_classes(ir, tmp_path, monkeypatch):
+    path = tmp_path / "graph.ckp"
+    write(ir, path)
+    for home in CLASSES:
+        monkeypatch.delitem(sys.modules, home)
+    nodes = read_checkpoint(path).nodes
+    assert [node.op for node in nodes] == [
+        "torch.nn.functional.linear", "torch.conv2d", "torch.Tensor.view", "torch.addmm",
+        "torch.nn.functional.linear", "operator.add",
+    ]  # fmt: skip
+    assert nodes[0].subject.anno == "n k+, m k+, ? -> n m"
+    assert nodes[1].subject.anno == "n (g 4) 5 5, (g 3) 4 3 3, ? -> n (g 3) 3 3"
+    assert nodes[2].subject.call.kwargs == {"size": (-1, 8)}
+    assert [arg.shape for arg in nodes[3].subject.call.args] == [(4, 6), (4, 8), (8, 6)]
+    assert nodes[0].source == "model.py:31"
+    assert nodes[5].reason
+
+
+def test_its_annotations_are_verified_as_they_stand(ir, tmp_path):
+    path = tmp_path / "graph.ckp"
+    write(ir, path)
+    found = verify_graph(path, tmp_path / "out")
+    wrong = [(row.op, row.rule) for row in found.rows if row.verdict is Verdict.FAIL]
+    assert wrong == [("torch.addmm", "whole, split 1, split 0 -> sum")]
+    assert {row.verdict for row in found.rows} == {Verdict.PASS, Verdict.FAIL, Verdict.SKIPPED}
+    assert found.rows[0].node == "linear6 again5"
+    assert found.exit_code == 1
+
+
+class Hostile:
+    """Runs a command when it is unpickled in the usual way."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        import os
+
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_hostile_pickle_executes_nothing(ir, tmp_path):
+    touched, path = tmp_path / "touched", tmp_path / "graph.ckp"
+    bad = build(ir.IRFwOperation, name="bad", signature="os.system", _inputs=[Hostile(touched)])
+    bad._anno = anno(ir, "a -> a")
+    call = op(ir, "call", "os.system", [tensor(ir, (2, 2))], [], "a b -> a b")
+    call._kwargs = {"command": f"touch {touched}"}
+    write(ir, path, call, bad)
+    found = verify_graph(path, tmp_path / "out")
+    reasons = [row.reason for row in found.rows if row.op == "os.system"]
+    assert "not a function that we know" in reasons[0]
+    assert "was a posix.system" in reasons[1]
+    assert not touched.exists()
+    pickle.loads(pickle.dumps(Hostile(touched)))  # noqa: S301 - the usual way does run it
+    assert touched.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps(3), pickle.dumps((1, 2))])
+def test_what_is_no_graph_says_so(content, tmp_path):
+    path = tmp_path / "graph.ckp"
+    path.write_bytes(content)
+    with pytest.raises(PartitionError, match="graph"):
+        read_checkpoint(path)
