@@ -4,7 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Table -> module of this package; each module has a function `table() -> Table`.
-TABLES: dict[str, str] = {}
+TABLES: dict[str, str] = {
+    "archive": "archive",
+    "traps": "traps",
+    "verify": "verify",
+}
 
 
 @dataclass(frozen=True)

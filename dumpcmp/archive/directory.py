@@ -26,6 +26,16 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.replace(path)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file so that a reader sees all of it or what was there before."""
+    draft = path.with_name(f".draft-{path.name}")
+    try:
+        draft.write_text(text, encoding="utf-8", errors="surrogatepass")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def rank_directories(root: Path) -> dict[Path, tuple[int, int]]:
     """The rank directories in `root`, each with its world size and rank, in order of rank."""
     found: dict[Path, tuple[int, int]] = {}
@@ -71,15 +81,13 @@ class RankDirectory:
 
     def write_run(self, facts: Mapping[str, Any]) -> None:
         """Replace run.json."""
-        with replacing(self.path / RUN_FILE) as draft:
-            draft.write_text(json.dumps(facts, indent=2, default=str) + "\n")
+        write_whole(self.path / RUN_FILE, json.dumps(facts, indent=2, default=str) + "\n")
 
     def write_text(self, model: str, name: str, text: str) -> None:
         """Write a readable companion of `model`."""
         directory = self.path / file_name(model)
         directory.mkdir(exist_ok=True)
-        with replacing(directory / file_name(name)) as draft:
-            draft.write_text(text, encoding="utf-8", errors="surrogatepass")
+        write_whole(directory / file_name(name), text)
 
     def step_directory(self, model: str, step: int) -> Path:
         """The directory of a step's parts, made where it is missing."""

@@ -14,7 +14,6 @@ from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import journal
 from dumpcmp.archive.encoder import UNDEFINED
-from dumpcmp.archive.form import Form
 from dumpcmp.archive.journal import ADDRESS, ADDRESS_AT, CRC, CRC_AT, seal_prefix
 from dumpcmp.archive.part import Part
 from dumpcmp.archive.ring import Ring
@@ -26,6 +25,9 @@ GATHER_NBYTES = 1 << 20
 LARGEST_WRITE = 1 << 20  # bytes finished at once, and still in the cache when they are written
 SMALLEST_SHARED = 1 << 17  # bytes worth another thread
 PATIENCE_SECONDS = 0.02  # a producer waits so long before the ring takes more memory
+_VALUE = journal.VALUE
+_PACK_ADDRESS = ADDRESS.pack_into
+_PACK_CRC = CRC.pack_into
 SEAL = 0  # an entry that has no bytes in the ring: the part is finished
 
 Entry = tuple[Any, ...]  # kind, part, place in the ring, bytes there, and what the kind needs
@@ -80,6 +82,7 @@ class Drain:
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
+        self._room = ring.room
         self.lock = threading.Lock()
         self.freed = threading.Condition(self.lock)
         self.working = threading.Lock()
@@ -200,20 +203,20 @@ class Drain:
 
     def _write_run(self, part: Part) -> None:
         """Finish the records of `part` that lie one after another, then write them at once."""
-        pending = self.pending
+        pending, finish_value = self.pending, self._finish_value
         start = stop = pending[0][2]
         began, count = part.end, 0
         self.open_parts.add(part)
         while pending:
             entry = pending[0]
-            kind, total = entry[0], entry[3]
-            if entry[1] is not part or entry[2] != stop or kind == SEAL:
+            total = entry[3]
+            if entry[1] is not part or entry[2] != stop or entry[0] == SEAL:
                 break
-            if stop + total - start > LARGEST_WRITE and count:
+            if count and stop + total - start > LARGEST_WRITE:
                 break
             pending.popleft()
-            if kind == journal.VALUE:
-                self._finish_value(*entry)
+            if entry[0] == _VALUE:
+                finish_value(entry, part)
             else:
                 self._finish_text(*entry)
             stop += total
@@ -252,25 +255,26 @@ class Drain:
         else:
             part.add_link(*rest)
 
-    def _finish_value(
-        self, _kind: int, part: Part, place: int, total: int, call: int, form: Form, number: int,
-        order: int, wait: Callable[[], None] | None,
-    ) -> None:  # fmt: skip
-        """Wait for the copy, digest the bytes, and fill in what depends on the place."""
-        room, address, prefix = self.ring.room, part.end, form.prefix_nbytes
+    def _finish_value(self, entry: Entry, part: Part) -> None:
+        """Wait for the copy, digest the bytes, and fill in what depends on the place.
+
+        This runs for every value: it reads no attribute twice and calls little.
+        """
+        _, _, place, total, call, form, number, order, wait = entry
+        room, address, prefix, nbytes = self._room, part.end, form.prefix_nbytes, form.nbytes
         if wait is not None:
             wait()
             room[place : place + 4] = MAGIC
-        start = place + prefix
-        digest = xxh3_128_hexdigest(room[start : start + form.nbytes]).encode()
+        start, fields = place + prefix, place + PREFIX_HEADER
+        digest = xxh3_128_hexdigest(room[start : start + nbytes]).encode()
+        offset = address + prefix if nbytes else 0
         form.header.pack_into(
-            room, place + PREFIX_HEADER, form.before_address,
-            address + prefix if form.nbytes else UNDEFINED, form.before_digest, digest,
-        )  # fmt: skip
-        ADDRESS.pack_into(room, place + ADDRESS_AT, address)
-        CRC.pack_into(room, place + CRC_AT, crc32(room[place + 8 : place + PREFIX_HEADER]))
-        part.add_value(call, form, number, order, address, digest)
+            room, fields, form.before_address, offset or UNDEFINED, form.before_digest, digest
+        )
+        _PACK_ADDRESS(room, place + ADDRESS_AT, address)
+        _PACK_CRC(room, place + CRC_AT, crc32(room[place + 8 : fields]))
         part.end = address + total
+        part.add_value(call, form, number, order, address, offset, digest)
 
     def _fail(self, error: BaseException) -> None:
         """Stop: keep what is in the parts, free the ring, and let the producer know."""

@@ -48,7 +48,7 @@ def padded(nbytes: int, unit: int = 8) -> int:
 
 
 def _filled(body: bytes) -> bytes:
-    return body.ljust(padded(len(body)), b"\0")
+    return body.ljust(len(body) + 7 & -8, b"\0")
 
 
 def superblock(root: int, end: int) -> bytes:
@@ -159,10 +159,17 @@ def attribute(name: str, value: str | int | float | Sequence[int]) -> bytes:
     """An Attribute message: UTF-8 text, a number, or a vector of integers."""
     kind, space, content = _attribute_parts(value)
     title = _title(name, len(kind), len(space))
-    return message(ATTRIBUTE, title + _filled(kind) + _filled(space) + content)
+    return message(ATTRIBUTE, b"".join((title, _filled(kind), _filled(space), content)))
 
 
-text_attribute = lru_cache(maxsize=1024)(attribute)  # for texts that come again and again
+@lru_cache
+def _integer_title(name: str) -> bytes:
+    return attribute(name, 0)[:-8]
+
+
+def integer_attribute(name: str, value: int) -> bytes:
+    """`attribute` of one integer, for those that are made often."""
+    return _integer_title(name) + _INTEGER.pack(value)
 
 
 _FILL_VALUE = message(FILL_VALUE, bytes((2, 1, 1, 0)))  # allocated early, never filled

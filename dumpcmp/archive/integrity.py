@@ -206,11 +206,12 @@ class _Auditing:
         self.nbytes += nbytes
 
     def _check_leftovers(self, directory: Path, mends: bool) -> None:
-        for draft in (*directory.glob(".draft-*"), *directory.glob("**/.draft-*/")):
-            if draft.exists():
-                if mends:
-                    shutil.rmtree(draft)
-                self.find(draft, "a draft that nobody finished", "removed" if mends else "")
+        for draft in directory.glob("**/.draft-*"):
+            if draft.parent.name.startswith(".draft-"):
+                continue
+            if mends:
+                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+            self.find(draft, "a draft that nobody finished", "removed" if mends else "")
 
     def compare_steps(self, archive: Archive) -> None:
         """Find the steps that some ranks have and others have not."""

@@ -7,7 +7,6 @@ from struct import Struct
 from typing import Any
 from zlib import crc32
 
-from dumpcmp.archive.encoder import padded
 from dumpcmp.archive.schema import (
     ALIGNMENT,
     JOURNAL_FORMAT,
@@ -32,6 +31,7 @@ CRC_AT = 4
 
 assert HEADER.size == PREFIX_HEADER
 
+_NO_FIELDS = bytes(PREFIX_HEADER)
 TEXTS = frozenset((PART, CALL, FORM, LINK))  # kinds whose prefix holds JSON
 
 _dump = json.JSONEncoder(separators=(",", ":")).encode
@@ -39,8 +39,7 @@ _dump = json.JSONEncoder(separators=(",", ":")).encode
 
 def text_prefix(text: bytes) -> bytes:
     """A prefix that holds `text`, filled up with spaces, its fields still zero."""
-    nbytes = PREFIX_HEADER + len(text)
-    return bytes(PREFIX_HEADER) + text.ljust(padded(nbytes, ALIGNMENT) - PREFIX_HEADER)
+    return _NO_FIELDS + text.ljust(len(text) + ALIGNMENT - 1 & -ALIGNMENT)
 
 
 def json_text(value: Any) -> bytes:

@@ -35,5 +35,5 @@ def put_large(part: Part, form: Form, source: Source, numbers: tuple[int, int, i
             sequence=part.sequence, call=call, form=number, row=row, order=order,
         )  # fmt: skip
         seal_prefix(record[:PREFIX_HEADER], journal.VALUE, part.end)
-        part.add_value(call, form, number, order, part.end, digest)
+        part.add_value(call, form, number, order, part.end, part.end + prefix, digest)
     part.end += form.total

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quoted
+from operator import attrgetter
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -33,27 +34,33 @@ from dumpcmp.record import Call
 JOURNAL_AT = 128  # where a part's first journal record begins, after the superblock
 ROW_TYPE = np.dtype([(name, kind) for name, kind, _ in INDEX_COLUMNS])
 ROW = Struct("<" + "".join({"<u4": "I", "<u8": "Q", "S32": "32s"}[k] for _, k, _ in INDEX_COLUMNS))
+_PACK_ROW = ROW.pack
 LINK_COUNT_AT = 4  # of the number of hard links, in an object header
 MAX_CACHED = 1000  # characters of arguments that may come again
 _NUMBER = Struct("<I")
 _ADDRESS = Struct("<Q")
+_DEPTH = attrgetter("depth")
 
 assert ROW.size == ROW_TYPE.itemsize
 
 
+@lru_cache(maxsize=4096)
+def _repeated_json(
+    target: str, source: str, phase: str, arguments: str, origins: tuple[str, ...], kernel: str
+) -> str:
+    return json.dumps([target, source, phase, arguments, origins, kernel], separators=(",", ":"))
+
+
 def call_json(call: Call) -> bytes:
     """`call` as the JSON list that the journal and the index hold: schema.CALL_FIELDS."""
-    origins = ",".join(map(_quoted, call.origins))
-    return (
-        f"[{_quoted(call.op)},{call.call},{call.order},{_quoted(call.target)},"
-        f'{_quoted(call.source)},"{call.phase.value}",{_quoted(call.arguments)},[{origins}],'
-        f"{_quoted(call.kernel)}]"
-    ).encode()
+    make = _repeated_json if len(call.arguments) <= MAX_CACHED else _repeated_json.__wrapped__
+    rest = make(call.target, call.source, call.phase, call.arguments, call.origins, call.kernel)
+    return f"[{_quoted(call.op)},{call.call},{call.order},{rest[1:]}".encode()
 
 
 def call_attributes(call: Call) -> list[tuple[str, Any]]:
-    """The attributes of a call's group that differ from call to call, empty ones left out."""
-    told: list[tuple[str, Any]] = [("op", call.op), ("order", call.order)]
+    """The attributes of a call's group that few others share, empty ones left out."""
+    told: list[tuple[str, Any]] = [("op", call.op)]
     if len(call.arguments) > MAX_CACHED:
         told.append(("arguments", call.arguments))
     if call.origins:
@@ -75,7 +82,12 @@ def repeated_attributes(
 class Group:
     """A group that grows: its links as messages, and where its parent's link to it is."""
 
-    def __init__(self, parent: Group | None, attributes: Sequence[tuple[str, Any]] = ()) -> None:
+    __slots__ = (
+        "address_at", "attributes", "depth", "foremost", "links", "long_texts", "num_attributes",
+        "num_links", "parent",
+    )  # fmt: skip
+
+    def __init__(self, parent: Group | None) -> None:
         self.parent = parent
         self.depth: int = parent.depth + 1 if parent else 0
         self.links = bytearray()
@@ -84,14 +96,13 @@ class Group:
         self.address_at = 0  # of this group's own address, in the parent's links
         self.attributes = b""
         self.num_attributes = 0
-        self.long_texts: list[tuple[str, str]] = []
-        self.describe(attributes)
+        self.long_texts: list[tuple[str, str]] | None = None
 
     def describe(self, attributes: Sequence[tuple[str, Any]]) -> None:
         """Set the attributes; a text too long for one becomes a dataset of its own."""
         for name, value in attributes:
             if isinstance(value, str) and len(value) > MAX_ATTRIBUTE:
-                self.long_texts.append((f"_{name}", value))
+                self.long_texts = [*(self.long_texts or ()), (f"_{name}", value)]
                 continue
             self.attributes += encoder.attribute(name, value)
             self.num_attributes += 1
@@ -103,10 +114,8 @@ class Group:
 
     def add_group(self, name: str, child: Group) -> None:
         """Take `child` as `name`; its address is patched in at each commit."""
-        link = encoder.hard_link(name, self.num_links, 0)
-        offset = encoder.address_in_link(name)
-        child.address_at = len(self.links) + offset
-        self.add(link)
+        child.address_at = len(self.links) + encoder.address_in_link(name)
+        self.add(encoder.hard_link(name, self.num_links, 0))
 
     def moved(self, address: int) -> None:
         """Tell the parent that this group's header is now at `address`."""
@@ -152,7 +161,8 @@ class Part:
         self.descriptor = descriptor
         self.sequence = 0
         self.end = JOURNAL_AT
-        self.root = Group(None, list(facts.items()))
+        self.root = Group(None)
+        self.root.describe(list(facts.items()))
         self.groups: dict[tuple[str, ...], Group] = {}
         self.call_groups: list[Group] = []
         self.calls: list[bytes] = []  # as JSON
@@ -220,7 +230,8 @@ class Part:
         at = self.append(
             journal.VALUE, prefix, content, call=call, form=number, row=row, order=order
         )
-        self.add_value(call, form, number, order, at, digest)
+        offset = at + len(prefix) if form.nbytes else 0
+        self.add_value(call, form, number, order, at, offset, digest)
 
     def append_link(
         self,
@@ -242,9 +253,11 @@ class Part:
         """Take the next call: its group, with its attributes."""
         group = self._group(group_path(call.op, call.call))
         arguments = call.arguments if len(call.arguments) <= MAX_CACHED else ""
-        group.attributes, group.num_attributes = repeated_attributes(
-            call.call, call.target, call.source, call.phase.value, arguments, call.kernel
+        shared, count = repeated_attributes(
+            call.call, call.target, call.source, call.phase, arguments, call.kernel
         )
+        group.attributes = shared + encoder.integer_attribute("order", call.order)
+        group.num_attributes = count + 1
         group.describe(call_attributes(call))
         self.call_groups.append(group)
         self.calls.append(text)
@@ -265,21 +278,18 @@ class Part:
             group = group.parent
 
     def add_value(
-        self, call: int, form: Form, number: int, order: int, at: int, digest: bytes
+        self, call: int, form: Form, number: int, order: int, at: int, offset: int, digest: bytes
     ) -> None:
-        """Take a value whose prefix begins at `at` of the file."""
+        """Take a value whose prefix begins at `at` of the file, and its bytes at `offset`."""
         group = self.call_groups[call]
         header = at + PREFIX_HEADER
-        group.links += form.links.pack(
-            form.before_order, group.num_links, form.before_target, header
-        )
-        group.num_links += 1
+        num_links = group.num_links
+        group.links += form.links.pack(form.before_order, num_links, form.before_target, header)
+        group.num_links = num_links + 1
         if group not in self.dirty:
             self._touch(group)
-        nbytes = form.nbytes
-        offset = at + form.prefix_nbytes if nbytes else 0
-        self.rows += ROW.pack(
-            call, number, order, self.number, NO_ROW, header, offset, nbytes, digest
+        self.rows += _PACK_ROW(
+            call, number, order, self.number, NO_ROW, header, offset, form.nbytes, digest
         )
 
     def add_link(
@@ -317,22 +327,25 @@ class Part:
         block = bytearray()
         start = self.end + PREFIX_HEADER
         address = start
-        for group in sorted(self.dirty, key=lambda group: -group.depth):
-            self._place_texts(group, block, start)
+        for group in sorted(self.dirty, key=_DEPTH, reverse=True):
+            if group.long_texts:
+                self._place_texts(group, group.long_texts, block, start)
             address = start + len(block)
-            header = group.header()
-            block += header.ljust(padded(len(header)), b"\0")
+            block += group.header()
             group.moved(address)
         self.append(journal.COMMIT, bytes(PREFIX_HEADER), bytes(block))
         self.write(encoder.superblock(address, self.end), 0)
         self.dirty.clear()
 
-    def _place_texts(self, group: Group, block: bytearray, start: int) -> None:
-        for name, text in group.long_texts:
+    @staticmethod
+    def _place_texts(
+        group: Group, texts: list[tuple[str, str]], block: bytearray, start: int
+    ) -> None:
+        for name, text in texts:
             address = start + len(block)
             group.add(encoder.hard_link(name, group.num_links, address))
             block += encoder.text_dataset(text, address)
-        group.long_texts.clear()
+        group.long_texts = None
 
     def _index(self, start: int) -> bytes:
         """The index group and its datasets, to lie at `start`; the group's header is first."""

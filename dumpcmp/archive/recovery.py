@@ -90,7 +90,7 @@ class _Mending:
             if kind == journal.LINK:
                 self.part.add_link(*self._numbers(row), *self._target(row))
             else:
-                self.part.add_value(*self._numbers(row), found.start, row[8])
+                self.part.add_value(*self._numbers(row), found.start, row[6], row[8])
 
     def add(self, found: Found) -> None:
         """Append a record that only the ring has."""

@@ -18,6 +18,9 @@ from dumpcmp.record import Call, Kept, Record, Source
 
 MOST_FORMS = 65_536
 _ZEROS = bytes(ALIGNMENT)
+_VALUE = journal.VALUE
+_PACK = HEADER.pack_into
+_PACK_SEQUENCE = SEQUENCE.pack_into
 
 
 class Staging:
@@ -32,17 +35,20 @@ class Staging:
         self._drain = drain
         self._ring = drain.ring
         self._room = drain.ring.room
+        self._largest = drain.ring.capacity // 2
         self._sequence = 1
         self._forms: dict[FormKey, Form] = {}
         self._step: StepPlan | None = None
 
     def take_call(self, call: Call, steps: Steps) -> None:
         """Take a call; the first of its name stays."""
-        step = self._step = steps.get(call.model, call.step)
+        step = self._step
+        if step is None or step.number != call.step or step.model != call.model:
+            step = self._step = steps.get(call.model, call.step)
         name = (call.op, call.call)
         if name not in step.calls:
             step.calls[name] = planned = CallPlan(call)
-            self._declare(planned, steps.turn(step))
+            self._declare(planned, steps.turn(step) if step.plan.full else step.plan)
 
     def take(self, record: Record, source: Source | None, steps: Steps) -> None:
         """Take a value: its elements, a link to an earlier value, or why there is neither."""
@@ -50,9 +56,7 @@ class Staging:
         step = self._step
         if step is None or step.number != key.step or step.model != key.model:
             step = self._step = steps.get(key.model, key.step)
-        plan = step.plan
-        if plan.full:
-            plan = steps.turn(step)
+        plan = steps.turn(step) if step.plan.full else step.plan
         call = step.calls.get((key.op, key.call))
         if call is None or call.plan is not plan:
             call = self._call_in(step, plan, record)
@@ -97,10 +101,10 @@ class Staging:
         number = plan.forms.get(form)
         if number is None:
             number = self._declare_form(form, plan)
-        if form.total > self._ring.capacity // 2:
+        if form.total > self._largest:
             self._take_large(record, source, plan, call, form, number)
         else:
-            self._copy(record, source, plan, call, form, number)
+            self._copy(record.order, source, plan, call.number, form, number)
         key = record.key
         call.slots[key.slot] = (plan, plan.num_rows, key)
         plan.count(form.total)
@@ -108,15 +112,18 @@ class Staging:
         self.nbytes += nbytes
 
     def _copy(
-        self, record: Record, source: Source | None, plan: PartPlan, call: CallPlan, form: Form,
-        number: int,
-    ) -> None:  # fmt: skip
-        """Lay the value into the ring as it will lie in the file, and hand it over."""
-        room, total, nbytes, order = self._room, form.total, form.nbytes, record.order
+        self, order: int, source: Source | None, plan: PartPlan, call: int, form: Form, number: int
+    ) -> None:
+        """Lay the value into the ring as it will lie in the file, and hand it over.
+
+        This runs for every value: it reads no attribute twice and calls little.
+        """
+        ring, drain, room = self._ring, self._drain, self._room
+        total, nbytes = form.total, form.nbytes
         place = self._reserve(total)
-        HEADER.pack_into(
-            room, place, MAGIC, 0, plan.nonce, 0, 0, nbytes, journal.VALUE,
-            form.blocks, call.number, number, plan.num_rows, order,
+        _PACK(
+            room, place, MAGIC, 0, plan.nonce, 0, 0, nbytes, _VALUE,
+            form.blocks, call, number, plan.num_rows, order,
         )  # fmt: skip
         wait = None
         if nbytes and source is not None:
@@ -126,9 +133,13 @@ class Staging:
             wait = source.copy_into(room[start : start + nbytes])
             if wait is not None:
                 room[place : place + 4] = WAITING
-        self._publish(
-            (journal.VALUE, plan.part, place, total, call.number, form, number, order, wait)
-        )
+        _PACK_SEQUENCE(room, place + SEQUENCE_AT, self._sequence)
+        self._sequence += 1
+        ring.head += total
+        ring.used += total
+        drain.pending.append((_VALUE, plan.part, place, total, call, form, number, order, wait))
+        if drain.asleep or ring.used > GATHER_NBYTES:
+            drain.nudge()
 
     def _take_large(
         self, record: Record, source: Source | None, plan: PartPlan, call: CallPlan, form: Form,
@@ -190,9 +201,7 @@ class Staging:
         total = len(prefix)
         place = self._reserve(total)
         self._room[place : place + total] = prefix
-        HEADER.pack_into(
-            self._room, place, MAGIC, 0, plan.nonce, 0, 0, 0, kind, total // ALIGNMENT, *numbers
-        )
+        _PACK(self._room, place, MAGIC, 0, plan.nonce, 0, 0, 0, kind, total // ALIGNMENT, *numbers)
         self._publish((kind, plan.part, place, total, *rest))
         plan.nbytes += total
 

@@ -138,9 +138,10 @@ class ArchiveWriter:
     def call(self, call: Call) -> None:
         """Receive a call, before the Records of its values. The first of its name stays."""
         with self._lock:
-            if self.active:
+            if not self._stopped and self._drain.error is None:
                 try:
                     self._staging.take_call(call, self._steps)
+                    return
                 except Exception as error:
                     self._stop(error)
         self._tell()

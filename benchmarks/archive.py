@@ -1,0 +1,197 @@
+"""Writing and reading an archive, beside the plainest ways to put the same bytes on disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.tables import Table
+from dumpcmp.archive.reader import Archive
+from dumpcmp.archive.writer import ArchiveWriter
+from dumpcmp.record import Call, Key, Record
+
+PER_CALL = 4  # values of one op: two inputs, a weight, an output
+POOL_NBYTES = 64 << 20  # distinct tensors; larger cases use them again
+
+
+@dataclass(frozen=True)
+class Case:
+    """`count` tensors of `nbytes` each, measured `repeats` times."""
+
+    name: str
+    count: int
+    nbytes: int
+    repeats: int
+
+
+CASES = (
+    Case("10,000 x 4 KB", 10_000, 4 << 10, 7),
+    Case("2,000 x 256 KB", 2_000, 256 << 10, 5),
+    Case("50 x 32 MB", 50, 32 << 20, 3),
+)
+
+
+class Dense:
+    """A Source over a numpy array, as a capture on the CPU has them."""
+
+    def __init__(self, bits: NDArray[np.float32]) -> None:
+        self._bytes = memoryview(bits).cast("B")
+        self.nbytes = bits.nbytes
+
+    def copy_into(self, room: memoryview) -> None:
+        room[:] = self._bytes
+
+
+@dataclass(frozen=True)
+class Load:
+    """The tensors of a case, in the forms that the writers take."""
+
+    arrays: list[NDArray[np.float32]]
+    names: list[str]
+    records: list[Record]
+    calls: list[Call]
+    sources: list[Dense]
+
+
+def load_of(case: Case) -> Load:
+    count = min(case.count, max(2, POOL_NBYTES // case.nbytes))
+    rng = np.random.default_rng(0)
+    pool = [rng.random(case.nbytes // 4, np.float32) for _ in range(count)]
+    arrays = [pool[number % count] for number in range(case.count)]
+    ops = [(f"layers.{number // PER_CALL}.linear", number) for number in range(case.count)]
+    keys = [Key("Model", 0, op, 0, f"input.{number % PER_CALL}") for op, number in ops]
+    records = [
+        Record(key, number // PER_CALL, "float32", array.shape, (1,))
+        for number, (key, array) in enumerate(zip(keys, arrays, strict=True))
+    ]
+    calls = [
+        Call("Model", 0, op, 0, n // PER_CALL, "torch.nn.functional.linear", "model.py:31")
+        for op, n in ops[::PER_CALL]
+    ]
+    names = [f"{key.op}.{key.slot}" for key in keys]
+    return Load(arrays, names, records, calls, [Dense(array) for array in arrays])
+
+
+def write_raw(load: Load, path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    for array in load.arrays:
+        os.write(descriptor, array)
+    os.close(descriptor)
+
+
+def write_numpy(load: Load, path: Path) -> None:
+    path.mkdir()
+    for name, array in zip(load.names, load.arrays, strict=True):
+        np.save(path / name, array)
+
+
+def write_torch(load: Load, path: Path) -> None:
+    # clones, for torch.save would write a tensor that is there twice only once
+    tensors = zip(load.names, load.arrays, strict=True)
+    torch.save({name: torch.from_numpy(array).clone() for name, array in tensors}, path)
+
+
+def write_safetensors(load: Load, path: Path) -> None:
+    tensors = zip(load.names, load.arrays, strict=True)
+    safetensors.torch.save_file(
+        {name: torch.from_numpy(array).clone() for name, array in tensors}, path
+    )
+
+
+def write_h5py(load: Load, path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        for name, array in zip(load.names, load.arrays, strict=True):
+            file.create_dataset(name.replace(".", "/"), data=array)
+
+
+def write_archive(load: Load, path: Path) -> None:
+    with ArchiveWriter(path) as sink:
+        for number, (record, source) in enumerate(zip(load.records, load.sources, strict=True)):
+            if number % PER_CALL == 0:
+                sink.call(load.calls[number // PER_CALL])
+            sink.put(record, source)
+
+
+WRITERS: dict[str, Callable[[Load, Path], None]] = {
+    "os.write": write_raw,
+    "dumpcmp": write_archive,
+    "np.save each": write_numpy,
+    "torch.save": write_torch,
+    "safetensors": write_safetensors,
+    "h5py create_dataset": write_h5py,
+}
+
+
+def read_archive(path: Path) -> float:
+    archive = Archive(path)
+    return float(sum(archive.load(record).bits.sum() for record in archive.values()))
+
+
+def read_safetensors(path: Path) -> float:
+    return float(sum(tensor.numpy().sum() for tensor in safetensors.torch.load_file(path).values()))
+
+
+@contextmanager
+def room() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=os.environ.get("DUMPCMP_BENCH_DIR")) as place:
+        yield Path(place)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def measure(case: Case) -> dict[str, float]:
+    """Median seconds of each writer, and of reading back; the writers take turns."""
+    load = load_of(case)
+    taken: dict[str, list[float]] = {}
+    for _ in range(case.repeats):
+        with room() as place:
+            for name, write in WRITERS.items():
+                path = place / name.replace(" ", "_")
+                taken.setdefault(name, []).append(seconds(lambda w=write, p=path: w(load, p)))
+                if name == "dumpcmp":
+                    taken.setdefault("read", []).append(seconds(lambda p=path: read_archive(p)))
+                if name == "safetensors":
+                    other = seconds(lambda p=path: read_safetensors(p))
+                    taken.setdefault("read safetensors", []).append(other)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def row(case: Case) -> list[str]:
+    found = measure(case)
+    raw = found["os.write"]
+    times = [f"{found[name] / raw:.2f}" for name in list(WRITERS)[1:]]
+    reading = f"{found['read'] / found['read safetensors']:.2f}"
+    return [case.name, f"{1e6 * raw / case.count:.1f} us", *times, reading]
+
+
+def table() -> Table:
+    others = [f"{name} / raw" for name in list(WRITERS)[1:]]
+    return Table(
+        "archive",
+        ["tensors", "raw os.write, each", *others, "read / safetensors"],
+        [row(case) for case in CASES],
+        how=(
+            "Time to write the tensors, as a ratio to os.write of the same bytes into one file; "
+            "medians, the writers taking turns. dumpcmp: through the sink, from opening it to "
+            f"the end of close(), a call and {PER_CALL} values an op, every value digested and "
+            "indexed. read: open, map and sum every tensor, as a ratio to safetensors' load_file."
+        ),
+    )
