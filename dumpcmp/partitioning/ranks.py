@@ -261,7 +261,8 @@ def _run(task: Task, rank: int) -> dict[str, dict[str, Tensor]]:
         for i, t in enumerate(outputs)
         if not isinstance(placed[i], Shard | Partial)
     }
-    values |= _gradients(task, mine, outputs, placed, rank)
+    if task.backward:
+        values |= _gradients(task, mine, outputs, placed, rank)
     for i, (tensor, before) in enumerate(zip(working, mine, strict=True)):
         if tensor is not None and before is not None and _anywhere(was_written(tensor, before)):
             values[f"mutated.{i}"] = _whole(tensor.detach(), task.plan.inputs[i])

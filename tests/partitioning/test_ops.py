@@ -13,6 +13,9 @@ from dumpcmp.partitioning import (
     register_annotation,
     verify_partition_options,
 )
+from dumpcmp.partitioning.call import call_of
+from dumpcmp.partitioning.inputs import wanted_grads
+from dumpcmp.partitioning.table import entry_for
 from tests.partitioning.cases import BATCHNORM, LARGE, SMALL, WRONG, config
 
 
@@ -166,14 +169,18 @@ def test_short_and_long_floats_are_judged_by_their_own_rounding(dtype):
     assert verify_partition_options(given) is True
 
 
+def test_an_op_without_a_derivative_is_verified_forward_only():
+    found = check_partition_options(
+        config("torch.nextafter", (4, 6), (4, 6), anno="a b, a b -> a b")
+    )
+    assert found.rows[0].verdict is Verdict.PASS
+    assert "forward only" in found.rows[0].reason
+
+
 def test_excluded_gradients_are_not_compared():
     given = config("torch.mul", (4, 6), (4, 6), options=[(0, 0)])
     for excluded, slots in ([], 2), ([1], 1):
         asked = VerifyConfig(
             given.fsig, given.args, parti_options=given.parti_options, non_grad_indices=excluded
         )
-        from dumpcmp.partitioning.call import call_of
-        from dumpcmp.partitioning.inputs import wanted_grads
-        from dumpcmp.partitioning.table import entry_for
-
         assert len(wanted_grads(entry_for(call_of(asked)))) == slots

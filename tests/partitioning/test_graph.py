@@ -1,0 +1,139 @@
+"""Whole graphs: exported programs of real models, resumed runs, and the commands."""
+
+import csv
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from dumpcmp.cli import main
+from dumpcmp.outcome import Verdict
+from dumpcmp.partitioning import PartitionError, verify_graph
+from dumpcmp.partitioning.findings import COLUMNS, to_csv
+from tests.partitioning.models import exported
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory):
+    path = tmp_path_factory.mktemp("graphs") / "resnet.pt2"
+    torch.export.save(exported("resnet"), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["demo", "bert", "gpt2", "llama"])
+def test_models_are_annotated_and_none_of_their_partitions_fails(name, tmp_path):
+    found = verify_graph(exported(name), tmp_path)
+    assert [str(row) for row in found.rows if row.verdict.fails] == []
+    assert found.num_annotated >= 0.9 * found.num_compute
+    assert found.tally[Verdict.PASS] > found.num_compute / 4
+    assert found.exit_code == 0
+
+
+def test_a_conv_net_in_training_passes_and_is_written_down(resnet, tmp_path):
+    seen = []
+    found = verify_graph(resnet, tmp_path, progress=lambda *step: seen.append(step[:2]))
+    assert {row.verdict for row in found.rows} == {Verdict.PASS}
+    assert found.num_annotated == found.num_compute == 28
+    assert seen == [(i + 1, len(seen)) for i in range(len(seen))]
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert tuple(rows[0]) == COLUMNS
+    assert len(rows) == len(found.rows)
+    assert rows[0]["source"].startswith("models.py:")
+    names = " ".join(row["node"] for row in rows if not row["idx"]).split()
+    assert sorted(names) == sorted(set(names))  # every node is in just one op
+    assert (tmp_path / "summary.txt").read_text().startswith("SKIPPED 0 of 28 nodes")
+
+
+def test_columns_are_as_documented():
+    assert ",".join(COLUMNS) == (
+        "node,op,annotation,idx,dim,num,rule,verdict,loss_single,loss_multi,max_abs_diff,"
+        "max_rel_err,rmse_reference,rmse_single,rmse_partitioned,worst_slot,reason,source,seconds"
+    )
+
+
+class Odd(nn.Module):
+    """Has an op that no table knows, a random one, and one that is in order."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(torch.nn.functional.dropout(x, 0.5, True) + 9 * torch.eye(4))
+
+
+def test_what_is_not_known_is_skipped_and_what_is_random_is_inconclusive(tmp_path):
+    found = verify_graph(torch.export.export(Odd(), (torch.randn(4, 4),)), tmp_path)
+    by_op = {row.op: row.verdict for row in found.rows}
+    assert by_op["aten.linalg_inv_ex.default" if "aten.linalg_inv_ex.default" in by_op else
+                 "aten.linalg_inv.default"] is Verdict.SKIPPED  # fmt: skip
+    assert by_op["aten.dropout.default"] is Verdict.INCONCLUSIVE
+    assert by_op["aten.add.Tensor"] is Verdict.PASS
+    assert "no annotation" in (tmp_path / "summary.txt").read_text().split("annotated")[0]
+
+
+def test_a_second_run_skips_what_passed(resnet, tmp_path):
+    first = verify_graph(resnet, tmp_path)
+    memory = tmp_path / "verified.jsonl"
+    lines = memory.read_text().splitlines()
+    again = verify_graph(resnet, tmp_path)
+    assert (first.num_remembered, again.num_remembered) == (0, len(lines))
+    assert to_csv(again.rows) == to_csv(first.rows)
+    assert memory.read_text().splitlines() == lines
+    memory.write_text("\n".join(lines[1:]) + "\n" + lines[0][:40])  # as if killed while writing
+    third = verify_graph(resnet, tmp_path)
+    assert third.num_remembered == len(lines) - 1
+    assert [row.verdict for row in third.rows] == [row.verdict for row in first.rows]
+    assert verify_graph(resnet, tmp_path, seed=1).num_remembered == 0
+    assert all(
+        json.loads(line)["rows"] for line in memory.read_text().splitlines()[: len(lines) - 1]
+    )
+
+
+def test_jobs_find_the_same(resnet, tmp_path):
+    one, two = (verify_graph(resnet, tmp_path / str(jobs), jobs=jobs) for jobs in (1, 2))
+    assert [(row.node, row.rule, row.verdict) for row in one.rows] == [
+        (row.node, row.rule, row.verdict) for row in two.rows
+    ]
+
+
+def test_what_is_no_graph_says_so(tmp_path):
+    path = tmp_path / "model.pt2"
+    with pytest.raises(PartitionError, match="no file"):
+        verify_graph(path, tmp_path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(PartitionError, match="is not a program"):
+        verify_graph(path, tmp_path)
+
+
+HEAD = "from dumpcmp.partitioning import *\n"
+RELU = "VerifyConfig('torch.relu', [TensorInfo('shape', (4, 6))], parti_options=[{}])\n"
+FILES = [
+    ("ok", HEAD + "good = " + RELU.format("{'idx': 0, 'dim': 1}"), 0, "PASS torch.relu"),
+    ("called", HEAD + "c = " + RELU.format("{'idx': 0, 'dim': 1}")
+     + "assert verify_partition_options(c) is True\n", 0, "partitions: 1 tried: 1 PASS"),
+    ("refused", HEAD + "bad = [" + RELU.strip().format("{'idx': 0, 'dim': 3}") + "]\n", 1,
+     "no dim 3"),
+    ("wrong", HEAD + "c = VerifyConfig('torch.softmax', [TensorInfo('shape', (4, 6))], {'dim': 0},"
+     " parti_options=[{'idx': 0, 'dim': 0}], anno='a b -> a b')\n", 1, "off the float64 run"),
+    ("random", HEAD + "c = VerifyConfig('torch.bernoulli', [TensorInfo('shape', (40, 6))],"
+     " {'p': 0.5})\n", 2, "random"),
+    ("empty", HEAD, 2, "holds no VerifyConfig"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, text, code, word", FILES, ids=[name for name, *_ in FILES])
+def test_verify_op_runs_a_file_and_exits_with_its_verdict(name, text, code, word, tmp_path):
+    file = tmp_path / f"{name}.py"
+    file.write_text(text)
+    told = CliRunner().invoke(main, ["verify-op", str(file), "-o", str(tmp_path / "out.csv")])
+    assert told.exit_code == code, told.output
+    assert word in told.output
+    assert name == "empty" or (tmp_path / "out.csv").read_text().startswith("node,op,")
+
+
+def test_verify_graph_shows_what_it_skipped_first(resnet, tmp_path):
+    told = CliRunner().invoke(
+        main, ["verify-graph", "--graph", str(resnet), "--outdir", str(tmp_path)]
+    )
+    assert told.exit_code == 0, told.output
+    assert told.output.startswith("SKIPPED 0 of 28 nodes")
+    assert "results.csv" in told.output
