@@ -193,3 +193,20 @@ def test_thousands_of_parts_open_in_reasonable_time(tmp_path: Path) -> None:
     assert len(archive) == num_steps
     assert sum(loaded(archive, name)[0] for name in archive) == sum(range(num_steps))
     assert time.monotonic() - began < 20
+
+
+def test_a_part_that_plain_h5py_wrote_is_read(tmp_path: Path) -> None:
+    place = tmp_path / "d" / "worldsize1_global_rank0" / "Model" / "0"
+    place.mkdir(parents=True)
+    with h5py.File(place / "part-0000.h5", "w") as file:
+        group = file.create_group("layers.0/linear#1")
+        group.attrs.update({"op": "layers.0/linear", "call": 1, "order": 4, "target": "f"})
+        group["output.0"] = np.arange(6.0).reshape(2, 3)
+        group["input.0"] = group["output.0"]
+    archive = Archive(tmp_path / "d")
+    found = archive[key("layers.0/linear", call=1)]
+    assert (found.order, found.dtype, found.shape) == (4, "float64", (2, 3))
+    first = key("layers.0/linear", "input.0", call=1)
+    assert found.same_as == first or archive[first].same_as == found.key
+    np.testing.assert_array_equal(loaded(archive, found.key), np.arange(6.0).reshape(2, 3))
+    assert archive.calls["Model", 0, "layers.0/linear", 1].target == "f"
