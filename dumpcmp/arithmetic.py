@@ -69,3 +69,8 @@ def arithmetic_of(op: str) -> Arithmetic:
 def is_reduction(op: str) -> bool:
     """Whether `op` sums long products, and so adds to the rounding of all that follows."""
     return op.partition("/")[2] in _REDUCTIONS
+
+
+def is_sum(op: str) -> bool:
+    """Whether `op` adds up its inputs, which may cancel."""
+    return op.partition("/")[2] in ("add", "sub", "mean", "sum", "cumsum", "lerp", "var", "std")

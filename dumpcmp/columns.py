@@ -79,6 +79,7 @@ COLUMNS: tuple[Column, ...] = (
     _metric("mean_abs_diff", "mean |mine - golden|"),
     _metric("pcc", "Pearson correlation; empty for constants, blind to scale and offset"),
     _metric("gain", "how much larger mine is than golden, as a factor less 1"),
+    _metric("gain_score", "mean gain of the rows over its standard error; above 8 is no chance"),
     _metric("max_row_err", "largest relative error of one row (trailing dims of 64 or more)"),
     _metric("max_ulp", "most representable numbers between two elements"),
     _metric("count", "elements of the value"),

@@ -40,6 +40,7 @@ class Conditions:
     inputs_equal: bool = False  # all inputs of the op were compared and are the same to the bit
     arithmetic: Arithmetic = Arithmetic.COMPOSITE
     noise: float = 0.0  # rounding of the coarsest dtype on the way to this value
+    cancellation: float = 1.0  # how much larger the terms of the op's sums are than its output
     shape: tuple[int, ...] = ()
     reference: ReferenceErrors | None = None  # where there was a run in higher precision
     on_the_way: Dtype | None = None  # the coarsest dtype that the value was computed from, if known
@@ -326,11 +327,13 @@ class Fp64Checker:
         return max(allowed) * errors.golden + floor * errors.rms
 
 
+_FLOAT32 = 2.0**-23
 _SHORT = 2.0**-20  # eps above it: a dtype of 16 bits or fewer, whose sums are wider than itself
-_MULTIPLES = {
-    True: 4.0,
-    False: 16.0,
-}  # of eps, for short dtypes and for those that sum in their own
+_MULTIPLES = {True: 4.0, False: 16.0}  # of eps: for short dtypes, for those that sum in their own
+_WHOLE = 1.0  # of eps: what one op on equal inputs may round in a short dtype, over all or in a row
+_GAIN = 1 / 64  # of eps: how much larger or smaller than golden its output may be on the whole,
+_CHANCE = 8.0  # unless the rows' gains differ so much that it is within so many standard errors
+_SUBNORMAL = {"float16": 2.0**-12, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-12}  # least rms
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,16 +351,56 @@ class RoundingChecker:
     def limit(self, conditions: Conditions) -> float:
         """The largest rel_l2 that rounding explains."""
         eps = max(conditions.eps, conditions.noise)
-        return _MULTIPLES[eps > _SHORT] * eps * math.sqrt(conditions.depth + 1)
+        noise = _MULTIPLES[eps > _SHORT] * eps * math.sqrt(conditions.depth + 1)
+        return max(noise, self._wide_limit(conditions))
+
+    def _wide_limit(self, conditions: Conditions) -> float:
+        """What one op rounds that sums in float32: more where its terms all but cancel."""
+        return _MULTIPLES[False] * min(conditions.eps, _FLOAT32) * conditions.cancellation
 
     def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
         """PASS within the limit; integers, booleans and moved values must be equal."""
         if not conditions.eps:
             return _exact(metrics)
+        if conditions.inputs_equal and conditions.arithmetic is Arithmetic.MOVES:
+            return _verdict(
+                not metrics.max_abs_diff, "this op only moves its inputs, which are equal"
+            )
+        if conditions.inputs_equal and conditions.arithmetic is Arithmetic.ROUNDS:
+            alone = self._alone(metrics, conditions)
+            if alone is not None:
+                return alone
         limit = self.limit(conditions)
         reason = f"rel_l2 {metrics.rel_l2:.3g} is above {limit:.3g}"
         passes = metrics.rel_l2 <= limit
         return Judgement(Verdict.PASS if passes else Verdict.FAIL, "" if passes else reason, limit)
+
+    def _alone(self, metrics: Metrics, conditions: Conditions) -> Judgement | None:
+        """The judgement on one op with equal inputs, where its output is short and not tiny.
+
+        Such an op computes in a wider dtype and rounds each element once: not by much, in no row
+        by much, and not all to one side.
+        """
+        eps = conditions.eps
+        if eps < _SHORT:
+            limit = self._wide_limit(conditions)
+            reason = f"inputs are equal, but rel_l2 {metrics.rel_l2:.3g} is above {limit:.3g}"
+            passes = metrics.rel_l2 <= limit
+            return Judgement(
+                Verdict.PASS if passes else Verdict.FAIL, "" if passes else reason, limit
+            )
+        rms = metrics.golden.norm / math.sqrt(max(1, metrics.num_finite))
+        if not metrics.exact or rms < _SUBNORMAL.get(conditions.coarser.name, 0.0):
+            return None
+        for name, found, limit in (
+            ("rel_l2", metrics.rel_l2, _WHOLE * eps),
+            ("max_row_err", metrics.max_row_err, _WHOLE * eps),
+            ("gain", abs(metrics.gain), _GAIN * eps),
+        ):
+            if found > limit and (name != "gain" or abs(metrics.gain_score) > _CHANCE):
+                reason = f"inputs are equal, but {name} {found:.3g} is above {limit:.3g}"
+                return Judgement(Verdict.FAIL, reason, _WHOLE * eps)
+        return Judgement(Verdict.PASS, limit=_WHOLE * eps)
 
 
 @dataclass(frozen=True, slots=True)

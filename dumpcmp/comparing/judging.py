@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dumpcmp.align.match import Listing, Match, Place, place_of
 from dumpcmp.arithmetic import Arithmetic, arithmetic_of, is_reduction
-from dumpcmp.comparing.clean import clean_pairs
+from dumpcmp.comparing.clean import cancellations, clean_pairs
 from dumpcmp.comparing.partitioned import COLLECTIVE
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.task import Measured
@@ -28,6 +28,7 @@ def judged(
     """One Row for each Match, in its order; what is one value gets one judgement."""
     depth = depths(golden.listing)
     clean = clean_pairs(matches, measured, golden, target)
+    cancelled = cancellations(matches, measured, golden)
     noise = noises(golden.listing), noises(target.listing)
     rows = []
     for i, match in enumerate(matches):
@@ -36,6 +37,9 @@ def judged(
         if judgement is None:
             assert found.metrics is not None and match.golden is not None
             conditions = _conditions(match, golden, target, found, depth, clean, noise)
+            conditions = replace(
+                conditions, cancellation=cancelled.get(place_of(match.golden), 1.0)
+            )
             judgement = judge(found.metrics, conditions, checker)
         judgement = found.laid.speak(judgement) if found.laid else judgement
         rows.append(_row(match, golden, target, found, judgement))

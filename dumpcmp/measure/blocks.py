@@ -90,10 +90,15 @@ def sum_of(numbers: Numbers) -> float:
     return float(np.dot(numbers, _ONES[numbers.dtype][: numbers.size]))
 
 
+def row_dots(a: Numbers, b: Numbers, row: int) -> NDArray[np.float64]:
+    """The inner product of each row of `a` with that of `b`."""
+    products: Numbers = np.matmul(a.reshape(-1, 1, row), b.reshape(-1, row, 1))
+    return products.reshape(-1).astype(np.float64)
+
+
 def row_squares(numbers: Numbers, row: int) -> NDArray[np.float64]:
     """The squared norm of each row."""
-    squares: Numbers = np.matmul(numbers.reshape(-1, 1, row), numbers.reshape(-1, row, 1))
-    return squares.reshape(-1).astype(np.float64)
+    return row_dots(numbers, numbers, row)
 
 
 def row_sums(numbers: Numbers, row: int) -> NDArray[np.float64]:

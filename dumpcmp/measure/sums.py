@@ -18,6 +18,7 @@ from dumpcmp.measure.blocks import (
     Width,
     dot,
     is_safe,
+    row_dots,
     row_length,
     row_squares,
     row_sums,
@@ -32,6 +33,8 @@ from dumpcmp.tensors import Value
 _DOMINATES = 0.95  # golden's mean is taken off before squaring where it is this much of the rms
 _TINY = 1e-15  # errors below it are squared in float64
 _NEAR = 0.25  # squared relative error up to which 1 - cosine is taken from the differences
+
+_FEW_ROWS = 16  # rows below which their gains have no standard error to speak of
 
 Mask = NDArray[np.bool_]
 
@@ -116,6 +119,9 @@ class Sums:
     max_rel: float = 0.0
     max_rel_plain: float = 0.0
     max_row: float = 0.0
+    num_rows: int = 0
+    row_gain: float = 0.0  # the gains of rows, added up
+    row_gain_squared: float = 0.0
     max_ulp: float = math.nan
     mismatched: int = 0
     nonfinite_agree: bool = True
@@ -219,14 +225,21 @@ class Sums:
         if 0 < self.max_d < _TINY:
             d = d.astype(np.float64, copy=False)
         errors, norms = row_squares(d, row), row_squares(a, row)
-        dd, aa, da, a_sum = float(errors.sum()), float(norms.sum()), dot(a, d), sum_of(a)
+        along = row_dots(a, d, row)
+        dd, aa, da = float(errors.sum()), float(norms.sum()), float(along.sum())
+        a_sum = sum_of(a)
         self.dd, self.aa, self.da, self.a = self.dd + dd, self.aa + aa, self.da + da, self.a + a_sum
         self.ab += aa + da if dd < _NEAR * aa else dot(a, b)
         self.bb += dot(b, b)
         self.d += sum_of(d)
+        self.num_rows += norms.size
         if dd and self.survey.rms:
             if shift:
                 norms = np.maximum(norms + shift * (2 * row_sums(a, row) + row * shift), 0)
+                along = along + shift * row_sums(d, row)
+            gains = along / np.where(norms > 0, norms, 1)
+            self.row_gain += float(gains.sum())
+            self.row_gain_squared += float(gains @ gains)
             level = np.sqrt(norms) + self.survey.rms / self.unit * math.sqrt(row)
             self.max_row = max(self.max_row, float((np.sqrt(errors) / level).max()))
 
@@ -266,6 +279,15 @@ class Sums:
         """The factor by which the target is a larger golden, less 1."""
         aa, _, _, da = self._products()
         return da / aa if aa else math.nan
+
+    def gain_score(self) -> float:
+        """The mean gain of the rows over its standard error; NaN for too few rows to tell."""
+        n = self.num_rows
+        if n < _FEW_ROWS:
+            return math.nan
+        mean = self.row_gain / n
+        variance = max(0.0, self.row_gain_squared / n - mean * mean)
+        return mean / math.sqrt(variance / (n - 1)) if variance else math.copysign(math.inf, mean)
 
     def cosine(self) -> tuple[float, float]:
         """The cosine and 1 - cosine; NaN where a side is zero."""
