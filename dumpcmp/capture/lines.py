@@ -9,6 +9,7 @@ from types import CodeType, FrameType
 import torch
 
 _FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen", "<string>")
+_EMBEDDED = str(Path(__file__).parents[1] / "demo.py")  # the model that stands for a user's
 _TRACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 _foreign: dict[CodeType, bool] = {}
@@ -22,11 +23,15 @@ def current_line() -> str:
         code = frame.f_code
         foreign = _foreign.get(code)
         if foreign is None:
-            foreign = _foreign[code] = code.co_filename.startswith(_FOREIGN)
+            foreign = _foreign[code] = _is_foreign(code.co_filename)
         if not foreign:
             return _line(code, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def _is_foreign(filename: str) -> bool:
+    return filename.startswith(_FOREIGN) and filename != _EMBEDDED
 
 
 def _line(code: CodeType, number: int) -> str:
@@ -40,7 +45,7 @@ def _line(code: CodeType, number: int) -> str:
 def traced_line(stack_trace: str | None) -> str:
     """The same for a graph node, whose stack trace is text with the innermost frame last."""
     for name, number in reversed(_TRACE.findall(stack_trace or "")):
-        if not name.startswith(_FOREIGN):
+        if not _is_foreign(name):
             return f"{_short(name)}:{number}"
     return ""
 

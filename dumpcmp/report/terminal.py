@@ -125,9 +125,14 @@ def _further(outcome: Outcome) -> Iterable[Text]:
 
 
 def _worst(rows: Iterable[Row]) -> list[Row]:
-    """The failing rows that were measured, largest relative error first."""
-    failing = [row for row in rows if row.verdict.fails and row.metrics is not None]
-    return sorted(failing, key=_badness, reverse=True)[:_WORST]
+    """The failing rows that were measured, each value once, largest relative error first."""
+    failing: dict[int, Row] = {}
+    for row in rows:
+        if row.verdict.fails and row.metrics is not None:
+            seen = failing.setdefault(id(row.metrics), row)  # a value that repeats is one object
+            if row.root and not seen.root:
+                failing[id(row.metrics)] = row
+    return sorted(failing.values(), key=_badness, reverse=True)[:_WORST]
 
 
 def _badness(row: Row) -> float:
@@ -137,19 +142,19 @@ def _badness(row: Row) -> float:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table("token", "op", "slot", "verdict", "rel_l2", "cosine", "max_abs_diff", "cause")
-    table.title, table.title_justify, table.box = "Worst rows", "left", None
+    table = Table(box=None, title="Worst values", title_justify="left", pad_edge=False)
+    table.add_column("token", justify="right")
+    for heading in ("rel_l2", "cosine", "verdict"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("value", overflow="fold")
     for row in rows:
         assert row.metrics is not None
-        cause = "root" if row.root else f"from {row.cause.op}" if row.cause else ""
+        role = ", root" if row.root else ", inherits" if row.cause else ""
         table.add_row(
             str(row.key.step),
-            f"{row.key.op}#{row.key.call}",
-            row.key.slot,
-            Text(row.verdict.value, style=_STYLES.get(row.verdict, "red")),
             f"{row.metrics.rel_l2:.3g}",
             f"{row.metrics.cosine:.6f}",
-            f"{row.metrics.max_abs_diff:.3g}",
-            cause,
+            Text(row.verdict.value + role, style=_STYLES.get(row.verdict, "red")),
+            f"{row.key.op}#{row.key.call} {row.key.slot}",
         )
     return table
