@@ -226,6 +226,8 @@ def _side_by_side(
 ) -> list[tuple[Dim, int]]:
     if shape == () and all(name.length == 1 for dim in dims for name in dim.names):
         return []  # "1" also stands for a tensor without dims
+    if 0 in shape:
+        return []  # an empty tensor tells nothing
     if len(dims) != len(shape):
         raise AnnotationError(
             f"annotation '{annotation}' writes '{_said(dims)}' for a tensor of shape {list(shape)}",

@@ -63,7 +63,8 @@ def inputs_of(task: Task) -> list[Tensor | None]:
 def observe(task: Task, inputs: Inputs) -> Observation:
     """Run all parts of `task` here, on slices of `inputs`, and join what they give."""
     try:
-        return _observe(task, inputs)
+        with full_precision():
+            return _observe(task, inputs)
     except DumpcmpError:
         raise
     except Exception as error:
@@ -98,6 +99,18 @@ def _observe(task: Task, given: Inputs) -> Observation:
         if not isinstance(placement, Shard) and task.plan.num > 1:
             replicas[f"mutated.{i}"] = mine
     return Observation(values, replicas)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Float32 is float32 inside: TF32 would make the single run as wrong as a wrong partition."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 @contextmanager

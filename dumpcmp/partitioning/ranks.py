@@ -34,6 +34,7 @@ from dumpcmp.partitioning.observing import (
     PartFailedError,
     Task,
     arriving_at,
+    full_precision,
     inputs_of,
     placements,
     seeded,
@@ -228,7 +229,8 @@ def _serve(rank: int, num: int, backend: str, port: int, timeout: float, line: C
         while True:
             task, room = line.recv()
             device = f"cuda:{rank}" if backend == "nccl" else task.device
-            answer = _run(replace(task, device=device), rank)
+            with full_precision():
+                answer = _run(replace(task, device=device), rank)
             torch.save(answer, Path(room, f"{rank}.pt"))
             line.send("")
     except EOFError:

@@ -56,11 +56,6 @@ def _batch_norm(arguments: Arguments, synchronised: str, outputs: int = 1) -> Ru
     return Ruling(dims, given, (), _VALID, sync, _STATISTICS)
 
 
-def _native_batch_norm_eval(arguments: Arguments) -> Ruling:
-    ruling = _batch_norm(arguments, "")
-    return Ruling(ruling.inputs, [*ruling.outputs, "0", "0"], (), _VALID, {}, _STATISTICS)
-
-
 def _instance_norm(arguments: Arguments, synchronised: str, ndim: int | None = None) -> Ruling:
     """Each image is normalised alone; running statistics are of all of them: synchronised."""
     shape = arguments.needed("input")
@@ -128,7 +123,7 @@ RULES: dict[str, Rule] = {
     "_native_batch_norm_legit_functional": partial(
         _batch_norm, synchronised="native_batch_norm_synchronised", outputs=5
     ),
-    "_native_batch_norm_legit_no_training": _native_batch_norm_eval,
+    "_native_batch_norm_legit_no_training": partial(_batch_norm, synchronised="", outputs=3),
     "nnscaler.graph.function.wrapnn.wrap_batchnorm2d_func": partial(
         _batch_norm, synchronised="batchnorm2d_synchronised"
     ),
