@@ -14,7 +14,8 @@ from dumpcmp.archive import encoder
 from dumpcmp.archive.contents import ABSENT, Contents
 from dumpcmp.archive.decoder import PartFile, dataset
 from dumpcmp.archive.directory import RankDirectory, now, parts_in, rank_directories
-from dumpcmp.archive.reader import Archive, read_part
+from dumpcmp.archive.rankstep import read_part
+from dumpcmp.archive.reader import Archive
 from dumpcmp.archive.recovery import recover
 from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
 from dumpcmp.archive.scan import Found, ring_records
@@ -95,7 +96,7 @@ class _Auditing:
     def check_rank(self, directory: Path, rank: RankDirectory) -> None:
         """Check one rank: its run.json, its parts, and what should not be there."""
         facts = read_run(directory)
-        live = writer_lives(facts)
+        live = writer_lives(facts, directory)
         if live:
             self.find(directory, "the capture is still running", harmless=True)
         ring = ring_left_by(directory)
@@ -217,7 +218,7 @@ class _Auditing:
         """Find the steps that some ranks have and others have not."""
         for model in archive.models:
             for step in archive.steps(model):
-                here = {held.rank for held in archive._rank_steps(model, step)}
+                here = set(archive.ranks_with(model, step))
                 for rank in set(archive.ranks) - here:
                     self.find(archive.path, f"rank {rank} has no step {step} of {model}, others do")
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from json.encoder import encode_basestring_ascii as _quoted
 from operator import attrgetter
 from pathlib import Path
 from struct import Struct
@@ -20,12 +16,12 @@ from xxhash import xxh3_128_hexdigest
 from dumpcmp.archive import encoder, journal
 from dumpcmp.archive.encoder import padded
 from dumpcmp.archive.form import Form
+from dumpcmp.archive.groups import Group, call_json
 from dumpcmp.archive.names import group_path
 from dumpcmp.archive.schema import (
     ALIGNMENT,
     INDEX_COLUMNS,
     INDEX_GROUP,
-    MAX_ATTRIBUTE,
     NO_ROW,
     PREFIX_HEADER,
 )
@@ -36,97 +32,10 @@ ROW_TYPE = np.dtype([(name, kind) for name, kind, _ in INDEX_COLUMNS])
 ROW = Struct("<" + "".join({"<u4": "I", "<u8": "Q", "S32": "32s"}[k] for _, k, _ in INDEX_COLUMNS))
 _PACK_ROW = ROW.pack
 LINK_COUNT_AT = 4  # of the number of hard links, in an object header
-MAX_CACHED = 1000  # characters of arguments that may come again
 _NUMBER = Struct("<I")
-_ADDRESS = Struct("<Q")
 _DEPTH = attrgetter("depth")
 
 assert ROW.size == ROW_TYPE.itemsize
-
-
-@lru_cache(maxsize=4096)
-def _repeated_json(
-    target: str, source: str, phase: str, arguments: str, origins: tuple[str, ...], kernel: str
-) -> str:
-    return json.dumps([target, source, phase, arguments, origins, kernel], separators=(",", ":"))
-
-
-def call_json(call: Call) -> bytes:
-    """`call` as the JSON list that the journal and the index hold: schema.CALL_FIELDS."""
-    make = _repeated_json if len(call.arguments) <= MAX_CACHED else _repeated_json.__wrapped__
-    rest = make(call.target, call.source, call.phase, call.arguments, call.origins, call.kernel)
-    return f"[{_quoted(call.op)},{call.call},{call.order},{rest[1:]}".encode()
-
-
-def call_attributes(call: Call) -> list[tuple[str, Any]]:
-    """The attributes of a call's group that few others share, empty ones left out."""
-    told: list[tuple[str, Any]] = [("op", call.op)]
-    if len(call.arguments) > MAX_CACHED:
-        told.append(("arguments", call.arguments))
-    if call.origins:
-        told.append(("origins", json.dumps(call.origins)))
-    return told
-
-
-@lru_cache(maxsize=4096)
-def repeated_attributes(
-    call: int, target: str, source: str, phase: str, arguments: str, kernel: str
-) -> tuple[bytes, int]:
-    """The attributes that many calls share, as messages, and how many they are."""
-    named: dict[str, str | int] = {"call": call, "phase": phase, "target": target, "source": source}
-    named |= {"arguments": arguments, "kernel": kernel}
-    told = [(name, value) for name, value in named.items() if value != ""]
-    return b"".join(encoder.attribute(name, value) for name, value in told), len(told)
-
-
-class Group:
-    """A group that grows: its links as messages, and where its parent's link to it is."""
-
-    __slots__ = (
-        "address_at", "attributes", "depth", "foremost", "links", "long_texts", "num_attributes",
-        "num_links", "parent",
-    )  # fmt: skip
-
-    def __init__(self, parent: Group | None) -> None:
-        self.parent = parent
-        self.depth: int = parent.depth + 1 if parent else 0
-        self.links = bytearray()
-        self.num_links = 0
-        self.foremost = b""  # a link to be found before all others
-        self.address_at = 0  # of this group's own address, in the parent's links
-        self.attributes = b""
-        self.num_attributes = 0
-        self.long_texts: list[tuple[str, str]] | None = None
-
-    def describe(self, attributes: Sequence[tuple[str, Any]]) -> None:
-        """Set the attributes; a text too long for one becomes a dataset of its own."""
-        for name, value in attributes:
-            if isinstance(value, str) and len(value) > MAX_ATTRIBUTE:
-                self.long_texts = [*(self.long_texts or ()), (f"_{name}", value)]
-                continue
-            self.attributes += encoder.attribute(name, value)
-            self.num_attributes += 1
-
-    def add(self, link: bytes) -> None:
-        """Take one more link message."""
-        self.links += link
-        self.num_links += 1
-
-    def add_group(self, name: str, child: Group) -> None:
-        """Take `child` as `name`; its address is patched in at each commit."""
-        child.address_at = len(self.links) + encoder.address_in_link(name)
-        self.add(encoder.hard_link(name, self.num_links, 0))
-
-    def moved(self, address: int) -> None:
-        """Tell the parent that this group's header is now at `address`."""
-        if self.parent is not None:
-            _ADDRESS.pack_into(self.parent.links, self.address_at, address)
-
-    def header(self) -> bytes:
-        """The group's object header as it is now."""
-        num_links = self.num_links + bool(self.foremost)
-        links = self.foremost + self.links
-        return encoder.group_header(links, num_links, self.attributes, self.num_attributes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +161,7 @@ class Part:
     def add_call(self, call: Call, text: bytes) -> None:
         """Take the next call: its group, with its attributes."""
         group = self._group(group_path(call.op, call.call))
-        arguments = call.arguments if len(call.arguments) <= MAX_CACHED else ""
-        shared, count = repeated_attributes(
-            call.call, call.target, call.source, call.phase, arguments, call.kernel
-        )
-        group.attributes = shared + encoder.integer_attribute("order", call.order)
-        group.num_attributes = count + 1
-        group.describe(call_attributes(call))
+        group.describe_call(call)
         self.call_groups.append(group)
         self.calls.append(text)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -12,147 +11,19 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.archive.contents import ABSENT, Contents, read_index
-from dumpcmp.archive.decoder import PartFile, root_address
+from dumpcmp.archive.decoder import PartFile
 from dumpcmp.archive.directory import parts_in, rank_directories
-from dumpcmp.archive.encoder import SIGNATURE
 from dumpcmp.archive.names import name_of_file
+from dumpcmp.archive.rankstep import Name, RankStep, read_part
 from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
-from dumpcmp.archive.scan import Found, part_facts, ring_records, scan
-from dumpcmp.archive.schema import MAX_RANK, NO_ROW, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.scan import Found, part_facts, ring_records
+from dumpcmp.archive.schema import MAX_RANK, RUN_FILE, SCHEMA_VERSION
 from dumpcmp.dtypes import DTYPES
 from dumpcmp.errors import ArchiveError
 from dumpcmp.record import Call, Kept, Key, Location, Record
 from dumpcmp.tensors import Value
 
 MOST_MAPPED = 64  # parts mapped at once; each keeps a file open
-
-Name = tuple[str, int, str]  # op, call and slot: a Key within its step
-
-
-def read_part(path: Path, model: str, step: int, number: int, stranded: list[Found]) -> Contents:
-    """What `path` holds: by its index, else by its journal, else, not being ours, by its groups."""
-    with PartFile(path) as file:
-        try:
-            root_address(file)
-        except ArchiveError as error:
-            return _read_other(file, model, step, number, error)
-        damage: tuple[str, ...] = ()
-        try:
-            contents = read_index(file)
-        except ArchiveError as error:
-            contents, damage = None, (error.message,)
-        if contents is None:
-            contents = scan(file, stranded)
-            contents.problems += damage
-        contents.model, contents.step = model, step
-        return contents
-
-
-def _read_other(
-    file: PartFile, model: str, step: int, number: int, error: ArchiveError
-) -> Contents:
-    """A part whose superblock is not ours: damaged, if the journal is; else some other writer's."""
-    try:
-        contents = scan(file, [])
-    except ArchiveError:
-        if file.peek(0, 8) != SIGNATURE or file.peek(8, 1) == b"\0" == file.peek(80, 1):
-            raise error from None
-        from dumpcmp.archive.walk import walk
-
-        return walk(file.path, model, step, number)
-    contents.problems += (error.message,)
-    return contents
-
-
-@dataclass(eq=False)
-class RankStep:
-    """One step as one rank wrote it: its parts, and where in them each value is."""
-
-    rank: int
-    model: str
-    step: int
-    parts: dict[int, Contents]
-    rows: dict[Name, tuple[Contents, int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for contents in self.parts.values():
-            ops = contents.ops
-            slots = [form.slot for form in contents.forms]
-            calls, forms = contents.rows["call"].tolist(), contents.rows["form"].tolist()
-            for row, (call, form) in enumerate(zip(calls, forms, strict=True)):
-                if call != ABSENT:
-                    self.rows.setdefault((*ops[call], slots[form]), (contents, row))
-
-    @property
-    def problems(self) -> Iterator[str]:
-        """What is wrong with the parts."""
-        for contents in self.parts.values():
-            yield from contents.problems
-
-    def calls(self) -> dict[tuple[str, int], Call]:
-        """The calls of the step, in order of execution."""
-        found: dict[tuple[str, int], Call] = {}
-        for contents in self.parts.values():
-            for call in contents.calls():
-                found.setdefault((call.op, call.call), call)
-        return dict(sorted(found.items(), key=lambda entry: entry[1].order))
-
-    def names(self) -> list[Name]:
-        """The values of the step, in order of execution."""
-        order = {name: int(c.rows["order"][row]) for name, (c, row) in self.rows.items()}
-        return sorted(order, key=order.__getitem__)
-
-    def record(self, name: Name) -> Record:
-        """The Record of the value `name`."""
-        contents, row = self.rows[name]
-        _, form, order, part, same, _, offset, nbytes, digest = contents.rows[row].item()
-        facts = contents.forms[form]
-        holder = self.parts.get(part)
-        problem = facts.problem if holder else f"part {part}, which holds its bytes, is missing"
-        held = facts  # what the row that has the bytes says of them: they may be a Summary's
-        if holder and same != NO_ROW and same < len(holder.rows):
-            offset, nbytes, digest = holder.rows[same].item()[6:]
-            held = holder.forms[holder.rows[same]["form"]]
-        return Record(
-            Key(self.model, self.step, *name),
-            order,
-            facts.dtype,
-            facts.shape,
-            facts.stride,
-            facts.storage_offset,
-            facts.device,
-            self.rank,
-            facts.layout,
-            self._same_as(holder, same),
-            held.kept if holder else Kept.NOTHING,
-            problem,
-            digest.decode("ascii", "replace"),
-            self._location(contents, holder, row, same, offset, nbytes),
-            held.stored,
-        )
-
-    def _same_as(self, holder: Contents | None, row: int) -> Key | None:
-        if holder is None or row >= len(holder.rows):
-            return None
-        call, form = holder.rows[row].item()[:2]
-        if call == ABSENT:
-            return None
-        op, number = holder.ops[call]
-        return Key(self.model, self.step, op, number, holder.forms[form].slot)
-
-    @staticmethod
-    def _location(
-        contents: Contents, holder: Contents | None, row: int, same: int, offset: int, nbytes: int
-    ) -> Location | None:
-        if holder is None:
-            return None
-        if holder is not contents:
-            contents, row = holder, same
-        if row in contents.elsewhere:
-            path, offset = contents.elsewhere[row]
-            return Location(path, offset, nbytes)
-        return Location(contents.path, offset, nbytes, contents.datasets.get(row, ""))
 
 
 class Archive(Mapping[Key, Record]):
@@ -221,7 +92,7 @@ class Archive(Mapping[Key, Record]):
         found = [f"rank {rank} is missing" for rank in self.missing_ranks]
         for rank, facts in self.run.items():
             if not _ended_well(facts):
-                found.append(f"rank {rank}: {_why_incomplete(facts)}")
+                found.append(f"rank {rank}: {_why_incomplete(facts, self._directories[rank])}")
         found += [problem for step in self._steps.values() for problem in step.problems]
         return tuple(found)
 
@@ -246,6 +117,10 @@ class Archive(Mapping[Key, Record]):
     def steps(self, model: str) -> tuple[int, ...]:
         """The steps of `model` that any rank has captured."""
         return tuple(self._tree.get(model, ()))
+
+    def ranks_with(self, model: str, step: int) -> tuple[int, ...]:
+        """The ranks that have captured this step."""
+        return tuple(self._tree.get(model, {}).get(step, ()))
 
     @cached_property
     def texts(self) -> dict[tuple[int, str, str], Path]:
@@ -393,12 +268,12 @@ def _ended_well(facts: dict[str, Any]) -> bool:
     return facts.get("complete") is True and facts.get("schema") == SCHEMA_VERSION
 
 
-def _why_incomplete(facts: dict[str, Any]) -> str:
+def _why_incomplete(facts: dict[str, Any], directory: Path) -> str:
     if not facts:
         return f"{RUN_FILE} is missing or damaged"
     if facts.get("schema") != SCHEMA_VERSION:
         return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
-    if writer_lives(facts):
+    if writer_lives(facts, directory):
         return "the capture is still running"
     return str(facts.get("problem") or "the capture was cut short; dumpcmp audit --repair mends it")
 

@@ -13,8 +13,9 @@ from dumpcmp.archive.contents import ABSENT, Contents, FormFacts, read_index
 from dumpcmp.archive.decoder import PartFile
 from dumpcmp.archive.directory import parts_in
 from dumpcmp.archive.form import Form
+from dumpcmp.archive.groups import call_json
 from dumpcmp.archive.names import group_path, link_name
-from dumpcmp.archive.part import JOURNAL_AT, ROW, Elsewhere, Part, call_json
+from dumpcmp.archive.part import JOURNAL_AT, ROW, Elsewhere, Part
 from dumpcmp.archive.scan import Found, journal_records, part_facts, scan
 from dumpcmp.errors import ArchiveError
 from dumpcmp.record import Key, Record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dumpcmp.archive.schema import RUN_FILE
 
 LARGEST_RUN_FILE = 64 << 20
 RING_PREFIX = "dumpcmp-"
+QUIET_SECONDS = 3600
 
 
 def read_run(directory: Path) -> dict[str, Any]:
@@ -27,15 +29,24 @@ def read_run(directory: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def writer_lives(facts: dict[str, Any]) -> bool:
-    """Whether the process that writes this run still runs, as far as this machine can tell."""
+def writer_lives(facts: dict[str, Any], directory: Path | None = None) -> bool:
+    """Whether the process that writes this run still runs, as far as this machine can tell.
+
+    Another host cannot be asked: its writer counts as alive until nothing in `directory` has
+    changed for an hour.
+    """
     writer = facts.get("writer")
     if not isinstance(writer, dict):
         return False
     if writer.get("host") != socket.gethostname():
-        return True
+        return directory is None or _changed_lately(directory)
     pid, began = writer.get("pid"), writer.get("began")
     return isinstance(pid, int) and pid > 0 and process_start(pid) == began
+
+
+def _changed_lately(directory: Path) -> bool:
+    changes = [path.stat().st_mtime for path in directory.rglob("*") if path.is_file()]
+    return time.time() - max(changes, default=0.0) < QUIET_SECONDS
 
 
 def process_start(pid: int) -> str:
@@ -64,7 +75,7 @@ def ring_left_by(directory: Path) -> Path | None:
     """The ring of a writer that is no more, where it can still be found."""
     facts = read_run(directory)
     writer = facts.get("writer")
-    if not isinstance(writer, dict) or writer_lives(facts):
+    if not isinstance(writer, dict) or writer_lives(facts, directory):
         return None
     name = writer.get("ring")
     if not isinstance(name, str) or not name.startswith(RING_PREFIX) or "/" in name:

@@ -8,10 +8,11 @@ from typing import Any
 from dumpcmp.archive import journal
 from dumpcmp.archive.drain import GATHER_NBYTES, SEAL, Drain
 from dumpcmp.archive.form import Form, FormKey, form_key, trouble_with
+from dumpcmp.archive.groups import call_json
 from dumpcmp.archive.journal import HEADER, SEQUENCE, SEQUENCE_AT, text_prefix
 from dumpcmp.archive.large import put_large
 from dumpcmp.archive.names import group_path, link_name
-from dumpcmp.archive.part import Part, call_json
+from dumpcmp.archive.part import Part
 from dumpcmp.archive.schema import ALIGNMENT, MAGIC, MAX_TEXT, PREFIX_HEADER, WAITING
 from dumpcmp.archive.steps import CallPlan, PartPlan, Place, StepPlan, Steps
 from dumpcmp.record import Call, Kept, Record, Source

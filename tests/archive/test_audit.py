@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -141,3 +143,16 @@ def test_repair_keeps_every_value_that_the_journal_holds(path: Path) -> None:
         np.testing.assert_array_equal(loaded(archive, name), bits)
     with h5py.File(parts(rank0(path))[0]) as file:
         assert "_index" in file and (file["op#0/output.0"][()] == 0).all()
+
+
+def test_a_writer_on_another_host_is_let_alone_until_it_is_silent(path: Path) -> None:
+    place = rank0(path) / "run.json"
+    told = json.loads(place.read_text()) | {"complete": False}
+    told["writer"] = {"host": "elsewhere", "pid": 1, "began": "1", "ring": None}
+    place.write_text(json.dumps(told))
+    assert "still running" in " ".join(Archive(path).problems)
+    assert audit(path, repair=True).findings[0].harmless
+    for file in rank0(path).rglob("*"):
+        os.utime(file, (0, 0))
+    assert "cut short" in " ".join(Archive(path).problems)
+    assert audit(path).exit_code == 1 and audit(path, repair=True).sound

@@ -106,9 +106,8 @@ def test_every_code_of_a_short_float_shows_its_number(tmp_path: Path, name: str)
     codes = ALL_CODES[name]
     with ArchiveWriter(tmp_path / "d") as sink:
         sink.put(record(key(), codes, name), Dense(codes))
-    with h5py.File(parts(tmp_path)[0]) as file:
-        with np.errstate(invalid="ignore"):
-            shown = file["layers.0#0/output.0"][()].astype(np.float32)
+    with h5py.File(parts(tmp_path)[0]) as file, np.errstate(invalid="ignore"):
+        shown = file["layers.0#0/output.0"][()].astype(np.float32)
     numbers = widen(codes, DTYPES[name]).astype(np.float32)
     # HDF5 has no float type without infinities: e4m3fn's largest binade, |x| >= 256, shows as such.
     fair = np.abs(numbers) < 256 if name == "float8_e4m3fn" else np.ones(codes.shape, bool)
