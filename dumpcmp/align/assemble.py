@@ -91,9 +91,10 @@ def assemble(
         return _jointly(golden, target, limit)
     if ours is None:
         assert theirs is not None
-        return _solved(golden, theirs.value, limit, None), theirs
+        return _solved(golden, _question(golden, golden.slot, theirs.value, limit)), theirs
     theirs = theirs or _replicas(target, ours.value.shape)
-    return ours, theirs or _solved(target, ours.value, limit, assumed)
+    question = _question(target, golden.slot, ours.value, limit)
+    return ours, theirs or _solved(target, question, assumed)
 
 
 def explain(golden: Assembled, target: Assembled, limit: float) -> str:
@@ -151,21 +152,27 @@ def _check_complete(held: Held, plan: Plan) -> None:
         )
 
 
-def _solved(held: Held, golden: Value, limit: float, assumed: Layout | None) -> Assembled:
-    question = Question(
+def _question(held: Held, slot: str, golden: Value, limit: float) -> Question:
+    reduced = slot.startswith(("grad.", "param.", "buffer.", "rng."))  # or a fault, not a layout
+    return Question(
         golden,
         held.shards(),
         limit,
-        may_be_partial=golden.dtype.kind in (Kind.FLOAT, Kind.COMPLEX)
-        and not held.slot.startswith(("grad.", "param.", "buffer.", "rng.")),
-        may_be_scaled=held.slot.startswith(("grad_input", "grad_output")),
+        may_be_partial=golden.dtype.kind in (Kind.FLOAT, Kind.COMPLEX) and not reduced,
+        may_be_scaled=slot.startswith(("grad_input", "grad_output")),
     )
-    load = held.loader()
-    found = solve(question, load, assumed)
+
+
+def _solved(held: Held, question: Question, assumed: Layout | None = None) -> Assembled:
+    found = solve(question, held.loader(), assumed)
     if isinstance(found, Solved):
-        note = f"layout solved (rel_l2 {found.rel_l2:.1g})"
-        return _assembled(held, found.plan, found.whole.value, note, found.whole.disagreements)
+        return _fitted(held, found)
     return _unsolved(held, question, found, assumed)
+
+
+def _fitted(held: Held, found: Solved) -> Assembled:
+    note = f"layout solved (rel_l2 {found.rel_l2:.1g})"
+    return _assembled(held, found.plan, found.whole.value, note, found.whole.disagreements)
 
 
 def _unsolved(held: Held, question: Question, found: Unsolved, assumed: Layout | None) -> Assembled:
@@ -191,11 +198,12 @@ def _jointly(golden: Held, target: Held, limit: float) -> tuple[Assembled, Assem
         return _side_by_side(golden), _side_by_side(target)
     for plan in _guesses(ours):
         whole = unshard(plan, golden.loader())
-        try:
-            solved = _solved(target, whole.value, limit, None)
-        except AssemblyError:
-            continue
-        return _assembled(golden, plan, whole.value, "layout guessed", whole.disagreements), solved
+        solved = solve(_question(target, golden.slot, whole.value, limit), target.loader())
+        if isinstance(solved, Solved):
+            ours_whole = _assembled(
+                golden, plan, whole.value, "layout guessed", whole.disagreements
+            )
+            return ours_whole, _fitted(target, solved)
     raise AssemblyError(
         "no layout is known on either side, and none fits both: state one with --layout"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -41,12 +41,20 @@ def collective_keys(listing: Listing) -> list[Key]:
     return [key for key in listing.values if is_collective(key.op)]
 
 
+_IN_PLACE = frozenset(("all_reduce", "broadcast", "reduce"))  # give out the shape that they take
+_LETTERS = frozenset(("send", "recv"))
+
+
 def source_of(key: Key, listing: Listing) -> Key | None:
     """The value of the model that the value `key` of a collective is, in whatever layout.
 
     A collective changes how a value lies over the ranks and never the whole value: what it
-    gives out is what it was given, and so are their gradients.
+    gives out is what it was given, and so are their gradients. Where it rearranges the elements
+    to move them, as a gather along an inner dim does, only what it was given is such a value.
     """
+    name = split_op(key.op)[1]
+    if name in _LETTERS or (name not in _IN_PLACE and not key.slot.startswith("input")):
+        return None
     gradient = key.slot.startswith("grad_")
     given = [k for k in listing.places[place_of(key)] if k.slot.startswith("input.")]
     if len(given) != 1:
@@ -75,13 +83,31 @@ class Traffic:
     load: Callable[[Record], Value]
 
     def deliveries(self, key: Key) -> list[Delivery]:
-        """What each rank that has the output `key` got, and what it should have got."""
+        """What each rank got from the collective that has the value `key`, and should have got.
+
+        For a value that was given, what the first output became; for a letter that was sent,
+        what its receiver got.
+        """
+        if split_op(key.op)[1] == "send":
+            return [self._received(record) for record in self.shards(replace(key, slot="input.0"))]
+        slot = key.slot if key.slot.startswith("output") else "output.0"
         found = []
-        for record in self.shards(key):
+        for record in self.shards(replace(key, slot=slot)):
             call = self.calls[record.rank][place_of(key)]
             expected = self._expected(record, call, _words(call))
             found.append(Delivery(record.rank, expected, self.load(record)))
         return found
+
+    def _received(self, record: Record) -> Delivery:
+        words = _words(self.calls[record.rank][place_of(record.key)])
+        group = words["group"]
+        receiver = group[words["dst"]]
+        letter = (group.index(record.rank), receiver, words["tag"], words["number"])
+        place = self._letters.get(("recv", *letter))
+        if place is None:
+            raise LayoutError(f"rank {receiver} received it outside of every step of its model")
+        got = next(r for r in self.shards(Key(*place, "output.0")) if r.rank == receiver)
+        return Delivery(receiver, self.load(record), self.load(got))
 
     def _expected(self, record: Record, call: Call, words: Mapping[str, Any]) -> Value:
         name = split_op(call.op)[1]
@@ -125,27 +151,28 @@ class Traffic:
 
     def _sent(self, record: Record, words: Mapping[str, Any]) -> Value:
         """What the sender sent: a send and its receive have the same number between two ranks."""
-        source, group = words["src"], words["group"]
-        sender = group[source]
-        letter = (sender, group.index(record.rank), words["tag"], words["number"])
-        place = self._sends.get(letter)
+        group = words["group"]
+        sender = group[words["src"]]
+        letter = (group.index(record.rank), sender, words["tag"], words["number"])
+        place = self._letters.get(("send", *letter))
         if place is None:
             raise LayoutError(
                 f"rank {sender} left no record of what it sent to rank {record.rank}",
                 hint="dumpcmp audit says which rank's archive is not complete",
             )
-        key = Key(*place, "input.0")
-        return self.load(next(r for r in self.shards(key) if r.rank == sender))
+        return self.load(next(r for r in self.shards(Key(*place, "input.0")) if r.rank == sender))
 
     @cached_property
-    def _sends(self) -> dict[tuple[int, int, int, int], Place]:
-        """Every send by its sender, the receiver's place in the group, tag and number."""
-        found: dict[tuple[int, int, int, int], Place] = {}
+    def _letters(self) -> dict[tuple[str, int, int, int, int], Place]:
+        """Every send and receive: its name, the peer's place in the group, rank, tag, number."""
+        found: dict[tuple[str, int, int, int, int], Place] = {}
         for rank, calls in self.calls.items():
             for place, call in calls.items():
-                if split_op(place.op)[1] == "send":
+                name = split_op(place.op)[1]
+                if name in _LETTERS:
                     words = _words(call)
-                    found[rank, words["dst"], words["tag"], words["number"]] = place
+                    peer = words["dst" if name == "send" else "src"]
+                    found[name, peer, rank, words["tag"], words["number"]] = place
         return found
 
 

@@ -205,9 +205,16 @@ def _assignments(
         layout = Layout(dims, base.over, base.divided_by)
         for option in chosen:
             layout = option.applied(layout)
+        if not all(_is_sentence(dim) for dim in layout.dims):
+            continue
         yield [_with(shard, layout) for shard in shards]
         if fewer := tuple(o.placement.axis for o in chosen if o.sees_fewer(question)):
             yield [_with(shard, replace(layout, divided_by=fewer)) for shard in shards]
+
+
+def _is_sentence(dim: Dim) -> bool:
+    """Whether merged parts, if there are any, are split before their dim is."""
+    return all(p.mode is not Mode.INTERLEAVED for p in dim.placements[1:])
 
 
 @dataclass(frozen=True, slots=True)

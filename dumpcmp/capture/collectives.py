@@ -56,7 +56,6 @@ _FUNCTIONAL = {  # DTensor and torch.compile use these; their result is ready af
     "all_to_all_single": "all_to_all",
     "broadcast": "broadcast",
 }
-_REDUCING = ("allreduce", "reduce", "reduce_scatter", "_reduce_scatter_base")  # of ProcessGroup
 # Words of a schema that say what a collective does, as they appear in Call.arguments.
 _WORDS = ("root_rank", "src", "dst", "tag", "number", "output_split_sizes", "input_split_sizes")
 
@@ -68,7 +67,12 @@ class _Pending:
     step: Step
     call: Call
     outputs: list[Tensor]
-    is_done: Callable[[], bool]
+    work: Any = None  # of a functional collective: none, its result is waited for
+    waited: bool = False
+
+    def is_done(self) -> bool:
+        """Whether the outputs are there. Some works never say so, but were waited for."""
+        return self.waited or (self.work is not None and self.work.is_completed())
 
 
 @dataclass(slots=True)
@@ -125,8 +129,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = _flat(bound.get(form.got))
         if call is not None and outputs:
             work = result[-1] if isinstance(result, tuple) else result
-            done = dist.Work.unbox(work).is_completed
-            self.waiting.pending.append(_Pending(step, call, outputs, done))
+            self.waiting.pending.append(_Pending(step, call, outputs, dist.Work.unbox(work)))
         return result
 
     def _count(self, name: str, bound: dict[str, Any]) -> None:
@@ -149,14 +152,14 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = self._begin(step, _FUNCTIONAL[word], [bound["input"]], bound)
         result = func(*args, **kwargs)
         if call is not None:
-            self.waiting.pending.append(_Pending(step, call, [result], lambda: False))
+            self.waiting.pending.append(_Pending(step, call, [result]))
         return result
 
     def finish(self, result: Tensor) -> None:
         """Record the functional collective whose result was just waited for."""
         for one in self.waiting.pending:
             if one.outputs[0].data_ptr() == result.data_ptr():
-                one.is_done = lambda: True
+                one.waited = True
         self.waiting.record_finished()
 
     def waited(self, wait: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,6 +167,8 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def call(work: Any, *args: Any, **kwargs: Any) -> Any:
             result = wait(work, *args, **kwargs)
+            for one in self.waiting.pending:
+                one.waited = one.waited or one.work is work
             self.waiting.record_finished()
             return result
 
@@ -224,7 +229,8 @@ def partitioned(step_here: Callable[[], Step | None]) -> Iterator[None]:
 def collectives(step_here: Callable[[], Step | None]) -> Iterator[None]:
     """Record collectives while the block runs; `step_here` says which step this thread is in."""
     mode = CollectiveMode(step_here)
-    reducing = [(dist.ProcessGroup, name, mode.reducing) for name in _REDUCING]
+    names = [n for n in dir(dist.ProcessGroup) if "reduce" in n and not n.startswith("__")]
+    reducing = [(dist.ProcessGroup, name, mode.reducing) for name in names]
     with patched((dist.Work, "wait", mode.waited), *reducing):
         try:
             with hearing(mode.finish), mode:

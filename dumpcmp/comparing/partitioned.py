@@ -142,11 +142,10 @@ def check_delivery(path: Path, keys: Sequence[Key]) -> tuple[Metrics | None, Jud
     slot = keys[0].slot
     if slot.startswith("grad"):
         return None, Judgement(Verdict.INCONCLUSIVE, "golden has no value that is its partner")
-    slot = slot if slot.startswith("output") else "output.0"
     traffic = traffic_at(path)
-    found = [one for key in keys for one in traffic.deliveries(replace(key, slot=slot))]
+    found = [one for key in keys for one in traffic.deliveries(key)]
     if not found:
-        return None, Judgement(Verdict.INCONCLUSIVE, "what it became is recorded by its receiver")
+        return None, Judgement(Verdict.INCONCLUSIVE, "what the collective gave was not recorded")
     measured = [(measure(one.expected, one.got), one.rank) for one in found]
     worst, rank = max(measured, key=lambda pair: _badness(pair[0]))
     limit = _delivery_limit(found[0].got)

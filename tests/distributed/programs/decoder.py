@@ -15,7 +15,7 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.q = nn.Linear(WIDTH, WIDTH)
-        self.k = nn.Linear(WIDTH, WIDTH)
+        self.k = nn.Linear(WIDTH, WIDTH, bias=False)  # softmax is blind to it: no gradient
         self.v = nn.Linear(WIDTH, WIDTH)
         self.o = nn.Linear(WIDTH, WIDTH)
 
