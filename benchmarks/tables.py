@@ -8,6 +8,8 @@ TABLES: dict[str, str] = {
     "archive": "archive",
     "traps": "traps",
     "verify": "verify",
+    "partition": "partition",
+    "graphs": "graphs",
 }
 
 
