@@ -14,6 +14,7 @@ from dumpcmp.archive import encoder
 from dumpcmp.archive.contents import ABSENT, Contents
 from dumpcmp.archive.decoder import PartFile, dataset
 from dumpcmp.archive.directory import RankDirectory, now, parts_in, rank_directories
+from dumpcmp.archive.part import JOURNAL_AT
 from dumpcmp.archive.rankstep import read_part
 from dumpcmp.archive.reader import Archive
 from dumpcmp.archive.recovery import recover
@@ -157,6 +158,11 @@ class _Auditing:
             contents = read_part(path, path.parent.parent.name, 0, number, stranded)
             if contents.sealed:
                 return contents
+            if path.stat().st_size <= JOURNAL_AT:
+                if mends:
+                    path.unlink()
+                self.find(path, "the part holds nothing", "removed" if mends else "")
+                return None
             done = ""
             if mends:
                 came = recover(path, stranded, known)

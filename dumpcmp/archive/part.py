@@ -51,10 +51,12 @@ class Part:
     """An HDF5 file that is only appended to, and whose superblock is replaced at each commit."""
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._set_out(path, facts, secrets.randbits(64), os.open(path, flags, 0o644))
+        draft = path.with_name(f".draft-{path.name}")  # a kill must not leave half a beginning
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._set_out(path, facts, secrets.randbits(64), os.open(draft, flags, 0o644))
         self.append(journal.PART, journal.text_prefix(journal.json_text(facts)))
         self.commit()
+        draft.rename(path)
 
     @classmethod
     def resume(cls, path: Path, facts: dict[str, Any], nonce: int) -> Part:

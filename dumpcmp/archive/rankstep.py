@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from dumpcmp.archive.contents import ABSENT, Contents, read_index
 from dumpcmp.archive.decoder import PartFile, root_address
 from dumpcmp.archive.encoder import SIGNATURE
+from dumpcmp.archive.part import JOURNAL_AT, ROW_TYPE
 from dumpcmp.archive.scan import Found, scan
 from dumpcmp.archive.schema import NO_ROW
 from dumpcmp.errors import ArchiveError
@@ -20,6 +23,8 @@ Name = tuple[str, int, str]  # op, call and slot: a Key within its step
 def read_part(path: Path, model: str, step: int, number: int, stranded: list[Found]) -> Contents:
     """What `path` holds: by its index, else by its journal, else, not being ours, by its groups."""
     with PartFile(path) as file:
+        if file.nbytes <= JOURNAL_AT:
+            return _nothing(file, model, step)
         try:
             root_address(file)
         except ArchiveError as error:
@@ -34,6 +39,12 @@ def read_part(path: Path, model: str, step: int, number: int, stranded: list[Fou
             contents.problems += damage
         contents.model, contents.step = model, step
         return contents
+
+
+def _nothing(file: PartFile, model: str, step: int) -> Contents:
+    """The contents of a part that ends before anything can be in it."""
+    problem = f"{file.path} ends at byte {file.nbytes}, before its first record"
+    return Contents(file.path, np.empty(0, ROW_TYPE), [], [], model, step, problems=(problem,))
 
 
 def _read_other(

@@ -55,6 +55,11 @@ def cut_part(path: Path) -> str:
     return "not sealed"
 
 
+def empty_part(path: Path) -> str:
+    parts(rank0(path) / "Model" / "1")[-1].write_bytes(b"")
+    return "the part holds nothing"
+
+
 def remove_part(path: Path) -> str:
     parts(rank0(path) / "Model" / "0")[1].unlink()
     return "part 1 is missing"
@@ -105,6 +110,7 @@ def break_index(path: Path) -> str:
 DAMAGE: dict[Callable[[Path], str], bool] = {  # what is done -> whether it can be repaired
     flip_value: False,
     cut_part: True,
+    empty_part: True,
     remove_part: False,
     remove_first_part: False,
     remove_step: False,
