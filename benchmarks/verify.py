@@ -1,0 +1,157 @@
+"""Table "verify": compiled Hugging Face models, what verify says of them, and what it costs."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from benchmarks.tables import Table
+from dumpcmp import RoundingChecker, VerificationError, VerifyConfig, explain, verify
+
+REPEATS = 7
+IDS = (torch.arange(512) * 37 % 1024).reshape(4, 128)
+INPUTS = {"input_ids": IDS, "labels": IDS}
+
+
+def llama() -> nn.Module:
+    config = transformers.LlamaConfig(
+        vocab_size=1024, hidden_size=256, intermediate_size=688, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=256,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def gpt2() -> nn.Module:
+    config = transformers.GPT2Config(
+        vocab_size=1024, n_positions=256, n_embd=256, n_layer=2, n_head=4,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+MODELS = {
+    "Llama": (llama, "model.layers.1.mlp.up_proj"),
+    "GPT-2": (gpt2, "transformer.h.1.mlp.c_proj"),
+}
+
+
+def table() -> Table:
+    """Measure in a process of one thread, so that neither BLAS shares the cores with the other."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.verify"],
+        env={**os.environ, **dict.fromkeys(names, "1")},
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    rows = json.loads(run.stdout.splitlines()[-1])
+    headings = ("model", "dtype", "pass", "values", "worst rel_l2", "default", "rounding", "fault",
+                "explain", "cost", "cost with float64")  # fmt: skip
+    return Table("verify", headings, rows, HOW)
+
+
+HOW = (
+    "Two layers from a config with random weights, width 256, 4 x 128 tokens, Inductor on the CPU, "
+    "one thread. default and rounding: verdict on the unmodified compiler. fault: the output of "
+    "one linear layer times 1.01, held against RoundingChecker; explain: the op that it names, "
+    f"in the compiled target. cost: CPU time of verify over that of running both models once, "
+    f"median of {REPEATS} interleaved repeats, everything compiled before."
+)
+
+
+def measured() -> list[list[str]]:
+    rows = []
+    for name, (build, place) in MODELS.items():
+        for dtype in (torch.float32, torch.bfloat16):
+            torch._dynamo.reset()
+            torch.manual_seed(0)
+            model = build().to(dtype).eval()
+            compiled = torch.compile(model)
+            found = explained(model, place) if dtype == torch.float32 else ["–", "–"]
+            for backward in (False, True):
+                torch._dynamo.reset()
+                rows.append([name, str(dtype).removeprefix("torch."),
+                             "forward and backward" if backward else "forward",
+                             *verdicts(model, compiled, backward), *found,
+                             *costs(model, compiled, backward)])  # fmt: skip
+                found = ["", ""]
+    return rows
+
+
+def verdicts(model: nn.Module, compiled: Any, backward: bool) -> list[str]:
+    with torch.enable_grad() if backward else torch.no_grad():
+        plain = checked(model, compiled, VerifyConfig(backward=backward))
+        strict = VerifyConfig(backward=backward, value_checker=RoundingChecker())
+        rounding = checked(model, compiled, strict)
+    return [*plain, rounding[-1]]
+
+
+def checked(model: nn.Module, target: Any, config: VerifyConfig) -> list[str]:
+    """How many values, the worst rel_l2, and whether all passed."""
+    try:
+        report = verify(INPUTS, model, target, config)
+    except VerificationError as error:
+        return ["–", "–", error.message.splitlines()[0].split(": ")[1]]
+    worst = max(row.metrics.rel_l2 for row in report.rows if row.metrics)
+    return [str(len(report.rows)), f"{worst:.1e}", "pass"]
+
+
+def explained(model: nn.Module, place: str) -> list[str]:
+    """Whether a fault in one layer is caught, and what explain calls it."""
+    wrong = copy.deepcopy(model)
+    wrong.get_submodule(place).register_forward_hook(lambda *called: called[-1] * 1.01)
+    target = torch.compile(wrong)
+    config = VerifyConfig(value_checker=RoundingChecker())
+    said = checked(model, target, config)[-1]
+    op = explain(INPUTS, model, target).op
+    return ["missed" if said == "pass" else "caught", f"{op}, planted in {place}"]
+
+
+def costs(model: nn.Module, compiled: Any, backward: bool) -> list[str]:
+    """CPU time of verify over that of both models, without and with the reference."""
+    plain = VerifyConfig(backward=backward, value_checker=RoundingChecker())
+    wide = VerifyConfig(backward=backward, reference="float64")
+    runs: list[Callable[[], Any]] = [
+        lambda: (once(model, backward), once(compiled, backward)),
+        lambda: verify(INPUTS, model, compiled, plain),
+        lambda: verify(INPUTS, model, compiled, wide),
+    ]
+    with nullcontext() if backward else torch.no_grad():
+        times = interleaved(runs)
+    return [f"{times[1] / times[0]:.2f} x", f"{times[2] / times[0]:.2f} x"]
+
+
+def interleaved(runs: list[Callable[[], Any]]) -> list[float]:
+    seconds: list[list[float]] = [[] for _ in runs]
+    for turn in range(REPEATS + 1):
+        for run, times in zip(runs, seconds, strict=True):
+            began = time.process_time()
+            run()
+            if turn:
+                times.append(time.process_time() - began)
+    return [median(times) for times in seconds]
+
+
+def once(model: Any, backward: bool) -> None:
+    output = model(**INPUTS)
+    if backward:
+        for parameter in model.parameters():
+            parameter.grad = None
+        roots = [output.loss, output.logits]
+        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    print(json.dumps(measured()))
