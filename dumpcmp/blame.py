@@ -149,6 +149,8 @@ class _Walk:
                 cause = self._cause_of_output(i, visit)
                 visit.cause = cause if visit.cause is None else visit.cause
                 self.causes[i] = cause
+            elif self.rows[i].verdict is Verdict.FUSED and visit.cause is not None:
+                self.causes[i] = visit.cause
 
     def _cause_of_output(self, i: int, visit: _Visit) -> int:
         inherited = self._inherited(i)
@@ -164,7 +166,7 @@ class _Walk:
 
     def _leave_alone(self, visit: _Visit, outputs: list[int]) -> None:
         """A call that only one side has: a root, if it matters and what it was given agrees."""
-        hidden = all(is_hidden(self.rows[i]) for i in visit.indices)
+        hidden = all(is_hidden(self.rows[i]) or not self.fails(i) for i in outputs)
         if visit.cause is None and not hidden and any(self._matters(i) for i in outputs):
             if len(self.roots) > visit.num_roots:
                 visit.cause = self.roots[-1]
@@ -198,8 +200,13 @@ class _Walk:
         gradients = [i for i, row in enumerate(self.rows) if is_gradient(row.key.slot)]
         failed_before = self.latest_root()
         for i in reversed(gradients):
-            if self.fails(i) and not self.sources(i):
+            if self.sources(i):
+                continue
+            if self.fails(i):
                 self.causes[i] = self._cause_of_gradient(i, failed_before)
+            elif self.rows[i].verdict is Verdict.FUSED:
+                cause = self._given_cause(i)
+                self.causes |= {} if cause is None else {i: cause}
         for i in gradients:
             inherited = self._inherited(i) if self.fails(i) else None
             if inherited is not None:
@@ -208,14 +215,23 @@ class _Walk:
     def _cause_of_gradient(self, i: int, failed_before: int | None) -> int:
         if failed_before is not None:
             return failed_before
-        takers = [j for j in (*self.consumers[i], i) if _is_given_back(self.rows[j].key.slot)]
-        for j in takers:
+        cause = self._given_cause(i)
+        takers = self._takers(i)
+        return self.add_root(takers[0] if takers else i) if cause is None else cause
+
+    def _takers(self, i: int) -> list[int]:
+        """The rows of gradient `i` at the calls whose backward pass gave it out."""
+        return [j for j in (*self.consumers[i], i) if _is_given_back(self.rows[j].key.slot)]
+
+    def _given_cause(self, i: int) -> int | None:
+        """Why what those calls were given in the backward pass does not agree."""
+        for j in self._takers(i):
             for k in self.sites[site_of(self.rows[j])]:
                 given = self.rows[k].key.slot.startswith("grad_output")
                 cause = self.causes.get(k, self._inherited(k)) if given and k != i else None
                 if cause is not None:
                     return cause
-        return self.add_root(takers[0] if takers else i)
+        return None
 
     def blamed(self) -> Blamed:
         """The rows with what was found out about them."""

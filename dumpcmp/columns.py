@@ -107,6 +107,7 @@ COLUMNS: tuple[Column, ...] = (
            lambda row: None if row.metrics is None else row.metrics.exact),
     Column("paired_by", "how the two sides found each other: key, prefix, mapping, order, ...",
            lambda row: row.paired_by),
+    Column("layout", "of a partitioned run: how the shards became whole", lambda row: row.layout),
     Column("my_op", "the op on my side, where it has another name or call",
            lambda row: _other_name(row)),
     Column("source", "line of the program that ran the op", lambda row: row.source),

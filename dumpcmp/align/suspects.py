@@ -94,10 +94,10 @@ def _about_ranks(golden: Value, plan: Plan, load: Load, limit: float) -> Iterato
     worst = {one.rank: one.rel_l2 for one in wrong if one.rank not in owners}
     if worst and (len(wrong) < len(found) or len(plan.cells) > 1):
         listed = ", ".join(f"rank {rank} (rel_l2 {error:.2g})" for rank, error in worst.items())
-        right = ", ".join(str(one.rank) for one in found if one.fits)
+        right = [str(one.rank) for one in found if one.fits]
         replica = "REPLICA: " if len(plan.cells) == 1 else ""
-        agree = f", ranks {right} agree" if right else ""
-        yield f"{replica}golden differs on {listed}{agree}"
+        agree = f"; right: rank{'s' * (len(right) > 1)} {', '.join(right)}" if right else ""
+        yield f"{replica}wrong: {listed}{agree}"
     if len(plan.cells) == 1 and _sum_fits(golden, plan, load, limit):
         yield "the sum over the ranks is golden's value: a reduction is missing"
 

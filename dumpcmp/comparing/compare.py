@@ -27,7 +27,7 @@ from dumpcmp.comparing.suspects import with_suspects
 from dumpcmp.comparing.task import Held, Measured, Task, measure_delivery, measure_task
 from dumpcmp.execute import executor_for, run_each
 from dumpcmp.judge import Checker, ReferenceChecker, RoundingChecker
-from dumpcmp.outcome import Closeness, Judgement, Outcome, Verdict
+from dumpcmp.outcome import Closeness, Outcome
 from dumpcmp.record import Key
 
 Progress = Callable[[int, int], None]  # bytes measured so far, bytes in all
@@ -75,10 +75,10 @@ def compare(
         measured = _measure(tasks, workers, progress)
         measured |= _measure(second_look(tasks, measured), workers)
         measured |= _measure_deliveries(matches, ours, theirs, workers)
-    for i, finding in unlike(tasks, measured):
-        measured[i] = replace(measured[i], judgement=Judgement(Verdict.FAIL, finding))
     for i, first in repeats(matches, ours.links(), theirs.links()).items():
         measured[i] = measured[first]
+    for i, judgement in list(unlike(matches, measured)):
+        measured[i] = replace(measured[i], judgement=judgement)
     rows = judged(matches, measured, ours, theirs, checker)
     found = with_suspects(blame(rows, ours.links(), theirs.links()), theirs)
     return Outcome(found.rows, found.roots, tuple(_remarks(tap, ours, theirs, finer)))

@@ -44,7 +44,7 @@ def judged(
         judgement = found.laid.speak(judgement) if found.laid else judgement
         rows.append(_row(match, golden, target, found, judgement))
     for i, first in repeats(matches, golden.links(), target.links()).items():
-        if rows[i].metrics is not None:
+        if rows[i].metrics is not None and measured[i] is measured[first]:
             rows[i] = replace(rows[i], judgement=rows[first].judgement)
     return rows
 

@@ -27,6 +27,7 @@ from dumpcmp.tensors import Value
 if TYPE_CHECKING:
     from dumpcmp.comparing.task import Held, Measured, Task
 
+_WORDS = ("", "ranks", "replicated")  # how a value can be whole without a sentence
 COLLECTIVE = "collective"  # the pass that pairs the values of collectives
 _NUMBER = re.compile(r"\d+")
 
@@ -120,7 +121,10 @@ def with_collectives(matches: Sequence[Match], golden: Listing, target: Listing)
         if is_collective(place.op):
             for key in keys:
                 source = source_of(key, target)
-                extra[at].append(Match(partner.get(source) if source else None, key, COLLECTIVE))
+                beside = partner.get(source) if source else None
+                extra[at].append(Match(beside, key, COLLECTIVE))
+                if beside is not None:
+                    partner[key] = beside  # another collective may take it from here
     alone = [Match(key, None, COLLECTIVE) for key in collective_keys(golden)]
     listed = [m for i, one in enumerate(found) for m in (one, *extra[i])]
     return [*extra[-1], *listed, *alone]
@@ -182,29 +186,31 @@ def second_look(tasks: Mapping[int, Task], measured: Mapping[int, Measured]) -> 
 
 
 def unlike(
-    tasks: Mapping[int, Task], measured: Mapping[int, Measured]
-) -> Iterator[tuple[int, str]]:
+    matches: Sequence[Match], measured: Mapping[int, Measured]
+) -> Iterator[tuple[int, Judgement]]:
     """Module outputs that lie in partial terms, where a like module has them reduced."""
-    reduced = {
-        _like(task.target.first.key): task.target.first.key
-        for i, task in tasks.items()
-        if _sentence(measured[i]) and not _is_partial(_sentence(measured[i]))
+    outputs = {
+        i: (pair.target, laid)
+        for i, pair in enumerate(matches)
+        if pair.target and pair.target.slot.startswith("output") and "/" not in pair.target.op
+        if (laid := measured[i].laid if i in measured else None) is not None
     }
-    for i, task in tasks.items():
-        key = task.target.first.key
+    reduced = {_like(key): key.op for key, laid in outputs.values() if not _is_partial(laid.layout)}
+    for i, (key, laid) in outputs.items():
         other = reduced.get(_like(key))
-        plain = "/" not in key.op and key.slot.startswith("output")
-        laid = measured[i].laid
-        if plain and other and laid and laid.is_solved and _is_partial(laid.layout):
-            yield i, f"REPLICA: the ranks hold partial terms, in {other.op} they hold the sum"
+        if other is not None and laid.is_solved and _is_partial(laid.layout):
+            said = f"REPLICA: the ranks hold partial terms, in {other} they hold the sum"
+            yield i, Judgement(Verdict.FAIL, said)
 
 
 def _sentence(measured: Measured) -> str:
     laid = measured.laid
-    return laid.layout if laid and laid.layout not in ("", "ranks", "replicated") else ""
+    return laid.layout if laid and laid.layout not in _WORDS else ""
 
 
 def _is_partial(sentence: str) -> bool:
+    if sentence in _WORDS:
+        return False
     return any(p.mode is Mode.PARTIAL for p in parse_layout(sentence).over)
 
 

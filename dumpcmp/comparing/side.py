@@ -42,11 +42,12 @@ class Side:
         return self.listing.values[key][0]
 
     def links(self) -> dict[Key, Key]:
-        """Each value that is an earlier one of its run, and that one."""
+        """Each value that is an earlier one of its run on every rank, and that one."""
         return {
             key: records[0].same_as
             for key, records in self.listing.values.items()
             if records[0].same_as is not None
+            and all(record.same_as == records[0].same_as for record in records[1:])
         }
 
 

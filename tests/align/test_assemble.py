@@ -129,7 +129,7 @@ def _split(values):
 SPOILED = [
     ("b s h[tp]", _swap, "rank 0 holds the shard of rank 1"),
     ("b s (q k v)[tp:interleaved]", _swap, "rank 0 holds the shard of rank 1"),
-    ("b s h[tp]", _one_off, "golden differs on rank 1"),
+    ("b s h[tp]", _one_off, "wrong: rank 1"),
     ("b s h", _one_off, "REPLICA"),
     ("b s h", _double, "2 times golden"),
     ("b s h", _split, "a reduction is missing"),
