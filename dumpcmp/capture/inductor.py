@@ -64,9 +64,14 @@ class CompiledCapture(ModuleCapture):
         watch = self._provenance
         tag = f"dumpcmp-{SCHEMA}-{watch.unfused:d}{watch.realize:d}{watch.tapped:d}"
         options = Options(
-            tag, watch.identity, watch.realized, watch.unfused, watch.unfused or watch.realize
+            tag,
+            watch.identity,
+            watch.rewriting,
+            watch.realized,
+            unfused=watch.unfused,
+            materialized=watch.unfused or watch.realize,
         )
-        self._eager = True  # no stance: what is compiled must run compiled
+        self.compiles = True  # what is compiled must run compiled
         torch._dynamo.reset()
         generated.set_capture(self)
         try:

@@ -24,7 +24,12 @@ _NAMES = {
     ),
     "torch._inductor.graph": ("GraphLowering.codegen",),
     "torch._inductor.compile_fx": ("compile_fx",),
-    "torch._inductor.config": ("patch", "cpp_wrapper", "post_grad_custom_post_pass"),
+    "torch._inductor.config": (
+        "patch",
+        "cpp_wrapper",
+        "post_grad_custom_pre_pass",
+        "post_grad_custom_post_pass",
+    ),
     "torch._inductor.custom_graph_pass": ("CustomGraphPass",),
     "torch._inductor.virtualized": ("V",),
     "torch._inductor.codegen.wrapper": ("PythonWrapperCodegen.generate_kernel_call",),
@@ -117,7 +122,7 @@ def traced_node(tensor: Tensor) -> fx.Node | None:
     if isinstance(tensor, functional):
         unwrap: Any = torch
         unwrap._sync(tensor)
-        tensor = unwrap._from_functional_tensor(tensor.elem)  # type: ignore[attr-defined]
+        tensor = unwrap._from_functional_tensor(tensor.elem)
     proxy = proxies.get_proxy_slot(tensor, mode.tracer, None, lambda slot: slot.proxy)
     return None if proxy is None else proxy.node
 
@@ -168,7 +173,8 @@ class Options:
 
     tag: str
     identity: Callable[[], str]  # names the graph in compilation, so that caches tell twins apart
-    realize: Callable[[fx.Graph], Iterable[fx.Node]]  # which nodes must be materialised
+    rewriting: Callable[[fx.Graph], None]  # told of each post-grad graph before passes change it
+    realize: Callable[[fx.Graph], Iterable[fx.Node]]  # which nodes of it must be materialised
     unfused: bool = False
     materialized: bool = False  # what is realised is also stored, if only one kernel uses it
 
@@ -448,7 +454,14 @@ def refuse_cpp_wrapper() -> None:
 
 def _config_patches(options: Options) -> dict[str, Any]:
     config = import_module("torch._inductor.config")
-    patches: dict[str, Any] = {"post_grad_custom_post_pass": _passes(config, options)}
+    patches: dict[str, Any] = {
+        "post_grad_custom_pre_pass": _around(
+            config.post_grad_custom_pre_pass, options, before=options.rewriting
+        ),
+        "post_grad_custom_post_pass": _around(
+            config.post_grad_custom_post_pass, options, after=partial(_mark_realized, options)
+        ),
+    }
     if options.materialized:
         patches["inplace_buffers"] = False
     if options.unfused:
@@ -457,25 +470,38 @@ def _config_patches(options: Options) -> dict[str, Any]:
     return patches
 
 
-def _passes(config: Any, options: Options) -> Any:
-    """The user's own last passes, then ours, which only marks nodes."""
-    base: Any = import_module("torch._inductor.custom_graph_pass").CustomGraphPass
-    before = config.post_grad_custom_post_pass
-    if isinstance(before, base) and hasattr(before, "dumpcmp_options"):
-        return before
-    users = before if isinstance(before, (list, tuple)) else [before] if before else []
+def _mark_realized(options: Options, graph: fx.Graph) -> None:
+    for node in options.realize(graph):
+        node.meta["inductor_realize_to_strides"] = True
 
-    class Marking(base):  # type: ignore[misc]
+
+def _nothing(_: fx.Graph) -> None: ...
+
+
+def _around(
+    theirs: Any,
+    options: Options,
+    before: Callable[[fx.Graph], None] = _nothing,
+    after: Callable[[fx.Graph], None] = _nothing,
+) -> Any:
+    """The user's own passes with ours around them, which only look and mark.
+
+    Its uuid is a part of cache keys; code that is cached belongs to the graph that it names.
+    """
+    base: Any = import_module("torch._inductor.custom_graph_pass").CustomGraphPass
+    if hasattr(theirs, "dumpcmp_options"):
+        return theirs
+    users = list(theirs) if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
+
+    class Pass(base):  # type: ignore[misc]
         dumpcmp_options = options
 
         def __call__(self, graph: fx.Graph) -> None:
-            for user in users:
-                user(graph)
-            for node in options.realize(graph):
-                node.meta["inductor_realize_to_strides"] = True
+            for each in (before, *users, after):
+                each(graph)
 
         def uuid(self) -> str | None:
-            theirs = [user.uuid() if isinstance(user, base) else None for user in users]
-            return None if None in theirs else f"{options.tag}{options.identity()}{theirs}"
+            named = [user.uuid() if isinstance(user, base) else None for user in users]
+            return None if None in named else f"{options.tag}{options.identity()}{named}"
 
-    return Marking()
+    return Pass()

@@ -27,11 +27,12 @@ from dumpcmp.capture.inductor_names import (
     traced_node,
 )
 from dumpcmp.capture.names import NO_OP, Function, attribute_of, function_of, in_order
+from dumpcmp.capture.replaced import Known, kind_of, known_before, successor
 from dumpcmp.capture.views import Sizes, Step, base_of, is_same, view_name, views_of
 
 Place = tuple[int, str]  # which op of the graph, and which slot of it
 Reading = tuple[list[Step], list[Place]]  # what to do with a buffer, and where that is recorded
-SCHEMA = 1  # of the table in generated code; caches keep code of different schemas apart
+SCHEMA = 2  # of the table in generated code; caches keep code of different schemas apart
 
 _MARK = "dumpcmp"  # in Node.meta: the places whose value the node is
 _SPARE_LINE = re.compile(r"^\s*(_dumpcmp\(.*|#.*|)\n", re.MULTILINE)  # the tap's, and comments
@@ -59,6 +60,7 @@ class Traced:
     began: int = 0  # autograd's number when the present node began
     arguments: tuple[Any, ...] = ()  # of the present node
     pending: deque[Any] = field(default_factory=lambda: deque(maxlen=256))  # forward runs
+    known: list[tuple[Known, list[Place]]] = field(default_factory=list)  # before the passes
     taps: list[list[Any]] = field(default_factory=list)
     kernels: dict[str, set[int]] = field(default_factory=dict)  # kernel -> the ops inside
 
@@ -123,14 +125,36 @@ class Provenance:
         given = graph.arguments[0] if graph.ops[number].function.returns_nothing else result
         _mark_all(graph, number, slots.slots_of("output", given))
 
-    # While Inductor generates code
+    # While Inductor rewrites the graph and generates code
+
+    def rewriting(self, nodes: fx.Graph) -> None:
+        """Remember the marked nodes of the post-grad graph, before passes change it."""
+        graph = self._graph()
+        if graph is not None:
+            marked = [n for n in nodes.nodes if n.meta.get(_MARK)]
+            graph.known = [(known_before(n), n.meta[_MARK]) for n in marked]
 
     def realized(self, graph: fx.Graph) -> Iterable[fx.Node]:
         """The nodes that must be materialised: of ops with `realize`, all without fusion."""
+        self._restore(graph)
         if self.unfused:
             yield from (n for n in graph.nodes if is_computed(n))
         elif self.realize:
             yield from {base_of(n): None for n in graph.nodes if n.meta.get(_MARK)}
+
+    def _restore(self, nodes: fx.Graph) -> None:
+        """Give the marks of nodes that passes removed to what took their place."""
+        graph = self._graph()
+        if graph is None:
+            return
+        present = {node.name: node for node in nodes.nodes}
+        for known, places in graph.known:
+            if known.name in present:
+                continue
+            heir = successor(known, present) or _rewritten(graph, known, places, nodes)
+            if heir is not None:
+                marks = heir.meta.setdefault(_MARK, [])
+                marks += [place for place in places if place not in marks]
 
     def written(self, values: Sequence[Written]) -> list[str]:
         """The lines that read those of `values` that some op is waiting for."""
@@ -259,6 +283,17 @@ def op_of(graph: Traced, node: fx.Node) -> int | None:
         sources = source.from_node
     marks = node.meta.get(_MARK)
     return marks[0][0] if marks else graph.sequence.get(node.meta.get("seq_nr", -1))
+
+
+def _rewritten(graph: Traced, known: Known, places: list[Place], nodes: fx.Graph) -> fx.Node | None:
+    """The one new node that says it was made of the op whose node vanished with its users."""
+    ops = {op for op, slot in places if slot.startswith("output")}
+    found = [
+        node
+        for node in nodes.nodes
+        if not node.meta.get(_MARK) and kind_of(node) == known.kind and op_of(graph, node) in ops
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _readings(node: fx.Node, sizes: Sizes, backward: bool) -> list[Reading]:
