@@ -1,0 +1,175 @@
+"""Alignment: every value of either run is in a Match, paired by the pass that the case names."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dumpcmp.align.match import Listing, Match, match
+from dumpcmp.align.names import Renaming, parse_rule
+from dumpcmp.align.order import aligned
+from dumpcmp.record import Key, Record
+
+
+def listing(
+    *calls: str, model: str = "M", step: int = 0, shapes: dict[str, tuple[int, ...]] | None = None
+) -> Listing:
+    """A run of calls such as ``"layers.0/add"``: each with one input and one output."""
+    numbers: Counter[str] = Counter()
+    values = {}
+    for order, op in enumerate(calls):
+        for slot in ("input.0", "output.0"):
+            key = Key(model, step, op, numbers[op], slot)
+            shape = (shapes or {}).get(op, (2, 3))
+            values[key] = (Record(key, order, "float32", shape, digest=f"{op}{order}{slot}"),)
+        numbers[op] += 1
+    return Listing(values)
+
+
+def joined(*listings: Listing) -> Listing:
+    return Listing({key: records for one in listings for key, records in one.values.items()})
+
+
+def outputs(matches: list[Match]) -> list[tuple[str, str, str]]:
+    """The pairs of outputs, as golden's op#call, the target's, and the pass."""
+    return [
+        (_name(m.golden), _name(m.target), m.by)
+        for m in matches
+        if (m.golden or m.target).slot.startswith("output")  # type: ignore[union-attr]
+    ]
+
+
+def _name(key: Key | None) -> str:
+    return f"{key.op}#{key.call}" if key else ""
+
+
+def test_the_same_key_pairs() -> None:
+    run = listing("a/mul", "b", "b/add", "b/add")
+    assert outputs(match(run, run)) == [
+        ("a/mul#0", "a/mul#0", "key"),
+        ("b#0", "b#0", "key"),
+        ("b/add#0", "b/add#0", "key"),
+        ("b/add#1", "b/add#1", "key"),
+    ]
+
+
+def test_wrappers_are_seen_through() -> None:
+    golden, target = listing("layers.0/mul"), listing("module.layers.0/mul")
+    assert outputs(match(golden, target)) == [("layers.0/mul#0", "module.layers.0/mul#0", "prefix")]
+
+
+def test_a_mapping_counts_more_than_the_same_name() -> None:
+    golden, target = listing("a/mul", "b/mul"), listing("a/mul", "b/mul")
+    swapped = Renaming((parse_rule("a", "b"), parse_rule("b", "a")))
+    assert outputs(match(golden, target, swapped)) == [
+        ("a/mul#0", "b/mul#0", "mapping"),
+        ("b/mul#0", "a/mul#0", "mapping"),
+    ]
+
+
+def test_a_missing_op_does_not_shift_those_after_it() -> None:
+    golden = listing("m/add", "m.norm", "m/mul", "m/add")
+    target = listing("m.norm", "m/mul", "m/add")
+    assert outputs(match(golden, target)) == [
+        ("m/add#0", "", ""),
+        ("m.norm#0", "m.norm#0", "key"),
+        ("m/mul#0", "m/mul#0", "key"),
+        ("m/add#1", "m/add#0", "order"),
+    ]
+
+
+def test_an_extra_op_stands_where_it_ran() -> None:
+    golden, target = listing("m.a", "m/add", "m.b"), listing("m.a", "m/mul", "m/add", "m.b")
+    assert outputs(match(golden, target)) == [
+        ("m.a#0", "m.a#0", "key"),
+        ("", "m/mul#0", ""),
+        ("m/add#0", "m/add#0", "key"),
+        ("m.b#0", "m.b#0", "key"),
+    ]
+
+
+def test_order_never_pairs_across_modules_or_shapes() -> None:
+    golden = listing("a/mul", "a/mul", "b/cat", shapes={"b/cat": (4, 4)})
+    target = listing("c/mul", "b/cat", "b/cat", shapes={"b/cat": (5, 5)})
+    pairs = outputs(match(golden, target))
+    assert ("a/mul#0", "", "") in pairs and ("", "c/mul#0", "") in pairs
+    assert ("b/cat#0", "b/cat#0", "key") in pairs  # of another shape: a row that says so
+
+
+def test_one_model_on_each_side_pairs_whatever_its_name() -> None:
+    golden, target = listing("a/mul", model="Net"), listing("a/mul", model="OptimizedModule")
+    assert outputs(match(golden, target)) == [("a/mul#0", "a/mul#0", "key")]
+
+
+def test_of_several_models_those_of_one_name_pair() -> None:
+    golden = joined(listing("a/mul", model="Net"), listing("a/mul", model="Loss"))
+    target = joined(listing("a/mul", model="Loss"), listing("a/mul", model="Other"))
+    both = [m for m in match(golden, target) if m.golden and m.target]
+    assert {(m.golden.model, m.target.model) for m in both} == {("Loss", "Loss"), ("Net", "Other")}
+
+
+def test_tokens_that_one_side_has_are_rows() -> None:
+    golden = joined(*(listing("a/mul", step=step) for step in range(3)))
+    target = joined(*(listing("a/mul", step=step) for step in range(1, 5)))
+    found = [
+        (m.golden and m.golden.step, m.target and m.target.step) for m in match(golden, target)
+    ]
+    assert found == [(s, s) if 1 <= s < 3 else ((s, None) if s < 1 else (None, s)) for s in
+                     (0, 0, 1, 1, 2, 2, 3, 3, 4, 4)]  # fmt: skip
+
+
+def test_an_offset_lays_tokens_side_by_side() -> None:
+    golden, target = listing("a/mul", step=0), listing("a/mul", step=1)
+    assert outputs(match(golden, target, token_offset=-1)) == [("a/mul#0", "a/mul#0", "key")]
+
+
+def test_twelve_inputs_pair_by_number() -> None:
+    keys = [Key("M", 0, "m/cat", 0, f"input.0.{i}") for i in range(12)]
+    run = Listing({key: (Record(key, 0, "float32", (2,)),) for key in keys})
+    assert all(m.golden == m.target for m in match(run, run))
+    assert [m.golden.slot for m in match(run, run) if m.golden] == [key.slot for key in keys]
+
+
+def test_a_frame_is_laid_beside_what_it_frames() -> None:
+    inner, frame = (Key("M", 0, op, 0, "output.0") for op in ("a/mul", "a"))
+    record = Record(inner, 1, "float32", (2,))
+    golden = Listing({frame: (Record(frame, 0, "float32", (2,), same_as=inner),), inner: (record,)})
+    target = Listing({inner: (record,)})
+    assert outputs(match(golden, target)) == [
+        ("a#0", "a/mul#0", "value"),
+        ("a/mul#0", "a/mul#0", "key"),
+    ]
+
+
+OPS = st.sampled_from(["a/mul", "a/add", "a", "b/mul", "b/add", "module.b/add", "c"])
+
+
+@given(st.lists(OPS, max_size=12), st.lists(OPS, max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_no_value_of_either_run_is_lost_or_paired_twice(ours: list[str], theirs: list[str]) -> None:
+    golden, target = listing(*ours), listing(*theirs)
+    matches = match(golden, target)
+    assert Counter(m.golden for m in matches if m.golden) == Counter(list(golden.values))
+    assert Counter(m.target for m in matches if m.target) == Counter(list(target.values))
+
+
+@given(st.text("abc", max_size=9), st.text("abc", max_size=9))
+@settings(max_examples=100, deadline=None)
+def test_alignment_is_the_longest_common_subsequence(left: str, right: str) -> None:
+    pairs = aligned((len(left), len(right)), [], lambda i, j: int(left[i] == right[j]))
+    assert pairs == sorted(pairs) and len({j for _, j in pairs}) == len(pairs)
+    assert len(pairs) == _longest(left, right)
+
+
+def _longest(left: str, right: str) -> int:
+    if not left or not right:
+        return 0
+    if left[0] == right[0]:
+        return 1 + _longest(left[1:], right[1:])
+    return max(_longest(left[1:], right), _longest(left, right[1:]))
+
+
+@pytest.mark.parametrize("anchors, expected", [([], 2), ([(0, 2)], 0), ([(1, 1), (0, 2)], 2)])
+def test_anchors_hold(anchors: list[tuple[int, int]], expected: int) -> None:
+    assert len(aligned((3, 3), anchors, lambda i, j: int(i == j and (i, j) != (1, 1)))) == expected
