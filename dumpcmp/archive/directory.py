@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a small file so that a reader sees all of it or what was there before."""
-    draft = path.with_name(f".draft-{path.name}")
+    draft = path.with_name(f".new-{path.name}")
     try:
         draft.write_text(text, encoding="utf-8", errors="surrogatepass")
         draft.replace(path)

@@ -213,9 +213,7 @@ class _Auditing:
         self.nbytes += nbytes
 
     def _check_leftovers(self, directory: Path, mends: bool) -> None:
-        for draft in directory.glob("**/.draft-*"):
-            if draft.parent.name.startswith(".draft-"):
-                continue
+        for draft in (*directory.glob("**/.draft-*"), *directory.glob("**/.new-*")):
             if mends:
                 shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
             self.find(draft, "a draft that nobody finished", "removed" if mends else "")

@@ -51,7 +51,7 @@ class Part:
     """An HDF5 file that is only appended to, and whose superblock is replaced at each commit."""
 
     def __init__(self, path: Path, facts: dict[str, Any]) -> None:
-        draft = path.with_name(f".draft-{path.name}")  # a kill must not leave half a beginning
+        draft = path.with_name(f".new-{path.name}")  # a kill must not leave half a beginning
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._set_out(path, facts, secrets.randbits(64), os.open(draft, flags, 0o644))
         self.append(journal.PART, journal.text_prefix(journal.json_text(facts)))

@@ -120,8 +120,9 @@ class Staging:
         This runs for every value: it reads no attribute twice and calls little.
         """
         ring, drain, room = self._ring, self._drain, self._room
-        total, nbytes = form.total, form.nbytes
-        place = self._reserve(total)
+        total, nbytes, place = form.total, form.nbytes, ring.head
+        if ring.wrapped or not ring.used or total > ring.reach - place or ring.path is None:
+            place = self._reserve(total)
         _PACK(
             room, place, MAGIC, 0, plan.nonce, 0, 0, nbytes, _VALUE,
             form.blocks, call, number, plan.num_rows, order,

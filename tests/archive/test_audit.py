@@ -92,6 +92,11 @@ def leave_draft(path: Path) -> str:
     return "a draft that nobody finished"
 
 
+def leave_new_part(path: Path) -> str:
+    (rank0(path) / "Model" / "0" / ".new-part-0009.h5").write_bytes(b"x")
+    return "a draft that nobody finished"
+
+
 def break_object_header(path: Path) -> str:
     part = parts(rank0(path))[0]
     row = h5py.File(part)["_index/records"][0]
@@ -117,6 +122,7 @@ DAMAGE: dict[Callable[[Path], str], bool] = {  # what is done -> whether it can 
     remove_rank: False,
     break_run: True,
     leave_draft: True,
+    leave_new_part: True,
     break_object_header: False,
     break_index: True,
 }
