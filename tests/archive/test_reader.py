@@ -56,7 +56,7 @@ def test_an_archive_travels_as_its_path(archive: Archive) -> None:
 
 def test_opening_reads_no_part(archive: Archive, tmp_path: Path) -> None:
     for part in parts(tmp_path):
-        part.write_bytes(b"nonsense")
+        part.write_bytes(b"nonsense" * 100)
     again = Archive(archive.path)
     assert again.models and again.steps("Model") and again.ranks
     with pytest.raises(ArchiveError, match=r"part-0000\.h5"):
