@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dumpcmp.align.assemble import Held
 from dumpcmp.align.places import held_indices
-from dumpcmp.align.regions import Shard
-from dumpcmp.align.unshard import Cell, Plan, plan_unshard
+from dumpcmp.align.unshard import Cell, Disagreement, Plan, plan_unshard, unshard
 from dumpcmp.archive.reader import Archive
 from dumpcmp.errors import LayoutError
-from dumpcmp.layouts import parse_layout
+from dumpcmp.measure.estimates import estimate
 from dumpcmp.measure.packing import unpack
 from dumpcmp.measure.sketch import Place
 from dumpcmp.measure.summary import DEFAULT, Recipe, Summary, join, join_partial, summarise
 from dumpcmp.record import Kept, Record
+from dumpcmp.tensors import Value
 
 Load = Callable[[int], Summary]  # the Summary of the shard at a position
 
@@ -35,25 +36,49 @@ def load_summary(archive: Archive, record: Record, recipe: Recipe = DEFAULT) -> 
     return unpack(record.stored, numbers, record.dtype, record.shape)
 
 
-def whole_summary(archive: Archive, records: tuple[Record, ...]) -> Summary:
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The Summary of a whole value, and the replicas that were not the same on the way."""
+
+    summary: Summary
+    disagreements: tuple[Disagreement, ...] = ()
+
+
+def whole_summary(archive: Archive, held: Held) -> Summed:
     """The Summary of a value, whatever ranks hold shards, replicas or partial sums of it."""
-    known = next(record for record in records if record.kept is Kept.SUMMARY)
+    known = next(record for record in held.records if record.kept is Kept.SUMMARY)
     recipe = load_summary(archive, known).recipe
-    held = [load_summary(archive, record, recipe) for record in records]
-    if len(held) == 1 or _replicas(held):
-        return held[0]
-    shards = [
-        Shard(record.rank, record.shape, parse_layout(record.layout), summary.digest)
-        for record, summary in zip(records, held, strict=True)
-    ]
-    return joined(plan_unshard(shards), held.__getitem__)
+    found = [load_summary(archive, record, recipe) for record in held.records]
+    if len(found) == 1 and found[0].whole[: len(found[0].shape)] == found[0].shape:
+        return Summed(found[0])
+    if _are_replicas(found):
+        return Summed(found[0])
+    plan = plan_unshard(held.shards())
+    return Summed(joined(plan, found.__getitem__), tuple(_disagreements(plan, found)))
 
 
-def _replicas(held: list[Summary]) -> bool:
+def _are_replicas(held: list[Summary]) -> bool:
     first = held[0]
-    return all(s.whole == first.shape == s.shape for s in held) and (
-        len({s.digest for s in held}) == 1 and bool(first.digest)
-    )
+    same = {(s.digest, s.whole, s.shape) for s in held}
+    return len(same) == 1 and bool(first.digest) and first.whole[: len(first.shape)] == first.shape
+
+
+def whole_elements(held: Held) -> Value:
+    """The elements of a value that is not summarised, by what its layouts say."""
+    first = held.records[0]
+    alike = len({record.digest for record in held.records}) == 1 and not first.layout
+    if (len(held.records) == 1 and not first.layout) or alike:
+        return held.load(first)
+    return unshard(plan_unshard(held.shards()), held.loader()).value
+
+
+def _disagreements(plan: Plan, held: list[Summary]) -> Iterator[Disagreement]:
+    for first, *others in (replicas for cell in plan.cells for replicas in cell.terms):
+        for other in others:
+            far = estimate(held[first], held[other])
+            if not far.equal and far.rel_l2:
+                ranks = (plan.ranks[first], plan.ranks[other])
+                yield Disagreement(ranks, far.rel_l2, far.max_abs_diff)
 
 
 def joined(plan: Plan, load: Load) -> Summary:

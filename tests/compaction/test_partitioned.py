@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import dumpcmp
+from dumpcmp.align.assemble import Held
 from dumpcmp.align.places import held_indices
 from dumpcmp.align.regions import Shard
 from dumpcmp.align.unshard import plan_unshard, shard
@@ -17,6 +19,7 @@ from dumpcmp.errors import LayoutError
 from dumpcmp.layouts import parse_layout, parse_mesh
 from dumpcmp.measure.sketch import Place
 from dumpcmp.measure.summary import Recipe, Summary, summarise
+from dumpcmp.outcome import Verdict
 from dumpcmp.record import Call, Kept, Key, Record
 from dumpcmp.tensors import Value
 from tests.align.test_unshard import LAYOUTS, UNEVEN
@@ -84,6 +87,10 @@ def write_ranks(path, shards: list[tuple[str, np.ndarray]]) -> None:
 KEY = Key("Model", 0, "up", 0, "output.0")
 
 
+def summed(archive: Archive, records: tuple[Record, ...]) -> Summary:
+    return whole_summary(archive, Held(records, archive.load)).summary
+
+
 def test_a_compacted_tensor_parallel_run_gives_the_whole_without_raw_tensors(tmp_path):
     whole = drawn().bits.repeat(4, axis=0)
     shards = [
@@ -95,7 +102,7 @@ def test_a_compacted_tensor_parallel_run_gives_the_whole_without_raw_tensors(tmp
     archive = Archive(tmp_path / "d")
     records = archive.shards(KEY)
     assert [record.kept for record in records] == [Kept.SUMMARY] * 2
-    alike(whole_summary(archive, records), summarise(Value(DTYPES["float32"], whole)))
+    alike(summed(archive, records), summarise(Value(DTYPES["float32"], whole)))
 
 
 def test_partial_sums_and_averages(tmp_path):
@@ -107,6 +114,37 @@ def test_partial_sums_and_averages(tmp_path):
         compact(path)
         archive = Archive(path)
         exact = (terms[0].astype(np.float64) + terms[1]) / divisor
-        alike(
-            whole_summary(archive, archive.shards(KEY)), summarise(Value(DTYPES["float64"], exact))
+        alike(summed(archive, archive.shards(KEY)), summarise(Value(DTYPES["float64"], exact)))
+
+
+def test_compare_adds_up_the_sketches_of_a_compacted_partitioned_run(tmp_path):
+    whole = drawn().bits.repeat(4, axis=0)
+    write_ranks(tmp_path / "golden", [("", whole)])
+    for name, error in (("right", 0), ("wrong", 1e-2)):
+        other = (whole * (1 + error * np.sign(drawn(seed=9).bits.repeat(4, axis=0)))).astype("<f4")
+        halves = np.split(other, 2, axis=2)
+        shards = [
+            (f"b s h[tp] @ tp:{r}/2 of 48x12x24", np.ascontiguousarray(half))
+            for r, half in enumerate(halves)
+        ]
+        write_ranks(tmp_path / name, shards)
+    expected = dumpcmp.compare(tmp_path / "golden", tmp_path / "wrong").rows[0]
+    for compacted in (("right", "wrong"), ("golden",)):
+        for name in compacted:
+            compact(tmp_path / name)
+        right, wrong = (
+            dumpcmp.compare(tmp_path / "golden", tmp_path / n).rows[0] for n in ("right", "wrong")
         )
+        assert (right.verdict, wrong.verdict) == (Verdict.PASS, Verdict.FAIL)
+        assert not wrong.metrics.exact
+        assert wrong.metrics.rel_l2 == pytest.approx(expected.metrics.rel_l2, rel=0.2)
+
+
+def test_replicas_that_differ_are_a_finding(tmp_path):
+    write_ranks(tmp_path / "golden", [("", drawn().bits)])
+    other = drawn().bits * np.float32(1.5)
+    shards = [(f"b s h @ tp:{r}/2 of 12x12x24", b) for r, b in enumerate((drawn().bits, other))]
+    write_ranks(tmp_path / "target", shards)
+    compact(tmp_path / "target")
+    row = dumpcmp.compare(tmp_path / "golden", tmp_path / "target").rows[0]
+    assert row.verdict is Verdict.FAIL and "REPLICA" in row.judgement.reason
