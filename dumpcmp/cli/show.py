@@ -1,5 +1,6 @@
 """``dumpcmp show``: what is in an archive."""
 
+import math
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,6 +14,7 @@ from dumpcmp.archive.glance import excerpt, extremes
 from dumpcmp.archive.reader import Archive
 from dumpcmp.errors import ArchiveError, SelectionError
 from dumpcmp.record import Kept, Key, Record
+from dumpcmp.tensors import Value
 
 
 @click.command()
@@ -82,14 +84,19 @@ def _elements(archive: Archive, record: Record, values: bool) -> Iterator[str | 
     if record.kept is Kept.NOTHING:
         yield (f" not stored: {record.problem}", "yellow")
         return
-    if record.kept is Kept.SUMMARY:
-        told = dict(record.stored.attributes) if record.stored else {}
-        yield " summary " + " .. ".join(str(told[n]) for n in ("min", "max") if n in told)
-        return
     try:
         value = archive.load(record)
-        yield f"  {extremes(value)}"
+        yield f"  {_summary(record, value) or extremes(value)}"
         if values:
             yield "\n" + excerpt(value)
     except ArchiveError as error:
         yield (f" {error.message}", "red")
+
+
+def _summary(record: Record, value: Value) -> str:
+    """The extremes of a value of which only a Summary is kept, by the names of its numbers."""
+    if record.kept is not Kept.SUMMARY or record.stored is None:
+        return ""
+    names = str(dict(record.stored.attributes).get("fields", "")).split()
+    numbers = dict(zip(names, value.numbers().reshape(-1).tolist(), strict=False))
+    return f"{numbers.get('min', math.nan):.6g} .. {numbers.get('max', math.nan):.6g} (summary)"

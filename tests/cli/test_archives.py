@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from dumpcmp.archive.writer import ArchiveWriter
 from dumpcmp.cli import main
-from dumpcmp.record import Key, Record
+from dumpcmp.record import Kept, Key, Record, Stored
 from tests.archive.values import Dense, key, parts, put, record
 
 
@@ -72,3 +72,11 @@ def test_audit_exits_with_0_1_and_2(path: Path, tmp_path: Path) -> None:
 def test_show_says_that_an_archive_is_incomplete(path: Path) -> None:
     (path / "worldsize1_global_rank0" / "run.json").unlink()
     assert "incomplete: rank 0" in run("show", path).output
+
+
+def test_show_gives_the_extremes_of_a_summary(tmp_path: Path) -> None:
+    stored = Stored("float64", (4,), (("fields", "count min max"),))
+    told = Record(key(), 0, "float16", (100,), kept=Kept.SUMMARY, stored=stored)
+    with ArchiveWriter(tmp_path / "d") as sink:
+        sink.put(told, Dense(np.array([100.0, -2.5, 7.0, 0.0])))
+    assert "float16 [100]  -2.5 .. 7 (summary)" in run("show", tmp_path / "d").output
