@@ -38,6 +38,8 @@ from dumpcmp.partitioning.slots import (
 )
 from dumpcmp.partitioning.table import Entry, entry_for
 
+_RANDOM = "random: two runs with different seeds differ, so neither is a reference"
+
 
 class Backend(Protocol):
     """Runs the partitioned side of a task."""
@@ -77,6 +79,17 @@ class Runs:
     reference: Observation | None  # None: the op does not exist in float64
 
     @property
+    def annotation(self) -> Annotation:
+        """The annotation, for as many outputs as the op has given."""
+        return self.entry.annotation(len(self.outputs))
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """How long each name of the annotation is."""
+        shapes = [tuple(output.shape) for output in self.outputs]
+        return self.entry.lengths(self.annotation, shapes)
+
+    @property
     def outputs(self) -> list[torch.Tensor]:
         """The outputs of the single run."""
         return [value for slot, value in self.single.values.items() if slot.startswith("output.")]
@@ -97,22 +110,22 @@ def check_op(subject: Subject, backend: Backend, settings: Settings) -> Iterator
     began = time.perf_counter()
     try:
         runs = run_whole(entry_for(subject.call, subject.anno), settings)
-        annotation = runs.entry.annotation(len(runs.outputs))
-        lengths = _lengths(runs, annotation)
-        options = _options(subject, annotation, lengths, settings.num)
+        options = _options(subject, runs, runs.lengths, settings.num)
     except NoRule as reason:
         yield replace(row, verdict=Verdict.SKIPPED, reason=str(reason), seconds=_since(began))
         return
     except DumpcmpError as error:
         yield replace(row, verdict=Verdict.ERROR, reason=error.message, seconds=_since(began))
         return
-    row = replace(row, annotation=str(annotation), loss_single=_loss(runs.single))
+    row = replace(row, annotation=str(runs.annotation), loss_single=_loss(runs.single))
     single = _check_single(row, runs)
     yield replace(single, seconds=_since(began))
     for option in options:
         began = time.perf_counter()
         asked = replace(row, idx=option.idx, dim=option.dim, num=option.num)
-        found = _check_partition(asked, runs, annotation, lengths, option, single, backend)
+        found = _check_partition(asked, runs, option, backend)
+        if single.reason == _RANDOM and found.verdict is not Verdict.REFUSED:
+            found = replace(found, verdict=Verdict.INCONCLUSIVE, reason=_RANDOM)
         yield replace(found, seconds=_since(began))
 
 
@@ -148,16 +161,10 @@ def run_whole(entry: Entry, settings: Settings) -> Runs:
     return replace(runs, task=task, reference=reference)
 
 
-def _options(
-    subject: Subject, annotation: Annotation, lengths: Mapping[str, int], num: int
-) -> list[Option]:
+def _options(subject: Subject, runs: Runs, lengths: Mapping[str, int], num: int) -> list[Option]:
     if subject.options is None:
-        return every_option(annotation, lengths, num)
+        return every_option(runs.annotation, lengths, num)
     return [option_of(given, num) for given in subject.options]
-
-
-def _lengths(runs: Runs, annotation: Annotation) -> dict[str, int]:
-    return runs.entry.lengths(annotation, [tuple(output.shape) for output in runs.outputs])
 
 
 def _loss(observation: Observation) -> float:
@@ -175,8 +182,7 @@ def _check_single(row: Finding, runs: Runs) -> Finding:
     again = observe(replace(runs.task, backward=False, noise=1), runs.inputs)
     slot = first_random(runs.single, again)
     if slot:
-        reason = "random: two runs with different seeds differ, so neither is a reference"
-        return replace(row, verdict=Verdict.INCONCLUSIVE, worst_slot=slot, reason=reason)
+        return replace(row, verdict=Verdict.INCONCLUSIVE, worst_slot=slot, reason=_RANDOM)
     if runs.reference is None:
         reason = "the op does not run in float64: partitions are judged by rounding alone"
         return replace(row, verdict=Verdict.PASS, reason=reason)
@@ -186,22 +192,12 @@ def _check_single(row: Finding, runs: Runs) -> Finding:
     return found
 
 
-def _check_partition(
-    row: Finding,
-    runs: Runs,
-    annotation: Annotation,
-    lengths: Mapping[str, int],
-    option: Option,
-    single: Finding,
-    backend: Backend,
-) -> Finding:
+def _check_partition(row: Finding, runs: Runs, option: Option, backend: Backend) -> Finding:
     try:
-        plan = plan_partition(runs.entry, annotation, lengths, option)
+        plan = plan_partition(runs.entry, runs.annotation, runs.lengths, option)
     except Refused as refused:
         return replace(row, verdict=Verdict.REFUSED, reason=refused.message)
     row = replace(row, rule=str(plan))
-    if single.verdict is Verdict.INCONCLUSIVE and single.reason.startswith("random"):
-        return replace(row, verdict=Verdict.INCONCLUSIVE, reason=single.reason)
     try:
         found = backend.observe(replace(runs.task, plan=plan), runs.inputs)
     except PartFailedError as error:

@@ -1,7 +1,7 @@
 """Ops that move elements without changing them: views, permutations, joins, cuts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from dumpcmp.partitioning.config import TensorInfo
@@ -46,9 +46,19 @@ def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[list[str], l
     group of them, several against several stay whole.
     """
     one, two = ["1"] * len(before), ["1"] * len(after)
+    for name, (mine, yours) in zip(letters(len(before)), _blocks(before, after), strict=False):
+        left, right = _block(name, [before[i] for i in mine], [after[i] for i in yours])
+        for i, word in zip(mine, left, strict=True):
+            one[i] = word
+        for i, word in zip(yours, right, strict=True):
+            two[i] = word
+    return one, two
+
+
+def _blocks(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Dims of both sides, longer than one, that hold the same elements."""
     left = [i for i, size in enumerate(before) if size != 1]
     right = [i for i, size in enumerate(after) if size != 1]
-    names = iter(letters(len(left) + len(right)))
     while left and right:
         mine, yours = [left.pop(0)], [right.pop(0)]
         while (a := math.prod(before[i] for i in mine)) != (
@@ -58,33 +68,18 @@ def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[list[str], l
             if not source:
                 raise NoRule(f"shape {list(before)} cannot become {list(after)}")
             into.append(source.pop(0))
-        _name_block(before, after, one, two, mine, yours, [next(names) for _ in mine + yours])
-    return one, two
+        yield mine, yours
 
 
-def _name_block(
-    before: Sequence[int],
-    after: Sequence[int],
-    one: list[str],
-    two: list[str],
-    mine: list[int],
-    yours: list[int],
-    names: list[str],
-) -> None:
+def _block(name: str, mine: list[int], yours: list[int]) -> tuple[list[str], list[str]]:
+    """Names of the dims of a block, from their sizes on both sides."""
     if len(mine) > 1 and len(yours) > 1:
-        for side, sizes, dims in ((one, before, mine), (two, after, yours)):
-            for i in dims:
-                side[i] = str(sizes[i])
-        return
-    several, sizes, single, dims = (
-        (two, after, one, yours) if len(mine) == 1 else (one, before, two, mine)
-    )
-    words = [names[0], *(str(sizes[i]) for i in dims[1:])]
-    for i, word in zip(dims, words, strict=True):
-        several[i] = word
-    single[(mine if single is one else yours)[0]] = (
-        words[0] if len(words) == 1 else f"({' '.join(words)})"
-    )
+        return [str(size) for size in mine], [str(size) for size in yours]
+    if len(mine) == 1 and len(yours) == 1:
+        return [name], [name]
+    several = [name, *(str(size) for size in max(mine, yours, key=len)[1:])]
+    single = [f"({' '.join(several)})"]
+    return (single, several) if len(mine) == 1 else (several, single)
 
 
 def _view(arguments: Arguments) -> Ruling:
