@@ -26,7 +26,7 @@ from dumpcmp.capture.boundary import BoundaryCapture
 from dumpcmp.capture.certificate import NOT_CERTIFIED, Evidence, certificate
 from dumpcmp.capture.distributed import world
 from dumpcmp.capture.graph import GraphCapture
-from dumpcmp.capture.inductor import CompiledCapture, untapped_evidence
+from dumpcmp.capture.inductor import CompiledBackend, CompiledCapture, untapped_evidence
 from dumpcmp.capture.modules import ModuleCapture
 from dumpcmp.capture.precision import Precision
 from dumpcmp.capture.recorder import Counts, Recorder
@@ -53,6 +53,9 @@ class Capture:
         self.writer = writer
         self.compactor = compactor
         self._began = time.monotonic()
+        self.save: Callable[[str, Tensor], None] = mode.save
+        if "torch._dynamo" in sys.modules:  # which would trace it; importing it takes seconds
+            self.save = torch.compiler.disable(mode.save)  # type: ignore[no-untyped-call]
 
     @property
     def counts(self) -> Counts:
@@ -74,10 +77,6 @@ class Capture:
         """The archive's directory."""
         return self.writer.path.parent
 
-    def save(self, name: str, tensor: Tensor) -> None:
-        """Record `tensor` as the value `name` of the module that is running now."""
-        self.mode.save(name, tensor)
-
     def remarks(self) -> list[str]:
         """What the user must hear at the end: filters that matched nothing, an empty dump."""
         recorder = self.mode.recorder
@@ -95,13 +94,7 @@ _active: Capture | None = None
 def save(name: str, tensor: Tensor) -> None:
     """Record `tensor` under `name`, if a capture is active; otherwise do nothing."""
     if _active is not None:
-        _save(name, tensor)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _save(name: str, tensor: Tensor) -> None:
-    assert _active is not None
-    _active.save(name, tensor)
+        _active.save(name, tensor)
 
 
 @contextmanager
@@ -169,9 +162,9 @@ def capture(
 class FxBackend:
     """A torch.compile backend that dumps; it ends with `close`, a with block, or the program."""
 
-    def __init__(self, writer: ArchiveWriter, recorder: Recorder) -> None:
+    def __init__(self, writer: ArchiveWriter, backend: GraphBackend) -> None:
         self._writer = writer
-        self._backend = GraphBackend(recorder)
+        self._backend = backend
 
     def __call__(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         return self._backend(graph, example_inputs)
@@ -202,7 +195,26 @@ def fx_backend(
     tap, here = make_tap(**selection), world()
     run = facts_of(tap, "fx", None)
     writer = ArchiveWriter(path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite)
-    return FxBackend(writer, Recorder(writer, tap, here.rank))
+    return FxBackend(writer, GraphBackend(Recorder(writer, tap, here.rank)))
+
+
+def compiled_backend(
+    path: str | os.PathLike[str],
+    *,
+    fusion: bool = True,
+    realize: bool = False,
+    overwrite: bool = False,
+    **selection: Any,
+) -> FxBackend:
+    """Inductor with its kernels tapped, as a torch.compile backend; otherwise as `fx_backend`.
+
+    model = torch.compile(model, backend=dumpcmp.compiled_backend("d2"))
+    """
+    tap, here = make_tap(**selection), world()
+    way = mode_options("compiled", fusion, realize, None)
+    run = {**facts_of(tap, "compiled", None), **facts_of_mode("compiled", way)}
+    writer = ArchiveWriter(path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite)
+    return FxBackend(writer, CompiledBackend(Recorder(writer, tap, here.rank), **way))
 
 
 @contextmanager

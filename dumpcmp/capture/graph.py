@@ -31,6 +31,9 @@ UNTRACED: tuple[Any, ...] = (
 )
 
 
+_STEP: Any = ModuleCapture.step
+
+
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` without dynamo looking at what it does."""
     hidden: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
@@ -62,12 +65,18 @@ class GraphCapture(ModuleCapture):
         """Capture while the block runs; what the program compiles itself is traced as it is."""
         from torch._dynamo import config, eval_frame
 
-        for function in UNTRACED:
+        for function in (*UNTRACED, GraphCapture._intercept, _STEP.fget):
             eval_frame.skip_code(function.__code__)
-        self._eager = True  # no stance: dynamo must trace
+        self.compiles = True
         limits = {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
         with super().running(), config.patch(**limits, suppress_errors=False):
             yield
+
+    def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+        if is_compile_wrapper(module) and self.step is None:  # traced for us, not for its backend
+            module = module._orig_mod  # type: ignore[assignment]
+            run = module._call_impl
+        return super()._intercept(module, run)
 
     def run_root(
         self,
@@ -80,7 +89,7 @@ class GraphCapture(ModuleCapture):
         """Run `module` under dynamo, whatever it was compiled with before."""
         compiled = self._compiled.get(id(module))
         if compiled is None:
-            compiled = torch.compile(module._call_impl, backend=self.backend)
+            compiled = torch.compile(calling(module), backend=self.backend)
             self._compiled[id(module)] = compiled
         return super().run_root(step, module, compiled, args, kwargs)
 
@@ -101,6 +110,17 @@ class GraphCapture(ModuleCapture):
             return Run(graph, places, now).run(*args)
 
         return run
+
+
+def calling(module: nn.Module) -> Callable[..., Any]:
+    """A call of `module` as a function, since dynamo begins in no frame of torch's own modules."""
+    run: Any = module._call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()  # its own, as dynamo remembers by code what to skip
+    return call
 
 
 class Place:

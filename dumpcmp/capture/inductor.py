@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import fx, nn
 
 from dumpcmp.capture import tapped as generated
+from dumpcmp.capture.backend import GraphBackend
 from dumpcmp.capture.certificate import Evidence, digest_of_all
-from dumpcmp.capture.graph import UNTRACED, untraced
+from dumpcmp.capture.graph import UNTRACED, calling, untraced
 from dumpcmp.capture.inductor_names import (
     Options,
     compilation_watched,
+    compiled_by_inductor,
     inside_compiled_callable,
     refuse_cpp_wrapper,
     skip_code,
 )
 from dumpcmp.capture.modules import ModuleCapture, is_compile_wrapper
 from dumpcmp.capture.provenance import SCHEMA, Provenance, Traced
-from dumpcmp.capture.recorder import Recorder, Step
+from dumpcmp.capture.recorder import Model, Recorder, Step
 from dumpcmp.capture.tap import Tap
 from dumpcmp.capture.tapped import TappedGraph
 from dumpcmp.record import Call, Record, Source
@@ -51,35 +53,26 @@ class CompiledCapture(ModuleCapture):
         self.exit = untraced(self.exit)
         self.evidence = evidence
         self._provenance = Provenance(
-            lambda: self.step, tapped=tapped, unfused=not fusion, realize=realize
+            self._where, tapped=tapped, unfused=not fusion, realize=realize
         )
         self._compiled: dict[int, Callable[..., Any]] = {}
-        self._texts: set[str] = set()
+        self._texts = Texts()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Tap what is compiled while the block runs; nothing that was tapped outlives it."""
         skip_code(UNTRACED)
-        refuse_cpp_wrapper()
-        watch = self._provenance
-        tag = f"dumpcmp-{SCHEMA}-{watch.unfused:d}{watch.realize:d}{watch.tapped:d}"
-        options = Options(
-            tag,
-            watch.identity,
-            watch.rewriting,
-            watch.realized,
-            unfused=watch.unfused,
-            materialized=watch.unfused or watch.realize,
-        )
-        self.compiles = True  # what is compiled must run compiled
+        self.compiles = True
         torch._dynamo.reset()
-        generated.set_capture(self)
         try:
-            with super().running(), compilation_watched(watch, options):
+            with super().running(), tapping(self, self._provenance):
                 yield
         finally:
-            generated.set_capture(None)
             torch._dynamo.reset()
+
+    def _where(self) -> tuple[Model, str] | None:
+        step = self.step
+        return None if step is None else (step.model, step.scope.path)
 
     def run_root(
         self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
@@ -87,7 +80,7 @@ class CompiledCapture(ModuleCapture):
         """Run `module` as the program compiled it, or compiled as a whole."""
         if not self._is_compiled(module):
             if id(module) not in self._compiled:
-                self._compiled[id(module)] = torch.compile(module._call_impl)
+                self._compiled[id(module)] = torch.compile(calling(module))
             run = self._compiled[id(module)]
         return super().run_root(step, module, run, args, kwargs)
 
@@ -97,24 +90,13 @@ class CompiledCapture(ModuleCapture):
         inner = module.modules()
         return any(is_compile_wrapper(m) or m.__dict__.get("_compiled_call_impl") for m in inner)
 
-    # What generated code tells
-
     def traced(self, digest: str) -> Traced | None:
         """The graph of dynamo that generated code refers to."""
         return self._provenance.known.get(digest)
 
     def loaded(self, graph: TappedGraph, step: Step) -> None:
-        """Keep the code of `graph`, and the graph that it was generated from, as text."""
-        code = graph.path.read_text()
-        name = graph.path.stem
-        if name in self._texts:
-            return
-        self._texts.add(name)
-        number = len(self._texts) - 1
-        phase = "backward" if graph.backward else "forward"
-        sink = self.recorder.sink
-        sink.text(step.model.name, f"graph-{number}-{phase}.txt", graph.table["text"])
-        sink.text(step.model.name, f"code-{number}-{phase}.txt", code)
+        """Keep the code of `graph`, and the graph that it was generated from."""
+        self._texts.keep(graph, step)
 
     def starting(self, inputs: Sequence[Any]) -> str:
         """The digest of what compiled code is given, where evidence is gathered."""
@@ -124,6 +106,97 @@ class CompiledCapture(ModuleCapture):
         """Note what compiled code gave, where evidence is gathered."""
         if self.evidence is not None:
             self.evidence.add(graph.table["digest"], started, outputs)
+
+
+@contextmanager
+def tapping(capture: generated.Capture, watch: Provenance) -> Iterator[None]:
+    """Tap what is compiled while the block runs, and send what is read to `capture`."""
+    refuse_cpp_wrapper()
+    tag = f"dumpcmp-{SCHEMA}-{watch.unfused:d}{watch.realize:d}{watch.tapped:d}"
+    options = Options(
+        tag,
+        watch.identity,
+        watch.rewriting,
+        watch.realized,
+        unfused=watch.unfused,
+        materialized=watch.unfused or watch.realize,
+    )
+    generated.set_capture(capture)
+    try:
+        with compilation_watched(watch, options):
+            yield
+    finally:
+        generated.set_capture(None)
+
+
+class Texts:
+    """Keeps each piece of generated code, and the graph that it came from, once."""
+
+    def __init__(self) -> None:
+        self._kept: set[tuple[str, str]] = set()
+
+    def keep(self, graph: TappedGraph, step: Step) -> None:
+        """Hand both texts of `graph` to the Sink, unless it has them."""
+        name = step.model.name, graph.path.stem
+        if name in self._kept:
+            return
+        number = sum(model == step.model.name for model, _ in self._kept)
+        self._kept.add(name)
+        phase = "backward" if graph.backward else "forward"
+        sink = step.recorder.sink
+        sink.text(step.model.name, f"graph-{number}-{phase}.txt", graph.table["text"])
+        sink.text(step.model.name, f"code-{number}-{phase}.txt", graph.path.read_text())
+
+
+class CompiledBackend(GraphBackend):
+    """Inductor as a torch.compile backend of its own: tapped until it is closed."""
+
+    def __init__(self, recorder: Recorder, *, fusion: bool = True, realize: bool = False) -> None:
+        super().__init__(recorder)
+        self._compiling = False
+        self._texts = Texts()
+        self._provenance = Provenance(self._where, unfused=not fusion, realize=realize)
+        self._ends = ExitStack()
+        self._ends.enter_context(tapping(self, self._provenance))
+
+    def __call__(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        """Compile `graph` with Inductor."""
+        self._compiling = True
+        try:
+            return compiled_by_inductor(graph, example_inputs)
+        finally:
+            self._compiling = False
+
+    def close(self) -> None:
+        """Tap nothing from now on."""
+        super().close()
+        self._ends.close()
+
+    def _where(self) -> tuple[Model, str] | None:
+        return self._model_and_base() if self._compiling else None
+
+    @property
+    def step(self) -> Step | None:
+        """The step of the outermost call of what was compiled."""
+        step = self._step()
+        if step is not None:
+            step.scope = self._scope(step)
+        return step
+
+    def traced(self, digest: str) -> Traced | None:
+        """The graph of dynamo that generated code refers to."""
+        return self._provenance.known.get(digest)
+
+    def loaded(self, graph: TappedGraph, step: Step) -> None:
+        """Keep the code of `graph`, and the graph that it was generated from."""
+        self._texts.keep(graph, step)
+
+    def starting(self, inputs: Sequence[Any]) -> str:  # noqa: ARG002
+        """No evidence is gathered here."""
+        return ""
+
+    def finished(self, graph: TappedGraph, started: str, outputs: Sequence[Any]) -> None:
+        """No evidence is gathered here."""
 
 
 def untapped_evidence(program: Callable[[], object]) -> Evidence:

@@ -43,12 +43,8 @@ class CallDoor:
             return None
         if module is None:
             return self
-        own = module.__dict__.get(_ATTRIBUTE)
-        if is_compile_wrapper(module):
-            return own
-        if distributed.is_parallel_wrapper(module):
-            return own or module._call_impl
-        return self.intercept(module, own or module._call_impl)
+        run = module.__dict__.get(_ATTRIBUTE) or module._call_impl
+        return run if distributed.is_parallel_wrapper(module) else self.intercept(module, run)
 
     def __set__(self, module: nn.Module, call: Any) -> None:
         module.__dict__[_ATTRIBUTE] = call
@@ -110,7 +106,7 @@ class ModuleCapture:
         self.mode = mode if recorder.tap.level is Level.FUNCTIONS else None
         self.precision: Precision | None = None
         self._here = _Here()
-        self._eager = False
+        self.compiles = False  # whether what the program compiles stays compiled
         self.enter = enter_module
         self.exit = exit_module
 
@@ -124,6 +120,8 @@ class ModuleCapture:
         """Capture while the block runs; compiled callables run eagerly meanwhile."""
         with module_calls(self._intercept), ExitStack() as self._ends:
             self._ends.callback(self.watches.remove)
+            if not self.compiles:
+                self._ends.enter_context(compiling_nothing())
             self._ends.enter_context(partitioned(lambda: self._here.latest))
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
@@ -137,7 +135,7 @@ class ModuleCapture:
 
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
         here = self._here
-        if here.muted:
+        if here.muted or is_compile_wrapper(module):
             return run
         if here.step is None:
             return partial(self._root_call, module, run)
@@ -153,7 +151,6 @@ class ModuleCapture:
         if distributed.is_inferring():
             with self._muting():
                 return run(*args, **kwargs)
-        self._stay_eager()
         step = self.recorder.begin(module)
         if step is None:
             with self._muting():
@@ -211,11 +208,31 @@ class ModuleCapture:
         finally:
             self._here.muted = False
 
-    def _stay_eager(self) -> None:
-        """Make what the program compiled run eagerly; costs nothing where dynamo is not loaded."""
-        if not self._eager and "torch._dynamo" in sys.modules:
-            self._eager = True
-            self._ends.enter_context(torch.compiler.set_stance("force_eager"))
+
+@contextmanager
+def compiling_nothing() -> Iterator[None]:
+    """Make what the program compiles, or has compiled, run eagerly while the block runs.
+
+    Dynamo takes seconds to import, so that it is told only once it is there.
+    """
+    with ExitStack() as ends:
+        if "torch._dynamo" in sys.modules:
+            ends.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+            return
+        compile_now = torch.compile
+
+        def compile_later(*args: Any, **kwargs: Any) -> Any:
+            if torch.compile is compile_later:
+                torch.compile = compile_now
+                ends.enter_context(torch.compiler.set_stance("force_eager"))
+            return compile_now(*args, **kwargs)
+
+        torch.compile = compile_later
+        try:
+            yield
+        finally:
+            torch.compile = compile_now
 
 
 def is_recomputing() -> bool:

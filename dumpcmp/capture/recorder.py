@@ -53,7 +53,7 @@ class Recorder:
         self._outside: Step | None = None
 
     def begin(self, root: nn.Module | str) -> Step | None:
-        """A new step of `root`, a module or the name of a function, or None where the tap does not select it."""
+        """A new step of `root`, a module or a function's name; None where it is not selected."""
         with self.lock:
             model = self.model_of(root)
             number = model.num_steps

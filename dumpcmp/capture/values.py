@@ -114,7 +114,7 @@ class Values:
             key,
             order,
             _DTYPES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."),
-            tuple(tensor.shape),
+            () if tensor.is_nested else tuple(tensor.shape),
             () if problem else tensor.stride(),
             0 if problem else int(tensor.storage_offset()),
             str(tensor.device),
