@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from statistics import median
 from typing import Any
@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.tables import Table
 from dumpcmp import RoundingChecker, VerificationError, VerifyConfig, explain, verify
 
-REPEATS = 7
+REPEATS = 5
 IDS = (torch.arange(512) * 37 % 1024).reshape(4, 128)
 INPUTS = {"input_ids": IDS, "labels": IDS}
 
@@ -54,7 +54,7 @@ def table() -> Table:
         env={**os.environ, **dict.fromkeys(names, "1")},
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
-    rows = json.loads(run.stdout.splitlines()[-1])
+    rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
     headings = ("model", "dtype", "pass", "values", "worst rel_l2", "default", "rounding", "fault",
                 "explain", "cost", "cost with float64")  # fmt: skip
     return Table("verify", headings, rows, HOW)
@@ -69,8 +69,7 @@ HOW = (
 )
 
 
-def measured() -> list[list[str]]:
-    rows = []
+def measured() -> Iterator[list[str]]:
     for name, (build, place) in MODELS.items():
         for dtype in (torch.float32, torch.bfloat16):
             torch._dynamo.reset()
@@ -80,12 +79,11 @@ def measured() -> list[list[str]]:
             found = explained(model, place) if dtype == torch.float32 else ["–", "–"]
             for backward in (False, True):
                 torch._dynamo.reset()
-                rows.append([name, str(dtype).removeprefix("torch."),
-                             "forward and backward" if backward else "forward",
-                             *verdicts(model, compiled, backward), *found,
-                             *costs(model, compiled, backward)])  # fmt: skip
+                yield [name, str(dtype).removeprefix("torch."),
+                       "forward and backward" if backward else "forward",
+                       *verdicts(model, compiled, backward), *found,
+                       *costs(model, compiled, backward)]  # fmt: skip
                 found = ["", ""]
-    return rows
 
 
 def verdicts(model: nn.Module, compiled: Any, backward: bool) -> list[str]:
@@ -154,4 +152,5 @@ def once(model: Any, backward: bool) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    print(json.dumps(measured()))
+    for row in measured():
+        print(json.dumps(row), flush=True)

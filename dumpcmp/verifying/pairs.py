@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from dumpcmp.dtypes import Dtype, Kind, dtype_named
+from dumpcmp.dtypes import DTYPES, Dtype, Kind, dtype_named
+from dumpcmp.errors import DumpcmpError
 from dumpcmp.judge import INEXACT, Checker, Conditions, Fp64Checker, ReferenceErrors, judge
 from dumpcmp.measure.metrics import measure
 from dumpcmp.outcome import Judgement, Metrics, Row, Verdict
@@ -103,8 +105,8 @@ class Way:
         """The way through a model of `depth` ops, from the values that were seen of it."""
         seen = (golden.outputs, golden.inputs, golden.state)
         tensors = (leaf for side in seen for leaf in side.values())
-        dtypes = {leaf.dtype for leaf in tensors if isinstance(leaf, torch.Tensor)}
-        known = [dtype_named(str(dtype)) for dtype in dtypes if dtype.is_floating_point]
+        names = {str(leaf.dtype) for leaf in tensors if isinstance(leaf, torch.Tensor)}
+        known = [d for d in DTYPES.values() if f"torch.{d.name}" in names and d.kind is Kind.FLOAT]
         return cls(depth, max(known, key=lambda dtype: dtype.eps, default=None))
 
 
@@ -126,7 +128,10 @@ def row_of(pair: Pair, model: str, order: int, config: VerifyConfig, way: Way) -
     if config.verify_stride and pair.path.startswith("output") and _lie_apart(golden, target):
         return replace(row, judgement=_strides(golden, target))
     way = Way(2 * way.depth, way.coarsest) if pair.path.startswith("grad") else way
-    values = _Values.of(golden, target, _as_tensor(pair.reference), way)
+    try:
+        values = _Values.of(golden, target, _as_tensor(pair.reference), way)
+    except DumpcmpError as error:
+        return replace(row, judgement=Judgement(Verdict.ERROR, error.message))
     return _valued(row, values, config)
 
 
@@ -153,10 +158,14 @@ def without_noise(rows: Sequence[Row], config: VerifyConfig) -> Iterator[Row]:
 
 
 def _as_tensor(value: Any) -> Any:
-    """Numbers as tensors without dims, so that one rule judges both; the rest as it is."""
+    """Numbers, arrays and sparse tensors as dense tensors, so that one rule judges all of them."""
     if isinstance(value, bool | int | float | complex):
         kinds = {bool: torch.bool, int: torch.int64, float: torch.float64}
         return torch.tensor(value, dtype=kinds.get(type(value), torch.complex128))
+    if isinstance(value, np.ndarray | np.number) and value.dtype.kind in "biufc":
+        return torch.as_tensor(value)
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        return value.to_dense()
     return value
 
 

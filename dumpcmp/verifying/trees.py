@@ -10,15 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Enum, type)
+PLAIN = (
+    bool, int, float, complex, str, bytes, set, frozenset, range, slice, type(None), type, Enum,
+    torch.dtype, torch.device,
+)  # fmt: skip
 _OPAQUE = (nn.Module, FunctionType, ModuleType, *PLAIN)
 
 
 def leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Each leaf of `tree` with its dotted path: ``output.past.0.keys`` for a cache in a result.
 
-    Containers are mappings, sequences, dataclasses and objects with attributes. A container that
-    holds itself is walked once.
+    Containers are mappings, sequences, dataclasses and objects with attributes. An object is
+    walked where it is met first, so that those which hold themselves, or each other, have an end.
     """
     yield from _leaves(tree, path, set())
 
@@ -28,16 +31,22 @@ def tensors_in(tree: Any, path: str = "") -> dict[str, torch.Tensor]:
     return {name: leaf for name, leaf in leaves(tree, path) if isinstance(leaf, torch.Tensor)}
 
 
-def _leaves(tree: Any, path: str, above: set[int]) -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, torch.Tensor):
-        yield path, tree
-        return
-    branches = _branches(tree)
+def _leaves(tree: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    branches = None if isinstance(tree, torch.Tensor) else _branches(tree)
     if branches is None:
         yield path, tree
-    elif id(tree) not in above:
-        for name, branch in branches:
-            yield from _leaves(branch, f"{path}.{name}" if path else str(name), above | {id(tree)})
+        return
+    if _has_attributes(tree):
+        if id(tree) in seen:
+            return
+        seen.add(id(tree))
+    for name, branch in branches:
+        yield from _leaves(branch, f"{path}.{name}" if path else str(name), seen)
+
+
+def _has_attributes(tree: Any) -> bool:
+    """Whether `tree` is an object rather than a builtin container, which may be shared freely."""
+    return type(tree) not in (list, tuple, dict, deque)
 
 
 def _branches(tree: Any) -> list[tuple[Any, Any]] | None:

@@ -162,6 +162,14 @@ CONFIGS = {
     "None for a tensor": (X, None, VerifyConfig(), "output.0: FAIL"),
     "numbers": ((1, 2.0, True), (1, 2.0, True), VerifyConfig(), "PASS PASS PASS"),
     "another number": ((1, 2.0), (1, 2.5), VerifyConfig(), "output.1: FAIL"),
+    "arrays": (X.numpy(), X.numpy() + 0, VerifyConfig(), "PASS"),
+    "another array": (X.numpy(), -X.numpy(), VerifyConfig(), "output.0: FAIL"),
+    "sparse tensors": (X.to_sparse(), (-X).to_sparse(), VerifyConfig(), "output.0: FAIL"),
+    "a dtype that cannot be measured": (
+        X.to(torch.float8_e4m3fnuz), X.to(torch.float8_e4m3fnuz), VerifyConfig(),
+        "output.0: ERROR",
+    ),
+    "sets": ({1, 2}, {1, 2}, VerifyConfig(), "PASS"),
     "something opaque": (print, print, VerifyConfig(), "output.0: INCONCLUSIVE"),
 }  # fmt: skip
 
