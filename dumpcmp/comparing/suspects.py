@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dumpcmp.align.match import Place, place_of
-from dumpcmp.blame import Blamed, is_gradient
+from dumpcmp.blame import Blamed
 from dumpcmp.comparing.side import Side
-from dumpcmp.outcome import Row
+from dumpcmp.outcome import Row, is_gradient
 from dumpcmp.record import Call
 
 
