@@ -331,6 +331,7 @@ _FLOAT32 = 2.0**-23
 _SHORT = 2.0**-20  # eps above it: a dtype of 16 bits or fewer, whose sums are wider than itself
 _MULTIPLES = {True: 4.0, False: 16.0}  # of eps: for short dtypes, for those that sum in their own
 _WHOLE = 1.0  # of eps: what one op on equal inputs may round in a short dtype, over all or in a row
+_DOUBT = 4.0  # standard deviations by which an estimate must exceed a limit
 _GAIN = 1 / 64  # of eps: how much larger or smaller than golden its output may be on the whole,
 _CHANCE = 8.0  # unless the rows' gains differ so much that it is within so many standard errors
 _SUBNORMAL = {"float16": 2.0**-12, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-12}  # least rms
@@ -390,14 +391,15 @@ class RoundingChecker:
                 Verdict.PASS if passes else Verdict.FAIL, "" if passes else reason, limit
             )
         rms = metrics.golden.norm / math.sqrt(max(1, metrics.num_finite))
-        if not metrics.exact or rms < _SUBNORMAL.get(conditions.coarser.name, 0.0):
+        if rms < _SUBNORMAL.get(conditions.coarser.name, 0.0):
             return None
         for name, found, limit in (
             ("rel_l2", metrics.rel_l2, _WHOLE * eps),
             ("max_row_err", metrics.max_row_err, _WHOLE * eps),
             ("gain", abs(metrics.gain), _GAIN * eps),
         ):
-            if found > limit and (name != "gain" or abs(metrics.gain_score) > _CHANCE):
+            doubt = 1 + _DOUBT * metrics.confidence  # of an estimate; a Summary knows no rows
+            if found > limit * doubt and (name != "gain" or abs(metrics.gain_score) > _CHANCE):
                 reason = f"inputs are equal, but {name} {found:.3g} is above {limit:.3g}"
                 return Judgement(Verdict.FAIL, reason, _WHOLE * eps)
         return Judgement(Verdict.PASS, limit=_WHOLE * eps)

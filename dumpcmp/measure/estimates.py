@@ -124,6 +124,7 @@ def _sketched(golden: Summary, target: Summary, ours: Sketch, theirs: Sketch) ->
     distance = (theirs - ours).norm()
     cosine_distance = _cosine_distance(ours, theirs, golden.norm, target.norm)
     found = locate(golden, target) if distance else None
+    gain, error = _gain(ours, theirs, golden.norm)
     differ = distance > 0 or _digests_differ(golden, target)
     return Metrics(
         count=_count(golden),
@@ -133,7 +134,8 @@ def _sketched(golden: Summary, target: Summary, ours: Sketch, theirs: Sketch) ->
         cosine_distance=cosine_distance,
         pcc=_pcc(golden, target, ours, theirs),
         rel_l2=_ratio(distance, golden.norm),
-        gain=_gain(ours, theirs, golden.norm),
+        gain=gain,
+        gain_score=gain / error if error > 0 else math.nan,
         rmse=distance / math.sqrt(golden.count),
         max_abs_diff=found[1] if found else (math.nan if distance else 0.0),
         worst=found[0] if found else (),
@@ -152,11 +154,14 @@ def _ratio(distance: float, norm: float) -> float:
     return math.inf if distance > 0 else 0.0
 
 
-def _gain(ours: Sketch, theirs: Sketch, norm: float) -> float:
-    """How much of golden lies in the difference, as a share of golden."""
+def _gain(ours: Sketch, theirs: Sketch, norm: float) -> tuple[float, float]:
+    """How much of golden lies in the difference, as a share of golden, and its standard error."""
     if not norm > 0:
-        return math.nan
-    return float(((theirs - ours).sums * ours.sums).sum(axis=1).mean()) / norm**2
+        return math.nan, math.nan
+    difference = theirs - ours
+    gain = float((difference.sums * ours.sums).sum(axis=1).mean()) / norm**2
+    rel_l2 = difference.norm() / norm
+    return gain, math.sqrt((rel_l2**2 + gain**2) / (ours.size * ours.num_hashes))
 
 
 def _cosine_distance(ours: Sketch, theirs: Sketch, our_norm: float, their_norm: float) -> float:
