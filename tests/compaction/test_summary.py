@@ -1,6 +1,7 @@
 """Laws of summaries: exact where they say so, and shards' join to the whole's."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from dumpcmp.dtypes import DTYPES, Kind
 from dumpcmp.errors import CheckError
 from dumpcmp.measure.estimates import estimate, locate, worst_rows
 from dumpcmp.measure.metrics import measure
-from dumpcmp.measure.packing import pack, unpack
+from dumpcmp.measure.packing import ATTRIBUTES, COUNTS, NUMBERS, pack, unpack
 from dumpcmp.measure.reductions import reduced
 from dumpcmp.measure.sketch import Place
 from dumpcmp.measure.summary import Recipe, join, join_partial, summarise
@@ -264,3 +265,22 @@ def test_summaries_that_lie_elsewhere_do_not_compare():
     place = Place((2000,), (np.arange(1000),))
     with pytest.raises(CheckError, match="lie alike"):
         estimate(summarise(drawn(1000)), summarise(drawn(1000), place=place))
+
+
+def test_the_vector_in_the_format_document():
+    value = as_value((np.arange(600).reshape(20, 30) - 300) / 8)
+    stored, numbers = pack(summarise(value, Recipe(64)))
+    assert numbers[:12].tolist() == [
+        600, 0, 0, 0, 1, -37.5, 37.375, -0.0625, 21.650605024263562, 530.3315590269921,
+        -37.5, 281251.5625,
+    ]  # fmt: skip
+    assert "".join(f"{int(w):08x}" for w in numbers[12:16]) == "6b8bb770e6d7baf8247d2b36a15c2c75"
+    assert numbers[16:24].tolist() == [118, 165.375, -29.75, 3.375, -2.75, 138.625, -6.25, -7.875]
+    assert dict(stored.attributes)["whole"] == "[20, 30]"
+
+
+def test_the_format_document_names_every_field_and_attribute():
+    document = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+    section = document[document.index("## Summaries") :]
+    for name in (*COUNTS, *NUMBERS, *ATTRIBUTES):
+        assert f"`{name}`" in section, name
