@@ -13,7 +13,8 @@ from dumpcmp.archive.ring import SHARED_MEMORY
 from dumpcmp.archive.schema import RUN_FILE
 
 LARGEST_RUN_FILE = 64 << 20
-RING_PREFIX = "dumpcmp-"
+RING_PREFIX = "dumpcmp-"  # of a ring in shared memory
+RING_FILE = ".ring"  # of one in the rank's directory
 QUIET_SECONDS = 3600
 
 
@@ -78,7 +79,9 @@ def ring_left_by(directory: Path) -> Path | None:
     if not isinstance(writer, dict) or writer_lives(facts, directory):
         return None
     name = writer.get("ring")
-    if not isinstance(name, str) or not name.startswith(RING_PREFIX) or "/" in name:
+    if not isinstance(name, str) or "/" in name:
         return None
-    path = SHARED_MEMORY / name
+    if name != RING_FILE and not name.startswith(RING_PREFIX):
+        return None
+    path = directory / name if name == RING_FILE else SHARED_MEMORY / name
     return path if path.is_file() and not path.is_symlink() else None

@@ -12,6 +12,7 @@ SHARED_MEMORY = Path("/dev/shm")
 HEADER_NBYTES = 4096
 RING_MAGIC = b"dumpcmp ring 1\0\0"
 SMALLEST = 1 << 20
+FILE_NBYTES = 64 << 20  # of a ring that lies on the disk
 WARM_NBYTES = 8 << 20  # pages that are used again and again are in the cache, and need no fault
 
 _HEADER = Struct("<16sQQQ")  # magic, capacity, place and sequence of the oldest record
@@ -52,9 +53,19 @@ class Ring:
     def shared(cls, wanted: int, name: str, directory: Path = SHARED_MEMORY) -> Ring | None:
         """A ring in shared memory, as near to `wanted` as the system allows, or None."""
         capacity = affordable(wanted, directory)
+        return cls._or_none(capacity, directory / name) if capacity else None
+
+    @classmethod
+    def in_file(cls, wanted: int, path: Path) -> Ring | None:
+        """A ring in a file on the disk, whose pages outlive the process as well, or None."""
+        return cls._or_none(min(wanted, FILE_NBYTES), path)
+
+    @classmethod
+    def _or_none(cls, capacity: int, path: Path) -> Ring | None:
         try:
-            return cls(capacity, directory / name) if capacity else None
+            return cls(capacity, path)
         except OSError:
+            path.unlink(missing_ok=True)
             return None
 
     def _map(self) -> mmap.mmap:
@@ -64,6 +75,8 @@ class Ring:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.ftruncate(descriptor, nbytes)
+            if self.path.parent != SHARED_MEMORY:
+                os.posix_fallocate(descriptor, 0, nbytes)  # a full disk shows now, not in a signal
             return mmap.mmap(descriptor, nbytes)
         finally:
             os.close(descriptor)

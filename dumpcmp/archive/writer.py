@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from dumpcmp.archive.directory import RankDirectory, now
 from dumpcmp.archive.drain import Drain
 from dumpcmp.archive.recovery import rescue
-from dumpcmp.archive.remains import RING_PREFIX, process_start
+from dumpcmp.archive.remains import RING_FILE, RING_PREFIX, process_start
 from dumpcmp.archive.ring import Ring
 from dumpcmp.archive.schema import SCHEMA_VERSION
 from dumpcmp.archive.staging import Staging
@@ -26,6 +26,7 @@ from dumpcmp.errors import CaptureWarning
 from dumpcmp.record import Call, Record, Source
 
 RING_NBYTES = 256 << 20
+Memory = Literal["shared", "file", "private"]  # where the ring lies, if it can
 PRIVATE_RING_NBYTES = 8 << 20  # small, so that it is drained within the promised 100 ms
 
 
@@ -58,12 +59,12 @@ class ArchiveWriter:
         overwrite: bool = False,
         part_nbytes: int = 1 << 30,
         ring_nbytes: int = RING_NBYTES,
-        shared: bool = True,
+        memory: Memory = "shared",
     ) -> None:
         self._directory = RankDirectory(Path(path), rank, world_size)
         self._directory.create(overwrite=overwrite)
         self.run: dict[str, Any] = dict(run or {})
-        self._ring = self._make_ring(ring_nbytes, shared)
+        self._ring = self._make_ring(ring_nbytes, memory)
         self._drain = Drain(self._ring)
         self._lock = self._drain.lock
         self._staging = Staging(self._drain)
@@ -77,10 +78,12 @@ class ArchiveWriter:
         atexit.register(self.close)
         self._drain.start()
 
-    @staticmethod
-    def _make_ring(nbytes: int, shared: bool) -> Ring:
+    def _make_ring(self, nbytes: int, memory: Memory) -> Ring:
+        """A ring that outlives a kill: in shared memory, else on the disk; else a private one."""
         name = f"{RING_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
-        if shared and (ring := Ring.shared(nbytes, name)):
+        if memory == "shared" and (ring := Ring.shared(nbytes, name)):
+            return ring
+        if memory != "private" and (ring := Ring.in_file(nbytes, self.path / RING_FILE)):
             return ring
         return Ring(min(nbytes, PRIVATE_RING_NBYTES))
 

@@ -1,6 +1,6 @@
 """A program that writes records for ever, and logs each one that is finished: to be killed.
 
-Run as ``python -m tests.archive.doomed ARCHIVE LOG shared|private``.
+Run as ``python -m tests.archive.doomed ARCHIVE LOG shared|file``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dumpcmp.archive.writer import ArchiveWriter
+from dumpcmp.archive.writer import ArchiveWriter, Memory
 from dumpcmp.record import Key, Record
 from tests.archive.values import Dense
 
@@ -22,10 +22,10 @@ def name_of(number: int, slot: str) -> Key:
     return Key("Model", number // STEP, f"layers.{number // 4}", 0, f"{slot}.{number % 4}")
 
 
-def main(path: str, log: str, ring: str) -> None:
+def main(path: str, log: str, ring: Memory) -> None:
     sizes = np.random.default_rng(0)
     with (
-        ArchiveWriter(path, part_nbytes=16 << 20, shared=ring == "shared") as sink,
+        ArchiveWriter(path, part_nbytes=16 << 20, memory=ring) as sink,
         Path(log).open("wb", buffering=0) as finished,
     ):
         number = 0

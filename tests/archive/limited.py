@@ -21,7 +21,7 @@ def main(path: str, nbytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with ArchiveWriter(path, shared=False) as sink:
+        with ArchiveWriter(path, memory="private") as sink:
             number = 0
             while sink.active and number < 10_000:
                 put(sink, key(f"op{number}"), np.full(1024, float(number)), number)

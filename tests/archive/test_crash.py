@@ -58,7 +58,7 @@ def check(path: Path, finished: list[tuple[int, int, float]], deadline: float) -
 @pytest.mark.parametrize("trial", range(KILLS))
 def test_a_kill_loses_nothing_that_was_finished_before(tmp_path: Path, trial: int) -> None:
     path = tmp_path / "d"
-    ring = ("shared", "private")[trial % 2]
+    ring = ("shared", "file")[trial % 2]
     finished, killed = kill(path, ring, random.Random(trial).uniform(0.05, 0.7))
     before = check(path, finished, killed - PROMISE)
     assert not Archive(path).complete and Archive(path).problems
@@ -72,5 +72,4 @@ def test_a_kill_loses_nothing_that_was_finished_before(tmp_path: Path, trial: in
         with h5py.File(part) as file:
             file.visititems(lambda name, value: None)
             assert "_index" in file
-    if ring == "shared":
-        assert before == 2 * len(finished), "a shared ring outlives its process"
+    assert before == 2 * len(finished), "the ring outlives its process"

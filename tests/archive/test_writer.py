@@ -19,7 +19,7 @@ from dumpcmp.archive import ring as rings
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.part import Part
 from dumpcmp.archive.reader import Archive
-from dumpcmp.archive.writer import ArchiveWriter
+from dumpcmp.archive.writer import ArchiveWriter, Memory
 from dumpcmp.errors import ArchiveError, CaptureWarning
 from dumpcmp.record import Call, Kept, Record, Stored
 from tests.archive.values import Dense, key, loaded, parts, put, record
@@ -43,13 +43,13 @@ def test_threads_may_share_a_sink(tmp_path: Path) -> None:
         assert (loaded(archive, name) == float(name.slot.split(".")[1])).all()
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("memory", ["shared", "file", "private"])
 @pytest.mark.parametrize("nbytes", [8, 8 << 10, 600 << 10, 3 << 20])
 def test_values_larger_than_the_ring_and_smaller_come_through(
-    tmp_path: Path, shared: bool, nbytes: int
+    tmp_path: Path, memory: Memory, nbytes: int
 ) -> None:
     values = [np.random.default_rng(n).random(nbytes // 8) for n in range(12)]
-    with ArchiveWriter(tmp_path / "d", ring_nbytes=1 << 20, shared=shared) as sink:
+    with ArchiveWriter(tmp_path / "d", ring_nbytes=1 << 20, memory=memory) as sink:
         for number, bits in enumerate(values):
             put(sink, key(f"op{number}"), bits)
     archive = Archive(tmp_path / "d")
@@ -276,6 +276,9 @@ def test_the_ring_takes_what_shared_memory_allows_and_leaves_nothing(tmp_path: P
     assert ring.stat().st_size == len(sink.staging) + rings.HEADER_NBYTES
     sink.close()
     assert not ring.exists()
+    with ArchiveWriter(tmp_path / "e", memory="file") as sink:
+        assert (sink.path / ".ring").exists()
+    assert not (sink.path / ".ring").exists()
 
 
 def test_what_stands_for_a_value_keeps_its_numbers_beside_it(tmp_path: Path) -> None:

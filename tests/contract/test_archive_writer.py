@@ -30,4 +30,4 @@ class TestPrivateMemory(TestArchiveWriter):
     """The same, where shared memory is not to be had and the ring is small."""
 
     def opened(self, path: Path) -> AbstractContextManager[Sink]:
-        return ArchiveWriter(path, shared=False, ring_nbytes=1 << 20)
+        return ArchiveWriter(path, memory="private", ring_nbytes=1 << 20)
