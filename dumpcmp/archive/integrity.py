@@ -106,12 +106,12 @@ class _Auditing:
         if ring is not None:
             self.find(ring, f"{len(stranded)} records of a dead writer are still in its ring",
                       "moved into their parts" if mends else "")  # fmt: skip
+        self._check_leftovers(directory, mends, live)
         for step in sorted(directory.glob("*/*/")):
             if step.name.isdecimal():
                 self._check_step(step, stranded, mends, live)
         if mends and ring is not None:
             ring.unlink(missing_ok=True)
-        self._check_leftovers(directory, mends)
         self._check_run(directory, facts, rank, mends, live)
 
     def _check_run(
@@ -138,8 +138,11 @@ class _Auditing:
         paths = parts_in(directory)
         for number in set(range(max(paths, default=-1) + 1)) - paths.keys():
             self.find(directory, f"part {number} is missing")
-        if not paths:
-            self.find(directory, "the step has no parts")
+        if not paths and not live:
+            empty = mends and not any(directory.iterdir())
+            if empty:
+                directory.rmdir()
+            self.find(directory, "the step has no parts", "removed" if empty else "")
         known: dict[int, Contents] = {}
         for number, path in paths.items():
             contents = self._open(path, number, stranded, mends, live, known)
@@ -212,7 +215,9 @@ class _Auditing:
             yield from _check_header(file, header, offset, nbytes)
         self.nbytes += nbytes
 
-    def _check_leftovers(self, directory: Path, mends: bool) -> None:
+    def _check_leftovers(self, directory: Path, mends: bool, live: bool) -> None:
+        if live:
+            return
         for draft in (*directory.glob("**/.draft-*"), *directory.glob("**/.new-*")):
             if mends:
                 shutil.rmtree(draft) if draft.is_dir() else draft.unlink()

@@ -92,6 +92,11 @@ def leave_draft(path: Path) -> str:
     return "a draft that nobody finished"
 
 
+def leave_empty_step(path: Path) -> str:
+    (rank0(path) / "Model" / "2").mkdir()
+    return "the step has no parts"
+
+
 def leave_new_part(path: Path) -> str:
     (rank0(path) / "Model" / "0" / ".new-part-0009.h5").write_bytes(b"x")
     return "a draft that nobody finished"
@@ -123,6 +128,7 @@ DAMAGE: dict[Callable[[Path], str], bool] = {  # what is done -> whether it can 
     break_run: True,
     leave_draft: True,
     leave_new_part: True,
+    leave_empty_step: True,
     break_object_header: False,
     break_index: True,
 }
