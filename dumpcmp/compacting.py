@@ -5,14 +5,23 @@ from __future__ import annotations
 import fnmatch
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dumpcmp.align.places import held_indices
-from dumpcmp.archive.compaction import Condensing, Rewritten, alone, rewrite, sealed_parts
+from dumpcmp.archive.compaction import (
+    Condensing,
+    Rewritten,
+    alone,
+    is_sealed,
+    parts_of,
+    rewrite,
+)
 from dumpcmp.archive.directory import rank_directories
 from dumpcmp.archive.remains import read_run, writer_lives
-from dumpcmp.errors import ArchiveError
+from dumpcmp.errors import ArchiveError, DumpcmpError
+from dumpcmp.execute import executor_for, run_each
 from dumpcmp.measure.packing import pack
 from dumpcmp.measure.reductions import Reduction, load_reduction, reduced
 from dumpcmp.measure.sketch import Floats, Place
@@ -93,6 +102,7 @@ def compact(
     min_max_only: bool = False,
     reduce: str | Reduction | None = None,
     disk_budget: int | None = None,
+    jobs: int = 1,
     progress: Callable[[Compaction], None] | None = None,
 ) -> Compaction:
     """Replace the tensors of the archive at `path` by Summaries, part by part.
@@ -100,7 +110,7 @@ def compact(
     Only finished parts are touched. Each is replaced whole, after its draft was checked, so that
     a crash leaves it either as it was or compacted. With `watch` the work goes on until the run
     that writes the archive has ended. `disk_budget` compacts the oldest parts only, until the
-    archive is no larger than so many bytes.
+    archive is no larger than so many bytes. `jobs` processes share the parts.
     """
     reduction = load_reduction(reduce) if isinstance(reduce, str) else reduce
     recipe = Recipe(0 if min_max_only else sketch, seed, hashes, segments)
@@ -113,8 +123,9 @@ def compact(
             f"{root} is not an archive: it has no worldsize*_global_rank* directory",
             hint="give the path that was given to dumpcmp dump --path",
         )
-    with alone(root):
-        work = _Work(root, wish, progress)
+    jobs = 1 if disk_budget else jobs  # under a budget, each part may be the last
+    with alone(root), executor_for(jobs) as executor:
+        work = _Work(root, wish, executor, 2 * jobs - 1, progress)
         for _ in _rounds(root, watch):
             work.go_over()
         return work.compaction
@@ -144,42 +155,69 @@ def has_ended(root: Path) -> bool:
     return all(run.get("ended") or not writer_lives(run) for run in runs)
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A part to compact."""
+
+    part: Path
+    wish: Wish
+
+
+def compact_part(task: Task) -> Rewritten | str | None:
+    """Compact one part; a sentence where it must stay as it is, None while it is being written."""
+    try:
+        if not is_sealed(task.part):
+            return None
+        return rewrite(task.part, Condensing(task.wish.selects, task.wish.condense))
+    except (DumpcmpError, OSError) as error:
+        return str(error)
+
+
 @dataclass(slots=True)
 class _Work:
     """One compaction under way."""
 
     root: Path
     wish: Wish
+    executor: Executor
+    in_flight: int
     progress: Callable[[Compaction], None] | None
     total: Rewritten = field(default_factory=Rewritten)
     problems: list[str] = field(default_factory=list)
-    _settled: dict[Path, int] = field(default_factory=dict)  # part -> when it was last looked at
+    _settled: dict[Path, int] = field(default_factory=dict)  # part -> its size when all was done
 
     @property
     def compaction(self) -> Compaction:
         return Compaction(self.root, self.total, tuple(self.problems))
 
     def go_over(self) -> None:
-        """Compact every finished part that was not looked at yet, the oldest first."""
-        for part in sealed_parts(self.root):
-            if self._fits():
-                return
-            if self._settled.get(part) != part.stat().st_mtime_ns:
-                self._rewrite(part)
-                self._settled[part] = part.stat().st_mtime_ns
+        """Compact every part that has been finished since the last time, the oldest first."""
+        parts = [part for part in parts_of(self.root) if self._settled.get(part) != _size(part)]
+        tasks = (Task(part, self.wish) for part in self._within_need(parts))
+        results = run_each(compact_part, tasks, self.executor, in_flight=self.in_flight)
+        for part, done in zip(parts, results, strict=False):
+            if done is not None:
+                self._take(part, done)
 
-    def _rewrite(self, part: Path) -> None:
-        try:
-            done = rewrite(part, Condensing(self.wish.selects, self.wish.condense))
-        except (ArchiveError, OSError) as error:
-            self.problems.append(str(error))
+    def _within_need(self, parts: list[Path]) -> Iterator[Path]:
+        """The parts to compact: all, or one after the other while the budget is exceeded."""
+        for part in parts:
+            if self.wish.budget is not None and nbytes_of(self.root) <= self.wish.budget:
+                return
+            yield part
+
+    def _take(self, part: Path, done: Rewritten | str) -> None:
+        self._settled[part] = _size(part)
+        if isinstance(done, str):
+            self.problems.append(done)
             return
         self.total += done
         if done.num_parts and self.progress is not None:
             self.progress(self.compaction)
 
-    def _fits(self) -> bool:
-        return self.wish.budget is not None and nbytes_of(self.root) <= self.wish.budget
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
 
 
 def nbytes_of(root: Path) -> int:

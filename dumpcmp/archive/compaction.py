@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,13 +17,13 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive.contents import Contents, read_index
-from dumpcmp.archive.decoder import PartFile
+from dumpcmp.archive.decoder import PartFile, hard_links, root_address
 from dumpcmp.archive.directory import part_name, parts_in, rank_directories, replacing
 from dumpcmp.archive.form import Form, FormKey, form_key
 from dumpcmp.archive.names import group_path, link_name
 from dumpcmp.archive.part import Part
 from dumpcmp.archive.scan import part_facts
-from dumpcmp.archive.schema import NO_ROW
+from dumpcmp.archive.schema import INDEX_GROUP, NO_ROW
 from dumpcmp.dtypes import DTYPES
 from dumpcmp.errors import ArchiveError
 from dumpcmp.record import Kept, Key, Record, Stored
@@ -89,18 +90,34 @@ def alone(root: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def sealed_parts(root: Path) -> Iterator[Path]:
-    """The parts of the archive at `root` to which nothing more will be written, oldest first."""
-    found = [
-        part
+def parts_of(root: Path) -> list[Path]:
+    """The parts of the archive at `root`, those that were written to first before the others."""
+    found = {
+        part: _stamp(part)
         for directory in rank_directories(root)
         for step in directory.glob("*/*/")
         for part in parts_in(step).values()
-    ]
-    for part in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path)):
-        with PartFile(part) as file:
-            if read_index(file) is not None:
-                yield part
+    }
+    return sorted(found, key=lambda part: (found[part], part))
+
+
+def _stamp(part: Path) -> int:
+    try:
+        return part.stat().st_mtime_ns
+    except FileNotFoundError:  # the run was overwritten meanwhile
+        return 0
+
+
+def is_sealed(part: Path) -> bool:
+    """Whether nothing more will be written to `part`: it has its index."""
+    with PartFile(part) as file:
+        first = dict(islice(hard_links(file, root_address(file)), 1))
+        return INDEX_GROUP in first
+
+
+def sealed_parts(root: Path) -> Iterator[Path]:
+    """The parts of the archive at `root` to which nothing more will be written, oldest first."""
+    return filter(is_sealed, parts_of(root))
 
 
 def rewrite(path: Path, condensing: Condensing) -> Rewritten:

@@ -31,11 +31,12 @@ from dumpcmp.sizes import parse_nbytes
 @click.option("--keep-full", multiple=True, metavar="GLOB", help="Ops whose tensors stay whole.")
 @click.option("--reduce", metavar="PKG.MOD:FUNCTION", help="Your own numbers of each tensor.")
 @click.option("--disk-budget", metavar="SIZE", help="Compact the oldest parts down to SIZE (20G).")
+@click.option("--jobs", type=click.IntRange(1), default=1, help="Processes that share the parts.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def command(
     path: Path, watch: bool, sketch: str, hashes: int, segments: int, seed: int,
     min_max_only: bool, keep_full: tuple[str, ...], reduce: str | None, disk_budget: str | None,
-    quiet: bool,
+    jobs: int, quiet: bool,
 ) -> None:  # fmt: skip
     """Replace the tensors in PATH by Summaries that still tell how far two runs differ.
 
@@ -47,7 +48,7 @@ def command(
         path, watch=watch, sketch=int(sketch), hashes=hashes, segments=segments, seed=seed,
         keep_full=keep_full, min_max_only=min_max_only, reduce=reduce,
         disk_budget=parse_nbytes(disk_budget) if disk_budget else None,
-        progress=None if quiet else _show,
+        jobs=jobs, progress=None if quiet else _show,
     )  # fmt: skip
     if not quiet:
         click.echo(f"\r\033[K{done}" if sys.stderr.isatty() else str(done))

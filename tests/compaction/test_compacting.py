@@ -64,6 +64,13 @@ def test_large_tensors_become_summaries_and_all_else_stays(whole):
             assert after.load(record).bits.tobytes() == plain[key]
 
 
+def test_many_processes_come_to_the_same(tmp_path):
+    for name, jobs in (("one", 1), ("two", 2)):
+        write_archive(tmp_path / name, steps=3)
+        assert compact(tmp_path / name, jobs=jobs).total.num_parts == 3
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
 def test_compacting_again_changes_nothing(whole):
     compact(whole)
     before = {part: part.read_bytes() for part in whole.glob("*/*/*/*.h5")}
