@@ -22,7 +22,7 @@ from dumpcmp.archive.ring import Ring
 from dumpcmp.archive.schema import SCHEMA_VERSION
 from dumpcmp.archive.staging import Staging
 from dumpcmp.archive.steps import Steps
-from dumpcmp.errors import CaptureWarning
+from dumpcmp.errors import ArchiveError, CaptureWarning
 from dumpcmp.record import Call, Record, Source
 
 RING_NBYTES = 256 << 20
@@ -73,10 +73,19 @@ class ArchiveWriter:
         self._told = False
         self._closed = self._stopped = False
         self._facts = self._opening_facts()
-        self._directory.write_run(self._facts)
+        self._write_beginning()
         _LIVE.add(self)
         atexit.register(self.close)
         self._drain.start()
+
+    def _write_beginning(self) -> None:
+        try:
+            self._directory.write_run(self._facts)
+        except OSError as error:
+            self._ring.close()
+            raise ArchiveError(
+                f"cannot write {self.path}: {error.strerror}", hint="choose a disk with room"
+            ) from error
 
     def _make_ring(self, nbytes: int, memory: Memory) -> Ring:
         """A ring that outlives a kill: in shared memory, else on the disk; else a private one."""
