@@ -32,7 +32,6 @@ def command(
     from dumpcmp.partitioning.findings import to_csv
     from dumpcmp.partitioning.summary import summary
 
-    sys.path.insert(0, str(file.parent.resolve()))
     findings = verify_file(
         file, backend=backend, timeout=timeout, num=num, seed=seed, device=device
     )

@@ -119,7 +119,8 @@ def spoken(value: Any) -> str:
     """A short, stable text of an argument: it names the call in reports and in its content key."""
     match value:
         case TensorInfo(value_form="shape"):
-            return str(value)
+            frozen = value.dtype.is_floating_point and not value.requires_grad
+            return f"{value} without grad" if frozen else str(value)
         case TensorInfo():
             numbers = value.value.detach().cpu()
             return f"{value}={numbers.flatten()[:8].tolist()}#{hash_of(numbers)}"
@@ -127,6 +128,8 @@ def spoken(value: Any) -> str:
             return f"[{', '.join(map(spoken, value))}]"
         case slice():
             return f"slice({spoken(value.start)}, {spoken(value.stop)}, {spoken(value.step)})"
+        case str():
+            return repr(value)
         case _:
             return str(value)
 

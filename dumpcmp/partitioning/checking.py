@@ -11,6 +11,7 @@ from dumpcmp.errors import DumpcmpError
 from dumpcmp.outcome import Verdict
 from dumpcmp.partitioning.annotation import Annotation
 from dumpcmp.partitioning.call import OpCall, leaves
+from dumpcmp.partitioning.config import PartitionError
 from dumpcmp.partitioning.findings import Finding
 from dumpcmp.partitioning.inputs import domains_of, wanted_grads
 from dumpcmp.partitioning.observing import (
@@ -66,6 +67,7 @@ class Subject:
     anno: str = ""
     node: str = ""
     source: str = ""
+    noutputs: int | None = None  # how many outputs the user expects
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ def check_op(subject: Subject, backend: Backend, settings: Settings) -> Iterator
     began = time.perf_counter()
     try:
         runs = run_whole(entry_for(subject.call, subject.anno), settings)
+        _check_outputs(subject, len(runs.outputs))
         options = _options(subject, runs, runs.lengths, settings.num)
     except NoRule as reason:
         yield replace(row, verdict=Verdict.SKIPPED, reason=str(reason), seconds=_since(began))
@@ -127,6 +130,13 @@ def check_op(subject: Subject, backend: Backend, settings: Settings) -> Iterator
         if single.reason == _RANDOM and found.verdict is not Verdict.REFUSED:
             found = replace(found, verdict=Verdict.INCONCLUSIVE, reason=_RANDOM)
         yield replace(found, seconds=_since(began))
+
+
+def _check_outputs(subject: Subject, found: int) -> None:
+    if subject.noutputs not in (None, found):
+        raise PartitionError(
+            f"{subject.call.fsig} gives {found} outputs, noutputs says {subject.noutputs}"
+        )
 
 
 def _since(began: float) -> float:

@@ -1,7 +1,9 @@
 """Verifies all configurations that a user's Python file holds or verifies."""
 
 import runpy
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,11 @@ from dumpcmp.partitioning.ranks import opened
 
 def verify_file(path: Path, *, backend: str, timeout: float = 300.0, **options: Any) -> Findings:
     """Run the file at `path`, and verify each VerifyConfig that it leaves unverified."""
-    with opened(backend, timeout) as runner, gathering(backend=runner, **options) as gathered:
+    with (
+        _importable(path.parent),
+        opened(backend, timeout) as runner,
+        gathering(backend=runner, **options) as gathered,
+    ):
         namespace = runpy.run_path(str(path))
         for config in _configs(list(namespace.values())):
             if not any(config is seen for seen in gathered.configs):
@@ -23,6 +29,17 @@ def verify_file(path: Path, *, backend: str, timeout: float = 300.0, **options: 
             f"{path} holds no VerifyConfig", hint="see docs/how-to/verify-a-partition.md"
         )
     return sum(gathered.findings, start=Findings(()))
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Modules beside the file can be imported inside; they shadow nothing."""
+    before = list(sys.path)
+    sys.path.append(str(folder.resolve()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _configs(values: list[Any]) -> Iterator[VerifyConfig]:

@@ -76,7 +76,7 @@ def observe(task: Task, inputs: Inputs) -> Observation:
 def _observe(task: Task, given: Inputs) -> Observation:
     sources = [_source(tensor, i in task.wanted, task.double) for i, tensor in enumerate(given)]
     locals_ = [_local(sources, task.plan, part) for part in range(task.plan.num)]
-    with seeded(task.seed + task.noise):
+    with seeded(task.seed + task.noise, task.device):
         results = _run_all(task, locals_)
     outputs = [_tensors(result) for result in results]
     task = replace(task, plan=replace(task.plan, outputs=placements(task, len(outputs[0]))))
@@ -114,10 +114,14 @@ def full_precision() -> Iterator[None]:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int, device: str) -> Iterator[None]:
     """Torch's generators start from `seed` inside, and go on as before after."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    gpus = [torch.device(device)] if device.startswith("cuda") else []
+    with torch.random.fork_rng(gpus):
+        torch.default_generator.manual_seed(seed)
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed)
         yield
 
 

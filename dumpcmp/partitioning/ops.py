@@ -71,7 +71,13 @@ def check_partition_options(
     `backend` is ``"inprocess"``, ``"gloo"`` or ``"nccl"`` (ranks that are spawned for this call,
     each task limited to `timeout` seconds), or ranks that are open already (`ranks.opened`).
     """
-    subject = Subject(call_of(config), tuple(config.parti_options), config.anno, node=config.fsig)
+    subject = Subject(
+        call_of(config),
+        tuple(config.parti_options),
+        config.anno,
+        node=config.fsig,
+        noutputs=config.noutputs,
+    )
     room = opened(backend, timeout) if isinstance(backend, str) else nullcontext(backend)
     with room as runner:
         rows = tuple(check_op(subject, runner, Settings(num, seed, device)))

@@ -12,17 +12,29 @@ import torch
 import xxhash
 
 import dumpcmp
+from dumpcmp.errors import DumpcmpError
 from dumpcmp.outcome import Verdict
 from dumpcmp.partitioning.checking import Settings, Subject
 from dumpcmp.partitioning.findings import Finding, from_dict, to_dict
 from dumpcmp.partitioning.graphs import identity
+from dumpcmp.partitioning.rules.ruling import NoRule
+from dumpcmp.partitioning.table import entry_for
 
 
 def key_of(subject: Subject, settings: Settings, backend: str) -> str:
     """Names what was verified by content: op, arguments, how it ran, and under which versions."""
     versions = (torch.__version__, dumpcmp.__version__)
-    content = f"{identity(subject)} {settings} {backend} {versions}"
+    content = f"{identity(subject)} {_rule(subject)} {settings} {backend} {versions}"
     return xxhash.xxh3_128_hexdigest(content.encode())
+
+
+def _rule(subject: Subject) -> str:
+    """What the table or the user says about the op now; an op that passed has an annotation."""
+    try:
+        entry = entry_for(subject.call, subject.anno)
+    except (NoRule, DumpcmpError):
+        return ""
+    return f"{entry.inputs} {entry.outputs} {entry.adjusted} {entry.domains} {entry.synchronised}"
 
 
 class Verified:

@@ -10,7 +10,7 @@ from torch import nn
 
 from dumpcmp.cli import main
 from dumpcmp.outcome import Verdict
-from dumpcmp.partitioning import PartitionError, verify_graph
+from dumpcmp.partitioning import PartitionError, register_annotation, verify_graph
 from dumpcmp.partitioning.findings import COLUMNS, to_csv
 from tests.partitioning.models import exported
 
@@ -86,6 +86,20 @@ def test_a_second_run_skips_what_passed(resnet, tmp_path):
     assert all(
         json.loads(line)["rows"] for line in memory.read_text().splitlines()[: len(lines) - 1]
     )
+
+
+def test_what_passed_under_another_annotation_is_run_again(tmp_path):
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.special.i0(x)
+
+    program = torch.export.export(Scaled(), (torch.randn(4, 6),))
+    (op,) = {row.op for row in verify_graph(program, tmp_path).rows}  # no annotation: skipped
+    for anno, num in (("a^ b -> a^ b", 1), ("a b -> a b", 2), ("a b -> a b", 2)):
+        register_annotation(op, anno)
+        found = verify_graph(program, tmp_path)
+        assert sum(row.idx is not None for row in found.rows) == num
+    assert found.num_remembered == 1
 
 
 def test_jobs_find_the_same(resnet, tmp_path):

@@ -115,6 +115,7 @@ TROUBLE = [
     (config("torch.relu", (2, 3), anno="a -> a"), Verdict.ERROR, "2, 3"),
     (config("torch.relu", (2, 4), anno="a b, c -> a b"), Verdict.ERROR, "2 inputs"),
     (config("math.gamma", (2, 4)), Verdict.SKIPPED, "no annotation"),
+    (config("torch.max", (2, 4), dim=1), Verdict.ERROR, "2 outputs, noutputs says 1"),
 ]
 
 
