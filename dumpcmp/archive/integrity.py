@@ -113,6 +113,7 @@ class _Auditing:
         if mends and ring is not None:
             ring.unlink(missing_ok=True)
         self._check_run(directory, facts, rank, mends, live)
+        self._check_tokens(directory, facts)
 
     def _check_run(
         self, directory: Path, facts: dict[str, Any], rank: RankDirectory, mends: bool, live: bool

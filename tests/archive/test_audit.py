@@ -174,3 +174,18 @@ def test_a_writer_on_another_host_is_let_alone_until_it_is_silent(path: Path) ->
         os.utime(file, (0, 0))
     assert "cut short" in " ".join(Archive(path).problems)
     assert audit(path).exit_code == 1 and audit(path, repair=True).sound
+
+
+FILTERS = [(None, True), ({"tokens": None, "layers": None}, False), ({"tokens": [[0, 0]]}, True)]
+
+
+@pytest.mark.parametrize("filters, harmless", FILTERS)
+def test_a_token_that_nobody_left_out_is_missed(
+    tmp_path: Path, filters: object, harmless: bool
+) -> None:
+    with ArchiveWriter(tmp_path / "d", run={"filters": filters}) as sink:
+        for step in (0, 1, 3):
+            put(sink, key(step=step), np.ones(2))
+    found = audit(tmp_path / "d")
+    assert [finding.problem for finding in found.findings] == ["tokens 2 are not there"]
+    assert found.sound is harmless
