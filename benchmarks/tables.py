@@ -7,10 +7,18 @@ from dataclasses import dataclass
 TABLES: dict[str, str] = {
     "capture": "capture",
     "archive": "archive",
+    "faults": "faults",
+    "compare": "compare",
     "traps": "traps",
     "verify": "verify",
     "partition": "partition",
     "graphs": "graphs",
+    "sketch": "sketch_accuracy",
+    "sketch-faults": "sketch_faults",
+    "compaction-size": "compaction_size",
+    "compaction-speed": "compaction_speed",
+    "compacted-faults": "compacted_faults",
+    "summary-gpu": "summary_gpu",
 }
 
 
