@@ -134,6 +134,20 @@ class _Auditing:
             rank.write_run(_mended(facts, rank))
         self.find(place, told, "the run is marked as repaired" if mends else "")
 
+    def _check_tokens(self, directory: Path, facts: dict[str, Any]) -> None:
+        """Find steps that are not there, although the capture was told to leave out none."""
+        told = facts.get("run")
+        filters = told.get("filters") if isinstance(told, dict) else None
+        everything = isinstance(filters, dict) and not (
+            filters.get("tokens") or filters.get("layers")
+        )
+        for model in sorted(path for path in directory.iterdir() if path.is_dir()):
+            steps = {int(path.name) for path in model.iterdir() if path.name.isdecimal()}
+            first = 0 if everything else min(steps, default=0)
+            if missing := sorted(set(range(first, max(steps, default=0))) - steps):
+                named = ", ".join(map(str, missing[:10])) + ("" if len(missing) <= 10 else ", ...")
+                self.find(model, f"tokens {named} are not there", harmless=not everything)
+
     def _check_step(self, directory: Path, stranded: list[Found], mends: bool, live: bool) -> None:
         """Check the parts of one step, the earlier first: later ones link to them."""
         paths = parts_in(directory)
