@@ -179,14 +179,15 @@ def _unsolved(held: Held, question: Question, found: Unsolved, assumed: Layout |
     """What nothing fits, by the layout that explains it best; an error where none does."""
     load = held.loader()
     plan, how = likeliest(question, load), "layout that some ranks fit"
+    if plan is None and held.facts.missing_ranks:
+        lost = ", ".join(map(str, held.facts.missing_ranks))
+        raise AssemblyError(f"without rank {lost} no layout fits; {found}")
     if plan is None and found.rel_l2 <= _NEAR:
         plan, how = supposing(question, parse_layout(found.closest)), "closest layout"
     if plan is None and assumed is not None:
         plan, how = supposing(question, assumed), "layout of its like"
     if plan is None:
-        lost = held.facts.missing_ranks
-        missing = f"; ranks {', '.join(map(str, lost))} are missing" if lost else ""
-        raise AssemblyError(f"{found}{missing}")
+        raise AssemblyError(str(found))
     whole = unshard(plan, load)
     return _assembled(held, plan, whole.value, how, whole.disagreements)
 

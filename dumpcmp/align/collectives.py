@@ -45,6 +45,11 @@ _IN_PLACE = frozenset(("all_reduce", "broadcast", "reduce"))  # give out the sha
 _LETTERS = frozenset(("send", "recv"))
 
 
+def keeps_shape(op: str) -> bool:
+    """Whether a collective gives out the shape that it takes, so that its output is a value."""
+    return split_op(op)[1] in _IN_PLACE
+
+
 def source_of(key: Key, listing: Listing) -> Key | None:
     """The value of the model that the value `key` of a collective is, in whatever layout.
 
@@ -54,6 +59,9 @@ def source_of(key: Key, listing: Listing) -> Key | None:
     """
     name = split_op(key.op)[1]
     if name in _LETTERS or (name not in _IN_PLACE and not key.slot.startswith("input")):
+        return None
+    call = listing.calls.get(place_of(key))
+    if call is not None and _words(call).get("op", "sum") not in ("sum", "avg"):
         return None
     gradient = key.slot.startswith("grad_")
     given = [k for k in listing.places[place_of(key)] if k.slot.startswith("input.")]

@@ -29,7 +29,8 @@ def by_provenance(
     module's output, is laid beside the partner of that. `kernel_of` names the kernel in which
     the target computes the call of a match, and is empty for what was not compiled.
     """
-    partners = {match.golden: match.target for match in matches if match.golden and match.target}
+    paired = [match for match in matches if match.golden and match.target]
+    partners = {first(match.golden): match.target for match in reversed(paired) if match.golden}
     for match in matches:
         kernel = kernel_of(match)
         if match.golden is None or match.target is not None:

@@ -17,6 +17,7 @@ from dumpcmp.capture.tap import Tap, make_tap
 from dumpcmp.comparing.judging import fit_limits, judged, repeats
 from dumpcmp.comparing.partitioned import (
     COLLECTIVE,
+    agreed,
     second_look,
     traffic_at,
     unlike,
@@ -75,11 +76,11 @@ def compare(
         measured = _measure(tasks, workers, progress)
         measured |= _measure(second_look(tasks, measured), workers)
         measured |= _measure_deliveries(matches, ours, theirs, workers)
-    for i, first in repeats(matches, ours.links(), theirs.links()).items():
+    for i, first in _again(matches, ours, theirs).items():
         measured[i] = measured[first]
     for i, judgement in list(unlike(matches, measured)):
         measured[i] = replace(measured[i], judgement=judgement)
-    rows = judged(matches, measured, ours, theirs, checker)
+    rows = agreed(judged(matches, measured, ours, theirs, checker))
     found = with_suspects(blame(rows, ours.links(), theirs.links()), theirs)
     return Outcome(found.rows, found.roots, tuple(_remarks(tap, ours, theirs, finer)))
 
@@ -91,6 +92,18 @@ def _matches(golden: Side, target: Side, renaming: Renaming, token_offset: int) 
     ours, theirs = without_collectives(golden.listing), without_collectives(target.listing)
     matches = match(ours, theirs, renaming, token_offset)
     return with_collectives(matches, golden.listing, target.listing)
+
+
+def _again(matches: Sequence[Match], golden: Side, target: Side) -> dict[int, int]:
+    """The matches of values that appeared before; not those that the user states a layout for."""
+    found = repeats(matches, golden.links(), target.links())
+    stated = golden.facts.declared, target.facts.declared
+
+    def is_stated(match: Match) -> bool:
+        keys = (match.golden, match.target)
+        return any(key and said.layout_of(key) for key, said in zip(keys, stated, strict=True))
+
+    return {i: first for i, first in found.items() if not is_stated(matches[i])}
 
 
 def _measure_deliveries(
@@ -110,7 +123,7 @@ def _tasks(
     matches: Sequence[Match], golden: Side, target: Side, finer: Side | None, closeness: Closeness
 ) -> dict[int, Task]:
     """The work on each pair, by its place in `matches`; a value that repeats is measured once."""
-    again = repeats(matches, golden.links(), target.links())
+    again = _again(matches, golden, target)
     beside = _partners(golden, finer) if finer else {}
     partitioned = golden.is_partitioned or target.is_partitioned
     limits = fit_limits(matches, golden, target) if partitioned else {}

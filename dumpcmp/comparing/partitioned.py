@@ -14,13 +14,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dumpcmp.align import assemble
-from dumpcmp.align.collectives import Traffic, collective_keys, is_collective, source_of
+from dumpcmp.align.collectives import (
+    Traffic,
+    collective_keys,
+    is_collective,
+    keeps_shape,
+    source_of,
+)
 from dumpcmp.align.match import Listing, Match, Place, place_of
 from dumpcmp.comparing.side import archive_at
 from dumpcmp.dtypes import DTYPES
 from dumpcmp.layouts import Layout, Mode, parse_layout
 from dumpcmp.measure.metrics import measure
-from dumpcmp.outcome import Judgement, Metrics, Verdict
+from dumpcmp.outcome import Judgement, Metrics, Row, Verdict
 from dumpcmp.record import Key
 from dumpcmp.tensors import Value
 
@@ -111,6 +117,7 @@ def with_collectives(matches: Sequence[Match], golden: Listing, target: Listing)
 
     A collective does not change the whole value, so its partner is golden's value before it.
     """
+    partner: dict[Key | None, Key | None]
     partner = {m.target: m.golden for m in matches if m.target and m.golden}
     found = [*matches]
     extra: dict[int, list[Match]] = defaultdict(list)
@@ -120,14 +127,37 @@ def with_collectives(matches: Sequence[Match], golden: Listing, target: Listing)
         at = last.get(place, at)
         if is_collective(place.op):
             for key in keys:
-                source = source_of(key, target)
-                beside = partner.get(source) if source else None
+                beside = _beside(key, golden, target, partner)
                 extra[at].append(Match(beside, key, COLLECTIVE))
                 if beside is not None:
                     partner[key] = beside  # another collective may take it from here
-    alone = [Match(key, None, COLLECTIVE) for key in collective_keys(golden)]
+    taken = {m.golden for some in extra.values() for m in some}
+    alone = [Match(key, None, COLLECTIVE) for key in collective_keys(golden) if key not in taken]
     listed = [m for i, one in enumerate(found) for m in (one, *extra[i])]
     return [*extra[-1], *listed, *alone]
+
+
+def _beside(
+    key: Key, golden: Listing, target: Listing, partner: Mapping[Key | None, Key | None]
+) -> Key | None:
+    """Golden's partner for a value of the target's collective: its own, or the value moved."""
+    if any(is_collective(place.op) for place in golden.places):
+        return key if key in golden.values and keeps_shape(key.op) else None
+    source = source_of(key, target)
+    return partner.get(source) if source else None
+
+
+def agreed(rows: Sequence[Row]) -> list[Row]:
+    """`rows`, where a collective alone differs: the program may have meant it, nothing followed."""
+    failing = [row for row in rows if row.verdict.fails]
+    if not failing or any(row.paired_by != COLLECTIVE or not row.golden_key for row in failing):
+        return list(rows)
+    return [_doubted(row) if row.verdict.fails else row for row in rows]
+
+
+def _doubted(row: Row) -> Row:
+    said = f"{row.judgement.reason}; nothing that the model computed from it differs"
+    return replace(row, judgement=replace(row.judgement, verdict=Verdict.INCONCLUSIVE, reason=said))
 
 
 @lru_cache(maxsize=4)

@@ -49,7 +49,7 @@ def _coverage(outcome: Outcome) -> Iterable[Text]:
     """How much of each side was held against the other."""
     for name, side in (("golden", "golden_key"), ("mine", "target_key")):
         rows = [row for row in outcome.rows if getattr(row, side) is not None]
-        paired = sum(row.golden_key is not None and row.target_key is not None for row in rows)
+        paired = sum(row.paired_by != "" for row in rows)
         share = f" ({100 * paired / len(rows):.1f} %)" if rows else ""
         yield Text(f"  {name:6}  {paired} of {len(rows)} values paired{share}")
     line = Text("  verdict ")
