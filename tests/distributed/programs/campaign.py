@@ -13,42 +13,7 @@ import torch.distributed as dist
 
 from dumpcmp.dumping import capture
 from tests.distributed.programs import scenarios
-
-# Name -> the scenario and what it is told. Faults are planted in one layer or on one rank.
-GOLDENS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "fused": {"fused": True},
-    "dropout": {"fused": True, "dropout": 0.1},
-    "experts": {"fused": True, "experts": True},
-    "one": {"batch": 1},
-}
-RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "dtensor": (scenarios.dtensor_tp, {}),
-    "fsdp": (scenarios.fsdp, {}),
-    "fsdp-tp": (scenarios.fsdp, {"tp": 2}),
-    "ddp": (scenarios.ddp, {}),
-    "pipeline": (scenarios.pipeline, {}),
-    "megatron": (scenarios.megatron, {}),
-    "annotated": (scenarios.megatron, {"annotate": True}),
-    "dropout": (scenarios.megatron, {"dropout": 0.1}),
-    "by hand": (scenarios.data_parallel, {}),
-    "sequence": (scenarios.sequence, {}),
-    "experts": (scenarios.experts, {}),
-}
-FAULTS: dict[str, tuple[Any, dict[str, Any]]] = {
-    fault: (run, {"fault": fault, **kind})
-    for fault, run, kind in (
-        ("swapped shards", scenarios.megatron, {}),
-        ("forgotten all_reduce", scenarios.megatron, {}),
-        ("all_reduce twice", scenarios.megatron, {}),
-        ("bias on every rank", scenarios.megatron, {}),
-        ("stale weights", scenarios.megatron, {}),
-        ("different dropout seeds", scenarios.megatron, {"dropout": 0.1}),
-        ("wrong sequence offset", scenarios.sequence, {}),
-        ("gradients not averaged", scenarios.data_parallel, {}),
-        ("router differs on one rank", scenarios.experts, {}),
-    )
-}
+from tests.distributed.programs.names import FAULTS, GOLDENS, RUNS
 
 
 def capture_into(path: Path) -> Any:
@@ -57,14 +22,16 @@ def capture_into(path: Path) -> Any:
 
 def main(directory: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
-    if names[0] == "goldens":
+    if names == ["goldens"]:
         for name, kind in GOLDENS.items():
             scenarios.golden(capture_into(directory / f"golden-{name}"), **kind)
         return
     dist.init_process_group("gloo")
     for name in names:
-        run, kind = (RUNS | FAULTS)[name]
-        run(capture_into(directory / f"{name}-{dist.get_world_size()}"), **kind)
+        scenario, kind = RUNS[name] if name in RUNS else FAULTS[name]
+        planted = {"fault": name} if name in FAULTS else {}
+        path = directory / f"{name}-{dist.get_world_size()}"
+        getattr(scenarios, scenario)(capture_into(path), **kind, **planted)
         dist.barrier()
     dist.destroy_process_group()
 

@@ -35,11 +35,11 @@ def golden(capture: Capture, batch: int = BATCH, **kind: Any) -> None:
 def dtensor_tp(capture: Capture) -> None:
     """Tensor and sequence parallel by DTensor: column, row, sequence; a vocabulary of 65."""
     model = Decoder()
-    _plan_tp(model, init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",)))
+    plan_tp(model, init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",)))
     _train(capture, model, *samples())
 
 
-def _plan_tp(model: Decoder, mesh: Any) -> None:
+def plan_tp(model: Decoder, mesh: Any) -> None:
     block: dict[str, Any] = {
         "norm1": SequenceParallel(),
         "attn": PrepareModuleInput(
@@ -70,7 +70,7 @@ def fsdp(capture: Capture, tp: int = 1) -> None:
     dp = dist.get_world_size() // tp
     mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
     if tp > 1:
-        _plan_tp(model, mesh["tp"])
+        plan_tp(model, mesh["tp"])
     for block in model.layers.values():
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
@@ -187,6 +187,38 @@ def experts(capture: Capture, fault: str = "") -> None:
         router = model.layers["1"].mlp.router
         router.register_forward_hook(lambda module, args, out: out.roll(1, -1))
     _train(capture, model, *samples())
+
+
+class _Letters(nn.Module):
+    """Every kind of collective once, on values that differ between the ranks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        x = x * (rank + 1)
+        averaged = x.clone()
+        dist.all_reduce(averaged, op=dist.ReduceOp.MAX)
+        dist.broadcast(x.clone(), src=1)
+        gathered = [torch.zeros_like(x) for _ in range(size)]
+        dist.all_gather(gathered, x)
+        kept = torch.zeros_like(x)
+        dist.reduce_scatter(kept, [x, x + 1])
+        swapped = torch.zeros_like(x)
+        dist.all_to_all_single(swapped, x)
+        later = dist.all_reduce(x.clone(), async_op=True)
+        if rank == 0:
+            dist.send(x, 1)
+            dist.isend(x + 1, 1).wait()
+        else:
+            dist.recv(torch.zeros_like(x), 0)
+            dist.irecv(torch.zeros_like(x), 0).wait()
+        later.wait()
+        return x
+
+
+def letters(capture: Capture) -> None:
+    """No model, only collectives: they must be recorded, and be what they should."""
+    with capture(), torch.no_grad():
+        _Letters()(torch.arange(1.0, 9.0).reshape(4, 2))
 
 
 def _my_samples() -> tuple[Tensor, ...]:

@@ -1,0 +1,45 @@
+"""What the campaigns run, by name; no torch is needed to read it."""
+
+from typing import Any
+
+# Golden -> what the whole decoder is told.
+GOLDENS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "fused": {"fused": True},
+    "dropout": {"fused": True, "dropout": 0.1},
+    "experts": {"fused": True, "experts": True},
+    "one": {"batch": 1},
+}
+
+# Run -> the scenario and what it is told.
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dtensor": ("dtensor_tp", {}),
+    "fsdp": ("fsdp", {}),
+    "fsdp-tp": ("fsdp", {"tp": 2}),
+    "ddp": ("ddp", {}),
+    "pipeline": ("pipeline", {}),
+    "megatron": ("megatron", {}),
+    "annotated": ("megatron", {"annotate": True}),
+    "dropout": ("megatron", {"dropout": 0.1}),
+    "by hand": ("data_parallel", {}),
+    "sequence": ("sequence", {}),
+    "experts": ("experts", {}),
+    "letters": ("letters", {}),
+}
+
+# Fault -> the scenario that it is planted in, in one layer or on one rank.
+FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "swapped shards": ("megatron", {}),
+    "forgotten all_reduce": ("megatron", {}),
+    "all_reduce twice": ("megatron", {}),
+    "bias on every rank": ("megatron", {}),
+    "stale weights": ("megatron", {}),
+    "different dropout seeds": ("megatron", {"dropout": 0.1}),
+    "wrong sequence offset": ("sequence", {}),
+    "gradients not averaged": ("data_parallel", {}),
+    "router differs on one rank": ("experts", {}),
+}
+
+ON_TWO = [name for name in RUNS if name != "fsdp-tp"]
+ON_FOUR = ["fsdp-tp", "dtensor", "megatron"]
+ON_EIGHT = ["megatron"]
