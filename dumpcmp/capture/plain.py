@@ -1,6 +1,6 @@
 """A captured tensor without its wrappers: the dense tensor this process holds, and its layout."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from dumpcmp.capture import distributed
 
 
-@dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(NamedTuple):
     """The tensor whose elements are recorded; `problem` says why there are none to record."""
 
     tensor: Tensor
@@ -35,7 +34,7 @@ def plain_of(tensor: Tensor) -> Plain:
     if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
         if tensor.device.type == "meta":
             return Plain(tensor, problem="meta tensors have no elements")
-        if tensor.is_conj() or tensor.is_neg():
+        if (tensor.dtype.is_complex and tensor.is_conj()) or tensor.is_neg():
             return Plain(tensor.detach().resolve_conj().resolve_neg(), layout)
         return Plain(tensor, layout)
     return Plain(tensor, problem=f"{_kind(tensor)} tensors have no dense bytes")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 def digest_of(tensor: Tensor) -> str:
     """xxh3_128 of the dense bytes of a CPU tensor."""
-    dense = tensor.detach().contiguous()  # must outlive its bytes
+    dense = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
     return xxhash.xxh3_128_hexdigest(_bytes_of(dense))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -114,16 +115,21 @@ class Values:
             key,
             order,
             _DTYPES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."),
-            () if tensor.is_nested else tuple(tensor.shape),
+            () if problem and tensor.is_nested else tuple(tensor.shape),
             () if problem else tensor.stride(),
             0 if problem else int(tensor.storage_offset()),
-            str(tensor.device),
+            _device_name(tensor.device),
             self._recorder.rank,
             plain.layout,
             same_as,
             Kept.NOTHING if problem else Kept.FULL,
             problem,
         )
+
+
+@cache
+def _device_name(device: torch.device) -> str:
+    return str(device)
 
 
 def _is_still(seen: _Seen, tensor: Tensor, version: int | None) -> bool:
