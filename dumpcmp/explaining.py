@@ -15,7 +15,7 @@ from torch import nn
 from dumpcmp.comparing import compare
 from dumpcmp.dumping import capture
 from dumpcmp.judge import Checker
-from dumpcmp.outcome import Outcome, Row
+from dumpcmp.outcome import Outcome, Row, is_input
 from dumpcmp.verifying.isolate import Subject, isolated, put_back
 from dumpcmp.verifying.observe import Cotangents, as_inputs, named_outputs, send_back
 from dumpcmp.verifying.run import eager_randomness, same_randomness
@@ -58,8 +58,9 @@ def explain(
 ) -> Explanation:
     """Dump `golden` and `target` as they run on `inputs`, and name the op that first differs.
 
-    A target that Inductor compiled is dumped kernel by kernel, one of another backend at the
-    boundaries of its graphs, anything else op by op. The dumps are kept only if a `path` is given.
+    A target that Inductor compiled is dumped kernel by kernel, and where several ops share the
+    kernel once more with each of them stored; one of another backend at the boundaries of its
+    graphs; anything else op by op. The dumps are kept only if a `path` is given.
 
         try:
             verify([x], model, compiled)
@@ -67,18 +68,32 @@ def explain(
             print(explain([x], model, compiled))
     """
     arguments = as_inputs(inputs)
+    way = _way_of(target)
+    # A compiled graph has no weights but those it reads, so they are compared op by op only.
+    selection = {"backward": backward, "weights": way is _EAGER}
     with ExitStack() as stack:
         room = Path(path) if path else Path(stack.enter_context(TemporaryDirectory()))
         again = stack.enter_context(same_randomness())
-        sent = _dumped(isolated(golden, arguments), room / "golden", _EAGER, backward, None)
-        again()
-        way = _way_of(target)
-        with eager_randomness():
-            _dumped(
-                _entered(isolated(target, arguments), way), room / "target", way, backward, sent
-            )
-        outcome = compare(room / "golden", room / "target", checker=checker)
+        sent = _dumped(isolated(golden, arguments), room / "golden", {**_EAGER, **selection})
+
+        def held(name: str, **options: Any) -> Outcome:
+            again()
+            with eager_randomness():
+                entered = _entered(isolated(target, arguments), way)
+                _dumped(entered, room / name, {**way, **selection, **options}, sent)
+            return compare(room / "golden", room / name, checker=checker)
+
+        outcome = held("target")
+        if _is_fused(outcome.first_divergence):
+            apart = held("realized", realize=True)  # every op of the kernel stores its result
+            first = apart.first_divergence
+            outcome = apart if first and not is_input(first.key.slot) else outcome
     return Explanation(outcome, way["mode"], room if path else None)
+
+
+def _is_fused(row: Row | None) -> bool:
+    """Whether several ops may be meant, since one kernel computes them together."""
+    return row is not None and "--realize" in row.judgement.reason
 
 
 _EAGER: dict[str, Any] = {"mode": "eager"}
@@ -102,13 +117,13 @@ def _entered(subject: Subject, way: dict[str, Any]) -> Subject:
 
 
 def _dumped(
-    subject: Subject, path: Path, way: dict[str, Any], backward: bool, sent: Cotangents | None
+    subject: Subject, path: Path, options: dict[str, Any], sent: Cotangents | None = None
 ) -> Cotangents:
     """Run `subject` once under a capture; return what was sent back into its outputs."""
     model = subject.call if isinstance(subject.call, nn.Module) else None
-    with put_back(subject), capture(model, path, backward=backward, weights=True, **way):
+    with put_back(subject), capture(model, path, **options):
         result = subject.call(*subject.inputs.args, **subject.inputs.kwargs)
-        return send_back(named_outputs(result), sent) if backward else {}
+        return send_back(named_outputs(result), sent) if options["backward"] else {}
 
 
 def _said(row: Row) -> str:

@@ -82,13 +82,16 @@ def send_back(outputs: Mapping[str, Any], cotangents: Cotangents | None) -> Cota
 
 
 def _cotangent(path: str, output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
-    """What goes back into `output`: as `given`, or of random sign and a size around one."""
+    """What goes back into `output`: as `given`, or random and about as long as a unit vector.
+
+    So the gradient of a loss is not lost beside those of many logits. No element is near zero.
+    """
     if given is not None and given.shape == output.shape:
         return given.to(output.dtype)
     generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
     drawn = torch.rand(output.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
     away_from_zero = drawn.add_(drawn.sign().mul_(0.5))
-    return away_from_zero.to(output.device, output.dtype)
+    return away_from_zero.div_(max(1, output.numel()) ** 0.5).to(output.device, output.dtype)
 
 
 def _grads(subject: Subject) -> dict[str, torch.Tensor]:
