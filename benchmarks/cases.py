@@ -88,7 +88,8 @@ def in_bfloat16(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tens
 
 def earlier_mask(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     scores, mask, fill = args
-    shifted: Tensor = run(scores, torch.triu(mask, 2) if mask.shape[0] > 1 else mask, fill)
+    seen = torch.triu(mask, 2) if mask.shape[0] > 1 else mask
+    shifted: Tensor = run(scores, seen, fill, **kwargs)
     return shifted
 
 
@@ -273,7 +274,7 @@ class _SplitMatmuls(TorchFunctionMode):
 
 
 class _WideMatmuls(TorchFunctionMode):
-    """Computes short matmuls in float32 and rounds once, as accelerators do; CPUs are slow at it."""
+    """Computes short matmuls in float32 and rounds once, as accelerators do."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -289,7 +290,7 @@ def wide_matmuls() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def split_matmuls(model: nn.Module) -> Iterator[None]:
+def split_matmuls(_: nn.Module) -> Iterator[None]:
     with _SplitMatmuls():
         yield
 
@@ -311,7 +312,7 @@ class _OtherNorms(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _layer_norm(x: Tensor, shape: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def _layer_norm(x: Tensor, _: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     wide = x.float()
     mean = wide.mean(-1, keepdim=True)
     spread = ((wide - mean) ** 2).mean(-1, keepdim=True)
@@ -326,13 +327,13 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tens
 
 
 @contextmanager
-def other_norms(model: nn.Module) -> Iterator[None]:
+def other_norms(_: nn.Module) -> Iterator[None]:
     with _OtherNorms():
         yield
 
 
 @contextmanager
-def two_threads(model: nn.Module) -> Iterator[None]:
+def two_threads(_: nn.Module) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -342,7 +343,7 @@ def two_threads(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def nothing(model: nn.Module) -> Iterator[None]:
+def nothing(_: nn.Module) -> Iterator[None]:
     yield
 
 

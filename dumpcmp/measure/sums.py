@@ -37,6 +37,7 @@ _NEAR = 0.25  # squared relative error up to which 1 - cosine is taken from the 
 _FEW_ROWS = 16  # rows below which their gains have no standard error to speak of
 
 Mask = NDArray[np.bool_]
+Places = NDArray[np.intp] | slice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,13 +59,13 @@ class Pair:
 
     def summed(self, survey: Survey, closeness: Closeness) -> Sums:
         """Sum over all blocks; where float64 cannot hold the squares, again in a larger unit."""
-        sums = Sums(self, survey, closeness)
         with np.errstate(all="ignore"):
-            sums.add_all()
+            sums = Sums(self, survey, closeness).added()
+            if not sums.sound:
+                sums = Sums(self, survey, closeness, careful=True).added()
             if not (sums.credible and survey.unit == 1.0):
                 unit = unit_for(max(survey.magnitude, sums.target.magnitude))
-                sums = Sums(self, survey, closeness, unit)
-                sums.add_all()
+                sums = Sums(self, survey, closeness, unit, careful=True).added()
         return sums
 
 
@@ -102,6 +103,7 @@ class Sums:
     survey: Survey  # of golden
     closeness: Closeness
     unit: float = 1.0
+    careful: bool = False  # in float64, with what is not finite set aside
     shift: float = 0.0  # golden's mean where it dominates; 0 elsewhere
     target: Survey = field(default_factory=Survey)
     num_finite: int = 0  # numbers that are finite on both sides
@@ -125,40 +127,49 @@ class Sums:
     max_ulp: float = math.nan
     mismatched: int = 0
     nonfinite_agree: bool = True
-    plain: bool = True  # golden needs no care: finite, of safe magnitude, not dominated by a mean
 
     def __post_init__(self) -> None:
         self.target = Survey(self.unit)
         survey = self.survey
         if abs(survey.mean) > _DOMINATES * survey.rms:
             self.shift = survey.mean
-        odd = survey.num_nan or survey.num_inf
-        self.plain = not (odd or self.shift or self.unit != 1.0 or self.pair.whole_numbers)
+        whole, safe = self.pair.whole_numbers, is_safe(survey.magnitude)
+        self.careful |= bool(survey.num_odd or self.shift or whole or not safe)
+
+    @property
+    def sound(self) -> bool:
+        """Whether the target needed no more care than was taken."""
+        return self.careful or (not self.target.num_odd and is_safe(self.target.magnitude))
 
     @property
     def credible(self) -> bool:
         """Whether no sum overflowed or vanished."""
         return self.target.credible and math.isfinite(self.dd) and math.isfinite(self.aa)
 
-    def add_all(self) -> None:
-        """Take in every block."""
+    def added(self) -> Sums:
+        """These sums with every block taken in, or with those up to the first that needs care."""
         scratch = Scratch(min(BLOCK, self.pair.golden.bits.size), self.pair.width)
         for span, row in spans(self.pair.golden.bits.size, self.pair.row):
             self._add(span, row, scratch)
+            if not self.sound:
+                return self
+        if not self.careful:
+            self.a, self.bb = self.survey.sum, self.target.squares
+            self.d = self.target.sum - self.survey.sum
+        return self
 
     def _add(self, span: slice, row: int, scratch: Scratch) -> None:
         a = self.pair.golden.read(span, self.pair.width)
         b = self.pair.target.read(span, self.pair.width)
         self.target.add(b)
-        magnitude = max(self.survey.magnitude, self.target.magnitude)
-        if self.plain and not self.target.num_odd and is_safe(magnitude):
+        if self.careful:
+            self._add_carefully(span, a.astype(np.float64), b.astype(np.float64), row)
+        elif self.sound:
             d = np.subtract(b, a, out=scratch.difference[: a.size])
-            self._add_errors(span.start, a, d, scratch)
+            suspects = self._add_errors(span.start, a, d, scratch)
             self._add_products(a, b, d, row, 0.0)
             self.num_finite += a.size
-            self._add_ulps(span, a, d, None)
-        else:
-            self._add_carefully(span, a.astype(np.float64), b.astype(np.float64), row)
+            self._add_ulps(span, a, d, suspects)
 
     def _add_carefully(self, span: slice, a: Numbers, b: Numbers, row: int) -> None:
         """In float64, with the elements that are not finite set aside."""
@@ -166,7 +177,7 @@ class Sums:
         a[odd], b[odd] = 0, 0
         d = self._difference(span, a, b)
         self._add_errors(span.start, a, d, Scratch(a.size, FLOAT64))
-        self._add_ulps(span, a, d, odd)
+        self._add_ulps(span, a, d, np.flatnonzero(~odd))
         if self.unit != 1.0:
             a, b = a / self.unit, b / self.unit
             d = b - a
@@ -195,19 +206,20 @@ class Sums:
         signed: Numbers = np.where(low == right, -1.0, 1.0) * apart.astype(np.float64)
         return signed
 
-    def _add_errors(self, start: int, a: Numbers, d: Numbers, scratch: Scratch) -> None:
-        """Take in the absolute and relative errors."""
+    def _add_errors(self, start: int, a: Numbers, d: Numbers, scratch: Scratch) -> Places:
+        """Take in the absolute and relative errors; gives the places that may be most ULPs off."""
         n, kind = a.size, a.dtype.type
         error = np.abs(d, out=scratch.error[:n])
         most = float(error.max())
         if most > self.max_d:
             self.max_d, self.worst = most, start + int(error.argmax())
         if not most:
-            return
+            return slice(0, 1)
         self.abs_d += sum_of(error)
         size, spare = np.abs(a, out=scratch.magnitude[:n]), scratch.spare[:n]
         plain = float(np.fmax.reduce(np.divide(error, size, out=spare)))
         self.max_rel_plain = max(self.max_rel_plain, plain)
+        suspects = self._suspects(spare, plain)
         if self.pair.whole_numbers:
             self.mismatched += int(np.count_nonzero(error))
         elif most > self.closeness.atol:
@@ -220,19 +232,29 @@ class Sums:
             relative = np.divide(error, size, out=spare)
             self.max_rel = max(self.max_rel, float(relative.max()))
             self.rel += sum_of(relative)
+        return suspects
+
+    def _suspects(self, relative: Numbers, most: float) -> Places:
+        """Where the distance in ULPs may be largest, given the plain relative errors.
+
+        Up to a relative error of a quarter it grows with it, within a factor of two; what lies
+        beyond is all suspect, and so is everything beside golden zeros or subnormals.
+        """
+        golden = self.pair.golden
+        if golden.dtype.name != "float32" or golden.dtype != self.pair.target.dtype:
+            return slice(None)
+        return np.flatnonzero(relative >= min(0.49 * most, 0.25)) if most < 2e7 else slice(None)
 
     def _add_products(self, a: Numbers, b: Numbers, d: Numbers, row: int, shift: float) -> None:
         if 0 < self.max_d < _TINY:
             d = d.astype(np.float64, copy=False)
-        errors, norms = row_squares(d, row), row_squares(a, row)
-        along = row_dots(a, d, row)
+        errors, norms, along = row_squares(d, row), row_squares(a, row), row_dots(a, d, row)
         dd, aa, da = float(errors.sum()), float(norms.sum()), float(along.sum())
-        a_sum = sum_of(a)
-        self.dd, self.aa, self.da, self.a = self.dd + dd, self.aa + aa, self.da + da, self.a + a_sum
+        self.dd, self.aa, self.da = self.dd + dd, self.aa + aa, self.da + da
         self.ab += aa + da if dd < _NEAR * aa else dot(a, b)
-        self.bb += dot(b, b)
-        self.d += sum_of(d)
         self.num_rows += norms.size
+        if self.careful:
+            self.a, self.d, self.bb = self.a + sum_of(a), self.d + sum_of(d), self.bb + dot(b, b)
         if dd and self.survey.rms:
             if shift:
                 norms = np.maximum(norms + shift * (2 * row_sums(a, row) + row * shift), 0)
@@ -243,16 +265,15 @@ class Sums:
             level = np.sqrt(norms) + self.survey.rms / self.unit * math.sqrt(row)
             self.max_row = max(self.max_row, float((np.sqrt(errors) / level).max()))
 
-    def _add_ulps(self, span: slice, a: Numbers, d: Numbers, odd: Mask | None) -> None:
+    def _add_ulps(self, span: slice, a: Numbers, d: Numbers, where: Places) -> None:
         golden, target = self.pair.golden, self.pair.target
         if not counts_in_ulps(golden.dtype, target.dtype):
             return
-        finite = slice(None) if odd is None else ~odd
         if golden.dtype == target.dtype:
-            apart = ulps_between(golden.bits[span][finite], target.bits[span][finite])
+            apart = ulps_between(golden.bits[span][where], target.bits[span][where])
         else:
             wide = coarser(golden.dtype, target.dtype)
-            apart = spacings_between(a[finite], np.abs(d[finite]), wide)
+            apart = spacings_between(a[where], np.abs(d[where]), wide)
         self.max_ulp = float(np.fmax(self.max_ulp, apart))
 
     def _products(self) -> tuple[float, float, float, float]:
