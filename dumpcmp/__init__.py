@@ -12,6 +12,7 @@ _HOMES: dict[str, str] = {
     "set_rank": "dumpcmp.capture.distributed",
     "capture": "dumpcmp.dumping",
     "fx_backend": "dumpcmp.dumping",
+    "compiled_backend": "dumpcmp.dumping",
     "save": "dumpcmp.dumping",
     "Archive": "dumpcmp.archive.reader",
     "ArchiveWriter": "dumpcmp.archive.writer",

@@ -51,7 +51,7 @@ class BoundaryCapture(GraphCapture):
         name = f"graph-{next(self._graphs)} of {self._name}"
         text = graph.print_readable(print_output=False)
         self.recorder.sink.text(step.model.name, f"{name.partition(' ')[0]}.txt", text)
-        traced = named(graph, step)
+        traced = named(graph, step.model, step.scope.path)
         taken, given = entering(graph, traced), leaving(graph, traced)
         run = self._compiled_by_inner(graph, example_inputs)
 

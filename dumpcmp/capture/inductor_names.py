@@ -60,6 +60,10 @@ class Written:
 class Watcher(Protocol):
     """What the tap wants to be told while a graph is compiled."""
 
+    def wants(self) -> bool:
+        """Whether the graph that is about to be compiled is to be tapped."""
+        ...
+
     def compiling(self, graph: fx.GraphModule) -> None:
         """Dynamo's `graph` is about to be compiled."""
         ...
@@ -136,6 +140,13 @@ def sequence_number() -> int:
 def compile_context() -> object | None:
     """What stands for the graph that is being compiled, the same for its backward."""
     return import_module("torch._guards").TracingContext.try_get()  # type: ignore[no-any-return]
+
+
+def compiled_by_inductor(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """What Inductor makes of dynamo's `graph`."""
+    compiler = import_module("torch._inductor.compile_fx")
+    compiled: Callable[..., Any] = compiler.compile_fx(graph, inputs)
+    return compiled
 
 
 def inside_compiled_callable() -> bool:
@@ -429,7 +440,7 @@ def _compile_fx(options: Options, watcher: Watcher, original: Replace) -> Replac
     inner = inspect.signature(original).parameters["inner_compile"].default
 
     def compile_fx(model: Any, inputs: Any, inner_compile: Any = inner, **rest: Any) -> Any:
-        if rest.get("config_patches"):
+        if rest.get("config_patches") or not watcher.wants():
             return original(model, inputs, inner_compile, **rest)
         refuse_cpp_wrapper()
         watcher.compiling(model)
@@ -462,8 +473,8 @@ def _config_patches(options: Options) -> dict[str, Any]:
             config.post_grad_custom_post_pass, options, after=partial(_mark_realized, options)
         ),
     }
-    if options.materialized:
-        patches["inplace_buffers"] = False
+    if options.materialized:  # patterns put several ops into one call, such as mm and add
+        patches |= {"inplace_buffers": False, "pattern_matcher": False}
     if options.unfused:
         patches["max_fusion_size"] = 1
     patches["triton.cudagraphs"] = False  # a replayed CUDA graph runs none of the tap's lines

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from dumpcmp.capture import graph as graph_capture
-from dumpcmp.capture import recorder, slots
+from dumpcmp.capture import slots
 from dumpcmp.capture.inductor_names import (
     Written,
     compile_context,
@@ -27,12 +27,13 @@ from dumpcmp.capture.inductor_names import (
     traced_node,
 )
 from dumpcmp.capture.names import NO_OP, Function, attribute_of, function_of, in_order
+from dumpcmp.capture.recorder import Model
 from dumpcmp.capture.replaced import Known, kind_of, known_before, successor
 from dumpcmp.capture.views import Sizes, Step, base_of, is_same, view_name, views_of
 
 Place = tuple[int, str]  # which op of the graph, and which slot of it
 Reading = tuple[list[Step], list[Place]]  # what to do with a buffer, and where that is recorded
-SCHEMA = 2  # of the table in generated code; caches keep code of different schemas apart
+SCHEMA = 3  # of the table in generated code; caches keep code of different schemas apart
 
 _MARK = "dumpcmp"  # in Node.meta: the places whose value the node is
 _SPARE_LINE = re.compile(r"^\s*(_dumpcmp\(.*|#.*|)\n", re.MULTILINE)  # the tap's, and comments
@@ -70,13 +71,13 @@ class Provenance:
 
     def __init__(
         self,
-        step: Callable[[], recorder.Step | None],
+        where: Callable[[], tuple[Model, str] | None],
         *,
         tapped: bool = True,
         unfused: bool = False,
         realize: bool = False,
     ) -> None:
-        self.step = step
+        self._where = where  # the model that runs now, and the module of it that is being called
         self.known: dict[str, Traced] = {}  # by digest, which generated code refers to
         self.tapped = tapped
         self.unfused = unfused
@@ -94,11 +95,15 @@ class Provenance:
 
     # While AOTAutograd traces dynamo's graph
 
+    def wants(self) -> bool:
+        """Whether what is about to be compiled belongs to a model that is captured."""
+        return self._where() is not None
+
     def compiling(self, graph: fx.GraphModule) -> None:
         """Name the ops of dynamo's `graph`."""
-        context, step = compile_context(), self.step()
-        if context is not None and step is not None and isinstance(graph, fx.GraphModule):
-            traced = named(graph, step)
+        context, where = compile_context(), self._where()
+        if context is not None and where is not None and isinstance(graph, fx.GraphModule):
+            traced = named(graph, *where)
             self._graphs[context] = self.known[traced.digest] = traced
 
     def tracing(self, node: fx.Node, args: Any, kwargs: Any) -> None:
@@ -197,9 +202,9 @@ class Provenance:
         )
 
 
-def named(graph: fx.GraphModule, step: recorder.Step) -> Traced:
-    """The ops of dynamo's `graph`, which was traced just now in `step`."""
-    places = graph_capture.places_of(graph, step.model, step.scope.path)
+def named(graph: fx.GraphModule, model: Model, base: str) -> Traced:
+    """The ops of dynamo's `graph`, which was traced in a call of the module `base` of `model`."""
+    places = graph_capture.places_of(graph, model, base)
     ops = [
         GraphOp(node.name, function, places[node])
         for node in graph.graph.nodes

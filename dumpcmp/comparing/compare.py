@@ -165,7 +165,7 @@ def _measure(
 
 def _certificates(side: Side) -> set[str]:
     """Whether a compiled run was shown to be what it would have been without its capture."""
-    stated = [facts.get("certificate") for facts in side.archive.run.values()]
+    stated = [facts.get("run", {}).get("certificate") for facts in side.archive.run.values()]
     return {str(words.get("text", "")) for words in stated if isinstance(words, dict)}
 
 

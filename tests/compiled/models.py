@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def _nodes(graph: fx.Graph, target: Any, module: str, backward: bool = False) ->
 def _module(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = next((path for path, _ in reversed(stack.values())), "")
-    return path.removeprefix("L['self']").lstrip(".")
+    return re.sub(r"^.*?(?=blocks|head|$)", "", path)
 
 
 def mul_becomes_add(graph: fx.Graph) -> None:
