@@ -121,6 +121,7 @@ class TinyDecoder(nn.Module):
         self.norm = RMSNorm(size.width)
         self.head = nn.Linear(size.width, size.vocabulary, bias=False)
         self.head.weight = self.embed.weight
+        self.apply(_begin)
         cos, sin = rotary_table(size.longest, size.width // size.num_heads)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -135,6 +136,15 @@ class TinyDecoder(nn.Module):
             x, present = layer(x, cos, sin, cache[index] if cache else None)
             presents.append(present)
         return self.head(self.norm(x)), tuple(presents)
+
+
+@torch.no_grad()
+def _begin(module: nn.Module) -> None:
+    """Give `module` weights with which the model does not merely repeat its last token."""
+    if isinstance(module, nn.Linear):
+        module.weight.normal_(std=1.2 * module.in_features**-0.5)
+    elif isinstance(module, nn.Embedding):
+        module.weight.normal_(std=0.1)
 
 
 def rotary_table(length: int, width: int) -> tuple[Tensor, Tensor]:
