@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dumpcmp.archive.names import file_name
-from dumpcmp.archive.schema import PART_FILE, RANK_DIRECTORY, RUN_FILE
+from dumpcmp.archive.schema import PART_FILE, RANK_DIRECTORY, RUN_FILE, STEP_DIRECTORY
 from dumpcmp.errors import ArchiveError
 
 
@@ -94,6 +94,16 @@ class RankDirectory:
         path = self.path / file_name(model) / str(step)
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def steps_in(directory: Path) -> dict[int, Path]:
+    """The directories of steps in a model's `directory` by their number, in order."""
+    found = {
+        int(path.name): path
+        for path in directory.iterdir()
+        if re.fullmatch(STEP_DIRECTORY, path.name) and path.is_dir()
+    }
+    return dict(sorted(found.items()))
 
 
 def parts_in(directory: Path) -> dict[int, Path]:

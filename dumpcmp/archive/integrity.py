@@ -13,7 +13,8 @@ from xxhash import xxh3_128_hexdigest
 from dumpcmp.archive import encoder
 from dumpcmp.archive.contents import ABSENT, Contents
 from dumpcmp.archive.decoder import PartFile, dataset
-from dumpcmp.archive.directory import RankDirectory, now, parts_in, rank_directories
+from dumpcmp.archive.directory import RankDirectory, now, parts_in, rank_directories, steps_in
+from dumpcmp.archive.names import gaps, listed
 from dumpcmp.archive.part import JOURNAL_AT
 from dumpcmp.archive.rankstep import read_part
 from dumpcmp.archive.reader import Archive
@@ -71,8 +72,8 @@ def audit(path: str | Path, *, repair: bool = False) -> Audit:
     """
     archive = Archive(path)
     auditing = _Auditing(archive.path, repair)
-    for rank in archive.missing_ranks:
-        auditing.find(archive.path, f"rank {rank} of {archive.world_size} is missing")
+    if missing := listed(archive.missing_ranks):
+        auditing.find(archive.path, f"rank {missing} of {archive.world_size} is missing")
     for directory, (world_size, rank) in rank_directories(archive.path).items():
         auditing.check_rank(directory, RankDirectory(archive.path, rank, world_size))
     auditing.compare_steps(archive)
@@ -107,8 +108,8 @@ class _Auditing:
             self.find(ring, f"{len(stranded)} records of a dead writer are still in its ring",
                       "moved into their parts" if mends else "")  # fmt: skip
         self._check_leftovers(directory, mends, live)
-        for step in sorted(directory.glob("*/*/")):
-            if step.name.isdecimal():
+        for model in sorted(path for path in directory.iterdir() if path.is_dir()):
+            for step in steps_in(model).values():
                 self._check_step(step, stranded, mends, live)
         if mends and ring is not None:
             ring.unlink(missing_ok=True)
@@ -142,17 +143,16 @@ class _Auditing:
             filters.get("tokens") or filters.get("layers")
         )
         for model in sorted(path for path in directory.iterdir() if path.is_dir()):
-            steps = {int(path.name) for path in model.iterdir() if path.name.isdecimal()}
+            steps = steps_in(model)
             first = 0 if everything else min(steps, default=0)
-            if missing := sorted(set(range(first, max(steps, default=0))) - steps):
-                named = ", ".join(map(str, missing[:10])) + ("" if len(missing) <= 10 else ", ...")
-                self.find(model, f"tokens {named} are not there", harmless=not everything)
+            if missing := listed(gaps(steps, first)):
+                self.find(model, f"token {missing} is not there", harmless=not everything)
 
     def _check_step(self, directory: Path, stranded: list[Found], mends: bool, live: bool) -> None:
         """Check the parts of one step, the earlier first: later ones link to them."""
         paths = parts_in(directory)
-        for number in set(range(max(paths, default=-1) + 1)) - paths.keys():
-            self.find(directory, f"part {number} is missing")
+        if missing := listed(gaps(paths)):
+            self.find(directory, f"part {missing} is missing")
         if not paths and not live:
             empty = mends and not any(directory.iterdir())
             if empty:

@@ -1,7 +1,9 @@
 """Names from a model as names in a file: no two collide and none leaves its directory."""
 
 import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from urllib.parse import unquote_to_bytes
 
 import xxhash
@@ -60,3 +62,16 @@ def unescaped(name: str) -> str:
 def name_of_file(escaped: str) -> str | None:
     """The name that `file_name` escaped, or None where it was too long to be kept."""
     return None if len(escaped.encode()) > LONGEST else unescaped(escaped)
+
+
+def listed(numbers: Iterable[int], most: int = 10) -> str:
+    """The first `most` of `numbers` in words: ``1, 2, 5 and more``."""
+    first = list(islice(numbers, most + 1))
+    return ", ".join(map(str, first[:most])) + (" and more" if len(first) > most else "")
+
+
+def gaps(numbers: Iterable[int], start: int = 0) -> Iterator[int]:
+    """The numbers from `start` to the largest of `numbers` that are not among them, lazily."""
+    for number in sorted(numbers):
+        yield from range(start, number)
+        start = number + 1

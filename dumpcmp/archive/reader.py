@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.archive.decoder import PartFile
-from dumpcmp.archive.directory import parts_in, rank_directories
-from dumpcmp.archive.names import name_of_file
+from dumpcmp.archive.directory import parts_in, rank_directories, steps_in
+from dumpcmp.archive.names import listed, name_of_file
 from dumpcmp.archive.rankstep import Name, RankStep, read_part
 from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
 from dumpcmp.archive.scan import Found, part_facts, ring_records
@@ -89,7 +89,8 @@ class Archive(Mapping[Key, Record]):
     @property
     def problems(self) -> tuple[str, ...]:
         """What a reader must know: ranks missing, captures cut short, parts damaged."""
-        found = [f"rank {rank} is missing" for rank in self.missing_ranks]
+        missing = listed(self.missing_ranks)
+        found = [f"rank {missing} is missing"] if missing else []
         for rank, facts in self.run.items():
             if not _ended_well(facts):
                 found.append(f"rank {rank}: {_why_incomplete(facts, self._directories[rank])}")
@@ -103,10 +104,9 @@ class Archive(Mapping[Key, Record]):
         for rank, directory in self._directories.items():
             for place in sorted(directory.iterdir()):
                 if place.is_dir() and not place.name.startswith("."):
-                    steps = sorted(int(s.name) for s in place.iterdir() if s.name.isdecimal())
                     held = tree.setdefault(_model_name(place), {})
-                    for step in steps:
-                        held.setdefault(step, {})[rank] = place / str(step)
+                    for step, parts in steps_in(place).items():
+                        held.setdefault(step, {})[rank] = parts
         return {model: dict(sorted(steps.items())) for model, steps in tree.items()}
 
     @property

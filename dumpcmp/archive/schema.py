@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 SCHEMA_VERSION = 1  # any change to the tables below bumps it; docs/format.md repeats them
 
-RANK_DIRECTORY = r"worldsize(?P<world_size>[1-9]\d{0,6})_global_rank(?P<rank>\d{1,7})"
+RANK_DIRECTORY = r"worldsize(?P<world_size>[1-9]\d{0,5})_global_rank(?P<rank>\d{1,6})"
 RUN_FILE = "run.json"
+STEP_DIRECTORY = r"0|[1-9][0-9]{0,17}"
 PART_FILE = r"part-(?P<number>\d{4,9})\.h5"
 INDEX_GROUP = "_index"
 

@@ -187,5 +187,15 @@ def test_a_token_that_nobody_left_out_is_missed(
         for step in (0, 1, 3):
             put(sink, key(step=step), np.ones(2))
     found = audit(tmp_path / "d")
-    assert [finding.problem for finding in found.findings] == ["tokens 2 are not there"]
+    assert [finding.problem for finding in found.findings] == ["token 2 is not there"]
     assert found.sound is harmless
+
+
+def test_absurd_numbers_cost_nothing(tmp_path: Path) -> None:
+    with ArchiveWriter(tmp_path / "d", world_size=999_999) as sink:
+        put(sink, key(step=10**12), np.ones(2))
+        put(sink, key(step=0), np.ones(2))
+    part = parts(tmp_path)[0]
+    part.rename(part.with_name("part-999999999.h5"))
+    told = [finding.problem for finding in audit(tmp_path / "d").findings]
+    assert any("1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and more" in problem for problem in told)

@@ -210,3 +210,9 @@ def test_a_part_that_plain_h5py_wrote_is_read(tmp_path: Path) -> None:
     assert found.same_as == first or archive[first].same_as == found.key
     np.testing.assert_array_equal(loaded(archive, found.key), np.arange(6.0).reshape(2, 3))
     assert archive.calls["Model", 0, "layers.0/linear", 1].target == "f"
+
+
+def test_directories_that_are_no_steps_are_let_alone(archive: Archive) -> None:
+    for name in ("007", "٣", "-1", "1" * 30, "notes"):
+        (archive.path / "worldsize4_global_rank0" / "Model" / name).mkdir()
+    assert Archive(archive.path).steps("Model") == (0, 1, 2) and len(Archive(archive.path)) == 13
