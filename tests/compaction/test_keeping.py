@@ -93,7 +93,9 @@ def test_any_mix_finds_the_same_first_divergence(runs, golden, target):
 def test_estimates_are_said_to_be_estimates(runs):
     frame = dumpcmp.compare(runs / "summary", runs / "faulty").to_pandas()
     exact = dumpcmp.compare(runs / "full", runs / "faulty").to_pandas()
-    assert set(frame["exact"].dropna()) == {True, False} and set(exact["exact"].dropna()) == {True}
+    assert set(frame["metrics"].dropna()) == {"exact", "estimated"}
+    assert set(exact["metrics"].dropna()) == {"exact"}
+    assert (frame["confidence"][frame["metrics"] == "estimated"] > 0).all()
 
 
 def test_chosen_ops_stay_whole(tmp_path):
