@@ -104,7 +104,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("my_error", "rmse of mine against --reference", lambda row: _error(row, 1)),
     Column("error_ratio", "my_error over golden_error; below 1, mine is the better", _ratio),
     Column("metrics", "exact, or estimated from Summaries",
-           lambda row: row.metrics and ("exact" if row.metrics.exact else "estimated")),
+           lambda row: _how_known(row)),
     _metric("confidence", "relative standard deviation of estimates; inf: only a lower bound",
             "confidence"),
     Column("paired_by", "how the two sides found each other: key, prefix, mapping, order, ...",
@@ -114,6 +114,12 @@ COLUMNS: tuple[Column, ...] = (
            lambda row: _other_name(row)),
     Column("source", "line of the program that ran the op", lambda row: row.source),
 )  # fmt: skip
+
+
+def _how_known(row: Row) -> str | None:
+    if row.metrics is None:
+        return None
+    return "exact" if row.metrics.exact else "estimated"
 
 
 def _other_name(row: Row) -> str | None:
