@@ -13,7 +13,7 @@ from dumpcmp.dtypes import Dtype, Kind, widen
 from dumpcmp.outcome import Extent
 from dumpcmp.tensors import Value
 
-BLOCK = 1 << 16  # elements worked on together: few enough for the cache, many for few calls
+BLOCK = 1 << 17  # elements worked on together: few enough for the cache, many for few calls
 _ROW = (64, 8192)  # shortest and longest row whose error is measured on its own
 _PIECE = 4096  # the row length where the shape gives none between those
 _SAFE = (1e-8, 1e15)  # magnitudes whose squares, and those of their errors, float32 can sum
