@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dumpcmp.capture.distributed import hearing, patched, remembering, world
+from dumpcmp.capture.distributed import captured, hearing, patched, remembering
 from dumpcmp.capture.names import Function
 from dumpcmp.capture.recorder import Scope, Step
 from dumpcmp.record import Call, Phase
@@ -218,11 +218,12 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def partitioned(step_here: Callable[[], Step | None]) -> Iterator[None]:
     """What a run on several ranks needs while it is captured; nothing on a single one."""
-    if world().size == 1 or not dist.is_available():
-        yield
-        return
-    with remembering(), collectives(step_here):
-        yield
+    with captured() as here:
+        if here.size == 1 or not dist.is_available():
+            yield
+            return
+        with remembering(), collectives(step_here):
+            yield
 
 
 @contextmanager

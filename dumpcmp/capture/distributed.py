@@ -52,6 +52,7 @@ class _State(threading.local):
 
 
 _state = _State()
+_begun: list[World] = []  # at most one: what this process was when its capture began
 _stated: list[World] = []  # at most one: what set_rank was last told
 _layouts: Any = WeakIdKeyDictionary()  # Layouts of plain tensors, by the tensor's identity
 _heard: list[Callable[[Tensor], None]] = []  # told of each collective that a capture waited for
@@ -62,10 +63,16 @@ def set_rank(rank: int, world_size: int, mesh: str = "") -> None:
     """State which rank this process is, for launchers that set neither RANK nor torch.distributed.
 
     `mesh` says where the rank is on each axis, such as ``"dp:0/2 tp:1/2"``. Call it before the
-    first step of the model.
+    capture begins.
     """
     if not 0 <= rank < world_size:
         raise CaptureError(f"rank {rank} is not one of {world_size} ranks", hint="count from 0")
+    if any((begun.rank, begun.size) != (rank, world_size) for begun in _begun):
+        raise CaptureError(
+            f"the capture began as rank {_begun[0].rank} of {_begun[0].size}, not as rank {rank} "
+            f"of {world_size}",
+            hint="call set_rank before dumpcmp.capture; for dumpcmp dump set RANK and WORLD_SIZE",
+        )
     place = tuple(replace(c, known=False) for c in parse_place(mesh))
     _stated[:] = [World(rank, world_size, place)]
 
@@ -204,6 +211,16 @@ def after_backward(put: Callable[[], None]) -> None:
     """
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(lambda: engine.queue_callback(put))
+
+
+@contextmanager
+def captured() -> Iterator[World]:
+    """Hold on to which rank this process is while the block, a capture, runs."""
+    _begun[:] = [world()]
+    try:
+        yield _begun[0]
+    finally:
+        _begun.clear()
 
 
 @contextmanager
