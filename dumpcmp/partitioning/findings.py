@@ -35,8 +35,11 @@ class Finding:
     seconds: float = math.nan
 
     def __str__(self) -> str:
-        what = "single" if self.idx is None else f"idx {self.idx} dim {self.dim} num {self.num}"
-        words = [f"{self.verdict} {self.op} {what}", self.rule, self.worst_slot, self.reason]
+        words = [f"{self.verdict} {self.op}"]
+        if self.idx is not None:
+            words = [f"{words[0]} idx {self.idx} dim {self.dim} num {self.num}", self.rule]
+        if self.reason:
+            words += [self.worst_slot, self.reason]
         return ": ".join(filter(None, words))
 
 
