@@ -56,7 +56,7 @@ class CompiledCapture(ModuleCapture):
             self._where, tapped=tapped, unfused=not fusion, realize=realize
         )
         self._compiled: dict[int, Callable[..., Any]] = {}
-        self._texts = Texts()
+        self.texts = Texts()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -96,7 +96,7 @@ class CompiledCapture(ModuleCapture):
 
     def loaded(self, graph: TappedGraph, step: Step) -> None:
         """Keep the code of `graph`, and the graph that it was generated from."""
-        self._texts.keep(graph, step)
+        self.texts.keep(graph, step)
 
     def starting(self, inputs: Sequence[Any]) -> str:
         """The digest of what compiled code is given, where evidence is gathered."""
@@ -134,6 +134,8 @@ class Texts:
 
     def __init__(self) -> None:
         self._kept: set[tuple[str, str]] = set()
+        self.num_computed = 0  # nodes of the post-grad graphs that compute a tensor
+        self.num_captured = 0  # those of them whose value a kernel stores
 
     def keep(self, graph: TappedGraph, step: Step) -> None:
         """Hand both texts of `graph` to the Sink, unless it has them."""
@@ -142,6 +144,9 @@ class Texts:
             return
         number = sum(model == step.model.name for model, _ in self._kept)
         self._kept.add(name)
+        captured, computed = graph.table["computed"]
+        self.num_captured += captured
+        self.num_computed += computed
         phase = "backward" if graph.backward else "forward"
         sink = step.recorder.sink
         sink.text(step.model.name, f"graph-{number}-{phase}.txt", graph.table["text"])
@@ -154,7 +159,7 @@ class CompiledBackend(GraphBackend):
     def __init__(self, recorder: Recorder, *, fusion: bool = True, realize: bool = False) -> None:
         super().__init__(recorder)
         self._compiling = False
-        self._texts = Texts()
+        self.texts = Texts()
         self._provenance = Provenance(self._where, unfused=not fusion, realize=realize)
         self._ends = ExitStack()
         self._ends.enter_context(tapping(self, self._provenance))
@@ -189,7 +194,7 @@ class CompiledBackend(GraphBackend):
 
     def loaded(self, graph: TappedGraph, step: Step) -> None:
         """Keep the code of `graph`, and the graph that it was generated from."""
-        self._texts.keep(graph, step)
+        self.texts.keep(graph, step)
 
     def starting(self, inputs: Sequence[Any]) -> str:  # noqa: ARG002
         """No evidence is gathered here."""

@@ -11,6 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from dumpcmp.archive.glance import excerpt, extremes
+from dumpcmp.archive.kernels import kernel_of
 from dumpcmp.archive.reader import Archive
 from dumpcmp.errors import ArchiveError, SelectionError
 from dumpcmp.record import Kept, Key, Record
@@ -21,7 +22,8 @@ from dumpcmp.tensors import Value
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("key_glob", metavar="[KEY-GLOB]", default="*")
 @click.option("--values", is_flag=True, help="Print some elements of each value.")
-def command(path: Path, key_glob: str, values: bool) -> None:
+@click.option("--kernel", is_flag=True, help="Print the kernel that computes each op, if compiled.")
+def command(path: Path, key_glob: str, values: bool, kernel: bool) -> None:
     """Show what the archive at PATH holds: tokens, layers, ops, their shapes and extremes.
 
     KEY-GLOB selects by op (`layers.0.*`), by value (`*#0/output.0`) or with model and token
@@ -31,6 +33,9 @@ def command(path: Path, key_glob: str, values: bool) -> None:
     console = Console(soft_wrap=True)
     for problem in archive.problems:
         console.print(Text(f"incomplete: {problem}", style="yellow"))
+    if kernel:
+        _show_kernels(archive, key_glob)
+        return
     num_shown = 0
     for model in archive.models:
         for step in archive.steps(model):
@@ -42,6 +47,15 @@ def command(path: Path, key_glob: str, values: bool) -> None:
         raise SelectionError(
             f"nothing in {path} is called {key_glob!r}", hint="quote the glob: 'layers.0.*'"
         )
+
+
+def _show_kernels(archive: Archive, glob: str) -> None:
+    """Print what computes each op that `glob` selects; what several steps share, once."""
+    calls = [call for call in archive.calls.values() if fnmatchcase(call.op, glob)]
+    for told in dict.fromkeys(kernel_of(archive, call) for call in calls):
+        click.echo(told + "\n")
+    if not calls:
+        raise SelectionError(f"no op in {archive.path} is called {glob!r}", hint="quote the glob")
 
 
 def _selects(glob: str, key: Key) -> bool:
