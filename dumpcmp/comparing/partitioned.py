@@ -11,8 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dumpcmp.align import assemble
 from dumpcmp.align.collectives import (
     Traffic,
@@ -23,7 +21,6 @@ from dumpcmp.align.collectives import (
 )
 from dumpcmp.align.match import Listing, Match, Place, place_of
 from dumpcmp.comparing.side import archive_at
-from dumpcmp.dtypes import DTYPES
 from dumpcmp.layouts import Layout, Mode, parse_layout
 from dumpcmp.measure.metrics import measure
 from dumpcmp.outcome import Judgement, Metrics, Row, Verdict
@@ -38,27 +35,18 @@ COLLECTIVE = "collective"  # the pass that pairs the values of collectives
 _NUMBER = re.compile(r"\d+")
 
 
-_NO_VALUE = Value(DTYPES["bool"], np.empty(0, "|b1"))
-
-
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """Both sides of a pair, whole, and how they became so."""
+    """How both sides of a pair became whole, and what was noticed on the way."""
 
-    golden: Value
-    target: Value
     note: str = ""  # how the shards became whole
     layout: str = ""  # the target's, as a sentence
     is_solved: bool = False  # nobody stated it
     finding: str = ""  # replicas that differ: a failure whatever the metrics say
     remark: str = ""  # what a difference looks like, rank by rank
 
-    def without_values(self) -> Laid:
-        """What is left to say when the values have been measured."""
-        return replace(self, golden=_NO_VALUE, target=_NO_VALUE)
-
     def speak(self, judgement: Judgement) -> Judgement:
-        """`judgement` in the light of what was noticed on the way."""
+        """`judgement` in the light of what was noticed."""
         if self.finding and not judgement.verdict.fails:
             return replace(judgement, verdict=Verdict.FAIL, reason=self.finding)
         if self.remark and judgement.verdict.fails:
@@ -71,39 +59,34 @@ def is_partitioned(held: Held) -> bool:
     return len(held.records) > 1 or bool(held.records[0].layout)
 
 
-def lay(golden: Held, target: Held, limit: float, assumed: Layout | None = None) -> Laid:
-    """Put both sides together; `limit` is the error up to which a layout fits and ranks agree."""
-    ours, theirs = assemble.assemble(shares_of(golden), shares_of(target), limit, assumed)
-    apart = [d for side in (ours, theirs) for d in side.disagreements if d.rel_l2 > limit]
+Sides = tuple[assemble.Assembled, assemble.Assembled]  # golden and target
+
+
+def lay(golden: Held, target: Held, limit: float, assumed: Layout | None = None) -> Sides:
+    """Put both sides together; `limit` is the error up to which a layout fits."""
+    return assemble.assemble(shares_of(golden), shares_of(target), limit, assumed)
+
+
+def noticed(sides: Sides, metrics: Metrics, limit: float) -> Laid:
+    """What to say of `sides` now that they are measured: how they lay, and who differs."""
+    golden, target = sides
+    apart = [d for side in sides for d in side.disagreements if d.rel_l2 > limit]
     remark = ""
-    if ours.value.shape == theirs.value.shape and (
-        apart or _differ(ours.value, theirs.value, limit)
-    ):
-        remark = assemble.explain(ours, theirs, limit)
+    if apart or not (metrics.equal or metrics.rel_l2 <= limit):
+        remark = assemble.explain(golden, target, limit)
     finding = remark or str(apart[0]) if apart else ""
-    return Laid(
-        ours.value,
-        theirs.value,
-        _how(ours, theirs),
-        theirs.layout,
-        "solved" in theirs.note,
-        finding,
-        remark,
-    )
+    note = _how(golden, target)
+    return Laid(note, target.layout, "solved" in target.note, finding, remark)
 
 
 def unread(finding: str) -> Laid:
     """What was noticed of a pair whose Summaries were compared, and no elements."""
-    return Laid(_NO_VALUE, _NO_VALUE, finding=finding)
+    return Laid(finding=finding)
 
 
 def shares_of(held: Held) -> assemble.Held:
     """What the ranks hold of a value, with all that is known of its layout."""
     return assemble.Held(held.records, archive_at(held.path).load, held.facts)
-
-
-def _differ(golden: Value, target: Value, limit: float) -> bool:
-    return not measure(golden, target).rel_l2 <= limit
 
 
 def _how(golden: assemble.Assembled, target: assemble.Assembled) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dumpcmp.align.assemble import AssemblyError, RunFacts
@@ -12,6 +12,7 @@ from dumpcmp.comparing.partitioned import (
     check_delivery,
     is_partitioned,
     lay,
+    noticed,
     shares_of,
     unread,
 )
@@ -109,19 +110,23 @@ def _unreadable(held: Held, side: str) -> str:
 
 
 def _measured(task: Task) -> Measured:
-    laid = None
     if is_partitioned(task.golden) or is_partitioned(task.target):
-        laid = lay(task.golden, task.target, task.limit, task.assumed)
-        golden, target = laid.golden, laid.target
-    else:
-        golden = whole_value(task.golden)
-        target = golden if _same_bytes(task.golden, task.target) else whole_value(task.target)
+        sides = lay(task.golden, task.target, task.limit, task.assumed)
+        measured = _measured_pair(task, sides[0].value, sides[1].value)
+        if measured.metrics is None:
+            return measured
+        return replace(measured, laid=noticed(sides, measured.metrics, task.limit))
+    golden = whole_value(task.golden)
+    target = golden if _same_bytes(task.golden, task.target) else whole_value(task.target)
+    return _measured_pair(task, golden, target)
+
+
+def _measured_pair(task: Task, golden: Value, target: Value) -> Measured:
     if golden.shape != target.shape:
         reason = f"golden has shape {list(golden.shape)}, the target {list(target.shape)}"
         return Measured(judgement=Judgement(Verdict.SHAPE, reason))
     metrics = measure(golden, target, task.closeness)
-    errors = _reference_errors(task, golden, target)
-    return Measured(metrics, reference=errors, laid=laid.without_values() if laid else None)
+    return Measured(metrics, reference=_reference_errors(task, golden, target))
 
 
 def _same_bytes(golden: Held, target: Held) -> bool:
