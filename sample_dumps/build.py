@@ -26,6 +26,7 @@ def build(room: Path) -> None:
     for name, fault in (("golden", None), ("target", FAULT)):
         model, _ = demo.build(SIZE)
         strike = planted(model, fault) if fault else nullcontext()
+        torch.manual_seed(0)
         with strike, capture(model, room / name, overwrite=True):
             demo.generate(model, NUM_TOKENS)
         for facts in (room / name).glob("*/run.json"):
