@@ -31,7 +31,7 @@ from dumpcmp.capture.modules import ModuleCapture
 from dumpcmp.capture.precision import Precision
 from dumpcmp.capture.recorder import Counts, Recorder
 from dumpcmp.capture.tap import Tap, make_tap
-from dumpcmp.errors import CaptureError, CaptureWarning, SelectionError
+from dumpcmp.errors import CaptureWarning, SelectionError
 from dumpcmp.keeping import Compactor, Keeping, compacting, within_budget
 
 MODES: dict[str, Callable[..., ModuleCapture]] = {
@@ -369,54 +369,3 @@ def dump(
     certified = now.writer.run.get("certificate", {}).get("text", "")
     compacted = now.compactor.said if now.compactor else ""
     return Dumped(now.path, now.counts, tuple(now.remarks()), error, certified, compacted)
-
-
-def factory_program(name: str, backward: bool = False) -> Callable[[], object]:
-    """A program that calls the model which ``pkg.mod:build`` makes on its example inputs."""
-    factory = _factory(name)
-    return lambda: _call(*_model_and_inputs(name, factory()), backward)
-
-
-def built(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """The model which ``pkg.mod:build`` makes, and what to call it with."""
-    return _model_and_inputs(name, _factory(name)())
-
-
-def _factory(name: str) -> Callable[[], Any]:
-    module_name, _, attribute = name.partition(":")
-    if not attribute:
-        raise SelectionError(f"--model {name!r} names no factory", hint="write pkg.mod:function")
-    from importlib import import_module
-
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        factory: Callable[[], Any] = getattr(import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        hint = "it must be importable from the working directory"
-        raise CaptureError(f"--model {name}: {error}", hint=hint) from error
-    return factory
-
-
-def _model_and_inputs(name: str, made: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    if isinstance(made, nn.Module):
-        made = (made, getattr(made, "example_inputs", None))
-    match made:
-        case (nn.Module() as model, dict() as kwargs):
-            return model, (), kwargs
-        case (nn.Module() as model, (*args,)):
-            return model, tuple(args), {}
-        case (nn.Module() as model, Tensor() as tensor):
-            return model, (tensor,), {}
-    raise CaptureError(
-        f"--model {name} gave {type(made).__name__}, not a model and its inputs",
-        hint="return (model, inputs): inputs are a tensor, a tuple, or a dict of keywords",
-    )
-
-
-def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> None:
-    result = model(*args, **kwargs)
-    if backward:
-        from dumpcmp.capture.slots import slots_of
-
-        floating = [t for _, t in slots_of("output", result) if t.requires_grad]
-        sum(tensor.sum() for tensor in floating).backward()  # type: ignore[union-attr]

@@ -14,8 +14,9 @@ from torch import fx, nn
 from dumpcmp.capture.functions import FunctionMode
 from dumpcmp.capture.gradients import Watches
 from dumpcmp.capture.graph import Place, Run, places_of
+from dumpcmp.capture.models import Model
 from dumpcmp.capture.modules import is_compile_wrapper
-from dumpcmp.capture.recorder import Model, Recorder, Scope, Step
+from dumpcmp.capture.recorder import Recorder, Scope, Step
 
 
 class _Here(threading.local):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch.overrides import TorchFunctionMode
 
-from dumpcmp.capture.distributed import is_machinery
+from dumpcmp.capture.distributed import handed_on, hands_on, is_machinery
 from dumpcmp.capture.names import function_of
 from dumpcmp.capture.recorder import Step
 
@@ -43,8 +43,10 @@ class FunctionMode(TorchFunctionMode):
         if self.step.precision is not None:
             func, args, kwargs = self.step.precision.call(func, args, kwargs)
         function = function_of(func)
-        if not function.name or is_machinery(func, args):
+        if not function.name or is_machinery(func):
             return func(*args, **kwargs)
+        if hands_on(func, args):
+            return handed_on(args[0], func)
         with DisableTorchFunction(), _DisableTorchDispatch():
             call = self.step.function(function, args, kwargs)
         result = func(*args, **kwargs)

@@ -14,7 +14,8 @@ from dumpcmp.capture import distributed
 from dumpcmp.record import Call
 
 if TYPE_CHECKING:
-    from dumpcmp.capture.recorder import Model, Recorder, Step
+    from dumpcmp.capture.models import Model
+    from dumpcmp.capture.recorder import Recorder, Step
     from dumpcmp.capture.slots import Slots
 
 
@@ -99,6 +100,7 @@ class Gradients:
             if (call.op, call.call, slot) in self._watched:  # a recomputation repeats it
                 continue
             self._watched.add((call.op, call.call, slot))
+            tensor = distributed.origin_of(tensor)
             node = tensor.grad_fn
             which = (id(tensor),) if node is None else (node._sequence_nr(), tensor.output_nr)
             places = self._places.get(which)

@@ -12,8 +12,9 @@ from torch import fx, nn
 
 from dumpcmp.capture.functions import FunctionMode
 from dumpcmp.capture.lines import traced_line
+from dumpcmp.capture.models import Model
 from dumpcmp.capture.modules import CallDoor, ModuleCapture, is_compile_wrapper
-from dumpcmp.capture.recorder import Model, Recorder, Scope, Step
+from dumpcmp.capture.recorder import Recorder, Scope, Step
 
 _BODY_RUNNERS = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
 

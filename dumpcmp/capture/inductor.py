@@ -23,9 +23,10 @@ from dumpcmp.capture.inductor_names import (
     refuse_cpp_wrapper,
     skip_code,
 )
+from dumpcmp.capture.models import Model
 from dumpcmp.capture.modules import ModuleCapture, is_compile_wrapper
 from dumpcmp.capture.provenance import SCHEMA, Provenance, Traced
-from dumpcmp.capture.recorder import Model, Recorder, Step
+from dumpcmp.capture.recorder import Recorder, Step
 from dumpcmp.capture.tap import Tap
 from dumpcmp.capture.tapped import TappedGraph
 from dumpcmp.record import Call, Record, Source

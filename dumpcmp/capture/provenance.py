@@ -26,8 +26,8 @@ from dumpcmp.capture.inductor_names import (
     size_expression,
     traced_node,
 )
+from dumpcmp.capture.models import Model
 from dumpcmp.capture.names import NO_OP, Function, attribute_of, function_of, in_order
-from dumpcmp.capture.recorder import Model
 from dumpcmp.capture.replaced import Known, kind_of, known_before, successor
 from dumpcmp.capture.views import Sizes, Step, base_of, is_same, view_name, views_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dumpcmp.capture import distributed, slots
 from dumpcmp.capture.lines import current_line
+from dumpcmp.capture.models import Model, has_state
 from dumpcmp.capture.names import Function, in_order
 from dumpcmp.capture.precision import Precision
 from dumpcmp.capture.sources import Stagings
@@ -102,42 +103,6 @@ class Recorder:
         number = self._taken.get(name, 0)
         self._taken[name] = number + 1
         return f"{name}-{number}" if number else name
-
-
-def has_state(module: nn.Module) -> bool:
-    """Whether `module` has parameters or buffers, which make it this module and no other."""
-    return any(True for _ in itertools.chain(module.parameters(), module.buffers()))
-
-
-class Model:
-    """A root module: its name in the archive, its steps, and the paths of its modules."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.num_steps = 0
-        self.step: Step | None = None  # the latest one that was selected
-        self.paths: dict[int, str] = {}
-        self._root: Callable[[], nn.Module | None] = lambda: None
-
-    def learn(self, root: nn.Module) -> None:
-        """Learn the paths of the modules of `root`; the wrappers of torch.compile have none."""
-        self._root = weakref.ref(root)
-        self.paths = {
-            id(module): path.replace("_orig_mod.", "").removesuffix("._orig_mod")
-            for path, module in root.named_modules()
-        }
-
-    def path_of(self, module: nn.Module, parent: str) -> str:
-        """The path of `module`; one that is not registered is named by its class in `parent`."""
-        path = self.paths.get(id(module))
-        if path is None:
-            root = self._root()
-            if root is not None:
-                self.learn(root)
-            path = self.paths.get(id(module))
-        if path is None:
-            path = f"{parent}.<{type(module).__name__}>".lstrip(".")
-        return path
 
 
 class Scope:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               help="compiled: off gives every op a kernel of its own.")  # fmt: skip
 @click.option("--realize", is_flag=True, help="compiled: have every op store its result.")
 @click.option("--certify", is_flag=True,
-              help="compiled: run untapped as well, and say if kernels and bits are the same.")  # fmt: skip
+              help="compiled: run untapped too, and say if kernels and bits agree.")  # fmt: skip
 @click.option("--backend", metavar="NAME", help="boundary: the torch.compile backend.")
 @click.option("--keep", type=click.Choice(["full", "summary"]), default="full", show_default=True,
               help="Tensors, or only Summaries of them, taken where they live.")  # fmt: skip
@@ -79,36 +79,20 @@ def chosen_program(
     factory: str | None, module: str | None, program: tuple[str, ...], backward: bool
 ) -> Callable[[], object]:
     """What the command line asks to run."""
+    from dumpcmp import demo, programs
+
     if factory and (module or program):
         raise SelectionError("--model and a program exclude each other", hint="give one of them")
     if factory:
-        from dumpcmp.dumping import factory_program
-
-        return factory_program(factory, backward)
+        return programs.factory_program(factory, backward)
     if module:
-        return lambda: run_module(module, program)
+        return lambda: programs.run_module(module, program)
     if program and not Path(program[0]).is_file():
         hint = "options of dump come before the script, which gets all that follows it"
         raise SelectionError(f"{program[0]} is not a file", hint=hint)
     if program:
-        return lambda: run_script(program[0], program[1:])
-    from dumpcmp import demo
-
+        return lambda: programs.run_script(program[0], program[1:])
     return demo.main
-
-
-def run_script(script: str, arguments: tuple[str, ...]) -> None:
-    """Run a file as Python itself would, with `arguments` in sys.argv."""
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="__main__")
-
-
-def run_module(module: str, arguments: tuple[str, ...]) -> None:
-    """Run a module as ``python -m`` would."""
-    sys.argv = [module, *arguments]
-    sys.path.insert(0, str(Path.cwd()))
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 @contextmanager

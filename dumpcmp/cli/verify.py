@@ -67,7 +67,7 @@ def chosen_model(factory: str | None) -> "tuple[nn.Module, Any]":
         from dumpcmp.demo import build
 
         return build()
-    from dumpcmp.dumping import built
+    from dumpcmp.programs import built
 
     model, args, kwargs = built(factory)
     return model, kwargs or args

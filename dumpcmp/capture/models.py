@@ -1,0 +1,49 @@
+"""Root modules as a capture names them, and the paths of the modules inside them."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from dumpcmp.capture.recorder import Step
+
+
+def has_state(module: nn.Module) -> bool:
+    """Whether `module` has parameters or buffers, which make it this module and no other."""
+    return any(True for _ in itertools.chain(module.parameters(), module.buffers()))
+
+
+class Model:
+    """A root module: its name in the archive, its steps, and the paths of its modules."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_steps = 0
+        self.step: Step | None = None  # the latest one that was selected
+        self.paths: dict[int, str] = {}
+        self._root: Callable[[], nn.Module | None] = lambda: None
+
+    def learn(self, root: nn.Module) -> None:
+        """Learn the paths of the modules of `root`; the wrappers of torch.compile have none."""
+        self._root = weakref.ref(root)
+        self.paths = {
+            id(module): path.replace("_orig_mod.", "").removesuffix("._orig_mod")
+            for path, module in root.named_modules()
+        }
+
+    def path_of(self, module: nn.Module, parent: str) -> str:
+        """The path of `module`; one that is not registered is named by its class in `parent`."""
+        path = self.paths.get(id(module))
+        if path is None:
+            root = self._root()
+            if root is not None:
+                self.learn(root)
+            path = self.paths.get(id(module))
+        if path is None:
+            path = f"{parent}.<{type(module).__name__}>".lstrip(".")
+        return path
