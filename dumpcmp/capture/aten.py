@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -16,8 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dumpcmp.capture.modules import ModuleCapture, is_recomputing
 from dumpcmp.capture.names import NO_OP, Function
 from dumpcmp.capture.recorder import Recorder, Scope, Step
+from dumpcmp.capture.tap import Level
 
 _NO_OPS = frozenset(("aten::_local_scalar_dense", "aten::equal", "aten::is_same_size"))
+_MOST_CLAIMS = 1 << 17
 _BACKWARD = "backward."  # stands before the name of an op that autograd ran
 
 
@@ -94,18 +96,20 @@ class AtenCapture(ModuleCapture):
     @contextmanager
     def running(self) -> Iterator[None]:
         """Capture while the block runs; for backward ops the mode stays on between steps."""
-        with super().running():
-            if not self.recorder.tap.backward:
+        tap = self.recorder.tap
+        with super().running(), ExitStack() as ends:
+            if tap.level is Level.FUNCTIONS and tap.backward:
+                ends.enter_context(self._op_mode)
+            elif tap.level is Level.FUNCTIONS:
                 self.mode = lambda _: self._op_mode
-                yield
-                return
-            with self._op_mode:
-                yield
+            yield
 
     def claim(self, step: Step) -> None:
         """Remember in which scope the autograd node that was made last was made."""
         if self.recorder.tap.backward and torch.is_grad_enabled():
             self._claims.setdefault(torch._C._autograd._get_sequence_nr() - 1, (step, step.scope))
+            if len(self._claims) > _MOST_CLAIMS:  # the oldest graph is long gone
+                del self._claims[next(iter(self._claims))]
 
     def backward_op(
         self, function: Function, func: Callable[..., Any], args: Any, kwargs: Any

@@ -199,6 +199,8 @@ class ModuleCapture:
                 yield step
         finally:
             self._here.step = None
+            if not self.recorder.tap.backward:
+                self.recorder.finish(step)
 
     @contextmanager
     def _muting(self) -> Iterator[None]:

@@ -85,6 +85,12 @@ class Recorder:
             self._stateless[kind] = Model(self._unique(name))
         return self._stateless[kind]
 
+    def finish(self, step: Step) -> None:
+        """Tell a Sink that wants to know that nothing more of `step` will come."""
+        finish_step = getattr(self.sink, "finish_step", None)
+        if finish_step is not None:
+            finish_step(step.model.name, step.number)
+
     def outside(self) -> Step:
         """The step for values that the program saves outside of any model."""
         with self.lock:

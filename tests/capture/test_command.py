@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -223,3 +226,25 @@ def test_a_path_is_not_reused_unless_told(tmp_path: Path, here: Callable[..., En
     again = here(*words)
     assert again.returncode == 2 and "--overwrite" in again.stderr
     assert here("--overwrite", *words).returncode == 0
+
+
+def test_a_live_line_on_a_terminal_and_nothing_on_a_pipe(tmp_path: Path) -> None:
+    words = ["--path", str(tmp_path / "d1"), "--level", "modules", str(PROGRAMS / "saves.py")]
+    assert "MB/s" not in dumpcmp_dump(*words, cwd=tmp_path).stderr
+    shown = on_a_terminal([sys.executable, "-m", "dumpcmp", "dump", "--overwrite", *words])
+    assert "ops" in shown and "MB/s" in shown and "for the disk" in shown
+
+
+def on_a_terminal(command: list[str]) -> str:
+    """What `command` shows on a terminal of its own."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    with subprocess.Popen(command, stdout=follower, stderr=follower, env=environment) as running:
+        os.close(follower)
+        shown = b""
+        with suppress(OSError):  # the terminal is gone with the program
+            while block := os.read(leader, 4096):
+                shown += block
+        assert running.wait(120) == 0
+    os.close(leader)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())

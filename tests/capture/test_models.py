@@ -123,6 +123,17 @@ def test_aten_inputs_and_outputs_hang_together(case: Case) -> None:
     assert all(key in sink.values for key in sink.records)
 
 
+def test_backward_ops_belong_to_the_scope_of_their_forward() -> None:
+    case = next(case for case in CASES if case.name == "list in a loop")
+    sink = captured(case, "aten", backward=True)
+    backward = {call.op for call in sink.calls if call.phase is Phase.BACKWARD}
+    assert all("/backward.aten." in op for op in backward)
+    for layer in range(3):
+        assert {f"layers.{layer}/backward.aten.mm", f"layers.{layer}/backward.aten.sum"} <= backward
+    assert "<root>/backward.aten.threshold_backward" in backward
+    assert not any("mm" in op for op in backward if op.startswith("<root>"))
+
+
 @pytest.mark.parametrize("name", ["checkpointing", "reentrant checkpointing"])
 def test_recomputation_is_marked_and_makes_no_new_calls(name: str) -> None:
     case = next(case for case in CASES if case.name == name)
