@@ -1,4 +1,4 @@
-"""Configurations of ops, as tables: those of the seed of this tool, small ones, and wrong ones."""
+"""Configurations of ops, as tables: the examples of nnScaler, small and large, and wrong ones."""
 
 from typing import Any
 

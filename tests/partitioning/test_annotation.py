@@ -87,7 +87,7 @@ def test_shapes_that_clash_with_the_annotation_are_refused(text, shapes, why):
         lengths_of(expanded(parse_annotation(text), shapes), shapes, {})
 
 
-# What each option of the seed means, in words.
+# What each option of the examples means, in words.
 RULES = {
     "conv2d 3-D g2": ["split 0, split 0, split 0 -> split 0; groups 2 becomes 1"],
     "conv2d 4-D g2": ["split 1, split 0, split 0 -> split 1; groups 2 becomes 1"],
@@ -124,7 +124,7 @@ def planned(given, option):
 
 
 @pytest.mark.parametrize("name, given", [*SMALL.items(), *LARGE.items()])
-def test_options_of_the_seed_become_these_rules(name, given):
+def test_options_of_the_examples_become_these_rules(name, given):
     options = [Option(o["idx"], o["dim"]) for o in given.parti_options]
     assert [str(planned(given, option)) for option in options] == RULES[name]
 

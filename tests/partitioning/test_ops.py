@@ -24,7 +24,7 @@ def verdicts(found):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_seed_configurations_pass(name):
+def test_examples_of_nnscaler_pass(name):
     found = check_partition_options(SMALL[name])
     assert verdicts(found) == [Verdict.PASS] * (1 + len(SMALL[name].parti_options)), found
     assert verify_partition_options(SMALL[name]) is True
@@ -32,7 +32,7 @@ def test_seed_configurations_pass(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
-def test_large_seed_configurations_pass(name):
+def test_large_examples_of_nnscaler_pass(name):
     found = check_partition_options(LARGE[name])
     assert verdicts(found) == [Verdict.PASS, Verdict.PASS], found
 

@@ -18,7 +18,7 @@ def gloo():
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_seed_configurations_pass_on_two_ranks(name, gloo):
+def test_examples_of_nnscaler_pass_on_two_ranks(name, gloo):
     found = check_partition_options(SMALL[name], backend=gloo)
     assert [str(row) for row in found.rows if row.verdict is not Verdict.PASS] == []
 
