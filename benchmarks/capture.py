@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks.tables import Table
 from dumpcmp.dumping import capture
 
-NUM_ROUNDS = 15
+NUM_ROUNDS = 9
 
 
 class Block(nn.Module):
