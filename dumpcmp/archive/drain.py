@@ -196,7 +196,10 @@ class Drain:
                     self.ring.unwrap(nbytes, self._sequence)
                     self.freed.notify_all()
             else:
-                self._write_run(part)
+                if kind == _VALUE and nbytes > LARGEST_WRITE:
+                    self._write_large(self.pending.popleft())
+                else:
+                    self._write_run(part)
                 if time.monotonic() - self._committed_at >= COMMIT_SECONDS:
                     break
         self._settle()
@@ -230,6 +233,24 @@ class Drain:
         else:
             part.write(content, began)
             self._settle()
+
+    def _write_large(self, entry: Entry) -> None:
+        """Write a large value while it is digested; its prefix, which makes it valid, is last."""
+        kind, part, place, total, call, form, number, order, wait = entry
+        if wait is not None:
+            wait()
+            self._room[place : place + 4] = MAGIC
+        self._settle()
+        self.open_parts.add(part)
+        self._writing = total, 1
+        began, start = part.end, form.prefix_nbytes
+        content = self._room[place + start : place + total]
+        self._pen.begin(lambda: part.write(content, began + start))
+        self._finish_value((kind, part, place, total, call, form, number, order, None), part)
+        self._pen.end()
+        part.write(self._room[place : place + start], began)
+        part.sequence = self._sequence + 1
+        self._settle()
 
     def _settle(self) -> None:
         """Wait for the write that is under way, and free what it has written."""

@@ -30,7 +30,7 @@ def main(path: str, log: str, ring: Memory) -> None:
     ):
         number = 0
         while True:
-            count = int(10 ** sizes.uniform(0, 5))
+            count = int(10 ** sizes.uniform(0, 5.6))
             bits = np.full(count, float(number))
             first = name_of(number, "output")
             sink.put(Record(first, number, "float64", (count,), (1,)), Dense(bits))
