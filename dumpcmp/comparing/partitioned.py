@@ -79,9 +79,9 @@ def noticed(sides: Sides, metrics: Metrics, limit: float) -> Laid:
     return Laid(note, target.layout, "solved" in target.note, finding, remark)
 
 
-def unread(finding: str) -> Laid:
+def unread(finding: str, remark: str = "") -> Laid:
     """What was noticed of a pair whose Summaries were compared, and no elements."""
-    return Laid(finding=finding)
+    return Laid(finding=finding, remark=remark)
 
 
 def shares_of(held: Held) -> assemble.Held:

@@ -12,12 +12,14 @@ from dumpcmp.align.places import held_indices
 from dumpcmp.align.unshard import Cell, Disagreement, Plan, plan_unshard, unshard
 from dumpcmp.archive.reader import Archive
 from dumpcmp.errors import LayoutError
-from dumpcmp.measure.estimates import estimate
+from dumpcmp.measure.estimates import estimate, worst_rows
 from dumpcmp.measure.packing import unpack
 from dumpcmp.measure.sketch import Place
 from dumpcmp.measure.summary import DEFAULT, Recipe, Summary, join, join_partial, summarise
 from dumpcmp.record import Kept, Record
 from dumpcmp.tensors import Value
+
+_CLEAR = 2.0  # how far a segment must stand out to be named
 
 Load = Callable[[int], Summary]  # the Summary of the shard at a position
 
@@ -79,6 +81,15 @@ def _disagreements(plan: Plan, held: list[Summary]) -> Iterator[Disagreement]:
             if not far.equal and far.rel_l2:
                 ranks = (plan.ranks[first], plan.ranks[other])
                 yield Disagreement(ranks, far.rel_l2, far.max_abs_diff)
+
+
+def said_of_rows(golden: Summary, target: Summary) -> str:
+    """Which tokens differ most, where segments tell them apart from the others."""
+    found = worst_rows(golden, target)
+    if found is None or found[2] < _CLEAR:
+        return ""
+    first, last, excess = found
+    return f"mostly in rows {first} to {last}, {excess:.3g} times the median of the segments"
 
 
 def joined(plan: Plan, load: Load) -> Summary:

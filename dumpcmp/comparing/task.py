@@ -17,7 +17,13 @@ from dumpcmp.comparing.partitioned import (
     unread,
 )
 from dumpcmp.comparing.side import archive_at
-from dumpcmp.comparing.summaries import Summed, is_summarised, whole_elements, whole_summary
+from dumpcmp.comparing.summaries import (
+    Summed,
+    is_summarised,
+    said_of_rows,
+    whole_elements,
+    whole_summary,
+)
 from dumpcmp.errors import DumpcmpError
 from dumpcmp.judge import ReferenceErrors
 from dumpcmp.layouts import Layout
@@ -173,7 +179,7 @@ def _estimated(task: Task) -> Measured:
     return Measured(
         estimate(golden, target),
         reference=_estimated_errors(task, golden, target),
-        laid=unread(str(apart[0])) if apart else None,
+        laid=unread(str(apart[0]) if apart else "", said_of_rows(golden, target)),
     )
 
 

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+import dumpcmp
 from dumpcmp.archive.compaction import LOCK_FILE, alone, sealed_parts
 from dumpcmp.archive.reader import Archive
 from dumpcmp.archive.writer import ArchiveWriter
@@ -16,9 +17,10 @@ from dumpcmp.errors import ArchiveError, SelectionError
 from dumpcmp.measure.packing import unpack
 from dumpcmp.measure.reductions import load_reduction
 from dumpcmp.measure.summary import Recipe, Summary, summarise
-from dumpcmp.record import Kept, Key
+from dumpcmp.outcome import Verdict
+from dumpcmp.record import Call, Kept, Key
 from dumpcmp.sizes import parse_nbytes
-from tests.compaction.archives import put_step, write_archive
+from tests.compaction.archives import put, put_step, write_archive
 
 
 def kept(archive: Archive) -> dict[Key, Kept]:
@@ -136,6 +138,18 @@ def test_links_across_parts_follow_what_they_lead_to(tmp_path):
 def test_the_recipe_is_in_the_file(whole, options, recipe):
     compact(whole, **options)
     assert summary_of(Archive(whole), Key("Model", 0, "embed", 0, "output.0")).recipe == recipe
+
+
+def test_segments_name_the_tokens_in_the_reason(tmp_path):
+    for name, error in (("golden", 0.0), ("target", 1.0)):
+        with ArchiveWriter(tmp_path / name, run={}) as sink:
+            sink.call(Call("Model", 0, "up", 0, 0))
+            numbers = np.random.default_rng(0).standard_normal((160, 40)).astype(np.float32)
+            numbers[73] += error
+            put(sink, Key("Model", 0, "up", 0, "output.0"), 0, numbers)
+        compact(tmp_path / name, segments=16)
+    row = dumpcmp.compare(tmp_path / "golden", tmp_path / "target").rows[0]
+    assert row.verdict is Verdict.FAIL and "mostly in rows 70 to 79" in row.judgement.reason
 
 
 def spread_of(numbers):
