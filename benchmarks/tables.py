@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 # Table -> module of this package; each module has a function `table() -> Table`.
 TABLES: dict[str, str] = {
+    "unshard": "unshard",
     "capture": "capture",
     "archive": "archive",
     "faults": "faults",

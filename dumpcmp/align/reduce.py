@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.dtypes import Dtype, Kind
+from dumpcmp.dtypes import Dtype, Kind, widen
 from dumpcmp.errors import LayoutError
 from dumpcmp.tensors import Value
 
@@ -17,7 +18,7 @@ Numbers = NDArray[np.generic]
 _BLOCK = 1 << 17  # elements
 
 _WIDE = {Kind.FLOAT: "<f8", Kind.COMPLEX: "<c16"}  # exact sums of short floats; ints stay ints
-_FOLDS: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
+_FOLDS: dict[str, np.ufunc] = {
     "sum": np.add,
     "avg": np.add,  # and divided by the number of terms afterwards
     "max": np.maximum,
@@ -27,22 +28,31 @@ _FOLDS: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
 
 
 def reduce_terms(terms: Iterable[Value], reduction: str, divisor: int) -> Value:
-    """Fold `terms` by `reduction`, divide by `divisor`, round once to the terms' dtype."""
-    fold = _FOLDS[reduction]
-    total: Numbers | None = None
-    for term in terms:
-        dtype = term.dtype
-        numbers = term.numbers().astype(_WIDE.get(dtype.kind, term.bits.dtype))
-        total = numbers if total is None else fold(total, numbers)
-    assert total is not None
-    if divisor == 1:
-        return Value(dtype, narrow(total, dtype))
-    if dtype.kind not in _WIDE:
+    """Fold `terms` by `reduction`, divide by `divisor`, round once to the terms' dtype.
+
+    Works block by block, so that the wide sums never take more than a block.
+    """
+    values = list(terms)
+    dtype, shape = values[0].dtype, values[0].shape
+    if divisor != 1 and dtype.kind not in _WIDE:
         raise LayoutError(
             f"{dtype} values cannot be divided by {divisor}",
             hint="declare them replicated, or a plain partial sum",
         )
-    return Value(dtype, narrow(np.divide(total, divisor), dtype))
+    flat = [np.ascontiguousarray(value.bits).reshape(-1) for value in values]
+    whole = np.empty(flat[0].shape, flat[0].dtype)
+    for start in range(0, max(1, whole.size), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        total = _fold([widen(bits[block], dtype) for bits in flat], reduction, dtype)
+        whole[block] = narrow(total if divisor == 1 else np.divide(total, divisor), dtype)
+    return Value(dtype, whole.reshape(shape))
+
+
+def _fold(terms: Sequence[Numbers], reduction: str, dtype: Dtype) -> Numbers:
+    total = terms[0].astype(_WIDE.get(dtype.kind, dtype.storage))
+    for term in terms[1:]:
+        _FOLDS[reduction](total, term, out=total)
+    return total
 
 
 def narrow(numbers: Numbers, dtype: Dtype) -> Numbers:
@@ -85,10 +95,28 @@ def distance(value: Value, other: Value) -> Distance:
         longest = int(np.argmax(value.shape))
         halves = zip(_halves(value, longest), _halves(other, longest), strict=True)
         return sum((distance(one, two) for one, two in halves), Distance())
+    numbers, others = value.numbers(), other.numbers()
+    if numbers.dtype == others.dtype == np.float32:
+        quick = _finite_distance(numbers, others)
+        if math.isfinite(quick.error + quick.norm):
+            return quick
     kind = "<c16" if value.dtype.kind is Kind.COMPLEX else "<f8"
-    numbers, others = value.numbers().astype(kind), other.numbers().astype(kind)
+    return _any_distance(numbers.astype(kind), others.astype(kind))
+
+
+def _finite_distance(numbers: Numbers, others: Numbers) -> Distance:
+    """The sums of a block of float32 in its own precision; not finite where an element is not."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = np.subtract(others, numbers).reshape(-1)
+        ours = np.ascontiguousarray(numbers).reshape(-1)
+        error, norm = float(np.dot(difference, difference)), float(np.dot(ours, ours))
+        worst = max(float(difference.max(initial=0)), -float(difference.min(initial=0)))
+    return Distance(error, norm, worst)
+
+
+def _any_distance(numbers: NDArray[Any], others: NDArray[Any]) -> Distance:
     with np.errstate(invalid="ignore"):  # the infinities of both sides are equal, not NaN apart
-        difference = np.abs(others - numbers)
+        difference = np.abs(np.subtract(others, numbers))
     difference[(numbers == others) | (np.isnan(numbers) & np.isnan(others))] = 0
     difference[np.isnan(difference)] = np.inf
     finite = numbers[np.isfinite(numbers)]
