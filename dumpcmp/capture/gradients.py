@@ -52,7 +52,11 @@ class Watches:
         if len(self._tensors) % 4096 == 0:
             self._forget_freed()
 
-    def _fired(self, gradients: Gradients, places: list[tuple[Call, str]], grad: Tensor) -> None:
+    def _fired(
+        self, gradients: Gradients, places: list[tuple[Call, str]], grad: Tensor | None
+    ) -> None:
+        if grad is None:  # compiled code tells so of outputs that nothing was computed from
+            return
         handle = self._tensors.pop(id(places), None)
         if handle is None:
             return
