@@ -13,7 +13,7 @@ from dumpcmp.comparing.partitioned import COLLECTIVE
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.task import Measured
 from dumpcmp.dtypes import dtype_named
-from dumpcmp.judge import Checker, Conditions, RoundingChecker, judge
+from dumpcmp.judge import INEXACT, Checker, Conditions, ExactChecker, RoundingChecker, judge
 from dumpcmp.outcome import REMOVED, Judgement, Row, Verdict, is_gradient, is_input
 from dumpcmp.record import NO_KERNEL, Key
 
@@ -40,7 +40,8 @@ def judged(
             conditions = replace(
                 conditions, cancellation=cancelled.get(place_of(match.golden), 1.0)
             )
-            judgement = judge(found.metrics, conditions, checker)
+            inexact = conditions.kinds & INEXACT  # integers and booleans are equal or not
+            judgement = judge(found.metrics, conditions, checker if inexact else ExactChecker())
         judgement = found.laid.speak(judgement) if found.laid else judgement
         rows.append(_row(match, golden, target, found, judgement))
     for i, first in repeats(matches, golden.links(), target.links()).items():

@@ -1,0 +1,124 @@
+"""Reports: the CSV, JSON and DataFrame say the same, and the docs name every column."""
+
+import csv
+import json
+import math
+from dataclasses import fields
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from dumpcmp.columns import COLUMNS, cells
+from dumpcmp.comparing import compare
+from dumpcmp.outcome import Metrics, Outcome, Verdict, tally
+from dumpcmp.report.csvfile import write_csv, write_json
+from dumpcmp.report.terminal import show
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "sample_dumps"
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    return compare(SAMPLES / "golden", SAMPLES / "target")
+
+
+def text_of(outcome: Outcome) -> str:
+    console = Console(file=StringIO(), width=120)
+    show(outcome, console, ["out/compare.csv"])
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_the_csv_has_a_line_for_every_row_in_order(outcome: Outcome, tmp_path: Path) -> None:
+    with write_csv(outcome, tmp_path / "new" / "compare.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["op"], line["slot"]) for line in lines] == [
+        (row.key.op, row.key.slot) for row in outcome.rows
+    ]
+    assert list(lines[0]) == [column.name for column in COLUMNS]
+
+
+def test_csv_json_and_dataframe_say_the_same(outcome: Outcome, tmp_path: Path) -> None:
+    frame = outcome.to_pandas()
+    again = pd.read_csv(write_csv(outcome, tmp_path / "c.csv"))
+    rows = json.loads(write_json(outcome, tmp_path / "c.json").read_text())["rows"]
+    for name in ("rel_l2", "max_abs_diff", "golden_norm", "mismatched"):
+        assert again[name].to_list() == pytest.approx(frame[name].to_list(), nan_ok=True)
+        told = [math.nan if row[name] is None else float(row[name]) for row in rows]
+        assert told == pytest.approx(frame[name].astype(float).to_list(), nan_ok=True)
+    assert again["verdict"].to_list() == frame["verdict"].to_list()
+
+
+def test_json_tells_the_first_divergence_first(outcome: Outcome, tmp_path: Path) -> None:
+    told = json.loads(write_json(outcome, tmp_path / "c.json").read_text())
+    assert told["first_divergence"]["op"] == "layers.1.attn.o_proj/linear"
+    assert told["exit_code"] == 1 and told["tally"]["FAIL"] == outcome.tally[Verdict.FAIL]
+
+
+def test_a_report_is_replaced_whole(outcome: Outcome, tmp_path: Path) -> None:
+    path = tmp_path / "compare.csv"
+    path.write_text("what was here before")
+    write_csv(outcome, path)
+    assert "before" not in path.read_text() and list(tmp_path.iterdir()) == [path]
+
+
+def test_every_failing_row_is_a_root_or_names_its_cause(outcome: Outcome) -> None:
+    failing = [row for row in outcome.rows if row.verdict.fails]
+    assert failing and all(row.root != (row.cause is not None) for row in failing)
+    assert {row.cause for row in failing if row.cause} <= {row.key for row in outcome.roots}
+
+
+TOLD = [
+    "DIFFERENT",
+    "724 of 724 values paired",
+    "First divergence: layers.1.attn.o_proj/linear",
+    "dumpcmp/demo.py:",
+    "its inputs agree and its output does not",
+    "Further roots",
+    "Worst values",
+    "report: out/compare.csv",
+]
+
+
+@pytest.mark.parametrize("words", TOLD)
+def test_the_summary_tells(outcome: Outcome, words: str) -> None:
+    shown = " ".join(text_of(outcome).split())
+    number = f"{len(outcome.rows)} of {len(outcome.rows)} values paired"
+    assert words.replace("724 of 724 values paired", number) in shown
+
+
+def test_the_same_run_is_the_same() -> None:
+    same = compare(SAMPLES / "golden", SAMPLES / "golden")
+    assert same.exit_code == 0 and same.first_divergence is None
+    assert "SAME" in text_of(same)
+
+
+def test_nothing_compared_is_trouble() -> None:
+    assert Outcome(()).exit_code == 2
+    assert "TROUBLE" in text_of(Outcome(()))
+
+
+def test_tallies_add(outcome: Outcome) -> None:
+    half = len(outcome.rows) // 2
+    assert tally(outcome.rows[:half]) + tally(outcome.rows[half:]) == outcome.tally
+
+
+def test_every_metric_that_is_measured_is_reported(outcome: Outcome) -> None:
+    names = {column.name for column in COLUMNS}
+    apart = {"equal", "num_finite", "nonfinite_agree", "golden", "target", "exact"}
+    assert {field.name for field in fields(Metrics)} - apart <= names
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
+def test_the_docs_explain_every_column(column) -> None:
+    page = (ROOT / "docs" / "reports.md").read_text().replace("\\|", "|")
+    assert f"| `{column.name}` | {column.doc} |" in page
+
+
+def test_cells_are_plain_values(outcome: Outcome) -> None:
+    for row in (outcome.rows[0], outcome.roots[0]):
+        assert all(isinstance(cell, str | int | float | None) for cell in cells(row).values())
