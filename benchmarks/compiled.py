@@ -154,11 +154,12 @@ def cases() -> Iterator[Case]:
 
 
 def measured(case: Case) -> list[str]:
-    """Dump `case` eagerly and compiled, and count what pairs."""
+    """Dump `case` eagerly, as FX graph and compiled, and count what pairs."""
     program = case.subject().step
     with tempfile.TemporaryDirectory() as room:
-        golden, target = Path(room, "golden"), Path(room, "target")
-        dump(program, golden, backward=case.training)
+        eager, graph, target = (Path(room, name) for name in ("eager", "fx", "target"))
+        dump(program, eager, backward=case.training)
+        dump(program, graph, mode="fx", backward=case.training)
         taken: list[Any] = []
         dumped = dump(
             program, target, mode="compiled", backward=case.training, certify=True,
@@ -166,24 +167,22 @@ def measured(case: Case) -> list[str]:
         )  # fmt: skip
         if dumped.error is not None:
             raise dumped.error
-        outcome = dumpcmp.compare(golden, target)
+        by_op, by_module = dumpcmp.compare(graph, target), dumpcmp.compare(eager, target)
     texts = taken[0].mode.texts
     certificate = dumped.certificate.partition(" as in")[0]
+    modules = [row for row in outputs(by_module) if "/" not in row.key.op]
+    gradients = [row for row in by_op.rows if row.key.slot.startswith("grad")]
     return [
         case.model, case.words, case.way, certificate.replace("not certified: ", ""),
-        *shares(outcome), share(texts.num_captured, texts.num_computed),
-        str(sum(row.verdict.fails for row in outcome.rows)),
+        part(outputs(by_op)), part(modules), part(gradients),
+        share(texts.num_captured, texts.num_computed),
+        str(sum(row.verdict.fails for row in by_op.rows)),
     ]  # fmt: skip
 
 
-def shares(outcome: Outcome) -> tuple[str, str, str]:
-    """Which part of the ops, of the module outputs and of the gradients passed."""
-    rows = [row for row in outcome.rows if row.golden_key is not None]
-    outputs = [row for row in rows if row.key.slot.startswith("output")]
-    gradients = [row for row in rows if row.key.slot.startswith("grad")]
-    ops = [row for row in outputs if "/" in row.key.op]
-    modules = [row for row in outputs if "/" not in row.key.op]
-    return part(ops), part(modules), part(gradients)
+def outputs(outcome: Outcome) -> list[Row]:
+    """The rows of what golden's ops and modules gave."""
+    return [row for row in outcome.rows if row.golden_key and row.key.slot.startswith("output")]
 
 
 def part(rows: list[Row]) -> str:
@@ -206,8 +205,9 @@ def table() -> Table:
         rows.append(measured(case))
         print("| " + " | ".join(rows[-1]) + " |", file=sys.stderr, flush=True)
     how = (
-        f"torch {torch.__version__}, CPU. Golden is an eager dump. Counted are values of golden "
-        "that have a partner in the compiled run and agree with it; wrong are those that do not."
+        f"torch {torch.__version__}, CPU. Golden is an FX dump, and for module outputs an eager one. "
+        "Counted are golden's values that the compiled run has, too, and agrees with; wrong are "
+        "those that fail. Certificates compare with a run that was compiled but not tapped."
     )
     return Table("compiled", HEADINGS, rows, how)
 

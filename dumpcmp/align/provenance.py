@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dumpcmp.align.match import Match
 
 BY = "provenance"
+_INNER = ("inner.", "grad_inner.")  # slots of what an op computes on its way, with fusion off
 
 
 def by_provenance(
@@ -33,10 +34,12 @@ def by_provenance(
     partners = {first(match.golden): match.target for match in reversed(paired) if match.golden}
     for match in matches:
         kernel = kernel_of(match)
-        if match.golden is None or match.target is not None:
+        if match.target is not None:
             by = BY if kernel and match.by == "key" else match.by
-            yield replace(match, by=by, inside=kernel if match.golden is None else "")
+            inner = match.golden is None and match.target.slot.startswith(_INNER)
+            yield replace(match, by=by, inside=kernel if inner else "")
             continue
+        assert match.golden is not None
         origin = first(match.golden)
         if origin in partners:
             yield replace(match, target=partners[origin], by=BY)
