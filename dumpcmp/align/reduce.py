@@ -127,6 +127,18 @@ def _any_distance(numbers: NDArray[Any], others: NDArray[Any]) -> Distance:
     )
 
 
+def products(value: Value, other: Value) -> tuple[float, float, float]:
+    """The squared norm of `value`, its product with `other`, and the squared norm of that."""
+    if value.numel > _BLOCK:
+        longest = int(np.argmax(value.shape))
+        halves = zip(_halves(value, longest), _halves(other, longest), strict=True)
+        one, two = (products(*pair) for pair in halves)
+        return one[0] + two[0], one[1] + two[1], one[2] + two[2]
+    ours, theirs = (side.numbers().astype(np.float64).reshape(-1) for side in (value, other))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(ours @ ours), float(ours @ theirs), float(theirs @ theirs)
+
+
 def same_bits(value: Value, other: Value) -> bool:
     """Whether both values have the same bits, NaN included."""
     unsigned = f"<u{min(value.dtype.nbytes, 8)}"

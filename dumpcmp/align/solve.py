@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dumpcmp.align.reduce import Distance, distance
 from dumpcmp.align.regions import Shape, Shard
 from dumpcmp.align.unshard import Load, Plan, Whole, plan_unshard, slices, unshard
+from dumpcmp.dtypes import widen
 from dumpcmp.errors import LayoutError
 from dumpcmp.layouts import (
     MICROBATCH,
@@ -29,7 +30,8 @@ from dumpcmp.layouts import (
 from dumpcmp.tensors import Value
 
 _MERGED = ("a", "b", "c", "d", "e", "f", "g", "h")  # names for parts that nobody named
-_SAMPLED = 4096  # elements of a slice that its signature looks at
+_SAMPLED = 1 << 20  # elements of a block that decide whether it fits
+_SIGNED = 4096  # elements of a slice that its signature looks at
 _SHOWN = 6  # hypotheses that a message quotes
 
 
@@ -138,10 +140,16 @@ def _fit(question: Question, plan: Plan, load: Load) -> tuple[float, Whole | Non
 
 
 def cell_distance(golden: Value, mine: Value, plan: Plan, cell: int) -> Distance:
-    """How far the shard `mine` is from the region of `golden` that `cell` of `plan` is."""
+    """How far the shard `mine` is from the region of `golden` that `cell` of `plan` is.
+
+    Of large blocks a sample decides: the beginning of each.
+    """
     total = Distance()
     for there, here in slices(plan.cells[cell].region):
         part, shard = golden.bits[there], mine.bits[here]
+        if part.size > _SAMPLED:
+            rows = max(1, len(part) * _SAMPLED // part.size)
+            part, shard = part[:rows], shard[:rows]
         total += distance(Value(golden.dtype, part), Value(mine.dtype, shard))
     return total
 
@@ -299,7 +307,12 @@ def _merged_sizes(golden: Value, first: Value, n: int, size: int) -> Shape | Non
 
 def _signatures(value: Value, n: int) -> NDArray[np.float64]:
     """One number for each slice of `value` along dim `n`: a projection on fixed random weights."""
-    rows = np.moveaxis(value.numbers(), n, 0).reshape(value.shape[n], -1)[:, :_SAMPLED]
+    some, budget = [slice(None)], _SIGNED
+    moved = np.moveaxis(value.bits, n, 0)
+    for size in moved.shape[1:]:
+        some.append(slice(max(1, min(size, budget))))
+        budget //= max(1, min(size, budget))
+    rows = widen(moved[tuple(some)], value.dtype).reshape(value.shape[n], -1)
     weights = np.random.default_rng(0).standard_normal(rows.shape[1])
     projected: NDArray[np.float64] = np.abs(rows.astype(np.complex128) @ weights)
     return projected

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from dumpcmp.align.reduce import distance, reduce_terms
+from dumpcmp.align.reduce import distance, products, reduce_terms
 from dumpcmp.align.solve import Question, cell_distance, hypotheses
 from dumpcmp.align.unshard import Load, Plan
 from dumpcmp.dtypes import Kind
@@ -72,13 +71,11 @@ def describe(
 def _about_whole(golden: Value, target: Value, limit: float) -> Iterator[str]:
     if golden.dtype.kind is not Kind.FLOAT or golden.shape != target.shape:
         return
-    ours, theirs = golden.numbers().astype(np.float64), target.numbers().astype(np.float64)
-    norm = float(np.vdot(ours, ours))
-    ratio = float(np.vdot(ours, theirs)) / norm if norm else 1.0
+    ours, both, theirs = products(golden, target)
+    ratio = both / ours if ours else 1.0
     factor = min(_FACTORS, key=lambda n: abs(n - ratio))
-    if abs(ratio / factor - 1) <= _SLACK * limit and np.linalg.norm(
-        theirs - factor * ours
-    ) <= _SLACK * limit * factor * np.sqrt(norm):
+    apart = theirs - 2 * factor * both + factor**2 * ours
+    if math.isfinite(apart) and apart <= (_SLACK * limit * factor) ** 2 * ours:
         shown = f"{factor:.0f}" if factor > 1 else f"1/{1 / factor:.0f}"
         yield f"the target is {shown} times golden: a reduction too many, or a mean left out"
 

@@ -15,6 +15,7 @@ from dumpcmp.align.regions import (
     Corner,
     DimRegions,
     Region,
+    Run,
     Shape,
     Shard,
     corners,
@@ -111,11 +112,13 @@ def unshard(plan: Plan, load: Load) -> Whole:
     for cell in plan.cells:
         disagreements += _disagreements(plan, cell, load)
         first = load(cell.terms[0][0])
-        if whole is None:
-            whole, dtype = np.zeros(plan.shape, first.bits.dtype), first.dtype
         if len(cell.terms) > 1 or plan.divisor > 1:
             terms = (load(replicas[0]) for replicas in cell.terms)
             first = reduce_terms(terms, plan.reduction, plan.divisor)
+        if cell.region == _all_of(plan.shape):
+            return Whole(first, tuple(disagreements))  # nothing to join: no copy
+        if whole is None:
+            whole, dtype = np.zeros(plan.shape, first.bits.dtype), first.dtype
         for there, here in slices(cell.region):
             whole[there] = first.bits[here]
     if whole is None:
@@ -124,6 +127,11 @@ def unshard(plan: Plan, load: Load) -> Whole:
             hint="dumpcmp audit names the ranks that left no archive",
         )
     return Whole(Value(dtype, whole), tuple(disagreements))
+
+
+def _all_of(shape: Shape) -> Region:
+    """The region that is everything, in the order in which it lies."""
+    return tuple((Run(0, 0, size),) for size in shape)
 
 
 def shard(whole: Value, layout: Layout, mesh: Mesh) -> list[tuple[Shard, Value]]:
