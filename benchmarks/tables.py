@@ -9,6 +9,7 @@ TABLES: dict[str, str] = {
     "capture": "capture",
     "archive": "archive",
     "faults": "faults",
+    "rounding": "rounding",
     "compare": "compare",
     "compiled": "compiled",
     "compiled-cost": "compiled_cost",
