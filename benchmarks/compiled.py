@@ -205,7 +205,7 @@ def table() -> Table:
         rows.append(measured(case))
         print("| " + " | ".join(rows[-1]) + " |", file=sys.stderr, flush=True)
     how = (
-        f"torch {torch.__version__}, CPU. Golden is an FX dump, and for module outputs an eager one. "
+        f"torch {torch.__version__}, CPU. Golden is an FX dump, for module outputs an eager one. "
         "Counted are golden's values that the compiled run has, too, and agrees with; wrong are "
         "those that fail. Certificates compare with a run that was compiled but not tapped."
     )

@@ -341,8 +341,8 @@ def dump(
 
     `selection` are the filters of `capture`. `watch` is told of the capture when it begins. An
     exception of the program does not come out of here: it is part of what is returned. With
-    `certify` the program runs once more before, compiled but not tapped, and the certificate
-    says whether the tap changed kernels or bits.
+    `certify` the program runs twice before, compiled but not tapped, and the certificate says
+    whether the tap changed kernels or bits.
     """
     if certify and selection.get("mode") != "compiled":
         raise SelectionError("--certify is for --mode compiled", hint="leave it out")
@@ -365,7 +365,8 @@ def dump(
             if error is not None:
                 now.writer.run["error"] = f"{type(error).__name__}: {error}"
             if untapped is not None and evidence is not None:
-                now.writer.run["certificate"] = certificate(untapped, evidence).to_json()
+                stated = certificate(untapped[0], evidence, again=untapped[1])
+                now.writer.run["certificate"] = stated.to_json()
     certified = now.writer.run.get("certificate", {}).get("text", "")
     compacted = now.compactor.said if now.compactor else ""
     return Dumped(now.path, now.counts, tuple(now.remarks()), error, certified, compacted)

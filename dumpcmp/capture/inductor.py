@@ -49,7 +49,8 @@ class CompiledCapture(ModuleCapture):
         tapped: bool = True,
         evidence: Evidence | None = None,
     ) -> None:
-        super().__init__(recorder, roots, mode=None)
+        inner = [getattr(root, "_orig_mod", root) for root in roots]  # of what torch.compile gave
+        super().__init__(recorder, inner, mode=None)
         self.enter = untraced(self.enter)
         self.exit = untraced(self.exit)
         self.evidence = evidence
@@ -205,24 +206,35 @@ class CompiledBackend(GraphBackend):
         """No evidence is gathered here."""
 
 
-def untapped_evidence(program: Callable[[], object]) -> Evidence:
-    """Run `program` compiled as it would be, with no tap; what it drew at random is put back."""
-    evidence = Evidence()
-    capture = CompiledCapture(Recorder(_Nowhere(), Tap()), tapped=False, evidence=evidence)
-    # What goes wrong here goes wrong in the run that is recorded, too, and is told of there.
-    with capture.running(), _randomness_kept(), suppress(Exception, SystemExit):
-        program()
-    return evidence
+class Randomness:
+    """The state of all random generators, to begin a run with again."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def restore(self) -> None:
+        """Put the generators back to where they were."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
 
 
-@contextmanager
-def _randomness_kept() -> Iterator[None]:
-    devices = range(torch.cuda.device_count())
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices):
-        yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
+def untapped_evidence(program: Callable[[], object]) -> tuple[Evidence, Evidence]:
+    """Run `program` twice, compiled as it would be, with no tap, from the same random state."""
+    start, runs = Randomness(), (Evidence(), Evidence())
+    capture = CompiledCapture(Recorder(_Nowhere(), Tap()), tapped=False)
+    with capture.running():
+        for evidence in runs:
+            capture.evidence = evidence
+            # What goes wrong here goes wrong in the recorded run, too, and is told of there.
+            with suppress(Exception, SystemExit):
+                program()
+            start.restore()
+    return runs
 
 
 class _Nowhere:

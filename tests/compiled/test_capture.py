@@ -15,6 +15,7 @@ from torch._inductor import config
 import dumpcmp
 from dumpcmp.archive.reader import Archive
 from dumpcmp.capture import inductor_names
+from dumpcmp.capture.certificate import Evidence, GraphRun, certificate
 from dumpcmp.dumping import dump
 from dumpcmp.errors import CaptureError, SelectionError
 from dumpcmp.outcome import Verdict
@@ -46,6 +47,31 @@ def test_the_tap_changes_no_kernel_and_no_bit(certified: Path) -> None:
     stated = facts_of(certified)["certificate"]
     assert stated["same_kernels"] is True and stated["same_bits"] is True
     assert stated["text"].startswith("certified: same kernels, same bits")
+
+
+# Outputs of an untapped run, of the tapped run and of a second untapped run; then what is certain.
+CERTIFICATES = {
+    "all the same": (["a", "b"], ["a", "b"], ["a", "b"], True),
+    "the tap changed one": (["a", "b"], ["a", "x"], ["a", "b"], False),
+    "one differs by itself": (["a", "b"], ["a", "x"], ["a", "y"], True),
+    "one by itself, one by the tap": (["a", "b"], ["z", "x"], ["a", "y"], False),
+}
+
+
+@pytest.mark.parametrize("name", CERTIFICATES)
+def test_certificates_leave_out_what_no_run_repeats(name: str) -> None:
+    *outputs, same = CERTIFICATES[name]
+    runs = [Evidence([GraphRun("code", "inputs", tuple(out))]) for out in outputs]
+    stated = certificate(runs[0], runs[1], again=runs[2])
+    assert (stated.same_kernels, stated.same_bits) == (True, same)
+    assert stated.text.startswith("certified" if same else "not certified")
+
+
+def test_other_kernels_or_other_inputs_are_not_certified() -> None:
+    plain = Evidence([GraphRun("code", "inputs", ("a",))])
+    for other in (GraphRun("changed", "inputs", ("a",)), GraphRun("code", "others", ("a",))):
+        assert certificate(plain, Evidence([other])).text.startswith("not certified")
+    assert certificate(plain, Evidence()).same_bits is None
 
 
 def test_a_comparison_says_whether_its_target_is_certified(

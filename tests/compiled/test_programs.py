@@ -93,6 +93,15 @@ def test_a_program_is_tapped_as_it_is(name: str, tmp_path: Path) -> None:
     assert passed(outcome, "layers.1/add", "output.0") == len(sizes)
 
 
+def test_a_compiled_module_can_be_named(golden: Golden, tmp_path: Path) -> None:
+    model, x = net()
+    compiled = torch.compile(model)
+    with dumpcmp.capture(compiled, tmp_path / "d", mode="compiled"), torch.no_grad():
+        compiled(x)
+    outcome = dumpcmp.compare(golden(False), tmp_path / "d")
+    assert outcome.exit_code == 0 and passed(outcome, "head/linear", "output.0") == 1
+
+
 def passed(outcome: Outcome, op: str, slot: str) -> int:
     rows = [row for row in outcome.rows if (row.key.op, row.key.slot) == (op, slot)]
     return sum(row.verdict is Verdict.PASS for row in rows)
