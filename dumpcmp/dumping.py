@@ -27,6 +27,7 @@ from dumpcmp.capture.certificate import NOT_CERTIFIED, Evidence, certificate
 from dumpcmp.capture.distributed import world
 from dumpcmp.capture.graph import GraphCapture
 from dumpcmp.capture.inductor import CompiledBackend, CompiledCapture, untapped_evidence
+from dumpcmp.capture.inductor_names import unwrapped
 from dumpcmp.capture.modules import ModuleCapture
 from dumpcmp.capture.precision import Precision
 from dumpcmp.capture.recorder import Counts, Recorder
@@ -361,7 +362,7 @@ def dump(
             except SystemExit as end:
                 error = end if end.code else None
             except BaseException as raised:
-                error = raised
+                error = unwrapped(raised)
             if error is not None:
                 now.writer.run["error"] = f"{type(error).__name__}: {error}"
             if untapped is not None and evidence is not None:

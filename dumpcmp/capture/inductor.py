@@ -22,6 +22,7 @@ from dumpcmp.capture.inductor_names import (
     inside_compiled_callable,
     refuse_cpp_wrapper,
     skip_code,
+    unwrapped,
 )
 from dumpcmp.capture.models import Model
 from dumpcmp.capture.modules import ModuleCapture, is_compile_wrapper
@@ -69,6 +70,8 @@ class CompiledCapture(ModuleCapture):
         try:
             with super().running(), tapping(self, self._provenance):
                 yield
+        except Exception as error:
+            raise unwrapped(error) from None
         finally:
             torch._dynamo.reset()
 

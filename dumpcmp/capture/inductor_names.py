@@ -22,6 +22,7 @@ _NAMES = {
         "Scheduler.free_buffers",
         "Scheduler.can_buffer_be_removed_through_fusion",
     ),
+    "torch._inductor": ("aoti_load_package",),
     "torch._inductor.graph": ("GraphLowering.codegen",),
     "torch._inductor.compile_fx": ("compile_fx",),
     "torch._inductor.config": (
@@ -112,7 +113,7 @@ def _present(module: str, name: str) -> bool:
 
 def unwrapped(error: BaseException) -> BaseException:
     """Our own error out of the one that dynamo wraps around what its backend raises."""
-    inner = getattr(error, "inner_exception", None) or error.__cause__
+    inner = getattr(error, "inner_exception", None)
     return inner if isinstance(inner, CaptureError) else error
 
 
@@ -208,6 +209,8 @@ def compilation_watched(watcher: Watcher, options: Options) -> Iterator[None]:
             (compiler, "compile_fx", partial(_compile_fx, options)),
         ):
             patches.enter_context(_replaced(owner, name, around(watcher, getattr(owner, name))))
+        inductor = import_module("torch._inductor")
+        patches.enter_context(_replaced(inductor, "aoti_load_package", _refuse_package))
         if options.materialized:
             keep = "can_buffer_be_removed_through_fusion"
             patches.enter_context(_replaced(scheduler, keep, lambda *_: False))
@@ -408,16 +411,20 @@ def _generate_kernel_call(_: Watcher, original: Replace) -> Replace:
 def _codegen(watcher: Watcher, original: Replace) -> Replace:
     def codegen(lowering: Any) -> Any:
         if getattr(lowering, "aot_mode", False):
-            raise CaptureError(
-                "an AOTInductor package is being compiled: it has no Python code to tap",
-                hint="compile the program with torch.compile, or capture it with --mode fx",
-            )
+            _refuse_package()
         wrapper, kernels = original(lowering)
         if hasattr(wrapper, "value") and _watched(lowering):
             wrapper.value += watcher.generated(lowering.module, wrapper.value)
         return wrapper, kernels
 
     return codegen
+
+
+def _refuse_package(*_: Any, **__: Any) -> None:
+    raise CaptureError(
+        "an AOTInductor package has no Python code to tap",
+        hint="dump the program that it was made of, under torch.compile, with --mode compiled",
+    )
 
 
 def _run_node(watcher: Watcher, original: Replace) -> Replace:

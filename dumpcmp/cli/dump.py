@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dumpcmp.errors import SelectionError
+from dumpcmp.errors import DumpcmpError, SelectionError
 from dumpcmp.sizes import parse_nbytes
 
 if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
@@ -153,6 +153,9 @@ _OURS = (str(Path(__file__).parents[1]), runpy.__file__, "<frozen runpy>")
 
 def show_error(error: BaseException) -> None:
     """Print the program's own exception as Python would, without the frames of the capture."""
+    if isinstance(error, DumpcmpError):
+        click.echo(f"dumpcmp: {error}", err=True)
+        return
     if isinstance(error, SystemExit):
         click.echo(f"dumpcmp: the program exited with {error.code}", err=True)
         return

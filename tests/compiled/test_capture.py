@@ -170,10 +170,25 @@ def test_an_option_of_torch_compile_is_refused_too(tmp_path: Path) -> None:
     model, x = net()
     compiled = torch.compile(model, options={"cpp_wrapper": True})
     with (
-        pytest.raises(Exception, match="cpp_wrapper is on"),
+        pytest.raises(CaptureError, match="cpp_wrapper is on"),
         dumpcmp.capture(model, tmp_path / "d", mode="compiled"),
     ):
         compiled(x)
+
+
+def test_packages_are_refused(tmp_path: Path) -> None:
+    model, x = net()
+    with (
+        pytest.raises(CaptureError, match="AOTInductor"),
+        dumpcmp.capture(model, tmp_path / "loaded", mode="compiled"),
+    ):
+        torch._inductor.aoti_load_package("model.pt2")
+    program = torch.export.export(model, (x,))
+    with (
+        pytest.raises(CaptureError, match="AOTInductor"),
+        dumpcmp.capture(model, tmp_path / "made", mode="compiled"),
+    ):
+        torch._inductor.aoti_compile_and_package(program, package_path=tmp_path / "m.pt2")
 
 
 def test_a_missing_name_of_torch_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
