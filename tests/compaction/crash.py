@@ -53,19 +53,19 @@ def digests(path: Path) -> dict[Key, str]:
 def trials(room: Path, count: int, seed: int = 0) -> tuple[int, int]:
     """Kill `count` compactors at work: how many were tried, and values then lost or wrong."""
     rng, killed, number, wrong = random.Random(seed), 0, 0, 0
-    write_archive(room / "first", steps=5, shape=(64, 2000))
+    write_archive(room / "first", steps=3, shape=(64, 2000))
     measured = time.monotonic()
     compact(room / "first")
     duration = time.monotonic() - measured
     while killed < count:
         number += 1
         path = room / str(number)
-        write_archive(path, steps=5, shape=(64, 2000), seed=number)
+        write_archive(path, steps=3, shape=(64, 2000), seed=number)
         expected = digests(path)
         killed += kill_one(path, rng.uniform(0, 1.2 * duration))
         wrong += sum(digests(path).get(key) != digest for key, digest in expected.items())
         compact(path)
         wrong += sum(digests(path).get(key) != digest for key, digest in expected.items())
         wrong += len(list(path.rglob(".draft-*")))
-        assert len(list(sealed_parts(path))) == 5
+        assert len(list(sealed_parts(path))) == 3
     return number, wrong

@@ -4,7 +4,7 @@ import os
 
 from tests.compaction.crash import trials
 
-COUNT = int(os.environ.get("DUMPCMP_CRASH_TRIALS", "4"))
+COUNT = int(os.environ.get("DUMPCMP_CRASH_TRIALS", "3"))
 
 
 def test_a_killed_compactor_leaves_every_part_full_or_compacted(tmp_path):
