@@ -24,6 +24,7 @@ from dumpcmp.archive.writer import ArchiveWriter
 from dumpcmp.record import Call, Key, Record
 
 PER_CALL = 4  # values of one op: two inputs, a weight, an output
+SMALL_NBYTES = 64 << 10
 POOL_NBYTES = 64 << 20  # distinct tensors; larger cases use them again
 
 
@@ -48,11 +49,15 @@ class Dense:
     """A Source over a numpy array, as a capture on the CPU has them."""
 
     def __init__(self, bits: NDArray[np.float32]) -> None:
-        self._bytes = memoryview(bits).cast("B")
+        self._array = bits.view(np.uint8)
+        self._bytes = memoryview(self._array)
         self.nbytes = bits.nbytes
 
     def copy_into(self, room: memoryview) -> None:
-        room[:] = self._bytes
+        if self.nbytes < SMALL_NBYTES:
+            room[:] = self._bytes
+        else:  # lets other threads run meanwhile
+            np.copyto(np.frombuffer(room, np.uint8), self._array)
 
 
 @dataclass(frozen=True)

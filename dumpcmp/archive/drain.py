@@ -14,7 +14,7 @@ from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import journal
 from dumpcmp.archive.encoder import UNDEFINED
-from dumpcmp.archive.journal import ADDRESS, ADDRESS_AT, CRC, CRC_AT, seal_prefix
+from dumpcmp.archive.journal import ADDRESS, ADDRESS_AT, CRC, CRC_AT
 from dumpcmp.archive.part import Part
 from dumpcmp.archive.ring import Ring
 from dumpcmp.archive.schema import MAGIC, PREFIX_HEADER
@@ -22,10 +22,11 @@ from dumpcmp.archive.schema import MAGIC, PREFIX_HEADER
 COMMIT_SECONDS = 0.05  # half of what is promised: a commit itself takes time too
 GATHER_SECONDS = 0.01
 GATHER_NBYTES = 1 << 20
-LARGEST_WRITE = 1 << 20  # bytes finished at once, and still in the cache when they are written
+SMALL_RUN = 1 << 20  # bytes that are finished at once, or a quarter of what the ring reaches
+LARGE_NBYTES = 4 << 20  # a value that is written while it is digested
 SMALLEST_SHARED = 1 << 17  # bytes worth another thread
-PATIENCE_SECONDS = 0.02  # a producer waits so long before the ring takes more memory
-_VALUE = journal.VALUE
+PATIENCE_SECONDS = 0.5  # a producer waits so long in all before the ring takes more memory
+_CALL, _VALUE = journal.CALL, journal.VALUE
 _PACK_ADDRESS = ADDRESS.pack_into
 _PACK_CRC = CRC.pack_into
 SEAL = 0  # an entry that has no bytes in the ring: the part is finished
@@ -88,7 +89,7 @@ class Drain:
         self.working = threading.Lock()
         self.pending: deque[Entry] = deque()
         self.error: BaseException | None = None
-        self.seconds_waited = 0.0
+        self.seconds_waited = self._impatience = 0.0
         self.open_parts: set[Part] = set()
         self._sequence = 1
         self._committed_at = 0.0
@@ -120,9 +121,13 @@ class Drain:
         began = time.monotonic()
         while self.error is None and not free():
             self._wake.set()
-            if not self.freed.wait(PATIENCE_SECONDS) and not free():
-                self.ring.grow()
-        self.seconds_waited += time.monotonic() - began
+            self.freed.wait(1.0)
+        waited = time.monotonic() - began
+        self.seconds_waited += waited
+        self._impatience += waited
+        if self._impatience > PATIENCE_SECONDS:
+            self._impatience = 0.0
+            self.ring.grow()
 
     def keep_up(self, sequence: int) -> None:
         """Wait while private memory holds what a kill must not lose any more."""
@@ -196,7 +201,7 @@ class Drain:
                     self.ring.unwrap(nbytes, self._sequence)
                     self.freed.notify_all()
             else:
-                if kind == _VALUE and nbytes > LARGEST_WRITE:
+                if kind == _VALUE and nbytes > LARGE_NBYTES:
                     self._write_large(self.pending.popleft())
                 else:
                     self._write_run(part)
@@ -208,14 +213,14 @@ class Drain:
         """Finish the records of `part` that lie one after another, then write them at once."""
         pending, finish_value = self.pending, self._finish_value
         start = stop = pending[0][2]
-        began, count = part.end, 0
+        began, count, most = part.end, 0, max(SMALL_RUN, self.ring.reach // 4)
         self.open_parts.add(part)
         while pending:
             entry = pending[0]
             total = entry[3]
             if entry[1] is not part or entry[2] != stop or entry[0] == SEAL:
                 break
-            if count and stop + total - start > LARGEST_WRITE:
+            if count and stop + total - start > most:
                 break
             pending.popleft()
             if entry[0] == _VALUE:
@@ -267,9 +272,12 @@ class Drain:
             self.freed.notify_all()
 
     def _finish_text(self, kind: int, part: Part, place: int, total: int, *rest: Any) -> None:
-        seal_prefix(self.ring.room[place : place + total], kind, part.end)
-        part.end += total
-        if kind == journal.CALL:
+        """Give a record that is all text its address and CRC."""
+        room, address = self._room, part.end
+        _PACK_ADDRESS(room, place + ADDRESS_AT, address)
+        _PACK_CRC(room, place + CRC_AT, crc32(room[place + 8 : place + total]))
+        part.end = address + total
+        if kind == _CALL:
             part.add_call(*rest)
         elif kind == journal.FORM:
             part.forms.append(*rest)

@@ -29,6 +29,7 @@ _SCALAR = bytes((1, 0, 0, 0, 0, 0, 0, 0))
 _LAYOUT = Struct("<BBQQ")
 _ATTRIBUTE = Struct("<BxHHH")
 _LINK = Struct("<BBBQB")
+_SHORT_LINK = Struct("<HHBxxxBBBQBB")
 _MEMBER = Struct("<IB3xI4x4I")
 
 # name -> size, sign bit, exponent bit and width, mantissa width, exponent bias
@@ -172,6 +173,16 @@ def integer_attribute(name: str, value: int) -> bytes:
     return _integer_title(name) + _INTEGER.pack(value)
 
 
+def text_attribute(name: str, text: str) -> bytes:
+    """`attribute` of a text, for those that are made often."""
+    content = text.encode("utf-8", "surrogatepass") or b"\0"
+    title = _title(name, _TEXT_TYPE.size, len(_SCALAR))
+    nbytes = len(content) + 7 & -8
+    head = _MESSAGE.pack(ATTRIBUTE, len(title) + 16 + nbytes, 0)
+    kind = _TEXT_TYPE.pack(0x13, 0x11, 0, 0, len(content))
+    return b"".join((head, title, kind, _SCALAR, content.ljust(nbytes, b"\0")))
+
+
 _FILL_VALUE = message(FILL_VALUE, bytes((2, 1, 1, 0)))  # allocated early, never filled
 
 
@@ -211,6 +222,18 @@ def address_in_link(name: str) -> int:
     """Where the address lies in the message of `hard_link` for `name`."""
     nbytes = len(name.encode())
     return _MESSAGE.size + 12 + (2 if nbytes > 255 else 1) + nbytes
+
+
+def group_link(name: str, order: int) -> tuple[bytes, int]:
+    """`hard_link` of a group that has no address yet, and where the address belongs in it."""
+    encoded = name.encode()
+    size = len(encoded)
+    if size > 255:
+        return hard_link(name, order, 0), address_in_link(name)
+    head = _SHORT_LINK.pack(
+        LINK, size + 28 & -8, 0, 1, 0b11100, 0, order, 0 if name.isascii() else 1, size
+    )
+    return (head + encoded).ljust(8 + (size + 28 & -8), b"\0"), 21 + size
 
 
 def hard_link(name: str, order: int, address: int) -> bytes:

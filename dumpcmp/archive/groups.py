@@ -31,16 +31,6 @@ def call_json(call: Call) -> bytes:
     return f"[{_quoted(call.op)},{call.call},{call.order},{rest[1:]}".encode()
 
 
-def call_attributes(call: Call) -> list[tuple[str, Any]]:
-    """The attributes of a call's group that few others share, empty ones left out."""
-    told: list[tuple[str, Any]] = [("op", call.op)]
-    if len(call.arguments) > MAX_CACHED:
-        told.append(("arguments", call.arguments))
-    if call.origins:
-        told.append(("origins", json.dumps(call.origins)))
-    return told
-
-
 @lru_cache(maxsize=4096)
 def repeated_attributes(
     call: int, target: str, source: str, phase: str, arguments: str, kernel: str
@@ -81,14 +71,23 @@ class Group:
             self.num_attributes += 1
 
     def describe_call(self, call: Call) -> None:
-        """Set the attributes of the group of `call`."""
-        arguments = call.arguments if len(call.arguments) <= MAX_CACHED else ""
+        """Set the attributes of the group of `call`; empty ones are left out."""
+        long = len(call.arguments) > MAX_CACHED
         shared, count = repeated_attributes(
-            call.call, call.target, call.source, call.phase, arguments, call.kernel
-        )
+            call.call, call.target, call.source, call.phase, "" if long else call.arguments,
+            call.kernel,
+        )  # fmt: skip
         self.attributes = shared + encoder.integer_attribute("order", call.order)
         self.num_attributes = count + 1
-        self.describe(call_attributes(call))
+        if len(call.op) <= MAX_ATTRIBUTE:
+            self.attributes += encoder.text_attribute("op", call.op)
+            self.num_attributes += 1
+        else:
+            self.describe([("op", call.op)])
+        if long:
+            self.describe([("arguments", call.arguments)])
+        if call.origins:
+            self.describe([("origins", json.dumps(call.origins))])
 
     def add(self, link: bytes) -> None:
         """Take one more link message."""
@@ -97,8 +96,10 @@ class Group:
 
     def add_group(self, name: str, child: Group) -> None:
         """Take `child` as `name`; its address is patched in at each commit."""
-        child.address_at = len(self.links) + encoder.address_in_link(name)
-        self.add(encoder.hard_link(name, self.num_links, 0))
+        link, at = encoder.group_link(name, self.num_links)
+        child.address_at = len(self.links) + at
+        self.links += link
+        self.num_links += 1
 
     def moved(self, address: int) -> None:
         """Tell the parent that this group's header is now at `address`."""

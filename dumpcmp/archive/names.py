@@ -43,8 +43,14 @@ def link_name(name: str) -> str:
 
 def group_path(op: str, call: int) -> tuple[str, ...]:
     """The groups from a part's root to the call of `op`: ``("layers.0.attn", "linear#0")``."""
+    outer, last = _op_path(op)
+    return (*outer, f"{last}#{call}")
+
+
+@lru_cache(maxsize=16_384)
+def _op_path(op: str) -> tuple[tuple[str, ...], str]:
     *outer, last = op.split("/")
-    return (*map(link_name, outer), f"{link_name(last)}#{call}")
+    return tuple(map(link_name, outer)), link_name(last)
 
 
 def file_name(name: str) -> str:

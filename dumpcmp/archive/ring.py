@@ -13,7 +13,9 @@ HEADER_NBYTES = 4096
 RING_MAGIC = b"dumpcmp ring 1\0\0"
 SMALLEST = 1 << 20
 FILE_NBYTES = 64 << 20  # of a ring that lies on the disk
-WARM_NBYTES = 8 << 20  # pages that are used again and again are in the cache, and need no fault
+WARM_NBYTES = 2 << 20  # pages that are used again and again are in the cache, and need no fault
+
+LARGE_REACH = 16 << 20  # for larger records, lest threads wait for each other after each one
 
 _HEADER = Struct("<16sQQQ")  # magic, capacity, place and sequence of the oldest record
 _TAIL = Struct("<QQ")
@@ -89,11 +91,14 @@ class Ring:
             return self.head
         return 0 if nbytes <= self.tail else -1
 
-    def grow(self, nbytes: int = 0) -> bool:
-        """Reach twice as far, or far enough for two records of `nbytes`; False: no farther."""
-        before = self.reach
-        self.reach = min(self.capacity, max(2 * self.reach, 2 * nbytes))
-        return self.reach > before
+    def grow(self) -> None:
+        """Reach twice as far, if there is so much."""
+        self.reach = min(self.capacity, 2 * self.reach)
+
+    def reach_for(self, nbytes: int) -> None:
+        """Reach far enough for two records of `nbytes`, or for many that are not so large."""
+        wanted = max(2 * nbytes, min(64 * nbytes, LARGE_REACH))
+        self.reach = max(self.reach, min(wanted, self.capacity))
 
     def wrap(self) -> None:
         """Go on at the start; what is left at the end is not used this time."""

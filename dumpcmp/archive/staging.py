@@ -13,7 +13,14 @@ from dumpcmp.archive.journal import HEADER, SEQUENCE, SEQUENCE_AT, text_prefix
 from dumpcmp.archive.large import put_large
 from dumpcmp.archive.names import group_path, link_name
 from dumpcmp.archive.part import Part
-from dumpcmp.archive.schema import ALIGNMENT, MAGIC, MAX_TEXT, PREFIX_HEADER, WAITING
+from dumpcmp.archive.schema import (
+    ALIGNMENT,
+    MAGIC,
+    MAX_LINKS,
+    MAX_TEXT,
+    PREFIX_HEADER,
+    WAITING,
+)
 from dumpcmp.archive.steps import CallPlan, PartPlan, Place, StepPlan, Steps
 from dumpcmp.record import Call, Kept, Record, Source
 
@@ -106,9 +113,12 @@ class Staging:
             self._take_large(record, source, plan, call, form, number)
         else:
             self._copy(record.order, source, plan, call.number, form, number)
-        key = record.key
-        call.slots[key.slot] = (plan, plan.num_rows, key)
-        plan.count(form.total)
+        key, row = record.key, plan.num_rows
+        call.slots[key.slot] = (plan, row, key)
+        plan.num_rows = row + 1
+        plan.nbytes += form.total
+        if plan.nbytes >= plan.most_nbytes or row >= MAX_LINKS:
+            plan.full = True
         self.num_records += 1
         self.nbytes += nbytes
 
@@ -169,7 +179,8 @@ class Staging:
         rest = (call.number, form, number, order, holder.part, row, path)
         self._lay(journal.LINK, prefix, plan, (call.number, number, plan.num_rows, order), rest)
         call.slots[record.key.slot] = place
-        plan.count(0)
+        plan.num_rows += 1
+        plan.full = plan.full or plan.num_rows > MAX_LINKS
         self.num_records += 1
 
     def _new_form(self, record: Record, fields: FormKey) -> Form:
@@ -218,8 +229,7 @@ class Staging:
         if place == ring.head:
             return place
         if place < 0:
-            if 2 * nbytes > ring.reach:
-                ring.grow(nbytes)
+            ring.reach_for(nbytes)
             self._drain.wait_until(lambda: ring.used == 0 or ring.place_for(nbytes) >= 0)
             if self._drain.error is not None:
                 raise self._drain.error

@@ -29,13 +29,6 @@ class PartPlan:
     full: bool = False  # the next value belongs into a new part
     forms: dict[Form, int] = field(default_factory=dict)
 
-    def count(self, nbytes: int) -> None:
-        """Count one more row of `nbytes`."""
-        self.num_rows += 1
-        self.nbytes += nbytes
-        if self.nbytes >= self.most_nbytes or self.num_rows >= MAX_LINKS:
-            self.full = True
-
     def count_call(self) -> int:
         """Count one more call; gives its number."""
         self.num_calls += 1
