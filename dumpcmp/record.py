@@ -101,7 +101,11 @@ class Record:
 
 
 class Source(Protocol):
-    """The elements of a captured tensor, able to put themselves where they are wanted."""
+    """The elements of a captured tensor, able to put themselves where they are wanted.
+
+    One that takes the xxh3_128 of the bytes while it copies them may have it as `digest`, in
+    hexadecimal; a sink then need not take it again.
+    """
 
     @property
     def nbytes(self) -> int:

@@ -241,7 +241,7 @@ class Drain:
 
     def _write_large(self, entry: Entry) -> None:
         """Write a large value while it is digested; its prefix, which makes it valid, is last."""
-        kind, part, place, total, call, form, number, order, wait = entry
+        _, part, place, total, _, form, _, _, wait, _ = entry
         if wait is not None:
             wait()
             self._room[place : place + 4] = MAGIC
@@ -251,7 +251,7 @@ class Drain:
         began, start = part.end, form.prefix_nbytes
         content = self._room[place + start : place + total]
         self._pen.begin(lambda: part.write(content, began + start))
-        self._finish_value((kind, part, place, total, call, form, number, order, None), part)
+        self._finish_value((*entry[:8], None, entry[9]), part)
         self._pen.end()
         part.write(self._room[place : place + start], began)
         part.sequence = self._sequence + 1
@@ -289,13 +289,13 @@ class Drain:
 
         This runs for every value: it reads no attribute twice and calls little.
         """
-        _, _, place, total, call, form, number, order, wait = entry
+        _, _, place, total, call, form, number, order, wait, given = entry
         room, address, prefix, nbytes = self._room, part.end, form.prefix_nbytes, form.nbytes
         if wait is not None:
             wait()
             room[place : place + 4] = MAGIC
         start, fields = place + prefix, place + PREFIX_HEADER
-        digest = xxh3_128_hexdigest(room[start : start + nbytes]).encode()
+        digest = (given or xxh3_128_hexdigest(room[start : start + nbytes])).encode()
         offset = address + prefix if nbytes else 0
         form.header.pack_into(
             room, fields, form.before_address, offset or UNDEFINED, form.before_digest, digest

@@ -137,7 +137,7 @@ class Staging:
             room, place, MAGIC, 0, plan.nonce, 0, 0, nbytes, _VALUE,
             form.blocks, call, number, plan.num_rows, order,
         )  # fmt: skip
-        wait = None
+        wait, digest = None, ""
         if nbytes and source is not None:
             if nbytes % ALIGNMENT:
                 room[place + total - ALIGNMENT : place + total] = _ZEROS
@@ -145,11 +145,15 @@ class Staging:
             wait = source.copy_into(room[start : start + nbytes])
             if wait is not None:
                 room[place : place + 4] = WAITING
+            else:
+                digest = getattr(source, "digest", "")
         _PACK_SEQUENCE(room, place + SEQUENCE_AT, self._sequence)
         self._sequence += 1
         ring.head += total
         ring.used += total
-        drain.pending.append((_VALUE, plan.part, place, total, call, form, number, order, wait))
+        drain.pending.append(
+            (_VALUE, plan.part, place, total, call, form, number, order, wait, digest)
+        )
         if drain.asleep or ring.used > GATHER_NBYTES:
             drain.nudge()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import ring as rings
 from dumpcmp.archive.integrity import audit
@@ -303,3 +304,19 @@ def test_keys_come_in_order_of_execution(tmp_path: Path) -> None:
         for order in (3, 1, 2):
             put(sink, key(f"op{order}"), np.ones(1), order)
     assert [name.op for name in Archive(tmp_path / "d")] == ["op1", "op2", "op3"]
+
+
+class Digested(Dense):
+    """A Source that says what the digest of its bytes is."""
+
+    digest = ""
+
+
+@pytest.mark.parametrize("true", [True, False])
+def test_a_digest_that_comes_with_a_value_is_taken_over(tmp_path: Path, true: bool) -> None:
+    source = Digested(np.arange(9.0))
+    source.digest = xxh3_128_hexdigest(source.bits) if true else "f" * 32
+    with ArchiveWriter(tmp_path / "d") as sink:
+        sink.put(record(key(), np.arange(9.0)), source)
+    assert Archive(tmp_path / "d")[key()].digest == source.digest
+    assert audit(tmp_path / "d").sound is true
