@@ -48,10 +48,11 @@ def _headline(outcome: Outcome) -> Text:
 def _coverage(outcome: Outcome) -> Iterable[Text]:
     """How much of each side was held against the other."""
     for name, side in (("golden", "golden_key"), ("mine", "target_key")):
-        rows = [row for row in outcome.rows if getattr(row, side) is not None]
-        paired = sum(row.paired_by != "" for row in rows)
-        share = f" ({100 * paired / len(rows):.1f} %)" if rows else ""
-        yield Text(f"  {name:6}  {paired} of {len(rows)} values paired{share}")
+        held = {getattr(row, side): row.paired_by != "" for row in outcome.rows}
+        held.pop(None, None)  # a value of the other side may be paired by what it is linked to
+        paired = sum(held.values())
+        share = f" ({100 * paired / len(held):.1f} %)" if held else ""
+        yield Text(f"  {name:6}  {paired} of {len(held)} values paired{share}")
     line = Text("  verdict ")
     for verdict, count in outcome.tally.counts.items():
         line.append(f" {count} {verdict.value}", style=_STYLES.get(verdict, "red"))
