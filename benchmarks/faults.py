@@ -165,6 +165,6 @@ def table() -> Table:
         ("model", "dtype", "case", "op", "found", "root", "alarms before it", "msProbe's rule"),
         [*faults, *benign],
         f"{exact} of {len(faults)} faults are the first divergence, at the exact op. The model "
-        "transformer has 6 layers of width 256, the decoder is the one of `dumpcmp demo`; short matmuls are "
-        "summed in float32 and rounded once, as accelerators do.",
+        "transformer has 6 layers of width 256, the decoder is the one of `dumpcmp demo`; short "
+        "matmuls are summed in float32 and rounded once, as accelerators do.",
     )

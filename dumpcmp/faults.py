@@ -45,7 +45,7 @@ def on_output(change: Callable[[Tensor], None]) -> Tamper:
 
 @contextmanager
 def planted(model: nn.Module, fault: Fault) -> Iterator[None]:
-    """Let `fault` strike while the block runs. Enter it before the capture, which is blind to it."""
+    """Let `fault` strike while the block runs. Enter it before the capture."""
     mode = _FaultMode(fault)
     module = model.get_submodule(fault.module)
     handles = (

@@ -12,7 +12,7 @@ from dumpcmp.comparing.clean import cancellations, clean_pairs
 from dumpcmp.comparing.partitioned import COLLECTIVE
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.task import Measured
-from dumpcmp.dtypes import dtype_named
+from dumpcmp.dtypes import Dtype, dtype_named
 from dumpcmp.judge import INEXACT, Checker, Conditions, ExactChecker, RoundingChecker, judge
 from dumpcmp.outcome import REMOVED, Judgement, Row, Verdict, is_gradient, is_input
 from dumpcmp.record import NO_KERNEL, Key
@@ -29,14 +29,14 @@ def judged(
     depth = depths(golden.listing)
     clean = clean_pairs(matches, measured, golden, target)
     cancelled = cancellations(matches, measured, golden)
-    noise = noises(golden.listing), noises(target.listing)
+    way = coarsest(golden.listing), coarsest(target.listing)
     rows = []
     for i, match in enumerate(matches):
         found = measured.get(i, Measured())
         judgement = found.judgement or _one_sided(match) or _generator(match, found)
         if judgement is None:
             assert found.metrics is not None and match.golden is not None
-            conditions = _conditions(match, golden, target, found, depth, clean, noise)
+            conditions = _conditions(match, golden, target, found, depth, clean, way)
             conditions = replace(
                 conditions, cancellation=cancelled.get(place_of(match.golden), 1.0)
             )
@@ -53,10 +53,10 @@ def judged(
 def fit_limits(matches: Sequence[Match], golden: Side, target: Side) -> dict[int, float]:
     """The rel_l2 up to which a layout fits each pair: well above what rounding explains."""
     depth = depths(golden.listing)
-    noise = noises(golden.listing), noises(target.listing)
+    way = coarsest(golden.listing), coarsest(target.listing)
     rule = RoundingChecker()
     return {
-        i: _SLACK * rule.limit(_conditions(m, golden, target, Measured(), depth, set(), noise))
+        i: _SLACK * rule.limit(_conditions(m, golden, target, Measured(), depth, set(), way))
         for i, m in enumerate(matches)
         if m.golden and m.target
     }
@@ -96,7 +96,7 @@ def _conditions(
     found: Measured,
     depth: Mapping[Place, int],
     clean: set[Match],
-    noise: tuple[Mapping[Key, float], Mapping[Key, float]],
+    way: tuple[Mapping[Key, Dtype], Mapping[Key, Dtype]],
 ) -> Conditions:
     assert match.golden is not None and match.target is not None
     place, record = place_of(match.golden), golden.record_of(match.golden)
@@ -109,7 +109,7 @@ def _conditions(
         arithmetic=Arithmetic.ROUNDS if given else arithmetic_of(place.op),
         shape=record.shape,
         reference=found.reference,
-        noise=max(noise[0][match.golden], noise[1][match.target]),
+        on_the_way=_coarser(way[0][match.golden], way[1][match.target]),
     )
 
 
@@ -176,31 +176,39 @@ def depths(listing: Listing) -> dict[Place, int]:
     return found
 
 
-def noises(listing: Listing) -> dict[Key, float]:
-    """The rounding of the coarsest dtype that each value has come through in its step."""
-    found: dict[Key, float] = {}
-    worst: dict[tuple[str, int], float] = defaultdict(float)
+def coarsest(listing: Listing) -> dict[Key, Dtype]:
+    """The coarsest dtype that each value has come through in its step."""
+    found: dict[Key, Dtype] = {}
+    worst: dict[tuple[str, int], Dtype] = {}
     later: list[Key] = []  # what a module gives out is known after what is inside it
     for place, keys in listing.places.items():
+        step = place.model, place.step
         given = [key for key in keys if is_input(key.slot)]
         for key in given:
             first = listing.values[key][0].same_as
-            found[key] = max(_eps(listing, key), found.get(first, 0.0) if first else 0.0)
-        before = max((found[key] for key in given), default=0.0)
+            found[key] = _coarser(_dtype(listing, key), found.get(first) if first else None)
+        before = max((found[key] for key in given), key=_eps, default=None)
         for key in keys:
             if not is_input(key.slot):
-                found[key] = max(_eps(listing, key), before)
+                found[key] = _coarser(_dtype(listing, key), before)
                 later += [key] if "/" not in place.op or is_gradient(key.slot) else []
-        step = place.model, place.step
-        worst[step] = max([worst[step], *(found[key] for key in keys)])
+            worst[step] = _coarser(found[key], worst.get(step))
     for key in later:
         first = listing.values[key][0].same_as
         found[key] = found[first] if first in found else worst[key.model, key.step]
     return found
 
 
-def _eps(listing: Listing, key: Key) -> float:
-    return dtype_named(listing.values[key][0].dtype).eps
+def _dtype(listing: Listing, key: Key) -> Dtype:
+    return dtype_named(listing.values[key][0].dtype)
+
+
+def _eps(dtype: Dtype) -> float:
+    return dtype.eps
+
+
+def _coarser(one: Dtype, other: Dtype | None) -> Dtype:
+    return other if other is not None and other.eps > one.eps else one
 
 
 def _block_of(op: str) -> str:

@@ -1,0 +1,122 @@
+"""What a judgement is made from: Conditions, the Checker that decides, and what comes before it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from dumpcmp.arithmetic import Arithmetic
+from dumpcmp.dtypes import Dtype, Kind
+from dumpcmp.outcome import Closeness, Judgement, Metrics, Verdict
+
+INEXACT = frozenset((Kind.FLOAT, Kind.COMPLEX))  # kinds whose arithmetic rounds
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceErrors:
+    """How far both sides lie from a reference of higher precision, as rmse, and its own rms."""
+
+    golden: float
+    target: float
+    rms: float
+
+    @property
+    def ratio(self) -> float:
+        """The target's error in units of golden's."""
+        if not self.golden:
+            return math.inf if self.target else 1.0
+        return self.target / self.golden
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a Checker may know of a pair besides its Metrics."""
+
+    golden: Dtype
+    target: Dtype
+    depth: int = 0  # residual blocks, or reductions, that lie before the op
+    inputs_equal: bool = False  # all inputs of the op were compared and are the same to the bit
+    arithmetic: Arithmetic = Arithmetic.COMPOSITE
+    cancellation: float = 1.0  # how much larger the terms of the op's sums are than its output
+    shape: tuple[int, ...] = ()
+    reference: ReferenceErrors | None = None  # where there was a run in higher precision
+    on_the_way: Dtype | None = None  # the coarsest dtype that the value was computed from, if known
+
+    @property
+    def coarser(self) -> Dtype:
+        """The dtype that rounds more: of the sides, or of what they were computed from."""
+        dtypes = [self.golden, self.target]
+        if self.on_the_way is not None and self.kinds & INEXACT:
+            dtypes.append(self.on_the_way)
+        return max(dtypes, key=lambda dtype: dtype.eps)
+
+    @property
+    def eps(self) -> float:
+        """The rounding of the coarser dtype."""
+        return self.coarser.eps
+
+    @property
+    def own_eps(self) -> float:
+        """The rounding of the coarser side, whatever it was computed from."""
+        return max(self.golden.eps, self.target.eps)
+
+    @property
+    def kinds(self) -> set[Kind]:
+        """The kinds of both sides."""
+        return {self.golden.kind, self.target.kind}
+
+
+class Checker(Protocol):
+    """Says whether Metrics are admissible. Called only where there are finite numbers to judge."""
+
+    @property
+    def closeness(self) -> Closeness:
+        """The tolerance by which `Metrics.mismatched` is to be counted."""
+        ...
+
+    def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
+        """PASS or FAIL, or INCONCLUSIVE, with a sentence that gives the numbers."""
+        ...
+
+
+def judge(metrics: Metrics, conditions: Conditions, checker: Checker) -> Judgement:
+    """Hold `metrics` against `checker`. Only PASS passes; absence of evidence is not PASS.
+
+    Same bits pass and NaN or Inf on one side only fail, whatever the checker. DTYPE says that the
+    sides are as near as the checker wants, and of different dtypes.
+    """
+    if not metrics.count:
+        return Judgement(Verdict.EMPTY, "no elements")
+    if not metrics.nonfinite_agree:
+        return Judgement(Verdict.NONFINITE, _nonfinite(metrics))
+    if metrics.equal:
+        return Judgement(Verdict.PASS)
+    judgement = (
+        checker.check(metrics, conditions) if metrics.num_finite else Judgement(Verdict.PASS)
+    )
+    if judgement.verdict is Verdict.PASS and math.isinf(metrics.confidence):
+        return Judgement(Verdict.INCONCLUSIVE, "kept without a sketch: extremes and moments agree")
+    if judgement.verdict is Verdict.PASS and conditions.golden != conditions.target:
+        said = f"golden is {conditions.golden}, the target {conditions.target}"
+        return Judgement(Verdict.DTYPE, said)
+    return judgement
+
+
+def _nonfinite(metrics: Metrics) -> str:
+    golden, target = metrics.golden, metrics.target
+    return (
+        f"NaN: {golden.num_nan} in golden, {target.num_nan} in the target; "
+        f"Inf: {golden.num_inf} in golden, {target.num_inf} in the target"
+    )
+
+
+def verdict(passes: bool, reason: str, limit: float = math.nan) -> Judgement:
+    """PASS, or FAIL with the `reason`; `limit` is the rel_l2 that was admissible."""
+    return Judgement(Verdict.PASS if passes else Verdict.FAIL, "" if passes else reason, limit)
+
+
+def exact(metrics: Metrics) -> Judgement:
+    """PASS where no element differs."""
+    reason = f"{metrics.mismatched} of {metrics.count} elements differ"
+    return verdict(not metrics.mismatched, reason)

@@ -1,0 +1,106 @@
+"""The default rule: passes what rounding explains, given dtypes, depth and inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from dumpcmp.arithmetic import Arithmetic
+from dumpcmp.judge.checkers import Fp64Checker
+from dumpcmp.judge.conditions import INEXACT, Conditions, exact, verdict
+from dumpcmp.outcome import USUAL, Closeness, Judgement, Metrics, Verdict
+
+_FLOAT32 = 2.0**-23
+_SHORT = 2.0**-20  # eps above it: a dtype of 16 bits or fewer, whose sums are wider than itself
+_MULTIPLES = {True: 4.0, False: 16.0}  # of eps: for short dtypes, for those that sum in their own
+_WHOLE = 1.0  # of eps: what one op on equal inputs may round in a short dtype, over all or in a row
+_DOUBT = 4.0  # standard deviations by which an estimate must exceed a limit
+_GAIN = 1 / 64  # of eps: how much larger or smaller than golden its output may be on the whole,
+_CHANCE = 8.0  # unless the rows' gains differ so much that it is within so many standard errors
+_SUBNORMAL = {"float16": 2.0**-12, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-12}  # least rms
+
+
+@dataclass(frozen=True, slots=True)
+class RoundingChecker:
+    """The default: passes what rounding explains, given the dtypes and the op's depth.
+
+    Rounding noise between two correct runs grows with the square root of the depth:
+    rel_l2 <= C * eps(coarser dtype) * sqrt(depth + 1). Where all inputs of one op are the same to
+    the bit, noise has no depth to come from, and the limit is what that op alone may round.
+    docs/design/rounding.md has the evidence for every number here.
+    """
+
+    closeness: Closeness = USUAL
+
+    def limit(self, conditions: Conditions) -> float:
+        """The largest rel_l2 that rounding explains."""
+        eps = conditions.eps
+        noise = _MULTIPLES[eps > _SHORT] * eps * math.sqrt(conditions.depth + 1)
+        return max(noise, self._wide_limit(conditions))
+
+    def _wide_limit(self, conditions: Conditions) -> float:
+        """What one op rounds that sums in float32: more where its terms all but cancel."""
+        return _MULTIPLES[False] * min(conditions.own_eps, _FLOAT32) * conditions.cancellation
+
+    def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
+        """PASS within the limit; integers, booleans and moved values must be equal."""
+        if not conditions.eps:
+            return exact(metrics)
+        if conditions.inputs_equal and conditions.arithmetic is Arithmetic.MOVES:
+            return verdict(
+                not metrics.max_abs_diff, "this op only moves its inputs, which are equal"
+            )
+        if conditions.inputs_equal and conditions.arithmetic is Arithmetic.ROUNDS:
+            alone = self._alone(metrics, conditions)
+            if alone is not None:
+                return alone
+        limit = self.limit(conditions)
+        reason = f"rel_l2 {metrics.rel_l2:.3g} is above {limit:.3g}"
+        return verdict(metrics.rel_l2 <= limit, reason, limit)
+
+    def _alone(self, metrics: Metrics, conditions: Conditions) -> Judgement | None:
+        """The judgement on one op with equal inputs, where its output is short and not tiny.
+
+        Such an op computes in a wider dtype and rounds each element once: not by much, in no row
+        by much, and not all to one side.
+        """
+        eps = conditions.own_eps
+        if eps < _SHORT:
+            limit = self._wide_limit(conditions)
+            reason = f"inputs are equal, but rel_l2 {metrics.rel_l2:.3g} is above {limit:.3g}"
+            return verdict(metrics.rel_l2 <= limit, reason, limit)
+        rms = metrics.golden.norm / math.sqrt(max(1, metrics.num_finite))
+        if rms < _SUBNORMAL.get(conditions.golden.name, 0.0):
+            return None
+        for name, found, limit in (
+            ("rel_l2", metrics.rel_l2, _WHOLE * eps),
+            ("max_row_err", metrics.max_row_err, _WHOLE * eps),
+            ("gain", abs(metrics.gain), _GAIN * eps),
+        ):
+            doubt = 1 + _DOUBT * metrics.confidence  # of an estimate; a Summary knows no rows
+            if found > limit * doubt and (name != "gain" or abs(metrics.gain_score) > _CHANCE):
+                reason = f"inputs are equal, but {name} {found:.3g} is above {limit:.3g}"
+                return Judgement(Verdict.FAIL, reason, _WHOLE * eps)
+        return Judgement(Verdict.PASS, limit=_WHOLE * eps)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceChecker:
+    """The default where there is a reference: what is nearer to it than golden is no failure.
+
+    What is farther from it fails where `Fp64Checker` or `RoundingChecker` says so.
+    """
+
+    fp64: Fp64Checker = field(default_factory=Fp64Checker)
+    rounding: RoundingChecker = field(default_factory=RoundingChecker)
+    closeness: Closeness = USUAL
+
+    def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
+        """PASS where the reference, or rounding, explains the difference."""
+        errors = conditions.reference
+        if errors is None or not conditions.kinds & INEXACT:
+            return self.rounding.check(metrics, conditions)
+        judgement = self.fp64.check(metrics, conditions)
+        if judgement.verdict is not Verdict.PASS or errors.ratio <= 1:
+            return judgement
+        return self.rounding.check(metrics, conditions)
