@@ -49,7 +49,8 @@ class Held:
 
     def shards(self) -> list[Shard]:
         """Each rank's share with all that is known of its layout: recorded, then declared."""
-        declared = self.facts.declared.layout_of(self.records[0].key)
+        whole = self.facts.num_ranks == 1  # what users declare speaks of partitioned runs
+        declared = None if whole else self.facts.declared.layout_of(self.records[0].key)
         return [self._shard(record, declared) for record in self.records]
 
     def _shard(self, record: Record, declared: Layout | None) -> Shard:

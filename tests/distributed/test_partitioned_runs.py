@@ -11,6 +11,7 @@ from dumpcmp.outcome import Outcome, Verdict
 from dumpcmp.record import Kept
 
 LAYOUTS = """
+mesh: tp=2
 '**attn.qkv*':
   output.0: b s (q k v)[tp:interleaved]
   param.weight: (q k v)[tp:interleaved] i
