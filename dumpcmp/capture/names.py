@@ -76,6 +76,17 @@ _RANDOM = _words(
     """
 )
 
+# The argument that switches a random function's drawing on: position, names, default.
+_SWITCHES: dict[str, tuple[int, tuple[str, ...], Any]] = {
+    "scaled_dot_product_attention": (4, ("dropout_p",), 0.0),
+    "rrelu": (3, ("training",), False),
+    **{
+        name: (2, ("training", "train"), True)
+        for name in _RANDOM
+        if name.endswith(("dropout", "dropout1d", "dropout2d", "dropout3d"))
+    },
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -88,6 +99,14 @@ class Function:
     commutative: bool = False
     random: bool = False
     returns_nothing: bool = False  # its result is its changed first argument: __setitem__
+
+    def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call takes numbers from a random generator."""
+        if not self.random or self.name not in _SWITCHES:
+            return self.random
+        position, names, default = _SWITCHES[self.name]
+        given = [kwargs[name] for name in names if name in kwargs]
+        return bool([default, *args[position : position + 1], *given][-1])
 
 
 NO_OP = Function("")

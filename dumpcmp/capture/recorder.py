@@ -203,7 +203,7 @@ class Step:
             arguments = f'{arguments[:-1]},"autocast":{_autocast()}}}'
         line = current_line() if self.line is None else self.line
         call = self.call(op, number, function.target, arguments, line)
-        if function.random and not self._mark:
+        if not self._mark and function.draws(args, kwargs):
             self._put_rng(call, found)
         self.inputs(call, found)
         return call
