@@ -35,7 +35,7 @@ _FORMATS = ("csv", "json")
 @click.option("--token-offset", default=0, metavar="N",
               help="Add N to my tokens; -1 where mine are counted from 1.")  # fmt: skip
 @click.option("--layout", "layouts", metavar="FILE|OP=...", multiple=True,
-              help="How a partitioned run's values lie: YAML, or 'layers.*.o=b s h[tp]'.")  # fmt: skip
+              help="How values lie over ranks: YAML file, or 'layers.*.o=b s h[tp]'.")  # fmt: skip
 @click.option("--checker", default="auto", show_default=True, metavar="NAME",
               help="auto: what rounding explains; allclose, full, cosine, pcc, exact.")  # fmt: skip
 @click.option("--rtol", type=float, help="Relative tolerance of an element (allclose, full).")
