@@ -137,15 +137,18 @@ class Run:
         self.step = step
         self.calls = calls
         self.saved: set[int] = set()
+        self._recorded: set[tuple[int, str]] = set()  # a copy in another layout may come later
         self._traced = traced
         self._backward = backward
 
     def read(self, readings: Any, tensor: Any, sizes: Sequence[int]) -> None:
         """Record `tensor`, and the views of it, at the places that wait for them."""
         for steps, places in readings:
-            wanted = [(self.calls[op], slot) for op, slot in places if self._wants(op, slot)]
+            new = [(op, slot) for op, slot in places if (op, slot) not in self._recorded]
+            wanted = [(self.calls[op], slot) for op, slot in new if self._wants(op, slot)]
             if not wanted or not isinstance(tensor, Tensor):
                 continue
+            self._recorded.update(new)
             value, first = replay(tensor, steps, sizes), None
             for call, slot in wanted:
                 assert call is not None
