@@ -148,7 +148,7 @@ NAMED = [
     (
         "different dropout seeds",
         "dropout",
-        "layers.0.attn/scaled_dot_product_attention",
+        "layers.0.dropout/dropout",
         "REPLICA: rank 1 differs from rank 0",
     ),
     ("wrong sequence offset", "one", "<root>", "rank 1 holds the shard of rank 0"),
