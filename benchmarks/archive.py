@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -162,21 +161,32 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(case: Case) -> dict[str, float]:
-    """Median seconds of each writer, and of reading back; the writers take turns."""
+    """Median seconds of each writer, and of reading back.
+
+    The writers take turns, each round beginning with another one, after an untimed round: the
+    first pages that a file system hands out, and those after a large file was removed, differ.
+    """
     load = load_of(case)
     taken: dict[str, list[float]] = {}
-    for _ in range(case.repeats):
-        with room() as place:
-            for name, write in WRITERS.items():
-                path = place / name.replace(" ", "_")
-                taken.setdefault(name, []).append(seconds(lambda w=write, p=path: w(load, p)))
-                if name == "dumpcmp":
-                    taken.setdefault("read", []).append(seconds(lambda p=path: read_archive(p)))
-                if name == "safetensors":
-                    other = seconds(lambda p=path: read_safetensors(p))
-                    taken.setdefault("read safetensors", []).append(other)
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    names = list(WRITERS)
+    for turn in range(case.repeats + 1):
+        found: dict[str, float] = {}
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            with room() as place:
+                found |= run(name, load, place / "written")
+        for name, time_taken in found.items() if turn else ():
+            taken.setdefault(name, []).append(time_taken)
     return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def run(name: str, load: Load, path: Path) -> dict[str, float]:
+    """Seconds of one writer, and of reading back where that is compared."""
+    found = {name: seconds(lambda: WRITERS[name](load, path))}
+    if name == "dumpcmp":
+        found["read"] = seconds(lambda: read_archive(path))
+    if name == "safetensors":
+        found["read safetensors"] = seconds(lambda: read_safetensors(path))
+    return found
 
 
 def row(case: Case) -> list[str]:
@@ -195,8 +205,9 @@ def table() -> Table:
         [row(case) for case in CASES],
         how=(
             "Time to write the tensors, as a ratio to os.write of the same bytes into one file; "
-            "medians, the writers taking turns. dumpcmp: through the sink, from opening it to "
-            f"the end of close(), a call and {PER_CALL} values an op, every value digested and "
-            "indexed. read: open, map and sum every tensor, as a ratio to safetensors' load_file."
+            "medians, the writers taking turns in changing order. dumpcmp: through the sink, from "
+            f"opening it to the end of close(), a call and {PER_CALL} values an op, every value "
+            "digested and indexed. read: open, map and sum every tensor, as a ratio to "
+            "safetensors' load_file."
         ),
     )
