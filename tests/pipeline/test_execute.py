@@ -1,0 +1,44 @@
+"""Work on any executor: results in the order of the tasks, few of them under way, errors told."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+import pytest
+
+from dumpcmp.execute import SerialExecutor, executor_for, run_each
+
+
+def square(number: int) -> int:
+    time.sleep(0.002 * (number % 3))
+    return number * number
+
+
+@pytest.mark.parametrize(
+    "executor", [SerialExecutor(), ThreadPoolExecutor(4)], ids=["serial", "threads"]
+)
+def test_results_come_in_the_order_of_the_tasks(executor: Executor) -> None:
+    assert list(run_each(square, range(40), executor, in_flight=7)) == [n * n for n in range(40)]
+
+
+def test_processes_give_the_same() -> None:
+    with executor_for(2) as executor:
+        assert list(run_each(square, range(5), executor)) == [0, 1, 4, 9, 16]
+
+
+def test_few_tasks_are_under_way() -> None:
+    taken = 0
+
+    def tasks() -> Iterator[int]:
+        nonlocal taken
+        for number in range(100):
+            taken = number + 1
+            yield number
+
+    results = run_each(square, tasks(), SerialExecutor(), in_flight=5)
+    assert next(results) == 0 and taken == 5
+
+
+def test_an_error_reaches_the_caller() -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(run_each(lambda number: 1 // number, [2, 1, 0, 3], SerialExecutor()))
