@@ -101,6 +101,50 @@ def test_the_default_rule(
     assert verdict(golden, target, **known) == expected
 
 
+def replaced(golden: Tensor, **rows: object) -> Tensor:
+    target = golden.clone()
+    for name, value in rows.items():
+        target[int(name[1:])] = value  # type: ignore[assignment,index]
+    return target
+
+
+T = randn(4096, 32)
+FOUR = replaced(T, r7=randn(32), r99=randn(32) * 2, r1000=-T[1000], r4000=T[1])
+SWAPPED = replaced(T, r3=T[900], r900=T[3])
+CHANNEL, SIGN, HEADS = T.clone(), T.clone(), T.view(4096, 4, 8).flip(1).reshape(4096, 32)
+CHANNEL[:, 5] = 0
+SIGN[17, 3] *= -1
+RELU = torch.relu(T)
+# Blind spots of other tools: what they pass or fail wrongly, and the verdict here.
+TRAPS = [
+    ("4 of 4096 tokens replaced", T, FOUR, "FAIL"),
+    ("two tokens swapped", T, SWAPPED, "FAIL"),
+    ("a zeroed channel", T, CHANNEL, "FAIL"),
+    ("all of it times 1.04", T, T * 1.04, "FAIL"),
+    ("all of it times 1.01", T, T * 1.01, "FAIL"),
+    ("rolled by one token", T, T.roll(1, 0), "FAIL"),
+    ("one sign of 131072", T, SIGN, "FAIL"),
+    ("heads permuted", T, HEADS, "FAIL"),
+    ("100 where golden is 0", RELU, torch.where(RELU == 0, 100.0, RELU), "FAIL"),
+    ("1e-9 where golden is 0", RELU, torch.where(RELU == 0, 1e-9, RELU), "PASS"),
+    ("zeros against fives", torch.zeros(8), torch.full((8,), 5.0), "FAIL"),
+    ("NaN in golden, 0 in mine", torch.tensor([NAN, 1]), torch.tensor([0.0, 1]), "NONFINITE"),
+    ("equal NaN", torch.tensor([NAN, 1]), torch.tensor([NAN, 1]), "PASS"),
+    ("100000 against 100001", torch.tensor([100000]), torch.tensor([100001]), "FAIL"),
+    ("uint8 constants", torch.ones(8).byte(), torch.full((8,), 7).byte(), "FAIL"),
+    ("bf16 of float32", T, T.bfloat16(), "DTYPE"),
+    ("2x + 5", T, 2 * T + 5, "FAIL"),
+    ("no elements", torch.zeros(0, 3), torch.zeros(0, 3), "EMPTY"),
+]
+
+
+@pytest.mark.parametrize(
+    "golden, target, expected", [x[1:] for x in TRAPS], ids=[x[0] for x in TRAPS]
+)
+def test_the_traps_of_others(golden: Tensor, target: Tensor, expected: str) -> None:
+    assert verdict(golden, target) == expected
+
+
 @pytest.mark.parametrize("depth", [0, 3, 15])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_the_limit_grows_with_the_root_of_the_depth(depth: int, dtype: str) -> None:
