@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +75,16 @@ def report(outcome: "Outcome", output: Path, formats: tuple[str, ...], console: 
     from dumpcmp.report.terminal import show
 
     writers = {"csv": write_csv, "json": write_json}
-    files = [str(writers[name](outcome, output / f"compare.{name}")) for name in formats]
+    stem = free_stem(output)
+    files = [str(writers[name](outcome, output / f"{stem}.{name}")) for name in formats]
     show(outcome, console, files)
     return outcome.exit_code
+
+
+def free_stem(output: Path) -> str:
+    """A name that no report in `output` has yet: earlier reports are kept."""
+    stems = chain(["compare"], (f"compare-{number}" for number in count(2)))
+    return next(s for s in stems if not any((output / f"{s}.{f}").exists() for f in _FORMATS))
 
 
 # Checker -> the tolerances that it heeds.

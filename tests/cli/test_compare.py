@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dumpcmp.cli import main
+from dumpcmp.cli.compare import free_stem
 
 SAMPLES = Path(__file__).parents[2] / "sample_dumps"
 GOLDEN, TARGET = str(SAMPLES / "golden"), str(SAMPLES / "target")
@@ -107,3 +108,11 @@ def test_the_demo_finds_its_fault_in_time(tmp_path: Path) -> None:
     assert "First divergence: layers.1.mlp.down_proj/linear" in told
     assert "compare.csv" in told and "Next:" in told
     assert time.monotonic() - begin < 120
+
+
+def test_an_earlier_report_is_kept(tmp_path: Path) -> None:
+    names = []
+    for _ in range(3):
+        names.append(free_stem(tmp_path))
+        (tmp_path / f"{names[-1]}.csv").touch()
+    assert names == ["compare", "compare-2", "compare-3"]
