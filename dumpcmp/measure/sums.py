@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,9 +88,21 @@ def _joined(value: Value, other: Value) -> Value:
 class Scratch:
     """Arrays of one block that are written again and again, so that no block allocates."""
 
-    def __init__(self, size: int, width: Width) -> None:
-        self.difference, self.error, self.magnitude, self.spare = np.empty((4, size), width)
-        self.far = np.empty(size, np.bool_)
+    def __init__(self, width: Width) -> None:
+        self.difference, self.error, self.magnitude, self.spare = np.empty((4, BLOCK), width)
+        self.far = np.empty(BLOCK, np.bool_)
+
+
+_scratches = threading.local()  # one of each width for every thread
+
+
+def scratch_of(width: Width) -> Scratch:
+    """The arrays of this thread, made once: fresh memory costs more than the work in it."""
+    found: Scratch | None = getattr(_scratches, width.name, None)
+    if found is None:
+        found = Scratch(width)
+        setattr(_scratches, width.name, found)
+    return found
 
 
 @dataclass(slots=True)
@@ -148,7 +161,7 @@ class Sums:
 
     def added(self) -> Sums:
         """These sums with every block taken in, or with those up to the first that needs care."""
-        scratch = Scratch(min(BLOCK, self.pair.golden.bits.size), self.pair.width)
+        scratch = scratch_of(self.pair.width)
         for span, row in spans(self.pair.golden.bits.size, self.pair.row):
             self._add(span, row, scratch)
             if not self.sound:
@@ -176,7 +189,7 @@ class Sums:
         odd = self._places_not_finite(a, b)
         a[odd], b[odd] = 0, 0
         d = self._difference(span, a, b)
-        self._add_errors(span.start, a, d, Scratch(a.size, FLOAT64))
+        self._add_errors(span.start, a, d, scratch_of(FLOAT64))
         self._add_ulps(span, a, d, np.flatnonzero(~odd))
         if self.unit != 1.0:
             a, b = a / self.unit, b / self.unit
