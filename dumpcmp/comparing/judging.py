@@ -33,7 +33,7 @@ def judged(
     rows = []
     for i, match in enumerate(matches):
         found = measured.get(i, Measured())
-        judgement = found.judgement or _one_sided(match) or _generator(match, found)
+        judgement = found.judgement or _generator(match, found) or _one_sided(match)
         if judgement is None:
             assert found.metrics is not None and match.golden is not None
             conditions = _conditions(match, golden, target, found, depth, clean, way)
@@ -67,7 +67,8 @@ _SLACK = 4.0
 
 def _generator(match: Match, found: Measured) -> Judgement | None:
     """The state of a random generator is no result: another state only explains other numbers."""
-    if match.golden is None or not match.golden.slot.startswith("rng."):
+    key = match.golden or match.target
+    if key is None or not key.slot.startswith("rng."):
         return None
     if found.metrics is not None and found.metrics.equal:
         return Judgement(Verdict.PASS)
