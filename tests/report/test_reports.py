@@ -74,7 +74,7 @@ def test_every_failing_row_is_a_root_or_names_its_cause(outcome: Outcome) -> Non
 
 TOLD = [
     "DIFFERENT",
-    "724 of 724 values paired",
+    "720 of 720 values paired",
     "First divergence: layers.1.attn.o_proj/linear",
     "dumpcmp/demo.py:",
     "its inputs agree and its output does not",
@@ -88,7 +88,7 @@ TOLD = [
 def test_the_summary_tells(outcome: Outcome, words: str) -> None:
     shown = " ".join(text_of(outcome).split())
     number = f"{len(outcome.rows)} of {len(outcome.rows)} values paired"
-    assert words.replace("724 of 724 values paired", number) in shown
+    assert words.replace("720 of 720 values paired", number) in shown
 
 
 def test_the_same_run_is_the_same() -> None:
@@ -122,3 +122,10 @@ def test_the_docs_explain_every_column(column) -> None:
 def test_cells_are_plain_values(outcome: Outcome) -> None:
     for row in (outcome.rows[0], outcome.roots[0]):
         assert all(isinstance(cell, str | int | float | None) for cell in cells(row).values())
+
+
+def test_the_quickstart_shows_what_the_samples_give(outcome: Outcome) -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    failing = sum(row.verdict.fails for row in outcome.rows)
+    assert f"{len(outcome.rows)} of {len(outcome.rows)} values paired" in page
+    assert f"{failing} FAIL" in page and f"{failing - len(outcome.roots)} of them only" in page
