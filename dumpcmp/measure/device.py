@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,11 @@ from dumpcmp.measure.summary import RAW_LIMIT, SEGMENT_SIZE, Recipe, borders, su
 from dumpcmp.record import Stored
 from dumpcmp.tensors import value_of
 
+if TYPE_CHECKING:
+    from dumpcmp.measure.kernels import Plan
+
 _CHUNK = 64  # blocks whose elements are widened together by the plain form
+_MOST_KNOWN = 4096  # shapes whose Plans are kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +45,7 @@ class Summariser:
         self.reduction = reduction
         self._tables: dict[tuple[torch.device, int], Tables] = {}
         self._kernels = True  # until they fail once
+        self._known: dict[tuple[torch.Size, torch.dtype, torch.device], tuple[Stored, Plan]] = {}
 
     def __call__(self, tensor: Tensor, place: Place | None = None) -> Packed | None:
         """The Summary of `tensor`, or None where the tensor itself is smaller.
@@ -50,8 +55,20 @@ class Summariser:
         if tensor.numel() <= RAW_LIMIT:
             return None
         form = self._on_host if tensor.device.type == "cpu" else self._away
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            return form(tensor, place)
+        with torch._C.DisableTorchFunction():
+            if place is None and (packed := self._again(tensor)) is not None:
+                return packed
+            with torch.no_grad():
+                return form(tensor, place)
+
+    def _again(self, tensor: Tensor) -> Packed | None:
+        """The Summary of a tensor like one seen before: nothing is decided twice."""
+        known = self._known.get((tensor.shape, tensor.dtype, tensor.device))
+        if known is None or type(tensor) is not Tensor or not tensor.is_contiguous():
+            return None
+        stored, plan = known
+        row = self._by_kernel(tensor, lambda _: plan.row(tensor))
+        return None if row is None else Packed(stored, row)
 
     def _on_host(self, tensor: Tensor, place: Place | None) -> Packed:
         value = value_of(tensor)
@@ -68,8 +85,11 @@ class Summariser:
         flat = _summable(real.contiguous().view(-1))
         names, own, problem = self._reduced(tensor)
         stored = stored_as(recipe, whole, names, problem)
-        if place is None and (fast := self._fast(flat)) is not None:
-            return Packed(stored, torch.cat([fast[:HEAD], *own, fast[HEAD:]]) if own else fast)
+        if place is None and (plan := self._plan(flat)) is not None:
+            row = self._by_kernel(flat, lambda _: plan.row(flat))
+            if row is not None:
+                self._learn(tensor, flat, stored, plan)
+                return Packed(stored, torch.cat([row[:HEAD], *own, row[HEAD:]]) if own else row)
         cuts = borders(whole, recipe.segments) if recipe.size else [0, flat.numel()]
         if place is None:
             sums, totals = self._passes(flat, cuts)
@@ -100,16 +120,24 @@ class Summariser:
                 sums.append(scattered(clean * inside, indices, cuts[-1], tables))
         return torch.stack(sums), totals[None]
 
-    def _fast(self, flat: Tensor) -> Tensor | None:
-        """The packed row in a few launches, where there is a kernel for this recipe and device."""
+    def _plan(self, flat: Tensor) -> Plan | None:
+        """How a few launches make the packed row, where kernels have this recipe and device."""
         recipe = self.recipe
         if recipe.num_hashes > 1 or recipe.segments or not recipe.size:
             return None
         tables = self._tables_for(flat.device, recipe.seed)
-        row: Tensor | None = self._by_kernel(
-            flat, lambda k: k.row_of(flat, recipe.size, HEAD, tables)
+        plan: Plan | None = self._by_kernel(
+            flat, lambda kernels: kernels.Plan(flat, recipe.size, HEAD, tables)
         )
-        return row
+        return plan
+
+    def _learn(self, tensor: Tensor, flat: Tensor, stored: Stored, plan: Plan) -> None:
+        """Remember the plan for tensors that need no preparation, and no reduction of the user."""
+        if self.reduction is not None or flat.dtype is not tensor.dtype:
+            return
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[tensor.shape, tensor.dtype, tensor.device] = (stored, plan)
 
     def _by_kernel(self, flat: Tensor, use: Callable[[Any], Any]) -> Any:
         """What `use` makes of the kernels, or None where there are none for this device."""
@@ -182,7 +210,11 @@ class Tables:
 
     device: torch.device
     seed: int
+    scratch: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = field(
+        default_factory=dict, repr=False
+    )  # of the kernels, by stream and thread
     _turns: Tensor | None = field(default=None, repr=False)
+    _packed_turns: Tensor | None = field(default=None, repr=False)
     _folds: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def turns(self, end: int) -> Tensor:
@@ -192,6 +224,14 @@ class Tables:
             columns = hash_of(self.seed).turns(np.arange(count, dtype=np.int64))
             self._turns = torch.from_numpy(np.stack(columns).astype(np.int32)).to(self.device)
         return self._turns
+
+    def packed_turns(self, end: int) -> Tensor:
+        """The same in one int32: rotation, offset from bit 8, and bit 16 for a negative sign."""
+        turns = self.turns(end)
+        if self._packed_turns is None or self._packed_turns.shape[0] != turns.shape[1]:
+            rotation, offset, common = turns
+            self._packed_turns = rotation + (offset << 8) + ((common < 0).to(torch.int32) << 16)
+        return self._packed_turns
 
     @cached_property
     def signs(self) -> Tensor:

@@ -71,6 +71,46 @@ def test_short_floats_give_the_same_bits(device):
     assert (got.sketch.sums == expected.sketch.sums).all()
 
 
+def called(summariser: Summariser, tensor: torch.Tensor) -> Summary:
+    row = summariser(tensor)
+    return unpack(row.stored, row.numbers.cpu().numpy(), "", tuple(tensor.shape))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_summariser_takes_many_tensors_of_one_shape(device, dtype):
+    summariser = Summariser(Recipe())
+    for tensor in drawn((4, 3, 40, 700), dtype):
+        alike(called(summariser, tensor.to(device)), summarise(value_of(tensor)))
+
+
+def test_a_known_shape_may_begin_anywhere_and_lie_anyhow(device):
+    summariser, numbers = Summariser(Recipe()), drawn((300, 301), torch.bfloat16).to(device)
+    room = torch.empty(90_301, dtype=torch.bfloat16, device=device)
+    for tensor in (numbers, room[:90_300].view(300, 301), room[1:].view(300, 301)):
+        tensor.copy_(numbers)
+        alike(called(summariser, tensor), summarise(value_of(numbers.cpu())))
+    turned = drawn((301, 300), torch.bfloat16)
+    alike(called(summariser, turned.to(device).t()), summarise(value_of(turned.t().contiguous())))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_streams_do_not_share_scratch_memory():
+    summariser = Summariser(Recipe())
+    tensors = [drawn((129, 16_384), torch.bfloat16).cuda() * n for n in range(1, 5)]
+    streams = [torch.cuda.Stream() for _ in tensors]
+    torch.cuda.synchronize()
+    rows = []
+    for _ in range(8):
+        for tensor, stream in zip(tensors, streams, strict=True):
+            with torch.cuda.stream(stream):
+                rows.append((tensor, summariser(tensor)))
+    torch.cuda.synchronize()
+    for tensor, row in rows:
+        got = unpack(row.stored, row.numbers.cpu().numpy(), "", tuple(tensor.shape))
+        assert (got.sketch.sums == summarise(value_of(tensor.cpu())).sketch.sums).all()
+
+
 def test_nonfinite_elements(device):
     tensor = drawn((3, 20_000), torch.float32)
     tensor[0, 5], tensor[1, 6], tensor[2, 7] = math.nan, math.inf, -math.inf
