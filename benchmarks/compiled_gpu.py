@@ -27,7 +27,7 @@ def table() -> Table:
     rows = []
     for way, training in ways:
         case = Case(NAME, torch.bfloat16, training, way, device="cuda")
-        times = costs(case, rounds=4)[2:] if way == "default" else ["", "", ""]
+        times = costs(case, rounds=3)[2:] if way == "default" else ["", "", ""]
         rows.append([*measured(case)[1:], *times])
     how = (
         f"{NAME}, bf16, batch 4 x 512, {torch.cuda.get_device_name()}, torch {torch.__version__}, "

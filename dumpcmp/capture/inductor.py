@@ -110,7 +110,9 @@ class CompiledCapture(ModuleCapture):
     def finished(self, graph: TappedGraph, started: str, outputs: Sequence[Any]) -> None:
         """Note what compiled code gave, where evidence is gathered."""
         if self.evidence is not None:
-            self.evidence.add(graph.table["digest"], started, outputs)
+            spared = graph.table["unwritten"]
+            kept = [value for i, value in enumerate(outputs) if i not in spared]
+            self.evidence.add(graph.table["digest"], started, kept)
 
 
 @contextmanager

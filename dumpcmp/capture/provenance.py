@@ -33,7 +33,7 @@ from dumpcmp.capture.views import Sizes, Step, base_of, is_same, view_name, view
 
 Place = tuple[int, str]  # which op of the graph, and which slot of it
 Reading = tuple[list[Step], list[Place]]  # what to do with a buffer, and where that is recorded
-SCHEMA = 3  # of the table in generated code; caches keep code of different schemas apart
+SCHEMA = 4  # of the table in generated code; caches keep code of different schemas apart
 
 _MARK = "dumpcmp"  # in Node.meta: the places whose value the node is
 _SPARE_LINE = re.compile(r"^\s*(_dumpcmp\(.*|#.*|)\n", re.MULTILINE)  # the tap's, and comments
@@ -325,9 +325,24 @@ def _table(graph: Traced, module: fx.GraphModule, code: str, backward: bool) -> 
         "inputs": list(_inputs(nodes, backward)),
         "kernels": {kernel: sorted(ops) for kernel, ops in graph.kernels.items()},
         "computed": [sum(n.name in captured for n in computed), len(computed)],
+        "unwritten": list(_unwritten(nodes)),
         "digest": code_digest(code),
         "text": module.print_readable(print_output=False, include_stride=True),
     }
+
+
+def _unwritten(nodes: Sequence[fx.Node]) -> Iterator[int]:
+    """Which outputs are memory that nothing writes: attention's seeds where nothing is dropped."""
+    (output,) = (node for node in nodes if node.op == "output")
+    results: Any = output.args[0]
+    for position, node in enumerate(results):
+        parent = node.args[0] if isinstance(node, fx.Node) and node.args else None
+        if not isinstance(parent, fx.Node) or "scaled_dot_product" not in str(parent.target):
+            continue
+        value = node.meta.get("val")
+        drops = any(type(argument) is float and argument > 0 for argument in parent.args[:8])
+        if isinstance(value, Tensor) and not value.is_floating_point() and not drops:
+            yield position
 
 
 def _inputs(nodes: Sequence[fx.Node], backward: bool) -> Iterator[tuple[int, list[Reading]]]:

@@ -95,7 +95,7 @@ def _conditions(
     golden: Side,
     target: Side,
     found: Measured,
-    depth: Mapping[Place, int],
+    depth: Mapping[tuple[Place, bool], int],
     clean: set[Match],
     way: tuple[Mapping[Key, Dtype], Mapping[Key, Dtype]],
 ) -> Conditions:
@@ -105,7 +105,7 @@ def _conditions(
     return Conditions(
         dtype_named(record.dtype),
         dtype_named(target.record_of(match.target).dtype),
-        depth[place] * (2 if is_gradient(match.golden.slot) else 1),
+        depth[place, is_gradient(match.golden.slot)],
         inputs_equal=match in clean,
         arithmetic=Arithmetic.ROUNDS if given else arithmetic_of(place.op),
         shape=record.shape,
@@ -154,17 +154,19 @@ def _row(match: Match, golden: Side, target: Side, found: Measured, judgement: J
     )
 
 
-def depths(listing: Listing) -> dict[Place, int]:
+def depths(listing: Listing) -> dict[tuple[Place, bool], int]:
     """How many residual blocks lie before each call; without numbered blocks, how many reductions.
 
-    A block is a module with a number in its path, counted when the run first enters it.
+    A block is a module with a number in its path, counted when the run first enters it. What lies
+    before a call's gradients (True) is all of the forward pass, and the way back from its end.
     """
-    found: dict[Place, int] = {}
+    depth: dict[tuple[Place, bool], int] = {}
     steps: dict[tuple[str, int], list[Place]] = defaultdict(list)
     for place in listing.places:
         steps[place.model, place.step].append(place)
     for places in steps.values():
         blocks: dict[str, int] = {}
+        found: dict[Place, int] = {}
         reductions = 0
         numbered = any(_block_of(place.op) for place in places)
         for place in places:
@@ -174,7 +176,10 @@ def depths(listing: Listing) -> dict[Place, int]:
             before = blocks.get(block, len(blocks)) if numbered else reductions
             found[place] = before
             reductions += is_reduction(place.op)
-    return found
+        deepest = max(found.values(), default=0)
+        depth |= {(place, False): before for place, before in found.items()}
+        depth |= {(place, True): 2 * deepest - before for place, before in found.items()}
+    return depth
 
 
 def coarsest(listing: Listing) -> dict[Key, Dtype]:
