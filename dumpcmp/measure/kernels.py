@@ -166,6 +166,15 @@ def _sources(turn, words, half):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _load(x, turn, words, half, lane, start, block, last):  # type: ignore[no-untyped-def]
+    """The elements of a block before `last`, and their signs."""
+    place, word = _sources(turn, words, half)
+    begin = tl.cast(block, tl.int64) * 16384 - start
+    value = tl.load(x + (begin + place[:, None] + lane[None, :]), mask=block < last, other=0.0)
+    return value, word
+
+
+@triton.jit
 def _signed(exact, word, lane):  # type: ignore[no-untyped-def]
     """The elements with the signs that the bits of `word` give them."""
     minus = (word[:, None] << (31 - lane)[None, :]) & -2147483648
@@ -185,22 +194,22 @@ def _whole_blocks(  # type: ignore[no-untyped-def]
     x, turns, words, half, lane, start, block, last, step,
     kind: tl.constexpr, rows: tl.constexpr, vector: tl.constexpr,
 ):  # fmt: skip
-    """Sum blocks that are there whole and finite; the next one is loaded while one is summed."""
+    """Sum blocks that are there whole and finite; the next two are loaded while one is summed."""
     turned = tl.zeros((rows, 32), tl.float64)
     total = tl.zeros((rows, 32 // vector), tl.float64)
     squares = tl.zeros((rows, 32 // vector), tl.float64)
     low = tl.full((rows, 32 // vector), float("inf"), kind)
     high = tl.full((rows, 32 // vector), float("-inf"), kind)
     zeros = tl.zeros((rows, 32 // vector), tl.int32)
-    place, word = _sources(tl.load(turns + tl.minimum(block, last)), words, half)
-    begin = tl.cast(block, tl.int64) * 16384 - start
-    value = tl.load(x + (begin + place[:, None] + lane[None, :]), mask=block < last, other=0.0)
-    turn = tl.load(turns + tl.minimum(block + step, last))
+    value, word = _load(x, tl.load(turns + tl.minimum(block, last)), words, half, lane, start,
+                        block, last)  # fmt: skip
+    after = block + step
+    coming, next_word = _load(x, tl.load(turns + tl.minimum(after, last)), words, half, lane,
+                              start, after, last)  # fmt: skip
+    turn = tl.load(turns + tl.minimum(after + step, last))
     for now in range(block, last, step):
-        after = now + step
-        place, next_word = _sources(turn, words, half)
-        begin = tl.cast(after, tl.int64) * 16384 - start
-        coming = tl.load(x + (begin + place[:, None] + lane[None, :]), mask=after < last, other=0.0)
+        after = now + 2 * step
+        later, later_word = _load(x, turn, words, half, lane, start, after, last)
         turn = tl.load(turns + tl.minimum(after + step, last))
         number = value.to(kind)
         low = tl.minimum(low, tl.min(_by_thread(number, rows, vector), 2))
@@ -210,8 +219,8 @@ def _whole_blocks(  # type: ignore[no-untyped-def]
         total += tl.sum(_by_thread(exact, rows, vector), 2)
         squares += tl.sum(_by_thread(exact * exact, rows, vector), 2)
         turned += _signed(exact, word, lane)
-        value = coming
-        word = next_word
+        value, word = coming, next_word
+        coming, next_word = later, later_word
     return turned, total, squares, low, high, zeros
 
 
@@ -318,16 +327,20 @@ def _fold(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _lead(totals, row, num_totals, count, many: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.arange(0, many)
-    there = at < num_totals
-    low = tl.min(tl.load(totals + at * 8, mask=there, other=float("inf")), 0)
-    high = tl.max(tl.load(totals + at * 8 + 1, mask=there, other=float("-inf")), 0)
-    total = tl.sum(tl.load(totals + at * 8 + 2, mask=there, other=0.0), 0)
-    squares = tl.sum(tl.load(totals + at * 8 + 3, mask=there, other=0.0), 0)
-    nans = tl.sum(tl.load(totals + at * 8 + 4, mask=there, other=0.0), 0)
-    ups = tl.sum(tl.load(totals + at * 8 + 5, mask=there, other=0.0), 0)
-    downs = tl.sum(tl.load(totals + at * 8 + 6, mask=there, other=0.0), 0)
-    zeros = tl.sum(tl.load(totals + at * 8 + 7, mask=there, other=0.0), 0)
+    """The leading numbers of a packed row from the totals of all programs."""
+    at = tl.arange(0, many)[:, None]
+    column = tl.arange(0, 8)
+    there = (at < num_totals) & (column >= 0)[None, :]
+    tile = tl.load(totals + at * 8 + column[None, :], mask=there, other=0.0)
+    low = tl.min(tl.min(tl.where(there & (column == 0)[None, :], tile, float("inf")), 0), 0)
+    high = tl.max(tl.max(tl.where(there & (column == 1)[None, :], tile, float("-inf")), 0), 0)
+    sums = tl.sum(tile, 0)
+    total = _entry(sums, column, 2)
+    squares = _entry(sums, column, 3)
+    nans = _entry(sums, column, 4)
+    ups = _entry(sums, column, 5)
+    downs = _entry(sums, column, 6)
+    zeros = _entry(sums, column, 7)
     finite = tl.cast(count, tl.float64) - nans - ups - downs
     none = total * 0.0 / finite  # NaN where nothing is finite, else 0
     mean = total / finite
@@ -345,3 +358,8 @@ def _lead(totals, row, num_totals, count, many: tl.constexpr):  # type: ignore[n
     tl.store(row + 10, total)
     tl.store(row + 11, squares)
     tl.store(row + 12 + tl.arange(0, 4), tl.full((4,), -1.0, tl.float64))
+
+
+@triton.jit
+def _entry(numbers, places, place):  # type: ignore[no-untyped-def]
+    return tl.sum(tl.where(places == place, numbers, 0.0), 0)
