@@ -1,5 +1,6 @@
 """``dumpcmp compare``: hold a run against golden and say where it first goes wrong."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,6 +56,8 @@ def command(
 
     Exits with 0 where they are the same, 1 where they differ, 2 where there was trouble.
     """
+    # A block is too small to share: threads of numpy's BLAS would only wait for each other.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from rich.console import Console
 
     from dumpcmp.comparing import compare
