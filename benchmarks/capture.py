@@ -33,9 +33,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = self.qkv(self.ln1(x)).chunk(3, -1)
-        q, k, v = (
-            t.view(batch, length, self.num_heads, -1).transpose(1, 2) for t in (q, k, v)
-        )
+        q, k, v = (t.view(batch, length, self.num_heads, -1).transpose(1, 2) for t in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.ln2(x))))
