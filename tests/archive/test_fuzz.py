@@ -22,7 +22,7 @@ from dumpcmp.record import Call, Record
 from tests.archive.values import SMALL_NUMBERS, Dense, key, parts, record
 
 MUTANTS = int(os.environ.get("DUMPCMP_MUTANTS", "300"))
-LONGEST = 5.0  # seconds for one mutant
+LONGEST = 5.0  # seconds of computing for one mutant
 MEMORY = 1 << 30
 
 
@@ -91,14 +91,14 @@ def test_a_mutant_opens_or_gives_an_archive_error(tmp_path: Path, sealed: bool) 
     before = peak_nbytes()
     for _ in range(MUTANTS // 2):
         part.write_bytes(mutated(content, chance))
-        began = time.monotonic()
+        began = time.process_time()
         try:
             read_everything(tmp_path / "d")
             outcomes["opened"] += 1
         except ArchiveError as error:
             assert str(part) in str(error)
             outcomes["refused"] += 1
-        assert time.monotonic() - began < LONGEST
+        assert time.process_time() - began < LONGEST
     assert outcomes["opened"] and sum(outcomes.values()) == MUTANTS // 2
     assert peak_nbytes() - before < MEMORY
 
