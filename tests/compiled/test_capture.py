@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 from torch._inductor import config
 
@@ -16,6 +17,7 @@ import dumpcmp
 from dumpcmp.archive.reader import Archive
 from dumpcmp.capture import inductor_names
 from dumpcmp.capture.certificate import Evidence, GraphRun, certificate
+from dumpcmp.cli import main
 from dumpcmp.dumping import dump
 from dumpcmp.errors import CaptureError, SelectionError
 from dumpcmp.outcome import Verdict
@@ -96,6 +98,13 @@ def test_each_op_tells_its_kernel_and_its_line(certified: Path) -> None:
     (tanh,) = (call for call in calls if call.op == "blocks.0.mlp/tanh")
     assert tanh.kernel.startswith("cpp_fused") and "models.py" in tanh.source
     assert "blocks.0.mlp/mul#0" in tanh.origins
+
+
+def test_show_prints_the_kernel_of_an_op(certified: Path) -> None:
+    shown = CliRunner().invoke(main, ["show", "--kernel", str(certified), "blocks.0.mlp/tanh"])
+    assert shown.exit_code == 0
+    assert "models.py" in shown.output and "together with" in shown.output
+    assert "async_compile.cpp_pybinding" in shown.output and "tanh()" in shown.output
 
 
 def test_gradients_of_both_runs_agree(certified: Path, golden: Golden) -> None:
