@@ -16,9 +16,9 @@ from dumpcmp.capture.recorder import Step
 class FunctionMode(TorchFunctionMode):
     """Records each torch function: inputs as they are before it runs, outputs after."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step | None) -> None:
         super().__init__()
-        self.step = step
+        self.step = step  # None: what runs now is not recorded
         self.run: Callable[..., Any] = self.recorded
 
     def __torch_function__(
@@ -40,17 +40,20 @@ class FunctionMode(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run `func` and record what it takes and gives."""
-        if self.step.precision is not None:
-            func, args, kwargs = self.step.precision.call(func, args, kwargs)
+        step = self.step
+        if step is None or (step.is_function and torch._C._current_autograd_node() is not None):
+            return func(*args, **kwargs)
+        if step.precision is not None:
+            func, args, kwargs = step.precision.call(func, args, kwargs)
         function = function_of(func)
         if not function.name or is_machinery(func):
             return func(*args, **kwargs)
         if hands_on(func, args):
             return handed_on(args[0], func)
         with DisableTorchFunction(), _DisableTorchDispatch():
-            call = self.step.function(function, args, kwargs)
+            call = step.function(function, args, kwargs)
         result = func(*args, **kwargs)
         if call is not None:
             with DisableTorchFunction(), _DisableTorchDispatch():
-                self.step.outputs(call, args[0] if function.returns_nothing else result)
+                step.outputs(call, args[0] if function.returns_nothing else result)
         return result

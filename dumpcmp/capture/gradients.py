@@ -28,10 +28,10 @@ class Watches:
         self._tensors: dict[int, RemovableHandle] = {}
         self._running: weakref.WeakKeyDictionary[Model, Step] = weakref.WeakKeyDictionary()
 
-    def begin(self, step: Step, root: nn.Module) -> None:
+    def begin(self, step: Step, root: nn.Module | None) -> None:
         """Watch the tensors of `step` and the parameters of `root`."""
         step.gradients = Gradients(self, step)
-        for name, parameter in root.named_parameters():
+        for name, parameter in root.named_parameters() if root is not None else ():
             if parameter.requires_grad and id(parameter) not in self._parameters:
                 hook = partial(self._parameter_fired, step.model, name.replace("_orig_mod.", ""))
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from torch import fx, nn
 
 from dumpcmp.capture.functions import FunctionMode
 from dumpcmp.capture.lines import traced_line
-from dumpcmp.capture.models import Model
-from dumpcmp.capture.modules import CallDoor, ModuleCapture, is_compile_wrapper
+from dumpcmp.capture.models import Function, Model
+from dumpcmp.capture.modules import CallDoor, ModuleCapture, is_compile_wrapper, pointed_at
 from dumpcmp.capture.recorder import Recorder, Scope, Step
 
 _BODY_RUNNERS = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
@@ -26,7 +26,11 @@ UNTRACED: tuple[Any, ...] = (
     ModuleCapture._intercept,
     ModuleCapture._root_call,
     ModuleCapture._module_call,
+    ModuleCapture._inside.__wrapped__,  # type: ignore[attr-defined]
+    ModuleCapture._muting.__wrapped__,  # type: ignore[attr-defined]
+    ModuleCapture._recording,
     ModuleCapture.run_root,
+    pointed_at.__wrapped__,  # type: ignore[attr-defined]
     is_compile_wrapper,
     Step.leave,
 )
@@ -58,6 +62,7 @@ class GraphCapture(ModuleCapture):
         super().__init__(recorder, roots, mode=_untraced_mode)
         self.enter = untraced(self.enter)
         self.exit = untraced(self.exit)
+        self.begin = untraced(self.begin)
         self._compiled: dict[int, Callable[..., Any]] = {}
         self._numbers: dict[str, itertools.count[int]] = {}
 
@@ -70,11 +75,13 @@ class GraphCapture(ModuleCapture):
             eval_frame.skip_code(function.__code__)
         self.compiles = True
         limits = {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
-        with super().running(), config.patch(**limits, suppress_errors=False):
+        forced = torch.compiler.set_stance("default", force_backend=self.backend)
+        with super().running(), config.patch(**limits, suppress_errors=False), forced:
             yield
 
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
-        if is_compile_wrapper(module) and self.step is None:  # traced for us, not for its backend
+        step = self.step
+        if is_compile_wrapper(module) and (step is None or step.is_function):  # traced for us, not for its backend
             module = module._orig_mod  # type: ignore[assignment]
             run = module._call_impl
         return super()._intercept(module, run)
@@ -108,7 +115,7 @@ class GraphCapture(ModuleCapture):
             now = self.step
             if now is None:
                 return graph.forward(*args)
-            return Run(graph, places, now).run(*args)
+            return Run(graph, places, now, self._here.mode).run(*args)
 
         return run
 
@@ -127,13 +134,16 @@ def calling(module: nn.Module) -> Callable[..., Any]:
 class Place:
     """Where a node stands: its module, as seen from the module that the graph began in."""
 
-    __slots__ = ("instance", "line", "path", "relative")
+    __slots__ = ("instance", "line", "owner", "path", "relative", "root", "root_instance")
 
     def __init__(self, path: str, relative: bool, instance: str, line: str) -> None:
         self.path = path
         self.relative = relative
         self.instance = instance  # tells two calls of one module apart: "id@1"
         self.line = line
+        self.root: Callable[[], nn.Module | None] | None = None  # that a function calls
+        self.root_instance = ""
+        self.owner = ""  # the name of the root's model
 
     def under(self, base: str) -> str:
         """The module's path when the graph runs for the module `base`."""
@@ -154,6 +164,8 @@ def _place(node: fx.Node, base: str, model: Model) -> Place:
     line = traced_line(node.meta.get("stack_trace"))
     if not stack:
         return Place("", True, "", line)
+    if isinstance(model, Function):
+        return _place_in_function(stack, line, model)
     instance = next(reversed(stack))
     path = model.paths.get(int(instance.partition("@")[0]), base)
     if path == base:
@@ -162,42 +174,92 @@ def _place(node: fx.Node, base: str, model: Model) -> Place:
     return Place(path.removeprefix(base).lstrip(".") if inside else path, inside, instance, line)
 
 
-class Run(fx.Interpreter):
-    """One run of a graph: each node runs in the scope of its module, where its mode records it."""
+def _place_in_function(stack: dict[str, Any], line: str, function: Function) -> Place:
+    """The place of a node that a compiled function's module computes; its root begins a step."""
+    outermost, instance = next(iter(stack)), next(reversed(stack))
+    root = function.root_with(_id_of(outermost))
+    module = root()
+    assert module is not None
+    model = function.model_of(module)
+    path = model.paths.get(_id_of(instance), "")
+    place = Place(path, False, instance if path else "", line)
+    place.root, place.root_instance, place.owner = root, outermost, model.name
+    return place
 
-    def __init__(self, graph: fx.GraphModule, places: dict[fx.Node, Place], step: Step) -> None:
-        super().__init__(graph)
-        self.places = places
+
+def _id_of(instance: str) -> int:
+    return int(instance.partition("@")[0])
+
+
+class Spots:
+    """The steps and scopes of the module calls that one run of a graph stands for."""
+
+    def __init__(self, step: Step) -> None:
         self.step = step
         self.base = step.scope
-        self.scopes: dict[str, Scope] = {}
+        self._scopes: dict[str, Scope] = {}
+        self._steps: dict[str, Step | None] = {}
+
+    def step_of(self, place: Place) -> Step | None:
+        """The step of an op at `place`, with its scope set; None where it is not selected."""
+        step = self._step(place)
+        if step is not None:
+            base = self.base if step is self.step else step.root_scope
+            step.scope = self._scope(step, place, base)
+        return step
+
+    def _step(self, place: Place) -> Step | None:
+        if place.root is None:
+            return self.step
+        if place.root_instance not in self._steps:
+            root = place.root()
+            inner = self.step.begin_inner(root) if root is not None else None
+            self._steps[place.root_instance] = inner
+            if inner is not None:
+                self.step.inner[inner.model.name, inner.number] = inner
+        return self._steps[place.root_instance]
+
+    def _scope(self, step: Step, place: Place, base: Scope) -> Scope:
+        if not place.instance:
+            return base
+        if place.instance not in self._scopes:
+            self._scopes[place.instance] = step.new_scope(place.under(base.path))
+        return self._scopes[place.instance]
+
+
+class Run(fx.Interpreter):
+    """One run of a graph: each node runs in the scope of its module, where `mode` records it."""
+
+    def __init__(
+        self, graph: fx.GraphModule, places: dict[fx.Node, Place], step: Step, mode: Any = None
+    ) -> None:
+        super().__init__(graph)
+        self.places = places
+        self.mode = mode  # set where the nodes of a function's graph are of several steps
+        self.spots = Spots(step)
         self.extra_traceback = False
 
     def run_node(self, n: fx.Node) -> Any:
         place = self.places.get(n)
         if place is None or n.op not in ("call_function", "call_method", "call_module"):
             return super().run_node(n)
-        self.step.scope = self._scope(place)
-        self.step.line = place.line
+        step = self.spots.step_of(place)
+        if step is None:
+            with pointed_at(self.mode, None):
+                return super().run_node(n)
+        step.line = place.line
         try:
-            return super().run_node(n)
+            with pointed_at(self.mode, step) if self.mode is not None else nullcontext():
+                return super().run_node(n)
         finally:
-            self.step.scope = self.base
-            self.step.line = None
+            self.spots.step.scope = self.spots.base
+            step.line = None
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run a function; the body of a checkpointed region is run node by node."""
         if getattr(target, "__name__", "") in _BODY_RUNNERS and isinstance(args[0], fx.GraphModule):
-            inner = Run(args[0], places_of(args[0], self.step.model, self.base.path), self.step)
-            inner.base, inner.scopes = self.base, self.scopes
+            step, base = self.spots.step, self.spots.base
+            inner = Run(args[0], places_of(args[0], step.model, base.path), step, self.mode)
+            inner.spots = self.spots
             return inner.run(*args[1:])
         return super().call_function(target, args, kwargs)
-
-    def _scope(self, place: Place) -> Scope:
-        if not place.instance:
-            return self.base
-        scope = self.scopes.get(place.instance)
-        if scope is None:
-            scope = self.step.new_scope(place.under(self.base.path))
-            self.scopes[place.instance] = scope
-        return scope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import weakref
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 if TYPE_CHECKING:
-    from dumpcmp.capture.recorder import Step
+    from dumpcmp.capture.recorder import Recorder, Step
 
 
 def has_state(module: nn.Module) -> bool:
@@ -47,3 +48,25 @@ class Model:
         if path is None:
             path = f"{parent}.<{type(module).__name__}>".lstrip(".")
         return path
+
+
+class Function(Model):
+    """A compiled function: the modules that it calls are models of their own, as in eager mode."""
+
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        super().__init__(name)
+        self._recorder = recorder
+        self._roots: dict[int, weakref.ref[nn.Module]] = {}
+
+    def root_with(self, number: int) -> weakref.ref[nn.Module]:
+        """The module whose id is `number`, which dynamo has just traced: it is alive."""
+        found = self._roots.get(number)
+        if found is None or found() is None:
+            modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
+            self._roots = {id(module): weakref.ref(module) for module in modules}
+            found = self._roots[number]
+        return found
+
+    def model_of(self, root: nn.Module) -> Model:
+        """The model that `root` is."""
+        return self._recorder.model_of(root)

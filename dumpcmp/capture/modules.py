@@ -14,6 +14,7 @@ from torch import nn
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from dumpcmp.capture import distributed
+from dumpcmp.capture.callables import Leave, compiled_calls, function_name
 from dumpcmp.capture.collectives import partitioned
 from dumpcmp.capture.functions import FunctionMode
 from dumpcmp.capture.gradients import Watches
@@ -87,6 +88,7 @@ class _Here(threading.local):
     """What this thread is in the middle of."""
 
     step: Step | None = None
+    mode: Any = None  # of the compiled function that this thread is in
     latest: Step | None = None  # which collectives after its end belong to: those of backward
     muted: bool = False  # inside a step that is not selected, or a model that is not wanted
 
@@ -109,6 +111,7 @@ class ModuleCapture:
         self.compiles = False  # whether what the program compiles stays compiled
         self.enter = enter_module
         self.exit = exit_module
+        self.begin: Callable[[nn.Module], Step | None] = self._begin
 
     @property
     def step(self) -> Step | None:
@@ -120,12 +123,45 @@ class ModuleCapture:
         """Capture while the block runs; compiled callables run eagerly meanwhile."""
         with module_calls(self._intercept), ExitStack() as self._ends:
             self._ends.callback(self.watches.remove)
-            if not self.compiles:
-                self._ends.enter_context(compiling_nothing())
+            self._ends.enter_context(self._compiling())
             self._ends.enter_context(partitioned(lambda: self._here.latest))
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
             yield
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Hear of compiled callables; have them run eagerly, unless this capture compiles."""
+        with ExitStack() as ends:
+
+            def listen() -> None:
+                ends.enter_context(compiled_calls(self._function_called))
+                if not self.compiles:
+                    ends.enter_context(torch.compiler.set_stance("force_eager"))
+
+            ends.enter_context(once_dynamo_is_there(listen))
+            yield
+
+    def _function_called(self, function: Any) -> Leave:
+        """Open a step for a compiled function, unless one is open; returns what closes it."""
+        here, name = self._here, function_name(function)
+        if here.muted or here.step is not None or not name or is_recomputing():
+            return _nothing
+        step = here.step = self.recorder.begin_function(name, wanted=not self._roots)
+        step.begin_inner = self.begin
+        if self.recorder.tap.backward and not step.is_silent:
+            self.watches.begin(step, None)
+        ends = ExitStack()
+        here.mode = ends.enter_context(self.mode(step)) if self.mode else None
+
+        def leave() -> None:
+            here.step = here.mode = None
+            ends.close()
+            for each in (step, *step.inner.values()):
+                if not self.recorder.tap.backward:
+                    self.recorder.finish(each)
+
+        return leave
 
     def save(self, name: str, tensor: torch.Tensor) -> None:
         """Record a value that the program names itself."""
@@ -137,7 +173,7 @@ class ModuleCapture:
         here = self._here
         if here.muted or is_compile_wrapper(module):
             return run
-        if here.step is None:
+        if here.step is None or here.step.is_function:
             return partial(self._root_call, module, run)
         return partial(self._module_call, here.step, module, run)
 
@@ -151,7 +187,7 @@ class ModuleCapture:
         if distributed.is_inferring():
             with self._muting():
                 return run(*args, **kwargs)
-        step = self.recorder.begin(module)
+        step = self.begin(module)
         if step is None:
             with self._muting():
                 return run(*args, **kwargs)
@@ -159,10 +195,17 @@ class ModuleCapture:
             self.precision.convert(module)
             args, kwargs = self.precision.inputs((args, kwargs))
             step.precision = self.precision
-        if self.recorder.tap.backward:
-            self.watches.begin(step, module)
         with self._inside(step):
             return self.run_root(step, module, run, args, kwargs)
+
+    def _begin(self, module: nn.Module) -> Step | None:
+        """Begin a step of `module`, where it is selected."""
+        if self._roots and id(module) not in self._roots:
+            return None
+        step = self.recorder.begin(module)
+        if step is not None and self.recorder.tap.backward:
+            self.watches.begin(step, module)
+        return step
 
     def run_root(
         self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
@@ -193,48 +236,68 @@ class ModuleCapture:
 
     @contextmanager
     def _inside(self, step: Step) -> Iterator[Step]:
+        outer = self._here.step
         self._here.step = self._here.latest = step
         try:
-            with self.mode(step) if self.mode else nullcontext():
+            with self._recording(step):
                 yield step
         finally:
-            self._here.step = None
+            self._here.step = outer
             if not self.recorder.tap.backward:
                 self.recorder.finish(step)
+
+    def _recording(self, step: Step) -> AbstractContextManager[Any]:
+        """The mode that records functions in `step`: that of the function around it, if any."""
+        if self._here.mode is not None:
+            return pointed_at(self._here.mode, step)
+        return self.mode(step) if self.mode else nullcontext()
 
     @contextmanager
     def _muting(self) -> Iterator[None]:
         self._here.muted = True
         try:
-            yield
+            with pointed_at(self._here.mode, None):
+                yield
         finally:
             self._here.muted = False
 
 
+def _nothing() -> None: ...
+
+
 @contextmanager
-def compiling_nothing() -> Iterator[None]:
-    """Make what the program compiles, or has compiled, run eagerly while the block runs.
+def pointed_at(mode: Any, step: Step | None) -> Iterator[None]:
+    """Have `mode` record in `step` while the block runs, or nowhere."""
+    before = getattr(mode, "step", None)
+    if mode is not None:
+        mode.step = step
+    try:
+        yield
+    finally:
+        if mode is not None:
+            mode.step = before
 
-    Dynamo takes seconds to import, so that it is told only once it is there.
-    """
-    with ExitStack() as ends:
-        if "torch._dynamo" in sys.modules:
-            ends.enter_context(torch.compiler.set_stance("force_eager"))
-            yield
-            return
-        compile_now = torch.compile
 
-        def compile_later(*args: Any, **kwargs: Any) -> Any:
-            if torch.compile is compile_later:
-                torch.compile = compile_now
-                ends.enter_context(torch.compiler.set_stance("force_eager"))
-            return compile_now(*args, **kwargs)
+@contextmanager
+def once_dynamo_is_there(listen: Callable[[], None]) -> Iterator[None]:
+    """Call `listen` now, or when the program compiles first: to import dynamo takes seconds."""
+    if "torch._dynamo" in sys.modules:
+        listen()
+        yield
+        return
+    compile_now = torch.compile
 
-        torch.compile = compile_later
-        try:
-            yield
-        finally:
+    def compile_later(*args: Any, **kwargs: Any) -> Any:
+        if torch.compile is compile_later:
             torch.compile = compile_now
+            listen()
+        return compile_now(*args, **kwargs)
+
+    torch.compile = compile_later
+    try:
+        yield
+    finally:
+        torch.compile = compile_now
 
 
 def is_recomputing() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dumpcmp.capture import distributed, slots
 from dumpcmp.capture.lines import current_line
 from dumpcmp.capture.models import Model, has_state
+from dumpcmp.capture.models import Function as FunctionModel
 from dumpcmp.capture.names import Function, in_order
 from dumpcmp.capture.precision import Precision
 from dumpcmp.capture.sources import Stagings
@@ -65,6 +66,21 @@ class Recorder:
             self.counts.steps += 1
             model.step = Step(self, model, number)
             return model.step
+
+    def begin_function(self, name: str, wanted: bool) -> Step:
+        """A new step of a compiled function; if it is not `wanted`, only its modules are named."""
+        with self.lock:
+            model = self._stateless.get(name)
+            if model is None:
+                model = self._stateless[name] = FunctionModel(self._unique(name), self)
+            step = model.step = Step(self, model, model.num_steps)
+            step.is_function = True
+            step.is_silent = not (wanted and self.tap.selects_step(step.number))
+            model.num_steps += 1
+            if not step.is_silent:
+                self.num_steps = max(self.num_steps, model.num_steps)
+                self.counts.steps += 1
+            return step
 
     def model_of(self, root: nn.Module | str) -> Model:
         """The Model that `root` is. Instances without state, such as losses, share one."""
@@ -146,6 +162,10 @@ class Step:
         self.precision: Precision | None = None
         self.line: str | None = None  # of the graph node that runs now; None: ask the stack
         self.gradients: Any = None  # set where the tap wants them: gradients.Gradients
+        self.is_function = False  # of a compiled function: modules that it calls begin their own
+        self.is_silent = False  # records nothing itself
+        self.inner: dict[tuple[str, int], Step] = {}  # those that began inside of its graphs
+        self.begin_inner: Callable[[nn.Module], Step | None] = lambda _: None
         self._orders = itertools.count()
         self._forward: Step | None = None  # of a recomputation: the step that it repeats
         self._again: Step | None = None
@@ -213,9 +233,10 @@ class Step:
         counter = self.scope.functions.get(function.name)
         if counter is None:
             op = f"{self.scope.prefix}/{function.name}"
-            counter = _Counter(op, self.tap.selects_op(op))
+            counter = _Counter(op, not self.is_silent and self.tap.selects_op(op))
             self.scope.functions[function.name] = counter
-            self.recorder.ops.add(op)
+            if not self.is_silent:
+                self.recorder.ops.add(op)
         if not counter.selected:
             return None
         number = counter.next
@@ -320,7 +341,11 @@ class Step:
         fresh: bool = False,
     ) -> Key:
         """Record one value of `call`; see `Values.put`."""
+        if self.inner and (call.model, call.step) in self.inner:
+            return self.inner[call.model, call.step].put(call, slot, tensor, same_as, fresh)
         key = Key(self.model.name, self.number, call.op, call.call, slot)
+        if same_as is not None and (same_as.model, same_as.step) != (key.model, key.step):
+            same_as = None  # links stay within a step, which can be read on its own
         return self._values.put(key, call.order, tensor, same_as, fresh)
 
     def _put_weights(self, call: Call, module: nn.Module) -> None:
