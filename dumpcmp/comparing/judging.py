@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -159,31 +160,73 @@ def depths(listing: Listing) -> dict[tuple[Place, bool], int]:
 
     A block is a module with a number in its path, counted when the run first enters it. What lies
     before a call's gradients (True) is all of the forward pass, and the way back from its end.
+    What another model has computed brings along the depth that it had there.
     """
     depth: dict[tuple[Place, bool], int] = {}
     steps: dict[tuple[str, int], list[Place]] = defaultdict(list)
     for place in listing.places:
         steps[place.model, place.step].append(place)
+    within: dict[Place, int] = {}
     for places in steps.values():
-        blocks: dict[str, int] = {}
-        found: dict[Place, int] = {}
-        reductions = 0
-        numbered = any(_block_of(place.op) for place in places)
+        within |= _depths_within(places)
+    elsewhere = computed_elsewhere(listing)
+    for places in steps.values():
+        brought, found = 0, dict[Place, int]()
         for place in places:
-            block = _block_of(place.op)
-            if block:
-                blocks.setdefault(block, len(blocks))
-            before = blocks.get(block, len(blocks)) if numbered else reductions
-            found[place] = before
-            reductions += is_reduction(place.op)
+            given = [elsewhere[key] for key in listing.places[place] if key in elsewhere]
+            brought = max([brought, *(within[place_of(key)] + 1 for key in given)])
+            found[place] = within[place] + brought
         deepest = max(found.values(), default=0)
         depth |= {(place, False): before for place, before in found.items()}
         depth |= {(place, True): 2 * deepest - before for place, before in found.items()}
     return depth
 
 
+def _depths_within(places: Sequence[Place]) -> dict[Place, int]:
+    """The depth of each call of one step, as far as that step goes."""
+    blocks: dict[str, int] = {}
+    found: dict[Place, int] = {}
+    reductions = 0
+    numbered = any(_block_of(place.op) for place in places)
+    for place in places:
+        block = _block_of(place.op)
+        if block:
+            blocks.setdefault(block, len(blocks))
+        found[place] = blocks.get(block, len(blocks)) if numbered else reductions
+        reductions += is_reduction(place.op)
+    return found
+
+
+def computed_elsewhere(listing: Listing) -> dict[Key, Key]:
+    """The inputs of steps that another model gave out, known by their bytes.
+
+    Links stay within a step: what a compiled function does with the result of a model, or one
+    model with that of another, is found here.
+    """
+    given: dict[str, Key] = {}
+    for key, (record, *_) in listing.values.items():
+        if key.slot.startswith("output") and record.digest and math.prod(record.shape) > 1:
+            given.setdefault(record.digest, key)
+    found = {}
+    for key, (record, *_) in listing.values.items():
+        if record.same_as is None and record.digest and is_input(key.slot):
+            source = given.get(record.digest)
+            if source is not None and source.model != key.model:
+                found[key] = source
+    return found
+
+
 def coarsest(listing: Listing) -> dict[Key, Dtype]:
-    """The coarsest dtype that each value has come through in its step."""
+    """The coarsest dtype that each value has come through, also in the model that it is from."""
+    elsewhere = computed_elsewhere(listing)
+    within = _coarsest(listing, {})
+    if not elsewhere:
+        return within
+    return _coarsest(listing, {key: within[source] for key, source in elsewhere.items()})
+
+
+def _coarsest(listing: Listing, brought: Mapping[Key, Dtype]) -> dict[Key, Dtype]:
+    """The coarsest dtype that each value has come through in its step, or was `brought` in."""
     found: dict[Key, Dtype] = {}
     worst: dict[tuple[str, int], Dtype] = {}
     later: list[Key] = []  # what a module gives out is known after what is inside it
@@ -192,7 +235,8 @@ def coarsest(listing: Listing) -> dict[Key, Dtype]:
         given = [key for key in keys if is_input(key.slot)]
         for key in given:
             first = listing.values[key][0].same_as
-            found[key] = _coarser(_dtype(listing, key), found.get(first) if first else None)
+            before = found.get(first) if first else brought.get(key)
+            found[key] = _coarser(_dtype(listing, key), before)
         before = max((found[key] for key in given), key=_eps, default=None)
         for key in keys:
             if not is_input(key.slot):
