@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx, nn
 
+from dumpcmp.capture.callables import function_name
 from dumpcmp.capture.functions import FunctionMode
 from dumpcmp.capture.gradients import Watches
 from dumpcmp.capture.graph import Place, Run, places_of
@@ -64,8 +65,8 @@ class GraphBackend:
         if step is None:
             return graph.forward(*args)
         step.scope = self._scope(step)
-        with FunctionMode(step):
-            return Run(graph, places, step).run(*args)
+        with FunctionMode(step) as mode:
+            return Run(graph, places, step, mode if step.is_function else None).run(*args)
 
     def _model_and_base(self) -> tuple[Model, str]:
         model, called = self.recorder.model_of(root_of(outermost_call())), innermost_module()
@@ -77,10 +78,21 @@ class GraphBackend:
         if frame is None or frame is not here.outermost:
             here.outermost, here.scopes = frame, []
             root = root_of(frame)
-            here.step = self.recorder.begin(root)
-            if here.step is not None and self.recorder.tap.backward and isinstance(root, nn.Module):
-                self.watches.begin(here.step, root)
+            here.step = self._begin(root) if isinstance(root, nn.Module) else self._function(root)
         return here.step
+
+    def _begin(self, root: nn.Module) -> Step | None:
+        step = self.recorder.begin(root)
+        if step is not None and self.recorder.tap.backward:
+            self.watches.begin(step, root)
+        return step
+
+    def _function(self, name: str) -> Step:
+        step = self.recorder.begin_function(name, wanted=True)
+        step.begin_inner = self._begin
+        if self.recorder.tap.backward and not step.is_silent:
+            self.watches.begin(step, None)
+        return step
 
     def _scope(self, step: Step) -> Scope:
         """The scope of the module call that is running; the frame of that call identifies it."""
@@ -118,7 +130,8 @@ def root_of(frame: FrameType | None) -> nn.Module | str:
         return inner
     function = frame.f_locals.get("fn")
     owner = getattr(function, "__self__", None)
-    return owner if isinstance(owner, nn.Module) else getattr(function, "__name__", "compiled")
+    name = function_name(function)
+    return owner if isinstance(owner, nn.Module) and not name else name or "compiled"
 
 
 def innermost_module() -> tuple[FrameType, nn.Module] | None:

@@ -54,8 +54,8 @@ class Recorder:
         self._taken: dict[str, int] = {}
         self._outside: Step | None = None
 
-    def begin(self, root: nn.Module | str) -> Step | None:
-        """A new step of `root`, a module or a function's name; None where it is not selected."""
+    def begin(self, root: nn.Module) -> Step | None:
+        """A new step of `root`; None where it is not selected."""
         with self.lock:
             model = self.model_of(root)
             number = model.num_steps
@@ -70,9 +70,7 @@ class Recorder:
     def begin_function(self, name: str, wanted: bool) -> Step:
         """A new step of a compiled function; if it is not `wanted`, only its modules are named."""
         with self.lock:
-            model = self._stateless.get(name)
-            if model is None:
-                model = self._stateless[name] = FunctionModel(self._unique(name), self)
+            model = self.model_of(name)
             step = model.step = Step(self, model, model.num_steps)
             step.is_function = True
             step.is_silent = not (wanted and self.tap.selects_step(step.number))
@@ -85,7 +83,9 @@ class Recorder:
     def model_of(self, root: nn.Module | str) -> Model:
         """The Model that `root` is. Instances without state, such as losses, share one."""
         if isinstance(root, str):
-            return self._sharing(root, root)
+            if root not in self._stateless:
+                self._stateless[root] = FunctionModel(self._unique(root), self)
+            return self._stateless[root]
         known = self._models.get(root)
         if known is None:
             name = type(root).__name__
@@ -96,7 +96,7 @@ class Recorder:
             known.learn(root)
         return known
 
-    def _sharing(self, kind: type | str, name: str) -> Model:
+    def _sharing(self, kind: type, name: str) -> Model:
         if kind not in self._stateless:
             self._stateless[kind] = Model(self._unique(name))
         return self._stateless[kind]
