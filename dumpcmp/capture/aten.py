@@ -64,7 +64,7 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         function = aten_function(func)
-        step = self.capture.step
+        step = None if self.capture.is_muted else self.capture.step
         if not function.name:
             return func(*args, **kwargs)
         if step is not None:

@@ -66,7 +66,7 @@ class GraphBackend:
             return graph.forward(*args)
         step.scope = self._scope(step)
         with FunctionMode(step) as mode:
-            return Run(graph, places, step, mode if step.is_function else None).run(*args)
+            return Run(graph, places, step, mode).run(*args)
 
     def _model_and_base(self) -> tuple[Model, str]:
         model, called = self.recorder.model_of(root_of(outermost_call())), innermost_module()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ UNTRACED: tuple[Any, ...] = (
     ModuleCapture._module_call,
     ModuleCapture._inside.__wrapped__,  # type: ignore[attr-defined]
     ModuleCapture._muting.__wrapped__,  # type: ignore[attr-defined]
-    ModuleCapture._recording,
+    ModuleCapture._recording.__wrapped__,  # type: ignore[attr-defined]
     ModuleCapture.run_root,
     pointed_at.__wrapped__,  # type: ignore[attr-defined]
     is_compile_wrapper,
@@ -45,7 +45,8 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     return hidden
 
 
-def _untraced_mode(step: Step) -> FunctionMode:
+def untraced_mode(step: Step) -> FunctionMode:
+    """The mode that records functions in `step`, with dynamo looking past it."""
     mode = FunctionMode(step)
     mode.run = untraced(mode.recorded)
     return mode
@@ -59,7 +60,7 @@ class GraphCapture(ModuleCapture):
     """
 
     def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
-        super().__init__(recorder, roots, mode=_untraced_mode)
+        super().__init__(recorder, roots, mode=untraced_mode)
         self.enter = untraced(self.enter)
         self.exit = untraced(self.exit)
         self.begin = untraced(self.begin)
@@ -235,7 +236,7 @@ class Run(fx.Interpreter):
     ) -> None:
         super().__init__(graph)
         self.places = places
-        self.mode = mode  # set where the nodes of a function's graph are of several steps
+        self.mode = mode  # is pointed at each step, since a function's graph has several
         self.spots = Spots(step)
         self.extra_traceback = False
 
@@ -249,7 +250,7 @@ class Run(fx.Interpreter):
                 return super().run_node(n)
         step.line = place.line
         try:
-            with pointed_at(self.mode, step) if self.mode is not None else nullcontext():
+            with pointed_at(self.mode, step):
                 return super().run_node(n)
         finally:
             self.spots.step.scope = self.spots.base

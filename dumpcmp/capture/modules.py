@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -88,7 +88,7 @@ class _Here(threading.local):
     """What this thread is in the middle of."""
 
     step: Step | None = None
-    mode: Any = None  # of the compiled function that this thread is in
+    mode: Any = None  # that records functions on this thread
     latest: Step | None = None  # which collectives after its end belong to: those of backward
     muted: bool = False  # inside a step that is not selected, or a model that is not wanted
 
@@ -117,6 +117,11 @@ class ModuleCapture:
     def step(self) -> Step | None:
         """The step that this thread is in the middle of."""
         return self._here.step
+
+    @property
+    def is_muted(self) -> bool:
+        """Whether this thread is inside of what is not recorded."""
+        return self._here.muted
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -246,11 +251,28 @@ class ModuleCapture:
             if not self.recorder.tap.backward:
                 self.recorder.finish(step)
 
-    def _recording(self, step: Step) -> AbstractContextManager[Any]:
-        """The mode that records functions in `step`: that of the function around it, if any."""
-        if self._here.mode is not None:
-            return pointed_at(self._here.mode, step)
-        return self.mode(step) if self.mode else nullcontext()
+    @contextmanager
+    def _recording(self, step: Step) -> Iterator[None]:
+        """Record functions in `step` by a mode: that of the function around it, if any."""
+        here = self._here
+        if here.mode is not None or self.mode is None:
+            with pointed_at(here.mode, step):
+                yield
+            return
+        with self.mode(step) as here.mode:
+            try:
+                yield
+            finally:
+                here.mode = None
+
+    def quietly(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run` with none of the functions that it calls recorded."""
+
+        def quiet(*args: Any, **kwargs: Any) -> Any:
+            with pointed_at(self._here.mode, None):
+                return run(*args, **kwargs)
+
+        return quiet
 
     @contextmanager
     def _muting(self) -> Iterator[None]:
