@@ -126,8 +126,7 @@ def match(
     _by_name(sides, "mapping", renaming.renamed, unwrapped)
     _by_order(sides)
     _by_name(sides, "key", sides.golden_name, unwrapped, same_number=False)
-    paired = list(_paired_values(sides))
-    matches = [*paired, *_left_values(sides, paired)]
+    matches = list(_framed(sides, [*_paired_values(sides), *_left_values(sides)]))
     if any(call.kernel for call in target.calls.values()):
         matches = list(by_provenance(matches, partial(_first, golden), sides.kernel_of))
     return _in_order(sides, matches)
@@ -266,26 +265,36 @@ def _maybe(sides: _Sides, golden: Key | None, target: Key | None) -> Iterator[Ma
         yield Match(None, target)
 
 
-def _left_values(sides: _Sides, paired: list[Match]) -> Iterator[Match]:
-    """The values of calls without a partner; where they only frame others, beside their partners.
+def _left_values(sides: _Sides) -> Iterator[Match]:
+    """The values of calls without a partner."""
+    yield from (Match(key, None) for p in sides.golden_left() for key in sides.golden.places[p])
+    yield from (Match(None, key) for p in sides.target_left() for key in sides.target.places[p])
+
+
+def _framed(sides: _Sides, matches: list[Match]) -> Iterator[Match]:
+    """`matches`; values that stand alone and only frame others, beside the partners of those.
 
     A module computes nothing itself: what it takes and gives are values of the functions in it, so
     a side that shows no modules has them all the same. A wrapper shows its module's values again.
     """
-    ours = {_first(sides.golden, m.golden): m.target for m in reversed(paired) if m.golden}
-    theirs = {_first(sides.target, m.target): m.golden for m in reversed(paired) if m.target}
-    for place in sides.golden_left():
-        for key in sides.golden.places[place]:
-            other = ours.get(_first(sides.golden, key)) if _is_frame(place) else None
-            yield Match(key, other, "value" if other else "")
-    for place in sides.target_left():
-        for key in sides.target.places[place]:
-            other = theirs.get(_first(sides.target, key)) if _is_frame(place) else None
-            yield Match(other, key, "value" if other else "")
+    pairs = [match for match in reversed(matches) if match.golden and match.target]
+    ours = {_first(sides.golden, m.golden): m.target for m in pairs if m.golden}
+    theirs = {_first(sides.target, m.target): m.golden for m in pairs if m.target}
+    for match in matches:
+        golden, target = match.golden, match.target
+        if golden and not target and _is_frame(golden):
+            target = ours.get(_first(sides.golden, golden))
+        elif target and not golden and _is_frame(target):
+            golden = theirs.get(_first(sides.target, target))
+        yield (
+            match
+            if golden is match.golden and target is match.target
+            else Match(golden, target, "value")
+        )
 
 
-def _is_frame(place: Place) -> bool:
-    return not split_op(place.op)[1]
+def _is_frame(key: Key) -> bool:
+    return not split_op(key.op)[1]
 
 
 def _first(listing: Listing, key: Key) -> Key:
