@@ -9,7 +9,8 @@ import numpy as np
 
 from dumpcmp.dtypes import Kind, dtype_named
 from dumpcmp.errors import CheckError
-from dumpcmp.measure.sketch import Accumulator, Sketch, alike, cells, spread
+from dumpcmp.measure.accumulator import Accumulator
+from dumpcmp.measure.sketch import Sketch, alike, cells, spread
 from dumpcmp.measure.summary import Summary
 from dumpcmp.outcome import Extent, Metrics
 

@@ -9,9 +9,8 @@ stand for: those of shards add up to the whole's, and those of partial sums to t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,6 @@ VERSION = 1
 RUN = 64  # consecutive elements that go to consecutive buckets
 BLOCK = 256 * RUN  # elements that share one rotation
 SIZES = tuple(2**power for power in range(6, 13))  # 64 ... 4096 buckets
-SHORT = 2048  # runs below this are placed element by element
 
 Floats = NDArray[np.float64]
 Reals = NDArray[np.floating]
@@ -113,7 +111,6 @@ class Hash:
     words: Words  # T of the specification: 512 sign words
     bases: Indices  # R: where each run of a block begins in the buckets
     signs: Floats
-    short_signs: NDArray[np.float32]
 
     def turns(self, blocks: Indices) -> tuple[Indices, ...]:
         """Rotation, offset of the sign words, and common sign of each of `blocks`."""
@@ -132,7 +129,7 @@ def hash_of(seed: int) -> Hash:
     )
     bits = (words[:, None] >> np.arange(RUN, dtype=np.uint64)) & np.uint64(1)
     signs = 1.0 - 2.0 * bits.reshape(-1).astype(np.float64)
-    return Hash(_key(_BLOCKS, seed), words, bases, signs, signs.astype(np.float32))
+    return Hash(_key(_BLOCKS, seed), words, bases, signs)
 
 
 def cells(indices: Indices, size: int, seed: int = 0) -> tuple[Indices, Indices]:
@@ -143,76 +140,6 @@ def cells(indices: Indices, size: int, seed: int = 0) -> tuple[Indices, Indices]
     bit = (table.words[run + offset] >> lane.astype(np.uint64)) & np.uint64(1)
     bucket = (lane + table.bases[(run + rotation) & 255]) & (size - 1)
     return bucket, common * (1 - 2 * bit.astype(np.int64))
-
-
-@lru_cache(64)
-def buckets_of(seed: int, size: int) -> Indices:
-    """The bucket of each place of a block that is turned by its rotation."""
-    return ((np.arange(RUN) + hash_of(seed).bases[:, None]) & (size - 1)).reshape(-1)
-
-
-@lru_cache(4096)
-def _turns_near(seed: int, page: int) -> list[tuple[int, int, int]]:
-    blocks = np.arange(page * 256, page * 256 + 256, dtype=np.int64)
-    columns = (column.tolist() for column in hash_of(seed).turns(blocks))
-    return list(zip(*columns, strict=True))
-
-
-def turn(seed: int, block: int) -> tuple[int, int, int]:
-    """Rotation, offset of the sign words, and common sign of one block."""
-    return _turns_near(seed, block >> 8)[block & 255]
-
-
-class Accumulator:
-    """Adds runs of elements, each at its place in the whole, and gives their Sketch."""
-
-    def __init__(self, size: int, seed: int = 0, num_hashes: int = 1) -> None:
-        if size not in SIZES:
-            raise CheckError(
-                f"a sketch of {size} buckets is not possible",
-                hint=f"the sizes are {', '.join(map(str, SIZES))}",
-            )
-        self.size, self.seed = size, seed
-        self._hashes = [hash_of(seed + row) for row in range(num_hashes)]
-        # A block turned by its rotation ends within twice its length; the halves are added last.
-        self._wide = np.zeros((num_hashes, 2 * BLOCK))
-        self._signed = np.empty(BLOCK)
-        self._short = np.empty(BLOCK, np.float32)
-
-    def add(self, numbers: Reals, start: int) -> None:
-        """Add finite `numbers` that lie one after another in the whole, from flat index `start`."""
-        short = numbers.dtype == np.float32  # signs are then changed in float32, which is exact
-        for offset, length in pieces(start, numbers.size):
-            block, within = divmod(start + offset, BLOCK)
-            signed = (self._short if short else self._signed)[:length]
-            piece = numbers[offset : offset + length]
-            for row, table in enumerate(self._hashes):
-                rotation, first, common = turn(self.seed + row, block)
-                signs = (table.short_signs if short else table.signs)[RUN * first + within :]
-                np.multiply(piece, signs[:length], out=signed)
-                room = self._wide[row, RUN * rotation + within :][:length]
-                (np.add if common > 0 else np.subtract)(room, signed, out=room)
-
-    def scatter(self, numbers: Reals, indices: Indices) -> None:
-        """Add finite `numbers` that lie anywhere, at these flat indices of the whole."""
-        lane, run = indices & 63, (indices >> 6) & 255
-        for row, table in enumerate(self._hashes):
-            rotation, offset, common = table.turns(indices >> 14)
-            signs = table.signs[RUN * (run + offset) + lane] * common
-            place = RUN * ((run + rotation) & 255) + lane
-            self._wide[row, :BLOCK] += np.bincount(
-                place, signs * numbers.astype(np.float64), minlength=BLOCK
-            )
-
-    def sketch(self) -> Sketch:
-        """The Sketch of all that was added."""
-        rows = [
-            np.bincount(
-                buckets_of(self.seed + row, self.size), wide[:BLOCK] + wide[BLOCK:], self.size
-            )
-            for row, wide in enumerate(self._wide)
-        ]
-        return Sketch(np.stack(rows), self.seed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,12 +176,3 @@ def runs(place: Place) -> tuple[Indices, Indices]:
 
 def _is_whole(index: Indices, extent: int) -> bool:
     return index.size == extent and bool((index == np.arange(extent)).all())
-
-
-def pieces(start: int, length: int) -> Iterator[tuple[int, int]]:
-    """Cut the run of `length` from `start` at block borders: (offset in the run, length) each."""
-    offset = 0
-    while offset < length:
-        step = min(BLOCK - (start + offset) % BLOCK, length - offset)
-        yield offset, step
-        offset += step

@@ -13,21 +13,16 @@ from numpy.typing import NDArray
 
 from dumpcmp.dtypes import Dtype, Kind, dtype_named, widen
 from dumpcmp.errors import CheckError
-from dumpcmp.measure.sketch import (
-    SHORT,
-    Accumulator,
-    Indices,
-    Place,
-    Reals,
-    Sketch,
-    runs,
-)
+from dumpcmp.measure import accumulator
+from dumpcmp.measure.accumulator import Accumulator, Totals
+from dumpcmp.measure.sketch import SIZES, Indices, Place, Reals, Sketch, runs
 from dumpcmp.tensors import Value
 
 RAW_LIMIT = 512  # a tensor of so few elements is smaller than its sketch, and is kept whole
 SEGMENT_SIZE = 64  # buckets of one segment's sketch
 
-LONGEST = 1 << 17  # elements that are worked on together
+LONGEST = 1 << 16  # elements that are worked on together
+SHORT = 2048  # shards whose runs are shorter on average are placed element by element
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +96,38 @@ class Summary:
         )
 
 
-class _Totals:
-    """Running extremes, sums and counts of the pieces of one tensor."""
+class _Summing:
+    """Running totals and counts of the pieces of one tensor."""
 
-    def __init__(self) -> None:
-        self.min, self.max = math.inf, -math.inf
-        self.sum = self.sum_squares = 0.0
-        self.num_nan = self.num_posinf = self.num_neginf = self.num_zero = 0
+    def __init__(self, dtype: Dtype) -> None:
+        self.dtype, self.totals = dtype, Totals()
+        self.num_nan = self.num_posinf = self.num_neginf = 0
         self._room = np.empty(LONGEST)
 
-    def add(self, numbers: Reals, start: int | Indices, sink: Accumulator | None) -> None:
-        """Count and sum `numbers`, and sketch them where they lie in the whole."""
+    def add(self, bits: NDArray[np.generic], start: int | Indices, sink: Accumulator) -> None:
+        """Count and sum the numbers in `bits`, and sketch them where they lie in the whole."""
+        found = None
+        if isinstance(start, int) and accumulator.absorb is not None:
+            as_bits = self.dtype.name == "bfloat16"
+            found = sink.absorb(bits if as_bits else _numbers(bits, self.dtype), start)
+        if found is None:
+            found = self._added(_numbers(bits, self.dtype), start, sink)
+        self.totals += found
+
+    def _added(self, numbers: Reals, start: int | Indices, sink: Accumulator) -> Totals:
+        """What `add` does, with numpy."""
         low, high = float(np.minimum.reduce(numbers)), float(np.maximum.reduce(numbers))
-        if not (low > 0 or high < 0):
-            self.num_zero += int(np.count_nonzero(np.equal(numbers, 0)))
+        without = low > 0 or high < 0  # which NaN is not
+        num_zero = 0 if without else int(np.count_nonzero(np.equal(numbers, 0)))
         if not (math.isfinite(low) and math.isfinite(high)):
             numbers, low, high = self._finite(numbers)
-        self.min, self.max = min(self.min, low), max(self.max, high)
         wide = self._room[: numbers.size]
         np.copyto(wide, numbers)
-        self.sum += float(np.add.reduce(wide))
-        self.sum_squares += float(np.dot(wide, wide))
-        if sink is not None:
-            sink.add(numbers, start) if isinstance(start, int) else sink.scatter(numbers, start)
+        if isinstance(start, int):
+            sink.add(wide, start)
+        else:
+            sink.scatter(wide, start)
+        return Totals(low, high, float(np.add.reduce(wide)), float(np.dot(wide, wide)), num_zero)
 
     def _finite(self, numbers: Reals) -> tuple[Reals, float, float]:
         """Count what is not finite; the numbers with 0 in its place, and their extremes."""
@@ -134,10 +138,6 @@ class _Totals:
         low = float(numbers.min(where=real, initial=math.inf))
         high = float(numbers.max(where=real, initial=-math.inf))
         return np.where(real, numbers, numbers.dtype.type(0)), low, high
-
-
-def _accumulator(recipe: Recipe) -> Accumulator | None:
-    return Accumulator(recipe.size, recipe.seed, recipe.num_hashes) if recipe.size else None
 
 
 def summarise(
@@ -152,12 +152,14 @@ def summarise(
         raise CheckError(f"a shard of shape {value.shape} does not fill a place of {place.shape}")
     pair = (2,) if value.dtype.kind is Kind.COMPLEX else ()
     whole = (place.whole if place else value.shape) + pair
-    totals, cuts = _Totals(), borders(whole, recipe.segments)
-    sinks = [_accumulator(recipe) for _ in cuts[1:]]
+    summing, cuts = _Summing(dtype), borders(whole, recipe.segments)
+    size = recipe.size or SIZES[0]
+    sinks = [Accumulator(size, recipe.seed, recipe.num_hashes) for _ in cuts[1:]]
     with np.errstate(over="ignore"):  # of squares beyond float64, whose norm is then infinite
-        for which, start, numbers in _walk(flat, dtype, _runs(place, flat.size, pair), cuts):
-            totals.add(numbers, start, sinks[which])
-    parts = tuple(sink.sketch() for sink in sinks if sink is not None)
+        for which, start, bits in _walk(flat, _runs(place, flat.size, pair), cuts):
+            summing.add(bits, start, sinks[which])
+    parts = tuple(sink.sketch() for sink in sinks) if recipe.size else ()
+    totals = summing.totals
     return Summary(
         dtype=value.dtype.name,
         shape=value.shape,
@@ -166,9 +168,9 @@ def summarise(
         max=totals.max if totals.min <= totals.max else math.nan,
         sum=totals.sum,
         sum_squares=totals.sum_squares,
-        num_nan=totals.num_nan,
-        num_posinf=totals.num_posinf,
-        num_neginf=totals.num_neginf,
+        num_nan=summing.num_nan,
+        num_posinf=summing.num_posinf,
+        num_neginf=summing.num_neginf,
         num_zero=totals.num_zero,
         digest=digest_of(value) if digest is None else digest,
         sketch=_sum(parts),
@@ -209,12 +211,12 @@ def borders(whole: tuple[int, ...], segments: int) -> list[int]:
 
 
 def _walk(
-    flat: NDArray[np.generic], dtype: Dtype, held: tuple[Indices, Indices], borders: list[int]
-) -> Iterator[tuple[int, int | Indices, Reals]]:
-    """Numbers by piece: the segment, where they lie in the whole (start or indices), themselves."""
+    flat: NDArray[np.generic], held: tuple[Indices, Indices], borders: list[int]
+) -> Iterator[tuple[int, int | Indices, NDArray[np.generic]]]:
+    """Bits by piece: the segment, where they lie in the whole (start or indices), themselves."""
     starts, lengths = held
     if flat.size and float(lengths.mean()) < SHORT and starts.size > 1:
-        yield from _walk_scattered(flat, dtype, starts, lengths, borders)
+        yield from _walk_scattered(flat, starts, lengths, borders)
         return
     done = 0
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
@@ -222,17 +224,13 @@ def _walk(
             first, last = max(start, low), min(start + length, high)
             for begin in range(first, last, LONGEST):
                 at = done + begin - start
-                yield which, begin, _numbers(flat[at : at + min(LONGEST, last - begin)], dtype)
+                yield which, begin, flat[at : at + min(LONGEST, last - begin)]
         done += length
 
 
 def _walk_scattered(
-    flat: NDArray[np.generic],
-    dtype: Dtype,
-    starts: Indices,
-    lengths: Indices,
-    borders: list[int],
-) -> Iterator[tuple[int, Indices, Reals]]:
+    flat: NDArray[np.generic], starts: Indices, lengths: Indices, borders: list[int]
+) -> Iterator[tuple[int, Indices, NDArray[np.generic]]]:
     ends = np.cumsum(lengths)
     jumps = starts - (ends - lengths)  # from a flat index of the shard to that of the whole
     for low in range(0, flat.size, LONGEST):
@@ -241,7 +239,7 @@ def _walk_scattered(
         segment = np.searchsorted(borders, indices, side="right") - 1
         for which in np.unique(segment).tolist():
             chosen = segment == which
-            yield which, indices[chosen], _numbers(flat[local[chosen]], dtype)
+            yield which, indices[chosen], flat[local[chosen]]
 
 
 def _numbers(bits: NDArray[np.generic], dtype: Dtype) -> Reals:

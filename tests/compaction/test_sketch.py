@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumpcmp.errors import CheckError
+from dumpcmp.measure.accumulator import Accumulator
 from dumpcmp.measure.sketch import (
     SIZES,
-    Accumulator,
     Place,
     Sketch,
     cells,

@@ -64,7 +64,8 @@ def test_nonfinite_elements_are_counted_and_are_zero_in_the_sketch(dtype):
     summary, clean = summarise(as_value(numbers, dtype)), summarise(as_value(filled, dtype))
     assert (summary.num_nan, summary.num_posinf, summary.num_neginf) == (1, 2, 1)
     assert summary.num_zero == clean.num_zero - 4
-    assert (summary.min, summary.max, summary.norm) == (clean.min, clean.max, clean.norm)
+    assert (summary.min, summary.max) == (clean.min, clean.max)
+    assert summary.norm == pytest.approx(clean.norm, rel=1e-14)
     assert np.array_equal(summary.sketch.sums, clean.sketch.sums)
 
 
