@@ -82,6 +82,11 @@ class Watches:
         self._tensors = alive
 
 
+def address_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Where the elements of `tensor` lie."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.device
+
+
 class Gradients:
     """The gradients of one step: which tensors are watched, and where each is recorded."""
 
@@ -106,12 +111,23 @@ class Gradients:
             self._watched.add((call.op, call.call, slot))
             tensor = distributed.origin_of(tensor)
             node = tensor.grad_fn
+            if self._asks(tensor, call, slot):
+                continue
             which = (id(tensor),) if node is None else (node._sequence_nr(), tensor.output_nr)
             places = self._places.get(which)
             if places is None:
                 places = self._places[which] = []
                 self._watches.add(tensor, self, places)
             places.append((call, f"grad_{slot}"))
+
+    def _asks(self, tensor: Tensor, call: Call, slot: str) -> bool:
+        """Ask the compiled graph that gave `tensor`: what it added to the gradient is inside it."""
+        if type(tensor.grad_fn).__name__ != "CompiledFunctionBackward":
+            return False
+        wants = self.step.shared.get(address_of(tensor))
+        if wants is not None:
+            wants.append((self.step, call, f"grad_{slot}"))
+        return wants is not None
 
     def put(self, places: list[tuple[Call, str]], grad: Tensor) -> None:
         """Record `grad` at the first of `places`, and links to it at the others."""

@@ -165,6 +165,7 @@ class Step:
         self.is_function = False  # of a compiled function: modules that it calls begin their own
         self.is_silent = False  # records nothing itself
         self.inner: dict[tuple[str, int], Step] = {}  # those that began inside of its graphs
+        self.shared: dict[Any, list[Any]] = {}  # what compiled graphs gave: who wants its gradient
         self.begin_inner: Callable[[nn.Module], Step | None] = lambda _: None
         self._orders = itertools.count()
         self._forward: Step | None = None  # of a recomputation: the step that it repeats
@@ -341,12 +342,17 @@ class Step:
         fresh: bool = False,
     ) -> Key:
         """Record one value of `call`; see `Values.put`."""
-        if self.inner and (call.model, call.step) in self.inner:
-            return self.inner[call.model, call.step].put(call, slot, tensor, same_as, fresh)
+        owner = self.owner_of(call)
+        if owner is not self:
+            return owner.put(call, slot, tensor, same_as, fresh)
         key = Key(self.model.name, self.number, call.op, call.call, slot)
         if same_as is not None and (same_as.model, same_as.step) != (key.model, key.step):
             same_as = None  # links stay within a step, which can be read on its own
         return self._values.put(key, call.order, tensor, same_as, fresh)
+
+    def owner_of(self, call: Call) -> Step:
+        """The step that `call` is of: this one, or one that began inside of its graphs."""
+        return self.inner.get((call.model, call.step), self) if self.inner else self
 
     def _put_weights(self, call: Call, module: nn.Module) -> None:
         for name, parameter in module._parameters.items():
