@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from dumpcmp.dtypes import Dtype, Kind, dtype_named, widen
 from dumpcmp.errors import CheckError
-from dumpcmp.measure import accumulator
 from dumpcmp.measure.accumulator import Accumulator, Totals
 from dumpcmp.measure.sketch import SIZES, Indices, Place, Reals, Sketch, runs
 from dumpcmp.tensors import Value
@@ -21,7 +20,9 @@ from dumpcmp.tensors import Value
 RAW_LIMIT = 512  # a tensor of so few elements is smaller than its sketch, and is kept whole
 SEGMENT_SIZE = 64  # buckets of one segment's sketch
 
-LONGEST = 1 << 16  # elements that are worked on together
+AS_THEY_LIE = frozenset({"float32", "float64", "bfloat16"})  # what Accumulator.absorb reads
+STRETCH = 1 << 20  # elements that are handed on together
+LONGEST = 1 << 15  # elements that numpy works on together, which stay in the cache
 SHORT = 2048  # shards whose runs are shorter on average are placed element by element
 
 
@@ -106,16 +107,21 @@ class _Summing:
 
     def add(self, bits: NDArray[np.generic], start: int | Indices, sink: Accumulator) -> None:
         """Count and sum the numbers in `bits`, and sketch them where they lie in the whole."""
-        found = None
-        if isinstance(start, int) and accumulator.absorb is not None:
-            as_bits = self.dtype.name == "bfloat16"
-            found = sink.absorb(bits if as_bits else _numbers(bits, self.dtype), start)
-        if found is None:
-            found = self._added(_numbers(bits, self.dtype), start, sink)
-        self.totals += found
+        if isinstance(start, int) and self.dtype.name in AS_THEY_LIE:
+            found = sink.absorb(bits, start)
+            if found is not None:
+                self.totals += found
+                return
+        for low in range(0, bits.size, LONGEST):
+            numbers = _numbers(bits[low : low + LONGEST], self.dtype)
+            place = start + low if isinstance(start, int) else start[low : low + LONGEST]
+            self.totals += self._added(numbers, place, sink)
 
     def _added(self, numbers: Reals, start: int | Indices, sink: Accumulator) -> Totals:
-        """What `add` does, with numpy."""
+        """Add a few `numbers`, whatever they are; the totals of those that are finite."""
+        found = sink.absorb(numbers, start) if isinstance(start, int) else None
+        if found is not None:
+            return found
         low, high = float(np.minimum.reduce(numbers)), float(np.maximum.reduce(numbers))
         without = low > 0 or high < 0  # which NaN is not
         num_zero = 0 if without else int(np.count_nonzero(np.equal(numbers, 0)))
@@ -222,9 +228,9 @@ def _walk(
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         for which, (low, high) in enumerate(itertools.pairwise(borders)):
             first, last = max(start, low), min(start + length, high)
-            for begin in range(first, last, LONGEST):
+            for begin in range(first, last, STRETCH):
                 at = done + begin - start
-                yield which, begin, flat[at : at + min(LONGEST, last - begin)]
+                yield which, begin, flat[at : at + min(STRETCH, last - begin)]
         done += length
 
 
@@ -233,8 +239,8 @@ def _walk_scattered(
 ) -> Iterator[tuple[int, Indices, NDArray[np.generic]]]:
     ends = np.cumsum(lengths)
     jumps = starts - (ends - lengths)  # from a flat index of the shard to that of the whole
-    for low in range(0, flat.size, LONGEST):
-        local = np.arange(low, min(low + LONGEST, flat.size), dtype=np.int64)
+    for low in range(0, flat.size, STRETCH):
+        local = np.arange(low, min(low + STRETCH, flat.size), dtype=np.int64)
         indices = local + jumps[np.searchsorted(ends, local, side="right")]
         segment = np.searchsorted(borders, indices, side="right") - 1
         for which in np.unique(segment).tolist():
