@@ -132,6 +132,19 @@ def calling(module: nn.Module) -> Callable[..., Any]:
     return call
 
 
+def _runs_body(target: object) -> bool:
+    return getattr(target, "__name__", "") in _BODY_RUNNERS
+
+
+def body_of(node: fx.Node) -> fx.GraphModule | None:
+    """The graph of the checkpointed region that `node` runs, if it runs one."""
+    first = node.args[0] if node.args and _runs_body(node.target) else None
+    if not isinstance(first, fx.Node) or first.op != "get_attr":
+        return None
+    body = getattr(node.graph.owning_module, str(first.target))
+    return body if isinstance(body, fx.GraphModule) else None
+
+
 class Place:
     """Where a node stands: its module, as seen from the module that the graph began in."""
 
@@ -258,7 +271,7 @@ class Run(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run a function; the body of a checkpointed region is run node by node."""
-        if getattr(target, "__name__", "") in _BODY_RUNNERS and isinstance(args[0], fx.GraphModule):
+        if _runs_body(target) and isinstance(args[0], fx.GraphModule):
             step, base = self.spots.step, self.spots.base
             inner = Run(args[0], places_of(args[0], step.model, base.path), step, self.mode)
             inner.spots = self.spots

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from dumpcmp.capture import distributed
@@ -180,6 +180,8 @@ class ModuleCapture:
             return run
         if here.step is None or here.step.is_function:
             return partial(self._root_call, module, run)
+        if isinstance(module, fx.GraphModule) and id(module) not in here.step.model.paths:
+            return run  # the body of a loop or a branch, which no program names
         return partial(self._module_call, here.step, module, run)
 
     def _root_call(
