@@ -19,6 +19,7 @@ from dumpcmp.archive.writer import ArchiveWriter
 from dumpcmp.errors import CaptureWarning, SelectionError
 from dumpcmp.measure.device import Packed, Summariser
 from dumpcmp.measure.reductions import load_reduction
+from dumpcmp.measure.rows import Row
 from dumpcmp.measure.sketch import SIZES, Place
 from dumpcmp.measure.summary import Recipe
 from dumpcmp.record import Call, Key, Record, Sink, Source
@@ -92,7 +93,7 @@ class Condenser:
         self._globs = keeping.keep_full
         self._summariser = Summariser(Recipe(keeping.sketch), reduction)
 
-    def __call__(self, key: Key, tensor: Tensor, layout: str) -> Packed | None:
+    def __call__(self, key: Key, tensor: Tensor, layout: str) -> Packed | Row | None:
         """The Summary of `tensor`; None where the tensor itself is kept."""
         if any(fnmatch.fnmatchcase(key.op, glob) for glob in self._globs):
             return None

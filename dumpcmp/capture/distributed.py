@@ -112,7 +112,7 @@ def layout(tensor: _AnyTensor, text: str) -> _AnyTensor:
 def layout_of(tensor: Tensor) -> str:
     """What is known of a plain tensor's layout, as the text of its Record."""
     place = _stated[0].place if _stated else ()
-    if not place and not _layouts and _state.microbatch is None:
+    if not place and not _layouts.data and _state.microbatch is None:
         return ""
     known = _layouts.get(tensor, Layout())
     here = {c.axis for c in known.place}

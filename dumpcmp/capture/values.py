@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dumpcmp.capture.plain import Plain, plain_of
 from dumpcmp.capture.sources import DeviceSource, HostSource, digest_of
 from dumpcmp.dtypes import DTYPES
-from dumpcmp.record import Kept, Key, Record, Stored
+from dumpcmp.record import Kept, Key, Record, Source, Stored
 
 if TYPE_CHECKING:
     from dumpcmp.capture.recorder import Recorder
@@ -38,6 +38,11 @@ class Condensed(Protocol):
     @property
     def digest(self) -> str:
         """Of the tensor's bytes, where they were read on the host; else empty."""
+        ...
+
+    @property
+    def source(self) -> Source | None:
+        """What brings the numbers to the host, where they know a way of their own."""
         ...
 
 
@@ -93,23 +98,33 @@ class Values:
             return seen.key
         if storage._cdata not in self._storages:  # holding it keeps its address from being reused
             self._storages[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        record = self._record(key, order, plain)
         condensed = recorder.condense(key, tensor, plain.layout) if recorder.condense else None
-        if condensed is not None:
-            record = replace(record, kept=Kept.SUMMARY, stored=condensed.stored)
-            tensor = condensed.numbers
-        source: HostSource | DeviceSource
-        if tensor.device.type == "cpu":
-            source = HostSource(tensor)
+        if condensed is None:
+            source = self._source(tensor, own=False)
+            record = self._record(key, order, plain)
         else:
-            source = DeviceSource(tensor, recorder.stagings, own=condensed is not None)
+            source = condensed.source or self._source(condensed.numbers, own=True)
+            record = self._record(key, order, plain, None, Kept.SUMMARY, condensed.stored)
         recorder.counts.nbytes += source.nbytes
         recorder.sink.put(record, source)
-        digest = source.digest if condensed is None else condensed.digest
+        digest = getattr(source, "digest", "") if condensed is None else condensed.digest
         self._seen[place] = _Seen(key, version, digest)
         return key
 
-    def _record(self, key: Key, order: int, plain: Plain, same_as: Key | None = None) -> Record:
+    def _source(self, tensor: Tensor, own: bool) -> Source:
+        if tensor.device.type == "cpu":
+            return HostSource(tensor)
+        return DeviceSource(tensor, self._recorder.stagings, own)
+
+    def _record(
+        self,
+        key: Key,
+        order: int,
+        plain: Plain,
+        same_as: Key | None = None,
+        kept: Kept = Kept.FULL,
+        stored: Stored | None = None,
+    ) -> Record:
         tensor, problem = plain.tensor, plain.problem
         return Record(
             key,
@@ -122,8 +137,9 @@ class Values:
             self._recorder.rank,
             plain.layout,
             same_as,
-            Kept.NOTHING if problem else Kept.FULL,
+            Kept.NOTHING if problem else kept,
             problem,
+            stored=stored,
         )
 
 

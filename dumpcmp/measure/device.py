@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +17,14 @@ from torch import Tensor
 from dumpcmp.errors import CaptureWarning
 from dumpcmp.measure.packing import DIGEST_WORDS, HEAD, pack, stored_as
 from dumpcmp.measure.reductions import Reduction, named_results, reduced, trouble
+from dumpcmp.measure.rows import Room, Row
 from dumpcmp.measure.sketch import BLOCK, RUN, Place, hash_of
 from dumpcmp.measure.summary import RAW_LIMIT, SEGMENT_SIZE, Recipe, borders, summarise
 from dumpcmp.record import Stored
 from dumpcmp.tensors import value_of
 
 if TYPE_CHECKING:
-    from dumpcmp.measure.kernels import Plan
+    from dumpcmp.measure.launches import Plan
 
 _CHUNK = 64  # blocks whose elements are widened together by the plain form
 _MOST_KNOWN = 4096  # shapes whose Plans are kept
@@ -36,6 +38,11 @@ class Packed:
     numbers: Tensor
     digest: str = ""  # of the tensor's bytes, where they were read on the host
 
+    @property
+    def source(self) -> None:
+        """What brings the numbers to the host by itself: nothing."""
+        return
+
 
 class Summariser:
     """Takes Summaries of tensors on any device; one for a whole capture, so that tables stay."""
@@ -45,30 +52,27 @@ class Summariser:
         self.reduction = reduction
         self._tables: dict[tuple[torch.device, int], Tables] = {}
         self._kernels = True  # until they fail once
+        self._launches: Any = None  # the module, once it is needed
         self._known: dict[tuple[torch.Size, torch.dtype, torch.device], tuple[Stored, Plan]] = {}
 
-    def __call__(self, tensor: Tensor, place: Place | None = None) -> Packed | None:
+    def __call__(self, tensor: Tensor, place: Place | None = None) -> Packed | Row | None:
         """The Summary of `tensor`, or None where the tensor itself is smaller.
 
         `place` says where a shard lies in its whole.
         """
-        if tensor.numel() <= RAW_LIMIT:
-            return None
-        form = self._on_host if tensor.device.type == "cpu" else self._away
         with torch._C.DisableTorchFunction():
-            if place is None and (packed := self._again(tensor)) is not None:
-                return packed
+            known = self._known.get((tensor.shape, tensor.dtype, tensor.device))
+            if known and place is None and type(tensor) is Tensor and tensor.is_contiguous():
+                stored, plan = known  # nothing is decided twice, and little is asked
+                try:
+                    return Row(stored, *plan.row(tensor))
+                except Exception as error:
+                    self._go_without(error)
+            if tensor.numel() <= RAW_LIMIT:
+                return None
             with torch.no_grad():
-                return form(tensor, place)
-
-    def _again(self, tensor: Tensor) -> Packed | None:
-        """The Summary of a tensor like one seen before: nothing is decided twice."""
-        known = self._known.get((tensor.shape, tensor.dtype, tensor.device))
-        if known is None or type(tensor) is not Tensor or not tensor.is_contiguous():
-            return None
-        stored, plan = known
-        row = self._by_kernel(tensor, lambda _: plan.row(tensor))
-        return None if row is None else Packed(stored, row)
+                on_host = tensor.device.type == "cpu"
+                return self._on_host(tensor, place) if on_host else self._away(tensor, place)
 
     def _on_host(self, tensor: Tensor, place: Place | None) -> Packed:
         value = value_of(tensor)
@@ -78,7 +82,7 @@ class Summariser:
         stored, numbers = pack(summary)
         return Packed(stored, torch.from_numpy(numbers), summary.digest)
 
-    def _away(self, tensor: Tensor, place: Place | None = None) -> Packed:
+    def _away(self, tensor: Tensor, place: Place | None = None) -> Packed | Row:
         recipe = self.recipe
         real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
         whole = (place.whole if place else tuple(tensor.shape)) + tuple(real.shape[tensor.ndim :])
@@ -86,10 +90,11 @@ class Summariser:
         names, own, problem = self._reduced(tensor)
         stored = stored_as(recipe, whole, names, problem)
         if place is None and (plan := self._plan(flat)) is not None:
-            row = self._by_kernel(flat, lambda _: plan.row(flat))
-            if row is not None:
+            made = self._by_kernel(flat, lambda _: plan.row(flat))
+            if made is not None:
                 self._learn(tensor, flat, stored, plan)
-                return Packed(stored, torch.cat([row[:HEAD], *own, row[HEAD:]]) if own else row)
+                row = Row(stored, *made)
+                return _joined(row, own) if own else row
         cuts = borders(whole, recipe.segments) if recipe.size else [0, flat.numel()]
         if place is None:
             sums, totals = self._passes(flat, cuts)
@@ -127,7 +132,7 @@ class Summariser:
             return None
         tables = self._tables_for(flat.device, recipe.seed)
         plan: Plan | None = self._by_kernel(
-            flat, lambda kernels: kernels.Plan(flat, recipe.size, HEAD, tables)
+            flat, lambda launches: launches.Plan(flat, recipe.size, HEAD, tables)
         )
         return plan
 
@@ -144,22 +149,26 @@ class Summariser:
         if flat.device.type != "cuda" or not self._kernels:
             return None
         try:
-            from dumpcmp.measure import kernels
-
-            return use(kernels)
+            if self._launches is None:
+                self._launches = import_module("dumpcmp.measure.launches")
+            return use(self._launches)
         except Exception as error:  # whatever the compiler of kernels trips over
-            self._kernels = False
-            warnings.warn(
-                f"summaries are taken without kernels of their own, and slower: {error}",
-                CaptureWarning,
-                stacklevel=2,
-            )
+            self._go_without(error)
             return None
+
+    def _go_without(self, error: Exception) -> None:
+        self._kernels = False
+        self._known.clear()
+        warnings.warn(
+            f"summaries are taken without kernels of their own, and slower: {error}",
+            CaptureWarning,
+            stacklevel=3,
+        )
 
     def _pass(self, flat: Tensor, start: int, seed: int) -> tuple[Tensor, Tensor]:
         """Sums of the turned blocks, and totals, of elements that begin at index `start`."""
         tables = self._tables_for(flat.device, seed)
-        by_kernel = self._by_kernel(flat, lambda k: k.summed(flat, start, tables))
+        by_kernel = self._by_kernel(flat, lambda launches: launches.summed(flat, start, tables))
         if by_kernel is not None:
             wide, totals = by_kernel
             return wide, totals
@@ -196,6 +205,12 @@ class Summariser:
         return tuple(named), numbers, ""
 
 
+def _joined(row: Row, own: list[Tensor]) -> Packed:
+    """The row with the user's own numbers behind its head."""
+    numbers = row.numbers
+    return Packed(row.stored, torch.cat([numbers[:HEAD], *own, numbers[HEAD:]]))
+
+
 def _summable(flat: Tensor) -> Tensor:
     if flat.dtype is torch.bool:
         return flat.view(torch.uint8)
@@ -210,12 +225,11 @@ class Tables:
 
     device: torch.device
     seed: int
-    scratch: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = field(
-        default_factory=dict, repr=False
-    )  # of the kernels, by stream and thread
+    rooms: dict[tuple[int, ...], Room] = field(default_factory=dict, repr=False)  # of launches
     _turns: Tensor | None = field(default=None, repr=False)
     _packed_turns: Tensor | None = field(default=None, repr=False)
     _folds: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _places: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def turns(self, end: int) -> Tensor:
         """Rotation, offset and sign of blocks 0 to at least `end`, one int32 row each."""
@@ -247,6 +261,16 @@ class Tables:
     def bases(self) -> Tensor:
         """Where each run of a block begins in the buckets."""
         return torch.from_numpy(hash_of(self.seed).bases.astype(np.int32)).to(self.device)
+
+    def places(self, size: int) -> Tensor:
+        """What goes to each eight of `size` buckets of a turned block, and -1 behind it."""
+        if size not in self._places:
+            found = np.sort(_sources(self.seed, size), 1) if size else np.full((8, 1), BLOCK)
+            width = 1 << max(0, int((found < BLOCK).sum(1).max(initial=1)) - 1).bit_length()
+            found = np.where(found < BLOCK, found, -1)[:, :width].astype(np.int32)
+            table = np.ascontiguousarray(found.reshape(-1, 8, width).transpose(0, 2, 1))
+            self._places[size] = torch.from_numpy(table).to(self.device)
+        return self._places[size]
 
     def fold(self, turned: Tensor, size: int) -> Tensor:
         """The `size` buckets that the sums of turned blocks add up to, in a fixed order."""
