@@ -2,80 +2,72 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from benchmarks.subjects import Transformer
 from benchmarks.tables import Table
-from dumpcmp.archive.compaction import sealed_parts
-from dumpcmp.compacting import compact, nbytes_of
-from dumpcmp.dtypes import DTYPES
 from dumpcmp.dumping import capture
-from dumpcmp.measure.summary import summarise
-from dumpcmp.tensors import Value
 
-REPEATS = 3
-
-
-def spent(run: Callable[[], object]) -> float:
-    """CPU seconds of this process, which other load disturbs least."""
-    began = time.process_time()
-    run()
-    return time.process_time() - began
+REPEATS = 5
+NBYTES = 256 << 20  # of one archive
+STEPS = 8
 
 
-def read_once(path: Path, room: np.ndarray) -> None:
-    for part in sealed_parts(path):
-        with part.open("rb", buffering=0) as file:
-            while file.readinto(room.data):
-                pass
-
-
-def pass_over(numbers: np.ndarray) -> None:
-    """One read of memory at full speed: a dot product, block by block."""
-    for start in range(0, numbers.size, 16384):
-        block = numbers[start : start + 16384]
-        np.dot(block, block)
-
-
-def write(path: Path, dtype: torch.dtype) -> None:
+def write(path: Path, dtype: torch.dtype, rows: int) -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*(torch.nn.Tanh() for _ in range(12)))
+    num_layers = NBYTES // (rows * 1024 * dtype.itemsize)
+    model = torch.nn.Sequential(*(torch.nn.Tanh() for _ in range(num_layers)))
     with torch.no_grad(), capture(model, path, level="modules"):
-        model(torch.randn(1024, 1024, dtype=dtype))
+        model(torch.randn(rows, 1024, dtype=dtype))
 
 
-def offline(name: str) -> list[str]:
-    """Rates of one dtype, in GB/s of a core, and ratios to a read of the file and of memory."""
-    numbers = np.random.default_rng(0).standard_normal(1 << 22).astype(np.float32)
-    bits = numbers if name == "float32" else (numbers.view("<u4") >> 16).astype("<u2")
-    value = Value(DTYPES[name], bits)
-    room, times = np.empty(1 << 22, np.uint8), {}
+def rates(dtype: torch.dtype, rows: int, way: str) -> dict[str, float]:
+    """GB/s of a read and of a compaction, in a process of their own."""
+    with tempfile.TemporaryDirectory() as room:
+        path = Path(room, "d")
+        write(path, dtype, rows)
+        command = [sys.executable, "-m", "benchmarks.compaction_pass", str(path), way]
+        found: dict[str, float] = json.loads(subprocess.check_output(command))
+    return found
+
+
+OFFLINE = {
+    "fp32, tensors of 4 MB": (torch.float32, 1024, "compiled"),
+    "fp32, tensors of 16 MB": (torch.float32, 4096, "compiled"),
+    "bf16, tensors of 4 MB": (torch.bfloat16, 2048, "compiled"),
+    "bf16, tensors of 16 MB": (torch.bfloat16, 8192, "compiled"),
+    "fp32, 16 MB, without a compiler": (torch.float32, 4096, "numpy"),
+    "bf16, 16 MB, without a compiler": (torch.bfloat16, 8192, "numpy"),
+}
+
+
+def offline() -> list[list[str]]:
+    """Rates of compaction beside one read of the same file, interleaved."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in OFFLINE}
     for _ in range(REPEATS):
-        with tempfile.TemporaryDirectory() as scratch:
-            path = Path(scratch, "d")
-            write(path, getattr(torch, name))
-            size = nbytes_of(path)
-            for what, run, nbytes in (
-                ("read", lambda p=path: read_once(p, room), size),
-                ("compact", lambda p=path: compact(p), size),
-                ("memory", lambda: pass_over(numbers), numbers.nbytes),
-                ("summary", lambda: summarise(value), value.nbytes),
-            ):
-                times.setdefault(what, []).append(nbytes / spent(run) / 1e9)
-    rate = {what: statistics.median(rates) for what, rates in times.items()}
-    return [
-        f"compaction, {name}", f"{rate['compact']:.2f} GB/s",
-        f"{rate['compact'] / rate['read']:.2f} of reading the file ({rate['read']:.1f} GB/s); "
-        f"summaries alone {rate['summary']:.2f} GB/s, "
-        f"{rate['summary'] / rate['memory']:.2f} of reading memory ({rate['memory']:.1f} GB/s)",
-    ]  # fmt: skip
+        for name, how in OFFLINE.items():
+            found[name].append(rates(*how))
+    rows = []
+    for name, runs in found.items():
+        read, done = (statistics.median(run[what] for run in runs) for what in ("read", "compact"))
+        ratio = statistics.median(run["compact"] / run["read"] for run in runs)
+        rows.append(
+            [
+                f"compaction, {name}",
+                f"{done:.2f} GB/s",
+                f"{ratio:.2f} of a read ({read:.1f} GB/s)",
+            ]
+        )
+    return rows
 
 
 WAYS = {
@@ -86,20 +78,21 @@ WAYS = {
 }
 
 
-def step(model: torch.nn.Module, tokens: torch.Tensor, options: dict[str, object] | None) -> float:
-    """Wall seconds of four steps, without opening and closing the archive."""
-    with torch.no_grad(), tempfile.TemporaryDirectory() as room:
-        if options is None:
-            return _steps(model, tokens)
-        with capture(model, Path(room, "d"), level="modules", **options):  # type: ignore[arg-type]
-            return _steps(model, tokens)
-
-
-def _steps(model: torch.nn.Module, tokens: torch.Tensor) -> float:
-    began = time.perf_counter()
-    for _ in range(4):
-        model(tokens)
-    return time.perf_counter() - began
+def step(
+    model: torch.nn.Module, tokens: torch.Tensor, options: dict[str, object] | None
+) -> tuple[float, float]:
+    """Wall seconds of the steps, and CPU seconds of this process until the archive is closed."""
+    with torch.no_grad(), tempfile.TemporaryDirectory() as room, ExitStack() as capturing:
+        if options is not None:
+            capturing.enter_context(
+                capture(model, Path(room, "d"), level="modules", **options)  # type: ignore[arg-type]
+            )
+        began, cpu = time.perf_counter(), time.process_time()
+        for _ in range(STEPS):
+            model(tokens)
+        wall = time.perf_counter() - began
+        capturing.close()
+        return wall / STEPS, (time.process_time() - cpu) / STEPS
 
 
 def running() -> list[list[str]]:
@@ -107,28 +100,35 @@ def running() -> list[list[str]]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model, tokens = Transformer(width=512, num_layers=4).eval(), torch.randint(0, 128, (4, 96))
-    times: dict[str, list[float]] = {name: [] for name in WAYS}
-    for _ in range(REPEATS):
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
+    for turn in range(REPEATS + 1):
         for name, options in WAYS.items():
-            times[name].append(step(model, tokens, options))
-    base = statistics.median(times["no capture"])
+            taken = step(model, tokens, options)
+            if turn:  # the first round warms up
+                times[name].append(taken)
+    walls, cpus = (
+        {name: statistics.median(pair[which] for pair in pairs) for name, pairs in times.items()}
+        for which in (0, 1)
+    )
     return [
         [
             f"step, {name}",
-            f"{250 * statistics.median(t):.0f} ms",
-            f"{statistics.median(t) / base:.2f} × no capture",
+            f"{1000 * walls[name]:.0f} ms, {1000 * cpus[name]:.0f} ms of CPU",
+            f"{walls[name] / walls['no capture']:.2f} × no capture, "
+            f"{cpus[name] / cpus['no capture']:.2f} × in CPU",
         ]
-        for name, t in times.items()
+        for name in WAYS
     ]
 
 
 def table() -> Table:
-    rows = [offline("float32"), offline("bfloat16"), *running()]
     return Table(
         "Speed of compaction",
         ["what", "measured", "ratio"],
-        rows,
-        f"Compaction: CPU time of one process, median of {REPEATS}, 4 MB fp32 or 2 MB bf16 "
-        "tensors; it reads the part, checks digests, summarises, writes, and checks the draft. "
-        "Steps: 4-layer transformer, d 512, 4 × 96 tokens, one thread, module level, interleaved.",
+        [*offline(), *running()],
+        "Compaction: CPU time of a process that does nothing else; it checks digests, summarises, "
+        "writes, checks the draft, and frees the part. A read: the same parts once, from the page "
+        "cache into a buffer of 4 MB, in the same process. Steps: 4-layer transformer, d 512, "
+        f"4 × 96 tokens, one thread, module level; wall time of {STEPS} steps, CPU time of their "
+        f"process until the archive is closed. Medians of {REPEATS} interleaved rounds.",
     )

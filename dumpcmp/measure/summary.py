@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import xxhash
@@ -22,7 +23,7 @@ SEGMENT_SIZE = 64  # buckets of one segment's sketch
 
 AS_THEY_LIE = frozenset({"float32", "float64", "bfloat16"})  # what Accumulator.absorb reads
 STRETCH = 1 << 20  # elements that are handed on together
-LONGEST = 1 << 15  # elements that numpy works on together, which stay in the cache
+LONGEST = 1 << 17  # elements that numpy works on together
 SHORT = 2048  # shards whose runs are shorter on average are placed element by element
 
 
@@ -103,7 +104,6 @@ class _Summing:
     def __init__(self, dtype: Dtype) -> None:
         self.dtype, self.totals = dtype, Totals()
         self.num_nan = self.num_posinf = self.num_neginf = 0
-        self._room = np.empty(LONGEST)
 
     def add(self, bits: NDArray[np.generic], start: int | Indices, sink: Accumulator) -> None:
         """Count and sum the numbers in `bits`, and sketch them where they lie in the whole."""
@@ -134,6 +134,10 @@ class _Summing:
         else:
             sink.scatter(wide, start)
         return Totals(low, high, float(np.add.reduce(wide)), float(np.dot(wide, wide)), num_zero)
+
+    @cached_property
+    def _room(self) -> NDArray[np.float64]:
+        return np.empty(LONGEST)
 
     def _finite(self, numbers: Reals) -> tuple[Reals, float, float]:
         """Count what is not finite; the numbers with 0 in its place, and their extremes."""
@@ -221,7 +225,7 @@ def _walk(
 ) -> Iterator[tuple[int, int | Indices, NDArray[np.generic]]]:
     """Bits by piece: the segment, where they lie in the whole (start or indices), themselves."""
     starts, lengths = held
-    if flat.size and float(lengths.mean()) < SHORT and starts.size > 1:
+    if starts.size > 1 and flat.size < SHORT * starts.size:
         yield from _walk_scattered(flat, starts, lengths, borders)
         return
     done = 0
