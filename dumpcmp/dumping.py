@@ -120,6 +120,8 @@ def capture(
     compact: bool = False,
     keep_full: Sequence[str] = (),
     sketch: int = 512,
+    hashes: int = 1,
+    segments: int = 0,
     reduce: str | None = None,
     disk_budget: int | None = None,
     facts: Mapping[str, Any] | None = None,
@@ -142,7 +144,8 @@ def capture(
     run = {**facts_of(tap, mode, dtype), **facts_of_mode(mode, way), **(facts or {})}
     if evidence is not None:
         way["evidence"] = evidence
-    keeping = Keeping(keep, compact, tuple(keep_full), sketch, reduce, disk_budget)
+    whole = tuple(keep_full)
+    keeping = Keeping(keep, compact, whole, sketch, reduce, disk_budget, hashes, segments)
     run["keep"] = keeping.words()
     with (
         ExitStack() as after,  # the compactor ends when the archive is closed

@@ -25,6 +25,7 @@ from dumpcmp.measure.summary import Recipe
 from dumpcmp.record import Call, Key, Record, Sink, Source
 
 PART_NBYTES = 1 << 30
+MOST_HASHES, MOST_SEGMENTS = 8, 256
 _STALLED_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
@@ -39,6 +40,8 @@ class Keeping:
     sketch: int = 512
     reduce: str | None = None  # pkg.mod:function
     disk_budget: int | None = None
+    hashes: int = 1  # sketches a tensor
+    segments: int = 0  # ranges of tokens with sketches of their own
 
     def __post_init__(self) -> None:
         if self.keep not in ("full", "summary"):
@@ -47,6 +50,19 @@ class Keeping:
             raise SelectionError(
                 f"--sketch {self.sketch} is not possible",
                 hint=f"the sizes are 0, {', '.join(map(str, SIZES))}",
+            )
+        for option, value, low, high in (
+            ("hashes", self.hashes, 1, MOST_HASHES),
+            ("segments", self.segments, 0, MOST_SEGMENTS),
+        ):
+            if not low <= value <= high:
+                raise SelectionError(
+                    f"--{option} {value} is not possible", hint=f"give {low} to {high}"
+                )
+        if not self.sketch and (self.hashes > 1 or self.segments):
+            raise SelectionError(
+                "--hashes and --segments are of the sketch, and --sketch 0 keeps none",
+                hint="leave --sketch 0 out, or the others",
             )
         if self.keep == "summary" and self.compacts:
             raise SelectionError(
@@ -77,7 +93,7 @@ class Keeping:
     def command(self, path: Path) -> list[str]:
         """The compactor, as a program to run beside the dump into `path`."""
         words = [sys.executable, "-m", "dumpcmp", "compact", str(path), "--watch"]
-        words += [f"--sketch={self.sketch}"]
+        words += [f"--{name}={getattr(self, name)}" for name in ("sketch", "hashes", "segments")]
         words += [f"--keep-full={glob}" for glob in self.keep_full]
         words += [f"--reduce={self.reduce}"] if self.reduce else []
         if self.disk_budget is not None and not self.compact:
@@ -91,11 +107,12 @@ class Condenser:
     def __init__(self, keeping: Keeping) -> None:
         reduction = load_reduction(keeping.reduce) if keeping.reduce else None
         self._globs = keeping.keep_full
-        self._summariser = Summariser(Recipe(keeping.sketch), reduction)
+        recipe = Recipe(keeping.sketch, 0, keeping.hashes, keeping.segments)
+        self._summariser = Summariser(recipe, reduction)
 
     def __call__(self, key: Key, tensor: Tensor, layout: str) -> Packed | Row | None:
         """The Summary of `tensor`; None where the tensor itself is kept."""
-        if any(fnmatch.fnmatchcase(key.op, glob) for glob in self._globs):
+        if self._globs and any(fnmatch.fnmatchcase(key.op, glob) for glob in self._globs):
             return None
         held = held_indices(layout, tuple(tensor.shape)) if layout else None
         return self._summariser(tensor, Place(*held) if held else None)

@@ -47,6 +47,11 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--keep-full", metavar="GLOB", multiple=True, help="Ops whose tensors stay whole.")
 @click.option("--sketch", type=int, default=512, show_default=True,
               help="Size of a Summary's sketch; 0 for none.")  # fmt: skip
+@click.option("--hashes", type=int, default=1, show_default=True,
+              help="Sketches a Summary; 3 find the place of the largest difference.")  # fmt: skip
+@click.option("--segments", type=int, default=0, show_default=True,
+              help="Ranges of tokens with sketches of their own in a Summary, which tell where "
+              "tensors differ.")  # fmt: skip
 @click.option("--reduce", metavar="PKG.MOD:FUNC", help="Your own numbers in each Summary.")
 @click.option("--seed", type=int, help="Seed Python, numpy and torch, for a repeatable run.")
 @click.option("--overwrite", is_flag=True, help="Replace what PATH holds.")

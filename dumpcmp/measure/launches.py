@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _BLOCK = 16384
 _SLABS = 8  # of a turned block, each summed by programs of its own
 _ALIGNED = 16  # bytes, the most that a thread loads at once
+_PAIRS = (9, 0)  # the first capability that compares pairs of bfloat16
 _SHORT = {torch.bfloat16: 1, torch.float16: 2}
 _SUM = (torch.float64, torch.float64, torch.int32, torch.int32)
 _FINISH = (torch.float64, torch.float64, torch.int32, torch.float64)
@@ -24,14 +25,19 @@ _FINISH = (torch.float64, torch.float64, torch.int32, torch.float64)
 class Way:
     """How the elements of one dtype are summed."""
 
-    def __init__(self, dtype: torch.dtype, start: int) -> None:
-        self.short = _SHORT.get(dtype, 0) if start * dtype.itemsize % _ALIGNED == 0 else 0
+    def __init__(self, dtype: torch.dtype, start: int, device: torch.device) -> None:
+        fits = start * dtype.itemsize % _ALIGNED == 0
+        able = torch.cuda.get_device_capability(device) >= _PAIRS
+        self.short = _SHORT.get(dtype, 0) if fits and able else 0
         self.blocks = 4 if self.short else 1  # of a unit, which one program works on at once
         self.waves = 1 if self.short else 4  # programs for each processor of the device
         vector = min(8, _ALIGNED // dtype.itemsize)
         kind = tl.float64 if dtype is torch.float64 else tl.float32
         self.constants = (kind, vector, self.blocks, self.short)
-        self.options = {"num_warps": 8, "maxnreg": 255} if self.short else {"num_warps": 8}
+        registers = 255 if self.short else 64  # few, so that all programs run at once
+        self.options = {"num_warps": 8}
+        if dtype.itemsize == 2:
+            self.options["maxnreg"] = registers
 
     def num_groups(self, device: torch.device) -> int:
         """Enough programs to fill the device."""
@@ -65,7 +71,7 @@ class Plan:
     def __init__(
         self, flat: Tensor, size: int, head: int, tables: "Tables", start: int = 0
     ) -> None:
-        way = Way(flat.dtype, start)
+        way = Way(flat.dtype, start, flat.device)
         self._device = flat.device
         self._index = flat.device.index
         self._tables = tables
@@ -164,7 +170,7 @@ class _Launch:
         launch = self._kernel[self._grid]
         compiled = launch(*typed, *numbers, *self._constants, **self._options)
         run: Any = getattr(compiled, "run", None)
-        if not self._direct or vars(run).keys() != _LAUNCHER:
+        if not self._direct or getattr(run, "__dict__", {}).keys() != _LAUNCHER:
             return
         if run.global_scratch_size or run.profile_scratch_size:
             return
