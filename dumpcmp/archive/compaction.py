@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from dumpcmp.archive.decoder import PartFile, hard_links, root_address
 from dumpcmp.archive.directory import part_name, parts_in, rank_directories, replacing
 from dumpcmp.archive.form import Form, FormKey, form_key
 from dumpcmp.archive.names import group_path, link_name
-from dumpcmp.archive.part import Part
+from dumpcmp.archive.part import Elsewhere, Part
 from dumpcmp.archive.scan import part_facts
 from dumpcmp.archive.schema import INDEX_GROUP, NO_ROW
 from dumpcmp.dtypes import DTYPES
@@ -206,15 +206,6 @@ def _records(facts: dict[str, Any], contents: Contents) -> Iterator[Record]:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class _Elsewhere:
-    """A part of the same step that holds what this one links to."""
-
-    number: int
-    path: Path
-    rows: bytes
-
-
 class _Rewriting:
     """Writes the draft: the same calls and rows in the same order, with less behind them."""
 
@@ -267,12 +258,10 @@ class _Rewriting:
         number, form = self._form(record)
         self._records.append(record)
         path = "/".join((*group_path(target.key.op, target.key.call), link_name(target.key.slot)))
-        holder = (
-            _Elsewhere(where, other.path, other.contents.rows.tobytes()) if other else self.part
-        )
-        self.part.append_link(
-            self._call(row), form, number, record.order, cast(Part, holder), first, path
-        )
+        holder: Part | Elsewhere = self.part
+        if other is not None:
+            holder = Elsewhere(where, other.path, other.contents.rows.tobytes())
+        self.part.append_link(self._call(row), form, number, record.order, holder, first, path)
 
     def _call(self, row: int) -> int:
         return int(self.source.rows["call"][row])

@@ -22,8 +22,7 @@ RAW_LIMIT = 512  # a tensor of so few elements is smaller than its sketch, and i
 SEGMENT_SIZE = 64  # buckets of one segment's sketch
 
 AS_THEY_LIE = frozenset({"float32", "float64", "bfloat16"})  # what Accumulator.absorb reads
-STRETCH = 1 << 20  # elements that are handed on together
-LONGEST = 1 << 17  # elements that numpy works on together
+LONGEST = 1 << 17  # elements that numpy works on together, which the cache holds
 SHORT = 2048  # shards whose runs are shorter on average are placed element by element
 
 
@@ -232,9 +231,8 @@ def _walk(
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
         for which, (low, high) in enumerate(itertools.pairwise(borders)):
             first, last = max(start, low), min(start + length, high)
-            for begin in range(first, last, STRETCH):
-                at = done + begin - start
-                yield which, begin, flat[at : at + min(STRETCH, last - begin)]
+            if first < last:
+                yield which, first, flat[done + first - start : done + last - start]
         done += length
 
 
@@ -243,8 +241,8 @@ def _walk_scattered(
 ) -> Iterator[tuple[int, Indices, NDArray[np.generic]]]:
     ends = np.cumsum(lengths)
     jumps = starts - (ends - lengths)  # from a flat index of the shard to that of the whole
-    for low in range(0, flat.size, STRETCH):
-        local = np.arange(low, min(low + STRETCH, flat.size), dtype=np.int64)
+    for low in range(0, flat.size, LONGEST):
+        local = np.arange(low, min(low + LONGEST, flat.size), dtype=np.int64)
         indices = local + jumps[np.searchsorted(ends, local, side="right")]
         segment = np.searchsorted(borders, indices, side="right") - 1
         for which in np.unique(segment).tolist():

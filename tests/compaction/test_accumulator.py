@@ -13,7 +13,7 @@ from dumpcmp.dtypes import DTYPES
 from dumpcmp.measure import accumulator
 from dumpcmp.measure.accumulator import Accumulator, Totals
 from dumpcmp.measure.sketch import SIZES, Place
-from dumpcmp.measure.summary import STRETCH, Recipe, Summary, summarise
+from dumpcmp.measure.summary import LONGEST, Recipe, Summary, summarise
 from dumpcmp.tensors import Value
 from tests.compaction.test_summary import as_value, drawn
 
@@ -77,9 +77,9 @@ def test_they_agree_on_numbers_that_are_none(name, dtype):
     alike(summarise(value), by_numpy(value))
 
 
-def test_holes_beyond_a_stretch_leave_the_others_alone():
-    numbers = np.ones(STRETCH + 10_000, np.float32)
-    numbers[STRETCH + 5_000] = np.nan
+def test_a_hole_leaves_the_others_alone():
+    numbers = np.ones(3 * LONGEST + 10_000, np.float32)
+    numbers[LONGEST + 5_000] = np.nan
     summary = summarise(as_value(numbers))
     assert (summary.num_nan, summary.sum, summary.min) == (1, numbers.size - 1, 1.0)
 
