@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import warnings
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dumpcmp.dtypes import dtype_named
 from dumpcmp.errors import CaptureWarning
 from dumpcmp.measure.packing import DIGEST_WORDS, HEAD, pack, stored_as
 from dumpcmp.measure.reductions import Reduction, named_results, reduced, trouble
@@ -21,7 +23,7 @@ from dumpcmp.measure.rows import Room, Row
 from dumpcmp.measure.sketch import BLOCK, RUN, Place, hash_of
 from dumpcmp.measure.summary import RAW_LIMIT, SEGMENT_SIZE, Recipe, borders, summarise
 from dumpcmp.record import Stored
-from dumpcmp.tensors import value_of
+from dumpcmp.tensors import Value
 
 if TYPE_CHECKING:
     from dumpcmp.measure.launches import Plan
@@ -75,10 +77,11 @@ class Summariser:
                 return self._on_host(tensor, place) if on_host else self._away(tensor, place)
 
     def _on_host(self, tensor: Tensor, place: Place | None) -> Packed:
-        value = value_of(tensor)
+        dense = tensor.contiguous()
+        value = _lent(dense)
         summary = summarise(value, self.recipe, place)
-        if self.reduction is not None:
-            summary = reduced(summary, value, self.reduction)
+        if self.reduction is not None:  # which may keep what it is given
+            summary = reduced(summary, Value(value.dtype, value.bits.copy()), self.reduction)
         stored, numbers = pack(summary)
         return Packed(stored, torch.from_numpy(numbers), summary.digest)
 
@@ -203,6 +206,17 @@ class Summariser:
         except Exception as error:  # the user's function may raise anything; the summary stands
             return (), [], trouble(error)
         return tuple(named), numbers, ""
+
+
+def _lent(dense: Tensor) -> Value:
+    """The elements of a contiguous CPU tensor where they lie, as long as the tensor lives.
+
+    Unlike ``numpy()`` it leaves no mark: a storage that numpy has seen cannot be resized, and
+    FSDP resizes.
+    """
+    dtype = dtype_named(str(dense.dtype))
+    lent = memoryview((ctypes.c_char * dense.nbytes).from_address(dense.data_ptr()))
+    return Value(dtype, np.frombuffer(lent, dtype.storage).reshape(dense.shape))
 
 
 def _joined(row: Row, own: list[Tensor]) -> Packed:
