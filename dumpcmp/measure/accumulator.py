@@ -63,6 +63,7 @@ class Accumulator:
         """
         if absorb is None:
             return None
+        numbers = np.require(numbers, requirements=("C", "ALIGNED"))
         near = np.zeros_like(self._near)
         for table, room in zip(self._hashes, near, strict=True):
             found = Totals(

@@ -100,6 +100,12 @@ def test_a_run_may_begin_and_end_anywhere(length, start, size, seed, kind):
     assert np.allclose(one.sketch().sums, two.sketch().sums, rtol=1e-12, atol=1e-11)
 
 
+def test_numbers_may_lie_at_odd_addresses():
+    bits = np.frombuffer(bytes(1) + drawn(5_000).bits.tobytes(), "<f4", offset=1)
+    assert not bits.flags.aligned
+    alike(summarise(Value(DTYPES["float32"], bits)), summarise(drawn(5_000)))
+
+
 @built
 def test_what_is_not_finite_adds_nothing():
     total = Accumulator(64)
