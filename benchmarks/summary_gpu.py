@@ -20,7 +20,6 @@ from dumpcmp.tensors import value_of
 
 LAYERS, WIDTH, HEADS, TOKENS = 16, 2048, 16, 8192
 REPEATS, STEPS = 12, 4
-FEW = ("dump, tensors kept whole",)  # rows of many gigabytes, measured in two repeats only
 
 
 class Block(nn.Module):
@@ -85,7 +84,6 @@ def ways() -> dict[str, Callable[[nn.Module, str], AbstractContextManager[object
         "our summaries of every output, by hooks": seen(summariser),
         "dump --keep summary --io output": kept(keep="summary", io="output"),
         "dump --keep summary": kept(keep="summary"),
-        "dump, tensors kept whole": kept(),
     }
 
 
@@ -115,8 +113,6 @@ def table() -> Table:
     with torch.no_grad():
         for repeat in range(REPEATS + 2):
             for name in order.sample(list(chosen), len(chosen)):
-                if name in FEW and repeat not in (2, 3):
-                    continue
                 spent = steps(model, x, chosen[name])
                 if repeat >= 2:
                     times[name] += spent

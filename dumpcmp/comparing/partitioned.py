@@ -21,10 +21,11 @@ from dumpcmp.align.collectives import (
 )
 from dumpcmp.align.match import Listing, Match, Place, place_of
 from dumpcmp.comparing.side import archive_at
+from dumpcmp.errors import LayoutError
 from dumpcmp.layouts import Layout, Mode, parse_layout
 from dumpcmp.measure.metrics import measure
 from dumpcmp.outcome import Judgement, Metrics, Row, Verdict
-from dumpcmp.record import Key
+from dumpcmp.record import Kept, Key, Record
 from dumpcmp.tensors import Value
 
 if TYPE_CHECKING:
@@ -151,7 +152,16 @@ def traffic_at(path: Path) -> Traffic:
         rank: {Place(*name): call for name, call in archive.calls_of(rank).items()}
         for rank in archive.ranks
     }
-    return Traffic(calls, archive.shards, archive.load)
+
+    def load(record: Record) -> Value:
+        if record.kept is Kept.SUMMARY:
+            raise LayoutError(
+                "only summaries are kept of what the collective took and gave, so that it cannot "
+                f"be checked: dump again with --keep-full '{record.key.op}'"
+            )
+        return archive.load(record)
+
+    return Traffic(calls, archive.shards, load)
 
 
 def check_delivery(path: Path, keys: Sequence[Key]) -> tuple[Metrics | None, Judgement]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dumpcmp.align.assemble import Held
+from dumpcmp.align.assemble import AssemblyError, Held
 from dumpcmp.align.places import held_indices
 from dumpcmp.align.unshard import Cell, Disagreement, Plan, plan_unshard, unshard
 from dumpcmp.archive.reader import Archive
@@ -55,14 +55,40 @@ def whole_summary(archive: Archive, held: Held) -> Summed:
         return Summed(found[0])
     if _are_replicas(found):
         return Summed(found[0])
+    if is_unstated(held):
+        raise unstated(held)
     plan = plan_unshard(held.shards())
+    if any(s.whole == s.shape != plan.shape for s in found):  # nobody knew when it was dumped
+        raise unstated(held)
     return Summed(joined(plan, found.__getitem__), tuple(_disagreements(plan, found)))
+
+
+def is_unstated(held: Held) -> bool:
+    """Whether a value of a partitioned run comes without a word on how it lies over the ranks."""
+    layouts = (shard.layout for shard in held.shards())
+    return held.facts.num_ranks > 1 and not any(one.dims or one.over for one in layouts)
+
+
+def unstated(held: Held) -> AssemblyError:
+    """Why such a value cannot be compared: only elements can be tried against layouts."""
+    op = held.records[0].key.op
+    return AssemblyError(
+        "only summaries of it are kept, and nothing said in time how it lies over the ranks: state "
+        f"it in the program with dumpcmp.layout, or dump again with --keep-full '{op}'"
+    )
 
 
 def _are_replicas(held: list[Summary]) -> bool:
     first = held[0]
-    same = {(s.digest, s.whole, s.shape) for s in held}
-    return len(same) == 1 and bool(first.digest) and first.whole[: len(first.shape)] == first.shape
+    same = {(s.whole, s.shape, s.digest or _numbers(s)) for s in held}
+    return len(same) == 1 and first.whole[: len(first.shape)] == first.shape
+
+
+def _numbers(summary: Summary) -> object:
+    """All numbers of a Summary without a digest: replicas have the same, bit for bit."""
+    sketch = summary.sketch.sums.tobytes() if summary.sketch else summary  # itself alone
+    extremes = (summary.min, summary.max, summary.num_nan, summary.num_zero)
+    return sketch, extremes, summary.sum, summary.sum_squares
 
 
 def whole_elements(held: Held) -> Value:

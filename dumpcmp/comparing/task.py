@@ -20,7 +20,9 @@ from dumpcmp.comparing.side import archive_at
 from dumpcmp.comparing.summaries import (
     Summed,
     is_summarised,
+    is_unstated,
     said_of_rows,
+    unstated,
     whole_elements,
     whole_summary,
 )
@@ -173,6 +175,9 @@ def _estimated(task: Task) -> Measured:
     theirs = theirs or _summarised(task.target, known.summary.recipe)
     golden, target = ours.summary, theirs.summary
     if golden.shape != target.shape:
+        for held in (shares_of(task.golden), shares_of(task.target)):
+            if is_unstated(held):
+                raise unstated(held)
         reason = f"golden has shape {list(golden.shape)}, the target {list(target.shape)}"
         return Measured(judgement=Judgement(Verdict.SHAPE, reason))
     apart = [d for d in (*ours.disagreements, *theirs.disagreements) if d.rel_l2 > task.limit]
