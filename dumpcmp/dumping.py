@@ -86,7 +86,7 @@ class Capture:
             remarks.append("no module was called, so there was nothing to record")
         elif not recorder.counts.values and not remarks:
             remarks.append("the filters together selected nothing of what ran")
-        return remarks
+        return [*remarks, *self.mode.remarks()]
 
 
 _active: Capture | None = None
@@ -114,6 +114,7 @@ def capture(
     overwrite: bool = False,
     fusion: bool = True,
     realize: bool = False,
+    twin: bool = True,
     backend: str | Callable[..., Any] | None = None,
     evidence: Evidence | None = None,
     keep: str = "full",
@@ -134,12 +135,12 @@ def capture(
     Nothing of the capture outlives the block, and the archive is closed however it ends.
     ``keep="summary"`` keeps Summaries instead of tensors; `compact` has a process beside the run
     replace finished tensors by them, all, or the oldest ones that exceed `disk_budget` bytes.
-    `fusion` and `realize` are of ``mode="compiled"``, `backend` of ``mode="boundary"``.
+    `fusion`, `realize` and `twin` are of ``mode="compiled"``, `backend` of ``mode="boundary"``.
     """
     tap = make_tap(tokens, layers, io, backward, weights, level)
     precision = Precision(dtype) if dtype else None
     running_mode = mode_named(mode)
-    way = mode_options(mode, fusion, realize, backend)
+    way = mode_options(mode, fusion, realize, twin, backend)
     here = world()
     run = {**facts_of(tap, mode, dtype), **facts_of_mode(mode, way), **(facts or {})}
     if evidence is not None:
@@ -207,6 +208,7 @@ def compiled_backend(
     *,
     fusion: bool = True,
     realize: bool = False,
+    twin: bool = True,
     overwrite: bool = False,
     **selection: Any,
 ) -> FxBackend:
@@ -215,7 +217,7 @@ def compiled_backend(
     model = torch.compile(model, backend=dumpcmp.compiled_backend("d2"))
     """
     tap, here = make_tap(**selection), world()
-    way = mode_options("compiled", fusion, realize, None)
+    way = mode_options("compiled", fusion, realize, twin, None)
     run = {**facts_of(tap, "compiled", None), **facts_of_mode("compiled", way)}
     writer = ArchiveWriter(path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite)
     return FxBackend(writer, CompiledBackend(Recorder(writer, tap, here.rank), **way))
@@ -231,7 +233,7 @@ def _activated(now: Capture) -> Iterator[Capture]:
         finally:
             _active = None
             remarks = now.remarks()
-            now.writer.run |= {"seen": seen(now.counts), "remarks": remarks}
+            now.writer.run |= {"seen": seen(now.counts), "remarks": remarks, **now.mode.facts()}
     for remark in remarks:
         warnings.warn(remark, CaptureWarning, stacklevel=4)
 
@@ -255,18 +257,18 @@ def mode_named(name: str) -> Callable[..., ModuleCapture]:
 
 
 def mode_options(
-    mode: str, fusion: bool, realize: bool, backend: str | Callable[..., Any] | None
+    mode: str, fusion: bool, realize: bool, twin: bool, backend: str | Callable[..., Any] | None
 ) -> dict[str, Any]:
     """The options that belong to `mode`; the others must have been left alone."""
-    if mode != "compiled" and (realize or not fusion):
-        option = "--realize" if realize else "--fusion off"
+    if mode != "compiled" and (realize or not fusion or not twin):
+        option = "--realize" if realize else "--no-twin" if fusion else "--fusion off"
         raise SelectionError(f"{option} says nothing to --mode {mode}", hint="use --mode compiled")
     if mode == "boundary" and backend is None:
         raise SelectionError("--mode boundary needs a backend", hint="add --backend aot_eager")
     if mode != "boundary" and backend is not None:
         raise SelectionError("--backend is for --mode boundary", hint="use --mode boundary")
     if mode == "compiled":
-        return {"fusion": fusion, "realize": realize}
+        return {"fusion": fusion, "realize": realize, "twin": twin and fusion and not realize}
     return {"backend": backend} if mode == "boundary" else {}
 
 
@@ -325,6 +327,7 @@ class Dumped:
     error: BaseException | None = None  # the program's own
     certificate: str = ""  # of a compiled run: whether the tap changed it
     compacted: str = ""  # what the compactor beside the run came to
+    twins: str = ""  # of a compiled run: how much of its kernels was seen inside
 
     @property
     def is_empty(self) -> bool:
@@ -373,4 +376,5 @@ def dump(
                 now.writer.run["certificate"] = stated.to_json()
     certified = now.writer.run.get("certificate", {}).get("text", "")
     compacted = now.compactor.said if now.compactor else ""
-    return Dumped(now.path, now.counts, tuple(now.remarks()), error, certified, compacted)
+    twins = now.writer.run.get("twins", {}).get("text", "")
+    return Dumped(now.path, now.counts, tuple(now.remarks()), error, certified, compacted, twins)

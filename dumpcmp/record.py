@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 NO_KERNEL = "no kernel"  # the kernel of an op that a compiled graph has, but never computes
+TWIN = "twin"
 ROOT = "<root>"  # the op name of the root module, whose path in torch is the empty string
 
 
@@ -98,6 +99,7 @@ class Record:
     digest: str = ""  # xxh3_128 of the stored bytes, hexadecimal
     location: Location | None = None  # set by the archive that holds the bytes
     stored: Stored | None = None  # what stands in the archive for the elements; None: they do
+    seen_in: str = ""  # TWIN where the twin of a fused kernel stored it, not the kernel itself
 
 
 class Source(Protocol):

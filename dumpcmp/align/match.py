@@ -57,6 +57,10 @@ class Listing:
 
         return dict(sorted(found.items(), key=where))
 
+    def seen_in(self, key: Key) -> str:
+        """Where a compiled run saw a value that its kernels do not store; empty elsewhere."""
+        return self.values[key][0].seen_in
+
     def order(self, key: Key) -> int:
         """Position of a value's call in its step."""
         return self.values[key][0].order
@@ -128,7 +132,8 @@ def match(
     _by_name(sides, "key", sides.golden_name, unwrapped, same_number=False)
     matches = list(_framed(sides, [*_paired_values(sides), *_left_values(sides)]))
     if any(call.kernel for call in target.calls.values()):
-        matches = list(by_provenance(matches, partial(_first, golden), sides.kernel_of))
+        seen_in = target.seen_in
+        matches = list(by_provenance(matches, partial(_first, golden), sides.kernel_of, seen_in))
     return _in_order(sides, matches)
 
 

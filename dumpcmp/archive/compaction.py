@@ -202,7 +202,7 @@ def _records(facts: dict[str, Any], contents: Contents) -> Iterator[Record]:
             Key(facts["model"], facts["step"], op, call, form.slot),
             int(row["order"]), form.dtype, form.shape, form.stride, form.storage_offset,
             form.device, facts["rank"], form.layout, None, form.kept, form.problem,
-            row["digest"].decode("ascii", "replace"), None, form.stored,
+            row["digest"].decode("ascii", "replace"), None, form.stored, form.seen_in,
         )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ class FormFacts:
     layout: str
     kept: Kept
     problem: str
+    seen_in: str
     stored: Stored | None
 
 
@@ -88,10 +89,11 @@ class Contents:
     def _form(self, listed: Any) -> FormFacts:
         match listed:
             case [str(slot), str(dtype), list(shape), list(stride), int(offset), str(device),
-                  str(layout), str(kept), str(problem), stored] if kept in tuple(Kept):  # fmt: skip
+                  str(layout), str(kept), str(problem), str(seen_in), stored
+                  ] if kept in tuple(Kept):  # fmt: skip
                 return FormFacts(
                     slot, dtype, self._sizes(shape), self._sizes(stride), offset, device,
-                    layout, Kept(kept), problem, self._stored(stored),
+                    layout, Kept(kept), problem, seen_in, self._stored(stored),
                 )  # fmt: skip
         raise self._error("a form", listed)
 

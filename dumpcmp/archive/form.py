@@ -34,6 +34,7 @@ def form_key(record: Record) -> FormKey:
         record.layout,
         kept is _FULL or kept,
         record.problem,
+        record.seen_in,
         record.stored,
     )
 
@@ -89,7 +90,8 @@ class Form:
         told.append(("stride", tuple(record.stride)))
         if record.storage_offset:
             told.append(("storage_offset", record.storage_offset))
-        told += [(n, v) for n in ("device", "layout", "problem") if (v := getattr(record, n))]
+        named = ("device", "layout", "problem", "seen_in")
+        told += [(name, value) for name in named if (value := getattr(record, name))]
         told.append(("kept", str(record.kept)))
         told += record.stored.attributes if record.stored else ()
         return [*told, ("digest", _DIGEST)]

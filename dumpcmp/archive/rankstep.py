@@ -128,6 +128,7 @@ class RankStep:
             digest.decode("ascii", "replace"),
             self._location(contents, holder, row, same, offset, nbytes),
             held.stored,
+            facts.seen_in,
         )
 
     def _same_as(self, holder: Contents | None, row: int) -> Key | None:

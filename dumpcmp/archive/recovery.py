@@ -147,6 +147,7 @@ def _form(facts: FormFacts) -> Form:
         Record(
             key, 0, facts.dtype, facts.shape, facts.stride, facts.storage_offset, facts.device,
             layout=facts.layout, kept=facts.kept, problem=facts.problem, stored=facts.stored,
+            seen_in=facts.seen_in,
         )
     )  # fmt: skip
 

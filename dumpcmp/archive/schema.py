@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 1  # any change to the tables below bumps it; docs/format.md repeats them
+SCHEMA_VERSION = 2  # any change to the tables below bumps it; docs/format.md repeats them
 
 RANK_DIRECTORY = r"worldsize(?P<world_size>[1-9]\d{0,5})_global_rank(?P<rank>\d{1,6})"
 RUN_FILE = "run.json"
@@ -54,6 +54,7 @@ DATASET_ATTRS = {
     "layout": "how the value lies over the mesh, such as 'b s h[tp]'",
     "kept": "full, summary or nothing",
     "problem": "why a value could not be stored; the dataset then has no elements",
+    "seen_in": "twin: stored by the twin of a fused kernel, not by the kernel itself",
     "digest": "xxh3_128 of the dataset's bytes, hexadecimal",
 }
 
@@ -98,6 +99,7 @@ FORM_FIELDS = (
     "layout",
     "kept",
     "problem",
+    "seen_in",
     "stored",  # null, or [dtype, shape, [[attribute, value], ...]] of what stands for the elements
 )
 

@@ -131,7 +131,8 @@ def _form(dataset: h5py.Dataset, name: str) -> list[Any]:
         unescaped(name), dtype, [int(size) for size in shape],
         [int(size) for size in attrs.get("stride", ())], _number(dataset, "storage_offset"),
         _text(attrs.get("device", "cpu")), _text(attrs.get("layout", "")), kept,
-        _text(attrs.get("problem", "")), _stored(dataset, kept),
+        _text(attrs.get("problem", "")), _text(attrs.get("seen_in", "")),
+        _stored(dataset, kept),
     ]  # fmt: skip
 
 
@@ -142,7 +143,7 @@ def _stored(dataset: h5py.Dataset, kept: str) -> list[Any] | None:
 
 def _summary(dataset: h5py.Dataset) -> list[Any]:
     known = ("dtype", "shape", "stride", "storage_offset", "device", "layout", "kept",
-             "problem", "digest")  # fmt: skip
+             "problem", "seen_in", "digest")  # fmt: skip
     others = [
         [name, value.item() if isinstance(value, np.generic) and value.dtype.kind in "iuf"
          else _text(value)]

@@ -14,7 +14,7 @@ from torch import fx, nn
 from dumpcmp.capture import tapped as generated
 from dumpcmp.capture.backend import GraphBackend
 from dumpcmp.capture.certificate import Evidence, digest_of_all
-from dumpcmp.capture.graph import UNTRACED, calling, untraced
+from dumpcmp.capture.graph import UNTRACED, calling, untraced, untraced_mode
 from dumpcmp.capture.inductor_names import (
     Options,
     compilation_watched,
@@ -30,6 +30,7 @@ from dumpcmp.capture.provenance import SCHEMA, Provenance, Traced
 from dumpcmp.capture.recorder import Recorder, Step
 from dumpcmp.capture.tap import Tap
 from dumpcmp.capture.tapped import TappedGraph
+from dumpcmp.capture.twin import Tally
 from dumpcmp.record import Call, Record, Source
 
 
@@ -37,7 +38,7 @@ class CompiledCapture(ModuleCapture):
     """Runs what the program compiles as it is, and records what its kernels compute.
 
     A program that compiles nothing is compiled at its root module. What dynamo leaves outside
-    of its graphs runs as it would, and is not recorded.
+    of its graphs runs as it would, and is recorded as in eager mode.
     """
 
     def __init__(
@@ -47,24 +48,33 @@ class CompiledCapture(ModuleCapture):
         *,
         fusion: bool = True,
         realize: bool = False,
+        twin: bool = False,
         tapped: bool = True,
         evidence: Evidence | None = None,
     ) -> None:
         inner = [getattr(root, "_orig_mod", root) for root in roots]  # of what torch.compile gave
-        super().__init__(recorder, inner, mode=None)
+        super().__init__(recorder, inner, mode=untraced_mode if tapped else None)
         self.enter = untraced(self.enter)
         self.exit = untraced(self.exit)
+        self.begin = untraced(self.begin)
         self.evidence = evidence
         self._provenance = Provenance(
-            self._where, tapped=tapped, unfused=not fusion, realize=realize
+            self._where,
+            tapped=tapped,
+            unfused=not fusion,
+            realize=realize,
+            twin=twin,
         )
+        self._provenance.quietly = self.quietly
+        self.twins = Tally()
         self._compiled: dict[int, Callable[..., Any]] = {}
         self.texts = Texts()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Tap what is compiled while the block runs; nothing that was tapped outlives it."""
-        skip_code(UNTRACED)
+        ours = CompiledCapture.run_root, CompiledCapture._is_compiled, inside_compiled_callable
+        skip_code((*UNTRACED, *ours))
         self.compiles = True
         torch._dynamo.reset()
         try:
@@ -95,6 +105,14 @@ class CompiledCapture(ModuleCapture):
         inner = module.modules()
         return any(is_compile_wrapper(m) or m.__dict__.get("_compiled_call_impl") for m in inner)
 
+    def facts(self) -> dict[str, Any]:
+        """What came of the twins."""
+        return {"twins": self.twins.to_json()}
+
+    def remarks(self) -> list[str]:
+        """Which graphs ran without a twin."""
+        return self.twins.remarks()
+
     def traced(self, digest: str) -> Traced | None:
         """The graph of dynamo that generated code refers to."""
         return self._provenance.known.get(digest)
@@ -119,7 +137,7 @@ class CompiledCapture(ModuleCapture):
 def tapping(capture: generated.Capture, watch: Provenance) -> Iterator[None]:
     """Tap what is compiled while the block runs, and send what is read to `capture`."""
     refuse_cpp_wrapper()
-    tag = f"dumpcmp-{SCHEMA}-{watch.unfused:d}{watch.realize:d}{watch.tapped:d}"
+    tag = f"dumpcmp-{SCHEMA}-{watch.unfused:d}{watch.realize:d}{watch.tapped:d}{watch.twin:d}"
     options = Options(
         tag,
         watch.identity,
@@ -163,11 +181,21 @@ class Texts:
 class CompiledBackend(GraphBackend):
     """Inductor as a torch.compile backend of its own: tapped until it is closed."""
 
-    def __init__(self, recorder: Recorder, *, fusion: bool = True, realize: bool = False) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        fusion: bool = True,
+        realize: bool = False,
+        twin: bool = False,
+    ) -> None:
         super().__init__(recorder)
+        self.twins = Tally()
         self._compiling = False
         self.texts = Texts()
-        self._provenance = Provenance(self._where, unfused=not fusion, realize=realize)
+        self._provenance = Provenance(
+            self._where, unfused=not fusion, realize=realize, twin=twin
+        )
         self._ends = ExitStack()
         self._ends.enter_context(tapping(self, self._provenance))
 

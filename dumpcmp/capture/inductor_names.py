@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +19,16 @@ from dumpcmp.errors import CaptureError
 # Module -> the names of it that the tap replaces or reads. `check_names` looks for each.
 _NAMES = {
     "torch._inductor.scheduler": (
+        "NodeUser",
+        "OutputNode",
+        "StarDep",
+        "Scheduler.dead_node_elimination",
         "Scheduler.free_buffers",
         "Scheduler.can_buffer_be_removed_through_fusion",
     ),
     "torch._inductor": ("aoti_load_package",),
-    "torch._inductor.graph": ("GraphLowering.codegen",),
+    "torch._inductor.graph": ("GraphLowering.codegen", "GraphLowering.run"),
+    "torch._inductor.codecache": ("PyCodeCache.load",),
     "torch._inductor.compile_fx": ("compile_fx",),
     "torch._inductor.config": (
         "patch",
@@ -58,6 +63,17 @@ class Written:
     alive: bool  # False: it never leaves the kernel, there is nothing to read
 
 
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """Code of a graph that was written a second time, with more of its nodes stored."""
+
+    code: str
+    changed: tuple[int, ...]  # the arguments that the code of the first time writes to
+
+
+Again = Callable[[Iterable[fx.Node]], Twin]
+
+
 class Watcher(Protocol):
     """What the tap wants to be told while a graph is compiled."""
 
@@ -67,6 +83,14 @@ class Watcher(Protocol):
 
     def compiling(self, graph: fx.GraphModule) -> None:
         """Dynamo's `graph` is about to be compiled."""
+        ...
+
+    def compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run` is what was made of the graph; returns what is run in its place."""
+        ...
+
+    def is_body(self, nodes: fx.Graph) -> bool:
+        """Whether `nodes` are those of a checkpointed region in the graph being traced."""
         ...
 
     def tracing(self, node: fx.Node, args: Any, kwargs: Any) -> None:
@@ -81,8 +105,11 @@ class Watcher(Protocol):
         """Kernels were written that compute `values`; returns the lines to add after them."""
         ...
 
-    def generated(self, graph: fx.GraphModule, code: str) -> str:
-        """All `code` of post-grad `graph` was written; returns what to add at its end."""
+    def generated(self, graph: fx.GraphModule, code: str, again: Again) -> str:
+        """All `code` of post-grad `graph` was written; returns what to add at its end.
+
+        `again` writes the code of the same graph with some of its nodes stored as well.
+        """
         ...
 
 
@@ -204,8 +231,10 @@ def compilation_watched(watcher: Watcher, options: Options) -> Iterator[None]:
         for owner, name, around in (
             (scheduler, "free_buffers", _free_buffers),
             (wrapper, "generate_kernel_call", _generate_kernel_call),
+            (lowering, "run", partial(_lower, options)),
             (lowering, "codegen", _codegen),
             (shapes.PropagateUnbackedSymInts, "run_node", _run_node),
+            (fx.Interpreter, "run_node", _run_body_node),
             (compiler, "compile_fx", partial(_compile_fx, options)),
         ):
             patches.enter_context(_replaced(owner, name, around(watcher, getattr(owner, name))))
@@ -301,8 +330,7 @@ def _values_of(scheduler: Any, node: Any, kernels: dict[str, str], shared: str) 
     found = []
     for output in node.get_outputs():
         name = output.get_name()
-        extern = _extern_name(node)
-        kernel = f"{extern}#{name}" if extern else kernels.get(name, shared)
+        kernel = _extern_call(node) if _is_extern(node) else kernels.get(name, shared)
         found.append(
             Written(
                 _variable(scheduler, output),
@@ -341,13 +369,13 @@ def _is_extern(node: Any) -> bool:
     return bool(node.is_extern())
 
 
-def _extern_name(node: Any) -> str:
-    if not _is_extern(node):
-        return ""
+def _extern_call(node: Any) -> str:
+    """The kernel that is called, and which call of it; one for all of its outputs."""
     operation = node.node
     if type(operation).__name__ == "MultiOutput":
         operation = operation.inputs[0]
-    return str(getattr(operation, "python_kernel_name", None) or type(operation).__name__)
+    kernel = getattr(operation, "python_kernel_name", None) or type(operation).__name__
+    return f"{kernel}#{operation.get_name()}"
 
 
 def _origin(scheduler: Any, node: Any, output: Any) -> fx.Node | None:
@@ -414,10 +442,89 @@ def _codegen(watcher: Watcher, original: Replace) -> Replace:
             _refuse_package()
         wrapper, kernels = original(lowering)
         if hasattr(wrapper, "value") and _watched(lowering):
-            wrapper.value += watcher.generated(lowering.module, wrapper.value)
+            again = partial(_written_again, original, lowering)
+            wrapper.value += watcher.generated(lowering.module, wrapper.value, again)
         return wrapper, kernels
 
     return codegen
+
+
+def _written_again(codegen: Replace, lowering: Any, stored: Iterable[fx.Node]) -> Twin:
+    """Lower the graph of `lowering` once more, with `stored` materialised."""
+    handlers = import_module("torch._inductor.virtualized").V
+    twin = type(lowering)(
+        lowering.module,
+        example_inputs=lowering.example_inputs,
+        shape_env=lowering._shape_env,
+        graph_id=lowering.graph_id,
+        is_inference=lowering.is_inference,
+        is_backward=lowering.is_backward,
+        inputs_to_check=lowering.inputs_to_check,
+    )
+    with (
+        _copying(twin, set(stored)),
+        handlers.set_graph_handler(twin),
+        handlers.set_extern_kernel_nodes([]),
+    ):
+        twin.run(*lowering.example_inputs)
+        code = codegen(twin)[0].value
+    if not set(twin.constants) <= set(lowering.constants):
+        raise CaptureError("the twin of a graph has constants that the graph does not have")
+    donated = lowering.bw_donated_idxs or ()
+    return Twin(code, tuple(sorted({*lowering.mutated_input_idxs, *donated})))
+
+
+@contextmanager
+def _copying(lowering: Any, nodes: set[fx.Node]) -> Iterator[None]:
+    """Have `lowering` store a copy of the value of each of `nodes`, which nothing else reads.
+
+    The expressions that other nodes are computed by stay as they are: to store the value
+    itself would have them read it back, rounded to its dtype.
+    """
+    scheduling = import_module("torch._inductor.scheduler")
+    eliminate, run_node = scheduling.Scheduler.dead_node_elimination, lowering.run_node
+    copies: list[str] = []
+
+    def copying(node: fx.Node) -> Any:
+        result = run_node(node)
+        if node in nodes:
+            copies.extend(_stored_copy(node, result))
+        return result
+
+    def eliminating(scheduler: Any) -> None:
+        for name in copies:
+            reader = scheduling.OutputNode(scheduling.StarDep(name))
+            scheduler.name_to_buf[name].users.append(scheduling.NodeUser(reader))
+        eliminate(scheduler)
+
+    lowering.run_node = copying
+    with (
+        import_module("torch._inductor.config").patch(inplace_buffers=False),
+        _replaced(scheduling.Scheduler, "dead_node_elimination", eliminating),
+    ):
+        yield
+
+
+def _stored_copy(node: fx.Node, value: Any) -> Iterator[str]:
+    """The name of a new buffer that holds what `node` was lowered to."""
+    ir = import_module("torch._inductor.ir")
+    clone = import_module("torch._inductor.lowering").clone
+    if not isinstance(value, ir.TensorBox):
+        return
+    with ir.IRNode.current_origins({node}):
+        copy = clone(value)
+        copy.data.data._post_init_setattr("origin_node", node)
+        yield copy.realize() or copy.get_name()
+
+
+def load_code(code: str, constants: Mapping[str, Any]) -> Any:
+    """The module of generated `code`; of its `constants`, those that it leaves open are set."""
+    cache = import_module("torch._inductor.codecache").PyCodeCache
+    module = cache.load(code)
+    for name in [name for name, value in vars(module).items() if value is None]:
+        if constants.get(name) is not None:
+            setattr(module, name, constants[name])
+    return module
 
 
 def _refuse_package(*_: Any, **__: Any) -> None:
@@ -428,7 +535,7 @@ def _refuse_package(*_: Any, **__: Any) -> None:
 
 
 def _run_node(watcher: Watcher, original: Replace) -> Replace:
-    """AOTAutograd traces dynamo's graph by running it node by node."""
+    """AOTAutograd traces dynamo's graph by running it node by node, and bodies in it as well."""
 
     def run_node(interpreter: Any, node: fx.Node) -> Any:
         if node.op not in ("placeholder", "output", "get_attr"):
@@ -437,6 +544,16 @@ def _run_node(watcher: Watcher, original: Replace) -> Replace:
         result = original(interpreter, node)
         watcher.traced(node, result)
         return result
+
+    return run_node
+
+
+def _run_body_node(watcher: Watcher, original: Replace) -> Replace:
+    watched = _run_node(watcher, original)
+
+    def run_node(interpreter: Any, node: fx.Node) -> Any:
+        plain = type(interpreter) is fx.Interpreter and watcher.is_body(node.graph)
+        return (watched if plain else original)(interpreter, node)
 
     return run_node
 
@@ -453,7 +570,8 @@ def _compile_fx(options: Options, watcher: Watcher, original: Replace) -> Replac
         watcher.compiling(model)
         patches = _config_patches(options)
         with config.patch(patches):
-            return original(model, inputs, config.patch(patches)(inner_compile), **rest)
+            run = original(model, inputs, config.patch(patches)(inner_compile), **rest)
+        return watcher.compiled(run)
 
     return compile_fx
 
@@ -491,6 +609,17 @@ def _config_patches(options: Options) -> dict[str, Any]:
 def _mark_realized(options: Options, graph: fx.Graph) -> None:
     for node in options.realize(graph):
         node.meta["inductor_realize_to_strides"] = True
+
+
+def _lower(options: Options, _: Watcher, original: Replace) -> Replace:
+    """Some passes run after all custom ones: what they made is marked before it is lowered."""
+
+    def run(lowering: Any, *args: Any) -> Any:
+        if options.unfused and getattr(lowering, "parent", None) is None:
+            _mark_realized(options, lowering.module.graph)
+        return original(lowering, *args)
+
+    return run
 
 
 def _nothing(_: fx.Graph) -> None: ...

@@ -123,6 +123,14 @@ class ModuleCapture:
         """Whether this thread is inside of what is not recorded."""
         return self._here.muted
 
+    def facts(self) -> dict[str, Any]:
+        """What run.json says of the run once it has ended, besides what all runs say."""
+        return {}
+
+    def remarks(self) -> list[str]:
+        """What the user must hear at the end."""
+        return []
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Capture while the block runs; compiled callables run eagerly meanwhile."""

@@ -14,6 +14,7 @@ class Plain(NamedTuple):
     tensor: Tensor
     layout: str = ""
     problem: str = ""
+    seen_in: str = ""
 
 
 _PLAIN = (Tensor, nn.Parameter)

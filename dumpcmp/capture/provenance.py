@@ -8,8 +8,9 @@ import operator
 import re
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils import _pytree as pytree
 from dumpcmp.capture import graph as graph_capture
 from dumpcmp.capture import slots
 from dumpcmp.capture.inductor_names import (
+    Again,
     Written,
     compile_context,
     is_backward,
@@ -33,8 +35,9 @@ from dumpcmp.capture.views import Sizes, Step, base_of, is_same, view_name, view
 
 Place = tuple[int, str]  # which op of the graph, and which slot of it
 Reading = tuple[list[Step], list[Place]]  # what to do with a buffer, and where that is recorded
-SCHEMA = 4  # of the table in generated code; caches keep code of different schemas apart
+SCHEMA = 5  # of the table in generated code; caches keep code of different schemas apart
 
+_REPEATABLE = ("", "aten", "prims", "inductor", "inductor_prims")  # "": Python's own operators
 _MARK = "dumpcmp"  # in Node.meta: the places whose value the node is
 _SPARE_LINE = re.compile(r"^\s*(_dumpcmp\(.*|#.*|)\n", re.MULTILINE)  # the tap's, and comments
 
@@ -48,6 +51,18 @@ class GraphOp:
     place: graph_capture.Place
 
 
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """What one line of the tap reads."""
+
+    kernel: str  # and which call of it
+    name: str  # of the node whose value it is, or of all that are computed on the way to it
+    certain: bool  # whether it is a node's value, and not a step on the way
+    variable: str
+    op: int | None  # which computes it
+    readings: list[Reading]
+
+
 @dataclass(slots=True, weakref_slot=True)
 class Traced:
     """One graph of dynamo, and what was learnt while it was traced and compiled."""
@@ -55,15 +70,22 @@ class Traced:
     ops: Sequence[GraphOp]
     index: dict[str, int]  # node of dynamo's graph -> position in `ops`
     digest: str
+    bodies: dict[fx.Graph, str] = field(default_factory=dict)  # of checkpoints: prefix of names
     parameters: set[int] = field(default_factory=set)  # traced ones: their gradients are not ours
+    given: set[Any] = field(default_factory=set)  # arguments, as autograd knows them
     gradients: dict[Any, list[Place]] = field(default_factory=dict)
     sequence: dict[int, int] = field(default_factory=dict)  # autograd's number -> op
     began: int = 0  # autograd's number when the present node began
     arguments: tuple[Any, ...] = ()  # of the present node
     pending: deque[Any] = field(default_factory=lambda: deque(maxlen=256))  # forward runs
     known: list[tuple[Known, list[Place]]] = field(default_factory=list)  # before the passes
-    taps: list[list[Any]] = field(default_factory=list)
+    taps: list[Buffer] = field(default_factory=list)
     kernels: dict[str, set[int]] = field(default_factory=dict)  # kernel -> the ops inside
+
+
+    def name_of(self, node: fx.Node) -> str:
+        """What `node` of dynamo's graph, or of a body in it, is called in `index`."""
+        return self.bodies.get(node.graph, "") + node.name
 
 
 class Provenance:
@@ -76,12 +98,15 @@ class Provenance:
         tapped: bool = True,
         unfused: bool = False,
         realize: bool = False,
+        twin: bool = False,
     ) -> None:
+        self.quietly: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda run: run
         self._where = where  # the model that runs now, and the module of it that is being called
         self.known: dict[str, Traced] = {}  # by digest, which generated code refers to
         self.tapped = tapped
         self.unfused = unfused
         self.realize = realize
+        self.twin = twin and tapped
         self._graphs: weakref.WeakKeyDictionary[object, Traced] = weakref.WeakKeyDictionary()
 
     def _graph(self) -> Traced | None:
@@ -106,12 +131,21 @@ class Provenance:
             traced = named(graph, *where)
             self._graphs[context] = self.known[traced.digest] = traced
 
+    def compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """What is run in place of `run`: the same, with nothing recorded but by the tap."""
+        return self.quietly(run)
+
+    def is_body(self, nodes: fx.Graph) -> bool:
+        """Whether `nodes` are those of a checkpointed region in the graph being traced."""
+        graph = self._graph()
+        return graph is not None and nodes in graph.bodies
+
     def tracing(self, node: fx.Node, args: Any, kwargs: Any) -> None:
         """Mark the inputs of `node`, before it may change them in place."""
         graph = self._graph()
-        if graph is None or node.name not in graph.index:
+        if graph is None or graph.name_of(node) not in graph.index:
             return
-        number = graph.index[node.name]
+        number = graph.index[graph.name_of(node)]
         graph.began = sequence_number()
         function = graph.ops[number].function
         graph.arguments = in_order(function, args)
@@ -122,9 +156,11 @@ class Provenance:
         graph = self._graph()
         if graph is not None and isinstance(node.meta.get("example_value"), nn.Parameter):
             graph.parameters.add(id(result))
-        if graph is None or node.name not in graph.index:
+        elif graph is not None and node.op == "placeholder" and isinstance(result, Tensor):
+            graph.given.add(_differentiated(result))
+        if graph is None or graph.name_of(node) not in graph.index:
             return
-        number = graph.index[node.name]
+        number = graph.index[graph.name_of(node)]
         for sequence in range(graph.began, sequence_number()):
             graph.sequence[sequence] = number
         given = graph.arguments[0] if graph.ops[number].function.returns_nothing else result
@@ -145,7 +181,7 @@ class Provenance:
         if self.unfused:
             yield from (n for n in graph.nodes if is_computed(n))
         elif self.realize:
-            yield from {base_of(n): None for n in graph.nodes if n.meta.get(_MARK)}
+            yield from _bases(graph)
 
     def _restore(self, nodes: fx.Graph) -> None:
         """Give the marks of nodes that passes removed to what took their place."""
@@ -174,51 +210,87 @@ class Provenance:
         return [line for value in values if value.alive for line in self._lines(graph, value)]
 
     def _lines(self, graph: Traced, value: Written) -> Iterator[str]:
-        origin = value.origin
-        if origin is None:
-            return
         sizes: Sizes = []
-        readings = _readings(origin, sizes, is_backward())
-        number = op_of(graph, origin)
-        if not readings and self.unfused and number is not None:
+        readings, op, origin = [], None, value.origin
+        if origin is not None:
+            readings, op = _readings(origin, sizes, is_backward()), op_of(graph, origin)
+        if origin is not None and self.unfused and not readings:
             slot = "grad_inner" if is_backward() else "inner"
-            readings = [([], [(number, f"{slot}.{origin.name}")])]
-        if readings:
-            graph.taps.append([value.kernel, origin.name, readings])
+            near = op if op is not None else _op_near(graph, origin)
+            readings = [] if near is None else [([], [(near, f"{slot}.{origin.name}")])]
+        if readings or self.twin:  # what is no op's value still vouches for its kernel
+            graph.taps.append(Buffer(value.kernel, *_name(value), value.variable, op, readings))
             given = "".join(f", {size_expression(size)}" for size in sizes)
             yield f"_dumpcmp({len(graph.taps) - 1}, {value.variable}{given})"
 
-    def generated(self, module: fx.GraphModule, code: str) -> str:
+    def generated(self, module: fx.GraphModule, code: str, again: Again) -> str:
         """The end of the generated code: the table of its taps, and a watch around its call."""
         graph = self._graph()
         if graph is None:
             return ""
         table = _table(graph, module, code, is_backward())
+        stored, proofs = {buffer.name for buffer in graph.taps}, _proofs(graph.taps)
         graph.taps, graph.kernels = [], {}
+        if self.twin:
+            table["proofs"] = proofs
+            table["twin"] = self._twin(graph, module.graph, again, stored)
         return (
             "\n\nfrom dumpcmp.capture.tapped import tapped_graph\n\n"
-            f"_dumpcmp = tapped_graph(__file__, {json.dumps(table)!r})\n"
+            f"_dumpcmp = tapped_graph(globals(), {json.dumps(table)!r})\n"
             "call = _dumpcmp.watching(call)\n"
         )
+
+    def _twin(
+        self, graph: Traced, nodes: fx.Graph, again: Again, stored: Set[str]
+    ) -> dict[str, Any]:
+        """The same graph with every op's value stored; or why there is none."""
+        problem = _unrepeatable(nodes)
+        if problem:
+            return {"problem": problem}
+        try:
+            twin = again(_hidden(nodes, stored))
+        except Exception as error:  # whatever Inductor raises: the program runs without a twin
+            return {"problem": f"it cannot be compiled: {type(error).__name__}: {error}"}
+        finally:
+            taps, graph.taps, graph.kernels = graph.taps, [], {}
+        return {
+            "problem": "",
+            "code": twin.code,
+            "changed": twin.changed,
+            "taps": [[b.op, name, b.readings] for b, name in numbered(taps)],
+        }
 
 
 def named(graph: fx.GraphModule, model: Model, base: str) -> Traced:
     """The ops of dynamo's `graph`, which was traced in a call of the module `base` of `model`."""
-    places = graph_capture.places_of(graph, model, base)
-    ops = [
-        GraphOp(node.name, function, places[node])
-        for node in graph.graph.nodes
-        if (function := _function(node)).name
+    bodies: dict[fx.Graph, str] = {}
+    ops = list(_ops_of(graph, model, base, bodies))
+    written = [
+        (op.node, op.function.name, op.place.path, op.place.relative, op.place.owner) for op in ops
     ]
-    written = [(op.node, op.function.name, op.place.path, op.place.relative) for op in ops]
     digest = hashlib.sha256(json.dumps(written).encode()).hexdigest()[:32]
-    return Traced(ops, {op.node: number for number, op in enumerate(ops)}, digest)
+    return Traced(ops, {op.node: number for number, op in enumerate(ops)}, digest, bodies)
+
+
+def _ops_of(
+    graph: fx.GraphModule, model: Model, base: str, bodies: dict[fx.Graph, str], prefix: str = ""
+) -> Iterator[GraphOp]:
+    """The ops of `graph` in order; those of a checkpointed region stand in its place."""
+    places = graph_capture.places_of(graph, model, base)
+    for node in graph.graph.nodes:
+        body = graph_capture.body_of(node)
+        if body is not None:
+            bodies[body.graph] = f"{prefix}{node.name}."
+            yield from _ops_of(body, model, base, bodies, bodies[body.graph])
+        elif (function := _function(node)).name:
+            yield GraphOp(prefix + node.name, function, places[node])
 
 
 def _function(node: fx.Node) -> Function:
     """The torch function that `node` calls, if it calls one on or for a tensor."""
     if node.op == "call_method":
-        return function_of(getattr(torch.Tensor, str(node.target)))
+        method = getattr(torch.Tensor, str(node.target), None)
+        return NO_OP if method is None else function_of(method)  # of a DTensor: it only moves
     if node.op != "call_function" or isinstance(node.target, str):
         return NO_OP
     if node.target is getattr:
@@ -251,15 +323,21 @@ def _mark(tensor: Tensor, places: Iterable[Place]) -> None:
         node.meta.setdefault(_MARK, []).extend(places)
 
 
+def _differentiated(tensor: Tensor) -> tuple[int, ...]:
+    """What `tensor` is to autograd: what an in-place op makes of it is another one."""
+    made_by = tensor.grad_fn
+    return (id(tensor),) if made_by is None else (made_by._sequence_nr(), tensor.output_nr)
+
+
 def _watch_gradient(graph: Traced, tensor: Tensor, place: Place) -> None:
     """Mark the gradient of `tensor` at `place`, too, once autograd traces it.
 
-    Autograd runs the hook with the whole gradient, as it does on an eager run.
+    Autograd runs the hook with the whole gradient, as it does on an eager run. To that of an
+    argument of the graph others may add: it is watched when the graph runs.
     """
-    if traced_node(tensor) is None:
+    which = _differentiated(tensor)
+    if which in graph.given or traced_node(tensor) is None:
         return
-    made_by = tensor.grad_fn
-    which = (id(tensor),) if made_by is None else (made_by._sequence_nr(), tensor.output_nr)
     places = graph.gradients.get(which)
     if places is None:
         places = graph.gradients[which] = []
@@ -268,10 +346,86 @@ def _watch_gradient(graph: Traced, tensor: Tensor, place: Place) -> None:
     places.append(place)
 
 
+def _name(value: Written) -> tuple[str, bool]:
+    if value.origin is not None:
+        return value.origin.name, True
+    return "+".join(sorted(node.name for node in value.origins)), False
+
+
+def numbered(buffers: Sequence[Buffer]) -> Iterator[tuple[Buffer, str]]:
+    """Each of `buffers` with a name of its own, the same in a twin.
+
+    Of several with the same name, the one that was lowered first comes first.
+    """
+    lowered = sorted(buffers, key=lambda b: (b.name, len(b.variable), b.variable))
+    groups = groupby(lowered, key=lambda b: b.name)
+    names = {id(b): f"{name}#{n}" for name, group in groups for n, b in enumerate(group)}
+    yield from ((buffer, names[id(buffer)]) for buffer in buffers)
+
+
+def _proofs(buffers: Sequence[Buffer]) -> dict[str, list[str]]:
+    """What vouches for each kernel: the values that it stores.
+
+    A step on the way may have been written over in place when it is read, so such a buffer
+    vouches only for a kernel that stores nothing else.
+    """
+    certain, others = dict[str, list[str]](), dict[str, list[str]]()
+    for buffer, name in numbered(buffers):
+        (certain if buffer.certain else others).setdefault(buffer.kernel, []).append(name)
+    return others | certain
+
+
+def _bases(nodes: fx.Graph) -> Iterable[fx.Node]:
+    """The nodes that compute values of ops."""
+    return {base_of(node): None for node in nodes.nodes if node.meta.get(_MARK)}
+
+
+def _hidden(nodes: fx.Graph, stored: Set[str]) -> Iterable[fx.Node]:
+    """The nodes that compute values of ops which are not `stored`."""
+    return [node for node in _bases(nodes) if node.name not in stored and is_computed(node)]
+
+
+def _unrepeatable(nodes: fx.Graph) -> str:
+    """Why the graph cannot be run a second time unnoticed; empty if it can."""
+    for node in nodes.nodes:
+        space = getattr(node.target, "namespace", "")
+        if node.op == "call_function" and space not in _REPEATABLE:
+            return f"{node.target} may do more than compute"
+    return ""
+
+
 def is_computed(node: fx.Node) -> bool:
     """Whether `node` computes a tensor: no input, no view."""
     value = node.meta.get("val")
     return node.op == "call_function" and isinstance(value, Tensor) and not view_name(node)
+
+
+def is_given(node: fx.Node) -> bool:
+    """Whether Inductor has nothing to compute for `node`.
+
+    It writes constants and counters into the code of what uses them, and copies back into an
+    argument what it has computed before.
+    """
+    return not node.all_input_nodes or node.target is torch.ops.aten.copy_.default
+
+
+def _op_near(graph: Traced, node: fx.Node) -> int | None:
+    """The op that the nearest user of `node` belongs to: sums of gradients belong to none.
+
+    Of what only leaves the graph, such as the sum of a shared weight's gradients, the op of what
+    it was computed from.
+    """
+    waiting, seen = deque([node]), {node}
+    while waiting:
+        each = waiting.popleft()
+        found = op_of(graph, each)
+        if found is not None:
+            return found
+        new = [user for user in each.users if user not in seen]
+        seen.update(new)
+        waiting.extend(new)
+    sources = (op_of(graph, source) for source in node.all_input_nodes)
+    return next((number for number in sources if number is not None), None)
 
 
 def op_of(graph: Traced, node: fx.Node) -> int | None:
@@ -280,11 +434,13 @@ def op_of(graph: Traced, node: fx.Node) -> int | None:
     A forward node remembers dynamo's node; a backward node has autograd's number of the
     forward node whose gradient it computes.
     """
+    prefixes = {id(body): prefix for body, prefix in graph.bodies.items()}
     sources = node.meta.get("from_node")
     while sources:
         source = sources[-1]
-        if source.name in graph.index and not source.from_node:
-            return graph.index[source.name]
+        name = prefixes.get(source.node_info.graph_id, "") + source.name
+        if name in graph.index and not source.from_node:
+            return graph.index[name]
         sources = source.from_node
     marks = node.meta.get(_MARK)
     return marks[0][0] if marks else graph.sequence.get(node.meta.get("seq_nr", -1))
@@ -315,13 +471,13 @@ def _readings(node: fx.Node, sizes: Sizes, backward: bool) -> list[Reading]:
 
 def _table(graph: Traced, module: fx.GraphModule, code: str, backward: bool) -> dict[str, Any]:
     nodes = list(module.graph.nodes)
-    captured = {tap[1] for tap in graph.taps}
-    computed = [n for n in nodes if is_computed(n)]
+    captured = {buffer.name for buffer in graph.taps if buffer.readings}
+    computed = [n for n in nodes if is_computed(n) and not is_given(n)]
     return {
         "schema": SCHEMA,
         "graph": graph.digest,
         "backward": backward,
-        "taps": [[kernel, readings] for kernel, _, readings in graph.taps],
+        "taps": [[b.kernel, name, b.readings] for b, name in numbered(graph.taps)],
         "inputs": list(_inputs(nodes, backward)),
         "kernels": {kernel: sorted(ops) for kernel, ops in graph.kernels.items()},
         "computed": [sum(n.name in captured for n in computed), len(computed)],

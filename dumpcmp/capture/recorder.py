@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from dumpcmp.capture import distributed, slots
 from dumpcmp.capture.lines import current_line
-from dumpcmp.capture.models import Model, has_state
 from dumpcmp.capture.models import Function as FunctionModel
+from dumpcmp.capture.models import Model, has_state
 from dumpcmp.capture.names import Function, in_order
 from dumpcmp.capture.precision import Precision
 from dumpcmp.capture.sources import Stagings
@@ -340,6 +340,7 @@ class Step:
         tensor: Tensor,
         same_as: Key | None = None,
         fresh: bool = False,
+        seen_in: str = "",
     ) -> Key:
         """Record one value of `call`; see `Values.put`."""
         owner = self.owner_of(call)
@@ -348,7 +349,7 @@ class Step:
         key = Key(self.model.name, self.number, call.op, call.call, slot)
         if same_as is not None and (same_as.model, same_as.step) != (key.model, key.step):
             same_as = None  # links stay within a step, which can be read on its own
-        return self._values.put(key, call.order, tensor, same_as, fresh)
+        return self._values.put(key, call.order, tensor, same_as, fresh, seen_in)
 
     def owner_of(self, call: Call) -> Step:
         """The step that `call` is of: this one, or one that began inside of its graphs."""

@@ -11,10 +11,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from dumpcmp.capture.gradients import address_of
+from dumpcmp.capture.graph import Spots
 from dumpcmp.capture.provenance import Traced
-from dumpcmp.capture.recorder import Scope, Step
+from dumpcmp.capture.recorder import Step
+from dumpcmp.capture.twin import Check, Tally, TwinGraph, same_randomness
 from dumpcmp.capture.views import replay
-from dumpcmp.record import NO_KERNEL, Call
+from dumpcmp.record import NO_KERNEL, TWIN, Call
 
 
 class Capture(Protocol):
@@ -23,6 +26,11 @@ class Capture(Protocol):
     @property
     def step(self) -> Step | None:
         """The step that this thread is in the middle of."""
+        ...
+
+    @property
+    def twins(self) -> Tally:
+        """Where what comes of twins is counted."""
         ...
 
     def traced(self, digest: str) -> Traced | None:
@@ -53,28 +61,31 @@ def set_capture(capture: Capture | None) -> None:
 
 class _Here(threading.local):
     run: Run | None = None
+    check: Check | None = None
 
 
 _here = _Here()
 
 
-def tapped_graph(path: str, table: str) -> TappedGraph:
+def tapped_graph(names: dict[str, Any], table: str) -> TappedGraph:
     """The table that stands at the end of generated code, read once when it is loaded."""
-    return TappedGraph(Path(path), json.loads(table))
+    return TappedGraph(names, json.loads(table))
 
 
 class TappedGraph:
     """One piece of generated code. Calling it hands over a buffer that was just computed."""
 
-    def __init__(self, path: Path, table: dict[str, Any]) -> None:
-        self.path = path
+    def __init__(self, names: dict[str, Any], table: dict[str, Any]) -> None:
+        self.path = Path(names["__file__"])
         self.table = table
         self.backward: bool = table["backward"]
+        self.twin = TwinGraph(table, names) if "twin" in table else None
 
     def __call__(self, number: int, tensor: Tensor, *sizes: int) -> None:
-        run = _here.run
-        if run is not None:
-            run.read(self.table["taps"][number][1], tensor, sizes)
+        if _here.run is not None:
+            _here.run.read(self.table["taps"][number][2], tensor, sizes)
+        if _here.check is not None:
+            _here.check.note(number, tensor)
 
     def watching(self, call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """`call`, the entry of the generated code, with its runs begun and ended."""
@@ -89,13 +100,44 @@ def _watched(graph: TappedGraph, call: Callable[[list[Any]], Any], args: list[An
     started = capture.starting(inputs)
     outer, _here.run = _here.run, _begin(capture, graph, inputs)
     try:
-        outputs = call(args)
+        outputs = _run(capture, graph, call, args)
         if _here.run is not None:
             _here.run.end(inputs, outputs)
     finally:
         _here.run = outer
     capture.finished(graph, started, outputs)
     return outputs
+
+
+def _run(
+    capture: Capture, graph: TappedGraph, call: Callable[[list[Any]], Any], args: list[Any]
+) -> Any:
+    """Run the code of `graph`, and then its twin where that shows more."""
+    check = _check(capture, graph)
+    if check is None:
+        return call(args)
+    with same_randomness() as back:
+        check.begin(args)
+        _here.check = check
+        try:
+            outputs = call(args)
+        finally:
+            _here.check = None
+        back()
+        check.end()
+    return outputs
+
+
+def _check(capture: Capture, graph: TappedGraph) -> Check | None:
+    run, twin = _here.run, graph.twin
+    if run is None or twin is None:
+        return None
+    if twin.problem:
+        capture.twins.problems[twin.problem] += 1
+        return None
+    wanted = [(op, slot) for op, slot in twin.hidden if run.wants(op, slot)]
+    put = partial(run.put, seen_in=TWIN)
+    return Check(twin, wanted, put, capture.twins) if wanted else None
 
 
 def _begin(capture: Capture, graph: TappedGraph, inputs: list[Any]) -> Run | None:
@@ -107,6 +149,7 @@ def _begin(capture: Capture, graph: TappedGraph, inputs: list[Any]) -> Run | Non
         capture.loaded(graph, run.step)
         for position, readings in graph.table["inputs"]:
             run.read(readings, inputs[position], ())
+            run.watch(readings, inputs[position])
     return run
 
 
@@ -121,7 +164,12 @@ def _backward_run(traced: Traced, inputs: list[Any]) -> Run | None:
     best = max(traced.pending, key=lambda run: len(run.saved & given), default=None)
     if best is None or not best.step.tap.backward:
         return None
-    return Run(best.step, best.calls, traced, backward=True)
+    run = Run(best.step, best.calls, traced, backward=True)
+    run.asked = best.asked
+    for step in reversed([best.step, *best.step.inner.values()]):  # the first one comes last
+        if step.gradients is not None:
+            step.gradients.begin()
+    return run
 
 
 def _addresses(tensors: Sequence[Any]) -> set[int]:
@@ -137,6 +185,7 @@ class Run:
         self.step = step
         self.calls = calls
         self.saved: set[int] = set()
+        self.asked: dict[tuple[int, str], list[Any]] = {}  # gradients that others want as well
         self._recorded: set[tuple[int, str]] = set()  # a copy in another layout may come later
         self._traced = traced
         self._backward = backward
@@ -144,17 +193,51 @@ class Run:
     def read(self, readings: Any, tensor: Any, sizes: Sequence[int]) -> None:
         """Record `tensor`, and the views of it, at the places that wait for them."""
         for steps, places in readings:
+            self._share(steps, places, tensor)
             new = [(op, slot) for op, slot in places if (op, slot) not in self._recorded]
-            wanted = [(self.calls[op], slot) for op, slot in new if self._wants(op, slot)]
-            if not wanted or not isinstance(tensor, Tensor):
-                continue
-            self._recorded.update(new)
-            value, first = replay(tensor, steps, sizes), None
-            for call, slot in wanted:
-                assert call is not None
-                first = self.step.put(call, slot, value, same_as=first, fresh=True)
+            wanted = [(op, slot) for op, slot in new if self.wants(op, slot)]
+            asked = self._backward and any(place in self.asked for place in new)
+            if (wanted or asked) and isinstance(tensor, Tensor):
+                self._recorded.update(new)
+                self.put(wanted, replay(tensor, steps, sizes), new)
 
-    def _wants(self, op: int, slot: str) -> bool:
+    def put(
+        self,
+        places: Sequence[tuple[int, str]],
+        value: Tensor,
+        known: Sequence[tuple[int, str]] | None = None,
+        seen_in: str = "",
+    ) -> None:
+        """Record `value` at `places`, and where others asked for one that it is `known` as."""
+        first = None
+        for op, slot in places:
+            call = self.calls[op]
+            assert call is not None
+            first = self.step.put(call, slot, value, same_as=first, fresh=True, seen_in=seen_in)
+        for place in known or places:
+            for owner, call, slot in self.asked.pop(place, ()) if self._backward else ():
+                first = owner.put(call, slot, value, same_as=first, fresh=True, seen_in=seen_in)
+
+    def _share(self, steps: Any, places: Any, tensor: Any) -> None:
+        """Let others ask for the gradient of what an op of this run gave."""
+        if steps or self._backward or not self.step.tap.backward or not isinstance(tensor, Tensor):
+            return
+        for op, slot in places:
+            if slot.startswith("output"):
+                asked = self.asked.setdefault((op, f"grad_{slot}"), [])
+                self.step.shared[address_of(tensor)] = asked
+
+    def watch(self, readings: Any, tensor: Any) -> None:
+        """Have the gradient of an argument recorded: whole, with what other code adds to it."""
+        places = [place for steps, places in readings if not steps for place in places]
+        for op, slot in places if not self._backward and isinstance(tensor, Tensor) else ():
+            call = self.calls[op]
+            owner = self.step.owner_of(call) if call is not None else None
+            if owner is not None and owner.gradients is not None and self.wants(op, slot):
+                owner.gradients.watch(call, [(slot, tensor)])
+
+    def wants(self, op: int, slot: str) -> bool:
+        """Whether this value of `op` is selected."""
         tap = self.step.tap
         if self.calls[op] is None:
             return False
@@ -181,29 +264,30 @@ def calls_of(step: Step, table: dict[str, Any], traced: Traced) -> list[Call | N
             continue
         kernel = kernels.get(number, "")
         inside = [names[i] for i in table["kernels"].get(kernel, ()) if i != number]
-        origins = tuple(f"{other[0]}#{other[1]}" for other in inside if other is not None)
+        origins = tuple(f"{other[1]}#{other[2]}" for other in inside if other is not None)
         kernel = kernel.partition("#")[0] or NO_KERNEL
-        calls.append(step.call(*name, op.function.target, "", op.place.line, origins, kernel))
+        owner, op_name, count = name
+        target, line = op.function.target, op.place.line
+        calls.append(owner.call(op_name, count, target, "", line, origins, kernel))
     return calls
 
 
-def _names(step: Step, traced: Traced) -> list[tuple[str, int] | None]:
-    base, scopes = step.scope, dict[str, Scope]()
-    names = []
+def _names(step: Step, traced: Traced) -> list[tuple[Step, str, int] | None]:
+    """The step, op and number of each op of a graph; None where it is not selected."""
+    spots = Spots(step)
+    names: list[tuple[Step, str, int] | None] = []
     for op in traced.ops:
-        instance = op.place.instance
-        if instance and instance not in scopes:
-            scopes[instance] = step.new_scope(op.place.under(base.path))
-        step.scope = scopes[instance] if instance else base
-        names.append(step.count(op.function))
-    step.scope = base
+        owner = spots.step_of(op.place)
+        counted = owner.count(op.function) if owner is not None else None
+        names.append((owner, *counted) if owner is not None and counted is not None else None)
+    step.scope = spots.base
     return names
 
 
 def _kernels(table: dict[str, Any]) -> dict[int, str]:
     """The kernel of each op: the one that stores its output, or the first that it is inside of."""
     found: dict[int, str] = {}
-    for kernel, readings in table["taps"]:
+    for kernel, _, readings in table["taps"]:
         for _, places in readings:
             for op, slot in places:
                 if slot.startswith("output"):

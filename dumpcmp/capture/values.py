@@ -66,14 +66,20 @@ class Values:
         self._storages: dict[int, StorageWeakRef] = {}
 
     def put(
-        self, key: Key, order: int, tensor: Tensor, same_as: Key | None = None, fresh: bool = False
+        self,
+        key: Key,
+        order: int,
+        tensor: Tensor,
+        same_as: Key | None = None,
+        fresh: bool = False,
+        seen_in: str = "",
     ) -> Key:
         """Record one value: its bytes, or a link to where this step stored the very same.
 
         Generated code reuses memory without a word to torch: its values are `fresh`, never
         taken for one that lay there before. Returns the Key that the bytes are stored under.
         """
-        plain = plain_of(tensor)
+        plain = plain_of(tensor)._replace(seen_in=seen_in) if seen_in else plain_of(tensor)
         recorder = self._recorder
         with recorder.lock:
             recorder.counts.values += 1
@@ -140,6 +146,7 @@ class Values:
             Kept.NOTHING if problem else kept,
             problem,
             stored=stored,
+            seen_in=plain.seen_in,
         )
 
 

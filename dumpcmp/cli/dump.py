@@ -35,6 +35,9 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               callback=lambda _ctx, _option, word: word == "on",
               help="compiled: off gives every op a kernel of its own.")  # fmt: skip
 @click.option("--realize", is_flag=True, help="compiled: have every op store its result.")
+@click.option("--twin/--no-twin", default=True, show_default=True,
+              help="compiled: run each graph again with every op's value stored, and keep what "
+              "fused kernels vouch for bit for bit.")  # fmt: skip
 @click.option("--certify", is_flag=True,
               help="compiled: run untapped too, and say if kernels and bits agree.")  # fmt: skip
 @click.option("--backend", metavar="NAME", help="boundary: the torch.compile backend.")
@@ -141,6 +144,8 @@ def report(dumped: "Dumped", path: str) -> int:
     )
     if dumped.compacted:
         click.echo(f"dumpcmp: {dumped.compacted}", err=True)
+    if dumped.twins:
+        click.echo(f"dumpcmp: {dumped.twins}", err=True)
     if dumped.certificate:
         click.echo(f"dumpcmp: {dumped.certificate}", err=True)
     for remark in dumped.remarks:
