@@ -37,6 +37,10 @@ class Watches:
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self._parameters[id(parameter)] = handle
 
+    def running(self, step: Step) -> None:
+        """Remember that the backward pass has come to `step` of its model."""
+        self._running[step.model] = step
+
     def remove(self) -> None:
         """Remove every hook that has not fired."""
         for handle in (*self._parameters.values(), *self._tensors.values()):
@@ -61,7 +65,7 @@ class Watches:
         if handle is None:
             return
         handle.remove()
-        self._running[gradients.step.model] = gradients.step
+        self.running(gradients.step)
         with DisableTorchFunction(), _DisableTorchDispatch():
             gradients.put(places, grad)
 
@@ -128,6 +132,10 @@ class Gradients:
         if wants is not None:
             wants.append((self.step, call, f"grad_{slot}"))
         return wants is not None
+
+    def begin(self) -> None:
+        """The backward pass has reached this step: gradients of parameters now belong to it."""
+        self._watches.running(self.step)
 
     def put(self, places: list[tuple[Call, str]], grad: Tensor) -> None:
         """Record `grad` at the first of `places`, and links to it at the others."""

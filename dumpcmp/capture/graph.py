@@ -19,23 +19,6 @@ from dumpcmp.capture.recorder import Recorder, Scope, Step
 _BODY_RUNNERS = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
 
 
-# Our own frames that surround the user's: dynamo must not trace them, but what they call.
-UNTRACED: tuple[Any, ...] = (
-    FunctionMode.__torch_function__,
-    CallDoor.__get__,
-    ModuleCapture._intercept,
-    ModuleCapture._root_call,
-    ModuleCapture._module_call,
-    ModuleCapture._inside.__wrapped__,  # type: ignore[attr-defined]
-    ModuleCapture._muting.__wrapped__,  # type: ignore[attr-defined]
-    ModuleCapture._recording.__wrapped__,  # type: ignore[attr-defined]
-    ModuleCapture.run_root,
-    pointed_at.__wrapped__,  # type: ignore[attr-defined]
-    is_compile_wrapper,
-    Step.leave,
-)
-
-
 _STEP: Any = ModuleCapture.step
 
 
@@ -50,6 +33,26 @@ def untraced_mode(step: Step) -> FunctionMode:
     mode = FunctionMode(step)
     mode.run = untraced(mode.recorded)
     return mode
+
+
+# Our own frames that surround the user's: dynamo must not trace them, but what they call.
+UNTRACED: tuple[Any, ...] = (
+    FunctionMode.__init__,
+    FunctionMode.__torch_function__,
+    untraced,
+    untraced_mode,
+    CallDoor.__get__,
+    ModuleCapture._intercept,
+    ModuleCapture._root_call,
+    ModuleCapture._module_call,
+    ModuleCapture._inside.__wrapped__,  # type: ignore[attr-defined]
+    ModuleCapture._muting.__wrapped__,  # type: ignore[attr-defined]
+    ModuleCapture._recording.__wrapped__,  # type: ignore[attr-defined]
+    ModuleCapture.run_root,
+    pointed_at.__wrapped__,  # type: ignore[attr-defined]
+    is_compile_wrapper,
+    Step.leave,
+)
 
 
 class GraphCapture(ModuleCapture):
@@ -82,7 +85,9 @@ class GraphCapture(ModuleCapture):
 
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
         step = self.step
-        if is_compile_wrapper(module) and (step is None or step.is_function):  # traced for us, not for its backend
+        if is_compile_wrapper(module) and (
+            step is None or step.is_function
+        ):  # traced for us, not for its backend
             module = module._orig_mod  # type: ignore[assignment]
             run = module._call_impl
         return super()._intercept(module, run)
