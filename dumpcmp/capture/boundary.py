@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dumpcmp.capture import slots
+from dumpcmp.capture.gradients import address_of
 from dumpcmp.capture.graph import GraphCapture, untraced
 from dumpcmp.capture.names import in_order
 from dumpcmp.capture.provenance import Place, Traced, named
@@ -38,7 +39,6 @@ class BoundaryCapture(GraphCapture):
         backend: str | Callable[..., Any],
     ) -> None:
         super().__init__(recorder, roots)
-        self.mode = None
         self._name = backend if isinstance(backend, str) else backend.__name__
         self._inner = backend_named(backend) if isinstance(backend, str) else backend
         self._graphs = itertools.count()
@@ -52,7 +52,7 @@ class BoundaryCapture(GraphCapture):
         text = graph.print_readable(print_output=False)
         self.recorder.sink.text(step.model.name, f"{name.partition(' ')[0]}.txt", text)
         traced = named(graph, step.model, step.scope.path)
-        taken, given = entering(graph, traced), leaving(graph, traced)
+        taken, given, kept = entering(graph, traced), leaving(graph, traced), used_inside(graph)
         run = self._compiled_by_inner(graph, example_inputs)
 
         def recorded(*args: Any) -> Any:
@@ -63,6 +63,7 @@ class BoundaryCapture(GraphCapture):
             _put(now, calls, taken, args)
             with self._muting():
                 results = run(*args)
+            _share(now, kept, results)
             _put(now, calls, given, results)
             return results
 
@@ -126,6 +127,21 @@ def leaving(graph: fx.GraphModule, traced: Traced) -> Values:
     results: Sequence[Any] = output.args[0]
     places = [(i, _given(result, traced)) for i, result in enumerate(results)]
     return [(i, [place]) for i, place in places if place is not None]
+
+
+def used_inside(graph: fx.GraphModule) -> list[int]:
+    """The results of `graph` that it computes further with."""
+    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    results: Sequence[Any] = output.args[0]
+    nodes = [(i, node) for i, node in enumerate(results) if isinstance(node, fx.Node)]
+    return [i for i, node in nodes if set(node.users) != {output}]
+
+
+def _share(step: Step, positions: Sequence[int], results: Sequence[Any]) -> None:
+    """Have nobody record the gradients of these results: a part of each stays inside the graph."""
+    for position in positions:
+        if isinstance(results[position], Tensor):
+            step.shared[address_of(results[position])] = []
 
 
 def _given(result: object, traced: Traced) -> Place | None:

@@ -114,6 +114,8 @@ class Gradients:
                 continue
             self._watched.add((call.op, call.call, slot))
             tensor = distributed.origin_of(tensor)
+            if not tensor.requires_grad:  # a graph keeps only what it needs of a DTensor
+                continue
             node = tensor.grad_fn
             if self._asks(tensor, call, slot):
                 continue

@@ -85,9 +85,8 @@ class GraphCapture(ModuleCapture):
 
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
         step = self.step
-        if is_compile_wrapper(module) and (
-            step is None or step.is_function
-        ):  # traced for us, not for its backend
+        outermost = step is None or step.is_function
+        if is_compile_wrapper(module) and outermost:  # traced for us, not for its backend
             module = module._orig_mod  # type: ignore[assignment]
             run = module._call_impl
         return super()._intercept(module, run)

@@ -193,9 +193,7 @@ class CompiledBackend(GraphBackend):
         self.twins = Tally()
         self._compiling = False
         self.texts = Texts()
-        self._provenance = Provenance(
-            self._where, unfused=not fusion, realize=realize, twin=twin
-        )
+        self._provenance = Provenance(self._where, unfused=not fusion, realize=realize, twin=twin)
         self._ends = ExitStack()
         self._ends.enter_context(tapping(self, self._provenance))
 

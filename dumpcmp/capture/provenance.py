@@ -35,7 +35,7 @@ from dumpcmp.capture.views import Sizes, Step, base_of, is_same, view_name, view
 
 Place = tuple[int, str]  # which op of the graph, and which slot of it
 Reading = tuple[list[Step], list[Place]]  # what to do with a buffer, and where that is recorded
-SCHEMA = 5  # of the table in generated code; caches keep code of different schemas apart
+SCHEMA = 6  # of the table in generated code; caches keep code of different schemas apart
 
 _REPEATABLE = ("", "aten", "prims", "inductor", "inductor_prims")  # "": Python's own operators
 _MARK = "dumpcmp"  # in Node.meta: the places whose value the node is
@@ -81,7 +81,6 @@ class Traced:
     known: list[tuple[Known, list[Place]]] = field(default_factory=list)  # before the passes
     taps: list[Buffer] = field(default_factory=list)
     kernels: dict[str, set[int]] = field(default_factory=dict)  # kernel -> the ops inside
-
 
     def name_of(self, node: fx.Node) -> str:
         """What `node` of dynamo's graph, or of a body in it, is called in `index`."""
@@ -299,7 +298,10 @@ def _function(node: fx.Node) -> Function:
     if node.target is operator.getitem and not isinstance(operands[0], Tensor):
         return NO_OP
     values = [*operands, node.meta.get("example_value")]
-    return function_of(node.target) if any(slots.slots_of("", v) for v in values) else NO_OP
+    if not any(slots.slots_of("", value) for value in values):
+        return NO_OP
+    function = function_of(node.target)
+    return NO_OP if function.name == "from_local" else function  # a DTensor is made, not computed
 
 
 def _inputs_of(function: Function, args: tuple[Any, ...], kwargs: Any) -> slots.Slots:
