@@ -88,7 +88,8 @@ class Keeping:
     def words(self) -> dict[str, object]:
         """What run.json says of it."""
         told = asdict(self)
-        return {name: told[name] for name in told if told[name] is not None}
+        usual = {"hashes": 1, "segments": 0}
+        return {n: told[n] for n in told if told[n] is not None and told[n] != usual.get(n)}
 
     def command(self, path: Path) -> list[str]:
         """The compactor, as a program to run beside the dump into `path`."""
