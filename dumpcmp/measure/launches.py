@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dumpcmp.measure.kernels import finish, sum_units, tl
+from dumpcmp.measure.lookup import Tables
 from dumpcmp.measure.rows import Batch, Room
-
-if TYPE_CHECKING:
-    from dumpcmp.measure.device import Tables
 
 _BLOCK = 16384
 _SLABS = 8  # of a turned block, each summed by programs of its own
@@ -68,9 +66,7 @@ class Plan:
     Everything but the tensor is settled once, so that a row costs the host little.
     """
 
-    def __init__(
-        self, flat: Tensor, size: int, head: int, tables: "Tables", start: int = 0
-    ) -> None:
+    def __init__(self, flat: Tensor, size: int, head: int, tables: Tables, start: int = 0) -> None:
         way = Way(flat.dtype, start, flat.device)
         self._device = flat.device
         self._index = flat.device.index
@@ -197,7 +193,7 @@ class _Pointer:
         return self.address
 
 
-def summed(flat: Tensor, start: int, tables: "Tables") -> tuple[Tensor, Tensor]:
+def summed(flat: Tensor, start: int, tables: Tables) -> tuple[Tensor, Tensor]:
     """Sums of the turned blocks, and totals, of elements that begin at index `start`."""
     sums, totals = Plan(flat, 0, 0, tables, start).sums(flat)
     low, high = totals[:, 0].amin(0, keepdim=True), totals[:, 1].amax(0, keepdim=True)
