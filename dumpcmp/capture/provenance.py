@@ -35,7 +35,7 @@ from dumpcmp.capture.views import Sizes, Step, base_of, is_same, view_name, view
 
 Place = tuple[int, str]  # which op of the graph, and which slot of it
 Reading = tuple[list[Step], list[Place]]  # what to do with a buffer, and where that is recorded
-SCHEMA = 6  # of the table in generated code; caches keep code of different schemas apart
+SCHEMA = 7  # of the table in generated code; caches keep code of different schemas apart
 
 _REPEATABLE = ("", "aten", "prims", "inductor", "inductor_prims")  # "": Python's own operators
 _MARK = "dumpcmp"  # in Node.meta: the places whose value the node is
@@ -481,12 +481,24 @@ def _table(graph: Traced, module: fx.GraphModule, code: str, backward: bool) -> 
         "backward": backward,
         "taps": [[b.kernel, name, b.readings] for b, name in numbered(graph.taps)],
         "inputs": list(_inputs(nodes, backward)),
+        "outputs": list(_outputs(nodes)),
         "kernels": {kernel: sorted(ops) for kernel, ops in graph.kernels.items()},
         "computed": [sum(n.name in captured for n in computed), len(computed)],
         "unwritten": list(_unwritten(nodes)),
         "digest": code_digest(code),
         "text": module.print_readable(print_output=False, include_stride=True),
     }
+
+
+def _outputs(nodes: Sequence[fx.Node]) -> Iterator[tuple[int, Place]]:
+    """Which results of the generated code an op gave out, by position."""
+    (output,) = (node for node in nodes if node.op == "output")
+    results: Any = output.args[0]
+    for position, node in enumerate(results):
+        marks = node.meta.get(_MARK, ()) if isinstance(node, fx.Node) else ()
+        given = [place for place in marks if place[1].startswith("output")]
+        if given:
+            yield position, given[0]
 
 
 def _unwritten(nodes: Sequence[fx.Node]) -> Iterator[int]:

@@ -103,6 +103,7 @@ def _watched(graph: TappedGraph, call: Callable[[list[Any]], Any], args: list[An
         outputs = _run(capture, graph, call, args)
         if _here.run is not None:
             _here.run.end(inputs, outputs)
+            _here.run.share(graph.table["outputs"], outputs)
     finally:
         _here.run = outer
     capture.finished(graph, started, outputs)
@@ -193,7 +194,6 @@ class Run:
     def read(self, readings: Any, tensor: Any, sizes: Sequence[int]) -> None:
         """Record `tensor`, and the views of it, at the places that wait for them."""
         for steps, places in readings:
-            self._share(steps, places, tensor)
             new = [(op, slot) for op, slot in places if (op, slot) not in self._recorded]
             wanted = [(op, slot) for op, slot in new if self.wants(op, slot)]
             asked = self._backward and any(place in self.asked for place in new)
@@ -218,14 +218,12 @@ class Run:
             for owner, call, slot in self.asked.pop(place, ()) if self._backward else ():
                 first = owner.put(call, slot, value, same_as=first, fresh=True, seen_in=seen_in)
 
-    def _share(self, steps: Any, places: Any, tensor: Any) -> None:
-        """Let others ask for the gradient of what an op of this run gave."""
-        if steps or self._backward or not self.step.tap.backward or not isinstance(tensor, Tensor):
-            return
-        for op, slot in places:
-            if slot.startswith("output"):
+    def share(self, given: Any, outputs: Sequence[Any]) -> None:
+        """Let others ask for the gradients of what this run gave: `given` says which op gave it."""
+        for position, (op, slot) in given if not self._backward else ():
+            if isinstance(outputs[position], Tensor):
                 asked = self.asked.setdefault((op, f"grad_{slot}"), [])
-                self.step.shared[address_of(tensor)] = asked
+                self.step.shared[address_of(outputs[position])] = asked
 
     def watch(self, readings: Any, tensor: Any) -> None:
         """Have the gradient of an argument recorded: whole, with what other code adds to it."""
