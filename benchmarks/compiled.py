@@ -151,12 +151,10 @@ def first_tensor(value: Any) -> Tensor:
 
 
 def cases() -> Iterator[Case]:
-    for dtype in (torch.float32, torch.bfloat16):
-        for training in (False, True):
-            yield from (Case(model, dtype, training, "default") for model in MODELS)
-    for way in ("realize", "fusion off"):
-        for training in (False, True):
-            yield from (Case(model, torch.float32, training, way) for model in MODELS)
+    for way in WAYS:
+        for dtype in (torch.float32, torch.bfloat16):
+            for training in (False, True):
+                yield from (Case(model, dtype, training, way) for model in MODELS)
 
 
 def measured(case: Case) -> list[str]:
@@ -174,14 +172,14 @@ def measured(case: Case) -> list[str]:
         if dumped.error is not None:
             raise dumped.error
         by_op, by_module = dumpcmp.compare(graph, target), dumpcmp.compare(eager, target)
-    texts = taken[0].mode.texts
+    texts, twins = taken[0].mode.texts, taken[0].mode.twins
     certificate = dumped.certificate.partition(" as in")[0]
     modules = [row for row in outputs(by_module) if "/" not in row.key.op]
     gradients = [r for r in by_op.rows if r.golden_key and r.key.slot.startswith("grad")]
     return [
         case.model, case.words, case.way, certificate.replace("not certified: ", ""),
         part(outputs(by_op)), part(modules), part(gradients),
-        share(texts.num_captured, texts.num_computed),
+        share(texts.num_captured, texts.num_computed), share(twins.same, twins.same + twins.other),
         str(sum(row.verdict.fails for row in by_op.rows)),
     ]  # fmt: skip
 
@@ -201,7 +199,7 @@ def share(some: int, all_of_them: int) -> str:
 
 HEADINGS = (
     "model", "run", "way", "against an untapped run", "ops", "module outputs", "gradients",
-    "compute nodes", "wrong",
+    "compute nodes", "kernels seen inside", "wrong",
 )  # fmt: skip
 
 
@@ -232,23 +230,30 @@ def seconds_of(step: Callable[[], None], rounds: int) -> float:
     return statistics.median(times)
 
 
+COSTS: dict[str, dict[str, Any]] = {
+    "all values": {},
+    "outputs only": {"io": "output"},
+    "without twins": {"twin": False},
+}
+
+
 def costs(case: Case, rounds: int = 15) -> list[str]:
     """How much longer a step, and its compilation, takes under a capture."""
     torch._inductor.config.force_disable_caches = True
     first, plain = compiled_step(case, rounds)
     row = [case.model, case.words]
-    compiling = first
+    compiling = []
     with tempfile.TemporaryDirectory() as room:
-        for name, options in (("all", {}), ("output", {"io": "output"})):
+        for name, options in COSTS.items():
             step = case.subject().step
             with dumpcmp.capture(
                 None, Path(room, name), mode="compiled", backward=case.training, **options
             ):  # fmt: skip
                 began = time.perf_counter()
                 step()
-                compiling = time.perf_counter() - began
+                compiling.append(time.perf_counter() - began)
                 row.append(f"{seconds_of(step, rounds) / plain:.2f}x")
-    return [*row, f"{compiling / first:.2f}x"]
+    return [*row, *(f"{seconds / first:.2f}x" for seconds in (compiling[0], compiling[-1]))]
 
 
 def compiled_step(case: Case, rounds: int) -> tuple[float, float]:

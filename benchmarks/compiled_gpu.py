@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import platform
+import sys
 
 import torch
 
 from benchmarks import compiled
-from benchmarks.compiled import Case, Made, costs, measured, tokens
+from benchmarks.compiled import COSTS, Case, Made, costs, measured, tokens
 from benchmarks.tables import Table
 from dumpcmp import demo
 
@@ -27,11 +28,13 @@ def table() -> Table:
     rows = []
     for way, training in ways:
         case = Case(NAME, torch.bfloat16, training, way, device="cuda")
-        times = costs(case, rounds=3)[2:] if way == "default" else ["", "", ""]
+        times = costs(case, rounds=3)[2:] if way == "default" else [""] * (len(COSTS) + 2)
         rows.append([*measured(case)[1:], *times])
+        print("| " + " | ".join(rows[-1]) + " |", file=sys.stderr, flush=True)
     how = (
         f"{NAME}, bf16, batch 4 x 512, {torch.cuda.get_device_name()}, torch {torch.__version__}, "
         f"Python {platform.python_version()}. Golden is an eager dump on the same device."
     )
-    headings = (*compiled.HEADINGS[1:], "step, all values", "step, outputs", "compilation")
+    steps = [f"step, {name}" for name in COSTS]
+    headings = (*compiled.HEADINGS[1:], *steps, "compilation", "compilation without twins")
     return Table("compiled-gpu", headings, rows, how)

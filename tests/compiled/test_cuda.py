@@ -49,14 +49,14 @@ def test_a_fault_is_named_under_triton(fault: Fault, tmp_path: Path) -> None:
     dump(lambda: step(fault.backward), tmp_path / "golden", backward=fault.backward)
     with fault.plant():
         dump(
-            lambda: step(fault.backward), tmp_path / "target", mode="compiled", realize=True,
+            lambda: step(fault.backward), tmp_path / "target", mode="compiled",
             backward=fault.backward,
         )  # fmt: skip
     found = dumpcmp.compare(tmp_path / "golden", tmp_path / "target").first_divergence
     assert found is not None and (found.key.op, found.key.slot) == (fault.op, fault.slot)
 
 
-@pytest.mark.parametrize("way", [{"realize": True}, {"fusion": False}])
+@pytest.mark.parametrize("way", [{}, {"realize": True}, {"fusion": False}])
 def test_no_alarm_on_a_sound_compiler(way: dict[str, bool], tmp_path: Path) -> None:
     dump(lambda: step(True), tmp_path / "golden", backward=True)
     dumped = dump(lambda: step(True), tmp_path / "target", mode="compiled", backward=True, **way)
