@@ -191,7 +191,7 @@ class Provenance:
         for known, places in graph.known:
             if known.name in present:
                 continue
-            heir = successor(known, present) or _rewritten(graph, known, places, nodes)
+            heir = _rewritten(graph, known, places, nodes) or successor(known, present)
             if heir is not None:
                 marks = heir.meta.setdefault(_MARK, [])
                 marks += [place for place in places if place not in marks]
@@ -449,14 +449,15 @@ def op_of(graph: Traced, node: fx.Node) -> int | None:
 
 
 def _rewritten(graph: Traced, known: Known, places: list[Place], nodes: fx.Graph) -> fx.Node | None:
-    """The one new node that says it was made of the op whose node vanished with its users."""
+    """The one new node that says it was made of the op whose node vanished, and is its result."""
     ops = {op for op, slot in places if slot.startswith("output")}
     found = [
         node
         for node in nodes.nodes
         if not node.meta.get(_MARK) and kind_of(node) == known.kind and op_of(graph, node) in ops
     ]
-    return found[0] if len(found) == 1 else None
+    results = [node for node in found if not any(node in other.all_input_nodes for other in found)]
+    return results[0] if len(results) == 1 else None
 
 
 def _readings(node: fx.Node, sizes: Sizes, backward: bool) -> list[Reading]:

@@ -104,6 +104,20 @@ def sub_is_swapped(graph: fx.Graph) -> None:
         node.args = node.args[::-1]
 
 
+def sub_of_rewritten_is_swapped(graph: fx.Graph) -> None:
+    """Besides, the head's addmm becomes mm and add, as it does on a GPU."""
+    for node in _nodes(graph, ATEN.addmm.default, "head"):
+        bias, *factors = node.args
+        with graph.inserting_before(node):
+            product = graph.call_function(ATEN.mm.default, tuple(factors))
+            total = graph.call_function(ATEN.add.Tensor, (product, bias))
+        for new in (product, total):
+            new.meta |= {word: node.meta[word] for word in ("val", "from_node", "stack_trace")}
+        node.replace_all_uses_with(total)
+        graph.erase_node(node)
+    sub_is_swapped(graph)
+
+
 def gradient_mul_becomes_add(graph: fx.Graph) -> None:
     for node in _nodes(graph, ATEN.mul.Tensor, "blocks.1.mlp", backward=True)[:1]:
         node.target = ATEN.add.Tensor
@@ -131,6 +145,7 @@ FAULTS = (
     Fault("mul becomes add", _pass(mul_becomes_add), "blocks.1.mlp/mul"),
     Fault("residual is dropped", _pass(residual_is_dropped), "blocks.0/add"),
     Fault("sub is swapped", _pass(sub_is_swapped), "<root>/sub"),
+    Fault("sub of what was rewritten", _pass(sub_of_rewritten_is_swapped), "<root>/sub"),
     Fault("wrong constant", wrong_constant, "<root>/mul"),
     Fault(
         "gradient mul becomes add",

@@ -49,7 +49,7 @@ def test_a_fault_is_named_under_triton(fault: Fault, tmp_path: Path) -> None:
     dump(lambda: step(fault.backward), tmp_path / "golden", backward=fault.backward)
     with fault.plant():
         dump(
-            lambda: step(fault.backward), tmp_path / "target", mode="compiled",
+            lambda: step(fault.backward), tmp_path / "target", mode="compiled", realize=True,
             backward=fault.backward,
         )  # fmt: skip
     found = dumpcmp.compare(tmp_path / "golden", tmp_path / "target").first_divergence
