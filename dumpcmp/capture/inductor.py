@@ -26,7 +26,7 @@ from dumpcmp.capture.inductor_names import (
 )
 from dumpcmp.capture.models import Model
 from dumpcmp.capture.modules import ModuleCapture, is_compile_wrapper
-from dumpcmp.capture.provenance import SCHEMA, Provenance, Traced
+from dumpcmp.capture.provenance import ENDING, SCHEMA, Provenance, Traced
 from dumpcmp.capture.recorder import Recorder, Step
 from dumpcmp.capture.tap import Tap
 from dumpcmp.capture.tapped import TappedGraph
@@ -175,7 +175,8 @@ class Texts:
         phase = "backward" if graph.backward else "forward"
         sink = step.recorder.sink
         sink.text(step.model.name, f"graph-{number}-{phase}.txt", graph.table["text"])
-        sink.text(step.model.name, f"code-{number}-{phase}.txt", graph.path.read_text())
+        code = graph.path.read_text().partition(ENDING)[0]
+        sink.text(step.model.name, f"code-{number}-{phase}.txt", code)
 
 
 class CompiledBackend(GraphBackend):

@@ -37,6 +37,8 @@ Place = tuple[int, str]  # which op of the graph, and which slot of it
 Reading = tuple[list[Step], list[Place]]  # what to do with a buffer, and where that is recorded
 SCHEMA = 7  # of the table in generated code; caches keep code of different schemas apart
 
+ENDING = "\n\nfrom dumpcmp.capture.tapped import tapped_graph"  # of the generated code: then ours
+
 _REPEATABLE = ("", "aten", "prims", "inductor", "inductor_prims")  # "": Python's own operators
 _MARK = "dumpcmp"  # in Node.meta: the places whose value the node is
 _SPARE_LINE = re.compile(r"^\s*(_dumpcmp\(.*|#.*|)\n", re.MULTILINE)  # the tap's, and comments
@@ -234,7 +236,7 @@ class Provenance:
             table["proofs"] = proofs
             table["twin"] = self._twin(graph, module.graph, again, stored)
         return (
-            "\n\nfrom dumpcmp.capture.tapped import tapped_graph\n\n"
+            f"{ENDING}\n\n"
             f"_dumpcmp = tapped_graph(globals(), {json.dumps(table)!r})\n"
             "call = _dumpcmp.watching(call)\n"
         )
