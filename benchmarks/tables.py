@@ -13,6 +13,7 @@ TABLES: dict[str, str] = {
     "compare": "compare",
     "compiled": "compiled",
     "compiled-cost": "compiled_cost",
+    "compiled-faults": "compiled_faults",
     "compiled-gpu": "compiled_gpu",
     "traps": "traps",
     "verify": "verify",

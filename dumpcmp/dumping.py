@@ -183,7 +183,7 @@ class FxBackend:
     def close(self) -> None:
         """Close the archive; graphs that are compiled already run on, unrecorded."""
         self._backend.close()
-        self._writer.run["seen"] = seen(self._backend.recorder.counts)
+        self._writer.run |= {"seen": seen(self._backend.recorder.counts), **self._backend.facts()}
         self._writer.close()
 
 

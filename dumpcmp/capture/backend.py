@@ -54,6 +54,10 @@ class GraphBackend:
         places = places_of(graph, model, base)
         return lambda *args: self._run(graph, places, args)
 
+    def facts(self) -> dict[str, Any]:
+        """What run.json says of the run once it has ended, besides what all runs say."""
+        return {}
+
     def close(self) -> None:
         """Remove the hooks that have not fired, and forget where the threads are."""
         self._closed = True

@@ -206,6 +206,10 @@ class CompiledBackend(GraphBackend):
         finally:
             self._compiling = False
 
+    def facts(self) -> dict[str, Any]:
+        """What came of the twins."""
+        return {"twins": self.twins.to_json()}
+
     def close(self) -> None:
         """Tap nothing from now on."""
         super().close()

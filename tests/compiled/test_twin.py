@@ -48,6 +48,14 @@ def test_a_twin_adds_what_kernels_do_not_store(tmp_path: Path) -> None:
     assert twins(tmp_path / "seen")["other"] == 0
 
 
+def test_a_backend_has_twins_too(tmp_path: Path) -> None:
+    model, x = net()
+    with dumpcmp.compiled_backend(tmp_path / "d") as backend:
+        run(torch.compile(model, backend=backend), x)
+    assert twins(tmp_path / "d")["same"] > 0
+    assert any(record.seen_in for record in records(tmp_path / "d").values())
+
+
 def test_rows_say_that_a_twin_saw_them(golden: Any, tmp_path: Path) -> None:
     outcome = dumpcmp.compare(golden(False), dumped(tmp_path / "d"))
     by_op = {row.key.op: row for row in outcome.rows if row.key.slot == "output.0"}
