@@ -38,8 +38,7 @@ def module_of(node: fx.Node) -> str:
     """The module that `node` was traced in: "layers.1.mlp"."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = next((path for path, _ in reversed(stack.values())), "")
-    words = re.findall(r"[a-z]\w*|\d+", re.sub(r"^L\W*self\W*|_modules", "", path))
-    return ".".join(words)
+    return re.sub(r"^.*?(?=layers|$)", "", path)
 
 
 def in_graph(
