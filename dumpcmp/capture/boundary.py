@@ -15,9 +15,9 @@ from dumpcmp.capture import slots
 from dumpcmp.capture.gradients import address_of
 from dumpcmp.capture.graph import GraphCapture, untraced
 from dumpcmp.capture.names import in_order
-from dumpcmp.capture.provenance import Place, Traced, named
 from dumpcmp.capture.recorder import Recorder, Step
 from dumpcmp.capture.tapped import calls_of
+from dumpcmp.capture.traced import Place, Traced, named
 from dumpcmp.errors import CaptureError
 from dumpcmp.record import Call
 

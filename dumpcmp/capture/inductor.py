@@ -26,10 +26,12 @@ from dumpcmp.capture.inductor_names import (
 )
 from dumpcmp.capture.models import Model
 from dumpcmp.capture.modules import ModuleCapture, is_compile_wrapper
-from dumpcmp.capture.provenance import ENDING, SCHEMA, Provenance, Traced
+from dumpcmp.capture.provenance import Provenance
 from dumpcmp.capture.recorder import Recorder, Step
+from dumpcmp.capture.tables import ENDING, SCHEMA
 from dumpcmp.capture.tap import Tap
 from dumpcmp.capture.tapped import TappedGraph
+from dumpcmp.capture.traced import Traced
 from dumpcmp.capture.twin import Tally
 from dumpcmp.record import Call, Record, Source
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dumpcmp.capture.gradients import address_of
 from dumpcmp.capture.graph import Spots
-from dumpcmp.capture.provenance import Traced
 from dumpcmp.capture.recorder import Step
+from dumpcmp.capture.traced import Traced
 from dumpcmp.capture.twin import Check, Tally, TwinGraph, same_randomness
 from dumpcmp.capture.views import replay
 from dumpcmp.record import NO_KERNEL, TWIN, Call

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from dumpcmp.capture.inductor_names import load_code
 from dumpcmp.capture.sources import digest_of
+from dumpcmp.capture.traced import Place
 from dumpcmp.capture.views import replay
 
-Place = tuple[int, str]  # which op of the graph, and which slot of it
 Put = Callable[[Sequence[Place], Tensor], None]
 Call = Callable[[list[Any]], Any]
 
