@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdRef
 
 from dumpcmp.capture import slots
 from dumpcmp.capture.inductor_names import (
@@ -106,7 +107,7 @@ class Provenance:
         """Mark the outputs of `node`, and have their gradients marked when they are traced."""
         graph = self._graph()
         if graph is not None and isinstance(node.meta.get("example_value"), nn.Parameter):
-            graph.parameters.add(id(result))
+            graph.parameters.add(WeakIdRef(result))
         elif graph is not None and node.op == "placeholder" and isinstance(result, Tensor):
             graph.given.add(_differentiated(result))
         if graph is None or graph.name_of(node) not in graph.index:
@@ -223,7 +224,7 @@ def _mark_all(graph: Traced, number: int, found: slots.Slots) -> None:
     """Mark the traced nodes of the tensors in `found` as slots of op `number`."""
     for slot, tensor in found:
         _mark(tensor, [(number, slot)])
-        if tensor.requires_grad and id(tensor) not in graph.parameters:
+        if tensor.requires_grad and WeakIdRef(tensor) not in graph.parameters:
             _watch_gradient(graph, tensor, (number, f"grad_{slot}"))
 
 
@@ -233,10 +234,13 @@ def _mark(tensor: Tensor, places: Iterable[Place]) -> None:
         node.meta.setdefault(MARK, []).extend(places)
 
 
-def _differentiated(tensor: Tensor) -> tuple[int, ...]:
-    """What `tensor` is to autograd: what an in-place op makes of it is another one."""
+def _differentiated(tensor: Tensor) -> Any:
+    """What `tensor` is to autograd: what an in-place op makes of it is another one.
+
+    AOTAutograd traces a graph more than once; the id of a tensor that is gone may come again.
+    """
     made_by = tensor.grad_fn
-    return (id(tensor),) if made_by is None else (made_by._sequence_nr(), tensor.output_nr)
+    return WeakIdRef(tensor) if made_by is None else (made_by._sequence_nr(), tensor.output_nr)
 
 
 def _watch_gradient(graph: Traced, tensor: Tensor, place: Place) -> None:

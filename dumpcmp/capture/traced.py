@@ -54,7 +54,7 @@ class Traced:
     index: dict[str, int]  # node of dynamo's graph -> position in `ops`
     digest: str
     bodies: dict[fx.Graph, str] = field(default_factory=dict)  # of checkpoints: prefix of names
-    parameters: set[int] = field(default_factory=set)  # traced ones: their gradients are not ours
+    parameters: set[Any] = field(default_factory=set)  # traced ones: their gradients are not ours
     given: set[Any] = field(default_factory=set)  # arguments, as autograd knows them
     gradients: dict[Any, list[Place]] = field(default_factory=dict)
     sequence: dict[int, int] = field(default_factory=dict)  # autograd's number -> op
