@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch import nn
 
 from dumpcmp.comparing import compare
 from dumpcmp.dumping import capture
+from dumpcmp.errors import CaptureWarning
 from dumpcmp.judge import Checker
 from dumpcmp.outcome import Outcome, Row, is_input
 from dumpcmp.verifying.isolate import Subject, isolated, put_back
@@ -121,7 +123,8 @@ def _dumped(
 ) -> Cotangents:
     """Run `subject` once under a capture; return what was sent back into its outputs."""
     model = subject.call if isinstance(subject.call, nn.Module) else None
-    with put_back(subject), capture(model, path, **options):
+    with warnings.catch_warnings(), put_back(subject), capture(model, path, **options):
+        warnings.simplefilter("ignore", CaptureWarning)  # run.json has the remarks
         result = subject.call(*subject.inputs.args, **subject.inputs.kwargs)
         return send_back(named_outputs(result), sent) if options["backward"] else {}
 

@@ -53,18 +53,18 @@ class BoundaryCapture(GraphCapture):
         self.recorder.sink.text(step.model.name, f"{name.partition(' ')[0]}.txt", text)
         traced = named(graph, step.model, step.scope.path)
         taken, given, kept = entering(graph, traced), leaving(graph, traced), used_inside(graph)
-        run = self._compiled_by_inner(graph, example_inputs)
+        run, ops = self._compiled_by_inner(graph, example_inputs), range(len(traced.ops))
 
         def recorded(*args: Any) -> Any:
             now = self.step
             if now is None:
                 return run(*args)
-            calls = calls_of(now, {"taps": [], "kernels": {name: range(len(traced.ops))}}, traced)
-            _put(now, calls, taken, args)
-            with self._muting():
+            with self._muting():  # what it takes to record a value is no op of the program
+                calls = calls_of(now, {"taps": [], "kernels": {name: ops}}, traced)
+                _put(now, calls, taken, args)
                 results = run(*args)
-            _share(now, kept, results)
-            _put(now, calls, given, results)
+                _share(now, kept, results)
+                _put(now, calls, given, results)
             return results
 
         return untraced(recorded)
