@@ -22,6 +22,7 @@ from dumpcmp.capture.inductor_names import load_code
 from dumpcmp.capture.sources import digest_of
 from dumpcmp.capture.traced import Place
 from dumpcmp.capture.views import replay
+from dumpcmp.errors import DumpcmpError
 
 Put = Callable[[Sequence[Place], Tensor], None]
 Call = Callable[[list[Any]], Any]
@@ -117,19 +118,26 @@ class Check:
     def end(self) -> None:
         """Run the twin, now that the graph itself has run."""
         outer, _here.check = _here.check, self
-        with self._sparing():
-            if not self._twin.problem:
-                self._twin.call(self._args)
-        _here.check = outer
+        try:
+            with self._sparing():
+                if not self._twin.problem:
+                    self._twin.call(self._args)
+        finally:
+            _here.check = outer
         self._sound.update(dict.fromkeys(self._open, False))
         self._tally.same += sum(self._sound.values())
         self._tally.other += len(self._sound) - sum(self._sound.values())
 
     @contextmanager
     def _sparing(self) -> Iterator[None]:
-        """Whatever the twin raises is told, and is none of the program's business."""
+        """Whatever the twin raises is told, and is none of the program's business.
+
+        What the archive raises is: a full disk ends the dump.
+        """
         try:
             yield
+        except DumpcmpError:
+            raise
         except Exception as error:  # of any kind
             first = str(error).partition("\n")[0]
             self._twin.problem = f"it stopped with {type(error).__name__}: {first}"
@@ -158,7 +166,7 @@ class Check:
     def _hold(
         self, kernels: set[str], wanted: list[Place], tensor: Tensor, steps: Any, sizes: Any
     ) -> None:
-        if kernels and all(self._sound[k] for k in kernels):
+        if kernels and all(self._sound.get(k, False) for k in kernels):
             self._held.append((kernels, wanted, replay(tensor, steps, sizes).clone()))
             self._release()
 
