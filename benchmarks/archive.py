@@ -18,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.tables import Table
-from dumpcmp.archive.reader import Archive
-from dumpcmp.archive.writer import ArchiveWriter
-from dumpcmp.record import Call, Key, Record
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Call, Record
 
 PER_CALL = 4  # values of one op: two inputs, a weight, an output
 SMALL_NBYTES = 64 << 10

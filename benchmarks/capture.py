@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.tables import Table
-from dumpcmp.dumping import capture
+from dumpcmp.dumping.capturing import capture
 
 NUM_ROUNDS = 9
 

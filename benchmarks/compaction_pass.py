@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dumpcmp.archive.compaction import sealed_parts
+from dumpcmp.archive.rewrite import sealed_parts
 from dumpcmp.compacting import compact, nbytes_of
-from dumpcmp.measure import accumulator
+from dumpcmp.summary import accumulator
 
 
 def spent(run: Callable[[], object]) -> float:

@@ -11,11 +11,11 @@ import torch
 from benchmarks.subjects import Transformer
 from benchmarks.tables import Table
 from dumpcmp import demo
-from dumpcmp.archive.reader import Archive
+from dumpcmp.archive.read.reader import Archive
 from dumpcmp.compacting import compact, nbytes_of
-from dumpcmp.dumping import capture
-from dumpcmp.record import Kept
-from dumpcmp.sizes import readable
+from dumpcmp.dumping.capturing import capture
+from dumpcmp.nouns.record import Kept
+from dumpcmp.nouns.sizes import readable
 
 
 def decoder() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.subjects import Transformer
 from benchmarks.tables import Table
-from dumpcmp.dumping import capture
+from dumpcmp.dumping.capturing import capture
 
 REPEATS = 5
 NBYTES = 256 << 20  # of one archive

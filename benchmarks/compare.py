@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.tables import Table
 from dumpcmp.measure.metrics import measure
-from dumpcmp.tensors import value_of
+from dumpcmp.nouns.value import value_of
 
 SIZES = {"4 KB": 1 << 12, "256 KB": 1 << 18, "32 MB": 1 << 25}
 REPEATS = 7

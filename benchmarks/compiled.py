@@ -19,8 +19,9 @@ import dumpcmp
 from benchmarks.capture import Transformer
 from benchmarks.tables import Table
 from dumpcmp import demo
-from dumpcmp.dumping import dump
-from dumpcmp.outcome import Outcome, Row, Verdict
+from dumpcmp.dumping.capturing import dump
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Row, Verdict
 
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 WAYS: dict[str, dict[str, Any]] = {

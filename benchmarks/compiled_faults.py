@@ -18,7 +18,7 @@ from torch._inductor import config, lowering
 import dumpcmp
 from benchmarks.compiled import Case
 from benchmarks.tables import Table
-from dumpcmp.dumping import dump
+from dumpcmp.dumping.capturing import dump
 
 ATEN = torch.ops.aten
 Change = Callable[[fx.Graph, fx.Node], None]

@@ -15,8 +15,9 @@ from benchmarks.cases import BENIGN, FAULTS, Case, Plant, nothing, wide_matmuls
 from benchmarks.subjects import SUBJECTS, Subject
 from benchmarks.tables import Table
 from dumpcmp.comparing import compare
-from dumpcmp.dumping import capture
-from dumpcmp.outcome import Metrics, Outcome, Verdict
+from dumpcmp.dumping.capturing import capture
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Metrics, Verdict
 
 
 @dataclass(frozen=True, slots=True)

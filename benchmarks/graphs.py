@@ -4,7 +4,7 @@ import tempfile
 import time
 
 from benchmarks.tables import Table
-from dumpcmp.outcome import Verdict
+from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning import Findings, verify_graph
 from tests.partitioning.models import exported
 

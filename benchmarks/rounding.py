@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from benchmarks.subjects import SUBJECTS
 from benchmarks.tables import Table
-from dumpcmp.dtypes import dtype_named
 from dumpcmp.measure.metrics import measure
-from dumpcmp.outcome import Metrics
-from dumpcmp.tensors import value_of
+from dumpcmp.nouns.dtypes import dtype_named
+from dumpcmp.nouns.row import Metrics
+from dumpcmp.nouns.value import value_of
 
 
 def in_parts(num: int) -> Callable[..., Tensor]:

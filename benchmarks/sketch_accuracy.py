@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.tables import Table
-from dumpcmp.dtypes import DTYPES
-from dumpcmp.measure.estimates import estimate
-from dumpcmp.measure.sketch import spread
-from dumpcmp.measure.summary import Recipe, Summary, summarise
-from dumpcmp.tensors import Value
+from dumpcmp.nouns.dtypes import DTYPES
+from dumpcmp.nouns.value import Value
+from dumpcmp.summary.estimates import estimate
+from dumpcmp.summary.sketch import spread
+from dumpcmp.summary.summary import Recipe, Summary, summarise
 
 SHAPE = (256, 1024)
 SIZES = (64, 128, 256, 512, 1024, 2048)

@@ -6,8 +6,8 @@ import numpy as np
 
 from benchmarks.sketch_accuracy import rounded, truth
 from benchmarks.tables import Table
-from dumpcmp.measure.estimates import estimate
-from dumpcmp.measure.summary import Recipe, Summary, summarise
+from dumpcmp.summary.estimates import estimate
+from dumpcmp.summary.summary import Recipe, Summary, summarise
 
 ROWS, WIDTH, HEADS = 1024, 1024, 8
 NOISE = np.random.default_rng(1)

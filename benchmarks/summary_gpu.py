@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.tables import Table
-from dumpcmp.dumping import capture
-from dumpcmp.measure.device import Summariser
-from dumpcmp.measure.packing import unpack
-from dumpcmp.measure.summary import Recipe, summarise
-from dumpcmp.tensors import value_of
+from dumpcmp.dumping.capturing import capture
+from dumpcmp.nouns.value import value_of
+from dumpcmp.summary.gpu.device import Summariser
+from dumpcmp.summary.packing import unpack
+from dumpcmp.summary.summary import Recipe, summarise
 
 LAYERS, WIDTH, HEADS, TOKENS = 16, 2048, 16, 8192
 REPEATS, STEPS = 12, 4

@@ -17,7 +17,7 @@ from torch._dynamo.utils import same
 import dumpcmp
 from benchmarks.tables import Table
 from dumpcmp import Fp64Checker, RoundingChecker, VerificationError, VerifyConfig, verify
-from dumpcmp.errors import VerificationWarning
+from dumpcmp.nouns.errors import VerificationWarning
 
 X = torch.linspace(-3, 3, 4096).reshape(64, 64)
 ONES = torch.ones(9)

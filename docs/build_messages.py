@@ -16,7 +16,7 @@ HEAD = """# Messages
 
 Every error of dumpcmp says what is wrong and where, and below it what to do next. On the command
 line it ends with exit code 2; in Python it is raised. All are subclasses of
-`dumpcmp.errors.DumpcmpError`, with the two parts in `message` and `hint`. Words in `‹ ›` stand for
+`dumpcmp.nouns.errors.DumpcmpError`, with the two parts in `message` and `hint`. Words in `‹ ›` stand for
 names and numbers of your run.
 
 This page is written by `python docs/build_messages.py` from the code; a test holds it to it.

@@ -9,8 +9,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dumpcmp.align.places import held_indices
-from dumpcmp.archive.compaction import (
+from dumpcmp.align.mesh.held import held_indices
+from dumpcmp.archive.directory import rank_directories
+from dumpcmp.archive.repair.remains import read_run, writer_lives
+from dumpcmp.archive.rewrite import (
     Condensing,
     Rewritten,
     alone,
@@ -18,17 +20,15 @@ from dumpcmp.archive.compaction import (
     parts_of,
     rewrite,
 )
-from dumpcmp.archive.directory import rank_directories
-from dumpcmp.archive.remains import read_run, writer_lives
-from dumpcmp.errors import ArchiveError, DumpcmpError
 from dumpcmp.execute import executor_for, run_each
-from dumpcmp.measure.packing import pack
-from dumpcmp.measure.reductions import Reduction, load_reduction, reduced
-from dumpcmp.measure.sketch import Floats, Place
-from dumpcmp.measure.summary import DEFAULT, RAW_LIMIT, Recipe, summarise
-from dumpcmp.record import Record, Stored
-from dumpcmp.sizes import readable
-from dumpcmp.tensors import Value
+from dumpcmp.nouns.errors import ArchiveError, DumpcmpError
+from dumpcmp.nouns.record import Record, Stored
+from dumpcmp.nouns.sizes import readable
+from dumpcmp.nouns.value import Value
+from dumpcmp.summary.packing import pack
+from dumpcmp.summary.reductions import Reduction, load_reduction, reduced
+from dumpcmp.summary.sketch import Floats, Place
+from dumpcmp.summary.summary import DEFAULT, RAW_LIMIT, Recipe, summarise
 
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 600.0  # how long a watcher waits for a run to begin

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from dumpcmp.comparing import compare
-from dumpcmp.dumping import capture
-from dumpcmp.errors import CaptureWarning
+from dumpcmp.dumping.capturing import capture
 from dumpcmp.judge import Checker
-from dumpcmp.outcome import Outcome, Row, is_input
+from dumpcmp.nouns.errors import CaptureWarning
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Row
 from dumpcmp.verifying.isolate import Subject, isolated, put_back
 from dumpcmp.verifying.observe import Cotangents, as_inputs, named_outputs, send_back
 from dumpcmp.verifying.run import eager_randomness, same_randomness
@@ -89,7 +90,7 @@ def explain(
         if way["mode"] == "compiled" and _is_fused(outcome.first_divergence):
             apart = held("realized", realize=True)  # every op of the kernel stores its result
             first = apart.first_divergence
-            outcome = apart if first and not is_input(first.key.slot) else outcome
+            outcome = apart if first and not first.key.slot.is_input else outcome
     return Explanation(outcome, way["mode"], room if path else None)
 
 

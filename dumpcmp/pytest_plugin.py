@@ -17,7 +17,7 @@ def dumpcmp_verify() -> Callable[..., Report]:
 
     def verify(*args: Any, **kwargs: Any) -> Report:
         __tracebackhide__ = True
-        from dumpcmp.errors import VerificationError
+        from dumpcmp.nouns.errors import VerificationError
         from dumpcmp.verifying import verify
 
         try:

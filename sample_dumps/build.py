@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from dumpcmp import demo
-from dumpcmp.dumping import capture
+from dumpcmp.dumping.capturing import capture
 from dumpcmp.faults import Fault, on_output, planted, zero_channel
 
 SIZE = demo.Size(vocabulary=64, width=32, hidden=48, num_layers=2, num_heads=2, longest=16)

@@ -10,26 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import zip_longest
-from typing import NamedTuple
 
-from dumpcmp.align.names import Renaming, family_of, split_op, unwrapped
+from dumpcmp.align.fused import by_provenance
 from dumpcmp.align.order import aligned
-from dumpcmp.align.provenance import by_provenance
-from dumpcmp.record import Call, Key, Record
-
-
-class Place(NamedTuple):
-    """Names one call of an op."""
-
-    model: str
-    step: int
-    op: str
-    call: int
-
-
-def place_of(key: Key) -> Place:
-    """The call that the value `key` belongs to."""
-    return Place(key.model, key.step, key.op, key.call)
+from dumpcmp.align.renaming import Renaming, family_of, split_op, unwrapped
+from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.record import Call, Record
 
 
 @dataclass(frozen=True)
@@ -37,20 +23,20 @@ class Listing:
     """What one archive holds, as its index tells: each value once for every rank that has it."""
 
     values: Mapping[Key, tuple[Record, ...]]
-    calls: Mapping[Place, Call] = field(default_factory=dict)
+    calls: Mapping[Site, Call] = field(default_factory=dict)
 
     @cached_property
-    def places(self) -> dict[Place, list[Key]]:
+    def places(self) -> dict[Site, list[Key]]:
         """The values of each call; calls in order of execution, models in order of appearance."""
-        found: dict[Place, list[Key]] = defaultdict(list)
+        found: dict[Site, list[Key]] = defaultdict(list)
         for key in self.values:
-            found[place_of(key)].append(key)
+            found[key.site].append(key)
         for place, call in self.calls.items():
             if call.kernel:  # fused: it has no values of its own, but it ran
                 found.setdefault(place, [])
         models = {model: i for i, model in enumerate(dict.fromkeys(p.model for p in found))}
 
-        def where(item: tuple[Place, list[Key]]) -> tuple[int, int, int]:
+        def where(item: tuple[Site, list[Key]]) -> tuple[int, int, int]:
             place, keys = item
             order = self.order(keys[0]) if keys else self.calls[place].order
             return models[place.model], place.step, order
@@ -86,26 +72,26 @@ class _Sides:
     golden: Listing
     target: Listing
     renaming: Renaming
-    terms: dict[Place, Place]  # the target's calls with golden's names of model and step
-    partner: dict[Place, Place] = field(default_factory=dict)  # golden's call -> the target's
-    passes: dict[Place, str] = field(default_factory=dict)  # golden's call -> its pass
-    taken: set[Place] = field(default_factory=set)  # the target's calls that have a partner
+    terms: dict[Site, Site]  # the target's calls with golden's names of model and step
+    partner: dict[Site, Site] = field(default_factory=dict)  # golden's call -> the target's
+    passes: dict[Site, str] = field(default_factory=dict)  # golden's call -> its pass
+    taken: set[Site] = field(default_factory=set)  # the target's calls that have a partner
 
-    def pair(self, golden: Place, target: Place, by: str) -> None:
+    def pair(self, golden: Site, target: Site, by: str) -> None:
         self.partner[golden], self.passes[golden] = target, by
         self.taken.add(target)
 
-    def golden_left(self) -> list[Place]:
+    def golden_left(self) -> list[Site]:
         return [place for place in self.golden.places if place not in self.partner]
 
-    def target_left(self) -> list[Place]:
+    def target_left(self) -> list[Site]:
         return [place for place in self.target.places if place not in self.taken]
 
     def kernel_of(self, match: Match) -> str:
         """The kernel in which a compiled target computes the call of `match`."""
-        place = place_of(match.target) if match.target else None
+        place = match.target.site if match.target else None
         if place is None and match.golden:
-            place = self.partner.get(place_of(match.golden))
+            place = self.partner.get(match.golden.site)
         call = self.target.calls.get(place) if place else None
         return call.kernel if call else ""
 
@@ -137,7 +123,7 @@ def match(
     return _in_order(sides, matches)
 
 
-def _in_golden_terms(golden: Listing, target: Listing, token_offset: int) -> dict[Place, Place]:
+def _in_golden_terms(golden: Listing, target: Listing, token_offset: int) -> dict[Site, Site]:
     """The target's calls by golden's names of models and steps; one model on each side pairs."""
     ours = dict.fromkeys(place.model for place in golden.places)
     theirs = dict.fromkeys(place.model for place in target.places)
@@ -171,10 +157,10 @@ def _by_name(
 
 
 def _named(
-    places: Iterator[tuple[Place, Place]], name: Name
-) -> dict[tuple[str, int, str], dict[int, list[Place]]]:
+    places: Iterator[tuple[Site, Site]], name: Name
+) -> dict[tuple[str, int, str], dict[int, list[Site]]]:
     """Calls by (model, step, name) and by their number; each place is given with its terms."""
-    found: dict[tuple[str, int, str], dict[int, list[Place]]] = {}
+    found: dict[tuple[str, int, str], dict[int, list[Site]]] = {}
     for place, terms in places:
         op = name(terms.op)
         if op is not None:
@@ -196,12 +182,12 @@ def _by_order(sides: _Sides) -> None:
         _align_family(sides, golden[family], target[family])
 
 
-Family = list[tuple[Place, str]]  # the calls inside one module, and their names there
+Family = list[tuple[Site, str]]  # the calls inside one module, and their names there
 
 
 def _families(
-    places: Mapping[Place, list[Key]],
-    terms: Callable[[Place], Place],
+    places: Mapping[Site, list[Key]],
+    terms: Callable[[Site], Site],
     name: Callable[[str], str],
 ) -> dict[tuple[str, int, str], Family]:
     found: dict[tuple[str, int, str], Family] = defaultdict(list)
@@ -227,7 +213,7 @@ def _align_family(sides: _Sides, golden: Family, target: Family) -> None:
         sides.pair(golden[i][0], target[j][0], "order")
 
 
-def _likeness(sides: _Sides, golden: Place, target: Place) -> int:
+def _likeness(sides: _Sides, golden: Site, target: Site) -> int:
     """How alike two calls of one function are; 0 where their outputs have other shapes."""
     ours = {key.slot: sides.golden.values[key][0] for key in sides.golden.places[golden]}
     theirs = {key.slot: sides.target.values[key][0] for key in sides.target.places[target]}
@@ -312,7 +298,7 @@ def _in_order(sides: _Sides, matches: list[Match]) -> list[Match]:
     position = {place: i for i, place in enumerate(sides.golden.places)}
     models = list(dict.fromkeys(p.model for p in (*sides.golden.places, *sides.terms.values())))
     partner = {target: golden for golden, target in sides.partner.items()}
-    follows: dict[Place, tuple[int, int]] = {}
+    follows: dict[Site, tuple[int, int]] = {}
     last: dict[tuple[str, int], int] = {}
     for n, (place, terms) in enumerate(sides.terms.items()):
         step = terms.model, terms.step
@@ -321,11 +307,11 @@ def _in_order(sides: _Sides, matches: list[Match]) -> list[Match]:
         follows[place] = last.get(step, -1), n
 
     def where(match: Match) -> tuple[int, int, int, int]:
-        if match.golden and place_of(match.golden) in position:
-            place = place_of(match.golden)
+        if match.golden and match.golden.site in position:
+            place = match.golden.site
             return models.index(place.model), place.step, position[place], -1
         assert match.target is not None
-        place = place_of(match.target)
+        place = match.target.site
         terms = sides.terms[place]
         return models.index(terms.model), terms.step, *follows[place]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dumpcmp.align.match import Listing, Place
-from dumpcmp.layouts import MICROBATCH, parse_layout
-from dumpcmp.record import Call, Key, Record
+from dumpcmp.align.match import Listing
+from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.layouts import MICROBATCH, parse_layout
+from dumpcmp.nouns.record import Call, Record
 
 
 def merged(listing: Listing) -> Listing:
@@ -23,7 +24,7 @@ def merged(listing: Listing) -> Listing:
         step = steps.get((key.model, key.step), key.step)
         whole = replace(key, step=step)
         values[whole] = (*values.get(whole, ()), *(_linked(r, steps) for r in records))
-    calls: dict[Place, Call] = {}
+    calls: dict[Site, Call] = {}
     for place, call in listing.calls.items():
         step = steps.get((place.model, place.step), place.step)
         calls.setdefault(place._replace(step=step), call)

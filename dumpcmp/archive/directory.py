@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dumpcmp.archive.names import file_name
+from dumpcmp.archive.escaping import file_name
 from dumpcmp.archive.schema import PART_FILE, RANK_DIRECTORY, RUN_FILE, STEP_DIRECTORY
-from dumpcmp.errors import ArchiveError
+from dumpcmp.nouns.errors import ArchiveError
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def part_name(number: int) -> str:
 
 def _remove(directory: Path) -> None:
     """Remove a rank directory, and the ring that its writer may have left in shared memory."""
-    from dumpcmp.archive.remains import ring_left_by
+    from dumpcmp.archive.repair.remains import ring_left_by
 
     ring = ring_left_by(directory)
     shutil.rmtree(directory)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dumpcmp.errors import DumpcmpError
+from dumpcmp.nouns.errors import DumpcmpError
 
 # Command -> the line that `dumpcmp --help` shows; its code is imported only when it runs.
 COMMANDS: dict[str, str] = {

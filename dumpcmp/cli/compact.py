@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from dumpcmp.compacting import Compaction, compact
-from dumpcmp.measure.sketch import SIZES
-from dumpcmp.sizes import parse_nbytes
+from dumpcmp.nouns.sizes import parse_nbytes
+from dumpcmp.summary.sketch import SIZES
 
 
 @click.command()

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dumpcmp.errors import SelectionError
+from dumpcmp.nouns.errors import SelectionError
 
 if TYPE_CHECKING:  # the work is imported when there is some, not for --help
     from rich.console import Console
 
     from dumpcmp.judge import Checker
-    from dumpcmp.outcome import Outcome
+    from dumpcmp.nouns.outcome import Outcome
 
 _DIRECTORY = click.Path(path_type=Path)
 _FORMATS = ("csv", "json")

@@ -48,7 +48,7 @@ def _dump(path: Path, fault: object) -> None:
     from contextlib import nullcontext
 
     from dumpcmp import demo
-    from dumpcmp.dumping import capture
+    from dumpcmp.dumping.capturing import capture
     from dumpcmp.faults import Fault, planted
 
     model, _ = demo.build()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dumpcmp.errors import DumpcmpError, SelectionError
-from dumpcmp.sizes import parse_nbytes
+from dumpcmp.nouns.errors import DumpcmpError, SelectionError
+from dumpcmp.nouns.sizes import parse_nbytes
 
 if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
-    from dumpcmp.dumping import Capture, Dumped
+    from dumpcmp.dumping.capturing import Capture, Dumped
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -70,7 +70,7 @@ def command(
 
     Without a program, a small decoder that comes with dumpcmp generates four tokens.
     """
-    from dumpcmp.dumping import dump
+    from dumpcmp.dumping.capturing import dump
 
     run = chosen_program(factory, module, program, options["backward"])
     with live_line() as watch:
@@ -87,7 +87,8 @@ def chosen_program(
     factory: str | None, module: str | None, program: tuple[str, ...], backward: bool
 ) -> Callable[[], object]:
     """What the command line asks to run."""
-    from dumpcmp import demo, programs
+    from dumpcmp import demo
+    from dumpcmp.dumping import programs
 
     if factory and (module or program):
         raise SelectionError("--model and a program exclude each other", hint="give one of them")

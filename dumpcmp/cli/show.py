@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from dumpcmp.archive.glance import excerpt, extremes
-from dumpcmp.archive.kernels import kernel_of
-from dumpcmp.archive.reader import Archive
-from dumpcmp.errors import ArchiveError, SelectionError
-from dumpcmp.record import Kept, Key, Record
-from dumpcmp.tensors import Value
+from dumpcmp.archive.read.generated import kernel_of
+from dumpcmp.archive.read.glance import excerpt, extremes
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.errors import ArchiveError, SelectionError
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.value import Value
 
 
 @click.command()

@@ -38,8 +38,8 @@ def command(
     """
     import torch
 
-    from dumpcmp.capture.boundary import backend_named
-    from dumpcmp.errors import VerificationError
+    from dumpcmp.nouns.errors import VerificationError
+    from dumpcmp.taps.modes.boundary import backend_named
     from dumpcmp.verifying import VerifyConfig, report_on
 
     config = VerifyConfig(
@@ -67,7 +67,7 @@ def chosen_model(factory: str | None) -> "tuple[nn.Module, Any]":
         from dumpcmp.demo import build
 
         return build()
-    from dumpcmp.programs import built
+    from dumpcmp.dumping.programs import built
 
     model, args, kwargs = built(factory)
     return model, kwargs or args

@@ -54,7 +54,7 @@ def command(
     from rich.progress import Progress
 
     from dumpcmp.partitioning import verify_graph
-    from dumpcmp.partitioning.summary import summary
+    from dumpcmp.partitioning.wording import summary
 
     with Progress(
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()

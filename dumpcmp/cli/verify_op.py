@@ -30,7 +30,7 @@ def command(
     """
     from dumpcmp.partitioning.files import verify_file
     from dumpcmp.partitioning.findings import to_csv
-    from dumpcmp.partitioning.summary import summary
+    from dumpcmp.partitioning.wording import summary
 
     findings = verify_file(
         file, backend=backend, timeout=timeout, num=num, seed=seed, device=device

@@ -6,11 +6,11 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from dumpcmp.align.match import Match, Place, place_of
-from dumpcmp.arithmetic import is_reduction, is_sum
+from dumpcmp.align.match import Match
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.task import Measured
-from dumpcmp.outcome import is_gradient, is_input
+from dumpcmp.nouns.arithmetic import is_reduction, is_sum
+from dumpcmp.nouns.key import Site
 
 
 def clean_pairs(
@@ -26,41 +26,41 @@ def clean_pairs(
 
 
 def _outputs(matches: Sequence[Match], equal: Mapping[int, bool], target: Side) -> set[Match]:
-    given: dict[Place, bool] = defaultdict(lambda: True)
+    given: dict[Site, bool] = defaultdict(lambda: True)
     for i, match in enumerate(matches):
-        if match.golden and is_input(match.golden.slot):
-            given[place_of(match.golden)] &= equal.get(i, False)
+        if match.golden and match.golden.slot.is_input:
+            given[match.golden.site] &= equal.get(i, False)
     return {
         match
         for match in matches
         if match.golden
         and match.target
-        and not (is_input(match.golden.slot) or is_gradient(match.golden.slot))
-        and place_of(match.golden) in given
-        and given[place_of(match.golden)]
+        and not (match.golden.slot.is_input or match.golden.slot.is_gradient)
+        and match.golden.site in given
+        and given[match.golden.site]
         and not _is_fused(match, target)
     }
 
 
 def cancellations(
     matches: Sequence[Match], measured: Mapping[int, Measured], golden: Side
-) -> dict[Place, float]:
+) -> dict[Site, float]:
     """How much larger the terms of an op's sums are than what they add up to, by golden's call.
 
     Rounding is relative to the terms: a sum that all but cancels may be off by that much more.
     """
-    given: dict[Place, list[tuple[float, int]]] = defaultdict(list)  # rms and last dim
-    gives: dict[Place, float] = {}
+    given: dict[Site, list[tuple[float, int]]] = defaultdict(list)  # rms and last dim
+    gives: dict[Site, float] = {}
     for i, match in enumerate(matches):
         metrics = measured[i].metrics if i in measured else None
         if match.golden is None or metrics is None or not metrics.num_finite:
             continue
         rms = metrics.golden.norm / math.sqrt(metrics.num_finite)
-        if is_input(match.golden.slot):
+        if match.golden.slot.is_input:
             shape = golden.record_of(match.golden).shape
-            given[place_of(match.golden)].append((rms, shape[-1] if shape else 1))
+            given[match.golden.site].append((rms, shape[-1] if shape else 1))
         elif match.golden.slot == "output.0":
-            gives[place_of(match.golden)] = rms
+            gives[match.golden.site] = rms
     return {
         place: max(1.0, _terms(place.op, terms) / gives[place])
         for place, terms in given.items()
@@ -94,7 +94,7 @@ def _rewired(
     golden_links, target_links = golden.links(), target.links()
     found = set()
     for match in matches:
-        if not (match.golden and match.target and is_input(match.golden.slot)):
+        if not (match.golden and match.target and match.golden.slot.is_input):
             continue
         before, beside = golden_links.get(match.golden), target_links.get(match.target)
         first = ours.get(before) if before else None

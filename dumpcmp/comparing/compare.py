@@ -8,13 +8,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from dumpcmp.align.collectives import without_collectives
-from dumpcmp.align.declared import read_stated
 from dumpcmp.align.match import Match, match
-from dumpcmp.align.names import Renaming, read_mapping
-from dumpcmp.blame import blame
-from dumpcmp.capture.tap import Tap, make_tap
+from dumpcmp.align.mesh.declared import read_stated
+from dumpcmp.align.mesh.deliveries import without_collectives
+from dumpcmp.align.renaming import Renaming, read_mapping
+from dumpcmp.comparing.blame import blame
 from dumpcmp.comparing.judging import fit_limits, judged, repeats
+from dumpcmp.comparing.kernels import with_suspects
 from dumpcmp.comparing.partitioned import (
     COLLECTIVE,
     agreed,
@@ -24,12 +24,13 @@ from dumpcmp.comparing.partitioned import (
     with_collectives,
 )
 from dumpcmp.comparing.side import Side, archive_at, open_side
-from dumpcmp.comparing.suspects import with_suspects
 from dumpcmp.comparing.task import Held, Measured, Task, measure_delivery, measure_task
 from dumpcmp.execute import executor_for, run_each
 from dumpcmp.judge import Checker, ReferenceChecker, RoundingChecker
-from dumpcmp.outcome import Closeness, Outcome
-from dumpcmp.record import Key
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Closeness
+from dumpcmp.nouns.selection import Tap, make_tap
 
 Progress = Callable[[int, int], None]  # bytes measured so far, bytes in all
 PathLike = str | Path

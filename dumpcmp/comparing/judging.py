@@ -7,16 +7,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dumpcmp.align.match import Listing, Match, Place, place_of
-from dumpcmp.arithmetic import Arithmetic, arithmetic_of, is_reduction
+from dumpcmp.align.match import Listing, Match
 from dumpcmp.comparing.clean import cancellations, clean_pairs
 from dumpcmp.comparing.partitioned import COLLECTIVE
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.task import Measured
-from dumpcmp.dtypes import Dtype, dtype_named
 from dumpcmp.judge import INEXACT, Checker, Conditions, ExactChecker, RoundingChecker, judge
-from dumpcmp.outcome import REMOVED, Judgement, Row, Verdict, is_gradient, is_input
-from dumpcmp.record import NO_KERNEL, Key
+from dumpcmp.nouns.arithmetic import Arithmetic, arithmetic_of, is_reduction
+from dumpcmp.nouns.dtypes import Dtype, dtype_named
+from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.record import NO_KERNEL
+from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
 
 
 def judged(
@@ -38,9 +39,7 @@ def judged(
         if judgement is None:
             assert found.metrics is not None and match.golden is not None
             conditions = _conditions(match, golden, target, found, depth, clean, way)
-            conditions = replace(
-                conditions, cancellation=cancelled.get(place_of(match.golden), 1.0)
-            )
+            conditions = replace(conditions, cancellation=cancelled.get(match.golden.site, 1.0))
             inexact = conditions.kinds & INEXACT  # integers and booleans are equal or not
             judgement = judge(found.metrics, conditions, checker if inexact else ExactChecker())
         judgement = found.laid.speak(judgement) if found.laid else judgement
@@ -79,8 +78,10 @@ def _generator(match: Match, found: Measured) -> Judgement | None:
 
 def _one_sided(match: Match) -> Judgement | None:
     if match.target is None and match.inside:
-        stored = f"inside {match.inside}, which does not store it"
-        return Judgement(Verdict.FUSED, REMOVED if match.inside == NO_KERNEL else stored)
+        if match.inside == NO_KERNEL:
+            said = "no kernel computes it: the compiler folded it into others or removed it"
+            return Judgement(Verdict.FUSED, said, why=Why.REMOVED)
+        return Judgement(Verdict.FUSED, f"inside {match.inside}, which does not store it")
     if match.target is None:
         return Judgement(Verdict.UNPAIRED, "only golden has it")
     if match.golden is None and match.inside:
@@ -96,17 +97,17 @@ def _conditions(
     golden: Side,
     target: Side,
     found: Measured,
-    depth: Mapping[tuple[Place, bool], int],
+    depth: Mapping[tuple[Site, bool], int],
     clean: set[Match],
     way: tuple[Mapping[Key, Dtype], Mapping[Key, Dtype]],
 ) -> Conditions:
     assert match.golden is not None and match.target is not None
-    place, record = place_of(match.golden), golden.record_of(match.golden)
-    given = is_input(match.golden.slot)
+    place, record = match.golden.site, golden.record_of(match.golden)
+    given = match.golden.slot.is_input
     return Conditions(
         dtype_named(record.dtype),
         dtype_named(target.record_of(match.target).dtype),
-        depth[place, is_gradient(match.golden.slot)],
+        depth[place, match.golden.slot.is_gradient],
         inputs_equal=match in clean,
         arithmetic=Arithmetic.ROUNDS if given else arithmetic_of(place.op),
         shape=record.shape,
@@ -155,26 +156,26 @@ def _row(match: Match, golden: Side, target: Side, found: Measured, judgement: J
     )
 
 
-def depths(listing: Listing) -> dict[tuple[Place, bool], int]:
+def depths(listing: Listing) -> dict[tuple[Site, bool], int]:
     """How many residual blocks lie before each call; without numbered blocks, how many reductions.
 
     A block is a module with a number in its path, counted when the run first enters it. What lies
     before a call's gradients (True) is all of the forward pass, and the way back from its end.
     What another model has computed brings along the depth that it had there.
     """
-    depth: dict[tuple[Place, bool], int] = {}
-    steps: dict[tuple[str, int], list[Place]] = defaultdict(list)
+    depth: dict[tuple[Site, bool], int] = {}
+    steps: dict[tuple[str, int], list[Site]] = defaultdict(list)
     for place in listing.places:
         steps[place.model, place.step].append(place)
-    within: dict[Place, int] = {}
+    within: dict[Site, int] = {}
     for places in steps.values():
         within |= _depths_within(places)
     elsewhere = computed_elsewhere(listing)
     for places in steps.values():
-        brought, found = 0, dict[Place, int]()
+        brought, found = 0, dict[Site, int]()
         for place in places:
             given = [elsewhere[key] for key in listing.places[place] if key in elsewhere]
-            brought = max([brought, *(within[place_of(key)] + 1 for key in given)])
+            brought = max([brought, *(within[key.site] + 1 for key in given)])
             found[place] = within[place] + brought
         deepest = max(found.values(), default=0)
         depth |= {(place, False): before for place, before in found.items()}
@@ -182,10 +183,10 @@ def depths(listing: Listing) -> dict[tuple[Place, bool], int]:
     return depth
 
 
-def _depths_within(places: Sequence[Place]) -> dict[Place, int]:
+def _depths_within(places: Sequence[Site]) -> dict[Site, int]:
     """The depth of each call of one step, as far as that step goes."""
     blocks: dict[str, int] = {}
-    found: dict[Place, int] = {}
+    found: dict[Site, int] = {}
     reductions = 0
     numbered = any(_block_of(place.op) for place in places)
     for place in places:
@@ -209,7 +210,7 @@ def computed_elsewhere(listing: Listing) -> dict[Key, Key]:
             given.setdefault(record.digest, key)
     found = {}
     for key, (record, *_) in listing.values.items():
-        if record.same_as is None and record.digest and is_input(key.slot):
+        if record.same_as is None and record.digest and key.slot.is_input:
             source = given.get(record.digest)
             if source is not None and source.model != key.model:
                 found[key] = source
@@ -232,16 +233,16 @@ def _coarsest(listing: Listing, brought: Mapping[Key, Dtype]) -> dict[Key, Dtype
     later: list[Key] = []  # what a module gives out is known after what is inside it
     for place, keys in listing.places.items():
         step = place.model, place.step
-        given = [key for key in keys if is_input(key.slot)]
+        given = [key for key in keys if key.slot.is_input]
         for key in given:
             first = listing.values[key][0].same_as
             before = found.get(first) if first else brought.get(key)
             found[key] = _coarser(_dtype(listing, key), before)
         before = max((found[key] for key in given), key=_eps, default=None)
         for key in keys:
-            if not is_input(key.slot):
+            if not key.slot.is_input:
                 found[key] = _coarser(_dtype(listing, key), before)
-                later += [key] if "/" not in place.op or is_gradient(key.slot) else []
+                later += [key] if "/" not in place.op or key.slot.is_gradient else []
             worst[step] = _coarser(found[key], worst.get(step))
     for key in later:
         first = listing.values[key][0].same_as

@@ -11,22 +11,23 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dumpcmp.align import assemble
-from dumpcmp.align.collectives import (
+from dumpcmp.align.match import Listing, Match
+from dumpcmp.align.mesh import assemble
+from dumpcmp.align.mesh.deliveries import (
     Traffic,
     collective_keys,
     is_collective,
     keeps_shape,
     source_of,
 )
-from dumpcmp.align.match import Listing, Match, Place, place_of
 from dumpcmp.comparing.side import archive_at
-from dumpcmp.errors import LayoutError
-from dumpcmp.layouts import Layout, Mode, parse_layout
 from dumpcmp.measure.metrics import measure
-from dumpcmp.outcome import Judgement, Metrics, Row, Verdict
-from dumpcmp.record import Kept, Key, Record
-from dumpcmp.tensors import Value
+from dumpcmp.nouns.errors import LayoutError
+from dumpcmp.nouns.key import Key, Op
+from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
+from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.row import Judgement, Metrics, Row, Verdict
+from dumpcmp.nouns.value import Value
 
 if TYPE_CHECKING:
     from dumpcmp.comparing.task import Held, Measured, Task
@@ -105,7 +106,7 @@ def with_collectives(matches: Sequence[Match], golden: Listing, target: Listing)
     partner = {m.target: m.golden for m in matches if m.target and m.golden}
     found = [*matches]
     extra: dict[int, list[Match]] = defaultdict(list)
-    last = {place_of(m.target): i for i, m in enumerate(matches) if m.target}
+    last = {m.target.site: i for i, m in enumerate(matches) if m.target}
     at = -1
     for place, keys in target.places.items():
         at = last.get(place, at)
@@ -148,10 +149,7 @@ def _doubted(row: Row) -> Row:
 def traffic_at(path: Path) -> Traffic:
     """The collectives of the archive at `path`."""
     archive = archive_at(path)
-    calls = {
-        rank: {Place(*name): call for name, call in archive.calls_of(rank).items()}
-        for rank in archive.ranks
-    }
+    calls = {rank: archive.calls_of(rank) for rank in archive.ranks}
 
     def load(record: Record) -> Value:
         if record.kept is Kept.SUMMARY:
@@ -239,4 +237,4 @@ def _is_partial(sentence: str) -> bool:
 
 def _like(key: Key) -> Key:
     """What `key` and its likes in other layers and steps have in common."""
-    return replace(key, step=0, op=_NUMBER.sub("*", key.op))
+    return replace(key, step=0, op=Op(_NUMBER.sub("*", key.op)))

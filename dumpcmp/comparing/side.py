@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from dumpcmp.align.assemble import RunFacts
-from dumpcmp.align.declared import Declarations
-from dumpcmp.align.match import Listing, Place, place_of
+from dumpcmp.align.match import Listing
+from dumpcmp.align.mesh.assemble import RunFacts
+from dumpcmp.align.mesh.declared import Declarations
 from dumpcmp.align.microbatches import merged
-from dumpcmp.archive.reader import Archive
-from dumpcmp.capture.tap import Tap
-from dumpcmp.record import Call, Key, Record
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Call, Record
+from dumpcmp.nouns.selection import Tap
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +36,7 @@ class Side:
 
     def call_of(self, key: Key) -> Call | None:
         """The call that gave or took `key`."""
-        return self.listing.calls.get(place_of(key))
+        return self.listing.calls.get(key.site)
 
     def record_of(self, key: Key) -> Record:
         """The Record of `key` on the lowest rank that has it."""
@@ -68,8 +69,8 @@ def open_side(
         if tap.selects_op(key.op)
     }
     calls = {
-        Place(*name): call
-        for name, call in archive.calls.items()
+        site: call
+        for site, call in archive.calls.items()
         if tap.selects_step(call.step + token_offset) and tap.selects_op(call.op)
     }
     facts = RunFacts(archive.world_size, archive.missing_ranks, declared or Declarations())

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dumpcmp.align.assemble import AssemblyError, Held
-from dumpcmp.align.places import held_indices
-from dumpcmp.align.unshard import Cell, Disagreement, Plan, plan_unshard, unshard
-from dumpcmp.archive.reader import Archive
-from dumpcmp.errors import LayoutError
-from dumpcmp.measure.estimates import estimate, worst_rows
-from dumpcmp.measure.packing import unpack
-from dumpcmp.measure.sketch import Place
-from dumpcmp.measure.summary import DEFAULT, Recipe, Summary, join, join_partial, summarise
-from dumpcmp.record import Kept, Record
-from dumpcmp.tensors import Value
+from dumpcmp.align.mesh.assemble import AssemblyError, Held
+from dumpcmp.align.mesh.held import held_indices
+from dumpcmp.align.mesh.unshard import Cell, Disagreement, Plan, plan_unshard, unshard
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.errors import LayoutError
+from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.value import Value
+from dumpcmp.summary.estimates import estimate, worst_rows
+from dumpcmp.summary.packing import unpack
+from dumpcmp.summary.sketch import Place
+from dumpcmp.summary.summary import DEFAULT, Recipe, Summary, join, join_partial, summarise
 
 _CLEAR = 2.0  # how far a segment must stand out to be named
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dumpcmp.align.assemble import AssemblyError, RunFacts
+from dumpcmp.align.mesh.assemble import AssemblyError, RunFacts
 from dumpcmp.comparing.partitioned import (
     Laid,
     check_delivery,
@@ -26,15 +26,16 @@ from dumpcmp.comparing.summaries import (
     whole_elements,
     whole_summary,
 )
-from dumpcmp.errors import DumpcmpError
 from dumpcmp.judge import ReferenceErrors
-from dumpcmp.layouts import Layout
-from dumpcmp.measure.estimates import estimate
 from dumpcmp.measure.metrics import measure
-from dumpcmp.measure.summary import Recipe, Summary, summarise
-from dumpcmp.outcome import Closeness, Judgement, Metrics, Verdict
-from dumpcmp.record import Kept, Key, Record
-from dumpcmp.tensors import Value
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.layouts import Layout
+from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.row import Closeness, Judgement, Metrics, Verdict
+from dumpcmp.nouns.value import Value
+from dumpcmp.summary.estimates import estimate
+from dumpcmp.summary.summary import Recipe, Summary, summarise
 
 
 @dataclass(frozen=True, slots=True)

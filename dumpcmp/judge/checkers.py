@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dumpcmp.dtypes import Kind
-from dumpcmp.errors import CheckError
 from dumpcmp.judge.conditions import INEXACT, Conditions, ReferenceErrors, exact, verdict
-from dumpcmp.outcome import EXACTLY, USUAL, Closeness, Judgement, Metrics, Verdict
+from dumpcmp.nouns.dtypes import Kind
+from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.row import EXACTLY, USUAL, Closeness, Judgement, Metrics, Verdict
 
 
 @dataclass(frozen=True, slots=True)

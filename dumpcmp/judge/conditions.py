@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from dumpcmp.arithmetic import Arithmetic
-from dumpcmp.dtypes import Dtype, Kind
-from dumpcmp.outcome import Closeness, Judgement, Metrics, Verdict
+from dumpcmp.nouns.arithmetic import Arithmetic
+from dumpcmp.nouns.dtypes import Dtype, Kind
+from dumpcmp.nouns.row import Closeness, Judgement, Metrics, Verdict
 
 INEXACT = frozenset((Kind.FLOAT, Kind.COMPLEX))  # kinds whose arithmetic rounds
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from dumpcmp.arithmetic import Arithmetic
 from dumpcmp.judge.checkers import Fp64Checker
 from dumpcmp.judge.conditions import INEXACT, Conditions, exact, verdict
-from dumpcmp.outcome import USUAL, Closeness, Judgement, Metrics, Verdict
+from dumpcmp.nouns.arithmetic import Arithmetic
+from dumpcmp.nouns.row import USUAL, Closeness, Judgement, Metrics, Verdict
 
 _FLOAT32 = 2.0**-23
 _SHORT = 2.0**-20  # eps above it: a dtype of 16 bits or fewer, whose sums are wider than itself

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.dtypes import Dtype, Kind, widen
-from dumpcmp.outcome import Extent
-from dumpcmp.tensors import Value
+from dumpcmp.nouns.dtypes import Dtype, Kind, widen
+from dumpcmp.nouns.row import Extent
+from dumpcmp.nouns.value import Value
 
 BLOCK = 1 << 17  # elements worked on together: few enough for the cache, many for few calls
 _ROW = (64, 8192)  # shortest and longest row whose error is measured on its own

@@ -11,11 +11,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.errors import CheckError
 from dumpcmp.measure.blocks import Side, Survey, surveyed
 from dumpcmp.measure.sums import Pair, Sums, paired
-from dumpcmp.outcome import USUAL, Closeness, Extent, Metrics
-from dumpcmp.tensors import Value
+from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.row import USUAL, Closeness, Extent, Metrics
+from dumpcmp.nouns.value import Value
 
 _BYTES = 1 << 20  # bytes that are held against each other at once
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.dtypes import Kind
 from dumpcmp.measure.blocks import (
     BLOCK,
     FLOAT64,
@@ -28,8 +27,9 @@ from dumpcmp.measure.blocks import (
     unit_for,
 )
 from dumpcmp.measure.ulps import coarser, counts_in_ulps, spacings_between, ulps_between
-from dumpcmp.outcome import Closeness
-from dumpcmp.tensors import Value
+from dumpcmp.nouns.dtypes import Kind
+from dumpcmp.nouns.row import Closeness
+from dumpcmp.nouns.value import Value
 
 _DOMINATES = 0.95  # golden's mean is taken off before squaring where it is this much of the rms
 _TINY = 1e-15  # errors below it are squared in float64

@@ -5,8 +5,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.dtypes import Dtype, Kind
 from dumpcmp.measure.blocks import Numbers
+from dumpcmp.nouns.dtypes import Dtype, Kind
 
 _LEAST_EXPONENT = {"float16": -14, "float8_e4m3fn": -6, "float8_e5m2": -14, "float64": -1022}
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache
 from itertools import count, islice
 
-from dumpcmp.errors import DumpcmpError
+from dumpcmp.nouns.errors import DumpcmpError
 
 
 class AnnotationError(DumpcmpError):

@@ -138,7 +138,7 @@ def hash_of(tensor: torch.Tensor) -> str:
     """A digest of the tensor's bytes."""
     import xxhash
 
-    from dumpcmp.tensors import value_of
+    from dumpcmp.nouns.value import value_of
 
     return xxhash.xxh3_64_hexdigest(value_of(tensor.contiguous()).bits.tobytes())
 

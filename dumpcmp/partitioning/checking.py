@@ -7,12 +7,19 @@ from typing import Any, Protocol
 
 import torch
 
-from dumpcmp.errors import DumpcmpError
-from dumpcmp.outcome import Verdict
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning.annotation import Annotation
 from dumpcmp.partitioning.call import OpCall, leaves
 from dumpcmp.partitioning.config import PartitionError
 from dumpcmp.partitioning.findings import Finding
+from dumpcmp.partitioning.held import (
+    Compared,
+    compare_slots,
+    compare_with_reference,
+    first_random,
+    worst,
+)
 from dumpcmp.partitioning.inputs import domains_of, wanted_grads
 from dumpcmp.partitioning.observing import (
     Observation,
@@ -30,13 +37,6 @@ from dumpcmp.partitioning.plan import (
     whole_plan,
 )
 from dumpcmp.partitioning.rules.ruling import NoRule
-from dumpcmp.partitioning.slots import (
-    Compared,
-    compare_slots,
-    compare_with_reference,
-    first_random,
-    worst,
-)
 from dumpcmp.partitioning.table import Entry, entry_for
 
 _RANDOM = "random: two runs with different seeds differ, so neither is a reference"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dumpcmp.errors import DumpcmpError
+from dumpcmp.nouns.errors import DumpcmpError
 
 SHAPE, VALUE = "shape", "value"
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from dumpcmp.outcome import Tally, Verdict
+from dumpcmp.nouns.outcome import Tally
+from dumpcmp.nouns.row import Verdict
 
 
 @dataclass(frozen=True, slots=True)

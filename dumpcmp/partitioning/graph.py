@@ -15,9 +15,9 @@ from dumpcmp.partitioning.exported import ops_of, read_exported
 from dumpcmp.partitioning.findings import Finding, Findings, to_csv
 from dumpcmp.partitioning.graphs import Graph, Node, merged
 from dumpcmp.partitioning.ranks import opened
-from dumpcmp.partitioning.summary import summary
 from dumpcmp.partitioning.table import Registered, registered, restore
 from dumpcmp.partitioning.verified import Verified, key_of
+from dumpcmp.partitioning.wording import summary
 
 Progress = Callable[[int, int, list[Finding]], None]  # ops done, ops in all, rows of the last
 

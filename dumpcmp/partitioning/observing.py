@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from dumpcmp.errors import DumpcmpError
+from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.partitioning.call import OpCall, Path, leaves, replaced
 from dumpcmp.partitioning.config import PartitionError, TensorInfo
 from dumpcmp.partitioning.inputs import cotangent, make_inputs

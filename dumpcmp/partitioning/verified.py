@@ -12,8 +12,8 @@ import torch
 import xxhash
 
 import dumpcmp
-from dumpcmp.errors import DumpcmpError
-from dumpcmp.outcome import Verdict
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning.checking import Settings, Subject
 from dumpcmp.partitioning.findings import Finding, from_dict, to_dict
 from dumpcmp.partitioning.graphs import identity

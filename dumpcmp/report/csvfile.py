@@ -11,8 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dumpcmp.columns import COLUMNS, Cell, cells
-from dumpcmp.outcome import Outcome, Row
+from dumpcmp.nouns.columns import COLUMNS, Cell, cells
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Row
 
 JSON_VERSION = 1  # any change to the keys below bumps it
 

@@ -10,7 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dumpcmp.outcome import Extent, Outcome, Row, Verdict, is_input
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Extent, Row, Verdict
 
 _WORST = 10
 _MOST_ROOTS = 5
@@ -82,7 +83,7 @@ def _why(row: Row) -> str:
         return "only my side runs this op; what it was given agrees, what takes its output does not"
     if row.target_key is None:
         return "my side does not run this op; what follows it in golden disagrees"
-    if is_input(row.key.slot):
+    if row.key.slot.is_input:
         return "this value came in from outside the model, or from nowhere that was recorded"
     return "its inputs agree and its output does not: this op introduced the difference"
 

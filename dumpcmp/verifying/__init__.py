@@ -1,6 +1,6 @@
 """Holds a compiled model against the framework model, on isolated copies of both."""
 
-from dumpcmp.errors import VerificationError
+from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.verifying.backend import VerifyingBackend, verify_correctness, verifying_backend
 from dumpcmp.verifying.config import VerifyConfig
 from dumpcmp.verifying.report import Report

@@ -15,9 +15,10 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from dumpcmp.errors import CheckError, VerificationWarning
 from dumpcmp.judge import RoundingChecker
-from dumpcmp.outcome import Row
+from dumpcmp.nouns.errors import CheckError, VerificationWarning
+from dumpcmp.nouns.key import Op
+from dumpcmp.nouns.row import Row
 from dumpcmp.verifying.config import VerifyConfig
 from dumpcmp.verifying.isolate import Inputs
 from dumpcmp.verifying.report import Report
@@ -202,7 +203,7 @@ def _placed(row: Row, results: list[Any], places: list[fx.Node]) -> Row:
     node = nodes[int(index)]
     if not isinstance(node, fx.Node):
         return row
-    return replace(row, key=replace(row.key, op=node.name), source=_source(node))
+    return replace(row, key=replace(row.key, op=Op(node.name)), source=_source(node))
 
 
 def _source(node: fx.Node) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dumpcmp.errors import CheckError
 from dumpcmp.judge import (
     AllCloseValueChecker,
     AutomaticValueChecker,
@@ -13,7 +12,8 @@ from dumpcmp.judge import (
     Fp64Checker,
     FullValueChecker,
 )
-from dumpcmp.outcome import Verdict
+from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.row import Verdict
 
 _ALWAYS_FAILING = frozenset(
     (Verdict.FAIL, Verdict.NONFINITE, Verdict.SHAPE, Verdict.ERROR, Verdict.INCONCLUSIVE)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from dumpcmp.capture.precision import Precision
+from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.verifying.trees import tensors_in
 
 

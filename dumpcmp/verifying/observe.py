@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dumpcmp.errors import CheckError
+from dumpcmp.nouns.errors import CheckError
 from dumpcmp.verifying.isolate import Inputs, Subject, put_back, widened
 from dumpcmp.verifying.trees import leaves
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dumpcmp.dtypes import DTYPES, Dtype, Kind, dtype_named
-from dumpcmp.errors import DumpcmpError
 from dumpcmp.judge import INEXACT, Checker, Conditions, Fp64Checker, ReferenceErrors, judge
 from dumpcmp.measure.metrics import measure
-from dumpcmp.outcome import Judgement, Metrics, Row, Verdict
-from dumpcmp.record import ROOT, Key
-from dumpcmp.tensors import Value, value_of
+from dumpcmp.nouns.dtypes import DTYPES, Dtype, Kind, dtype_named
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.nouns.row import Judgement, Metrics, Row, Verdict
+from dumpcmp.nouns.value import Value, value_of
 from dumpcmp.verifying.config import VerifyConfig
 from dumpcmp.verifying.observe import Observation
 from dumpcmp.verifying.trees import PLAIN

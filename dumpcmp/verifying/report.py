@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dumpcmp.errors import VerificationError
 from dumpcmp.judge import HIDES
-from dumpcmp.outcome import Row, Tally, Verdict, tally
-from dumpcmp.record import ROOT
+from dumpcmp.nouns.errors import VerificationError
+from dumpcmp.nouns.key import ROOT
+from dumpcmp.nouns.outcome import Tally, tally
+from dumpcmp.nouns.row import Row, Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,7 +105,7 @@ class Report:
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a table with the columns of the CSV report."""
-        from dumpcmp import columns
+        from dumpcmp.nouns import columns
 
         return columns.frame(self.rows)
 

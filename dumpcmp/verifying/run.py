@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from dumpcmp.errors import CheckError, VerificationError, VerificationWarning
-from dumpcmp.outcome import Judgement, Row, Verdict
-from dumpcmp.record import ROOT, Key
+from dumpcmp.nouns.errors import CheckError, VerificationError, VerificationWarning
+from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.nouns.row import Judgement, Row, Verdict
 from dumpcmp.verifying.config import VerifyConfig
 from dumpcmp.verifying.isolate import (
     Inputs,

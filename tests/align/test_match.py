@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumpcmp.align.match import Listing, Match, match
-from dumpcmp.align.names import Renaming, parse_rule
 from dumpcmp.align.order import aligned
-from dumpcmp.record import Key, Record
+from dumpcmp.align.renaming import Renaming, parse_rule
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Record
 
 
 def listing(

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dumpcmp.archive.writer import ArchiveWriter, Memory
-from dumpcmp.record import Key, Record
+from dumpcmp.archive.write.writer import ArchiveWriter, Memory
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Record
 from tests.archive.values import Dense
 
 STEP = 400  # records

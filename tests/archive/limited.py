@@ -13,7 +13,7 @@ import warnings
 
 import numpy as np
 
-from dumpcmp.archive.writer import ArchiveWriter
+from dumpcmp.archive.write.writer import ArchiveWriter
 from tests.archive.values import key, put
 
 

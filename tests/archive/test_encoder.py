@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dumpcmp.archive import encoder
-from dumpcmp.archive.part import ROW_TYPE
-from dumpcmp.archive.writer import ArchiveWriter
-from dumpcmp.dtypes import DTYPES, widen
+from dumpcmp.archive.write.part import ROW_TYPE
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.dtypes import DTYPES, widen
 from tests.archive.values import SMALL_NUMBERS, Dense, key, parts, record
 
 H5DUMP = shutil.which("h5dump")

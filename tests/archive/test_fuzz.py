@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dumpcmp.archive.integrity import audit
-from dumpcmp.archive.reader import Archive
-from dumpcmp.archive.writer import ArchiveWriter
-from dumpcmp.errors import ArchiveError
-from dumpcmp.record import Call, Record
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.repair.integrity import audit
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.record import Call, Record
 from tests.archive.values import SMALL_NUMBERS, Dense, key, parts, record
 
 MUTANTS = int(os.environ.get("DUMPCMP_MUTANTS", "300"))

@@ -11,11 +11,12 @@ import h5py
 import numpy as np
 import pytest
 
-from dumpcmp.archive.integrity import audit
-from dumpcmp.archive.reader import Archive
-from dumpcmp.archive.writer import ArchiveWriter
-from dumpcmp.errors import ArchiveError
-from dumpcmp.record import Call, Key, Phase
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.repair.integrity import audit
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Call, Phase
 from tests.archive.values import SMALL_NUMBERS, Dense, key, loaded, parts, put, record
 
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from dumpcmp.archive import ring as rings
-from dumpcmp.archive.integrity import audit
-from dumpcmp.archive.part import Part
-from dumpcmp.archive.reader import Archive
-from dumpcmp.archive.writer import ArchiveWriter, Memory
-from dumpcmp.errors import ArchiveError, CaptureWarning
-from dumpcmp.record import Call, Kept, Record, Stored
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.repair.integrity import audit
+from dumpcmp.archive.write import ring as rings
+from dumpcmp.archive.write.part import Part
+from dumpcmp.archive.write.writer import ArchiveWriter, Memory
+from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
+from dumpcmp.nouns.record import Call, Kept, Record, Stored
 from tests.archive.values import Dense, key, loaded, parts, put, record
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.archive.reader import Archive
-from dumpcmp.archive.writer import ArchiveWriter
-from dumpcmp.dtypes import DTYPES
-from dumpcmp.record import Key, Record
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.dtypes import DTYPES
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Record
 
 # Bits of every dtype that stand for numbers which all tools print alike.
 SMALL_NUMBERS = {

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from dumpcmp.archive.writer import ArchiveWriter
+from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.cli import main
-from dumpcmp.record import Kept, Key, Record, Stored
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Kept, Record, Stored
 from tests.archive.values import Dense, key, parts, put, record
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dumpcmp.record import Call, Kept, Key, Record, Sink
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Call, Kept, Record, Sink
 from tests.archive.values import Dense
 
 KEY = Key("Model", 0, "layers.0/linear", 0, "output.0")

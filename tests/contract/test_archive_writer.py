@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.archive.reader import Archive
-from dumpcmp.archive.writer import ArchiveWriter
-from dumpcmp.record import Key, Record, Sink
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Record, Sink
 from tests.contract.sinks import SinkContract
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dumpcmp.dtypes import DTYPES
-from dumpcmp.errors import CheckError
 from dumpcmp.measure.metrics import measure
-from dumpcmp.outcome import Closeness, Metrics
-from dumpcmp.tensors import Value, value_of
+from dumpcmp.nouns.dtypes import DTYPES
+from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.row import Closeness, Metrics
+from dumpcmp.nouns.value import Value, value_of
 
 NAN, INF = math.nan, math.inf
 

@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from dumpcmp.outcome import Verdict
+from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning import PartitionError, verify_graph
 from dumpcmp.partitioning.checkpoint import read_checkpoint
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from torch import nn
 
 from dumpcmp.cli import main
-from dumpcmp.outcome import Verdict
+from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning import PartitionError, register_annotation, verify_graph
 from dumpcmp.partitioning.findings import COLUMNS, to_csv
 from tests.partitioning.models import exported

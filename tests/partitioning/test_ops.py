@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dumpcmp.outcome import Verdict
+from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning import (
     TensorInfo,
     VerifyConfig,

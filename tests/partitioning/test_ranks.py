@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dumpcmp.outcome import Verdict
+from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning import PartitionError, check_partition_options
 from dumpcmp.partitioning.ranks import opened
 from tests.partitioning.cases import BATCHNORM, EMBEDDING, SMALL, WRONG, config

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dumpcmp.outcome import Verdict
+from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning.call import OpCall, shape_of
 from dumpcmp.partitioning.checking import InProcess, Settings, Subject, check_op
 from dumpcmp.partitioning.table import RULES

@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from dumpcmp.archive.reader import Archive
+from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing import compare
 
 SAMPLES = Path(__file__).parents[2] / "sample_dumps"

@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from dumpcmp.columns import COLUMNS, cells
 from dumpcmp.comparing import compare
-from dumpcmp.outcome import Metrics, Outcome, Verdict, tally
+from dumpcmp.nouns.columns import COLUMNS, cells
+from dumpcmp.nouns.outcome import Outcome, tally
+from dumpcmp.nouns.row import Metrics, Verdict
 from dumpcmp.report.csvfile import write_csv, write_json
 from dumpcmp.report.terminal import show
 

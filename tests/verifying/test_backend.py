@@ -11,7 +11,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import dumpcmp
 from dumpcmp import ExactChecker, Fp64Checker, VerifyConfig
-from dumpcmp.errors import CheckError, VerificationWarning
+from dumpcmp.nouns.errors import CheckError, VerificationWarning
 from dumpcmp.verifying import VerifyingBackend
 
 Compiled = Callable[..., Any]

@@ -23,7 +23,7 @@ from dumpcmp import (
     VerifyConfig,
     verify,
 )
-from dumpcmp.errors import CheckError, VerificationWarning
+from dumpcmp.nouns.errors import CheckError, VerificationWarning
 
 X = torch.linspace(-3, 3, 4096).reshape(64, 64)
 

@@ -1,0 +1,1 @@
+"""Values of partitioned runs: layouts, and shards put back together."""

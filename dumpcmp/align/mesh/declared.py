@@ -1,0 +1,149 @@
+"""What users state about layouts: a YAML file, options of the command line, and the mesh."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dumpcmp.nouns.errors import LayoutError
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.layouts import Layout, Mesh, parse_layout, parse_mesh
+
+_HINT = (
+    "a layout file has lines such as\n"
+    "    mesh: dp=2 tp=2\n"
+    "    'layers.*.attn.qkv': {output.0: 'b s (q k v)[tp:interleaved]'}"
+)
+_ACTIVATIONS = ("input*", "output*", "grad_input*", "grad_output*")
+_SCOPE_CALL = re.compile(r"@\w+(?=/|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One line: the values that `op` and `slots`, as globs, name lie over the mesh so."""
+
+    op: str
+    slots: tuple[str, ...]
+    layout: Layout
+
+    def speaks_of(self, key: Key) -> bool:
+        """Whether `key` is one of the values that are meant; calls of a module are not told."""
+        op = _SCOPE_CALL.sub("", key.op)
+        return fnmatch.fnmatchcase(op, self.op) and any(
+            fnmatch.fnmatchcase(key.slot, slot) for slot in self.slots
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Declarations:
+    """All that was stated about one run. The last line that speaks of a value holds."""
+
+    lines: tuple[Declaration, ...] = ()
+    mesh: Mesh | None = None
+
+    def layout_of(self, key: Key) -> Layout | None:
+        """The layout stated for `key`, if one was."""
+        said = (line.layout for line in reversed(self.lines) if line.speaks_of(key))
+        return next(said, None)
+
+    def __add__(self, later: Declarations) -> Declarations:
+        return Declarations((*self.lines, *later.lines), later.mesh or self.mesh)
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What was stated about each of the two runs."""
+
+    golden: Declarations = Declarations()
+    target: Declarations = Declarations()
+
+    def __add__(self, later: Stated) -> Stated:
+        return Stated(self.golden + later.golden, self.target + later.target)
+
+
+def read_stated(options: Iterable[str]) -> Stated:
+    """Read ``--layout`` options: each a YAML file, or ``OP=LAYOUT``, ``OP SLOT=LAYOUT``."""
+    stated = Stated()
+    for option in options:
+        is_file = option.endswith((".yaml", ".yml")) or Path(option).is_file()
+        stated += _read_file(Path(option)) if is_file else _read_option(option)
+    return stated
+
+
+def _read_option(option: str) -> Stated:
+    name, equals, sentence = option.partition("=")
+    if not equals:
+        raise LayoutError(
+            f"cannot read --layout {option!r}",
+            hint="write a YAML file's name, 'OP=LAYOUT' or 'OP SLOT=LAYOUT'",
+        )
+    op, _, slot = name.strip().partition(" ")
+    lines: dict[str, Any] = {op: {slot.strip(): sentence} if slot else sentence}
+    return _read_lines(lines, option)
+
+
+def _read_file(path: Path) -> Stated:
+    try:
+        lines = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise LayoutError(f"cannot read the layouts {path}: {error}", hint=_HINT) from error
+    if not isinstance(lines, dict) or not all(isinstance(word, str) for word in lines):
+        raise LayoutError(f"{path} does not map ops to layouts", hint=_HINT)
+    return _read_lines(lines, str(path))
+
+
+def _read_lines(lines: Mapping[str, Any], where: str) -> Stated:
+    """Lines hold for both runs, unless they stand under ``golden:`` or ``target:``."""
+    both = {op: said for op, said in lines.items() if op not in ("golden", "target")}
+    sides = [lines.get(side, {}) for side in ("golden", "target")]
+    if not all(isinstance(side, dict) for side in sides):
+        raise LayoutError(f"{where}: 'golden' and 'target' hold lines of their own", hint=_HINT)
+    golden, target = (_declarations({**both, **side}, where) for side in sides)
+    return Stated(golden, target)
+
+
+def _declarations(lines: Mapping[str, Any], where: str) -> Declarations:
+    mesh = lines.get("mesh")
+    found: list[Declaration] = []
+    for op, said in lines.items():
+        if op == "mesh":
+            continue
+        by_slot = {_ACTIVATIONS: said} if isinstance(said, str) else said
+        if not isinstance(by_slot, dict) or not all(isinstance(s, str) for s in by_slot.values()):
+            raise LayoutError(f"{where}: {op!r} is given no layout but {said!r}", hint=_HINT)
+        for slots, sentence in by_slot.items():
+            globs = slots if isinstance(slots, tuple) else (str(slots),)
+            found.append(Declaration(op, globs, _sentence(sentence, f"{where}: {op}")))
+    return Declarations(tuple(found), parse_mesh(str(mesh)) if mesh is not None else None)
+
+
+def _sentence(text: str, where: str) -> Layout:
+    try:
+        return parse_layout(text)
+    except LayoutError as error:
+        raise LayoutError(f"{where}: {error.message}", hint=error.hint) from None
+
+
+def on_mesh(layout: Layout, mesh: Mesh | None, num_ranks: int, rank: int) -> Layout:
+    """`layout` with the rank's place on the axes that it names and that nobody placed.
+
+    Without a mesh, a lone axis spans all ranks, and ranks without an axis are replicas.
+    """
+    unplaced = layout.axes - {c.axis for c in layout.place}
+    if mesh is None and (layout.place or len(unplaced) > 1):
+        return layout
+    mesh = mesh or Mesh(((min(unplaced, default="ranks"), num_ranks),))
+    if mesh.num_ranks != num_ranks:
+        raise LayoutError(
+            f"the mesh '{mesh}' has {mesh.num_ranks} ranks, the run has {num_ranks}",
+            hint="name every axis of the run's mesh, outermost first",
+        )
+    known = {c.axis for c in layout.place}
+    more = tuple(c for c in mesh.place(rank) if c.axis not in known)
+    return replace(layout, place=(*layout.place, *more))

@@ -1,0 +1,112 @@
+"""Names of ops on two sides: their parts, the wrappers between them, and the user's mapping."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from dumpcmp.nouns.errors import AlignError
+from dumpcmp.nouns.key import ROOT
+
+# Segments that wrappers put into module paths: compile, DDP, FSDP, checkpointing.
+WRAPPERS = frozenset(
+    ("_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_fpw_module")
+)
+_STARS = re.compile(r"(\*\*|\*)")
+_HINT = "a mapping file has lines such as 'layers.*.attn: blocks.*.attention', golden's name first"
+
+
+def split_op(op: str) -> tuple[str, str]:
+    """The module path of `op` and the function in it, which is empty for a module."""
+    path, _, function = op.partition("/")
+    return path, function
+
+
+def join_op(path: str, function: str) -> str:
+    """The inverse of `split_op`."""
+    return f"{path}/{function}" if function else path
+
+
+def family_of(op: str) -> tuple[str, str]:
+    """The module that `op` runs in, and its name there: a function, or a child module."""
+    path, function = split_op(op)
+    if function:
+        return path, f"/{function}"
+    if path == ROOT:
+        return "", ROOT
+    parent, _, name = path.rpartition(".")
+    return parent or ROOT, name
+
+
+@cache
+def unwrapped(op: str) -> str:
+    """`op` without the segments that only wrappers put there."""
+    path, function = split_op(op)
+    plain, mark, nth = path.partition("@")
+    kept = [segment for segment in plain.split(".") if segment not in WRAPPERS]
+    return join_op((".".join(kept) or ROOT) + mark + nth, function)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of a mapping file: golden ops that `pattern` matches are called `target` there."""
+
+    pattern: re.Pattern[str]
+    target: str
+
+    def renamed(self, op: str) -> str | None:
+        """The target's name of golden's `op`, or None where this rule says nothing of it."""
+        found = self.pattern.fullmatch(op)
+        if found is None:
+            return None
+        *stars, rest = found.groups()
+        pieces = _STARS.split(self.target)
+        pieces[1::2] = stars
+        return "".join(pieces) + rest
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """The user's mapping: the first rule that matches an op names it on the target's side."""
+
+    rules: tuple[Rule, ...] = ()
+
+    def renamed(self, op: str) -> str | None:
+        """The target's name of golden's `op`; None where no rule matches."""
+        names = (rule.renamed(op) for rule in self.rules)
+        return next((name for name in names if name is not None), None)
+
+
+def parse_rule(pattern: str, target: str) -> Rule:
+    """Read one line. ``*`` is a word of a name, ``**`` any part of it; what is inside follows.
+
+    >>> parse_rule("layers.*.attn", "blocks.*.mha").renamed("layers.3.attn/linear")
+    'blocks.3.mha/linear'
+    """
+    stars = _STARS.findall(pattern)
+    if stars != _STARS.findall(target):
+        raise AlignError(
+            f"mapping {pattern!r}: {target!r}: the two names have different wildcards", hint=_HINT
+        )
+    body = "".join(
+        {"*": "([^./@]+)", "**": "(.*)"}.get(piece, re.escape(piece))
+        for piece in _STARS.split(pattern)
+    )
+    return Rule(re.compile(f"{body}((?:[./@].*)?)"), target)
+
+
+def read_mapping(path: Path) -> Renaming:
+    """Read a mapping file: YAML, golden's name of an op to the target's name."""
+    try:
+        lines = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise AlignError(f"cannot read the mapping {path}: {error}", hint=_HINT) from error
+    if not isinstance(lines, dict) or not all(
+        isinstance(word, str) for line in lines.items() for word in line
+    ):
+        raise AlignError(f"{path} does not map names to names", hint=_HINT)
+    return Renaming(tuple(parse_rule(golden, target) for golden, target in lines.items()))

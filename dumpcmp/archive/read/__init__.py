@@ -1,0 +1,1 @@
+"""Reading an archive: parts by their index, their journal or their groups."""

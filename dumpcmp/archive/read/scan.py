@@ -1,0 +1,278 @@
+"""A part read by its journal: what a crash left, as far as it can be trusted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dumpcmp.archive import journal
+from dumpcmp.archive.encoder import padded
+from dumpcmp.archive.read.contents import ABSENT, Contents
+from dumpcmp.archive.read.decoder import PartFile
+from dumpcmp.archive.schema import (
+    ALIGNMENT,
+    JOURNAL_FIELDS,
+    MAGIC,
+    NO_ROW,
+    PREFIX_HEADER,
+    WAITING,
+)
+from dumpcmp.archive.write.part import JOURNAL_AT, ROW_TYPE
+from dumpcmp.archive.write.ring import HEADER_NBYTES, read_header
+
+_MOST_IN_RING = 1 << 22
+_STRIDE = 1 << 20  # bytes looked through at once for the next record
+
+Fields = NamedTuple("Fields", [(name, Any) for name, _, _ in JOURNAL_FIELDS])  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A journal record as found: its fields, its prefix, and where its bytes are."""
+
+    fields: Any
+    prefix: bytes
+    start: int  # of the prefix
+    file: Path
+
+    @property
+    def data_start(self) -> int:
+        """Where the bytes after the prefix begin."""
+        return self.start + len(self.prefix)
+
+    @property
+    def end(self) -> int:
+        """Where the next record begins."""
+        return int(self.data_start + padded(self.fields.nbytes, ALIGNMENT))
+
+    def listed(self) -> Any:
+        """The JSON value that the prefix holds."""
+        try:
+            return json.loads(self.prefix[PREFIX_HEADER:])
+        except (ValueError, RecursionError):
+            return None
+
+
+def fields_of(prefix: bytes) -> Any:
+    """The fields at the beginning of a prefix, by name."""
+    return Fields(*journal.HEADER.unpack_from(prefix))
+
+
+def record_at(file: PartFile, start: int, nonce: int | None) -> Found | None:
+    """The journal record at `start`, or None where there is no whole and sound one."""
+    if start + PREFIX_HEADER > file.nbytes:
+        return None
+    head = file.peek(start, 1024)
+    fields = fields_of(head)
+    prefix_nbytes = fields.blocks * ALIGNMENT
+    if fields.magic != MAGIC or fields.address != start or prefix_nbytes < PREFIX_HEADER:
+        return None
+    if nonce is not None and fields.nonce != nonce:
+        return None
+    if start + prefix_nbytes + fields.nbytes > file.nbytes:
+        return None
+    prefix = head[:prefix_nbytes] if prefix_nbytes <= 1024 else file.read(start, prefix_nbytes)
+    if journal.checksum(prefix, fields.kind) != fields.crc:
+        return None
+    return Found(fields, prefix, start, file.path)
+
+
+def first_record(file: PartFile) -> Found:
+    """The record that begins a part's journal."""
+    found = record_at(file, JOURNAL_AT, None)
+    if found is None or found.fields.kind != journal.PART:
+        file.fail(JOURNAL_AT, "the journal of a part should begin here")
+    return found
+
+
+def part_facts(file: PartFile) -> dict[str, Any]:
+    """What a part says of itself: model, step, rank, number."""
+    facts = first_record(file).listed()
+    wanted = {"schema": int, "model": str, "step": int, "rank": int, "part": int}
+    if not isinstance(facts, dict) or any(type(facts.get(n)) is not k for n, k in wanted.items()):
+        file.fail(JOURNAL_AT, "the part does not say to which model and step it belongs")
+    return facts
+
+
+def journal_records(file: PartFile, problems: list[str]) -> Iterator[Found]:
+    """All sound records of a part in order; what lies between them is told in `problems`."""
+    nonce = first_record(file).fields.nonce
+    start = JOURNAL_AT
+    while start < file.nbytes:
+        found = record_at(file, start, nonce)
+        if found is None:
+            after = _next_record(file, start + ALIGNMENT, nonce)
+            lost = (file.nbytes if after is None else after) - start
+            problems.append(f"{file.path}: a torn or damaged record at byte {start}, {lost} bytes")
+            if after is None:
+                return
+            start = after
+            continue
+        yield found
+        start = found.end
+
+
+def _next_record(file: PartFile, start: int, nonce: int) -> int | None:
+    """The next sound record at or after `start`: its nonce is looked for in the bytes."""
+    pattern = journal.SEQUENCE.pack(nonce)
+    while start < file.nbytes:
+        window = file.peek(start, _STRIDE + 8)
+        at = window.find(pattern)
+        while at >= 0:
+            candidate = start + at - 8
+            if candidate % ALIGNMENT == 0 and record_at(file, candidate, nonce):
+                return candidate
+            at = window.find(pattern, at + 1)
+        start += _STRIDE
+    return None
+
+
+def ring_records(path: Path) -> Iterator[Found]:
+    """The records that a killed process left in its ring, oldest first, not yet in any part."""
+    with PartFile(path) as file:
+        capacity, place, sequence = read_header(file.peek(0, HEADER_NBYTES), file.nbytes)
+        for _ in range(2 * capacity // ALIGNMENT):
+            place = 0 if place >= capacity else place
+            start = HEADER_NBYTES + place
+            if start + PREFIX_HEADER > file.nbytes:
+                return
+            fields = fields_of(file.read(start, PREFIX_HEADER))
+            if fields.magic not in (MAGIC, WAITING) or fields.sequence != sequence:
+                return
+            sequence += 1
+            if fields.kind == journal.WRAP:
+                place = 0
+                continue
+            prefix_nbytes = fields.blocks * ALIGNMENT
+            total = prefix_nbytes + padded(fields.nbytes, ALIGNMENT)
+            if prefix_nbytes < PREFIX_HEADER or start + total > file.nbytes:
+                return
+            if fields.magic == MAGIC:
+                yield Found(fields, file.read(start, prefix_nbytes), start, path)
+            place += total
+
+
+class Gathering:
+    """Builds Contents from journal records, taking nothing twice and nothing on trust."""
+
+    def __init__(self, file: PartFile, number: int) -> None:
+        self.path = file.path
+        self.number = number  # of the part
+        self._most = file.nbytes // ALIGNMENT + _MOST_IN_RING  # records that there can be
+        self.problems: list[str] = []
+        self._rows: list[tuple[Any, ...]] = []
+        self._calls: list[Any] = []
+        self._forms: list[Any] = []
+        self._elsewhere: dict[int, tuple[Path, int]] = {}
+
+    def take(self, found: Found) -> None:
+        """Take one record; a call, form or row that is already known is left as it is."""
+        kind = found.fields.kind
+        if kind == journal.CALL:
+            self._insert(self._calls, found.fields.call, found.listed())
+        elif kind == journal.FORM:
+            self._insert(self._forms, found.fields.form, found.listed())
+        elif kind == journal.VALUE:
+            self._take_row(found, self._value_row(found))
+        elif kind == journal.LINK:
+            self._take_row(found, self._link_row(found))
+
+    def _insert(self, known: list[Any], number: int, listed: Any) -> None:
+        """Put `listed` at `number`, unless something is there or the number is absurd."""
+        if number > self._most or not isinstance(listed, list):
+            return
+        known += [None] * (number + 1 - len(known))
+        if known[number] is None:
+            known[number] = listed
+
+    def _take_row(self, found: Found, row: tuple[Any, ...] | None) -> None:
+        number = found.fields.row
+        known = number < len(self._rows) and self._rows[number][0] != ABSENT
+        if row is None or known or number > self._most:
+            if not known:
+                place = f"{found.file} at byte {found.start}"
+                self.problems.append(f"{place}: a record that refers to nothing known")
+            return
+        self._rows += [_ABSENT_ROW] * (number + 1 - len(self._rows))
+        self._rows[number] = row
+        if found.file != self.path and found.fields.nbytes:
+            self._elsewhere[number] = found.file, found.data_start
+
+    def _named(self, fields: Any) -> bool:
+        """Whether the record's call and form are known."""
+        return (
+            fields.call < len(self._calls)
+            and fields.form < len(self._forms)
+            and self._calls[fields.call] is not None
+            and self._forms[fields.form] is not None
+        )
+
+    def _value_row(self, found: Found) -> tuple[Any, ...] | None:
+        fields = found.fields
+        if not self._named(fields):
+            return None
+        size = int.from_bytes(found.prefix[PREFIX_HEADER + 8 : PREFIX_HEADER + 12], "little")
+        end = PREFIX_HEADER + 16 + size  # of the object header, whose last 32 bytes they are
+        finished = found.file == self.path and PREFIX_HEADER + 48 <= end <= len(found.prefix)
+        digest = found.prefix[end - 32 : end] if finished else b""
+        offset = found.data_start if fields.nbytes else 0
+        header = found.start + PREFIX_HEADER
+        return (
+            fields.call, fields.form, fields.order, self.number, NO_ROW, header, offset,
+            fields.nbytes, digest,
+        )  # fmt: skip
+
+    def _link_row(self, found: Found) -> tuple[Any, ...] | None:
+        fields = found.fields
+        match found.listed():
+            case [int(part), int(row)] if self._named(fields) and 0 <= row < NO_ROW and part >= 0:
+                if part != self.number:
+                    return (fields.call, fields.form, fields.order, part, row, 0, 0, 0, b"")
+                if row < len(self._rows) and self._rows[row][0] != ABSENT:
+                    self._share(fields.row, row)
+                    target = self._rows[row]
+                    return (fields.call, fields.form, fields.order, part, row, *target[5:])
+        return None
+
+    def _share(self, number: int, row: int) -> None:
+        if row in self._elsewhere:
+            self._elsewhere[number] = self._elsewhere[row]
+
+    def contents(self, model: str, step: int) -> Contents:
+        """What was gathered."""
+        rows = np.array(self._rows, ROW_TYPE) if self._rows else np.empty(0, ROW_TYPE)
+        gathered = Contents(
+            self.path,
+            rows,
+            [call if call is not None else _NO_CALL for call in self._calls],
+            [form if form is not None else _NO_FORM for form in self._forms],
+            model,
+            step,
+            problems=tuple(self.problems),
+            elsewhere=self._elsewhere,
+        )
+        gathered.check()
+        return gathered
+
+
+_ABSENT_ROW = (ABSENT, 0, 0, 0, NO_ROW, 0, 0, 0, b"")
+_NO_CALL = ["", 0, 0, "", "", "forward", "", [], ""]
+_NO_FORM = ["", "", [], [], 0, "", "", "nothing", "lost", None]
+
+
+def scan(file: PartFile, stranded: list[Found]) -> Contents:
+    """The contents of a part by its journal, and by what a dead writer's ring has for it."""
+    facts = part_facts(file)
+    gathering = Gathering(file, facts["part"])
+    for found in journal_records(file, gathering.problems):
+        gathering.take(found)
+    nonce = first_record(file).fields.nonce
+    for found in stranded:
+        if found.fields.nonce == nonce:
+            gathering.take(found)
+    return gathering.contents(facts["model"], facts["step"])

@@ -1,0 +1,1 @@
+"""Checking an archive, and mending what a crash left."""

@@ -1,0 +1,1 @@
+"""Writing an archive: from Records to bytes in parts."""

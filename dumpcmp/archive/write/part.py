@@ -1,0 +1,296 @@
+"""One part being written: its groups, its rows, its commits. Used by one thread at a time."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_128_hexdigest
+
+from dumpcmp.archive import encoder, journal
+from dumpcmp.archive.encoder import padded
+from dumpcmp.archive.escaping import group_path
+from dumpcmp.archive.schema import (
+    ALIGNMENT,
+    INDEX_COLUMNS,
+    INDEX_GROUP,
+    NO_ROW,
+    PREFIX_HEADER,
+)
+from dumpcmp.archive.write.form import Form
+from dumpcmp.archive.write.groups import Group, call_json
+from dumpcmp.nouns.record import Call
+
+JOURNAL_AT = 128  # where a part's first journal record begins, after the superblock
+ROW_TYPE = np.dtype([(name, kind) for name, kind, _ in INDEX_COLUMNS])
+ROW = Struct("<" + "".join({"<u4": "I", "<u8": "Q", "S32": "32s"}[k] for _, k, _ in INDEX_COLUMNS))
+_PACK_ROW = ROW.pack
+LINK_COUNT_AT = 4  # of the number of hard links, in an object header
+_NUMBER = Struct("<I")
+_DEPTH = attrgetter("depth")
+
+assert ROW.size == ROW_TYPE.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Another part of the step, as far as a link to one of its rows needs it."""
+
+    number: int
+    path: Path
+    rows: bytes | bytearray
+
+
+class Part:
+    """An HDF5 file that is only appended to, and whose superblock is replaced at each commit."""
+
+    def __init__(self, path: Path, facts: dict[str, Any]) -> None:
+        draft = path.with_name(f".new-{path.name}")  # a kill must not leave half a beginning
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._set_out(path, facts, secrets.randbits(64), os.open(draft, flags, 0o644))
+        self.append(journal.PART, journal.text_prefix(journal.json_text(facts)))
+        self.commit()
+        draft.rename(path)
+
+    @classmethod
+    def resume(cls, path: Path, facts: dict[str, Any], nonce: int) -> Part:
+        """A part that exists already, as if nothing were known of what it holds."""
+        part = cls.__new__(cls)
+        part._set_out(path, facts, nonce, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return part
+
+    def _set_out(self, path: Path, facts: dict[str, Any], nonce: int, descriptor: int) -> None:
+        self.path = path
+        self.number: int = facts["part"]
+        self.nonce = nonce
+        self.descriptor = descriptor
+        self.sequence = 0
+        self.end = JOURNAL_AT
+        self.root = Group(None)
+        self.root.describe(list(facts.items()))
+        self.groups: dict[tuple[str, ...], Group] = {}
+        self.call_groups: list[Group] = []
+        self.calls: list[bytes] = []  # as JSON
+        self.forms: list[Form] = []
+        self.rows = bytearray()
+        self.num_links_to: dict[int, int] = {}  # row -> hard links beyond the first
+        self.dirty: set[Group] = {self.root}
+        self.sealed = False
+
+    def write(self, content: bytes | bytearray | memoryview, address: int) -> None:
+        """Write all of `content` at `address`."""
+        rest = memoryview(content)
+        while rest:
+            written = os.pwrite(self.descriptor, rest, address)
+            rest, address = rest[written:], address + written
+
+    def append(
+        self,
+        kind: int,
+        prefix: bytes | bytearray,
+        content: bytes | bytearray | memoryview = b"",
+        *,
+        call: int = 0,
+        form: int = 0,
+        row: int = 0,
+        order: int = 0,
+    ) -> int:
+        """Append a journal record that does not come through the ring; gives where it begins."""
+        at, nbytes = self.end, len(content)
+        record = bytearray(prefix)
+        record[:PREFIX_HEADER] = journal.header_for(
+            kind, self.nonce, nbytes, len(prefix), sequence=self.sequence,
+            call=call, form=form, row=row, order=order,
+        )  # fmt: skip
+        journal.seal_prefix(record, kind, at)
+        self.sequence += 1
+        self.end = at + len(record) + padded(nbytes, ALIGNMENT)
+        self.write(record, at)
+        self.write(content, at + len(record))
+        self.write(bytes(-nbytes % ALIGNMENT), at + len(record) + nbytes)
+        return at
+
+    def append_call(self, call: Call) -> None:
+        """Append the next call."""
+        text = call_json(call)
+        number = len(self.calls)
+        self.append(journal.CALL, journal.text_prefix(text), call=number, order=call.order)
+        self.add_call(call, text)
+
+    def append_form(self, form: Form) -> int:
+        """Append the next form; gives its number."""
+        number = len(self.forms)
+        self.append(journal.FORM, form.text, form=number)
+        self.forms.append(form)
+        return number
+
+    def append_value(
+        self, call: int, form: Form, number: int, order: int, content: memoryview
+    ) -> None:
+        """Append a value of form `number`, whose bytes are `content`, as the next row."""
+        digest = xxh3_128_hexdigest(content).encode()
+        prefix = bytearray(form.prefix)
+        form.write_header(prefix, PREFIX_HEADER, self.end + len(prefix), digest)
+        row = len(self.rows) // ROW.size
+        at = self.append(
+            journal.VALUE, prefix, content, call=call, form=number, row=row, order=order
+        )
+        offset = at + len(prefix) if form.nbytes else 0
+        self.add_value(call, form, number, order, at, offset, digest)
+
+    def append_link(
+        self,
+        call: int,
+        form: Form,
+        number: int,
+        order: int,
+        holder: Part | Elsewhere,
+        row: int,
+        path: str,
+    ) -> None:
+        """Append a link to row `row` of `holder`, which has it at `path`, as the next row."""
+        own = len(self.rows) // ROW.size
+        prefix = journal.text_prefix(b"[%d,%d]" % (holder.number, row))
+        self.append(journal.LINK, prefix, call=call, form=number, row=own, order=order)
+        self.add_link(call, form, number, order, holder, row, path)
+
+    def add_call(self, call: Call, text: bytes) -> None:
+        """Take the next call: its group, with its attributes."""
+        group = self._group(group_path(call.op, call.call))
+        group.describe_call(call)
+        self.call_groups.append(group)
+        self.calls.append(text)
+
+    def _group(self, path: tuple[str, ...]) -> Group:
+        """The group at `path`, made along with its parents where it is missing."""
+        group = self.groups.get(path)
+        if group is None:
+            parent = self._group(path[:-1]) if len(path) > 1 else self.root
+            group = self.groups[path] = Group(parent)
+            parent.add_group(path[-1], group)
+            self._touch(group)
+        return group
+
+    def _touch(self, group: Group | None) -> None:
+        while group is not None and group not in self.dirty:
+            self.dirty.add(group)
+            group = group.parent
+
+    def add_value(
+        self, call: int, form: Form, number: int, order: int, at: int, offset: int, digest: bytes
+    ) -> None:
+        """Take a value whose prefix begins at `at` of the file, and its bytes at `offset`."""
+        group = self.call_groups[call]
+        header = at + PREFIX_HEADER
+        num_links = group.num_links
+        group.links += form.links.pack(form.before_order, num_links, form.before_target, header)
+        group.num_links = num_links + 1
+        if group not in self.dirty:
+            self._touch(group)
+        self.rows += _PACK_ROW(
+            call, number, order, self.number, NO_ROW, header, offset, form.nbytes, digest
+        )
+
+    def add_link(
+        self,
+        call: int,
+        form: Form,
+        number: int,
+        order: int,
+        holder: Part | Elsewhere,
+        row: int,
+        path: str,
+    ) -> None:
+        """Take a value that row `row` of `holder`, this part or an earlier one, has at `path`."""
+        _, _, _, part, same, header, offset, nbytes, digest = ROW.unpack_from(
+            holder.rows, row * ROW.size
+        )
+        first = row if same == NO_ROW else same
+        group = self.call_groups[call]
+        if holder is self:
+            group.add(form.link(group.num_links, header))
+            self.num_links_to[first] = self.num_links_to.get(first, 0) + 1
+        else:
+            group.add(encoder.external_link(form.slot, group.num_links, holder.path.name, path))
+        self._touch(group)
+        self.rows += ROW.pack(call, number, order, part, first, header, offset, nbytes, digest)
+
+    def add_lost(self) -> None:
+        """Leave a row for a value that was lost, so that the others keep their numbers."""
+        self.rows += ROW.pack(NO_ROW, 0, 0, self.number, NO_ROW, 0, 0, 0, b"")
+
+    def commit(self) -> None:
+        """Make everything added so far visible to any HDF5 reader."""
+        if not self.dirty:
+            return
+        block = bytearray()
+        start = self.end + PREFIX_HEADER
+        address = start
+        for group in sorted(self.dirty, key=_DEPTH, reverse=True):
+            if group.long_texts:
+                self._place_texts(group, group.long_texts, block, start)
+            address = start + len(block)
+            block += group.header()
+            group.moved(address)
+        self.append(journal.COMMIT, bytes(PREFIX_HEADER), bytes(block))
+        self.write(encoder.superblock(address, self.end), 0)
+        self.dirty.clear()
+
+    @staticmethod
+    def _place_texts(
+        group: Group, texts: list[tuple[str, str]], block: bytearray, start: int
+    ) -> None:
+        for name, text in texts:
+            address = start + len(block)
+            group.add(encoder.hard_link(name, group.num_links, address))
+            block += encoder.text_dataset(text, address)
+        group.long_texts = None
+
+    def _index(self, start: int) -> bytes:
+        """The index group and its datasets, to lie at `start`; the group's header is first."""
+        calls = b"[%s]" % b",\n".join(self.calls)
+        forms = b"[%s]" % b",\n".join(form.json for form in self.forms)
+        group = Group(None)
+        room = len(encoder.group_header(b"", 0, b"", 0)) + 256
+        block = bytearray(room)
+        for name, kind, shape, content in (
+            ("records", encoder.numpy_datatype(ROW_TYPE), (len(self.rows) // ROW.size,), self.rows),
+            ("calls", encoder.text_type(len(calls)), (), calls),
+            ("forms", encoder.text_type(len(forms)), (), forms),
+        ):
+            group.add(encoder.hard_link(name, group.num_links, start + len(block)))
+            block += encoder.dataset(kind, shape, content, start + len(block))
+        header = group.header()
+        block[: len(header)] = header
+        return bytes(block)
+
+    def seal(self) -> None:
+        """Write the index, count the hard links, and close the file."""
+        index = self._index(self.end + PREFIX_HEADER)
+        at = self.end + PREFIX_HEADER
+        self.append(journal.INDEX, bytes(PREFIX_HEADER), index)
+        self.root.foremost = encoder.hard_link(INDEX_GROUP, self.root.num_links, at)
+        self.dirty.add(self.root)
+        for row, extra in self.num_links_to.items():
+            header = ROW.unpack_from(self.rows, row * ROW.size)[5]
+            self.write(_NUMBER.pack(1 + extra), header + LINK_COUNT_AT)
+        self.commit()
+        os.ftruncate(self.descriptor, self.end)
+        self.close()
+        self.sealed = True
+
+    def abandon(self) -> None:
+        """Close the file as it is: its journal holds all that was written."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1

@@ -1,0 +1,287 @@
+"""From Records to bytes in the ring: numbers what comes, lays it down as the file will have it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dumpcmp.archive import journal
+from dumpcmp.archive.escaping import group_path, link_name
+from dumpcmp.archive.journal import HEADER, SEQUENCE, SEQUENCE_AT, text_prefix
+from dumpcmp.archive.schema import (
+    ALIGNMENT,
+    MAGIC,
+    MAX_LINKS,
+    MAX_TEXT,
+    PREFIX_HEADER,
+    WAITING,
+)
+from dumpcmp.archive.write.drain import GATHER_NBYTES, SEAL, Drain
+from dumpcmp.archive.write.form import Form, FormKey, form_key, trouble_with
+from dumpcmp.archive.write.groups import call_json
+from dumpcmp.archive.write.large import put_large
+from dumpcmp.archive.write.part import Part
+from dumpcmp.archive.write.steps import CallPlan, PartPlan, Place, StepPlan, Steps
+from dumpcmp.nouns.record import Call, Kept, Record, Source
+
+MOST_FORMS = 65_536
+_ZEROS = bytes(ALIGNMENT)
+_VALUE = journal.VALUE
+_PACK = HEADER.pack_into
+_PACK_SEQUENCE = SEQUENCE.pack_into
+
+
+class Staging:
+    """Lays calls and values into the ring of `drain`. Whoever calls holds the drain's lock.
+
+    A record becomes valid in the ring with its sequence number, which is written last.
+    """
+
+    def __init__(self, drain: Drain) -> None:
+        self.num_records = 0
+        self.nbytes = 0
+        self._drain = drain
+        self._ring = drain.ring
+        self._room = drain.ring.room
+        self._largest = drain.ring.capacity // 2
+        self._sequence = 1
+        self._forms: dict[FormKey, Form] = {}
+        self._step: StepPlan | None = None
+
+    def take_call(self, call: Call, steps: Steps) -> None:
+        """Take a call; the first of its name stays."""
+        step = self._step
+        if step is None or step.number != call.step or step.model != call.model:
+            step = self._step = steps.get(call.model, call.step)
+        name = (call.op, call.call)
+        if name not in step.calls:
+            step.calls[name] = planned = CallPlan(call)
+            self._declare(planned, steps.turn(step) if step.plan.full else step.plan)
+
+    def take(self, record: Record, source: Source | None, steps: Steps) -> None:
+        """Take a value: its elements, a link to an earlier value, or why there is neither."""
+        key = record.key
+        step = self._step
+        if step is None or step.number != key.step or step.model != key.model:
+            step = self._step = steps.get(key.model, key.step)
+        plan = steps.turn(step) if step.plan.full else step.plan
+        call = step.calls.get((key.op, key.call))
+        if call is None or call.plan is not plan:
+            call = self._call_in(step, plan, record)
+        if key.slot in call.slots:
+            record = _renamed(record, call)
+        if record.same_as is not None:
+            place = step.place_of(record.same_as)
+            if place is not None:
+                self._take_link(record, plan, call, place)
+                return
+            record = _unstorable(record, f"same as {record.same_as}, which is not in the archive")
+        self._take_value(record, source, plan, call)
+
+    def end_step(self, model: str, number: int, steps: Steps) -> None:
+        """Nothing more will come of this step."""
+        self._step = None
+        steps.end(model, number)
+
+    def seal(self, part: Part) -> None:
+        """Let `part` be sealed once all that was laid down for it is written."""
+        self._drain.submit((SEAL, part, 0, 0))
+
+    def _call_in(self, step: StepPlan, plan: PartPlan, record: Record) -> CallPlan:
+        """The call of `record`, declared in the part `plan`; made up if nobody told of it."""
+        key = record.key
+        call = step.calls.get((key.op, key.call))
+        if call is None:
+            bare = Call(key.model, key.step, key.op, key.call, record.order)
+            call = step.calls[key.op, key.call] = CallPlan(bare)
+        self._declare(call, plan)
+        return call
+
+    def _take_value(
+        self, record: Record, source: Source | None, plan: PartPlan, call: CallPlan
+    ) -> None:
+        fields = form_key(record)
+        form = self._forms.get(fields) or self._new_form(record, fields)
+        nbytes = form.nbytes
+        if nbytes and (source is None or source.nbytes != nbytes):
+            record = _unstorable(record, _mismatch(source, nbytes))
+            form, nbytes = self._new_form(record, form_key(record)), 0
+        number = plan.forms.get(form)
+        if number is None:
+            number = self._declare_form(form, plan)
+        if form.total > self._largest:
+            self._take_large(record, source, plan, call, form, number)
+        else:
+            self._copy(record.order, source, plan, call.number, form, number)
+        key, row = record.key, plan.num_rows
+        call.slots[key.slot] = (plan, row, key)
+        plan.num_rows = row + 1
+        plan.nbytes += form.total
+        if plan.nbytes >= plan.most_nbytes or row >= MAX_LINKS:
+            plan.full = True
+        self.num_records += 1
+        self.nbytes += nbytes
+
+    def _copy(
+        self, order: int, source: Source | None, plan: PartPlan, call: int, form: Form, number: int
+    ) -> None:
+        """Lay the value into the ring as it will lie in the file, and hand it over.
+
+        This runs for every value: it reads no attribute twice and calls little.
+        """
+        ring, drain, room = self._ring, self._drain, self._room
+        total, nbytes, place = form.total, form.nbytes, ring.head
+        if ring.wrapped or not ring.used or total > ring.reach - place or ring.path is None:
+            place = self._reserve(total)
+        _PACK(
+            room, place, MAGIC, 0, plan.nonce, 0, 0, nbytes, _VALUE,
+            form.blocks, call, number, plan.num_rows, order,
+        )  # fmt: skip
+        wait, digest = None, ""
+        if nbytes and source is not None:
+            if nbytes % ALIGNMENT:
+                room[place + total - ALIGNMENT : place + total] = _ZEROS
+            start = place + form.prefix_nbytes
+            wait = source.copy_into(room[start : start + nbytes])
+            if wait is not None:
+                room[place : place + 4] = WAITING
+            else:
+                digest = getattr(source, "digest", "")
+        _PACK_SEQUENCE(room, place + SEQUENCE_AT, self._sequence)
+        self._sequence += 1
+        ring.head += total
+        ring.used += total
+        drain.pending.append(
+            (_VALUE, plan.part, place, total, call, form, number, order, wait, digest)
+        )
+        if drain.asleep or ring.used > GATHER_NBYTES:
+            drain.nudge()
+
+    def _take_large(
+        self, record: Record, source: Source | None, plan: PartPlan, call: CallPlan, form: Form,
+        number: int,
+    ) -> None:  # fmt: skip
+        """A value too large for the ring goes straight into the part, while the thread rests."""
+        assert source is not None
+        self._drain.wait_until(lambda: self._ring.used == 0)
+        if self._drain.error is None:
+            with self._drain.working:
+                header = (call.number, number, plan.num_rows, record.order)
+                put_large(plan.part, form, source, header)
+                self._drain.open_parts.add(plan.part)
+
+    def _take_link(self, record: Record, plan: PartPlan, call: CallPlan, place: Place) -> None:
+        fields = form_key(record)
+        form = self._forms.get(fields) or self._new_form(record, fields)
+        number = plan.forms.get(form)
+        if number is None:
+            number = self._declare_form(form, plan)
+        holder, row, first = place
+        path = "/".join((*group_path(first.op, first.call), link_name(first.slot)))
+        prefix = text_prefix(b"[%d,%d]" % (holder.part.number, row))
+        order = record.order
+        rest = (call.number, form, number, order, holder.part, row, path)
+        self._lay(journal.LINK, prefix, plan, (call.number, number, plan.num_rows, order), rest)
+        call.slots[record.key.slot] = place
+        plan.num_rows += 1
+        plan.full = plan.full or plan.num_rows > MAX_LINKS
+        self.num_records += 1
+
+    def _new_form(self, record: Record, fields: FormKey) -> Form:
+        if record.kept is not Kept.NOTHING and (trouble := record.problem or trouble_with(record)):
+            record = _unstorable(record, trouble)
+        if len(self._forms) >= MOST_FORMS:
+            self._forms.clear()
+        form = self._forms[fields] = Form(record)
+        return form
+
+    def _declare_form(self, form: Form, plan: PartPlan) -> int:
+        number = plan.forms[form] = len(plan.forms)
+        self._lay(journal.FORM, form.text, plan, (0, number, 0, 0), (form,))
+        return number
+
+    def _declare(self, planned: CallPlan, plan: PartPlan) -> None:
+        """Give the call a number in the part, and write it down there."""
+        planned.plan, planned.number = plan, plan.count_call()
+        text = call_json(planned.call)
+        if len(text) > MAX_TEXT:
+            planned.call = replace(planned.call, arguments=_omitted(planned.call.arguments))
+            text = call_json(planned.call)
+        header = (planned.number, 0, 0, planned.call.order)
+        self._lay(journal.CALL, text_prefix(text), plan, header, (planned.call, text))
+
+    def _lay(
+        self, kind: int, prefix: bytes, plan: PartPlan, numbers: tuple[int, int, int, int],
+        rest: tuple[Any, ...],
+    ) -> None:  # fmt: skip
+        """Put a record that is all prefix into the ring."""
+        total = len(prefix)
+        place = self._reserve(total)
+        self._room[place : place + total] = prefix
+        _PACK(self._room, place, MAGIC, 0, plan.nonce, 0, 0, 0, kind, total // ALIGNMENT, *numbers)
+        self._publish((kind, plan.part, place, total, *rest))
+        plan.nbytes += total
+
+    def _reserve(self, nbytes: int) -> int:
+        """A place for `nbytes` in one piece; waits while the ring is full."""
+        ring = self._ring
+        if ring.path is None:
+            self._drain.keep_up(self._sequence)
+        if ring.used == 0:
+            ring.rewind(self._sequence)
+        place = ring.place_for(nbytes)
+        if place == ring.head:
+            return place
+        if place < 0:
+            ring.reach_for(nbytes)
+            self._drain.wait_until(lambda: ring.used == 0 or ring.place_for(nbytes) >= 0)
+            if self._drain.error is not None:
+                raise self._drain.error
+            return self._reserve(nbytes)
+        self._wrap()
+        return place
+
+    def _wrap(self) -> None:
+        """Leave a record that says where the next one is, if there is room for it."""
+        ring = self._ring
+        place, nbytes = ring.head, min(PREFIX_HEADER, ring.capacity - ring.head)
+        entry = (journal.WRAP, None, place, nbytes)
+        if nbytes:
+            HEADER.pack_into(self._room, place, MAGIC, 0, 0, 0, 0, 0, journal.WRAP, *(0,) * 5)
+            self._publish(entry)
+        else:
+            self._drain.submit(entry)
+        ring.wrap()
+
+    def _publish(self, entry: tuple[Any, ...]) -> None:
+        """Number the record, which makes it valid in the ring, and hand it to the thread."""
+        SEQUENCE.pack_into(self._room, entry[2] + SEQUENCE_AT, self._sequence)
+        self._sequence += 1
+        ring, drain, nbytes = self._ring, self._drain, entry[3]
+        ring.head += nbytes
+        ring.used += nbytes
+        drain.pending.append(entry)
+        if drain.asleep or ring.used > GATHER_NBYTES:
+            drain.nudge()
+
+
+def _renamed(record: Record, call: CallPlan) -> Record:
+    """A second value of the same Key stays in the archive under a name of its own."""
+    number = 1
+    while (slot := f"{record.key.slot}~{number}") in call.slots:
+        number += 1
+    return replace(record, key=record.key.site.key(slot))
+
+
+def _unstorable(record: Record, problem: str) -> Record:
+    return replace(record, kept=Kept.NOTHING, problem=problem, same_as=None, stored=None)
+
+
+def _mismatch(source: Source | None, nbytes: int) -> str:
+    if source is None:
+        return "its elements were not given"
+    return f"its shape and type need {nbytes} bytes, but it has {source.nbytes}"
+
+
+def _omitted(arguments: str) -> str:
+    return f'{{"omitted": "{len(arguments)} characters"}}'

@@ -1,0 +1,255 @@
+"""The sink of a capture: copies what it receives into a ring that has the file's layout."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import socket
+import warnings
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from dumpcmp.archive.directory import RankDirectory, now
+from dumpcmp.archive.repair.recovery import rescue
+from dumpcmp.archive.repair.remains import RING_FILE, RING_PREFIX, process_start
+from dumpcmp.archive.schema import SCHEMA_VERSION
+from dumpcmp.archive.write.drain import Drain
+from dumpcmp.archive.write.ring import Ring
+from dumpcmp.archive.write.staging import Staging
+from dumpcmp.archive.write.steps import Steps
+from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
+from dumpcmp.nouns.record import Call, Record, Source
+
+RING_NBYTES = 256 << 20
+Memory = Literal["shared", "file", "private"]  # where the ring lies, if it can
+PRIVATE_RING_NBYTES = 8 << 20  # small, so that it is drained within the promised 100 ms
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a capture has come, for a live line."""
+
+    num_records: int
+    nbytes: int
+    seconds_waited: float  # for a disk that is slower than the model
+
+
+class ArchiveWriter:
+    """Writes one rank's part of an archive: a `Sink` that several threads may share.
+
+        with ArchiveWriter("d1", run={"mode": "eager"}) as sink:
+            sink.call(call)
+            sink.put(record, source)
+
+    Trouble while writing warns once, ends the capture and leaves the program alone.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        run: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+        part_nbytes: int = 1 << 30,
+        ring_nbytes: int = RING_NBYTES,
+        memory: Memory = "shared",
+    ) -> None:
+        self._directory = RankDirectory(Path(path), rank, world_size)
+        self._directory.create(overwrite=overwrite)
+        self.run: dict[str, Any] = dict(run or {})
+        self._ring = self._make_ring(ring_nbytes, memory)
+        self._drain = Drain(self._ring)
+        self._lock = self._drain.lock
+        self._staging = Staging(self._drain)
+        self._steps = Steps(self._directory, part_nbytes, self._staging.seal)
+        self._error: BaseException | None = None  # the producer's own
+        self._told = False
+        self._closed = self._stopped = False
+        self._facts = self._opening_facts()
+        self._write_beginning()
+        _LIVE.add(self)
+        atexit.register(self.close)
+        self._drain.start()
+
+    def _write_beginning(self) -> None:
+        try:
+            self._directory.write_run(self._facts)
+        except OSError as error:
+            self._ring.close()
+            raise ArchiveError(
+                f"cannot write {self.path}: {error.strerror}", hint="choose a disk with room"
+            ) from error
+
+    def _make_ring(self, nbytes: int, memory: Memory) -> Ring:
+        """A ring that outlives a kill: in shared memory, else on the disk; else a private one."""
+        name = f"{RING_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
+        if memory == "shared" and (ring := Ring.shared(nbytes, name)):
+            return ring
+        if memory != "private" and (ring := Ring.in_file(nbytes, self.path / RING_FILE)):
+            return ring
+        return Ring(min(nbytes, PRIVATE_RING_NBYTES))
+
+    def _opening_facts(self) -> dict[str, Any]:
+        ring = self._ring.path.name if self._ring.path else None
+        pid = os.getpid()
+        began = process_start(pid)
+        writer = {"host": socket.gethostname(), "pid": pid, "began": began, "ring": ring}
+        return {
+            "schema": SCHEMA_VERSION,
+            "world_size": self._directory.world_size,
+            "rank": self._directory.rank,
+            "started": now(),
+            "ended": None,
+            "complete": False,
+            "problem": "",
+            "num_records": 0,
+            "nbytes": 0,
+            "writer": writer,
+            "run": self.run,
+        }
+
+    @property
+    def path(self) -> Path:
+        """The rank's own directory."""
+        return self._directory.path
+
+    @property
+    def staging(self) -> memoryview:
+        """The ring's memory, for a capture that wants to pin it."""
+        return self._ring.room
+
+    @property
+    def active(self) -> bool:
+        """Whether the sink still takes Records: False after `close` and after trouble."""
+        return not self._stopped and self._drain.error is None
+
+    @property
+    def progress(self) -> Progress:
+        """What has been received so far."""
+        return Progress(self._staging.num_records, self._staging.nbytes, self._drain.seconds_waited)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        stopped = "" if kind is None else f"the program raised {kind.__name__}: {error}"
+        self.close(problem=stopped)
+
+    def call(self, call: Call) -> None:
+        """Receive a call, before the Records of its values. The first of its name stays."""
+        with self._lock:
+            if not self._stopped and self._drain.error is None:
+                try:
+                    self._staging.take_call(call, self._steps)
+                    return
+                except Exception as error:
+                    self._stop(error)
+        self._tell()
+
+    def put(self, record: Record, source: Source | None) -> None:
+        """Receive a value; `source` is None for a link (`same_as`) or a `problem`."""
+        self._lock.acquire()  # twice as fast as a with block, and this runs for every value
+        try:
+            if not self._stopped and self._drain.error is None:
+                self._staging.take(record, source, self._steps)
+                return
+        except Exception as error:
+            self._stop(error)
+        finally:
+            self._lock.release()
+        self._tell()
+
+    def text(self, model: str, name: str, text: str) -> None:
+        """Receive a readable companion of the run, such as a graph as code."""
+        with self._lock:
+            if self.active:
+                try:
+                    self._directory.write_text(model, name, text)
+                except Exception as error:
+                    self._stop(error)
+        self._tell()
+
+    def finish_step(self, model: str, step: int) -> None:
+        """Say that nothing more of this step will come, so that its part can be sealed now."""
+        with self._lock:
+            if self.active:
+                self._staging.end_step(model, step, self._steps)
+
+    def close(self, problem: str = "") -> None:
+        """Write everything that was received, seal the parts, and say so in run.json."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = self._stopped = True
+        atexit.unregister(self.close)
+        _LIVE.discard(self)
+        self._drain.stop()
+        self._ring.close()
+        for part in self._drain.open_parts:  # none, unless the thread failed
+            rescue(part.path)
+        self._write_end(problem)
+        self._tell()
+
+    def _write_end(self, problem: str) -> None:
+        problem = self._trouble() or problem
+        self._facts |= {
+            "ended": now(),
+            "complete": not problem,
+            "problem": problem,
+            "num_records": self._staging.num_records,
+            "nbytes": self._staging.nbytes,
+            "writer": None,
+        }
+        try:
+            self._directory.write_run(self._facts)
+        except OSError as error:
+            self._error = self._error or error
+
+    def _stop(self, error: Exception) -> None:
+        """Take nothing more: something went wrong where the program is, not in the thread."""
+        self._error, self._stopped = error, True
+
+    def _trouble(self) -> str:
+        error = self._drain.error or self._error
+        return f"{type(error).__name__}: {error}" if error else ""
+
+    def _tell(self) -> None:
+        """Warn of trouble, once, in the thread of the program that is being captured."""
+        if self._told or not (trouble := self._trouble()):
+            return
+        self._told = True
+        warnings.warn(
+            f"the capture into {self.path} stopped, and the program goes on: {trouble}\n"
+            "  what was written before stays readable; see it with dumpcmp audit",
+            CaptureWarning,
+            stacklevel=3,
+        )
+
+    def _abandon(self) -> None:
+        """Become inert: a forked child has neither the thread nor the right to the ring."""
+        self._closed = self._stopped = True
+        atexit.unregister(self.close)
+
+
+_LIVE: weakref.WeakSet[ArchiveWriter] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for writer in list(_LIVE):
+        writer._abandon()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,1 @@
+"""The nouns: frozen values that stages hand to each other, with little behaviour of their own."""

@@ -1,0 +1,142 @@
+"""The columns of a report, written down once: CSV, JSON, to_pandas and docs/reports.md share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from dumpcmp.nouns.row import Row
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Cell = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, what it means, and how to read it from a Row."""
+
+    name: str
+    doc: str
+    cell: Callable[[Row], Cell]
+
+
+def _metric(name: str, doc: str, path: str = "") -> Column:
+    """A column that is empty where nothing was measured."""
+    read = attrgetter(path or name)
+    return Column(name, doc, lambda row: None if row.metrics is None else read(row.metrics))
+
+
+def _shape(shape: tuple[int, ...] | None) -> str | None:
+    return None if shape is None else "x".join(map(str, shape)) or "scalar"
+
+
+def _place(row: Row) -> str | None:
+    return None if row.metrics is None or row.metrics.equal else str(list(row.metrics.worst))
+
+
+def _error(row: Row, side: int) -> float | None:
+    return None if row.reference_errors is None else row.reference_errors[side]
+
+
+def _ratio(row: Row) -> float | None:
+    if row.reference_errors is None:
+        return None
+    golden, mine = row.reference_errors
+    if not golden:
+        return float("inf") if mine else 1.0
+    return mine / golden
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("model", "name of the root module", lambda row: row.key.model),
+    Column("token", "step: the nth call of the model, from 0", lambda row: row.key.step),
+    Column("op", "module path, or module path/function", lambda row: row.key.op),
+    Column("call", "nth call of the op, from 0", lambda row: row.key.call),
+    Column("slot", "which value of the call: input.0, output.0, ...", lambda row: row.key.slot),
+    Column("verdict", "PASS, FAIL, UNPAIRED, SHAPE, ...", lambda row: row.verdict.value),
+    Column("root", "True where a divergence began", lambda row: row.root),
+    Column(
+        "cause",
+        "the root that this row inherits from",
+        lambda row: str(row.cause) if row.cause else "",
+    ),
+    Column("reason", "why the verdict is not PASS", lambda row: row.judgement.reason),
+    _metric("cosine", "cosine of the angle between golden and mine"),
+    _metric("max_abs_diff", "largest |mine - golden|"),
+    Column("worst", "index of the element with max_abs_diff", _place),
+    _metric("max_rel_err", "largest |mine - golden| / (|golden| + rms of golden)"),
+    _metric("mean_rel_err", "mean of |mine - golden| / (|golden| + rms of golden)"),
+    _metric("max_rel_err_plain", "largest |mine - golden| / |golden|; inf at golden zeros"),
+    _metric("rel_l2", "norm of mine - golden over the norm of golden"),
+    Column("tolerance", "the rel_l2 that was admissible, where that was the rule",
+           lambda row: row.judgement.limit),
+    _metric("cosine_distance", "1 - cosine, from the differences, so that it keeps its digits"),
+    _metric("rmse", "root of the mean squared difference"),
+    _metric("mean_abs_diff", "mean |mine - golden|"),
+    _metric("pcc", "Pearson correlation; empty for constants, blind to scale and offset"),
+    _metric("gain", "how much larger mine is than golden, as a factor less 1"),
+    _metric("gain_score", "mean gain of the rows over its standard error; above 8 is no chance"),
+    _metric("max_row_err", "largest relative error of one row (trailing dims of 64 or more)"),
+    _metric("max_ulp", "most representable numbers between two elements"),
+    _metric("count", "elements of the value"),
+    _metric("mismatched", "elements that are not close (rtol, atol), or differ if integers"),
+    _metric("golden_nan", "NaN in golden", "golden.num_nan"),
+    _metric("my_nan", "NaN in mine", "target.num_nan"),
+    _metric("golden_inf", "infinities in golden", "golden.num_inf"),
+    _metric("my_inf", "infinities in mine", "target.num_inf"),
+    Column("golden_dtype", "element type of golden", lambda row: row.golden_dtype),
+    Column("my_dtype", "element type of mine", lambda row: row.target_dtype),
+    Column("golden_shape", "shape of golden", lambda row: _shape(row.golden_shape)),
+    Column("my_shape", "shape of mine", lambda row: _shape(row.target_shape)),
+    _metric("golden_min", "smallest finite element of golden", "golden.min"),
+    _metric("golden_max", "largest finite element of golden", "golden.max"),
+    _metric("golden_mean", "mean of golden's finite elements", "golden.mean"),
+    _metric("golden_norm", "Euclidean norm of golden's finite elements", "golden.norm"),
+    _metric("my_min", "smallest finite element of mine", "target.min"),
+    _metric("my_max", "largest finite element of mine", "target.max"),
+    _metric("my_mean", "mean of my finite elements", "target.mean"),
+    _metric("my_norm", "Euclidean norm of my finite elements", "target.norm"),
+    Column("golden_error", "rmse of golden against --reference", lambda row: _error(row, 0)),
+    Column("my_error", "rmse of mine against --reference", lambda row: _error(row, 1)),
+    Column("error_ratio", "my_error over golden_error; below 1, mine is the better", _ratio),
+    Column("metrics", "exact, or estimated from Summaries",
+           lambda row: _how_known(row)),
+    _metric("confidence", "relative standard deviation of estimates; inf: only a lower bound",
+            "confidence"),
+    Column("paired_by",
+           "how the two sides found each other: key, prefix, mapping, order, provenance, twin, ...",
+           lambda row: row.paired_by),
+    Column("layout", "of a partitioned run: how the shards became whole", lambda row: row.layout),
+    Column("my_op", "the op on my side, where it has another name or call",
+           lambda row: _other_name(row)),
+    Column("source", "line of the program that ran the op", lambda row: row.source),
+)  # fmt: skip
+
+
+def _how_known(row: Row) -> str | None:
+    if row.metrics is None:
+        return None
+    return "exact" if row.metrics.exact else "estimated"
+
+
+def _other_name(row: Row) -> str | None:
+    golden, target = row.golden_key, row.target_key
+    if golden is None or target is None or golden == target:
+        return None
+    return f"{target.model}[{target.step}] {target.op}#{target.call} {target.slot}"
+
+
+def cells(row: Row) -> dict[str, Cell]:
+    """The cells of one row, by column."""
+    return {column.name: column.cell(row) for column in COLUMNS}
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """`rows` as a table."""
+    import pandas as pd
+
+    return pd.DataFrame([cells(row) for row in rows], columns=[c.name for c in COLUMNS])

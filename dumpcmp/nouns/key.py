@@ -1,0 +1,161 @@
+"""The names of a run: Op, Slot, the Site of a call, and the Key of a value."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+ROOT = "<root>"  # the op name of the root module, whose path in torch is the empty string
+_MARK = re.compile(r"@\w+(?=/|$)")
+
+
+class Op(str):
+    """The name of an op: the path of a module, or that and the function that ran in it.
+
+    ``layers.3.attn@1/linear`` is the function ``linear`` in the second call of ``layers.3.attn``.
+    """
+
+    __slots__ = ()
+
+    @property
+    def scope(self) -> str:
+        """The module and which call of it: ``layers.3.attn@1``."""
+        return self.partition("/")[0]
+
+    @property
+    def module(self) -> str:
+        """The module's path: ``layers.3.attn``."""
+        return self.scope.partition("@")[0]
+
+    @property
+    def function(self) -> str:
+        """The function in the module: ``linear``; empty for the module itself."""
+        return self.partition("/")[2]
+
+    @property
+    def is_module(self) -> bool:
+        """Whether this is a module, which computes nothing but by the functions inside."""
+        return "/" not in self
+
+    @property
+    def plain(self) -> Op:
+        """The op without the mark that says which call of the module it is in."""
+        return Op(_MARK.sub("", self)) if "@" in self else self
+
+    @property
+    def family(self) -> tuple[str, str]:
+        """The module that it runs in, and its name there: a function, or a child module."""
+        if self.function:
+            return self.scope, f"/{self.function}"
+        parent, _, name = self.rpartition(".")
+        return ("", ROOT) if self == ROOT else (parent or ROOT, name)
+
+    @property
+    def block(self) -> str:
+        """The outermost numbered module that it is in: ``layers.3``; empty where there is none."""
+        segments = self.module.split(".")
+        for i, segment in enumerate(segments):
+            if segment.isdecimal():
+                return ".".join(segments[: i + 1])
+        return ""
+
+    def is_inside(self, holder: Op) -> bool:
+        """Whether it can run inside a call of the module `holder`, as another op than that."""
+        path = self.module
+        return self != holder and (
+            holder == ROOT or path == holder or path.startswith(f"{holder}.")
+        )
+
+    def within(self, path: str) -> Op:
+        """The op of the same function in the scope `path`."""
+        return Op(f"{path}/{self.function}" if self.function else path)
+
+
+class Slot(str):
+    """Which value of a call: ``input.0``, ``output.logits``, ``grad_input.1``, ``param.weight``."""
+
+    __slots__ = ()
+
+    @property
+    def kind(self) -> str:
+        """What stands before the dot: ``input``, ``grad_output``, ``param``."""
+        return self.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """What stands behind the dot: a position, a keyword, or a path of them."""
+        return self.partition(".")[2]
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it holds what the call was given."""
+        return self.startswith(("input", "param"))
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it holds what the call gave out, forward."""
+        return self.startswith("output")
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it belongs to the backward pass."""
+        return self.startswith("grad")
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether it holds the state of a random generator."""
+        return self.startswith("rng.")
+
+    @property
+    def value(self) -> Slot:
+        """Of a gradient: the slot of the value that it is the gradient of."""
+        return Slot(self.removeprefix("grad_"))
+
+    @property
+    def gradient(self) -> Slot:
+        """The slot of this value's gradient."""
+        return Slot(f"grad_{self}")
+
+
+class Site(NamedTuple):
+    """Names one call of an op."""
+
+    model: str
+    step: int
+    op: Op
+    call: int
+
+    def key(self, slot: str) -> Key:
+        """The Key of a value of this call."""
+        return Key(self.model, self.step, self.op, self.call, slot)
+
+    def __str__(self) -> str:
+        return f"{self.model}[{self.step}] {self.op}#{self.call}"
+
+
+@dataclass(frozen=True, slots=True, order=True, init=False)
+class Key:
+    """Which value of a run this is. Ranks hold shards of it; a Key names the whole."""
+
+    model: str  # name of the root module: "TinyDecoder"
+    step: int
+    op: Op  # "layers.3.attn", or "layers.3.attn/linear" for a function inside it
+    call: int  # nth call: of a module within the step, of a function within its module's call
+    slot: Slot  # "output.0", "input.mask", "grad_input.1", "param.weight", "grad.weight"
+
+    def __init__(self, model: str, step: int, op: str, call: int, slot: str) -> None:
+        put = object.__setattr__
+        put(self, "model", model)
+        put(self, "step", step)
+        put(self, "op", op if op.__class__ is Op else Op(op))
+        put(self, "call", call)
+        put(self, "slot", slot if slot.__class__ is Slot else Slot(slot))
+
+    @property
+    def site(self) -> Site:
+        """The call that the value belongs to."""
+        return Site(self.model, self.step, self.op, self.call)
+
+    def __str__(self) -> str:
+        return f"{self.site} {self.slot}"

@@ -1,0 +1,190 @@
+"""What a comparison or a verification comes to: its rows, their tally, and whether all is well."""
+
+from __future__ import annotations
+
+import html
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dumpcmp.nouns.columns import frame
+from dumpcmp.nouns.errors import VerificationError
+from dumpcmp.nouns.row import FAILING, Row, Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = 20  # rows of an answer that a notebook or a terminal shows
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many rows got which verdict. Tallies add."""
+
+    counts: dict[Verdict, int] = field(default_factory=dict)
+
+    def __add__(self, other: Tally) -> Tally:
+        verdicts = [*self.counts, *(v for v in other.counts if v not in self.counts)]
+        return Tally({v: self[v] + other[v] for v in verdicts})
+
+    def __getitem__(self, verdict: Verdict) -> int:
+        return self.counts.get(verdict, 0)
+
+    @property
+    def total(self) -> int:
+        """All rows."""
+        return sum(self.counts.values())
+
+    @property
+    def compared(self) -> int:
+        """Rows of which both sides were measured."""
+        return sum(self[v] for v in (Verdict.PASS, Verdict.FAIL, Verdict.DTYPE, Verdict.NONFINITE))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items())
+
+
+def tally(rows: Iterable[Any]) -> Tally:
+    """Count the verdicts of `rows`."""
+    return Tally(dict(Counter(row.verdict for row in rows)))
+
+
+class Answer(ABC):
+    """What all answers say by the same words, whatever their rows are.
+
+    `bool(answer)` and `passed` are true only if something was compared and nothing failed.
+    """
+
+    __slots__ = ()
+
+    rows: Sequence[Any]  # each with a `verdict`
+    COLUMNS: tuple[str, ...] = ()  # of the table that a notebook shows
+
+    @property
+    def failing(self) -> frozenset[Verdict]:
+        """The verdicts that count as failures here."""
+        return FAILING
+
+    @property
+    def tally(self) -> Tally:
+        """How many rows got which verdict."""
+        return tally(self.rows)
+
+    @property
+    def failures(self) -> tuple[Any, ...]:
+        """The rows that fail."""
+        return tuple(row for row in self.rows if row.verdict in self.failing)
+
+    @property
+    def compared(self) -> bool:
+        """Whether anything was held against anything."""
+        return bool(self.tally.compared)
+
+    @property
+    def exit_code(self) -> int:
+        """0 same, 1 different, 2 trouble: nothing was compared."""
+        return int(bool(self.failures)) if self.compared else 2
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared and nothing failed."""
+        return self.exit_code == 0
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def raise_for_status(self) -> None:
+        """Raise VerificationError with the worst of it, unless it `passed`."""
+        if not self.passed:
+            raise VerificationError(self.message())
+
+    @property
+    @abstractmethod
+    def headline(self) -> str:
+        """The answer in one line."""
+
+    @abstractmethod
+    def cells(self, row: Any) -> tuple[str, ...]:
+        """One row under `COLUMNS`, for a notebook."""
+
+    @abstractmethod
+    def sentence(self, row: Any) -> str:
+        """One row as a line of an error."""
+
+    def message(self, most: int = 3) -> str:
+        """What failed, in a headline and a line for each of the `most` worst rows."""
+        left = len(self.failures) - most
+        lines = [self.headline, *(f"  {self.sentence(row)}" for row in self.failures[:most])]
+        return "\n".join([*lines, f"  and {left} more"] if left > 0 else lines)
+
+    @property
+    def notable(self) -> Sequence[Any]:
+        """The rows to show where there is little room: those that fail, or else the first ones."""
+        return self.failures or self.rows
+
+    def __repr__(self) -> str:
+        return "\n".join([self.headline, *(f"  {line}" for line in self._lines())])
+
+    def _lines(self) -> Iterator[str]:
+        table = [self.COLUMNS, *map(self.cells, self.notable[:SHOWN])]
+        widths = [max(len(cells[i]) for cells in table) for i in range(len(self.COLUMNS) - 1)] + [0]
+        for cells in table if len(table) > 1 else ():
+            yield "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()
+        if len(self.notable) > SHOWN:
+            yield f"and {len(self.notable) - SHOWN} more rows; to_pandas() has them all"
+
+    def _repr_html_(self) -> str:
+        def line(cells: Iterable[str], tag: str) -> str:
+            written = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+            return f"<tr>{written}</tr>"
+
+        body = "".join(line(self.cells(row), "td") for row in self.notable[:SHOWN])
+        caption = f"<caption>{html.escape(self.headline)}</caption>"
+        return f"<table>{caption}{line(self.COLUMNS, 'th')}{body}</table>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Outcome(Answer):
+    """A whole comparison: every key of either run in exactly one row, in execution order."""
+
+    rows: tuple[Row, ...]
+    roots: tuple[Row, ...] = ()  # where divergences began, in execution order
+    remarks: tuple[str, ...] = ()  # what a reader must know: incomplete runs, missing ranks
+    COLUMNS = ("token", "op", "slot", "verdict", "rel_l2", "reason")
+
+    @property
+    def first_divergence(self) -> Row | None:
+        """The first op whose inputs agree and whose output does not."""
+        return self.roots[0] if self.roots else None
+
+    @property
+    def headline(self) -> str:
+        """Same, different from which op on, or trouble; and the tally."""
+        first = self.first_divergence
+        if not self.compared:
+            return f"TROUBLE: nothing was compared ({self.tally or 'no rows'})"
+        if self.passed:
+            return f"SAME: everything compared agrees within rounding ({self.tally})"
+        where = f" from {first.key} on" if first else ""
+        return f"DIFFERENT{where} ({self.tally})"
+
+    @property
+    def notable(self) -> Sequence[Row]:
+        """Where divergences began; or else what fails; or else the first rows."""
+        return self.roots or self.failures or self.rows
+
+    def cells(self, row: Row) -> tuple[str, ...]:
+        """One row under `COLUMNS`."""
+        rel_l2 = "" if row.metrics is None else f"{row.metrics.rel_l2:.3g}"
+        op = f"{row.key.op}#{row.key.call}"
+        return str(row.key.step), op, row.key.slot, row.verdict, rel_l2, row.judgement.reason
+
+    def sentence(self, row: Row) -> str:
+        """One row as a line of an error."""
+        return f"{row.key}: {row.verdict}; {row.judgement.reason}"
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a table with the columns of the CSV report."""
+        return frame(self.rows)

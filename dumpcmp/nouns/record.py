@@ -1,0 +1,130 @@
+"""What travels from a captured run into an archive and out again: Calls and Records."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from dumpcmp.nouns.key import Key, Op, Site
+
+NO_KERNEL = "no kernel"  # the kernel of an op that a compiled graph has, but never computes
+TWIN = "twin"
+
+
+class Phase(StrEnum):
+    """In which part of a step a call ran."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"  # a forward that activation checkpointing ran again
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One execution of an op: what a reader needs to explain it, and a replay to run it again."""
+
+    model: str
+    step: int
+    op: Op
+    call: int
+    order: int  # position in the step's execution
+    target: str = ""  # "torch.nn.functional.linear", or a module's class
+    source: str = ""  # "model.py:31", the user's line
+    phase: Phase = Phase.FORWARD
+    arguments: str = ""  # JSON: the argument tree, tensors as {"slot": "input.0"}
+    origins: tuple[str, ...] = ()  # a fused kernel: the ops inside, as "op#call"
+    kernel: str = ""  # a fused kernel: its name
+
+    @property
+    def site(self) -> Site:
+        """What this call is named by."""
+        return Site(self.model, self.step, self.op, self.call)
+
+
+class Kept(StrEnum):
+    """How much of a value an archive holds."""
+
+    FULL = "full"
+    SUMMARY = "summary"
+    NOTHING = "nothing"  # `Record.problem` says why
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What an archive holds in place of a value's elements, such as a Summary.
+
+    The bytes have their own `dtype` and `shape`; `attributes` are numbers and words beside them.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    attributes: tuple[tuple[str, str | int | float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where the bytes of a value lie: `nbytes` at `offset` of the file `part`."""
+
+    part: Path
+    offset: int
+    nbytes: int
+    dataset: str = ""  # path of a dataset that only HDF5 can read: chunked or compressed
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One value as one rank saw it: its Key and everything about it except the elements."""
+
+    key: Key
+    order: int  # position of its call in the step's execution
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] = ()  # of the captured tensor, in elements; the archive holds it dense
+    storage_offset: int = 0
+    device: str = "cpu"
+    rank: int = 0
+    layout: str = ""  # how the value lies over the mesh, such as "b s h[tp]"
+    same_as: Key | None = None  # the earlier value that this one is: a link, and a data-flow edge
+    kept: Kept = Kept.FULL
+    problem: str = ""  # why a value could not be stored: "sparse_coo tensors have no dense bytes"
+    digest: str = ""  # xxh3_128 of the stored bytes, hexadecimal
+    location: Location | None = None  # set by the archive that holds the bytes
+    stored: Stored | None = None  # what stands in the archive for the elements; None: they do
+    seen_in: str = ""  # TWIN where the twin of a fused kernel stored it, not the kernel itself
+
+
+class Source(Protocol):
+    """The elements of a captured tensor, able to put themselves where they are wanted.
+
+    One that takes the xxh3_128 of the bytes while it copies them may have it as `digest`, in
+    hexadecimal; a sink then need not take it again.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, dense."""
+        ...
+
+    def copy_into(self, room: memoryview) -> Callable[[], None] | None:
+        """Copy the elements, dense and in row-major order, into `room` of just `nbytes`.
+
+        Returns None when they are there, or a function that waits until they are.
+        """
+        ...
+
+
+class Sink(Protocol):
+    """Receives what a capture sees, in execution order."""
+
+    def call(self, call: Call) -> None:
+        """Receive a call, before the Records of its values."""
+        ...
+
+    def put(self, record: Record, source: Source | None) -> None:
+        """Receive a value; `source` is None for a link (`same_as`) or a `problem`."""
+        ...
+
+    def text(self, model: str, name: str, text: str) -> None:
+        """Receive a readable companion of the run, such as a graph as code."""
+        ...

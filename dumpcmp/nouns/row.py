@@ -1,0 +1,148 @@
+"""One line of an outcome: the Metrics of a pair, the Judgement on it, and the Row of both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dumpcmp.nouns.key import Key
+
+
+class Verdict(StrEnum):
+    """The judgement on one row. Only PASS passes; absence of evidence is not PASS."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    UNPAIRED = "UNPAIRED"  # only one side has it
+    SHAPE = "SHAPE"  # the sides have different shapes
+    DTYPE = "DTYPE"  # different dtypes; compared after promotion, within tolerance
+    EMPTY = "EMPTY"  # no elements: nothing was compared
+    NONFINITE = "NONFINITE"  # NaN or Inf where the other side has none
+    FUSED = "FUSED"  # not materialised in the target: listed, not compared
+    INCONCLUSIVE = "INCONCLUSIVE"  # no credible reference, or no layout that fits
+    ERROR = "ERROR"  # could not be read or measured; the reason says why
+    REFUSED = "REFUSED"  # a partition that the op's annotation forbids
+    SKIPPED = "SKIPPED"  # not tried: listed with the reason
+
+    @property
+    def fails(self) -> bool:
+        """Whether this verdict alone makes the runs different."""
+        return self in FAILING
+
+
+FAILING = frozenset(
+    (
+        Verdict.FAIL,
+        Verdict.UNPAIRED,
+        Verdict.SHAPE,
+        Verdict.NONFINITE,
+        Verdict.ERROR,
+        Verdict.REFUSED,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The extremes, mean and Euclidean norm of one side's finite elements, and its others."""
+
+    min: float = math.nan
+    max: float = math.nan
+    mean: float = math.nan
+    norm: float = math.nan
+    num_nan: int = 0
+    num_inf: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Closeness:
+    """How near an element must lie so as not to count as `Metrics.mismatched`."""
+
+    rtol: float = 1e-5
+    atol: float = 1e-8
+
+
+USUAL = Closeness()
+EXACTLY = Closeness(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """How far the target lies from golden, as numbers and without opinion.
+
+    Differences are target - golden, over the elements that are finite on both sides. Sums are in
+    float64. What does not exist is NaN: the errors of an empty pair, the cosine of a zero, the PCC
+    of a constant.
+    """
+
+    count: int  # elements of either side
+    equal: bool  # the bits of both sides are the same
+    num_finite: int = 0  # elements that are finite on both sides
+    cosine: float = math.nan
+    cosine_distance: float = math.nan  # 1 - cosine, from the differences: exact near zero
+    pcc: float = math.nan
+    rel_l2: float = math.nan  # |target - golden| / |golden|
+    gain: float = math.nan  # the target is (1 + gain) * golden + what does not resemble golden
+    gain_score: float = math.nan  # the mean gain of rows over its standard error
+    max_row_err: float = math.nan  # of rows: |difference| / (|golden's row| + rms of golden's rows)
+    rmse: float = math.nan
+    max_abs_diff: float = math.nan
+    mean_abs_diff: float = math.nan
+    worst: tuple[int, ...] = ()  # where max_abs_diff is
+    max_rel_err: float = math.nan  # of |difference| / (|golden| + rms(golden))
+    mean_rel_err: float = math.nan
+    max_rel_err_plain: float = math.nan  # of |difference| / |golden|; infinite at golden zeros
+    max_ulp: float = math.nan  # in units of the coarser dtype
+    mismatched: int = 0  # elements outside `Closeness`
+    nonfinite_agree: bool = True  # NaN and the infinities are at the same places on both sides
+    golden: Extent = field(default_factory=Extent)
+    target: Extent = field(default_factory=Extent)
+    exact: bool = True  # False: estimated from Summaries
+    confidence: float = 0.0  # relative standard deviation of an estimate
+
+
+class Why(StrEnum):
+    """What lies behind a judgement, for code that goes on from it; its `reason` is for people."""
+
+    PLAIN = ""  # the reason says it all
+    REMOVED = "removed"  # FUSED: no kernel of the target computes the op at all
+    SHARED = "shared"  # FAIL: the kernel that stores the value computes other ops besides
+    BLIND = "blind"  # PASS by a rule that other numbers contradict
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict and the sentence that explains it."""
+
+    verdict: Verdict
+    reason: str = ""
+    limit: float = math.nan  # the rel_l2 that was admissible, where that was the rule
+    why: Why = Why.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the outcome: a value of either run, paired or not, and what was found."""
+
+    key: Key  # golden's, or the target's where golden has none
+    order: int  # golden's execution order, or the target's
+    judgement: Judgement
+    metrics: Metrics | None = None
+    golden_key: Key | None = None
+    target_key: Key | None = None
+    golden_dtype: str = ""
+    target_dtype: str = ""
+    golden_shape: tuple[int, ...] | None = None
+    target_shape: tuple[int, ...] | None = None
+    paired_by: str = ""  # "key", "prefix", "mapping", "order", "provenance", ...
+    root: bool = False  # inputs agree and this output does not: the divergence began here
+    cause: Key | None = None  # of a row that only inherits: the root that it inherits from
+    source: str = ""
+    layout: str = ""  # of a partitioned run: how the shards became whole
+    reference_errors: tuple[float, float] | None = None  # golden's, target's, against a reference
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of the judgement."""
+        return self.judgement.verdict

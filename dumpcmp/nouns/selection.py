@@ -1,0 +1,167 @@
+"""The rule that selects what a capture records: steps, layers, sides, gradients, weights."""
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import TypeVar
+
+from dumpcmp.nouns.errors import SelectionError
+
+_SPAN = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
+_Words = TypeVar("_Words", bound=StrEnum)
+_SCOPE_CALL = re.compile(r"@\w+(?=/|$)")
+
+
+class Io(StrEnum):
+    """Which side of each call is recorded."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    ALL = "all"
+
+
+class Level(StrEnum):
+    """How deep a capture looks: at modules only, or also at the functions inside them."""
+
+    MODULES = "modules"
+    FUNCTIONS = "functions"
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """Which values are recorded. An empty selection of steps or layers selects all of them."""
+
+    steps: tuple[range, ...] = ()
+    layers: tuple[str, ...] = ()  # globs over ops: "layers.*.attn*"
+    io: Io = Io.ALL
+    backward: bool = False
+    weights: bool = False
+    level: Level = Level.FUNCTIONS
+
+    def selects_step(self, step: int) -> bool:
+        """Whether anything of `step` is recorded."""
+        return not self.steps or any(step in span for span in self.steps)
+
+    def selects_op(self, op: str) -> bool:
+        """Whether `op` is recorded; the functions of a module are selected with it."""
+        return not self.layers or _matches(op, self.layers)
+
+    @property
+    def inputs(self) -> bool:
+        """Whether inputs are recorded."""
+        return self.io is not Io.OUTPUT
+
+    @property
+    def outputs(self) -> bool:
+        """Whether outputs are recorded."""
+        return self.io is not Io.INPUT
+
+    def unmatched(self, num_steps: int, ops: Collection[str]) -> list[str]:
+        """A sentence for each filter that selected nothing of what ran, with the closest names."""
+        return [*self._unmatched_steps(num_steps), *self._unmatched_layers(ops)]
+
+    def _unmatched_steps(self, num_steps: int) -> Iterable[str]:
+        for span in self.steps:
+            if span.start >= num_steps:
+                ran = (
+                    f"the program ran tokens 0 to {num_steps - 1}" if num_steps else "no token ran"
+                )
+                yield f"--token {_spelled(span)} matched nothing: {ran}"
+
+    def _unmatched_layers(self, ops: Collection[str]) -> Iterable[str]:
+        for glob in self.layers:
+            if not any(_matches(op, (glob,)) for op in ops):
+                closest = _closest(glob, ops)
+                yield f"--layer {glob!r} matched nothing; closest: {', '.join(closest) or 'none'}"
+
+
+def make_tap(
+    tokens: str | Iterable[int] | None = None,
+    layers: str | Sequence[str] | None = None,
+    io: str = "all",
+    backward: bool = False,
+    weights: bool = False,
+    level: str = "functions",
+) -> Tap:
+    """Read a selection as users write it, on the command line or in Python."""
+    return Tap(
+        parse_steps(tokens), parse_layers(layers), parse_io(io), backward, weights,
+        parse_level(level),
+    )  # fmt: skip
+
+
+def parse_steps(tokens: str | Iterable[int] | None) -> tuple[range, ...]:
+    """Read ``"0,2-3"`` or ``[0, 2, 3]`` as ranges of steps; None selects all."""
+    if tokens is None:
+        return ()
+    words = tokens.split(",") if isinstance(tokens, str) else [str(token) for token in tokens]
+    spans = tuple(_span(word) for word in words)
+    if not spans:
+        raise SelectionError("no token is selected", hint=_TOKENS)
+    return spans
+
+
+_TOKENS = "write tokens as numbers and ranges counted from 0, such as 0,2,5-8"
+
+
+def _span(word: str) -> range:
+    found = _SPAN.fullmatch(word)
+    if not found:
+        raise SelectionError(f"cannot read {word!r} as a token", hint=_TOKENS)
+    first, last = int(found[1]), int(found[2] or found[1])
+    if last < first:
+        raise SelectionError(f"the range of tokens {word!r} runs backwards", hint=_TOKENS)
+    return range(first, last + 1)
+
+
+def parse_layers(layers: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Check globs over ops such as ``layers.*.attn*``; None selects all."""
+    globs = (layers,) if isinstance(layers, str) else tuple(layers or ())
+    for glob in globs:
+        if not isinstance(glob, str) or not glob.strip():
+            raise SelectionError(
+                f"{glob!r} names no layer",
+                hint="write a module's path or a glob over it, such as 'layers.*.attn*'",
+            )
+    return globs
+
+
+def parse_io(io: str) -> Io:
+    """Read which side of each call is recorded."""
+    return _member(Io, io, "--io")
+
+
+def parse_level(level: str) -> Level:
+    """Read how deep the capture looks."""
+    return _member(Level, level, "--level")
+
+
+def _member(words: type[_Words], word: str, option: str) -> _Words:
+    try:
+        return words(word)
+    except ValueError:
+        hint = f"valid are: {', '.join(words)}"
+        raise SelectionError(f"{option} {word!r} is not known", hint=hint) from None
+
+
+@cache
+def _matches(op: str, globs: tuple[str, ...]) -> bool:
+    plain = _SCOPE_CALL.sub("", op)
+    names = (plain, plain.partition("/")[0])
+    return any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs)
+
+
+def _closest(glob: str, ops: Collection[str]) -> list[str]:
+    names = sorted({_SCOPE_CALL.sub("", op) for op in ops})
+    wanted = glob.replace("*", "")
+    within = [name for name in names if wanted and wanted in name]
+    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.3)
+    return list(dict.fromkeys([*within[:3], *near]))[:3]
+
+
+def _spelled(span: range) -> str:
+    return str(span.start) if len(span) == 1 else f"{span.start}-{span.stop - 1}"

@@ -1,0 +1,1 @@
+"""Summaries taken on a CUDA device."""

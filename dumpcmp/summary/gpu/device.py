@@ -1,0 +1,316 @@
+"""Summaries taken where a tensor lives, as one row of numbers, without waiting for the device."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dumpcmp.nouns.dtypes import dtype_named
+from dumpcmp.nouns.errors import CaptureWarning
+from dumpcmp.nouns.record import Stored
+from dumpcmp.nouns.value import Value
+from dumpcmp.summary.gpu.rows import Row
+from dumpcmp.summary.lookup import Tables
+from dumpcmp.summary.packing import DIGEST_WORDS, HEAD, pack, stored_as
+from dumpcmp.summary.reductions import Reduction, named_results, reduced, trouble
+from dumpcmp.summary.sketch import BLOCK, RUN, Place
+from dumpcmp.summary.summary import RAW_LIMIT, SEGMENT_SIZE, Recipe, borders, summarise
+
+if TYPE_CHECKING:
+    from dumpcmp.summary.gpu.launches import Plan
+
+_CHUNK = 64  # blocks whose elements are widened together by the plain form
+_MOST_KNOWN = 4096  # shapes whose Plans are kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A Summary as numbers on the tensor's own device, and what they are."""
+
+    stored: Stored
+    numbers: Tensor
+    digest: str = ""  # of the tensor's bytes, where they were read on the host
+
+    @property
+    def source(self) -> None:
+        """What brings the numbers to the host by itself: nothing."""
+        return
+
+
+class Summariser:
+    """Takes Summaries of tensors on any device; one for a whole capture, so that tables stay."""
+
+    def __init__(self, recipe: Recipe, reduction: Reduction | None = None) -> None:
+        self.recipe = recipe
+        self.reduction = reduction
+        self._tables: dict[tuple[torch.device, int], Tables] = {}
+        self._kernels = True  # until they fail once
+        self._launches: Any = None  # the module, once it is needed
+        self._known: dict[tuple[torch.Size, torch.dtype, torch.device], tuple[Stored, Plan]] = {}
+
+    def __call__(self, tensor: Tensor, place: Place | None = None) -> Packed | Row | None:
+        """The Summary of `tensor`, or None where the tensor itself is smaller.
+
+        `place` says where a shard lies in its whole.
+        """
+        with torch._C.DisableTorchFunction():
+            known = self._known.get((tensor.shape, tensor.dtype, tensor.device))
+            if known and place is None and type(tensor) is Tensor and tensor.is_contiguous():
+                stored, plan = known  # nothing is decided twice, and little is asked
+                try:
+                    return Row(stored, *plan.row(tensor))
+                except Exception as error:
+                    self._go_without(error)
+            if tensor.numel() <= RAW_LIMIT:
+                return None
+            with torch.no_grad():
+                on_host = tensor.device.type == "cpu"
+                return self._on_host(tensor, place) if on_host else self._away(tensor, place)
+
+    def _on_host(self, tensor: Tensor, place: Place | None) -> Packed:
+        dense = tensor.contiguous()
+        value = _lent(dense)
+        summary = summarise(value, self.recipe, place)
+        if self.reduction is not None:  # which may keep what it is given
+            summary = reduced(summary, Value(value.dtype, value.bits.copy()), self.reduction)
+        stored, numbers = pack(summary)
+        return Packed(stored, torch.from_numpy(numbers), summary.digest)
+
+    def _away(self, tensor: Tensor, place: Place | None = None) -> Packed | Row:
+        recipe = self.recipe
+        real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+        whole = (place.whole if place else tuple(tensor.shape)) + tuple(real.shape[tensor.ndim :])
+        flat = _summable(real.contiguous().view(-1))
+        names, own, problem = self._reduced(tensor)
+        stored = stored_as(recipe, whole, names, problem)
+        if place is None and (plan := self._plan(flat)) is not None:
+            made = self._by_kernel(flat, lambda _: plan.row(flat))
+            if made is not None:
+                self._learn(tensor, flat, stored, plan)
+                row = Row(stored, *made)
+                return _joined(row, own) if own else row
+        cuts = borders(whole, recipe.segments) if recipe.size else [0, flat.numel()]
+        if place is None:
+            sums, totals = self._passes(flat, cuts)
+        else:
+            sums, totals = self._scattered(flat, flat_indices(place, real), cuts)
+        head = _head(totals, flat.numel())
+        folded = self._folded(sums, recipe) if recipe.size else []
+        return Packed(stored, torch.cat([head, *own, *folded]))
+
+    def _passes(self, flat: Tensor, cuts: list[int]) -> tuple[Tensor, Tensor]:
+        """Sums by segment and hash, and totals by segment, of a tensor that is its own whole."""
+        sums, totals = [], []
+        for low, high in itertools.pairwise(cuts):
+            for row in range(self.recipe.num_hashes):
+                wide, total = self._pass(flat[low:high], low, self.recipe.seed + row)
+                sums.append(wide)
+                totals += [] if row else [total]
+        return torch.stack(sums), torch.stack(totals)
+
+    def _scattered(self, flat: Tensor, indices: Tensor, cuts: list[int]) -> tuple[Tensor, Tensor]:
+        """The same of a shard whose elements lie at `indices` of the whole."""
+        clean, totals = _totals(flat)
+        sums = []
+        for low, high in itertools.pairwise(cuts):
+            inside = (indices >= low) & (indices < high)
+            for row in range(self.recipe.num_hashes):
+                tables = self._tables_for(flat.device, self.recipe.seed + row)
+                sums.append(scattered(clean * inside, indices, cuts[-1], tables))
+        return torch.stack(sums), totals[None]
+
+    def _plan(self, flat: Tensor) -> Plan | None:
+        """How a few launches make the packed row, where kernels have this recipe and device."""
+        recipe = self.recipe
+        if recipe.num_hashes > 1 or recipe.segments or not recipe.size:
+            return None
+        tables = self._tables_for(flat.device, recipe.seed)
+        plan: Plan | None = self._by_kernel(
+            flat, lambda launches: launches.Plan(flat, recipe.size, HEAD, tables)
+        )
+        return plan
+
+    def _learn(self, tensor: Tensor, flat: Tensor, stored: Stored, plan: Plan) -> None:
+        """Remember the plan for tensors that need no preparation, and no reduction of the user."""
+        if self.reduction is not None or flat.dtype is not tensor.dtype:
+            return
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[tensor.shape, tensor.dtype, tensor.device] = (stored, plan)
+
+    def _by_kernel(self, flat: Tensor, use: Callable[[Any], Any]) -> Any:
+        """What `use` makes of the kernels, or None where there are none for this device."""
+        if flat.device.type != "cuda" or not self._kernels:
+            return None
+        try:
+            if self._launches is None:
+                self._launches = import_module("dumpcmp.summary.gpu.launches")
+            return use(self._launches)
+        except Exception as error:  # whatever the compiler of kernels trips over
+            self._go_without(error)
+            return None
+
+    def _go_without(self, error: Exception) -> None:
+        self._kernels = False
+        self._known.clear()
+        warnings.warn(
+            f"summaries are taken without kernels of their own, and slower: {error}",
+            CaptureWarning,
+            stacklevel=3,
+        )
+
+    def _pass(self, flat: Tensor, start: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Sums of the turned blocks, and totals, of elements that begin at index `start`."""
+        tables = self._tables_for(flat.device, seed)
+        by_kernel = self._by_kernel(flat, lambda launches: launches.summed(flat, start, tables))
+        if by_kernel is not None:
+            wide, totals = by_kernel
+            return wide, totals
+        return summed(flat, start, tables)
+
+    def _tables_for(self, device: torch.device, seed: int) -> Tables:
+        key = (device, seed)
+        if key not in self._tables:
+            self._tables[key] = Tables(device, seed)
+        return self._tables[key]
+
+    def _folded(self, sums: Tensor, recipe: Recipe) -> list[Tensor]:
+        """The sketch, row by row, and the segments' sketches."""
+        rows = sums.view(-1, recipe.num_hashes, BLOCK)
+        tables = [self._tables_for(sums.device, recipe.seed + j) for j in range(recipe.num_hashes)]
+        whole = [t.fold(rows[:, j].sum(0), recipe.size) for j, t in enumerate(tables)]
+        if not recipe.segments:
+            return whole
+        parts = [t.fold(row[j], SEGMENT_SIZE) for row in rows for j, t in enumerate(tables)]
+        return whole + parts
+
+    def _reduced(self, tensor: Tensor) -> tuple[tuple[str, ...], list[Tensor], str]:
+        """The user's own numbers by name, still on the device, or why there are none."""
+        if self.reduction is None:
+            return (), [], ""
+        try:
+            named = named_results(self.reduction, self.reduction(tensor.detach()))
+            numbers = [
+                torch.as_tensor(number, dtype=torch.float64, device=tensor.device).view(1)
+                for number in named.values()
+            ]
+        except Exception as error:  # the user's function may raise anything; the summary stands
+            return (), [], trouble(error)
+        return tuple(named), numbers, ""
+
+
+def _lent(dense: Tensor) -> Value:
+    """The elements of a contiguous CPU tensor where they lie, as long as the tensor lives.
+
+    Unlike ``numpy()`` it leaves no mark: a storage that numpy has seen cannot be resized, and
+    FSDP resizes.
+    """
+    dtype = dtype_named(str(dense.dtype))
+    lent = memoryview((ctypes.c_char * dense.nbytes).from_address(dense.data_ptr()))
+    return Value(dtype, np.frombuffer(lent, dtype.storage).reshape(dense.shape))
+
+
+def _joined(row: Row, own: list[Tensor]) -> Packed:
+    """The row with the user's own numbers behind its head."""
+    numbers = row.numbers
+    return Packed(row.stored, torch.cat([numbers[:HEAD], *own, numbers[HEAD:]]))
+
+
+def _summable(flat: Tensor) -> Tensor:
+    if flat.dtype is torch.bool:
+        return flat.view(torch.uint8)
+    if flat.dtype.itemsize == 1 and flat.dtype.is_floating_point:
+        return flat.to(torch.float32)
+    return flat if flat.dtype.is_floating_point else flat.to(torch.float64)
+
+
+# Totals of a pass: extremes, sums and counts of its elements, as float64.
+TOTALS = ("min", "max", "sum", "sum_squares", "num_nan", "num_posinf", "num_neginf", "num_zero")
+
+
+def summed(flat: Tensor, start: int, tables: Tables) -> tuple[Tensor, Tensor]:
+    """Sums of the turned blocks, and totals: the plain form, for any device that torch has."""
+    clean, totals = _totals(flat)
+    first, within = divmod(start, BLOCK)
+    last = -(-(start + flat.numel()) // BLOCK)
+    tail = (last - first) * BLOCK - within - flat.numel()
+    blocks = torch.nn.functional.pad(clean, (within, tail)).view(-1, 256, RUN)
+    turns, total = (
+        tables.turns(last),
+        torch.zeros(256, RUN, dtype=torch.float64, device=flat.device),
+    )
+    runs = torch.arange(256, device=flat.device)
+    for low in range(0, last - first, _CHUNK):
+        piece = blocks[low : low + _CHUNK].double()
+        rotation, offset, common = turns[:, first + low : first + low + len(piece)].long()
+        source = (runs - rotation[:, None]) & 255
+        turned = piece.gather(1, source[:, :, None].expand(-1, -1, RUN))
+        signs = tables.signs[source + offset[:, None]] * common[:, None, None]
+        total += (turned * signs).sum(0)
+    return total.view(-1), totals
+
+
+def _totals(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """The elements with 0 for what is not finite, and their TOTALS."""
+    if flat.dtype not in (torch.float32, torch.float64):
+        flat = flat.to(torch.float32)
+    finite = torch.isfinite(flat)
+    clean = torch.where(finite, flat, 0)
+    inf = torch.inf
+    totals = torch.stack(
+        [
+            torch.where(finite, flat, inf).amin().double(),
+            torch.where(finite, flat, -inf).amax().double(),
+            clean.sum(dtype=torch.float64),
+            clean.double().square().sum(),
+            flat.isnan().sum().double(),
+            (flat == inf).sum().double(),
+            (flat == -inf).sum().double(),
+            (flat == 0).sum().double(),
+        ]
+    )
+    return clean, totals
+
+
+def flat_indices(place: Place, real: Tensor) -> Tensor:
+    """Where each element of a shard lies in its whole, flat; `real` is the shard's real view."""
+    pair = tuple(real.shape[len(place.dims) :])
+    indices = torch.zeros((), dtype=torch.int64, device=real.device)
+    for dim, size in zip((*place.dims, *map(np.arange, pair)), (*place.whole, *pair), strict=True):
+        step = torch.from_numpy(np.ascontiguousarray(dim)).to(real.device)
+        indices = indices[..., None] * size + step
+    return indices.view(-1)
+
+
+def scattered(clean: Tensor, indices: Tensor, end: int, tables: Tables) -> Tensor:
+    """Sums of the turned blocks of elements that lie anywhere in a whole of `end` elements."""
+    lane, run, block = indices & 63, (indices >> 6) & 255, indices >> 14
+    rotation, offset, common = tables.turns(-(-end // BLOCK))[:, block].long()
+    signs = tables.signs.view(-1)[RUN * (run + offset) + lane] * common
+    total = torch.zeros(BLOCK, dtype=torch.float64, device=clean.device)
+    return total.index_add_(0, RUN * ((run + rotation) & 255) + lane, clean.double() * signs)
+
+
+def _head(totals: Tensor, count: int) -> Tensor:
+    """The leading numbers of a packed summary from the totals of its segments."""
+    low, high = totals[:, 0].amin(), totals[:, 1].amax()
+    total, squares, *odd, zero = totals[:, 2:].sum(0).unbind()
+    finite = count - odd[0] - odd[1] - odd[2]
+    mean = total / finite
+    std = (squares / finite - mean.square()).clamp(min=0).sqrt()
+    none = finite == 0
+    numbers = [
+        *(torch.full_like(total, count), *odd, zero),
+        *(torch.where(none, torch.nan, low), torch.where(none, torch.nan, high)),
+        *(mean, std, squares.sqrt(), total, squares),
+    ]
+    return torch.cat([torch.stack(numbers), totals.new_full((DIGEST_WORDS,), -1.0)])

@@ -1,0 +1,322 @@
+"""Summaries: what compaction keeps of a tensor, taken in one pass over its elements."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dumpcmp.nouns.dtypes import Dtype, Kind, dtype_named, widen
+from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.value import Value
+from dumpcmp.summary.accumulator import Accumulator, Totals
+from dumpcmp.summary.sketch import SIZES, Indices, Place, Reals, Sketch, runs
+
+RAW_LIMIT = 512  # a tensor of so few elements is smaller than its sketch, and is kept whole
+SEGMENT_SIZE = 64  # buckets of one segment's sketch
+
+AS_THEY_LIE = frozenset({"float32", "float64", "bfloat16"})  # what Accumulator.absorb reads
+LONGEST = 1 << 17  # elements that numpy works on together, which the cache holds
+SHORT = 2048  # shards whose runs are shorter on average are placed element by element
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How summaries are made: what must be the same on both sides for sketches to compare."""
+
+    size: int = 512  # buckets of the sketch; 0 keeps none
+    seed: int = 0
+    num_hashes: int = 1  # 3 or more find the place of the largest difference
+    segments: int = 0  # sketches of their own for so many ranges of the leading dims
+
+
+DEFAULT = Recipe()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary:
+    """Extremes, moments, counts, digest and sketch of a tensor whose elements are gone.
+
+    Extremes, sums and sketch are those of the finite elements; the others are counted. A
+    complex tensor counts as its real view, with a last dim of two.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    count: int  # elements, of the real view where complex
+    min: float = math.nan
+    max: float = math.nan
+    sum: float = 0.0
+    sum_squares: float = 0.0
+    num_nan: int = 0
+    num_posinf: int = 0
+    num_neginf: int = 0
+    num_zero: int = 0
+    digest: str = ""  # xxh3_128 of the dense bytes, hexadecimal; "" where it was not taken
+    sketch: Sketch | None = None
+    segments: tuple[Sketch, ...] = ()
+    whole: tuple[int, ...] = ()  # shape of the tensor whose flat index keys the sketch
+    reduced: Mapping[str, float] = field(default_factory=dict)  # the user's own numbers
+    reduce_problem: str = ""  # why the user's reduction gave none
+
+    @property
+    def num_finite(self) -> int:
+        """Elements that are numbers."""
+        return self.count - self.num_nan - self.num_posinf - self.num_neginf
+
+    @property
+    def mean(self) -> float:
+        """Mean of the finite elements."""
+        return self.sum / self.num_finite if self.num_finite else math.nan
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation of the finite elements."""
+        if not self.num_finite:
+            return math.nan
+        return math.sqrt(max(0.0, self.sum_squares / self.num_finite - self.mean**2))
+
+    @property
+    def norm(self) -> float:
+        """Euclidean norm of the finite elements."""
+        return math.sqrt(self.sum_squares)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How this summary's sketch was made."""
+        if self.sketch is None:
+            return Recipe(size=0)
+        return Recipe(
+            self.sketch.size, self.sketch.seed, self.sketch.num_hashes, len(self.segments)
+        )
+
+
+class _Summing:
+    """Running totals and counts of the pieces of one tensor."""
+
+    def __init__(self, dtype: Dtype) -> None:
+        self.dtype, self.totals = dtype, Totals()
+        self.num_nan = self.num_posinf = self.num_neginf = 0
+
+    def add(self, bits: NDArray[np.generic], start: int | Indices, sink: Accumulator) -> None:
+        """Count and sum the numbers in `bits`, and sketch them where they lie in the whole."""
+        if isinstance(start, int) and self.dtype.name in AS_THEY_LIE:
+            found = sink.absorb(bits, start)
+            if found is not None:
+                self.totals += found
+                return
+        for low in range(0, bits.size, LONGEST):
+            numbers = _numbers(bits[low : low + LONGEST], self.dtype)
+            place = start + low if isinstance(start, int) else start[low : low + LONGEST]
+            self.totals += self._added(numbers, place, sink)
+
+    def _added(self, numbers: Reals, start: int | Indices, sink: Accumulator) -> Totals:
+        """Add a few `numbers`, whatever they are; the totals of those that are finite."""
+        found = sink.absorb(numbers, start) if isinstance(start, int) else None
+        if found is not None:
+            return found
+        low, high = float(np.minimum.reduce(numbers)), float(np.maximum.reduce(numbers))
+        without = low > 0 or high < 0  # which NaN is not
+        num_zero = 0 if without else int(np.count_nonzero(np.equal(numbers, 0)))
+        if not (math.isfinite(low) and math.isfinite(high)):
+            numbers, low, high = self._finite(numbers)
+        wide = self._room[: numbers.size]
+        np.copyto(wide, numbers)
+        if isinstance(start, int):
+            sink.add(wide, start)
+        else:
+            sink.scatter(wide, start)
+        return Totals(low, high, float(np.add.reduce(wide)), float(np.dot(wide, wide)), num_zero)
+
+    @cached_property
+    def _room(self) -> NDArray[np.float64]:
+        return np.empty(LONGEST)
+
+    def _finite(self, numbers: Reals) -> tuple[Reals, float, float]:
+        """Count what is not finite; the numbers with 0 in its place, and their extremes."""
+        real = np.isfinite(numbers)
+        self.num_nan += int(np.isnan(numbers).sum())
+        self.num_posinf += int(np.isposinf(numbers).sum())
+        self.num_neginf += int(np.isneginf(numbers).sum())
+        low = float(numbers.min(where=real, initial=math.inf))
+        high = float(numbers.max(where=real, initial=-math.inf))
+        return np.where(real, numbers, numbers.dtype.type(0)), low, high
+
+
+def summarise(
+    value: Value, recipe: Recipe = DEFAULT, place: Place | None = None, digest: str | None = None
+) -> Summary:
+    """Summarise `value` in one pass; `place` says where a shard lies in its whole.
+
+    `digest` spares the pass that takes it, where it is known.
+    """
+    flat, dtype = _flat(value)
+    if place is not None and place.shape != value.shape:
+        raise CheckError(f"a shard of shape {value.shape} does not fill a place of {place.shape}")
+    pair = (2,) if value.dtype.kind is Kind.COMPLEX else ()
+    whole = (place.whole if place else value.shape) + pair
+    summing, cuts = _Summing(dtype), borders(whole, recipe.segments)
+    size = recipe.size or SIZES[0]
+    sinks = [Accumulator(size, recipe.seed, recipe.num_hashes) for _ in cuts[1:]]
+    with np.errstate(over="ignore"):  # of squares beyond float64, whose norm is then infinite
+        for which, start, bits in _walk(flat, _runs(place, flat.size, pair), cuts):
+            summing.add(bits, start, sinks[which])
+    parts = tuple(sink.sketch() for sink in sinks) if recipe.size else ()
+    totals = summing.totals
+    return Summary(
+        dtype=value.dtype.name,
+        shape=value.shape,
+        count=flat.size,
+        min=totals.min if totals.min <= totals.max else math.nan,
+        max=totals.max if totals.min <= totals.max else math.nan,
+        sum=totals.sum,
+        sum_squares=totals.sum_squares,
+        num_nan=summing.num_nan,
+        num_posinf=summing.num_posinf,
+        num_neginf=summing.num_neginf,
+        num_zero=totals.num_zero,
+        digest=digest_of(value) if digest is None else digest,
+        sketch=_sum(parts),
+        segments=tuple(p.folded(SEGMENT_SIZE) for p in parts) if recipe.segments else (),
+        whole=whole,
+    )
+
+
+def digest_of(value: Value) -> str:
+    """The xxh3_128 of the dense bytes of `value`, hexadecimal."""
+    return xxhash.xxh3_128(np.ascontiguousarray(value.bits).data).hexdigest()
+
+
+def _flat(value: Value) -> tuple[NDArray[np.generic], Dtype]:
+    flat = np.ascontiguousarray(value.bits).reshape(-1)
+    if value.dtype.kind is not Kind.COMPLEX:
+        return flat, value.dtype
+    real = "float32" if value.dtype.name == "complex64" else "float64"
+    return flat.view(real), dtype_named(real)
+
+
+def _runs(place: Place | None, count: int, pair: tuple[int, ...]) -> tuple[Indices, Indices]:
+    """Where runs of elements begin in the whole, and their lengths; one run without a `place`."""
+    if place is None:
+        return np.zeros(1, np.int64), np.array([count])
+    if pair:  # real and imaginary parts are the last dim of the real view
+        place = Place((*place.whole, *pair), (*place.dims, np.arange(*pair)))
+    return runs(place)
+
+
+def borders(whole: tuple[int, ...], segments: int) -> list[int]:
+    """Flat indices that part the whole's rows into `segments` ranges; one range if there are 0."""
+    numel = math.prod(whole)
+    row = whole[-1] if len(whole) > 1 else 1
+    num_rows = numel // row if row else 0
+    count = segments or 1
+    return [row * (num_rows * g // count) for g in range(count)] + [numel]
+
+
+def _walk(
+    flat: NDArray[np.generic], held: tuple[Indices, Indices], borders: list[int]
+) -> Iterator[tuple[int, int | Indices, NDArray[np.generic]]]:
+    """Bits by piece: the segment, where they lie in the whole (start or indices), themselves."""
+    starts, lengths = held
+    if starts.size > 1 and flat.size < SHORT * starts.size:
+        yield from _walk_scattered(flat, starts, lengths, borders)
+        return
+    done = 0
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        for which, (low, high) in enumerate(itertools.pairwise(borders)):
+            first, last = max(start, low), min(start + length, high)
+            if first < last:
+                yield which, first, flat[done + first - start : done + last - start]
+        done += length
+
+
+def _walk_scattered(
+    flat: NDArray[np.generic], starts: Indices, lengths: Indices, borders: list[int]
+) -> Iterator[tuple[int, Indices, NDArray[np.generic]]]:
+    ends = np.cumsum(lengths)
+    jumps = starts - (ends - lengths)  # from a flat index of the shard to that of the whole
+    for low in range(0, flat.size, LONGEST):
+        local = np.arange(low, min(low + LONGEST, flat.size), dtype=np.int64)
+        indices = local + jumps[np.searchsorted(ends, local, side="right")]
+        segment = np.searchsorted(borders, indices, side="right") - 1
+        for which in np.unique(segment).tolist():
+            chosen = segment == which
+            yield which, indices[chosen], flat[local[chosen]]
+
+
+def _numbers(bits: NDArray[np.generic], dtype: Dtype) -> Reals:
+    numbers = widen(bits, dtype)
+    short = dtype.kind is Kind.FLOAT and dtype.nbytes < 8
+    return numbers.astype(np.float32 if short else np.float64, copy=False)
+
+
+def _sum(parts: Sequence[Sketch]) -> Sketch | None:
+    total: Sketch | None = None
+    for part in parts:
+        total = part if total is None else total + part
+    return total
+
+
+def join(shards: Sequence[Summary], shape: tuple[int, ...]) -> Summary:
+    """The Summary of the whole of `shape` whose disjoint `shards` these are."""
+    first = shards[0]
+    return Summary(
+        dtype=first.dtype,
+        shape=shape,
+        count=sum(s.count for s in shards),
+        min=min((s.min for s in shards if s.num_finite), default=math.nan),
+        max=max((s.max for s in shards if s.num_finite), default=math.nan),
+        sum=math.fsum(s.sum for s in shards),
+        sum_squares=math.fsum(s.sum_squares for s in shards),
+        num_nan=sum(s.num_nan for s in shards),
+        num_posinf=sum(s.num_posinf for s in shards),
+        num_neginf=sum(s.num_neginf for s in shards),
+        num_zero=sum(s.num_zero for s in shards),
+        sketch=_sum(_sketches(shards)),
+        segments=_join_segments(shards),
+        whole=first.whole,
+    )
+
+
+def join_partial(terms: Sequence[Summary]) -> Summary:
+    """The Summary of the sum of `terms`: its sketch and sum are known, its extremes are not."""
+    first = terms[0]
+    sketch = _sum(_sketches(terms))
+    return Summary(
+        dtype=first.dtype,
+        shape=first.shape,
+        count=first.count,
+        sum=math.fsum(s.sum for s in terms),
+        sum_squares=sketch.norm() ** 2 if sketch else math.nan,
+        num_nan=max(s.num_nan for s in terms),
+        num_posinf=max(s.num_posinf for s in terms),
+        num_neginf=max(s.num_neginf for s in terms),
+        sketch=sketch,
+        segments=_join_segments(terms),
+        whole=first.whole,
+    )
+
+
+def _sketches(summaries: Sequence[Summary]) -> list[Sketch]:
+    wholes = {s.whole for s in summaries}
+    if len(wholes) > 1:
+        raise CheckError(
+            f"sketches keyed on wholes of the shapes {sorted(wholes)} do not add up",
+            hint="compact all ranks of a run with the same layouts",
+        )
+    held = [s.sketch for s in summaries if s.sketch is not None]
+    return held if len(held) == len(summaries) else []
+
+
+def _join_segments(summaries: Sequence[Summary]) -> tuple[Sketch, ...]:
+    counts = {len(s.segments) for s in summaries}
+    if counts == {0} or len(counts) > 1:
+        return ()
+    columns = zip(*(s.segments for s in summaries), strict=True)
+    return tuple(total for column in columns if (total := _sum(column)) is not None)

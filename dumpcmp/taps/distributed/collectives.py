@@ -1,0 +1,266 @@
+"""Captures collectives as ops of their own: what each rank gave, to which group, and got."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dumpcmp.nouns.record import Call, Phase
+from dumpcmp.taps.distributed.ranks import captured, hearing, patched, remembering
+from dumpcmp.taps.recording.naming import Function
+from dumpcmp.taps.recording.recorder import Scope, Step
+
+_WRAPPERS = ("DTensor", "AsyncCollectiveTensor")
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a collective of the c10d namespace takes its tensors: argument names of its schema."""
+
+    name: str
+    given: str = ""  # the argument that holds what this rank gives
+    got: str = ""  # the argument that holds, afterwards, what it gets
+
+
+_IN_PLACE = {
+    "allreduce_": _Form("all_reduce", "tensors", "tensors"),
+    "broadcast_": _Form("broadcast", "tensors", "tensors"),
+    "reduce_": _Form("reduce", "tensors", "tensors"),
+    "allgather_": _Form("all_gather", "input_tensors", "output_tensors"),
+    "_allgather_base_": _Form("all_gather", "input_tensor", "output_tensor"),
+    "allgather_into_tensor_coalesced_": _Form("all_gather", "inputs", "outputs"),
+    "allgather_coalesced_": _Form("all_gather", "input_list", "output_lists"),
+    "reduce_scatter_": _Form("reduce_scatter", "input_tensors", "output_tensors"),
+    "_reduce_scatter_base_": _Form("reduce_scatter", "input_tensor", "output_tensor"),
+    "reduce_scatter_tensor_coalesced_": _Form("reduce_scatter", "inputs", "outputs"),
+    "alltoall_": _Form("all_to_all", "input_tensors", "output_tensors"),
+    "alltoall_base_": _Form("all_to_all", "input", "output"),
+    "gather_": _Form("gather", "input_tensors", "output_tensors"),
+    "scatter_": _Form("scatter", "input_tensors", "output_tensors"),
+    "send": _Form("send", given="tensors"),
+    "recv_": _Form("recv", got="tensors"),
+}
+_FUNCTIONAL = {  # DTensor and torch.compile use these; their result is ready after wait_tensor
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+}
+# Words of a schema that say what a collective does, as they appear in Call.arguments.
+_WORDS = ("root_rank", "src", "dst", "tag", "number", "output_split_sizes", "input_split_sizes")
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A collective that has begun: its outputs are recorded when they are there."""
+
+    step: Step
+    call: Call
+    outputs: list[Tensor]
+    work: Any = None  # of a functional collective: none, its result is waited for
+    waited: bool = False
+
+    def is_done(self) -> bool:
+        """Whether the outputs are there. Some works never say so, but were waited for."""
+        return self.waited or (self.work is not None and self.work.is_completed())
+
+
+@dataclass(slots=True)
+class _Waiting:
+    pending: list[_Pending] = field(default_factory=list)
+
+    def record_finished(self) -> None:
+        """Record the outputs of every collective that has ended."""
+        for one in [one for one in self.pending if one.is_done()]:
+            self.pending.remove(one)
+            one.step.outputs(one.call, _alone(one.outputs))
+
+
+class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records collectives that run in a step or its backward pass. Never waits for one itself."""
+
+    def __init__(self, step_here: Callable[[], Step | None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._step_here = step_here
+        self._reduction = "sum"  # of the collective that is being called
+        self.waiting = _Waiting()
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._scopes: weakref.WeakKeyDictionary[Step, dict[str, Scope]]
+        self._scopes = weakref.WeakKeyDictionary()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Tell dynamo to compile as if the mode were not there."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "c10d":
+            return self._in_place(func, args, kwargs)
+        if func.namespace == "_c10d_functional":
+            return self._functional(func, args, kwargs)
+        if any(kind.__name__ in _WRAPPERS for kind in types):
+            return NotImplemented  # the wrapper runs, and the collectives inside it come here
+        return func(*args, **kwargs)
+
+    def _in_place(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        form = _IN_PLACE.get(func._schema.name.removeprefix("c10d::"))
+        if form is None:
+            return func(*args, **kwargs)
+        bound = _bound(func, args, kwargs)
+        self._count(form.name, bound)
+        step = self._step_here()
+        if step is None:
+            return func(*args, **kwargs)
+        call = self._begin(step, form.name, _flat(bound.get(form.given)), bound)
+        result = func(*args, **kwargs)
+        outputs = _flat(bound.get(form.got))
+        if call is not None and outputs:
+            work = result[-1] if isinstance(result, tuple) else result
+            self.waiting.pending.append(_Pending(step, call, outputs, dist.Work.unbox(work)))
+        return result
+
+    def _count(self, name: str, bound: dict[str, Any]) -> None:
+        """Number sends and receives with each peer from the first on: so they find each other."""
+        if name in ("send", "recv"):
+            peer = (name, bound.get("dst", bound.get("src")), bound["tag"], str(_ranks(bound)))
+            bound["number"] = self._numbers.get(peer, 0)
+            self._numbers[peer] = bound["number"] + 1
+
+    def _functional(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        word = func._schema.name.removeprefix("_c10d_functional::")
+        if word == "wait_tensor":
+            result = func(*args, **kwargs)
+            self.finish(result)
+            return result
+        step = self._step_here() if word in _FUNCTIONAL else None
+        if step is None:
+            return func(*args, **kwargs)
+        bound = _bound(func, args, kwargs)
+        call = self._begin(step, _FUNCTIONAL[word], [bound["input"]], bound)
+        result = func(*args, **kwargs)
+        if call is not None:
+            self.waiting.pending.append(_Pending(step, call, [result]))
+        return result
+
+    def finish(self, result: Tensor) -> None:
+        """Record the functional collective whose result was just waited for."""
+        for one in self.waiting.pending:
+            if one.outputs[0].data_ptr() == result.data_ptr():
+                one.waited = True
+        self.waiting.record_finished()
+
+    def waited(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap Work.wait: what it waited for is recorded before the program can change it."""
+
+        def call(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = wait(work, *args, **kwargs)
+            for one in self.waiting.pending:
+                one.waited = one.waited or one.work is work
+            self.waiting.record_finished()
+            return result
+
+        return call
+
+    def reducing(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a reduction of ProcessGroup: the dispatcher hides which reduction it is."""
+
+        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+            options = next((a for a in (*args, *kwargs.values()) if hasattr(a, "reduceOp")), None)
+            self._reduction = options.reduceOp.op.name.lower() if options else "sum"
+            try:
+                return run(group, *args, **kwargs)
+            finally:
+                self._reduction = "sum"
+
+        return call
+
+    def _begin(
+        self, step: Step, name: str, given: Sequence[Tensor], bound: dict[str, Any]
+    ) -> Call | None:
+        self.waiting.record_finished()
+        function = Function(name, target=f"torch.distributed.{name}")
+        words = {word: bound[word] for word in _WORDS if word in bound}
+        if "reduce_op" in bound:
+            op = bound["reduce_op"]
+            words["op"] = op if isinstance(op, str) else self._reduction
+        words["group"] = _ranks(bound)
+        with self._placed(step):
+            return step.function(function, tuple(given), words)
+
+    @contextmanager
+    def _placed(self, step: Step) -> Iterator[None]:
+        """The scope for a collective: its module's, or its own after the model's forward pass."""
+        backward = torch._C._current_graph_task_id() != -1
+        if step.is_open:
+            yield
+            return
+        scopes = self._scopes.setdefault(step, {})
+        mark = "@backward" if backward else "@after"
+        with step.backward_in(scopes.setdefault(mark, Scope("", 0, mark))):
+            if not backward:
+                step.phase = Phase.FORWARD
+            yield
+
+
+@contextmanager
+def partitioned(step_here: Callable[[], Step | None]) -> Iterator[None]:
+    """What a run on several ranks needs while it is captured; nothing on a single one."""
+    with captured() as here:
+        if here.size == 1 or not dist.is_available():
+            yield
+            return
+        with remembering(), collectives(step_here):
+            yield
+
+
+@contextmanager
+def collectives(step_here: Callable[[], Step | None]) -> Iterator[None]:
+    """Record collectives while the block runs; `step_here` says which step this thread is in."""
+    mode = CollectiveMode(step_here)
+    names = [n for n in dir(dist.ProcessGroup) if "reduce" in n and not n.startswith("__")]
+    reducing = [(dist.ProcessGroup, name, mode.reducing) for name in names]
+    with patched((dist.Work, "wait", mode.waited), *reducing):
+        try:
+            with hearing(mode.finish), mode:
+                yield
+        finally:
+            mode.waiting.record_finished()
+
+
+def _bound(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = [argument.name for argument in func._schema.arguments]
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def _flat(tensors: Any) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        return [tensors]
+    return [tensor for one in tensors or () for tensor in _flat(one)]
+
+
+def _alone(tensors: list[Tensor]) -> Any:
+    return tensors[0] if len(tensors) == 1 else tensors
+
+
+def _ranks(bound: dict[str, Any]) -> list[int]:
+    """The global ranks of the group, in its order."""
+    group = bound.get("process_group", bound.get("group_name"))
+    if isinstance(group, torch.ScriptObject):
+        group = dist.ProcessGroup.unbox(group)
+    elif isinstance(group, str):
+        resolve: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
+        group = resolve(group)
+    return list(dist.get_process_group_ranks(group))

@@ -1,0 +1,345 @@
+"""Where this process stands among the ranks, and how the values that it holds lie over the mesh."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.nouns.key import ROOT
+from dumpcmp.nouns.layouts import MICROBATCH, Coordinate, Layout, Place, parse_layout, parse_place
+from dumpcmp.taps.distributed.dtensor import layout_of_spec, masked
+
+_MACHINERY = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")  # of torch.ops
+_BETWEEN = (
+    "dumpcmp.capture.",
+    "torch.overrides",
+    "torch._ops",
+    "torch._utils",
+    "torch.utils.",
+    "torch.autograd.",
+    "torch.nn.parameter",
+    "torch.nn.functional",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One process among all processes of the run."""
+
+    rank: int = 0
+    size: int = 1
+    place: Place = ()  # on the axes of the mesh, where the user stated it
+
+
+class _State(threading.local):
+    """What this thread is in the middle of."""
+
+    microbatch: Coordinate | None = None
+    stage: Any = None  # of a pipeline, the one that is running
+    inferring: bool = False  # a pipeline is trying its stages out: the values are arbitrary
+
+
+_state = _State()
+_begun: list[World] = []  # at most one: what this process was when its capture began
+_stated: list[World] = []  # at most one: what set_rank was last told
+_layouts: Any = WeakIdKeyDictionary()  # Layouts of plain tensors, by the tensor's identity
+_heard: list[Callable[[Tensor], None]] = []  # told of each collective that a capture waited for
+_origins: Any = WeakIdKeyDictionary()  # DTensors -> the plain tensors that they were made from
+
+
+def set_rank(rank: int, world_size: int, mesh: str = "") -> None:
+    """State which rank this process is, for launchers that set neither RANK nor torch.distributed.
+
+    `mesh` says where the rank is on each axis, such as ``"dp:0/2 tp:1/2"``. Call it before the
+    capture begins.
+    """
+    if not 0 <= rank < world_size:
+        raise CaptureError(f"rank {rank} is not one of {world_size} ranks", hint="count from 0")
+    if any((begun.rank, begun.size) != (rank, world_size) for begun in _begun):
+        raise CaptureError(
+            f"the capture began as rank {_begun[0].rank} of {_begun[0].size}, not as rank {rank} "
+            f"of {world_size}",
+            hint="call set_rank before dumpcmp.capture; for dumpcmp dump set RANK and WORLD_SIZE",
+        )
+    place = tuple(replace(c, known=False) for c in parse_place(mesh))
+    _stated[:] = [World(rank, world_size, place)]
+
+
+def world() -> World:
+    """Which rank this process is: as stated, as torch.distributed has it, or as launched."""
+    if _stated:
+        return _stated[0]
+    if is_distributed():
+        return World(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdigit() and size.isdigit() and int(rank) < int(size)):
+        raise CaptureError(
+            f"RANK={rank!r} and WORLD_SIZE={size!r} name no rank",
+            hint="unset them, or call dumpcmp.set_rank(rank, world_size)",
+        )
+    return World(int(rank), int(size))
+
+
+def is_distributed() -> bool:
+    """Whether the program has started torch.distributed."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+_AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
+
+
+def layout(tensor: _AnyTensor, text: str) -> _AnyTensor:
+    """State how `tensor`, a plain tensor, lies over the mesh: ``dumpcmp.layout(x, "b s h[tp]")``.
+
+    Returns the tensor itself, so that it can be written around an expression.
+    """
+    _layouts[tensor] = parse_layout(text)
+    return tensor
+
+
+def layout_of(tensor: Tensor) -> str:
+    """What is known of a plain tensor's layout, as the text of its Record."""
+    place = _stated[0].place if _stated else ()
+    if not place and not _layouts.data and _state.microbatch is None:
+        return ""
+    known = _layouts.get(tensor, Layout())
+    here = {c.axis for c in known.place}
+    spoken = bool(known.dims or known.over)
+    stated = tuple(replace(c, known=spoken) for c in place if c.axis not in here)
+    return str(_in_microbatch(replace(known, place=(*known.place, *stated))))
+
+
+def unwrapped(tensor: Tensor) -> tuple[Tensor, str] | None:
+    """The tensor that this rank holds of a wrapper of torch.distributed, and its layout.
+
+    Runs no collective and leaves the wrapper as it is. None for any other tensor.
+    """
+    if is_dtensor(tensor):
+        held: Any = tensor
+        local = masked(_waited(held._local_tensor), held._spec)
+        return local, str(_in_microbatch(layout_of_spec(held._spec)))
+    if type(tensor).__name__ == "AsyncCollectiveTensor":
+        return _waited(tensor), layout_of(tensor)
+    return None
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Whether `tensor` is a DTensor; imports nothing."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def is_parallel_wrapper(module: torch.nn.Module) -> bool:
+    """Whether `module` only wraps another for data parallelism, and has no op of its own."""
+    return type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel") and (
+        type(module).__module__.startswith("torch.")
+    )
+
+
+def is_machinery(func: Any) -> bool:
+    """Whether torch.distributed itself calls `func`: how it moves values is no op of the model."""
+    if not is_distributed():
+        return False
+    if (getattr(func, "__module__", "") or "").startswith("torch.distributed"):
+        return True  # recorded as a collective
+    return getattr(func, "namespace", "") in _MACHINERY or _caller().startswith("torch.distributed")
+
+
+def hands_on(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an autograd.Function hands its input on as it is, which torch does by a view."""
+    return func is Tensor.view_as and args[0] is args[1]
+
+
+def handed_on(tensor: Tensor, func: Callable[..., Any]) -> Any:
+    """Run the view of `tensor`; what is recorded of it is `tensor`'s, its gradient above all."""
+    view = func(tensor, tensor)
+    _origins[view] = tensor
+    return view
+
+
+def _caller() -> str:
+    """The module whose code called the torch function that is being recorded."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name: str = frame.f_globals.get("__name__", "")
+        if not name.startswith(_BETWEEN):
+            return name
+        frame = frame.f_back
+    return ""
+
+
+def is_inferring() -> bool:
+    """Whether a pipeline is trying its stages out on arbitrary values."""
+    return _state.inferring
+
+
+def of_model(op: str, found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Of the values of `op` those that the whole model has too.
+
+    What a pipeline stage takes from the one before it, or gives to the next, is no input or
+    output of the model: the modules inside the stage and the sends and receives have it.
+    """
+    if op != ROOT or _state.stage is None:
+        return found
+    kept = {"input": _state.stage.is_first, "output": _state.stage.is_last}
+    return [(slot, tensor) for slot, tensor in found if kept.get(slot.partition(".")[0], True)]
+
+
+def origin_of(tensor: Tensor) -> Tensor:
+    """The tensor that a DTensor or view was made from, whose gradient is that of all its uses."""
+    origin: Tensor = _origins.get(tensor, tensor) if _origins else tensor
+    return origin
+
+
+def after_backward(put: Callable[[], None]) -> None:
+    """Run `put` when the backward pass, with its reductions of gradients, has ended.
+
+    DistributedDataParallel queues its own end from inside the pass; queueing twice lets it go
+    first.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(lambda: engine.queue_callback(put))
+
+
+@contextmanager
+def captured() -> Iterator[World]:
+    """Hold on to which rank this process is while the block, a capture, runs."""
+    _begun[:] = [world()]
+    try:
+        yield _begun[0]
+    finally:
+        _begun.clear()
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Remember, while the block runs, the layouts of what leaves DTensors, and microbatches."""
+    with patched(*_dtensor_patches(), *_pipeline_patches()):
+        yield
+
+
+@contextmanager
+def hearing(heard: Callable[[Tensor], None]) -> Iterator[None]:
+    """Tell `heard`, while the block runs, of each result that the capture itself waited for."""
+    _heard.append(heard)
+    try:
+        yield
+    finally:
+        _heard.remove(heard)
+
+
+def _waited(tensor: Tensor) -> Tensor:
+    """The tensor behind an AsyncCollectiveTensor, once it is there."""
+    if type(tensor).__name__ != "AsyncCollectiveTensor":
+        return tensor
+    held: Any = tensor
+    plain: Tensor = held.wait()
+    for heard in _heard:
+        heard(plain)
+    return plain
+
+
+def _in_microbatch(known: Layout) -> Layout:
+    microbatch = _state.microbatch
+    return known if microbatch is None else replace(known, place=(*known.place, microbatch))
+
+
+_Patch = tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]
+
+
+@contextmanager
+def patched(*patches: _Patch) -> Iterator[None]:
+    """Wrap methods of classes while the block runs, and put the old ones back."""
+    with ExitStack() as undo:
+        for owner, name, wrap in patches:
+            own = vars(owner).get(name)
+            call = getattr(owner, name)
+            wrapped = wraps(call)(wrap(call))
+            setattr(
+                owner, name, staticmethod(wrapped) if isinstance(own, staticmethod) else wrapped
+            )
+            undo.callback(*((setattr, owner, name, own) if own else (delattr, owner, name)))
+        yield
+
+
+def _dtensor_patches() -> list[_Patch]:
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed.tensor import DTensor
+
+    return [
+        (DTensor, "to_local", _remembering_layout),
+        (DTensor, "from_local", _remembering_origin),
+    ]
+
+
+def _remembering_layout(to_local: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        local = to_local(self, *args, **kwargs)
+        _layouts[local] = layout_of_spec(self._spec)
+        return local
+
+    return call
+
+
+def _remembering_origin(from_local: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def call(local: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        made = from_local(local, *args, **kwargs)
+        _origins[made] = local
+        return made
+
+    return call
+
+
+def _pipeline_patches() -> list[_Patch]:
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed.pipelining import stage
+
+    base = stage._PipelineStageBase
+    chunks = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+    infer = [
+        (kind, "_prepare_forward_infra", _inferring)
+        for kind in (stage.PipelineStage, stage._PipelineStage)
+    ]
+    return [*((base, name, _numbered) for name in chunks), *infer]
+
+
+def _numbered(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a stage's work on one microbatch, so that its values say which one it is."""
+
+    def call(self: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
+        before = _state.microbatch, _state.stage
+        _state.microbatch = Coordinate(MICROBATCH, chunk, self.chunks, known=False)
+        _state.stage = self
+        try:
+            return run(self, chunk, *args, **kwargs)
+        finally:
+            _state.microbatch, _state.stage = before
+
+    return call
+
+
+def _inferring(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the trial of a stage that finds out its shapes: it is not a step of the model."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _state.inferring = True
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            _state.inferring = False
+
+    return call

@@ -1,0 +1,1 @@
+"""The compiled mode: values out of the kernels that Inductor writes."""

@@ -1,0 +1,124 @@
+"""Captures what reaches the dispatcher: aten ops, and in backward the forward op behind each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C import DisableTorchFunction, _DisableTorchDispatch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dumpcmp.nouns.selection import Level
+from dumpcmp.taps.modes.modules import ModuleCapture, is_recomputing
+from dumpcmp.taps.recording.naming import NO_OP, Function
+from dumpcmp.taps.recording.recorder import Recorder, Scope, Step
+
+_NO_OPS = frozenset(("aten::_local_scalar_dense", "aten::equal", "aten::is_same_size"))
+_MOST_CLAIMS = 1 << 17
+_BACKWARD = "backward."  # stands before the name of an op that autograd ran
+
+
+@cache
+def aten_function(func: OpOverload) -> Function:
+    """Name an overload: ``aten::add_.Tensor`` is ``aten.add``."""
+    schema = func._schema
+    if schema.name in _NO_OPS or not any("Tensor" in str(r.type) for r in schema.returns):
+        return NO_OP
+    namespace, _, name = schema.name.partition("::")
+    plain = name if name.startswith("_") else name.rstrip("_")
+    return Function(
+        f"{namespace}.{plain}",
+        target=str(func),
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+    )
+
+
+@cache
+def _in_backward(function: Function) -> Function:
+    return Function(_BACKWARD + function.name, target=function.target, random=function.random)
+
+
+class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records each op of the dispatcher in the step, or the backward pass, that it belongs to."""
+
+    def __init__(self, capture: AtenCapture) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.capture = capture
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile work as it would without this mode."""
+        return True
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        function = aten_function(func)
+        step = None if self.capture.is_muted else self.capture.step
+        if not function.name:
+            return func(*args, **kwargs)
+        if step is not None:
+            self.capture.claim(step)
+            return _recorded(step, function, func, args, kwargs)
+        return self.capture.backward_op(function, func, args, kwargs)
+
+
+def _recorded(
+    step: Step, function: Function, func: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        call = step.function(function, args, kwargs)
+    result = func(*args, **kwargs)
+    if call is not None:
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            step.outputs(call, result)
+    return result
+
+
+class AtenCapture(ModuleCapture):
+    """Captures modules, and inside them the ops of the dispatcher in place of torch functions."""
+
+    def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
+        super().__init__(recorder, roots, mode=None)
+        self._op_mode = AtenMode(self)
+        self._claims: dict[int, tuple[Step, Scope]] = {}  # autograd node -> who made it
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Capture while the block runs; for backward ops the mode stays on between steps."""
+        tap = self.recorder.tap
+        with super().running(), ExitStack() as ends:
+            if tap.level is Level.FUNCTIONS and tap.backward:
+                ends.enter_context(self._op_mode)
+            elif tap.level is Level.FUNCTIONS:
+                self.mode = lambda _: self._op_mode
+            yield
+
+    def claim(self, step: Step) -> None:
+        """Remember in which scope the autograd node that was made last was made."""
+        if self.recorder.tap.backward and torch.is_grad_enabled():
+            self._claims.setdefault(torch._C._autograd._get_sequence_nr() - 1, (step, step.scope))
+            if len(self._claims) > _MOST_CLAIMS:  # the oldest graph is long gone
+                del self._claims[next(iter(self._claims))]
+
+    def backward_op(
+        self, function: Function, func: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Run an op outside of any step; one that autograd runs belongs to a forward op's scope."""
+        node = torch._C._current_autograd_node()
+        owner = None if node is None or is_recomputing() else self._claims.get(node._sequence_nr())
+        if owner is None:
+            return func(*args, **kwargs)
+        step, scope = owner
+        with step.backward_in(scope):
+            return _recorded(step, _in_backward(function), func, args, kwargs)

@@ -1,0 +1,169 @@
+"""Captures any torch.compile backend at the boundary of its graphs: what each takes and gives."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.nouns.record import Call
+from dumpcmp.taps.inductor.generated import calls_of
+from dumpcmp.taps.inductor.traced import Place, Traced, named
+from dumpcmp.taps.modes.graph import GraphCapture, untraced
+from dumpcmp.taps.recording import arguments as slots
+from dumpcmp.taps.recording.gradients import address_of
+from dumpcmp.taps.recording.naming import in_order
+from dumpcmp.taps.recording.recorder import Recorder, Step
+
+Values = list[tuple[int, list[Place]]]  # position among the arguments or results, and its places
+
+
+class BoundaryCapture(GraphCapture):
+    """Compiles every root module with `backend`, and records what enters and leaves its graphs.
+
+    Values have the keys of the ops that take or give them, so that they pair with an FX or eager
+    run. What the backend does inside a graph cannot be seen.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        roots: Collection[nn.Module] = (),
+        *,
+        backend: str | Callable[..., Any],
+    ) -> None:
+        super().__init__(recorder, roots)
+        self._name = backend if isinstance(backend, str) else backend.__name__
+        self._inner = backend_named(backend) if isinstance(backend, str) else backend
+        self._graphs = itertools.count()
+
+    def backend(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        """Compile `graph` with the backend; what is returned records its runs."""
+        step = self.step
+        if step is None:
+            return self._compiled_by_inner(graph, example_inputs)
+        name = f"graph-{next(self._graphs)} of {self._name}"
+        text = graph.print_readable(print_output=False)
+        self.recorder.sink.text(step.model.name, f"{name.partition(' ')[0]}.txt", text)
+        traced = named(graph, step.model, step.scope.path)
+        taken, given, kept = entering(graph, traced), leaving(graph, traced), used_inside(graph)
+        run, ops = self._compiled_by_inner(graph, example_inputs), range(len(traced.ops))
+
+        def recorded(*args: Any) -> Any:
+            now = self.step
+            if now is None:
+                return run(*args)
+            with self._muting():  # what it takes to record a value is no op of the program
+                calls = calls_of(now, {"taps": [], "kernels": {name: ops}}, traced)
+                _put(now, calls, taken, args)
+                results = run(*args)
+                _share(now, kept, results)
+                _put(now, calls, given, results)
+            return results
+
+        return untraced(recorded)
+
+    def _compiled_by_inner(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        run: Callable[..., Any] = self._inner(graph, inputs)
+        return run
+
+
+def backend_named(name: str) -> Callable[..., Any]:
+    """The torch.compile backend called `name`, or the callable ``pkg.mod:function``."""
+    module, _, attribute = name.partition(":")
+    found: Callable[..., Any]
+    try:
+        if attribute:
+            found = getattr(import_module(module), attribute)
+        else:
+            found = import_module("torch._dynamo").lookup_backend(name)
+    except Exception as error:
+        known = ", ".join(sorted(torch.compiler.list_backends(exclude_tags=())))
+        raise CaptureError(
+            f"--backend {name}: {type(error).__name__}: {error}",
+            hint=f"give pkg.mod:function, or one of {known}",
+        ) from error
+    return found
+
+
+def entering(graph: fx.GraphModule, traced: Traced) -> Values:
+    """The arguments of `graph` that ops of it take."""
+    positions = {n: i for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
+    found: dict[int, list[Place]] = {}
+    for node in graph.graph.nodes:
+        number = traced.index.get(node.name)
+        for slot, source in _taken(node, traced) if number is not None else ():
+            if source in positions:
+                found.setdefault(positions[source], []).append((number, slot))  # type: ignore[arg-type]
+    return sorted(found.items())
+
+
+def _taken(node: fx.Node, traced: Traced) -> list[tuple[str, fx.Node]]:
+    """The input slots of `node`, each with the node that gives it."""
+    sources: dict[int, tuple[Tensor, fx.Node]] = {}
+
+    def stand_in(source: fx.Node) -> Any:
+        if not isinstance(source.meta.get("example_value"), Tensor):
+            return None
+        tensor = torch.empty(0)
+        sources[id(tensor)] = tensor, source
+        return tensor
+
+    function = traced.ops[traced.index[node.name]].function
+    args, kwargs = fx.map_arg((node.args, node.kwargs), stand_in)
+    found, _ = slots.arguments_of(in_order(function, args), kwargs, function.positions)
+    return [(slot, sources[id(tensor)][1]) for slot, tensor in found]
+
+
+def leaving(graph: fx.GraphModule, traced: Traced) -> Values:
+    """The results of `graph` that ops of it give."""
+    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    results: Sequence[Any] = output.args[0]
+    places = [(i, _given(result, traced)) for i, result in enumerate(results)]
+    return [(i, [place]) for i, place in places if place is not None]
+
+
+def used_inside(graph: fx.GraphModule) -> list[int]:
+    """The results of `graph` that it computes further with."""
+    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    results: Sequence[Any] = output.args[0]
+    nodes = [(i, node) for i, node in enumerate(results) if isinstance(node, fx.Node)]
+    return [i for i, node in nodes if set(node.users) != {output}]
+
+
+def _share(step: Step, positions: Sequence[int], results: Sequence[Any]) -> None:
+    """Have nobody record the gradients of these results: a part of each stays inside the graph."""
+    for position in positions:
+        if isinstance(results[position], Tensor):
+            step.shared[address_of(results[position])] = []
+
+
+def _given(result: object, traced: Traced) -> Place | None:
+    """The output slot that `result` of a graph is."""
+    if not isinstance(result, fx.Node):
+        return None
+    if result.name in traced.index:
+        return traced.index[result.name], "output.0"
+    if result.target is operator.getitem and isinstance(result.args[0], fx.Node):
+        number = traced.index.get(result.args[0].name)
+        return None if number is None else (number, f"output.{result.args[1]}")
+    return None
+
+
+def _put(step: Step, calls: Sequence[Call | None], values: Values, tensors: Sequence[Any]) -> None:
+    """Record `tensors` at their places, and watch for their gradients."""
+    for position, places in values:
+        tensor = tensors[position]
+        for number, slot in places if isinstance(tensor, Tensor) else ():
+            call = calls[number]
+            wanted = step.tap.outputs if slot.startswith("output") else step.tap.inputs
+            if call is not None and wanted:
+                step.put(call, slot, tensor)
+                if step.gradients is not None:
+                    step.gradients.watch(call, [(slot, tensor)])

@@ -1,0 +1,337 @@
+"""Captures module calls: where each step begins and ends, and what every module took and gave."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._C import DisableTorchFunction, _DisableTorchDispatch
+
+from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.selection import Level
+from dumpcmp.taps.distributed import ranks as distributed
+from dumpcmp.taps.distributed.collectives import partitioned
+from dumpcmp.taps.modes.callables import Leave, compiled_calls, function_name
+from dumpcmp.taps.modes.functions import FunctionMode
+from dumpcmp.taps.recording.gradients import Watches
+from dumpcmp.taps.recording.precision import Precision
+from dumpcmp.taps.recording.recorder import Recorder, Step
+
+_ATTRIBUTE = "_compiled_call_impl"  # nn.Module.__call__ runs it in place of _call_impl if it is set
+
+Intercept = Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
+
+
+class CallDoor:
+    """Stands in for `nn.Module._compiled_call_impl`, through which every module call passes.
+
+    Unlike a forward hook it sees keyword arguments before they change, and exceptions; unlike
+    a patched `__call__` it lets dynamo trace `forward` as before.
+    """
+
+    def __init__(self, intercept: Intercept) -> None:
+        self.intercept = intercept
+
+    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
+        if torch.compiler.is_compiling():  # dynamo traces the program as if it were closed
+            return None
+        if module is None:
+            return self
+        run = module.__dict__.get(_ATTRIBUTE) or module._call_impl
+        return run if distributed.is_parallel_wrapper(module) else self.intercept(module, run)
+
+    def __set__(self, module: nn.Module, call: Any) -> None:
+        module.__dict__[_ATTRIBUTE] = call
+
+
+def is_compile_wrapper(module: nn.Module) -> bool:
+    """Whether `module` is what torch.compile made of another; it has no path of its own."""
+    return type(module).__name__ == "OptimizedModule" and "torch._dynamo" in sys.modules
+
+
+@contextmanager
+def module_calls(intercept: Intercept) -> Iterator[None]:
+    """Send every call of a module in this process through `intercept` while the block runs."""
+    before = nn.Module.__dict__[_ATTRIBUTE]
+    if isinstance(before, CallDoor):
+        raise CaptureError(
+            "another capture is running in this process",
+            hint="end it first: only one capture can be active at a time",
+        )
+    setattr(nn.Module, _ATTRIBUTE, CallDoor(intercept))
+    try:
+        yield
+    finally:
+        setattr(nn.Module, _ATTRIBUTE, before)
+
+
+def enter_module(step: Step, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
+    """Open the scope of a module call and record its inputs."""
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        return step.enter(module, args, kwargs)
+
+
+def exit_module(step: Step, call: Call, result: object) -> None:
+    """Record the outputs of a module call."""
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        step.outputs(call, result)
+
+
+class _Here(threading.local):
+    """What this thread is in the middle of."""
+
+    step: Step | None = None
+    mode: Any = None  # that records functions on this thread
+    latest: Step | None = None  # which collectives after its end belong to: those of backward
+    muted: bool = False  # inside a step that is not selected, or a model that is not wanted
+
+
+class ModuleCapture:
+    """Captures steps on whatever thread they run: modules, and functions by `mode` inside them."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        roots: Collection[nn.Module] = (),
+        mode: Callable[[Step], AbstractContextManager[Any]] | None = FunctionMode,
+    ) -> None:
+        self.recorder = recorder
+        self.watches = Watches(recorder)
+        self._roots = frozenset(id(root) for root in roots)
+        self.mode = mode if recorder.tap.level is Level.FUNCTIONS else None
+        self.precision: Precision | None = None
+        self._here = _Here()
+        self.compiles = False  # whether what the program compiles stays compiled
+        self.enter = enter_module
+        self.exit = exit_module
+        self.begin: Callable[[nn.Module], Step | None] = self._begin
+
+    @property
+    def step(self) -> Step | None:
+        """The step that this thread is in the middle of."""
+        return self._here.step
+
+    @property
+    def is_muted(self) -> bool:
+        """Whether this thread is inside of what is not recorded."""
+        return self._here.muted
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json says of the run once it has ended, besides what all runs say."""
+        return {}
+
+    def remarks(self) -> list[str]:
+        """What the user must hear at the end."""
+        return []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Capture while the block runs; compiled callables run eagerly meanwhile."""
+        with module_calls(self._intercept), ExitStack() as self._ends:
+            self._ends.callback(self.watches.remove)
+            self._ends.enter_context(self._compiling())
+            self._ends.enter_context(partitioned(lambda: self._here.latest))
+            if self.precision is not None:
+                self._ends.callback(self.precision.restore)
+            yield
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Hear of compiled callables; have them run eagerly, unless this capture compiles."""
+        with ExitStack() as ends:
+
+            def listen() -> None:
+                ends.enter_context(compiled_calls(self._function_called))
+                if not self.compiles:
+                    ends.enter_context(torch.compiler.set_stance("force_eager"))
+
+            ends.enter_context(once_dynamo_is_there(listen))
+            yield
+
+    def _function_called(self, function: Any) -> Leave:
+        """Open a step for a compiled function, unless one is open; returns what closes it."""
+        here, name = self._here, function_name(function)
+        if here.muted or here.step is not None or not name or is_recomputing():
+            return _nothing
+        step = here.step = self.recorder.begin_function(name, wanted=not self._roots)
+        step.begin_inner = self.begin
+        if self.recorder.tap.backward and not step.is_silent:
+            self.watches.begin(step, None)
+        ends = ExitStack()
+        here.mode = ends.enter_context(self.mode(step)) if self.mode else None
+
+        def leave() -> None:
+            here.step = here.mode = None
+            ends.close()
+            for each in (step, *step.inner.values()):
+                if not self.recorder.tap.backward:
+                    self.recorder.finish(each)
+
+        return leave
+
+    def save(self, name: str, tensor: torch.Tensor) -> None:
+        """Record a value that the program names itself."""
+        if not self._here.muted:
+            with DisableTorchFunction(), _DisableTorchDispatch():
+                (self.step or self.recorder.outside()).save(name, tensor)
+
+    def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+        here = self._here
+        if here.muted or is_compile_wrapper(module):
+            return run
+        if here.step is None or here.step.is_function:
+            return partial(self._root_call, module, run)
+        if isinstance(module, fx.GraphModule) and id(module) not in here.step.model.paths:
+            return run  # the body of a loop or a branch, which no program names
+        return partial(self._module_call, here.step, module, run)
+
+    def _root_call(
+        self, module: nn.Module, run: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        if is_recomputing():
+            return self._recompute(module, run, args, kwargs)
+        if self._roots and id(module) not in self._roots:
+            return run(*args, **kwargs)
+        if distributed.is_inferring():
+            with self._muting():
+                return run(*args, **kwargs)
+        step = self.begin(module)
+        if step is None:
+            with self._muting():
+                return run(*args, **kwargs)
+        if self.precision is not None:
+            self.precision.convert(module)
+            args, kwargs = self.precision.inputs((args, kwargs))
+            step.precision = self.precision
+        with self._inside(step):
+            return self.run_root(step, module, run, args, kwargs)
+
+    def _begin(self, module: nn.Module) -> Step | None:
+        """Begin a step of `module`, where it is selected."""
+        if self._roots and id(module) not in self._roots:
+            return None
+        step = self.recorder.begin(module)
+        if step is not None and self.recorder.tap.backward:
+            self.watches.begin(step, module)
+        return step
+
+    def run_root(
+        self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Run the outermost call of a step; other modes run it in their own way."""
+        return self._module_call(step, module, run, *args, **kwargs)
+
+    def _module_call(
+        self, step: Step, module: nn.Module, run: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        call = self.enter(step, module, args, kwargs)
+        try:
+            result = run(*args, **kwargs)
+        finally:
+            step.leave()
+        if call is not None:
+            self.exit(step, call, result)
+        return result
+
+    def _recompute(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a forward again, for checkpointing: its calls are marked, its values known."""
+        step = self.recorder.step_with(module)
+        if step is None:
+            with self._muting():
+                return run(*args, **kwargs)
+        with self._inside(step.recompute()) as again:
+            return self._module_call(again, module, run, *args, **kwargs)
+
+    @contextmanager
+    def _inside(self, step: Step) -> Iterator[Step]:
+        outer = self._here.step
+        self._here.step = self._here.latest = step
+        try:
+            with self._recording(step):
+                yield step
+        finally:
+            self._here.step = outer
+            if not self.recorder.tap.backward:
+                self.recorder.finish(step)
+
+    @contextmanager
+    def _recording(self, step: Step) -> Iterator[None]:
+        """Record functions in `step` by a mode: that of the function around it, if any."""
+        here = self._here
+        if here.mode is not None or self.mode is None:
+            with pointed_at(here.mode, step):
+                yield
+            return
+        with self.mode(step) as here.mode:
+            try:
+                yield
+            finally:
+                here.mode = None
+
+    def quietly(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run` with none of the functions that it calls recorded."""
+
+        def quiet(*args: Any, **kwargs: Any) -> Any:
+            with pointed_at(self._here.mode, None):
+                return run(*args, **kwargs)
+
+        return quiet
+
+    @contextmanager
+    def _muting(self) -> Iterator[None]:
+        self._here.muted = True
+        try:
+            with pointed_at(self._here.mode, None):
+                yield
+        finally:
+            self._here.muted = False
+
+
+def _nothing() -> None: ...
+
+
+@contextmanager
+def pointed_at(mode: Any, step: Step | None) -> Iterator[None]:
+    """Have `mode` record in `step` while the block runs, or nowhere."""
+    before = getattr(mode, "step", None)
+    if mode is not None:
+        mode.step = step
+    try:
+        yield
+    finally:
+        if mode is not None:
+            mode.step = before
+
+
+@contextmanager
+def once_dynamo_is_there(listen: Callable[[], None]) -> Iterator[None]:
+    """Call `listen` now, or when the program compiles first: to import dynamo takes seconds."""
+    if "torch._dynamo" in sys.modules:
+        listen()
+        yield
+        return
+    compile_now = torch.compile
+
+    def compile_later(*args: Any, **kwargs: Any) -> Any:
+        if torch.compile is compile_later:
+            torch.compile = compile_now
+            listen()
+        return compile_now(*args, **kwargs)
+
+    torch.compile = compile_later
+    try:
+        yield
+    finally:
+        torch.compile = compile_now
+
+
+def is_recomputing() -> bool:
+    """Whether a forward is being run again inside a backward pass."""
+    return torch._C._current_autograd_node() is not None and torch.is_grad_enabled()

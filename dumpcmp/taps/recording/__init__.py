@@ -1,0 +1,1 @@
+"""Recording: names, numbers and copies what any tap sees."""

@@ -1,0 +1,212 @@
+"""Laws of assembling: both sides whole by what is recorded, declared, solved, or not at all."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dumpcmp.align.mesh.assemble import AssemblyError, Held, RunFacts, assemble, explain
+from dumpcmp.align.mesh.declared import Declarations, read_stated
+from dumpcmp.align.mesh.unshard import shard
+from dumpcmp.nouns.dtypes import DTYPES
+from dumpcmp.nouns.errors import LayoutError
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.layouts import parse_layout, parse_mesh
+from dumpcmp.nouns.record import Record
+from dumpcmp.nouns.value import Value
+
+LIMIT = 1e-5
+RNG = np.random.default_rng(0)
+WHOLE = Value(DTYPES["float32"], RNG.standard_normal((4, 6, 24), np.float32))
+
+
+def _held(values, layouts, op="attn", slot="output.0", declared=None, missing=(), digests=True):
+    key = Key("M", 0, op, 0, slot)
+    records = tuple(
+        Record(
+            key,
+            0,
+            "float32",
+            value.shape,
+            rank=rank,
+            layout=layout,
+            digest=str(hash(value.bits.tobytes())) if digests else "",
+        )
+        for rank, (value, layout) in enumerate(zip(values, layouts, strict=True))
+        if rank not in missing
+    )
+    facts = RunFacts(len(values), tuple(missing), declared or Declarations())
+    return Held(records, lambda record: values[record.rank], facts)
+
+
+def _whole():
+    return _held([WHOLE], [""])
+
+
+def _sharded(text, mesh, *, recorded=False, declare=None, spoil=None, **more):
+    held = shard(WHOLE, parse_layout(text), parse_mesh(mesh))
+    values = [value for _, value in held]
+    layouts = [str(one.layout) if recorded else "" for one, _ in held]
+    declared = read_stated([f"attn={declare}"]).target if declare else None
+    return _held(spoil(values) if spoil else values, layouts, declared=declared, **more)
+
+
+KNOWN = [
+    ("b s h[tp]", "tp=2", {"recorded": True}, "layout 'b s h[tp]'"),
+    ("b s h[tp]", "tp=2", {"declare": "b s h[tp]"}, "layout 'b s h[tp]'"),
+    ("b s h[tp]", "tp=2", {}, "solved"),
+    ("b s h", "tp=2", {}, "the same on 2 ranks"),
+    ("b s h", "tp=2", {"digests": False}, "solved"),
+    ("b s (q k v)[tp:interleaved]", "tp=4", {}, "solved"),
+    ("b s h[tp:partial]", "tp=2", {"declare": "b s h[tp:partial]"}, "partial"),
+]
+
+
+@pytest.mark.parametrize("text, mesh, how, note", KNOWN)
+def test_the_target_becomes_whole_and_says_how(text, mesh, how, note) -> None:
+    golden, target = assemble(_whole(), _sharded(text, mesh, **how), LIMIT)
+    assert np.array_equal(golden.value.bits, target.value.bits)
+    assert note in target.note and not golden.note
+
+
+def test_a_declaration_corrects_what_was_recorded() -> None:
+    wrong = _sharded("b s h[tp]", "tp=2", recorded=True)
+    said = [r.layout.replace("b s h[tp]", "b s[tp] h") for r in wrong.records]
+    records = tuple(replace(r, layout=t) for r, t in zip(wrong.records, said, strict=True))
+    wrong = replace(wrong, records=records)
+    assert assemble(_whole(), wrong, LIMIT)[1].value.shape != WHOLE.shape
+    facts = replace(wrong.facts, declared=read_stated(["attn=b s h[tp]"]).target)
+    right = assemble(_whole(), replace(wrong, facts=facts), LIMIT)[1]
+    assert np.array_equal(right.value.bits, WHOLE.bits)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_golden_may_be_the_partitioned_side(known: bool) -> None:
+    golden, target = assemble(_sharded("b s h[tp]", "tp=2", recorded=known), _whole(), LIMIT)
+    assert np.array_equal(golden.value.bits, target.value.bits)
+
+
+@pytest.mark.parametrize("text", ["b s h[tp]", "b[tp] s h", "b s (q k v)[tp:interleaved]"])
+def test_both_sides_may_be_partitioned_in_different_ways_that_nobody_stated(text: str) -> None:
+    golden, target = assemble(_sharded(text, "tp=2"), _sharded(text, "tp=4"), LIMIT)
+    assert golden.value.shape == target.value.shape
+    assert np.array_equal(golden.value.bits, target.value.bits)
+
+
+def test_sides_of_the_same_ranks_and_shapes_are_compared_rank_by_rank() -> None:
+    golden, target = assemble(_sharded("b[dp] s h", "dp=2"), _sharded("b[dp] s h", "dp=2"), LIMIT)
+    assert "rank by rank" in target.note
+    assert golden.value.shape == (2, 2, 6, 24)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_missing_rank_is_named(recorded: bool) -> None:
+    with pytest.raises(AssemblyError, match="2"):
+        assemble(_whole(), _sharded("b s h[tp]", "tp=4", recorded=recorded, missing=[2]), LIMIT)
+
+
+def test_without_the_rank_that_is_missing_replicas_are_still_compared() -> None:
+    _, target = assemble(_whole(), _sharded("b s h", "tp=4", missing=[2]), LIMIT)
+    assert np.array_equal(target.value.bits, WHOLE.bits)
+
+
+def _swap(values):
+    return [values[1], values[0], *values[2:]]
+
+
+def _one_off(values):
+    return [*values[:-1], Value(values[-1].dtype, values[-1].bits + 1)]
+
+
+def _double(values):
+    return [Value(value.dtype, value.bits * 2) for value in values]
+
+
+def _split(values):
+    first = RNG.standard_normal(values[0].shape).astype(np.float32)
+    return [Value(values[0].dtype, first), Value(values[0].dtype, values[0].bits - first)]
+
+
+SPOILED = [
+    ("b s h[tp]", _swap, "rank 0 holds the shard of rank 1"),
+    ("b s (q k v)[tp:interleaved]", _swap, "rank 0 holds the shard of rank 1"),
+    ("b s h[tp]", _one_off, "wrong: rank 1"),
+    ("b s h", _one_off, "REPLICA"),
+    ("b s h", _double, "2 times golden"),
+    ("b s h", _split, "a reduction is missing"),
+]
+
+
+# Terms that nobody declared to be replicas are a layout of their own.
+UNDECLARED = [(*case, False) for case in SPOILED if case[1] is not _split]
+
+
+@pytest.mark.parametrize(
+    "text, spoil, said, declared", [*((*case, True) for case in SPOILED), *UNDECLARED]
+)
+def test_what_is_wrong_is_said_in_words(text, spoil, said, declared) -> None:
+    target = _sharded(text, "tp=2", spoil=spoil, declare=text if declared else None)
+    golden, found = assemble(_whole(), target, LIMIT)
+    assert said in explain(golden, found, LIMIT)
+
+
+def test_what_fits_nothing_is_not_assembled() -> None:
+    noise = [Value(WHOLE.dtype, RNG.standard_normal(WHOLE.shape).astype("<f4")) for _ in range(2)]
+    with pytest.raises(AssemblyError, match=r"no layout fits: tried .*closest"):
+        assemble(_whole(), _held(noise, ["", ""]), LIMIT)
+
+
+def test_the_layout_of_a_like_value_is_taken_where_nothing_fits() -> None:
+    noise = [Value(WHOLE.dtype, RNG.standard_normal(WHOLE.shape).astype("<f4")) for _ in range(2)]
+    like = parse_layout("b s h[ranks:partial]")
+    _, target = assemble(_whole(), _held(noise, ["", ""]), LIMIT, like)
+    assert np.allclose(target.value.bits, noise[0].bits + noise[1].bits)
+    assert "its like" in target.note
+
+
+GOOD = [
+    ("layers.*.o=b s h[tp:partial]", "layers.3.o", "output.0", "b s h[tp:partial]"),
+    ("layers.*.o=b s h[tp:partial]", "layers.3.o@1", "grad_output.0", "b s h[tp:partial]"),
+    ("layers.*.o output.0=b s v=65[tp]", "layers.3.o", "output.0", "b s v=65[tp]"),
+    ("layers.*.o output.0=b s v=65[tp]", "layers.3.o", "input.0", None),
+    ("layers.*.o=b s h", "layers.3.o", "param.weight", None),
+    ("* param.*=d[dp] ...", "layers.3.o", "param.weight", "d[dp] ..."),
+]
+
+
+@pytest.mark.parametrize("option, op, slot, layout", GOOD)
+def test_an_option_speaks_of_ops_and_slots(option, op, slot, layout) -> None:
+    found = read_stated([option]).target.layout_of(Key("M", 0, op, 0, slot))
+    assert found == (parse_layout(layout) if layout else None)
+
+
+def test_a_file_may_speak_of_one_side_and_the_last_line_holds(tmp_path) -> None:
+    path = tmp_path / "layouts.yaml"
+    path.write_text(
+        "mesh: tp=4\n"
+        "'attn*': b s h\n"
+        "attn: {output.0: 'b s h[tp]', param.weight: 'o[tp] i'}\n"
+        "golden: {mesh: tp=2, attn: 'b[tp] s h'}\n"
+    )
+    stated = read_stated([str(path)])
+    key = Key("M", 0, "attn", 0, "output.0")
+    assert str(stated.target.layout_of(key)) == "b s h[tp]"
+    assert str(stated.target.mesh) == "tp=4" and str(stated.golden.mesh) == "tp=2"
+    assert str(stated.golden.layout_of(key)) == "b[tp] s h"
+    later = read_stated([str(path), "attn=b s h[tp:partial]"])
+    assert str(later.target.layout_of(key)) == "b s h[tp:partial]"
+
+
+BAD = [
+    ("attn", "OP=LAYOUT"),
+    ("attn=b s h[tp", "attn: cannot read layout"),
+    ("mesh=tp", "cannot read mesh"),
+    ("nowhere.yaml", "cannot read the layouts"),
+]
+
+
+@pytest.mark.parametrize("option, said", BAD)
+def test_an_option_that_cannot_be_read_is_quoted(option, said) -> None:
+    with pytest.raises(LayoutError) as caught:
+        read_stated([option])
+    assert said in str(caught.value)

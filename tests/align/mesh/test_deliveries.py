@@ -1,0 +1,70 @@
+"""Laws of collectives: what each rank must get, from what all ranks gave."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dumpcmp.align.mesh.deliveries import Traffic, is_collective
+from dumpcmp.nouns.dtypes import DTYPES
+from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.record import Call, Record
+from dumpcmp.nouns.value import Value
+
+
+def _traffic(name, given, got, words):
+    """`given` and `got`: for each rank its list of arrays."""
+    key = lambda slot: Key("M", 0, f"attn/{name}", 0, slot)  # noqa: E731
+    values, records = {}, {}
+    for side, arrays in (("input", given), ("output", got)):
+        for rank, mine in enumerate(arrays):
+            for n, array in enumerate(mine):
+                slot = f"{side}.{n}"
+                values[rank, slot] = Value(DTYPES["float32"], np.asarray(array, np.float32))
+                shape = values[rank, slot].shape
+                record = Record(key(slot), 0, "float32", shape, rank=rank)
+                records.setdefault(key(slot), []).append(record)
+    group = list(range(len(given)))
+    arguments = json.dumps({"args": [], "kwargs": {"group": group, **words}})
+    place = Site("M", 0, f"attn/{name}", 0)
+    calls = {rank: {place: Call(*place, 0, arguments=arguments)} for rank in group}
+    shards = lambda key: records.get(key, [])  # noqa: E731
+    return Traffic(calls, shards, lambda r: values[r.rank, r.key.slot]), records
+
+
+A, B = [1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]
+LAWS = [
+    ("all_reduce", [[A], [B]], [[[11, 22, 33, 44]]] * 2, {"op": "sum"}),
+    ("all_reduce", [[A], [B]], [[[5.5, 11, 16.5, 22]]] * 2, {"op": "avg"}),
+    ("all_reduce", [[A], [B]], [[B]] * 2, {"op": "max"}),
+    ("all_gather", [[A], [B]], [[A + B]] * 2, {}),
+    ("all_gather", [[A], [B]], [[A, B]] * 2, {}),
+    ("reduce_scatter", [[A], [B]], [[[11, 22]], [[33, 44]]], {"op": "sum"}),
+    ("reduce_scatter", [[A, B], [B, A]], [[[11, 22, 33, 44]]] * 2, {"op": "sum"}),
+    ("all_to_all", [[A], [B]], [[[1, 2, 10, 20]], [[3, 4, 30, 40]]], {}),
+    ("all_to_all", [[A, B], [B, B]], [[A, B], [B, B]], {}),
+    ("broadcast", [[A], [B]], [[B]] * 2, {"root_rank": 1}),
+]
+
+
+@pytest.mark.parametrize("name, given, got, words", LAWS)
+def test_every_rank_gets_what_the_collective_promises(name, given, got, words) -> None:
+    traffic, records = _traffic(name, given, got, words)
+    assert is_collective(f"attn/{name}")
+    outputs = [key for key in records if key.slot.startswith("output")]
+    for key in outputs:
+        found = traffic.deliveries(key)
+        assert len(found) == len(given)
+        assert all(np.array_equal(d.expected.bits, d.got.bits) for d in found)
+
+
+@pytest.mark.parametrize("name, given, got, words", LAWS[:7])
+def test_a_wrong_delivery_shows_on_its_rank(name, given, got, words) -> None:
+    spoiled = [[np.array(array) for array in mine] for mine in got]
+    spoiled[1][0] = spoiled[1][0] + 1
+    traffic, records = _traffic(name, given, spoiled, words)
+    first = next(key for key in records if key.slot == "output.0")
+    wrong = [
+        d.rank for d in traffic.deliveries(first) if not np.array_equal(d.expected.bits, d.got.bits)
+    ]
+    assert wrong == [1]

@@ -1,0 +1,123 @@
+"""Laws of solving: a layout that nobody stated is found from the values, or honestly not found."""
+
+import numpy as np
+import pytest
+
+from dumpcmp.align.mesh.regions import Shard
+from dumpcmp.align.mesh.solve import Question, Solved, Unsolved, solve
+from dumpcmp.align.mesh.unshard import shard
+from dumpcmp.nouns.dtypes import DTYPES
+from dumpcmp.nouns.layouts import Layout, parse_layout, parse_mesh
+from dumpcmp.nouns.value import Value
+
+LIMIT = 1e-5
+
+
+def _golden(shape: tuple[int, ...], seed: int = 0) -> Value:
+    return Value(DTYPES["float32"], np.random.default_rng(seed).standard_normal(shape, np.float32))
+
+
+def _unplaced(held, *, place: bool):
+    """The shards as plain tensors: without a sentence, with or without their place."""
+    shards = []
+    for one, _ in held:
+        place_of = tuple(type(c)(c.axis, c.index, c.size, False) for c in one.layout.place)
+        shards.append(Shard(one.rank, one.shape, Layout(place=place_of if place else ())))
+    return shards
+
+
+def _noisy(held):
+    """Rounding noise on every shard, and partial values as random terms."""
+    rng = np.random.default_rng(1)
+    noise = [1 + 1e-7 * rng.standard_normal(value.shape) for _, value in held]
+    values = [(v.bits * n).astype(np.float32) for (_, v), n in zip(held, noise, strict=True)]
+    partial = [c for c in held[0][0].layout.over if c.mode == "partial"]
+    if partial:
+        spread = rng.standard_normal(values[0].shape).astype(np.float32)
+        values = [value + spread * (-1) ** rank for rank, value in enumerate(values)]
+    return [Value(DTYPES["float32"], value) for value in values]
+
+
+CASES = [
+    ("d0 d1 d2[t:replicated]", "t=2", (2, 6, 12)),
+    ("d0[t] d1 d2", "t=2", (2, 6, 12)),
+    ("d0 d1[t] d2", "t=3", (2, 6, 12)),
+    ("d0 d1 d2[t]", "t=4", (2, 6, 12)),
+    ("d0 d1 d2[t:partial]", "t=2", (2, 6, 12)),
+    ("d0[t] d1", "t=2", (65, 4)),
+    ("d0 (a b)[t:interleaved]", "t=2", (5, 16)),
+    ("d0 (a b c)[t:interleaved]", "t=2", (5, 24)),
+    ("d0 (a=16 b=4 c=4)[t:interleaved]", "t=2", (5, 24)),
+    ("(a=32 b=8 c=8)[t:interleaved] d1", "t=4", (48, 16)),
+    ("d0[t:zigzag] d1", "t=2", (16, 4)),
+    ("d0[t:cyclic] d1", "t=4", (16, 4)),
+    ("d0[u] d1[t]", "u=2 t=2", (8, 12)),
+    ("d0 d1[u:replicated,t:partial]", "u=2 t=2", (8, 12)),
+    ("d0[u] d1[t:replicated]", "u=2 t=2", (8, 12)),
+]
+
+
+@pytest.mark.parametrize("text, mesh, shape", CASES)
+def test_the_layout_behind_the_shards_is_found(text, mesh, shape) -> None:
+    golden = _golden(shape)
+    held = shard(golden, parse_layout(text), parse_mesh(mesh))
+    values = _noisy(held)
+    found = solve(Question(golden, _unplaced(held, place=True), LIMIT), values.__getitem__)
+    assert isinstance(found, Solved), found
+    assert set(found.plan.layout.placements) == set(parse_layout(text).placements)
+    assert np.allclose(found.whole.value.bits, golden.bits, rtol=1e-4, atol=1e-5)
+    assert 0 < found.rel_l2 < LIMIT and "solved" in str(found)
+
+
+@pytest.mark.parametrize("text, mesh, shape", CASES)
+def test_it_is_found_on_a_mesh_that_nobody_named(text, mesh, shape) -> None:
+    golden = _golden(shape)
+    held = shard(golden, parse_layout(text), parse_mesh(mesh))
+    found = solve(Question(golden, _unplaced(held, place=False), LIMIT), _noisy(held).__getitem__)
+    assert isinstance(found, Solved), found
+    assert np.allclose(found.whole.value.bits, golden.bits, rtol=1e-4, atol=1e-5)
+
+
+def _swapped(values):
+    return [values[1], values[0], *values[2:]]
+
+
+def _one_wrong(values):
+    return [*values[:-1], Value(values[0].dtype, values[-1].bits + 1)]
+
+
+@pytest.mark.parametrize("spoil", [_swapped, _one_wrong])
+@pytest.mark.parametrize("text", ["d0 d1[t]", "d0[t] d1", "(a b)[t:interleaved] d1"])
+def test_wrong_shards_fit_nothing_and_it_says_what_was_tried(spoil, text) -> None:
+    golden = _golden((8, 12))
+    held = shard(golden, parse_layout(text), parse_mesh("t=2"))
+    values = spoil([value for _, value in held])
+    found = solve(Question(golden, _unplaced(held, place=True), LIMIT), values.__getitem__)
+    assert isinstance(found, Unsolved)
+    assert str(parse_layout(text)).replace("(a b)", "d0") in str(found) or "(a b)" in str(found)
+    assert found.rel_l2 > LIMIT
+
+
+def test_terms_are_not_taken_for_a_gradient_that_must_have_been_reduced() -> None:
+    golden = _golden((4, 4))
+    held = shard(golden, parse_layout("d0 d1[t:partial]"), parse_mesh("t=2"))
+    question = Question(golden, _unplaced(held, place=True), LIMIT, may_be_partial=False)
+    assert isinstance(solve(question, _noisy(held).__getitem__), Unsolved)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_mean_over_fewer_samples_fits_only_where_it_may(scaled: bool) -> None:
+    golden = _golden((4, 4))
+    held = shard(golden, parse_layout("d0[dp] d1"), parse_mesh("dp=2"))
+    values = [Value(v.dtype, v.bits * 2) for _, v in held]
+    question = Question(golden, _unplaced(held, place=True), LIMIT, may_be_scaled=scaled)
+    found = solve(question, values.__getitem__)
+    assert isinstance(found, Solved if scaled else Unsolved)
+    assert "/ dp" in str(found) or not scaled
+
+
+def test_shards_of_other_shapes_fit_nothing() -> None:
+    golden = _golden((4, 4))
+    shards = [Shard(rank, (3, 3), parse_layout(f"@ t:{rank}/2?")) for rank in range(2)]
+    found = solve(Question(golden, shards, LIMIT), lambda _: _golden((3, 3)))
+    assert isinstance(found, Unsolved) and not found.tried

@@ -1,0 +1,250 @@
+"""The command as users type it, in a shell, on real programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dumpcmp import Archive
+from dumpcmp.cli import main
+from dumpcmp.nouns.key import Key
+
+PROGRAMS = Path(__file__).parents[1] / "taps" / "programs"
+
+
+def dumpcmp_dump(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "dumpcmp", "dump", *words]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@dataclass
+class Ended:
+    returncode: int
+    stderr: str
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Ended]:
+    """The same command without a new process, for what does not need one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run(*words: str) -> Ended:
+        with pytest.raises(SystemExit) as ended:
+            main(["dump", *words])
+        assert isinstance(ended.value.code, int)
+        return Ended(ended.value.code, capsys.readouterr().err)
+
+    return run
+
+
+def facts(path: Path) -> dict[str, object]:
+    return json.loads((path / "worldsize1_global_rank0" / "run.json").read_text())
+
+
+def ops(archive: Archive) -> set[str]:
+    return {key.op for key in archive}
+
+
+def test_the_demo_needs_no_arguments(tmp_path: Path) -> None:
+    ran = dumpcmp_dump("--mode", "fx", "--path", "d1", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "4 tokens" in ran.stderr and "dumpcmp show d1" in ran.stderr
+    archive = Archive(tmp_path / "d1")
+    assert {key.step for key in archive} == {0, 1, 2, 3}
+    assert {"layers.0.attn/scaled_dot_product_attention", "head/linear"} <= ops(archive)
+    assert list((tmp_path / "d1").rglob("graph-0.txt"))
+
+
+def test_filters_and_the_arguments_of_the_script(tmp_path: Path) -> None:
+    ran = dumpcmp_dump(
+        "--mode", "eager", "--path", "d1", "--token", "0,2-3", "--layer", "layers.*.attn*",
+        "--io", "output", str(PROGRAMS / "generate.py"), "--prompt", "hello", "--tokens", "5",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("generated ") and len(ran.stdout.split()) == 6
+    archive = Archive(tmp_path / "d1")
+    assert {key.step for key in archive} == {0, 2, 3}
+    assert all(key.op.startswith("layers.") and ".attn" in key.op for key in archive)
+    assert all(key.slot.startswith("output") for key in archive)
+    first = archive[Key("TinyDecoder", 0, "layers.0.attn", 0, "output.0")]
+    assert first.shape == (1, 5, 64)
+    command = facts(tmp_path / "d1")["run"]["command"]  # type: ignore[index]
+    assert command[-4:] == ["--prompt", "hello", "--tokens", "5"]
+
+
+def test_a_module_with_gradients_is_repeatable_by_its_seed(tmp_path: Path) -> None:
+    words = ["--backward", "--weights", "--seed", "5", "-m", "trainer.train", "--lr", "0.1"]
+    printed = []
+    for path in ("d1", "d2"):
+        ran = dumpcmp_dump("--path", str(tmp_path / path), *words, cwd=PROGRAMS)
+        assert ran.returncode == 0, ran.stderr
+        printed.append(ran.stdout)
+    assert printed[0] == printed[1]
+    one, two = Archive(tmp_path / "d1"), Archive(tmp_path / "d2")
+    assert set(one) == set(two)
+    assert {one[key].digest for key in one} == {two[key].digest for key in two}
+    slots = {(key.op, key.slot) for key in one if key.model == "Sequential" and key.step == 1}
+    assert {("0", "grad.weight"), ("0", "param.weight"), ("3/linear", "grad_output.0"),
+            ("1", "grad_input.0"), ("2/dropout", "rng.cpu")} <= slots  # fmt: skip
+    assert {key.model for key in one} == {"Sequential", "CrossEntropyLoss"}
+    assert facts(tmp_path / "d1")["run"]["seed"] == 5  # type: ignore[index]
+
+
+def test_a_factory(tmp_path: Path) -> None:
+    words = ["--mode", "aten", "--path", str(tmp_path / "d1"), "--model", "factories:build"]
+    ran = dumpcmp_dump(*words, cwd=PROGRAMS)
+    assert ran.returncode == 0, ran.stderr
+    assert {"0/aten.addmm", "1/aten.tanh"} <= ops(Archive(tmp_path / "d1"))
+
+
+@pytest.mark.parametrize(
+    "factory, model", [("build_with_keywords", "Bilinear"), ("build_alone", "Linear")]
+)
+def test_what_a_factory_may_return(
+    factory: str, model: str, here: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    assert here("--path", "d1", "--model", f"factories:{factory}").returncode == 0
+    assert {key.model for key in Archive("d1")} == {model}
+
+
+def test_a_run_says_what_it_was(tmp_path: Path, here: Callable[..., Ended]) -> None:
+    here("--path", "d1", "--token", "1", str(PROGRAMS / "generate.py"))
+    stated = facts(tmp_path / "d1")
+    run = stated["run"]
+    assert stated["complete"] is True and stated["started"] and stated["ended"]
+    assert run["mode"] == "eager" and run["command"]  # type: ignore[index]
+    assert run["filters"]["tokens"] == [[1, 1]]  # type: ignore[index]
+    assert {"dumpcmp", "torch", "numpy", "python"} <= set(run["versions"])  # type: ignore[index]
+    assert run["seen"]["steps"] == 1  # type: ignore[index]
+
+
+def test_the_programs_exception_is_shown_as_its_own(tmp_path: Path) -> None:
+    ran = dumpcmp_dump("--path", "d1", str(PROGRAMS / "fails.py"), cwd=tmp_path)
+    assert ran.returncode == 2
+    assert "ValueError: the user's own trouble" in ran.stderr
+    assert "fails.py" in ran.stderr and "dumpcmp/capture" not in ran.stderr
+    assert "up to where the program stopped" in ran.stderr
+    archive = Archive(tmp_path / "d1")
+    assert Key("Fragile", 1, "proj/linear", 0, "output.0") in archive
+    assert "the user's own trouble" in json.dumps(facts(tmp_path / "d1"))
+
+
+@pytest.mark.parametrize("status, code", [("0", 0), ("3", 2)])
+def test_exit_statuses(tmp_path: Path, status: str, code: int, here: Callable[..., Ended]) -> None:
+    ran = here("--path", "d1", str(PROGRAMS / "leaves.py"), status)
+    assert ran.returncode == code, ran.stderr
+    assert len(Archive(tmp_path / "d1")) > 0
+
+
+def test_saved_values_lie_where_they_were_saved(tmp_path: Path, here: Callable[..., Ended]) -> None:
+    ran = here("--path", "d1", str(PROGRAMS / "saves.py"))
+    assert ran.returncode == 0, ran.stderr
+    archive = Archive(tmp_path / "d1")
+    second = archive.load(archive[Key("Saver", 0, "<root>/doubled", 1, "output.0")])
+    assert np.array_equal(second.numbers(), [3.0, 3.0])
+    outside = archive.load(archive[Key("saved", 0, "<root>/before", 0, "output.0")])
+    assert np.array_equal(outside.numbers(), [0, 1, 2])
+
+
+NONSENSE = [
+    (["--token", "-1"], "cannot read '-1' as a token"),
+    (["--token", "3-1"], "runs backwards"),
+    (["--token", "one"], "counted from 0"),
+    (["--layer", ""], "names no layer"),
+    (["--io", "both"], "valid are: input, output, all"),
+    (["--level", "ops"], "valid are: modules, functions"),
+    (["--mode", "slow"], "valid are: eager, fx, aten"),
+    (["--dtype", "int8"], "valid are: float64, float32, float16, bfloat16"),
+    (["nowhere.py"], "nowhere.py is not a file"),
+    (["--model", "factories"], "write pkg.mod:function"),
+    (["--model", "factories:build", "x.py"], "exclude each other"),
+    (["--model", "no_such_module:build"], "No module named 'no_such_module'"),
+]
+
+
+@pytest.mark.parametrize("words, said", NONSENSE, ids=lambda value: " ".join(value)[:30])
+def test_nonsense_is_refused_with_what_is_valid(
+    words: list[str], said: str, here: Callable[..., Ended]
+) -> None:
+    ran = here("--path", "d1", *words)
+    assert ran.returncode == 2
+    assert said in ran.stderr
+    assert not Path("d1").exists()
+
+
+def test_what_a_factory_must_return(
+    here: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    ran = here("--path", "d1", "--model", "factories:build_nothing")
+    assert ran.returncode == 2 and "gave int, not a model and its inputs" in ran.stderr
+
+
+SILENCE = [
+    (["--layer", "layer.*.attn", "generate.py"], "--layer 'layer.*.attn' matched nothing; closest"),
+    (["--token", "7", "generate.py"], "the program ran tokens 0 to 3"),
+    (["idle.py"], "no module was called"),
+]
+
+
+@pytest.mark.parametrize("words, said", SILENCE, ids=["layer", "token", "idle"])
+def test_an_empty_dump_is_never_silent(
+    words: list[str], said: str, tmp_path: Path, here: Callable[..., Ended]
+) -> None:
+    ran = here("--path", "d1", *words[:-1], str(PROGRAMS / words[-1]))
+    assert ran.returncode == 2
+    assert said in ran.stderr and "nothing was recorded" in ran.stderr
+
+
+def test_a_path_is_not_reused_unless_told(tmp_path: Path, here: Callable[..., Ended]) -> None:
+    words = ["--path", "d1", str(PROGRAMS / "saves.py")]
+    assert here(*words).returncode == 0
+    again = here(*words)
+    assert again.returncode == 2 and "--overwrite" in again.stderr
+    assert here("--overwrite", *words).returncode == 0
+
+
+def test_a_live_line_on_a_terminal_and_nothing_on_a_pipe(tmp_path: Path) -> None:
+    words = ["--path", str(tmp_path / "d1"), "--level", "modules", str(PROGRAMS / "saves.py")]
+    assert "MB/s" not in dumpcmp_dump(*words, cwd=tmp_path).stderr
+    shown = on_a_terminal([sys.executable, "-m", "dumpcmp", "dump", "--overwrite", *words])
+    assert "ops" in shown and "MB/s" in shown and "for the disk" in shown
+
+
+def on_a_terminal(command: list[str]) -> str:
+    """What `command` shows on a terminal of its own."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    with subprocess.Popen(command, stdout=follower, stderr=follower, env=environment) as running:
+        os.close(follower)
+        shown = b""
+        with suppress(OSError):  # the terminal is gone with the program
+            while block := os.read(leader, 4096):
+                shown += block
+        assert running.wait(120) == 0
+    os.close(leader)
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())

@@ -1,0 +1,54 @@
+"""Archives to compact, written through the writer that captures use."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.dtypes import DTYPES
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Call, Record
+
+
+class Numbers:
+    """A Source over a numpy array."""
+
+    def __init__(self, bits: np.ndarray) -> None:
+        self.bits = np.ascontiguousarray(bits)
+        self.nbytes = self.bits.nbytes
+
+    def copy_into(self, room: memoryview) -> None:
+        room[:] = self.bits.reshape(-1).view(np.uint8).data
+
+
+OPS = ("embed", "layers.0.attn", "layers.0.attn/softmax", "layers.1.mlp", "<root>")
+
+
+def write_archive(path: Path, *, steps: int = 2, shape=(40, 64), seed: int = 0, **options) -> None:
+    """A run of a few ops: inputs linked to the outputs before them, and a small bias."""
+    with ArchiveWriter(path, run={"mode": "test"}, **options) as sink:
+        for step in range(steps):
+            put_step(sink, step, shape, seed)
+
+
+def put_step(sink: ArchiveWriter, step: int, shape, seed: int) -> None:
+    rng = np.random.default_rng(seed + step)
+    before: Key | None = None
+    for order, op in enumerate(OPS):
+        sink.call(Call("Model", step, op, 0, order, source="model.py:3"))
+        if before is not None:
+            key = Key("Model", step, op, 0, "input.0")
+            sink.put(Record(key, order, "float32", shape, same_as=before), None)
+        before = Key("Model", step, op, 0, "output.0")
+        numbers = rng.standard_normal(shape).astype(np.float32)
+        put(sink, before, order, numbers)
+        put(sink, Key("Model", step, op, 0, "param.bias"), order, numbers[0, :8])
+    sink.finish_step("Model", step)
+
+
+def put(
+    sink: ArchiveWriter, key: Key, order: int, bits: np.ndarray, dtype: str = "float32"
+) -> None:
+    assert bits.dtype == DTYPES[dtype].storage
+    stride = tuple(s // bits.itemsize for s in np.ascontiguousarray(bits).strides)
+    sink.put(Record(key, order, dtype, bits.shape, stride), Numbers(bits))

@@ -1,0 +1,46 @@
+"""Laws of summaries taken on two ranks: right runs raise no alarm, and faults are found."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import dumpcmp
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Verdict
+from tests.taps.distributed.launching import launched
+
+RIGHT = {"dtensor": "plain", "fsdp": "plain", "ddp": "plain", "megatron": "fused"}
+FAULTY = {
+    "forgotten all_reduce": "layers.1",
+    "bias on every rank": "layers.1.attn.o",
+    "swapped shards": "layers.1.attn",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ranks")
+    launched(1, "tests.taps.distributed.programs.campaign", str(path), "goldens")
+    launched(2, "tests.compacting.programs.summarised", str(path), *RIGHT, *FAULTY)
+    return path
+
+
+def compared(runs: Path, name: str, golden: str) -> Outcome:
+    return dumpcmp.compare(runs / f"golden-{golden}", runs / name)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_run_raises_no_alarm_and_says_what_it_cannot_tell(runs, name):
+    outcome = compared(runs, name, RIGHT[name])
+    found = Counter(row.verdict for row in outcome.rows)
+    assert set(found) <= {Verdict.PASS, Verdict.INCONCLUSIVE}
+    assert found[Verdict.PASS] > 3 * found[Verdict.INCONCLUSIVE]
+    unsure = [r.judgement.reason for r in outcome.rows if r.verdict is Verdict.INCONCLUSIVE]
+    assert unsure and all("--keep-full '" in reason for reason in unsure)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_fault_is_found_near_its_op(runs, name):
+    first = compared(runs, name, "fused").first_divergence
+    assert first is not None and first.key.op.startswith(FAULTY[name])

@@ -1,0 +1,136 @@
+"""Roots and heirs: who is blamed, from small runs written down as calls and verdicts."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from dumpcmp.comparing.blame import blame
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.row import Judgement, Row, Verdict
+
+PASS, FAIL, NONFINITE = Verdict.PASS, Verdict.FAIL, Verdict.NONFINITE
+
+
+@dataclass
+class Run:
+    """Rows and links of a comparison, written call by call."""
+
+    rows: list[Row]
+    golden: dict[Key, Key]
+    target: dict[Key, Key]
+
+    def roots(self) -> list[str]:
+        found = blame(self.rows, self.golden, self.target).roots
+        return [f"{row.key.op} {row.key.slot}" for row in found]
+
+    def causes(self) -> dict[str, str]:
+        rows = blame(self.rows, self.golden, self.target).rows
+        return {f"{r.key.op} {r.key.slot}": r.cause.op for r in rows if r.cause is not None}
+
+
+def run(*lines: str) -> Run:
+    """Read lines such as ``"a/mul input.0=x FAIL"`` or ``"b output.0 PASS golden"``.
+
+    ``=op.slot`` links a value to an earlier one; the last word says which side alone has the row.
+    """
+    made = Run([], {}, {})
+    for order, line in enumerate(lines):
+        op, slot, verdict, *alone = line.split()
+        slot, _, link = slot.partition("=")
+        key = Key("M", 0, op, 0, slot)
+        golden = key if alone != ["target"] else None
+        target = key if alone != ["golden"] else None
+        made.rows.append(
+            Row(key, order, Judgement(Verdict(verdict)), golden_key=golden, target_key=target)
+        )
+        for text in filter(None, link.split("|")):
+            where, _, source = text.rpartition(":")
+            first = Key("M", 0, *source.split(">")[:1], 0, source.split(">")[1])
+            for name, links in (("golden", made.golden), ("target", made.target)):
+                if where in ("", name):
+                    links[key] = first
+    return made
+
+
+CASES = [
+    ("an op whose inputs agree", [
+        "a/mul input.0 PASS", "a/mul output.0 FAIL",
+        "b/add input.0=a/mul>output.0 FAIL", "b/add output.0 FAIL",
+    ], ["a/mul output.0"]),
+    ("two faults, one after the other healed", [
+        "a/mul input.0 PASS", "a/mul output.0 FAIL",
+        "b/add input.0 PASS", "b/add output.0 FAIL",
+    ], ["a/mul output.0", "b/add output.0"]),
+    ("a weight that differs", [
+        "a/linear input.0 PASS", "a/linear input.1 FAIL", "a/linear output.0 FAIL",
+    ], ["a/linear input.1"]),
+    ("an input from nowhere after a divergence is no root", [
+        "a/mul input.0 PASS", "a/mul output.0 FAIL", "b/add input.0 FAIL", "b/add output.0 FAIL",
+    ], ["a/mul output.0"]),
+    ("a module inherits from what is inside", [
+        "m input.0 PASS", "m output.0=m/mul>output.0 FAIL",
+        "m/mul input.0=m>input.0 PASS", "m/mul output.0 FAIL",
+    ], ["m/mul output.0"]),
+    ("a module whose output nothing inside explains", [
+        "m input.0 PASS", "m output.0 FAIL", "m/mul input.0=m>input.0 PASS", "m/mul output.0 PASS",
+    ], ["m output.0"]),
+    ("a child module that fails is the root, not its parent", [
+        "m input.0 PASS", "m output.0 FAIL",
+        "m.child input.0=m>input.0 PASS", "m.child output.0 FAIL",
+    ], ["m.child output.0"]),
+    ("a missing op", [
+        "a/mul input.0 PASS", "a/mul output.0 PASS",
+        "a/gelu input.0=a/mul>output.0 UNPAIRED golden", "a/gelu output.0 UNPAIRED golden",
+        "b/add input.0=golden:a/gelu>output.0|target:a/mul>output.0 FAIL", "b/add output.0 FAIL",
+    ], ["a/gelu output.0"]),
+    ("a missing op that changes nothing", [
+        "a/mul input.0 PASS", "a/mul output.0 PASS",
+        "a/clone input.0=a/mul>output.0 UNPAIRED golden", "a/clone output.0 UNPAIRED golden",
+        "b/add input.0=golden:a/clone>output.0|target:a/mul>output.0 PASS", "b/add output.0 PASS",
+    ], []),
+    ("an extra op", [
+        "a/mul input.0 PASS", "a/mul output.0 PASS",
+        "a/relu input.0=a/mul>output.0 UNPAIRED target", "a/relu output.0 UNPAIRED target",
+        "b/add input.0=golden:a/mul>output.0|target:a/relu>output.0 FAIL", "b/add output.0 FAIL",
+    ], ["a/relu output.0"]),
+    ("two extra ops in a row are one root", [
+        "a/mul input.0 PASS", "a/mul output.0 PASS",
+        "a/relu input.0=a/mul>output.0 UNPAIRED target", "a/relu output.0 UNPAIRED target",
+        "a/neg input.0=a/relu>output.0 UNPAIRED target", "a/neg output.0 UNPAIRED target",
+        "b/add input.0=golden:a/mul>output.0|target:a/neg>output.0 FAIL", "b/add output.0 FAIL",
+    ], ["a/relu output.0"]),
+    ("another value taken than in golden", [
+        "a/mul output.0 PASS", "a/neg output.0 PASS",
+        "b/add input.0=golden:a/mul>output.0|target:a/neg>output.0 FAIL", "b/add output.0 FAIL",
+    ], ["b/add input.0"]),
+    ("a NaN is traced to its birth", [
+        "a/div input.0 PASS", "a/div output.0 NONFINITE",
+        "b/add input.0=a/div>output.0 NONFINITE", "b/add output.0 NONFINITE",
+        "c/mul input.0=b/add>output.0 NONFINITE", "c/mul output.0 NONFINITE",
+    ], ["a/div output.0"]),
+    ("outputs alone: the first in order", ["a/mul output.0 PASS", "b/add output.0 FAIL",
+                                           "c/neg output.0 FAIL"], ["b/add output.0"]),
+    ("a gradient that its op's backward made wrong", [
+        "a/mul input.0 PASS", "a/mul output.0 PASS", "a/mul grad_output.0 FAIL",
+        "b/add input.0=a/mul>output.0 PASS", "b/add output.0 PASS",
+        "b/add grad_input.0=a/mul>grad_output.0 FAIL", "b/add grad_output.0 PASS",
+    ], ["b/add grad_input.0"]),
+    ("gradients inherit from the forward pass", [
+        "a/mul input.0 PASS", "a/mul output.0 FAIL", "a/mul grad_output.0 FAIL",
+    ], ["a/mul output.0"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lines, roots", [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_the_root_is(lines: list[str], roots: list[str]) -> None:
+    assert run(*lines).roots() == roots
+
+
+def test_every_heir_names_its_cause() -> None:
+    made = run(
+        "a/mul input.0 PASS", "a/mul output.0 FAIL",
+        "b/add input.0=a/mul>output.0 FAIL", "b/add output.0 FAIL",
+        "c/neg input.0=b/add>output.0 FAIL", "c/neg output.0 FAIL",
+    )  # fmt: skip
+    assert set(made.causes().values()) == {"a/mul"}
+    assert len(made.causes()) == 4

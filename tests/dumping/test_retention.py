@@ -1,0 +1,153 @@
+"""Laws of what a dump keeps: summaries taken at capture are those that compaction takes."""
+
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dumpcmp
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.compacting import nbytes_of
+from dumpcmp.comparing.summaries import load_summary
+from dumpcmp.dumping.retention import Keeping, compacting, within_budget
+from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.record import Kept
+from dumpcmp.nouns.row import Verdict
+from tests.compacting.archives import put_step
+
+
+class Net(nn.Module):
+    def __init__(self, fault: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.fault = fault
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            x = x + torch.tanh(layer(x))
+            if number == 1 and self.fault:
+                x = x + self.fault * x.roll(1, 0)
+        return x
+
+
+def run(path, fault: float = 0.0, **options) -> None:
+    torch.manual_seed(1)
+    x, net = torch.randn(40, 64), Net(fault)
+    with dumpcmp.capture(net, path, **options), torch.no_grad():
+        net(x)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    room = tmp_path_factory.mktemp("runs")
+    run(room / "full")
+    run(room / "summary", keep="summary")
+    run(room / "compacted", compact=True)
+    run(room / "faulty", 0.01)
+    run(room / "faulty_summary", 0.01, keep="summary")
+    return room
+
+
+def test_a_summary_at_capture_is_what_compaction_gives(runs):
+    one, two = Archive(runs / "summary"), Archive(runs / "compacted")
+    assert list(one) == list(two)
+    summarised = [key for key, record in one.items() if record.kept is Kept.SUMMARY]
+    assert len(summarised) > 9
+    for key in summarised:
+        got, expected = load_summary(one, one[key]), load_summary(two, two[key])
+        assert got.digest == expected.digest and np.array_equal(
+            got.sketch.sums, expected.sketch.sums
+        )
+
+
+def test_links_are_kept_between_summaries(runs):
+    full, summary = Archive(runs / "full"), Archive(runs / "summary")
+    assert {k: r.same_as for k, r in full.items()} == {k: r.same_as for k, r in summary.items()}
+
+
+MIXES = [(a, b) for a in ("full", "summary", "compacted") for b in ("full", "summary", "compacted")]
+
+
+@pytest.mark.parametrize("golden, target", MIXES)
+def test_any_mix_of_one_run_is_the_same(runs, golden, target):
+    outcome = dumpcmp.compare(runs / golden, runs / target)
+    assert {row.verdict for row in outcome.rows} == {Verdict.PASS}
+    assert all(row.metrics.exact and row.metrics.equal for row in outcome.rows)
+
+
+@pytest.mark.parametrize("golden", ["full", "summary", "compacted"])
+@pytest.mark.parametrize("target", ["faulty", "faulty_summary"])
+def test_any_mix_finds_the_same_first_divergence(runs, golden, target):
+    found = dumpcmp.compare(runs / golden, runs / target).first_divergence
+    expected = dumpcmp.compare(runs / "full", runs / "faulty").first_divergence
+    assert expected is not None and found is not None
+    assert found.key == expected.key
+
+
+def test_estimates_are_said_to_be_estimates(runs):
+    frame = dumpcmp.compare(runs / "summary", runs / "faulty").to_pandas()
+    exact = dumpcmp.compare(runs / "full", runs / "faulty").to_pandas()
+    assert set(frame["metrics"].dropna()) == {"exact", "estimated"}
+    assert set(exact["metrics"].dropna()) == {"exact"}
+    assert (frame["confidence"][frame["metrics"] == "estimated"] > 0).all()
+
+
+def test_chosen_ops_stay_whole(tmp_path):
+    run(tmp_path / "d", keep="summary", keep_full=["layers.0*"])
+    kept = {key.op: record.kept for key, record in Archive(tmp_path / "d").items()}
+    assert kept["layers.0/linear"] is Kept.FULL and kept["layers.1/linear"] is Kept.SUMMARY
+
+
+def largest(numbers):
+    return abs(numbers).max()
+
+
+def test_own_reductions_at_capture(tmp_path):
+    run(tmp_path / "d", keep="summary", reduce=f"{__name__}:largest")
+    archive = Archive(tmp_path / "d")
+    held = [load_summary(archive, r) for r in archive.values() if r.kept is Kept.SUMMARY]
+    assert held and all(s.reduced["largest"] == pytest.approx(max(-s.min, s.max)) for s in held)
+
+
+def test_a_budget_is_kept_while_the_run_goes_on(tmp_path):
+    path, keeping = tmp_path / "d", Keeping(disk_budget=8 << 20)
+    most = 0
+    with ExitStack() as after, ArchiveWriter(path, run={}, part_nbytes=keeping.part_nbytes) as out:
+        beside = after.enter_context(compacting(path, keeping, 0))
+        sink = within_budget(out, keeping, beside)
+        for step in range(24):
+            put_step(sink, step, (64, 2000), step)
+            most = max(most, nbytes_of(path))
+    assert len(Archive(path)) == 24 * 14
+    assert most < (8 << 20) + (4 << 20)  # what lies in the ring when the sink begins to wait
+    assert nbytes_of(path) <= 8 << 20
+
+
+@pytest.mark.parametrize(
+    "options", [{"keep": "some"}, {"sketch": 100}, {"keep": "summary", "compact": True}]
+)
+def test_wishes_that_clash_are_refused(options):
+    with pytest.raises(SelectionError):
+        Keeping(**options)
+
+
+def test_the_command_line(tmp_path):
+    words = [
+        sys.executable,
+        "-m",
+        "dumpcmp",
+        "dump",
+        "--path",
+        str(tmp_path / "d"),
+        "--compact",
+        "--seed",
+        "0",
+    ]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stderr
+    assert "values in 4 parts" in said and "freed" in said

@@ -1,0 +1,145 @@
+"""Laws of the one pass: compiled code and numpy add up the same, whatever the numbers."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dumpcmp.nouns.dtypes import DTYPES
+from dumpcmp.nouns.value import Value
+from dumpcmp.summary import accumulator
+from dumpcmp.summary.accumulator import Accumulator, Totals
+from dumpcmp.summary.sketch import SIZES, Place
+from dumpcmp.summary.summary import LONGEST, Recipe, Summary, summarise
+from tests.summary.test_summary import as_value, drawn
+
+built = pytest.mark.skipif(accumulator.absorb is None, reason="compiled code was not built")
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """As on a machine where the extension was not built."""
+    held, accumulator.absorb = accumulator.absorb, None
+    try:
+        yield
+    finally:
+        accumulator.absorb = held
+
+
+def by_numpy(value: Value, *given) -> Summary:
+    with uncompiled():
+        return summarise(value, *given)
+
+
+def alike(one: Summary, two: Summary) -> None:
+    for name in ("count", "num_nan", "num_posinf", "num_neginf", "num_zero", "digest"):
+        assert getattr(one, name) == getattr(two, name), name
+    for name in ("min", "max"):
+        assert np.array_equal(getattr(one, name), getattr(two, name), equal_nan=True), name
+    for name in ("sum", "sum_squares"):
+        mine, its = getattr(one, name), getattr(two, name)
+        assert mine == its or mine == pytest.approx(its, rel=1e-12, abs=1e-9), name
+    for mine, its in zip((one.sketch, *one.segments), (two.sketch, *two.segments), strict=True):
+        scale = max(1.0, float(np.abs(its.sums).max()))
+        assert np.allclose(mine.sums, its.sums, rtol=1e-12, atol=1e-12 * scale)
+
+
+@built
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(64, 7, 3, 5), Recipe(4096)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_code_and_numpy_agree(dtype, recipe):
+    value = drawn((71, 1203), dtype)
+    alike(summarise(value, recipe), by_numpy(value, recipe))
+
+
+HOLES = {
+    "NaN": [math.nan],
+    "infinities": [math.inf, -math.inf, -math.inf],
+    "everything": [math.nan, math.inf, -math.inf, 0.0, -0.0],
+    "overflowing squares": [1e200, -1e300],
+    "subnormal numbers": [5e-324, 1e-310, 1e-40],
+}
+
+
+@built
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", HOLES)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_they_agree_on_numbers_that_are_none(name, dtype):
+    numbers = np.random.default_rng(1).standard_normal(3 * 2**16 + 5)
+    for step, hole in enumerate(HOLES[name]):
+        numbers[1 + step * 40_001] = hole
+    value = as_value(numbers, dtype)
+    alike(summarise(value), by_numpy(value))
+
+
+def test_a_hole_leaves_the_others_alone():
+    numbers = np.ones(3 * LONGEST + 10_000, np.float32)
+    numbers[LONGEST + 5_000] = np.nan
+    summary = summarise(as_value(numbers))
+    assert (summary.num_nan, summary.sum, summary.min) == (1, numbers.size - 1, 1.0)
+
+
+@built
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 40_000), st.integers(0, 2**40), st.sampled_from(SIZES), st.integers(0, 9),
+    st.sampled_from(["<f4", "<f8"]),
+)  # fmt: skip
+def test_a_run_may_begin_and_end_anywhere(length, start, size, seed, kind):
+    numbers = np.random.default_rng(length).standard_normal(length).astype(kind)
+    one, two = Accumulator(size, seed), Accumulator(size, seed)
+    found = one.absorb(numbers, start)
+    with uncompiled():
+        two.add(numbers, start)
+    assert (found.min, found.max) == (numbers.min(), numbers.max())
+    assert np.allclose(one.sketch().sums, two.sketch().sums, rtol=1e-12, atol=1e-11)
+
+
+def test_numbers_may_lie_at_odd_addresses():
+    bits = np.frombuffer(bytes(1) + drawn(5_000).bits.tobytes(), "<f4", offset=1)
+    assert not bits.flags.aligned
+    alike(summarise(Value(DTYPES["float32"], bits)), summarise(drawn(5_000)))
+
+
+@built
+def test_what_is_not_finite_adds_nothing():
+    total = Accumulator(64)
+    assert total.absorb(np.array([1.0, math.inf]), 0) is None
+    assert not total.sketch().sums.any()
+
+
+@built
+@pytest.mark.parametrize("width, nbytes, room", [(3, 9, 128), (8, 0, 256), (8, 8, 200), (8, 8, 8)])
+def test_buffers_that_do_not_fit_are_refused(width, nbytes, room):
+    table = accumulator.hash_of(0)
+    with pytest.raises(ValueError, match="do not fit"):
+        accumulator.absorb(
+            np.zeros(nbytes, np.uint8), width, 0, 1, table.signs, table.bases, np.zeros(room)
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "complex64"])
+def test_shards_add_up_without_compiled_code(dtype):
+    whole = drawn((6, 40, 130), dtype)
+    halves = [Place(whole.shape, (rows, np.arange(40), np.arange(130))) for rows in ROWS]
+    parts = [by_numpy(Value(whole.dtype, whole.bits[p.dims[0]]), Recipe(), p) for p in halves]
+    total = parts[0].sketch + parts[1].sketch
+    assert np.allclose(total.sums, by_numpy(whole).sketch.sums, rtol=1e-12, atol=1e-10)
+
+
+ROWS = (np.array([0, 2, 5]), np.array([1, 3, 4]))
+
+
+def test_totals_add():
+    numbers = np.array([-2.0, 0.0, 3.0, 5.0])
+    first, second = (
+        Totals(half.min(), half.max(), half.sum(), (half**2).sum(), int((half == 0).sum()))
+        for half in (numbers[:2], numbers[2:])
+    )
+    assert first + second == Totals(-2.0, 5.0, 6.0, 38.0, 1)
+    assert Totals() + first == first

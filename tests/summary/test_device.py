@@ -1,0 +1,158 @@
+"""Laws of summaries taken by torch: the same numbers as those taken on the host."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dumpcmp.nouns.value import value_of
+from dumpcmp.summary.gpu.device import Summariser
+from dumpcmp.summary.packing import unpack
+from dumpcmp.summary.sketch import Place
+from dumpcmp.summary.summary import RAW_LIMIT, Recipe, Summary, summarise
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [
+    torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.int64, torch.uint8, torch.bool, torch.complex64,
+]  # fmt: skip
+SHAPES = [(513,), (16_384,), (3, 40, 700), (129, 16_384)]
+RECIPES = [Recipe(), Recipe(0), Recipe(256, 9, 3), Recipe(512, 0, 1, 16)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return request.param
+
+
+def drawn(shape, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(shape, generator=generator) * 3
+    return (numbers.abs() if dtype is torch.uint8 else numbers).to(dtype)
+
+
+def away(tensor: torch.Tensor, recipe: Recipe, reduction=None) -> Summary:
+    """The summary by the form that devices use, also for a tensor on the host."""
+    row = Summariser(recipe, reduction)._away(tensor)
+    return unpack(row.stored, row.numbers.cpu().numpy(), "", tuple(tensor.shape))
+
+
+def alike(got: Summary, expected: Summary) -> None:
+    for name in ("count", "num_nan", "num_posinf", "num_neginf", "num_zero", "whole", "recipe"):
+        assert getattr(got, name) == getattr(expected, name), name
+    for name in ("min", "max", "mean", "std", "norm", "sum", "sum_squares"):
+        one, two = getattr(got, name), getattr(expected, name)
+        assert one == pytest.approx(two, rel=1e-11, abs=1e-9, nan_ok=True), name
+    if expected.sketch is not None:
+        pairs = [(got.sketch, expected.sketch), *zip(got.segments, expected.segments, strict=True)]
+        for mine, its in pairs:
+            assert torch.allclose(torch.tensor(mine.sums), torch.tensor(its.sums), 1e-11, 1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_device_takes_the_summary_that_the_host_takes(device, dtype, shape):
+    tensor = drawn(shape, dtype)
+    alike(away(tensor.to(device), Recipe()), summarise(value_of(tensor)))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_any_recipe(device, recipe):
+    tensor = drawn((37, 2000), torch.float32)
+    alike(away(tensor.to(device), recipe), summarise(value_of(tensor), recipe))
+
+
+def test_short_floats_give_the_same_bits(device):
+    tensor = drawn((64, 4096), torch.bfloat16)
+    got, expected = away(tensor.to(device), Recipe()), summarise(value_of(tensor))
+    assert (got.sketch.sums == expected.sketch.sums).all()
+
+
+def called(summariser: Summariser, tensor: torch.Tensor) -> Summary:
+    row = summariser(tensor)
+    return unpack(row.stored, row.numbers.cpu().numpy(), "", tuple(tensor.shape))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_one_summariser_takes_many_tensors_of_one_shape(device, dtype):
+    summariser = Summariser(Recipe())
+    for tensor in drawn((4, 3, 40, 700), dtype):
+        alike(called(summariser, tensor.to(device)), summarise(value_of(tensor)))
+
+
+def test_a_known_shape_may_begin_anywhere_and_lie_anyhow(device):
+    summariser, numbers = Summariser(Recipe()), drawn((300, 301), torch.bfloat16).to(device)
+    room = torch.empty(90_301, dtype=torch.bfloat16, device=device)
+    for tensor in (numbers, room[:90_300].view(300, 301), room[1:].view(300, 301)):
+        tensor.copy_(numbers)
+        alike(called(summariser, tensor), summarise(value_of(numbers.cpu())))
+    turned = drawn((301, 300), torch.bfloat16)
+    alike(called(summariser, turned.to(device).t()), summarise(value_of(turned.t().contiguous())))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_streams_do_not_share_scratch_memory():
+    summariser = Summariser(Recipe())
+    tensors = [drawn((129, 16_384), torch.bfloat16).cuda() * n for n in range(1, 5)]
+    streams = [torch.cuda.Stream() for _ in tensors]
+    torch.cuda.synchronize()
+    rows = []
+    for _ in range(8):
+        for tensor, stream in zip(tensors, streams, strict=True):
+            with torch.cuda.stream(stream):
+                rows.append((tensor, summariser(tensor)))
+    torch.cuda.synchronize()
+    for tensor, row in rows:
+        got = unpack(row.stored, row.numbers.cpu().numpy(), "", tuple(tensor.shape))
+        assert (got.sketch.sums == summarise(value_of(tensor.cpu())).sketch.sums).all()
+
+
+def test_nonfinite_elements(device):
+    tensor = drawn((3, 20_000), torch.float32)
+    tensor[0, 5], tensor[1, 6], tensor[2, 7] = math.nan, math.inf, -math.inf
+    alike(away(tensor.to(device), Recipe()), summarise(value_of(tensor)))
+    lost = torch.full((600,), math.nan)
+    alike(away(lost.to(device), Recipe()), summarise(value_of(lost)))
+
+
+def test_strided_tensors_are_summarised_in_their_own_order(device):
+    tensor = drawn((90, 70), torch.float32)
+    expected = summarise(value_of(tensor.t().contiguous()))
+    alike(away(tensor.to(device).t(), Recipe()), expected)
+
+
+def test_the_host_takes_a_digest_and_small_tensors_stay_whole():
+    row = Summariser(Recipe())(drawn((600,), torch.float32))
+    assert row.digest == summarise(value_of(drawn((600,), torch.float32))).digest
+    assert Summariser(Recipe())(torch.ones(RAW_LIMIT)) is None
+
+
+def test_reductions_stay_on_the_device_and_cannot_harm(device):
+    tensor = drawn((600,), torch.float32).to(device)
+    kept = away(tensor, Recipe(), lambda x: {"top": x.abs().max(), "two": 2})
+    assert kept.reduced == {"top": pytest.approx(float(tensor.abs().max())), "two": 2.0}
+    broken = away(tensor, Recipe(), lambda x: x.nothing)
+    assert broken.reduced == {} and "AttributeError" in broken.reduce_problem
+
+
+PLACES = {
+    "rows": (np.arange(20, 40), np.arange(90)),
+    "columns": (np.arange(60), np.arange(0, 90, 3)),
+    "both": (np.array([5, 4, 50]), np.arange(30, 90)),
+}
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(256, 1, 2, 5)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("where", PLACES)
+def test_shards_are_keyed_on_their_whole(device, where, dtype, recipe):
+    dims = PLACES[where]
+    shard = drawn(tuple(dim.size for dim in dims), dtype)
+    place = Place((60, 90), dims)
+    row = Summariser(recipe)._away(shard.to(device), place)
+    got = unpack(row.stored, row.numbers.cpu().numpy(), "", tuple(shard.shape))
+    alike(got, summarise(value_of(shard), recipe, place))

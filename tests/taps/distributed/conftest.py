@@ -1,0 +1,42 @@
+"""The runs that the tests look at: each campaign is started once, in processes of its own."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.taps.distributed.launching import launched
+from tests.taps.distributed.programs.names import FAULTS, ON_EIGHT, ON_FOUR, ON_TWO
+
+CAMPAIGN = "tests.taps.distributed.programs.campaign"
+
+
+@pytest.fixture(scope="session")
+def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole models, on one rank: ``golden-NAME``."""
+    path = tmp_path_factory.mktemp("golden")
+    launched(1, CAMPAIGN, str(path), "goldens")
+    return path
+
+
+@pytest.fixture(scope="session")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All runs on two ranks, right ones and faulty ones: ``NAME-2``."""
+    path = tmp_path_factory.mktemp("two")
+    launched(2, CAMPAIGN, str(path), *ON_TWO, *FAULTS)
+    return path
+
+
+@pytest.fixture(scope="session")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs on four ranks: ``NAME-4``."""
+    path = tmp_path_factory.mktemp("four")
+    launched(4, CAMPAIGN, str(path), *ON_FOUR)
+    return path
+
+
+@pytest.fixture(scope="session")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run on eight ranks: ``megatron-8``."""
+    path = tmp_path_factory.mktemp("eight")
+    launched(8, CAMPAIGN, str(path), *ON_EIGHT)
+    return path

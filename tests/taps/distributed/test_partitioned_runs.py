@@ -1,0 +1,218 @@
+"""Partitioned runs against whole ones: no false alarm, and every fault at its op and rank."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.comparing import compare
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.record import Kept
+from dumpcmp.nouns.row import Verdict
+
+LAYOUTS = """
+mesh: tp=2
+'**attn.qkv*':
+  output.0: b s (q k v)[tp:interleaved]
+  param.weight: (q k v)[tp:interleaved] i
+  param.bias: (q k v)[tp:interleaved]
+  grad.weight: (q k v)[tp:interleaved] i
+  grad.bias: (q k v)[tp:interleaved]
+'**mlp.gate_up*':
+  output.0: b s (gate up)[tp:interleaved]
+  param.weight: (gate up)[tp:interleaved] i
+  grad.weight: (gate up)[tp:interleaved] i
+'*attn.o/linear': {output.0: 'b s h[tp:partial]', input.0: 'b s h[tp]', input.1: 'o i[tp]'}
+'*mlp.down/linear': {output.0: 'b s h[tp:partial]', input.0: 'b s h[tp]', input.1: 'o i[tp]'}
+'layers.*.attn.o': {output.0: b s h, input.0: 'b s h[tp]', 'p*.weight': 'o i[tp]'}
+'layers.*.mlp.down': {output.0: b s h, input.0: 'b s h[tp]', 'p*.weight': 'o i[tp]'}
+"""
+
+CLEAN = [
+    ("golden-plain", "dtensor-2"),
+    ("golden-plain", "fsdp-2"),
+    ("golden-plain", "ddp-2"),
+    ("golden-plain", "by hand-2"),
+    ("golden-plain", "pipeline-2"),
+    ("golden-fused", "megatron-2"),
+    ("golden-fused", "annotated-2"),
+    ("golden-dropout", "dropout-2"),
+    ("golden-one", "sequence-2"),
+    ("golden-experts", "experts-2"),
+    ("golden-plain", "dtensor-4"),
+    ("golden-plain", "fsdp-tp-4"),
+    ("golden-fused", "megatron-4"),
+    ("megatron-2", "megatron-4"),
+    ("dtensor-2", "dtensor-4"),
+    ("fsdp-2", "ddp-2"),
+    ("fsdp-2", "fsdp-tp-4"),
+]
+
+
+@pytest.fixture
+def found(goldens: Path, request: pytest.FixtureRequest):
+    """Where a run is, by its name; a campaign is run when one of its runs is asked for."""
+    places = {"2": "two", "4": "four", "8": "eight"}
+
+    def find(name: str) -> Path:
+        place = places.get(name.rpartition("-")[2])
+        return (request.getfixturevalue(place) if place else goldens) / name
+
+    return find
+
+
+def _paired(outcome: Outcome) -> float:
+    return sum(row.paired_by != "" for row in outcome.rows) / len(outcome.rows)
+
+
+@pytest.mark.parametrize("golden, target", CLEAN)
+def test_a_right_partitioned_run_raises_no_alarm(found, golden, target) -> None:
+    outcome = compare(found(golden), found(target))
+    odd = [row for row in outcome.rows if row.verdict is not Verdict.PASS]
+    assert not [row for row in odd if row.verdict.fails]
+    assert all(row.judgement.reason for row in odd) and len(odd) <= 0.02 * len(outcome.rows)
+    assert _paired(outcome) >= 0.95 and outcome.exit_code == 0 and not outcome.roots
+
+
+def test_nothing_passes_unseen(found) -> None:
+    """Every row that passes was measured on all elements of the whole value."""
+    outcome = compare(found("golden-fused"), found("megatron-2"))
+    golden = Archive(found("golden-fused"))
+    for row in outcome.rows:
+        assert row.metrics is not None and row.metrics.exact
+        if row.paired_by == "key" and row.golden_key:
+            shape = golden[row.golden_key].shape
+            count = 1
+            for size in shape:
+                count *= size
+            assert row.metrics.count == count
+
+
+def test_solved_layouts_are_said_to_be_solved(found) -> None:
+    outcome = compare(found("golden-fused"), found("megatron-2"))
+    said = {(row.key.op, row.key.slot): row.layout for row in outcome.rows}
+    assert "solved" in said["layers.0.attn.qkv", "output.0"]
+    assert "[ranks:interleaved]" in said["layers.0.attn.qkv", "param.weight"]
+    assert "[ranks:partial]" in said["layers.0.mlp.down/linear", "output.0"]
+
+
+def test_dtensor_layouts_are_recorded_and_not_solved(found) -> None:
+    outcome = compare(found("golden-plain"), found("fsdp-tp-4"))
+    rows = {(row.key.op, row.key.slot): row for row in outcome.rows}
+    for op in ("embed", "layers.0.attn.q", "layers.0.mlp.up"):
+        assert rows[op, "grad.weight"].layout == "layout 'd0[tp,dp] d1'"
+    records = Archive(found("fsdp-tp-4")).shards(rows["head", "grad.weight"].target_key)
+    assert sorted(record.shape[0] for record in records) == [16, 16, 16, 17]  # 65 over four
+
+
+def test_layouts_can_be_declared_in_a_file(found, tmp_path: Path) -> None:
+    path = tmp_path / "layouts.yaml"
+    path.write_text(LAYOUTS)
+    outcome = compare(found("golden-fused"), found("megatron-2"), layouts=str(path))
+    said = {(row.key.op, row.key.slot): row.layout for row in outcome.rows}
+    assert outcome.exit_code == 0 and not [r for r in outcome.rows if r.verdict.fails]
+    assert said["layers.0.attn.qkv", "param.weight"] == "layout '(q k v)[tp:interleaved] i'"
+
+
+WRONG = [
+    ("layers.0.attn.qkv output.0=b s h[tp]", Verdict.FAIL),
+    ("layers.0.attn.qkv output.0=b s[tp] h", Verdict.SHAPE),
+    ("layers.0.attn.qkv output.0=b h[tp]", Verdict.ERROR),
+    ("layers.0.attn.qkv output.0=b s h", Verdict.SHAPE),
+]
+
+
+@pytest.mark.parametrize("layout, verdict", WRONG)
+def test_a_wrong_layout_does_not_pass_and_is_corrected_without_a_new_dump(
+    found, layout, verdict
+) -> None:
+    def verdicts(*layouts: str) -> set[Verdict]:
+        outcome = compare(found("golden-fused"), found("megatron-2"), layouts=layouts)
+        rows = [
+            r for r in outcome.rows if (r.key.op, r.key.slot) == ("layers.0.attn.qkv", "output.0")
+        ]
+        return {row.verdict for row in rows}
+
+    assert verdicts(layout) == {verdict}
+    right = "layers.0.attn.qkv output.0=b s (q k v)[tp:interleaved]"
+    assert verdicts(layout, right) == {Verdict.PASS}
+
+
+# Fault -> golden, where it began, and what is said about it. Ranks 0 and 1; rank 1 is faulty.
+NAMED = [
+    ("swapped shards", "fused", "layers.1.attn.qkv", "rank 0 holds the shard of rank 1"),
+    ("forgotten all_reduce", "fused", "layers.1.attn.o", "REPLICA: the ranks hold partial terms"),
+    ("all_reduce twice", "fused", "layers.1.attn.o/all_reduce", "2 times golden"),
+    ("bias on every rank", "fused", "layers.1.attn.o/linear", ""),
+    ("stale weights", "fused", "layers.1.attn.o", "wrong: rank 1"),
+    (
+        "different dropout seeds",
+        "dropout",
+        "layers.0.dropout/dropout",
+        "REPLICA: rank 1 differs from rank 0",
+    ),
+    ("wrong sequence offset", "one", "<root>", "rank 1 holds the shard of rank 0"),
+    ("gradients not averaged", "plain", "", "2 times golden"),  # in every parameter alike
+    ("router differs on one rank", "experts", "layers.1.mlp.router", "REPLICA: rank 1 differs"),
+]
+
+
+@pytest.mark.parametrize("fault, golden, op, said", NAMED)
+def test_a_planted_fault_is_named_at_its_op_and_rank(found, fault, golden, op, said) -> None:
+    outcome = compare(found(f"golden-{golden}"), found(f"{fault}-2"))
+    first = outcome.first_divergence
+    assert outcome.exit_code == 1 and first is not None
+    assert first.key.op == op or (not op and first.key.slot.startswith("grad."))
+    assert said in first.judgement.reason
+
+
+DECLARED = ["layers.*.attn.o output.0=b s h", "*.attn.o/linear output.0=b s h[tp:partial]"]
+BY_DECLARATION = [
+    ("forgotten all_reduce", "layers.1.attn.o", "the sum over the ranks is golden's value"),
+    ("bias on every rank", "layers.1.attn.o/linear", "rel_l2"),
+]
+
+
+@pytest.mark.parametrize("fault, op, said", BY_DECLARATION)
+def test_with_declared_layouts_the_fault_is_where_they_do_not_hold(found, fault, op, said) -> None:
+    outcome = compare(found("golden-fused"), found(f"{fault}-2"), layouts=DECLARED)
+    first = outcome.first_divergence
+    assert first is not None and first.key.op == op and said in first.judgement.reason
+
+
+def test_a_rank_that_is_missing_is_named_and_the_rest_is_compared(
+    found, eight: Path, tmp_path: Path
+) -> None:
+    assert compare(found("golden-fused"), eight / "megatron-8").exit_code == 0
+    shutil.copytree(eight / "megatron-8", tmp_path / "d")
+    shutil.rmtree(tmp_path / "d" / "worldsize8_global_rank5")
+    outcome = compare(found("golden-fused"), tmp_path / "d")
+    assert any("rank 5 is missing" in remark for remark in outcome.remarks)
+    verdicts = {(row.key.op, row.key.slot): row for row in outcome.rows}
+    assert verdicts["layers.0.attn.o", "output.0"].verdict is Verdict.PASS  # replicas
+    sharded = verdicts["layers.0.attn.qkv", "output.0"]
+    assert sharded.verdict is Verdict.INCONCLUSIVE and "5" in sharded.judgement.reason
+    assert not [row for row in outcome.rows if row.verdict is Verdict.FAIL]
+
+
+def test_every_collective_is_recorded_with_its_group_and_gives_what_it_should(found) -> None:
+    path = found("letters-2")
+    archive = Archive(path)
+    names = [name[2].rpartition("/")[2] for name in archive.calls_of(0)]
+    for name in ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]:
+        assert name in names
+    assert any(name[2].endswith("/recv") for name in archive.calls_of(1))
+    groups = [c.arguments for c in archive.calls_of(0).values() if "group" in c.arguments]
+    assert groups and all('"group":[0,1]' in arguments for arguments in groups)
+    outcome = compare(path, path)
+    moved = [row for row in outcome.rows if row.paired_by == "collective"]
+    assert len(moved) >= 20
+    assert {row.verdict for row in moved} == {Verdict.PASS}
+
+
+def test_no_value_of_a_partitioned_run_is_lost(found) -> None:
+    for name in ("dtensor-2", "fsdp-2", "ddp-2", "pipeline-2", "megatron-2"):
+        archive = Archive(found(name))
+        assert archive.complete and archive.ranks == (0, 1)
+        assert all(r.kept is Kept.FULL for key in archive for r in archive.shards(key))

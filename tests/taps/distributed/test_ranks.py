@@ -1,0 +1,159 @@
+"""Ranks: who a process is, what it says of its tensors, and what is left when one dies."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.repair.integrity import audit
+from dumpcmp.comparing import compare
+from dumpcmp.nouns.errors import CaptureError, LayoutError
+from dumpcmp.nouns.layouts import parse_layout
+from dumpcmp.nouns.row import Verdict
+from dumpcmp.taps.distributed import ranks as distributed
+from dumpcmp.taps.distributed.dtensor import layout_of_spec
+from dumpcmp.taps.distributed.ranks import World, layout, layout_of, set_rank, world
+from tests.taps.distributed.launching import ROOT, launch
+
+LONELY = "tests.taps.distributed.programs.lonely"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stated(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    yield
+    distributed._stated.clear()
+
+
+LAUNCHED = [
+    ({}, World(0, 1)),
+    ({"RANK": "3", "WORLD_SIZE": "8"}, World(3, 8)),
+]
+
+
+@pytest.mark.parametrize("environment, expected", LAUNCHED)
+def test_the_environment_says_which_rank_this_is(monkeypatch, environment, expected) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert world() == expected
+
+
+@pytest.mark.parametrize("rank, size", [("8", "8"), ("one", "2"), ("-1", "2")])
+def test_an_environment_that_names_no_rank_is_refused(monkeypatch, rank, size) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(CaptureError, match="name no rank"):
+        world()
+
+
+def test_what_is_stated_goes_before_the_environment(monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    set_rank(1, 2, mesh="tp:1/2")
+    assert (world().rank, world().size) == (1, 2)
+    assert layout_of(torch.zeros(2)) == "@ tp:1/2?"
+    with pytest.raises(CaptureError, match="not one of"):
+        set_rank(2, 2)
+
+
+def test_a_capture_keeps_the_rank_that_it_began_with() -> None:
+    with distributed.captured(), pytest.raises(CaptureError, match="began as rank 0 of 1"):
+        set_rank(1, 2)
+
+
+def test_a_tensor_can_be_told_its_layout() -> None:
+    tensor = torch.zeros(2, 3)
+    assert layout(tensor, "b h[tp] @ tp:0/2") is tensor
+    assert layout_of(tensor) == "b h[tp] @ tp:0/2"
+    assert layout_of(torch.zeros(2, 3)) == ""
+    with pytest.raises(LayoutError):
+        layout(tensor, "b h[tp")
+
+
+def _spec(names, sizes, at, placements, shape, root=None):
+    """A DTensorSpec as far as a layout looks at it, on a mesh that needs no network."""
+    mesh = SimpleNamespace(
+        mesh_dim_names=names, shape=sizes, ndim=len(sizes), get_coordinate=lambda: at
+    )
+    mesh._get_root_mesh = lambda: root or mesh
+    return SimpleNamespace(mesh=mesh, placements=placements, shape=shape)
+
+
+DP_TP = _spec(("dp", "tp"), (2, 2), (1, 0), (), ()).mesh
+SPECS = [
+    ((("tp",), (2,), (1,), [Shard(1)], (4, 65)), "d0 d1[tp] @ tp:1/2 of 4x65"),
+    ((("tp",), (2,), (1,), [Replicate()], (4, 65)), "d0 d1 @ tp:1/2 of 4x65"),
+    ((("tp",), (2,), (0,), [Partial()], (4,)), "d0[tp:partial] @ tp:0/2 of 4"),
+    ((("tp",), (2,), (0,), [Partial("avg")], (4,)), "d0[tp:partial.avg] @ tp:0/2 of 4"),
+    ((None, (2,), (0,), [Shard(0)], (4,)), "d0[mesh0] @ mesh0:0/2 of 4"),
+    (
+        (("dp", "tp"), (2, 2), (1, 0), [Shard(0), Shard(0)], (8,)),
+        "d0[dp,tp] @ dp:1/2 tp:0/2 of 8",
+    ),
+    (
+        (("dp", "tp"), (2, 2), (1, 0), [_StridedShard(0, split_factor=2), Shard(0)], (8,)),
+        "d0[tp,dp] @ dp:1/2 tp:0/2 of 8",
+    ),
+    (
+        (("dp", "tp"), (2, 2), (1, 0), [_StridedShard(0, split_factor=3), Shard(1)], (6, 4)),
+        "d0[dp:strided.3] d1[tp] @ dp:1/2 tp:0/2 of 6x4",
+    ),
+    ((("tp",), (2,), (0,), [Shard(0)], (8,), DP_TP), "d0[tp] @ dp:1/2? tp:0/2 of 8"),
+]
+
+
+@pytest.mark.parametrize("spec, sentence", SPECS)
+def test_a_dtensor_is_described_by_a_sentence(spec, sentence) -> None:
+    assert str(layout_of_spec(_spec(*spec))) == sentence
+    assert parse_layout(sentence) == layout_of_spec(_spec(*spec))
+
+
+def _lonely(path: Path, what: str) -> list[int]:
+    """Two ranks that know nothing of each other; their exit codes."""
+    command = [sys.executable, "-m", LONELY, str(path), what]
+    ranks = [subprocess.Popen([*command, str(rank), "2"], cwd=ROOT) for rank in range(2)]
+    return [rank.wait(timeout=120) for rank in ranks]
+
+
+def test_ranks_that_only_state_who_they_are_write_one_archive(goldens: Path, tmp_path) -> None:
+    assert _lonely(tmp_path / "d", "states") == [0, 0]
+    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == [
+        "worldsize2_global_rank0",
+        "worldsize2_global_rank1",
+    ]
+    outcome = compare(goldens / "golden-plain", tmp_path / "d")
+    shared = [row for row in outcome.rows if row.golden_key and row.target_key]
+    assert shared and {row.verdict for row in shared} == {Verdict.PASS}
+    assert any("[dp]" in row.layout for row in shared)
+
+
+def test_a_rank_that_dies_is_named_and_leaves_the_rest_usable(goldens: Path, tmp_path) -> None:
+    assert _lonely(tmp_path / "d", "dies") == [0, -9]
+    archive = Archive(tmp_path / "d")
+    assert not archive.complete and any("rank 1" in problem for problem in archive.problems)
+    assert "rank1" in str(audit(tmp_path / "d")) or "rank 1" in str(audit(tmp_path / "d"))
+    outcome = compare(goldens / "golden-plain", tmp_path / "d")
+    assert any("rank 1" in remark for remark in outcome.remarks)
+    shared = [row for row in outcome.rows if row.golden_key and row.target_key]
+    assert shared and {row.verdict for row in shared} == {Verdict.PASS}
+
+
+def test_the_commands_of_the_handbook(tmp_path: Path) -> None:
+    """Dump under torchrun, dump whole, compare: as the how-to says."""
+    program = "tests/taps/distributed/programs/generate.py"
+    dump = ("dumpcmp", "dump", "--mode", "eager")
+    assert launch(2, *dump, "--path", str(tmp_path / "d2"), program).returncode == 0
+    assert launch(1, *dump, "--path", str(tmp_path / "d1"), program).returncode == 0
+    paths = ("--my-path", str(tmp_path / "d2"), "--golden-path", str(tmp_path / "d1"))
+    output = ("--output", str(tmp_path / "out"))
+    same = launch(1, "dumpcmp", "compare", *paths, *output)
+    assert same.returncode == 0 and "SAME" in same.stdout, same.stdout + same.stderr
+    wrong = launch(1, "dumpcmp", "compare", *paths, *output, "--layout", "layers.*.mlp=b[tp] s h")
+    assert wrong.returncode == 1, wrong.stdout + wrong.stderr

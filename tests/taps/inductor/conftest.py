@@ -1,0 +1,51 @@
+"""One cache of compiled code for all tests here, and golden runs that are made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import dumpcmp
+from tests.taps.inductor.models import Net, net
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Compile into a directory of our own, one thread."""
+    patch = pytest.MonkeyPatch()
+    path = tmp_path_factory.mktemp("inductor")
+    patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield path
+    torch.set_num_threads(threads)
+    patch.undo()
+
+
+def run(model: Net, x: torch.Tensor, backward: bool = False) -> torch.Tensor:
+    """One inference, or one training step."""
+    if not backward:
+        with torch.no_grad():
+            return model(x)
+    out = model(x)
+    out.square().sum().backward()
+    return out
+
+
+@pytest.fixture(scope="session")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+    """Eager dumps of a Net, without and with gradients."""
+    made: dict[bool, Path] = {}
+
+    def dump(backward: bool = False) -> Path:
+        if backward not in made:
+            made[backward] = tmp_path_factory.mktemp("golden") / "d"
+            model, x = net()
+            with dumpcmp.capture(model, made[backward], backward=backward):
+                run(model, x, backward)
+        return made[backward]
+
+    return dump

@@ -1,0 +1,232 @@
+"""What a tapped run leaves as it was, what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+from torch._inductor import config
+
+import dumpcmp
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.cli import main
+from dumpcmp.dumping.capturing import dump
+from dumpcmp.nouns.errors import CaptureError, SelectionError
+from dumpcmp.nouns.row import Verdict
+from dumpcmp.taps.inductor import patches as inductor_names
+from dumpcmp.taps.inductor.certificate import Evidence, GraphRun, certificate
+from tests.taps.inductor.conftest import run
+from tests.taps.inductor.models import net
+
+Golden = Callable[[bool], Path]
+
+
+def program() -> None:
+    model, x = net()
+    run(model, x, backward=True)
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certified dump of one training step."""
+    path = tmp_path_factory.mktemp("certified") / "d"
+    dump(program, path, mode="compiled", certify=True, backward=True)
+    return path
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = Archive(path).run[0]["run"]
+    return facts
+
+
+def test_the_tap_changes_no_kernel_and_no_bit(certified: Path) -> None:
+    stated = facts_of(certified)["certificate"]
+    assert stated["same_kernels"] is True and stated["same_bits"] is True
+    assert stated["text"].startswith("certified: same kernels, same bits")
+
+
+# Outputs of an untapped run, of the tapped run and of a second untapped run; then what is certain.
+CERTIFICATES = {
+    "all the same": (["a", "b"], ["a", "b"], ["a", "b"], True),
+    "the tap changed one": (["a", "b"], ["a", "x"], ["a", "b"], False),
+    "one differs by itself": (["a", "b"], ["a", "x"], ["a", "y"], True),
+    "one by itself, one by the tap": (["a", "b"], ["z", "x"], ["a", "y"], False),
+}
+
+
+@pytest.mark.parametrize("name", CERTIFICATES)
+def test_certificates_leave_out_what_no_run_repeats(name: str) -> None:
+    *outputs, same = CERTIFICATES[name]
+    runs = [Evidence([GraphRun("code", "inputs", tuple(out))]) for out in outputs]
+    stated = certificate(runs[0], runs[1], again=runs[2])
+    assert (stated.same_kernels, stated.same_bits) == (True, same)
+    assert stated.text.startswith("certified" if same else "not certified")
+
+
+def test_other_kernels_or_other_inputs_are_not_certified() -> None:
+    plain = Evidence([GraphRun("code", "inputs", ("a",))])
+    for other in (GraphRun("changed", "inputs", ("a",)), GraphRun("code", "others", ("a",))):
+        assert certificate(plain, Evidence([other])).text.startswith("not certified")
+    assert certificate(plain, Evidence()).same_bits is None
+
+
+def test_a_comparison_says_whether_its_target_is_certified(
+    certified: Path, golden: Golden, tmp_path: Path
+) -> None:
+    told = dumpcmp.compare(golden(True), certified).remarks
+    assert any("certified: same kernels, same bits" in remark for remark in told)
+    model, x = net()
+    with dumpcmp.capture(model, tmp_path / "d", mode="compiled"):
+        run(model, x)
+    told = dumpcmp.compare(golden(False), tmp_path / "d").remarks
+    assert any("not certified" in remark for remark in told)
+
+
+def test_code_and_graph_are_kept_as_text(certified: Path) -> None:
+    names = {name for _, _, name in Archive(certified).texts}
+    assert {"graph-0-forward.txt", "code-0-forward.txt", "code-1-backward.txt"} <= names
+
+
+def test_each_op_tells_its_kernel_and_its_line(certified: Path) -> None:
+    calls = Archive(certified).calls.values()
+    (tanh,) = (call for call in calls if call.op == "blocks.0.mlp/tanh")
+    assert tanh.kernel.startswith("cpp_fused") and "models.py" in tanh.source
+    assert "blocks.0.mlp/mul#0" in tanh.origins
+
+
+def test_show_prints_the_kernel_of_an_op(certified: Path) -> None:
+    shown = CliRunner().invoke(main, ["show", "--kernel", str(certified), "blocks.0.mlp/tanh"])
+    assert shown.exit_code == 0
+    assert "models.py" in shown.output and "together with" in shown.output
+    assert "async_compile.cpp_pybinding" in shown.output and "tanh()" in shown.output
+
+
+def test_gradients_of_both_runs_agree(certified: Path, golden: Golden) -> None:
+    outcome = dumpcmp.compare(golden(True), certified)
+    gradients = [row for row in outcome.rows if row.key.slot.startswith("grad")]
+    passed = [row for row in gradients if row.verdict is Verdict.PASS]
+    assert len(passed) >= 0.8 * len(gradients)
+    assert not [row for row in gradients if row.verdict.fails]
+
+
+def test_cached_code_is_tapped_as_fresh_code_is(certified: Path, tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    dump(program, tmp_path / "d", mode="compiled", backward=True)
+    hits = (
+        counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
+    )
+    assert hits > 0, dict(counters)
+    assert set(Archive(tmp_path / "d")) == set(Archive(certified))
+
+
+def test_untapped_code_is_never_taken_from_the_tapped_cache(certified: Path) -> None:
+    model, x = net()
+    torch._dynamo.reset()
+    compiled = torch.compile(model)
+    assert torch.equal(compiled(x), torch.compile(model)(x))
+    code = "".join(path.read_text() for path in loaded_code())
+    assert "_dumpcmp(" not in code
+
+
+def loaded_code() -> Iterator[Path]:
+    from torch._inductor.codecache import PyCodeCache
+
+    newest = PyCodeCache.modules[-1:]
+    yield from (Path(module.__file__) for module in newest if module.__file__)
+
+
+def test_nothing_of_the_tap_outlives_its_block(tmp_path: Path) -> None:
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.scheduler import Scheduler
+
+    before = Scheduler.free_buffers, compile_fx
+    model, x = net()
+    with dumpcmp.capture(model, tmp_path / "d", mode="compiled"):
+        run(model, x)
+    from torch._inductor import compile_fx as module
+
+    assert (Scheduler.free_buffers, module.compile_fx) == before
+
+
+# The setting that leaves no Python code to tap, and the word that the refusal must hold.
+REFUSED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "cpp_wrapper": lambda: config.patch(cpp_wrapper=True),
+    "fx_wrapper": lambda: config.patch(fx_wrapper=True),
+}
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_what_cannot_be_tapped_is_refused_by_name(setting: str, tmp_path: Path) -> None:
+    model, x = net()
+    with (
+        REFUSED[setting](),
+        pytest.raises(CaptureError, match=setting) as refused,
+        dumpcmp.capture(model, tmp_path / "d", mode="compiled"),
+    ):
+        run(model, x)
+    assert "boundary" in refused.value.hint
+
+
+def test_an_option_of_torch_compile_is_refused_too(tmp_path: Path) -> None:
+    model, x = net()
+    compiled = torch.compile(model, options={"cpp_wrapper": True})
+    with (
+        pytest.raises(CaptureError, match="cpp_wrapper is on"),
+        dumpcmp.capture(model, tmp_path / "d", mode="compiled"),
+    ):
+        compiled(x)
+
+
+def test_packages_are_refused(tmp_path: Path) -> None:
+    model, x = net()
+    with (
+        pytest.raises(CaptureError, match="AOTInductor"),
+        dumpcmp.capture(model, tmp_path / "loaded", mode="compiled"),
+    ):
+        torch._inductor.aoti_load_package("model.pt2")
+    program = torch.export.export(model, (x,))
+    with (
+        pytest.raises(CaptureError, match="AOTInductor"),
+        dumpcmp.capture(model, tmp_path / "made", mode="compiled"),
+    ):
+        torch._inductor.aoti_compile_and_package(program, package_path=tmp_path / "m.pt2")
+
+
+def test_a_missing_name_of_torch_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    inductor_names.check_names()
+    monkeypatch.setitem(inductor_names._NAMES, "torch._inductor.scheduler", ("Scheduler.nothing",))
+    with pytest.raises(CaptureError, match=r"Scheduler\.nothing") as told:
+        inductor_names.check_names()
+    assert torch.__version__ in told.value.message
+
+
+@pytest.mark.parametrize(
+    "options, word",
+    [
+        ({"mode": "fx", "realize": True}, "--realize"),
+        ({"mode": "eager", "fusion": False}, "--fusion off"),
+        ({"mode": "boundary"}, "backend"),
+        ({"mode": "compiled", "backend": "eager"}, "--backend"),
+    ],
+)
+def test_options_of_another_mode_are_refused(
+    options: dict[str, Any], word: str, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(SelectionError, match=word),
+        dumpcmp.capture(nn.Linear(2, 2), tmp_path / "d", **options),
+    ):
+        pass
+
+
+def test_run_json_says_how_it_was_compiled(certified: Path) -> None:
+    facts = facts_of(certified)
+    assert facts["mode"] == "compiled" and facts["fusion"] is True and facts["realize"] is False

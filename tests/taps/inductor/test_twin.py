@@ -1,0 +1,186 @@
+"""What twins show of fused kernels, when they are not trusted, and what they leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dumpcmp
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.errors import CaptureWarning
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import TWIN, Record
+from dumpcmp.nouns.row import Verdict
+from dumpcmp.taps.inductor import twin
+from tests.taps.inductor.conftest import run
+from tests.taps.inductor.models import ATEN, net
+
+
+def records(path: Path) -> dict[Key, Record]:
+    archive = Archive(path)
+    return {key: archive[key] for key in archive}
+
+
+def twins(path: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = Archive(path).run[0]["run"]["twins"]
+    return facts
+
+
+def dumped(path: Path, planted: AbstractContextManager[Any] | None = None, **way: bool) -> Path:
+    model, x = net()
+    with planted or nullcontext(), dumpcmp.capture(model, path, mode="compiled", **way):
+        run(model, x)
+    return path
+
+
+def test_a_twin_adds_what_kernels_do_not_store(tmp_path: Path) -> None:
+    plain = records(dumped(tmp_path / "plain", twin=False))
+    seen = records(dumped(tmp_path / "seen"))
+    assert {key for key, record in seen.items() if not record.seen_in} == set(plain)
+    assert {r.seen_in for key, r in seen.items() if key not in plain} == {TWIN}
+    assert all(seen[key].digest == record.digest for key, record in plain.items())
+    assert twins(tmp_path / "seen")["other"] == 0
+
+
+def test_a_backend_has_twins_too(tmp_path: Path) -> None:
+    model, x = net()
+    with dumpcmp.compiled_backend(tmp_path / "d") as backend:
+        run(torch.compile(model, backend=backend), x)
+    assert twins(tmp_path / "d")["same"] > 0
+    assert any(record.seen_in for record in records(tmp_path / "d").values())
+
+
+def test_rows_say_that_a_twin_saw_them(golden: Any, tmp_path: Path) -> None:
+    outcome = dumpcmp.compare(golden(False), dumped(tmp_path / "d"))
+    by_op = {row.key.op: row for row in outcome.rows if row.key.slot == "output.0"}
+    assert by_op["<root>/sub"].paired_by == TWIN
+    assert by_op["head/linear"].paired_by == "provenance"
+
+
+@contextmanager
+def differs_when_lowered_again() -> Iterator[None]:
+    """A compiler that multiplies by another constant whenever it lowers a graph once more."""
+    from torch._inductor import config, lowering
+
+    right, constants = lowering.lowerings[ATEN.mul.Tensor], iter((0.5, 0.55))
+
+    def wrong(a: Any, b: Any) -> Any:
+        return right(a, next(constants) if b == 0.5 else b)
+
+    lowering.lowerings[ATEN.mul.Tensor] = wrong
+    try:
+        with config.patch(force_disable_caches=True):
+            yield
+    finally:
+        lowering.lowerings[ATEN.mul.Tensor] = right
+
+
+def test_a_twin_that_gives_other_bits_is_not_trusted(golden: Any, tmp_path: Path) -> None:
+    path = dumped(tmp_path / "d", differs_when_lowered_again())
+    assert twins(path)["other"] == 1  # the kernel of the last ops; the others agree
+    outcome = dumpcmp.compare(golden(False), path)
+    by_op = {row.key.op: row.verdict for row in outcome.rows if row.key.slot == "output.0"}
+    assert by_op["<root>/sub"] is by_op["<root>/relu"] is Verdict.FUSED
+    assert by_op["<root>/mul"] is Verdict.PASS  # which the kernel itself stores
+    assert by_op["blocks.0.mlp/tanh"] is Verdict.PASS
+
+
+class Restless(nn.Module):
+    """Draws random numbers, and changes its own state in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += x.sum(0)
+        return F.dropout(self.norm(self.inner(x)).sin(), 0.5, self.training) * self.seen
+
+
+def steps(path: Path | None) -> list[Tensor]:
+    """Two training steps, and all that they leave behind."""
+    torch.manual_seed(3)
+    model, left = Restless(), list[Tensor]()
+    captured = dumpcmp.capture(model, path, mode="compiled", backward=True) if path else None
+    called: Any = model if path else torch.compile(model)
+    with captured or nullcontext():
+        for _ in range(2):
+            out = called(torch.randn(5, 6))
+            out.sum().backward()
+            left.append(out.detach())
+    left += [p.grad for p in model.parameters() if p.grad is not None]
+    return [*left, *model.buffers(), torch.get_rng_state()]
+
+
+def test_a_twin_leaves_state_and_random_numbers_alone(tmp_path: Path) -> None:
+    alone, watched = steps(None), steps(tmp_path / "d")
+    assert twins(tmp_path / "d")["same"] > 0
+    assert len(alone) == len(watched)
+    assert all(torch.equal(a, b) for a, b in zip(alone, watched, strict=True))
+
+
+@torch.library.custom_op("dumpcmp_tests::counted", mutates_args=())
+def counted(x: Tensor) -> Tensor:
+    counted.calls += 1  # type: ignore[attr-defined]
+    return x + 1
+
+
+@counted.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Counting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return counted(x.sin().cos()).exp()
+
+
+def test_what_may_do_more_than_compute_runs_once(tmp_path: Path) -> None:
+    counted.calls = 0  # type: ignore[attr-defined]
+    model = Counting()
+    with (
+        pytest.warns(CaptureWarning, match="counted.default may do more than compute"),
+        dumpcmp.capture(model, tmp_path / "d", mode="compiled"),
+    ):
+        model(torch.ones(4))
+    assert counted.calls == 1  # type: ignore[attr-defined]
+
+
+def test_a_twin_that_fails_is_told_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise MemoryError("no room for a twin")
+
+    monkeypatch.setattr(twin, "load_code", refuse)
+    with pytest.warns(CaptureWarning, match="no room for a twin"):
+        dumped(tmp_path / "d")
+    assert twins(tmp_path / "d")["same"] == 0
+    assert not any(record.seen_in for record in records(tmp_path / "d").values())
+
+
+TENSORS = {
+    "dense": torch.arange(6.0).reshape(2, 3),
+    "with gaps": torch.arange(24.0).reshape(4, 6)[::2, 1::2],
+    "expanded": torch.arange(3.0).expand(2, 3),
+    "transposed": torch.arange(6.0).reshape(3, 2).t(),
+    "a number": torch.tensor(5.0),
+    "empty": torch.empty(0, 3),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_copies_lie_as_what_they_copy(name: str) -> None:
+    tensor = TENSORS[name]
+    copy = twin._copy(tensor)
+    assert (copy.stride(), copy.shape) == (tensor.stride(), tensor.shape)
+    assert torch.equal(copy, tensor)
+    assert not tensor.numel() or copy.data_ptr() != tensor.data_ptr()

@@ -1,0 +1,162 @@
+"""Awkward models, in every mode: undisturbed, with the expected keys and the true values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Phase
+from dumpcmp.nouns.selection import make_tap
+from dumpcmp.nouns.value import value_of
+from dumpcmp.taps.modes.aten import AtenCapture
+from dumpcmp.taps.modes.graph import GraphCapture
+from dumpcmp.taps.modes.modules import ModuleCapture
+from dumpcmp.taps.recording.arguments import slots_of
+from dumpcmp.taps.recording.recorder import Recorder
+from tests.taps.byhand import catch
+from tests.taps.memory import MemorySink
+from tests.taps.models import CASES, Case
+
+MODES = {"eager": ModuleCapture, "fx": GraphCapture, "aten": AtenCapture}
+
+
+def built(case: Case) -> nn.Module:
+    torch.manual_seed(7)
+    return case.build()
+
+
+def exercise(model: nn.Module, case: Case, backward: bool) -> list[Tensor]:
+    """Run every call of `case`, with a backward pass; all that a user could see of it."""
+    torch.manual_seed(3)
+    seen: list[Tensor] = []
+    for args, kwargs in case.calls:
+        outputs = [t for _, t in slots_of("output", model(*args, **kwargs))]
+        seen += outputs
+        leaves = [t for t in outputs if t.requires_grad]
+        if backward and leaves:
+            sum((t * t).sum() for t in leaves).backward()
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    inputs = [a for args, kwargs in case.calls for a in (*args, *kwargs.values())]
+    grads += [a.grad.clone() for a in inputs if getattr(a, "grad", None) is not None]
+    for value in inputs:
+        value.grad = None
+    return [*(t.detach().clone() for t in seen), *grads, *model.buffers(), torch.get_rng_state()]
+
+
+def captured(case: Case, mode: str, model: nn.Module | None = None, **selection: Any) -> MemorySink:
+    sink = MemorySink()
+    recorder = Recorder(sink, make_tap(**selection))
+    model = model or built(case)
+    with MODES[mode](recorder, [model]).running():
+        exercise(model, case, backward=bool(selection.get("backward")))
+    return sink
+
+
+def functions(sink: MemorySink) -> set[Key]:
+    return {key for key in sink.records if "/" in key.op}
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    left, right = value_of(a).bits, value_of(b).bits
+    return left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+@cases
+@modes
+def test_a_capture_changes_nothing(case: Case, mode: str) -> None:
+    plain = exercise(built(case), case, backward=True)
+    model = built(case)
+    recorder = Recorder(MemorySink(), make_tap(backward=True, weights=True))
+    with MODES[mode](recorder, [model]).running():
+        observed = exercise(model, case, backward=True)
+    again = exercise(built(case), case, backward=True)
+    assert len(plain) == len(observed) == len(again)
+    assert all(map(same_bits, plain, observed))
+    assert all(map(same_bits, plain, again))
+
+
+@cases
+def test_the_ops_of_a_step_are_those_expected(case: Case) -> None:
+    sink = captured(case, "eager")
+    for step in range(len(case.calls)):
+        ops = [c.op + (f"#{c.call}" if c.call else "") for c in sink.calls if c.step == step]
+        assert ops == case.ops
+
+
+@cases
+def test_module_values_are_those_of_a_capture_by_hand(case: Case) -> None:
+    model = built(case)
+    caught, handles = catch(model)
+    torch.manual_seed(3)
+    args, kwargs = case.calls[0]
+    model(*args, **kwargs)
+    for handle in handles:
+        handle.remove()
+    sink = captured(case, "eager", built(case))
+    recorded = {k: v for k, v in sink.values.items() if "/" not in k.op and k.step == 0}
+    assert {(k.op, k.call, k.slot) for k in recorded} == set(caught)
+    for key, bits in recorded.items():
+        assert np.array_equal(bits, value_of(caught[key.op, key.call, key.slot]).bits), str(key)
+
+
+@cases
+def test_eager_and_fx_name_functions_alike(case: Case) -> None:
+    eager, fx = captured(case, "eager", backward=True), captured(case, "fx", backward=True)
+    differ = functions(eager) ^ functions(fx)
+    assert {key.op for key in differ} <= case.fx_differs
+    for key in functions(eager) & functions(fx):
+        assert np.array_equal(eager.values[key], fx.values[key], equal_nan=True), str(key)
+
+
+@cases
+def test_aten_inputs_and_outputs_hang_together(case: Case) -> None:
+    sink = captured(case, "aten", backward=True)
+    assert any("/aten." in call.op for call in sink.calls)
+    assert all(key in sink.values for key in sink.records)
+
+
+def test_backward_ops_belong_to_the_scope_of_their_forward() -> None:
+    case = next(case for case in CASES if case.name == "list in a loop")
+    sink = captured(case, "aten", backward=True)
+    backward = {call.op for call in sink.calls if call.phase is Phase.BACKWARD}
+    assert all("/backward.aten." in op for op in backward)
+    for layer in range(3):
+        assert {f"layers.{layer}/backward.aten.mm", f"layers.{layer}/backward.aten.sum"} <= backward
+    assert "<root>/backward.aten.threshold_backward" in backward
+    assert not any("mm" in op for op in backward if op.startswith("<root>"))
+
+
+@pytest.mark.parametrize("name", ["checkpointing", "reentrant checkpointing"])
+def test_recomputation_is_marked_and_makes_no_new_calls(name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    sink = captured(case, "eager", backward=True)
+    again = [call for call in sink.calls if call.phase is Phase.RECOMPUTE]
+    assert {call.op for call in again} >= {"blocks.0@recompute", "blocks.0.0@recompute/linear"}
+    assert not any("@recompute" in key.op for key in sink.records)
+    forward = [call.op for call in sink.calls if call.phase is Phase.FORWARD]
+    assert forward == case.ops
+    grads = {k.op for k in sink.records if k.slot == "grad_output.0"}
+    assert {"blocks.0.0/linear", "blocks.1.1/tanh", "<root>/mul"} <= grads
+
+
+@cases
+@pytest.mark.parametrize("mode", ["eager", "fx"])
+def test_gradients_are_those_of_autograd(case: Case, mode: str) -> None:
+    """The gradient recorded for a module's output is what autograd.grad gives for it."""
+    model = built(case)
+    sink = captured(case, mode, model, backward=True)
+    for name, parameter in model.named_parameters():
+        path, _, word = name.rpartition(".")
+        last = max(k.step for k in sink.records if k.slot == f"grad.{word}")
+        key = Key(type(model).__name__, last, path or "<root>", 0, f"grad.{word}")
+        assert parameter.grad is not None
+        assert np.array_equal(sink.values[key], parameter.grad.numpy()), str(key)

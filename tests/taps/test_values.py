@@ -1,0 +1,217 @@
+"""Which values are links, which are stored again, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Call, Record
+from dumpcmp.nouns.selection import make_tap
+from dumpcmp.taps.modes.modules import ModuleCapture
+from dumpcmp.taps.recording.arguments import arguments_of
+from dumpcmp.taps.recording.recorder import Recorder
+from tests.taps.memory import MemorySink
+
+
+class Program(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, body: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> object:
+        return self.body(x)
+
+
+def seen(body: Callable[[Tensor], object], x: Tensor, **selection: object) -> MemorySink:
+    sink = MemorySink()
+    with ModuleCapture(Recorder(sink, make_tap(**selection))).running():  # type: ignore[arg-type]
+        Program(body)(x)
+    return sink
+
+
+def record(sink: MemorySink, op: str, slot: str, call: int = 0) -> Record:
+    return sink.records[Key("Program", 0, op, call, slot)]
+
+
+def value(sink: MemorySink, op: str, slot: str, call: int = 0) -> np.ndarray:
+    return sink.values[Key("Program", 0, op, call, slot)]
+
+
+def through_data(x: Tensor) -> None:
+    x.data.add_(1)
+
+
+def through_numpy(x: Tensor) -> None:
+    x.detach().numpy()[:] += 1
+
+
+def through_a_view(x: Tensor) -> None:
+    x.view(-1)[0] = 9
+
+
+def through_no_grad(x: Tensor) -> None:
+    with torch.no_grad():
+        x.add_(1)
+
+
+@pytest.mark.parametrize("write", [through_data, through_numpy, through_a_view, through_no_grad])
+def test_a_hidden_write_is_never_linked_over(write: Callable[[Tensor], None]) -> None:
+    def body(x: Tensor) -> Tensor:
+        y = x.sin()
+        write(y)
+        return y.cos()
+
+    sink = seen(body, torch.arange(6.0).view(2, 3))
+    changed = value(sink, "<root>/cos", "input.0")
+    assert not np.array_equal(changed, value(sink, "<root>/sin", "output.0"))
+    cosine = torch.from_numpy(changed.copy()).cos()
+    assert np.array_equal(cosine, value(sink, "<root>/cos", "output.0"))
+
+
+def test_repeated_values_are_links_to_the_first() -> None:
+    sink = seen(lambda x: (x.sin() * x, x), torch.ones(2))
+    root = Key("Program", 0, "<root>", 0, "input.0")
+    for op, slot in (("<root>/sin", "input.0"), ("<root>/mul", "input.1"), ("<root>", "output.1")):
+        assert record(sink, op, slot).same_as == root
+    assert record(sink, "<root>/mul", "input.0").same_as is not None
+    assert record(sink, "<root>", "output.0").same_as is not None
+
+
+def test_another_geometry_of_the_same_storage_is_another_value() -> None:
+    sink = seen(lambda x: x.view(3, 2).T @ x.view(3, 2), torch.arange(6.0))
+    assert record(sink, "<root>/T", "output.0").same_as is None
+    assert record(sink, "<root>/T", "output.0").stride == (1, 2)
+    assert np.array_equal(value(sink, "<root>/matmul", "input.0"), [[0, 2, 4], [1, 3, 5]])
+
+
+def test_inputs_are_as_they_were_before_the_op() -> None:
+    def body(x: Tensor) -> Tensor:
+        y = x.clone()
+        y += 1
+        y[0] = 5.0
+        return F.relu(y, inplace=True)
+
+    sink = seen(body, torch.tensor([-3.0, -2.0]))
+    assert value(sink, "<root>/add", "input.0").tolist() == [-3, -2]
+    assert value(sink, "<root>/add", "output.0").tolist() == [-2, -1]
+    assert value(sink, "<root>/setitem", "input.0").tolist() == [-2, -1]
+    assert value(sink, "<root>/setitem", "output.0").tolist() == [5, -1]
+    assert value(sink, "<root>/relu", "input.0").tolist() == [5, -1]
+    assert value(sink, "<root>/relu", "output.0").tolist() == [5, 0]
+
+
+UNSTORABLE = [
+    (lambda x: x.to_sparse(), "sparse_coo tensors have no dense bytes"),
+    (lambda x: x.to("meta"), "meta tensors have no elements"),
+    (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "quantised"),
+    (lambda x: torch.nested.nested_tensor([x, x]), "nested"),
+]
+
+
+@pytest.mark.parametrize("make, problem", UNSTORABLE, ids=["sparse", "meta", "quantised", "nested"])
+def test_what_cannot_be_stored_says_why(make: Callable[[Tensor], Tensor], problem: str) -> None:
+    sink = seen(make, torch.ones(2, 2))
+    assert problem in record(sink, "<root>", "output.0").problem
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.view_as_complex(x.view(2, 2)).conj(),
+        lambda x: x.view(2, 2).T,
+        lambda x: x.bfloat16(),
+        lambda x: x.to(torch.float8_e4m3fn),
+        lambda x: x > 1,
+        lambda x: x[:0],
+        lambda x: x.sum(),
+        lambda x: x.view(2, 2).expand(3, 2, 2),
+        lambda x: x.as_strided((2, 2), (1, 1), 1),
+    ],
+    ids=["conj", "transposed", "bf16", "fp8", "bool", "empty", "0-d", "expanded", "strided"],
+)
+def test_every_kind_of_tensor_is_stored_by_value(make: Callable[[Tensor], Tensor]) -> None:
+    x = torch.arange(4.0)
+    sink = seen(make, x)
+    made = make(x).resolve_conj().contiguous()
+    stored = value(sink, "<root>", "output.0")
+    assert stored.shape == tuple(made.shape)
+    assert stored.tobytes() == bytes(made.reshape(-1).view(torch.uint8).tolist())
+
+
+def arguments(sink: MemorySink, op: str) -> object:
+    (call,) = [call for call in sink.calls if call.op == op]
+    return json.loads(call.arguments)
+
+
+ARGUMENTS = [
+    (lambda x: F.softmax(x, dim=-1), "softmax", "torch.nn.functional.softmax",
+     {"args": [{"slot": "input.0"}],
+      "kwargs": {"dim": -1, "_stacklevel": 3, "dtype": None}}),
+    (lambda x: torch.cat([x, x], 1), "cat", "torch.cat",
+     {"args": [[{"slot": "input.0.0"}, {"slot": "input.0.1"}], 1]}),
+    (lambda x: x[..., 1:, None], "getitem", "torch.Tensor.__getitem__",
+     {"args": [{"slot": "input.0"},
+               {"tuple": [{"ellipsis": True}, {"slice": [1, None, None]}, None]}]}),
+    (lambda x: x.to(torch.float64), "to", "torch.Tensor.to",
+     {"args": [{"slot": "input.0"}, {"dtype": "float64"}]}),
+    (lambda x: x.clamp(min=float("-inf")), "clamp", "torch.Tensor.clamp",
+     {"args": [{"slot": "input.0"}], "kwargs": {"min": {"float": "-inf"}}}),
+    (lambda x: torch.zeros(x.shape, device="cpu"), "zeros", "torch.zeros",
+     {"args": [{"size": [2, 3]}], "kwargs": {"device": "cpu"}}),
+    (lambda x: 1 - x, "sub", "torch.Tensor.__rsub__", {"args": [1, {"slot": "input.1"}]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body, name, target, tree", ARGUMENTS, ids=[row[1] for row in ARGUMENTS])
+def test_a_call_says_how_to_run_it_again(
+    body: Callable[[Tensor], Tensor], name: str, target: str, tree: object
+) -> None:
+    sink = seen(body, torch.ones(2, 3))
+    (call,) = [call for call in sink.calls if call.op == f"<root>/{name}"]
+    assert call.target == target
+    assert json.loads(call.arguments) == tree
+    assert call.source.startswith("tests/taps/test_values.py:")
+
+
+@pytest.mark.parametrize("draw", [torch.rand_like, lambda x: F.dropout(x, 0.5), torch.bernoulli])
+def test_random_ops_can_be_drawn_again(draw: Callable[[Tensor], Tensor]) -> None:
+    x = torch.full((64,), 0.5)
+    sink = seen(draw, x)
+    (call,) = [call for call in sink.calls if "/" in call.op]
+    torch.set_rng_state(torch.from_numpy(value(sink, call.op, "rng.cpu").copy()))
+    assert np.array_equal(draw(x).numpy(), value(sink, call.op, "output.0"))
+
+
+def test_views_record_where_they_begin() -> None:
+    sink = seen(lambda x: x[1:].as_strided((2,), (1,), 1), torch.arange(4.0))
+    assert record(sink, "<root>/as_strided", "input.0").storage_offset == 1
+    assert value(sink, "<root>/as_strided", "output.0").tolist() == [1, 2]
+
+
+def test_slots_of_keywords_that_have_a_position() -> None:
+    x = torch.ones(1)
+    by_keyword, _ = arguments_of((x,), {"weight": x, "other": x}, {"input": 0, "weight": 1})
+    assert [slot for slot, _ in by_keyword] == ["input.0", "input.1", "input.other"]
+
+
+def test_objects_that_json_cannot_hold_are_named() -> None:
+    _, text = arguments_of((object(), {"a": 1}, 1 + 2j), {}, {})
+    assert json.loads(text) == {
+        "args": [{"object": "builtins.object"}, {"dict": {"a": 1}}, {"complex": [1.0, 2.0]}]
+    }
+
+
+def test_the_orders_of_a_step_are_the_order_of_execution() -> None:
+    sink = seen(lambda x: x.sin().cos(), torch.ones(1))
+    calls: list[Call] = sink.calls
+    assert [call.order for call in calls] == list(range(len(calls)))
+    assert [call.op for call in calls] == ["<root>", "<root>/sin", "<root>/cos"]
