@@ -16,7 +16,7 @@ HEAD = """# Messages
 
 Every error of dumpcmp says what is wrong and where, and below it what to do next. On the command
 line it ends with exit code 2; in Python it is raised. All are subclasses of
-`dumpcmp.nouns.errors.DumpcmpError`, with the two parts in `message` and `hint`. Words in `‹ ›` stand for
+`dumpcmp.DumpcmpError`, with the two parts in `message` and `hint`. Words in `‹ ›` stand for
 names and numbers of your run.
 
 This page is written by `python docs/build_messages.py` from the code; a test holds it to it.
@@ -34,7 +34,7 @@ class Message:
 
 def error_classes() -> dict[str, str]:
     """The errors and what each stands for."""
-    tree = ast.parse((ROOT / "dumpcmp" / "errors.py").read_text())
+    tree = ast.parse((ROOT / "dumpcmp" / "nouns" / "errors.py").read_text())
     return {
         node.name: ast.get_docstring(node) or ""
         for node in tree.body
