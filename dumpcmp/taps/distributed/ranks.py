@@ -23,7 +23,7 @@ from dumpcmp.taps.distributed.dtensor import layout_of_spec, masked
 
 _MACHINERY = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")  # of torch.ops
 _BETWEEN = (
-    "dumpcmp.capture.",
+    "dumpcmp.taps.",
     "torch.overrides",
     "torch._ops",
     "torch._utils",
