@@ -1,7 +1,8 @@
 """Every private name of torch that dumpcmp uses, by who uses it, and what it is for.
 
-A mode checks its own when it begins: where this torch lacks a name, it refuses with one clear error,
-or does without and says what will be missing. Nothing else in the package names torch's privates.
+A mode checks its own when it begins: where this torch lacks a name, it refuses with one clear
+error, or does without and says what will be missing. Nothing else in the package names torch's
+privates.
 """
 
 from __future__ import annotations
