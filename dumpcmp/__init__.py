@@ -1,49 +1,87 @@
 """dumpcmp finds the op where a compiled, partitioned or ported PyTorch model first goes wrong."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` brings each name
+    from dumpcmp.archive.read.reader import Archive  # noqa: I001 - packed
+    from dumpcmp.archive.repair.integrity import audit
+    from dumpcmp.archive.write.writer import ArchiveWriter
+    from dumpcmp.compacting import compact
+    from dumpcmp.comparing import compare
+    from dumpcmp.dumping.capturing import capture, compiled_backend, fx_backend, save
+    from dumpcmp.explaining import Explanation, explain
+    from dumpcmp.judge import (
+        AllCloseValueChecker, AutomaticValueChecker, Checker, Conditions, CosineChecker,
+        ExactChecker, Fp64Checker, FullValueChecker, ReferenceChecker, RoundingChecker,
+    )  # fmt: skip
+    from dumpcmp.nouns.errors import (
+        AlignError, ArchiveError, CaptureError, CaptureWarning, CheckError, DumpcmpError,
+        LayoutError, SelectionError, VerificationError, VerificationWarning,
+    )  # fmt: skip
+    from dumpcmp.nouns.key import Key, Op, Slot
+    from dumpcmp.nouns.outcome import Outcome, Tally
+    from dumpcmp.nouns.record import Call, Record
+    from dumpcmp.nouns.row import Judgement, Metrics, Row, Verdict, Why
+    from dumpcmp.nouns.version import __version__
+    from dumpcmp.partitioning import (
+        Findings, PartitionError, TensorInfo, check_partition_options, register_annotation,
+        verify_graph, verify_partition_options,
+    )  # fmt: skip
+    from dumpcmp.summary.summary import Summary
+    from dumpcmp.taps.distributed.ranks import layout, set_rank
+    from dumpcmp.verifying import (
+        Report, VerifyConfig, verify, verify_correctness, verifying_backend,
+    )  # fmt: skip
 
-# Public name -> the module that defines it. Nothing is imported, torch least of all, until
-# the name is used.
-_HOMES: dict[str, str] = {
-    "layout": "dumpcmp.taps.distributed.ranks",
-    "set_rank": "dumpcmp.taps.distributed.ranks",
-    "capture": "dumpcmp.dumping.capturing",
-    "fx_backend": "dumpcmp.dumping.capturing",
-    "compiled_backend": "dumpcmp.dumping.capturing",
-    "save": "dumpcmp.dumping.capturing",
-    "Archive": "dumpcmp.archive.read.reader",
-    "ArchiveWriter": "dumpcmp.archive.write.writer",
-    "audit": "dumpcmp.archive.repair.integrity",
-    "compare": "dumpcmp.comparing",
-    "compact": "dumpcmp.compacting",
-    "Summary": "dumpcmp.summary.summary",
-    "verify": "dumpcmp.verifying",
-    "VerifyConfig": "dumpcmp.verifying",
-    "verifying_backend": "dumpcmp.verifying",
-    "verify_correctness": "dumpcmp.verifying",
-    "verify_partition_options": "dumpcmp.partitioning",
-    "verify_graph": "dumpcmp.partitioning",
-    "explain": "dumpcmp.explaining",
-    "VerificationError": "dumpcmp.nouns.errors",
-    "AutomaticValueChecker": "dumpcmp.judge",
-    "AllCloseValueChecker": "dumpcmp.judge",
-    "FullValueChecker": "dumpcmp.judge",
-    "Fp64Checker": "dumpcmp.judge",
-    "CosineChecker": "dumpcmp.judge",
-    "ExactChecker": "dumpcmp.judge",
-    "RoundingChecker": "dumpcmp.judge",
+__all__ = [
+    "AlignError", "AllCloseValueChecker", "Archive", "ArchiveError", "ArchiveWriter",
+    "AutomaticValueChecker", "Call", "CaptureError", "CaptureWarning", "CheckError", "Checker",
+    "Conditions", "CosineChecker", "DumpcmpError", "ExactChecker", "Explanation", "Findings",
+    "Fp64Checker", "FullValueChecker", "Judgement", "Key", "LayoutError", "Metrics", "Op",
+    "Outcome", "PartitionError", "Record", "ReferenceChecker", "Report", "RoundingChecker", "Row",
+    "SelectionError", "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError",
+    "VerificationWarning", "VerifyConfig", "Why", "__version__", "audit", "capture",
+    "check_partition_options", "compact", "compare", "compiled_backend", "explain", "fx_backend",
+    "layout", "register_annotation", "save", "set_rank", "verify", "verify_correctness",
+    "verify_graph", "verify_partition_options", "verifying_backend",
+]  # fmt: skip
+
+# Module -> the public names that it defines. Nothing is imported, torch least of all, until a
+# name is used. tests/test_front_door.py holds this, `__all__` and the imports above together.
+_HOMES = {
+    "archive.read.reader": "Archive",
+    "archive.repair.integrity": "audit",
+    "archive.write.writer": "ArchiveWriter",
+    "compacting": "compact",
+    "comparing": "compare",
+    "dumping.capturing": "capture compiled_backend fx_backend save",
+    "explaining": "Explanation explain",
+    "judge": "AllCloseValueChecker AutomaticValueChecker Checker Conditions CosineChecker "
+    "ExactChecker Fp64Checker FullValueChecker ReferenceChecker RoundingChecker",
+    "nouns.errors": "AlignError ArchiveError CaptureError CaptureWarning CheckError DumpcmpError "
+    "LayoutError SelectionError VerificationError VerificationWarning",
+    "nouns.key": "Key Op Slot",
+    "nouns.outcome": "Outcome Tally",
+    "nouns.record": "Call Record",
+    "nouns.row": "Judgement Metrics Row Verdict Why",
+    "nouns.version": "__version__",
+    "partitioning": "Findings PartitionError TensorInfo check_partition_options "
+    "register_annotation verify_graph verify_partition_options",
+    "summary.summary": "Summary",
+    "taps.distributed.ranks": "layout set_rank",
+    "verifying": "Report VerifyConfig verify verify_correctness verifying_backend",
 }
+_HOME_OF = {name: f"dumpcmp.{home}" for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = ["__version__", *_HOMES]
 
+if not TYPE_CHECKING:  # a name that is not there stays an error to mypy
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'dumpcmp' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'dumpcmp' has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+        return found
 
 
 def __dir__() -> list[str]:

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from dumpcmp import __version__
 from dumpcmp.archive.write.writer import ArchiveWriter, Progress
 from dumpcmp.dumping.retention import Compactor, Keeping, compacting, within_budget
 from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.selection import Tap, make_tap
+from dumpcmp.nouns.version import __version__
 from dumpcmp.taps.distributed.ranks import world
 from dumpcmp.taps.inductor.certificate import NOT_CERTIFIED, Evidence, certificate
 from dumpcmp.taps.inductor.compiled import CompiledBackend, CompiledCapture, untapped_evidence

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 import xxhash
 
-import dumpcmp
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.row import Verdict
+from dumpcmp.nouns.version import __version__
 from dumpcmp.partitioning.checking import Settings, Subject
 from dumpcmp.partitioning.findings import Finding, from_dict, to_dict
 from dumpcmp.partitioning.graphs import identity
@@ -23,7 +23,7 @@ from dumpcmp.partitioning.table import entry_for
 
 def key_of(subject: Subject, settings: Settings, backend: str) -> str:
     """Names what was verified by content: op, arguments, how it ran, and under which versions."""
-    versions = (torch.__version__, dumpcmp.__version__)
+    versions = (torch.__version__, __version__)
     content = f"{identity(subject)} {_rule(subject)} {settings} {backend} {versions}"
     return xxhash.xxh3_128_hexdigest(content.encode())
 
