@@ -1,7 +1,6 @@
 """Turns Metrics into a Verdict: what numbers are admissible for which dtypes, and how deep."""
 
 from dumpcmp.judge.checkers import (
-    HIDES,
     AllCloseValueChecker,
     AutomaticValueChecker,
     CosineChecker,
@@ -13,7 +12,6 @@ from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, ReferenceErro
 from dumpcmp.judge.rounding import ReferenceChecker, RoundingChecker
 
 __all__ = [
-    "HIDES",
     "INEXACT",
     "AllCloseValueChecker",
     "AutomaticValueChecker",

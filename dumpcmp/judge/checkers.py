@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dumpcmp.judge.conditions import INEXACT, Conditions, ReferenceErrors, exact, verdict
 from dumpcmp.nouns.dtypes import Kind
 from dumpcmp.nouns.errors import CheckError
-from dumpcmp.nouns.row import EXACTLY, USUAL, Closeness, Judgement, Metrics, Verdict
+from dumpcmp.nouns.row import EXACTLY, USUAL, Closeness, Judgement, Metrics, Verdict, Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,8 @@ class AutomaticValueChecker:
         if metrics.count == 1 or math.isnan(metrics.pcc):
             return self._close(metrics, conditions)
         if metrics.pcc >= self.pcc:
-            return Judgement(Verdict.PASS, _unseen_by_pcc(metrics, conditions))
+            unseen = _unseen_by_pcc(metrics, conditions)
+            return Judgement(Verdict.PASS, unseen, why=Why.BLIND if unseen else Why.PLAIN)
         return Judgement(Verdict.FAIL, f"PCC {metrics.pcc:.6f} is below {self.pcc:g}")
 
     def _close(self, metrics: Metrics, conditions: Conditions) -> Judgement:
@@ -100,9 +101,6 @@ class AutomaticValueChecker:
         return verdict(unlike <= self.dissimilarity_threshold, reason)
 
 
-HIDES = "hides"  # in the sentence of a pass that other numbers speak against
-
-
 def _unseen_by_pcc(metrics: Metrics, conditions: Conditions) -> str:
     """What is wrong with a pair that correlates well; nothing where rounding may explain it.
 
@@ -110,7 +108,7 @@ def _unseen_by_pcc(metrics: Metrics, conditions: Conditions) -> str:
     it is a scale or an offset; an element that is off by golden's rms is an outlier.
     """
     numbers = (
-        f"PCC {metrics.pcc:.6f} {HIDES} rel_l2 {metrics.rel_l2:.3g} and "
+        f"PCC {metrics.pcc:.6f} hides rel_l2 {metrics.rel_l2:.3g} and "
         f"max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}: "
     )
     residue = math.sqrt(max(0.0, 1.0 - metrics.pcc**2))

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dumpcmp.judge import HIDES
 from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.outcome import Tally, tally
-from dumpcmp.nouns.row import Row, Verdict
+from dumpcmp.nouns.row import Row, Verdict, Why
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +67,7 @@ class Report:
     def doubts(self) -> tuple[str, ...]:
         """What passes by its checker's rule while other numbers say that it should not."""
         passing = (row for row in self.rows if row.verdict is Verdict.PASS)
-        return tuple(sentence(row) for row in passing if HIDES in row.judgement.reason)
+        return tuple(sentence(row) for row in passing if row.judgement.why is Why.BLIND)
 
     @property
     def has_grads(self) -> bool:
