@@ -25,7 +25,7 @@ lint: $(READY)  ## ruff, mypy --strict and the import contracts
 	$(BIN)/lint-imports
 
 test: lint  ## everything CI runs: lint, then all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 bench: $(READY)  ## print the benchmark tables (TABLE=archive for one of them)
 	$(BIN)/python -m benchmarks $(TABLE)

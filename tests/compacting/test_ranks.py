@@ -1,6 +1,7 @@
 """Laws of summaries taken on two ranks: right runs raise no alarm, and faults are found."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import dumpcmp
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Verdict
 from tests.taps.distributed.launching import launched
+
+Compared = Callable[[str, str], Outcome]
 
 RIGHT = {"dtensor": "plain", "fsdp": "plain", "ddp": "plain", "megatron": "fused"}
 FAULTY = {
@@ -21,18 +24,21 @@ FAULTY = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ranks")
-    launched(1, "tests.taps.distributed.programs.campaign", str(path), "goldens")
     launched(2, "tests.compacting.programs.summarised", str(path), *RIGHT, *FAULTY)
     return path
 
 
-def compared(runs: Path, name: str, golden: str) -> Outcome:
-    return dumpcmp.compare(runs / f"golden-{golden}", runs / name)
+@pytest.fixture
+def compared(goldens: Path, runs: Path) -> Compared:
+    """Holds a run on two ranks against a golden."""
+    return lambda name, golden: dumpcmp.compare(goldens / f"golden-{golden}", runs / name)
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_right_run_raises_no_alarm_and_says_what_it_cannot_tell(runs, name):
-    outcome = compared(runs, name, RIGHT[name])
+def test_a_right_run_raises_no_alarm_and_says_what_it_cannot_tell(
+    compared: Compared, name: str
+) -> None:
+    outcome = compared(name, RIGHT[name])
     found = Counter(row.verdict for row in outcome.rows)
     assert set(found) <= {Verdict.PASS, Verdict.INCONCLUSIVE}
     assert found[Verdict.PASS] > 3 * found[Verdict.INCONCLUSIVE]
@@ -41,6 +47,6 @@ def test_a_right_run_raises_no_alarm_and_says_what_it_cannot_tell(runs, name):
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_a_fault_is_found_near_its_op(runs, name):
-    first = compared(runs, name, "fused").first_divergence
+def test_a_fault_is_found_near_its_op(compared: Compared, name: str) -> None:
+    first = compared(name, "fused").first_divergence
     assert first is not None and first.key.op.startswith(FAULTY[name])

@@ -11,14 +11,6 @@ CAMPAIGN = "tests.taps.distributed.programs.campaign"
 
 
 @pytest.fixture(scope="session")
-def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole models, on one rank: ``golden-NAME``."""
-    path = tmp_path_factory.mktemp("golden")
-    launched(1, CAMPAIGN, str(path), "goldens")
-    return path
-
-
-@pytest.fixture(scope="session")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All runs on two ranks, right ones and faulty ones: ``NAME-2``."""
     path = tmp_path_factory.mktemp("two")
