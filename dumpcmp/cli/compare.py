@@ -15,7 +15,6 @@ from dumpcmp.nouns.errors import SelectionError
 if TYPE_CHECKING:  # the work is imported when there is some, not for --help
     from rich.console import Console
 
-    from dumpcmp.judge import Checker
     from dumpcmp.nouns.outcome import Outcome
 
 _DIRECTORY = click.Path(path_type=Path)
@@ -39,7 +38,7 @@ _FORMATS = ("csv", "json")
 @click.option("--layout", "layouts", metavar="FILE|OP=...", multiple=True,
               help="How values lie over ranks: YAML file, or 'layers.*.o=b s h[tp]'.")  # fmt: skip
 @click.option("--checker", default="auto", show_default=True, metavar="NAME",
-              help="auto: what rounding explains; allclose, full, cosine, pcc, exact.")  # fmt: skip
+              help="auto (rounding), allclose, full, pcc, cosine, exact, fp64.")  # fmt: skip
 @click.option("--rtol", type=float, help="Relative tolerance of an element (allclose, full).")
 @click.option("--atol", type=float, help="Absolute tolerance of an element (allclose, full).")
 @click.option("--pcc", type=float, help="Least correlation (pcc, full).")
@@ -61,8 +60,10 @@ def command(
     from rich.console import Console
 
     from dumpcmp.comparing import compare
+    from dumpcmp.judge import checker_named
 
-    chosen = chosen_checker(checker, {"rtol": rtol, "atol": atol, "pcc": pcc, "cosine": cosine})
+    tolerances = {"rtol": rtol, "atol": atol, "pcc": pcc, "cosine": cosine}
+    chosen = checker_named(checker, tolerances)
     writers = chosen_formats(formats)
     with progress_bar() as progress:
         outcome = compare(
@@ -88,51 +89,6 @@ def free_stem(output: Path) -> str:
     """A name that no report in `output` has yet: earlier reports are kept."""
     stems = chain(["compare"], (f"compare-{number}" for number in count(2)))
     return next(s for s in stems if not any((output / f"{s}.{f}").exists() for f in _FORMATS))
-
-
-# Checker -> the tolerances that it heeds.
-_HEEDS = {
-    "auto": (),
-    "allclose": ("rtol", "atol"),
-    "full": ("pcc", "rtol", "atol"),
-    "pcc": ("pcc", "rtol", "atol"),
-    "cosine": ("cosine",),
-    "exact": (),
-}
-
-
-def chosen_checker(name: str, given: dict[str, float | None]) -> "Checker | None":
-    """The Checker that the options ask for; None is the default rule.
-
-    A tolerance without a checker chooses the one that it belongs to.
-    """
-    from dumpcmp import judge
-
-    tolerances = {option: value for option, value in given.items() if value is not None}
-    if name == "auto" and tolerances:
-        name = next(c for c in ("allclose", "pcc", "cosine", "full") if _fits(c, tolerances))
-    if name not in _HEEDS:
-        raise SelectionError(
-            f"--checker {name!r} is not known", hint=f"valid are: {', '.join(_HEEDS)}"
-        )
-    if not _fits(name, tolerances):
-        idle = ", ".join(f"--{option}" for option in tolerances if option not in _HEEDS[name])
-        heeded = ", ".join(f"--{option}" for option in _HEEDS[name])
-        raise SelectionError(
-            f"--checker {name} does not heed {idle}", hint=f"it heeds {heeded or 'no tolerance'}"
-        )
-    makers: dict[str, Callable[..., Checker]] = {
-        "allclose": judge.AllCloseValueChecker,
-        "full": judge.FullValueChecker,
-        "pcc": judge.AutomaticValueChecker,
-        "cosine": judge.CosineChecker,
-        "exact": judge.ExactChecker,
-    }
-    return makers[name](**tolerances) if name in makers else None
-
-
-def _fits(name: str, tolerances: dict[str, float]) -> bool:
-    return tolerances.keys() <= set(_HEEDS[name])
 
 
 def chosen_formats(text: str) -> tuple[str, ...]:

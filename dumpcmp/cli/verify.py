@@ -8,7 +8,6 @@ import click
 if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
     from torch import nn
 
-    from dumpcmp.judge import Checker
     from dumpcmp.verifying import Report
 
 
@@ -21,10 +20,10 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--reference", type=click.Choice(["float64"]),
               help="Run golden in this precision too, and refer both sides to it.")  # fmt: skip
 @click.option("--checker", default="auto", show_default=True, metavar="NAME",
-              help="auto (PCC), allclose, full, fp64, cosine, exact, rounding.")  # fmt: skip
+              help="auto (rounding), allclose, full, pcc, cosine, exact, fp64.")  # fmt: skip
 @click.option("--rtol", type=float, help="Relative tolerance of an element.")
 @click.option("--atol", type=float, help="Absolute tolerance of an element.")
-@click.option("--pcc", type=float, help="Least correlation (auto, full).")
+@click.option("--pcc", type=float, help="Least correlation (pcc, full).")
 @click.option("--cosine", type=float, help="Least cosine (cosine).")
 @click.option("--explain", "explains", is_flag=True,
               help="Where they differ, dump both sides and name the op.")  # fmt: skip
@@ -38,12 +37,13 @@ def command(
     """
     import torch
 
+    from dumpcmp.judge import checker_named
     from dumpcmp.nouns.errors import VerificationError
     from dumpcmp.taps.modes.boundary import backend_named
     from dumpcmp.verifying import VerifyConfig, report_on
 
     config = VerifyConfig(
-        value_checker=chosen_checker(checker, tolerances), backward=backward, reference=reference
+        value_checker=checker_named(checker, tolerances), backward=backward, reference=reference
     )
     model, inputs = chosen_model(factory)
     compiled = torch.compile(model, backend=backend_named(backend))
@@ -71,19 +71,6 @@ def chosen_model(factory: str | None) -> "tuple[nn.Module, Any]":
 
     model, args, kwargs = built(factory)
     return model, kwargs or args
-
-
-def chosen_checker(name: str, tolerances: dict[str, float | None]) -> "Checker":
-    """The Checker that the options ask for."""
-    from dumpcmp import judge
-    from dumpcmp.cli import compare
-
-    if name == "fp64":
-        return judge.Fp64Checker()
-    if name == "rounding":
-        return judge.RoundingChecker()
-    chosen = compare.chosen_checker("pcc" if name == "auto" else name, tolerances)
-    return chosen or judge.AutomaticValueChecker()
 
 
 def explanation(inputs: Any, golden: Any, target: Any) -> str:

@@ -26,7 +26,7 @@ from dumpcmp.comparing.partitioned import (
 from dumpcmp.comparing.side import Side, archive_at, open_side
 from dumpcmp.comparing.task import Held, Measured, Task, measure_delivery, measure_task
 from dumpcmp.execute import executor_for, run_each
-from dumpcmp.judge import Checker, ReferenceChecker, RoundingChecker
+from dumpcmp.judge import Checker, ReferenceChecker
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Closeness
@@ -70,7 +70,7 @@ def compare(
     theirs = open_side(target, tap, token_offset, stated.target)
     finer = open_side(reference, tap) if reference is not None else None
     renaming = read_mapping(Path(mapping)) if mapping is not None else Renaming()
-    checker = checker or (ReferenceChecker() if finer else RoundingChecker())
+    checker = checker or ReferenceChecker()
     matches = _matches(ours, theirs, renaming, token_offset)
     tasks = _tasks(matches, ours, theirs, finer, checker.closeness)
     with nullcontext(executor) if executor is not None else executor_for(jobs) as workers:

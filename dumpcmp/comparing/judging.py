@@ -13,6 +13,7 @@ from dumpcmp.comparing.partitioned import COLLECTIVE
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.task import Measured
 from dumpcmp.judge import INEXACT, Checker, Conditions, ExactChecker, RoundingChecker, judge
+from dumpcmp.judge.tolerances import FIT
 from dumpcmp.nouns.arithmetic import Arithmetic, arithmetic_of, is_reduction
 from dumpcmp.nouns.dtypes import Dtype, dtype_named
 from dumpcmp.nouns.key import Key, Site
@@ -56,13 +57,10 @@ def fit_limits(matches: Sequence[Match], golden: Side, target: Side) -> dict[int
     way = coarsest(golden.listing), coarsest(target.listing)
     rule = RoundingChecker()
     return {
-        i: _SLACK * rule.limit(_conditions(m, golden, target, Measured(), depth, set(), way))
+        i: FIT * rule.limit(_conditions(m, golden, target, Measured(), depth, set(), way))
         for i, m in enumerate(matches)
         if m.golden and m.target
     }
-
-
-_SLACK = 4.0
 
 
 def _generator(match: Match, found: Measured) -> Judgement | None:
@@ -137,7 +135,7 @@ def _row(match: Match, golden: Side, target: Side, found: Measured, judgement: J
     side = golden if key is match.golden else target
     ours = golden.record_of(match.golden) if match.golden else None
     theirs = target.record_of(match.target) if match.target else None
-    call, errors = side.call_of(key), found.reference
+    call = side.call_of(key)
     return Row(
         key=key,
         order=side.record_of(key).order,
@@ -152,7 +150,7 @@ def _row(match: Match, golden: Side, target: Side, found: Measured, judgement: J
         paired_by=match.by,
         source=call.source if call else "",
         layout=found.laid.note if found.laid else "",
-        reference_errors=(errors.golden, errors.target) if errors else None,
+        reference_errors=found.reference,
     )
 
 

@@ -21,6 +21,7 @@ from dumpcmp.align.mesh.deliveries import (
     source_of,
 )
 from dumpcmp.comparing.side import archive_at
+from dumpcmp.judge.tolerances import noise
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key, Op
@@ -173,7 +174,7 @@ def check_delivery(path: Path, keys: Sequence[Key]) -> tuple[Metrics | None, Jud
         return None, Judgement(Verdict.INCONCLUSIVE, "what the collective gave was not recorded")
     measured = [(measure(one.expected, one.got), one.rank) for one in found]
     worst, rank = max(measured, key=lambda pair: _badness(pair[0]))
-    limit = _delivery_limit(found[0].got)
+    limit = noise(found[0].got.dtype.eps)
     if _badness(worst) <= limit:
         return worst, Judgement(Verdict.PASS, "", limit)
     reason = f"rank {rank} did not get what the ranks gave: rel_l2 {worst.rel_l2:.3g}"
@@ -186,10 +187,6 @@ def _badness(metrics: Metrics) -> float:
     return (
         metrics.rel_l2 if metrics.nonfinite_agree and not math.isnan(metrics.rel_l2) else math.inf
     )
-
-
-def _delivery_limit(value: Value) -> float:
-    return (4.0 if value.dtype.nbytes <= 2 else 16.0) * value.dtype.eps
 
 
 def second_look(tasks: Mapping[int, Task], measured: Mapping[int, Measured]) -> dict[int, Task]:

@@ -11,6 +11,7 @@ from dumpcmp.align.mesh.assemble import AssemblyError, Held
 from dumpcmp.align.mesh.held import held_indices
 from dumpcmp.align.mesh.unshard import Cell, Disagreement, Plan, plan_unshard, unshard
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.judge.tolerances import SEGMENT
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.value import Value
@@ -18,8 +19,6 @@ from dumpcmp.summary.estimates import estimate, worst_rows
 from dumpcmp.summary.packing import unpack
 from dumpcmp.summary.sketch import Place
 from dumpcmp.summary.summary import DEFAULT, Recipe, Summary, join, join_partial, summarise
-
-_CLEAR = 2.0  # how far a segment must stand out to be named
 
 Load = Callable[[int], Summary]  # the Summary of the shard at a position
 
@@ -112,7 +111,7 @@ def _disagreements(plan: Plan, held: list[Summary]) -> Iterator[Disagreement]:
 def said_of_rows(golden: Summary, target: Summary) -> str:
     """Which tokens differ most, where segments tell them apart from the others."""
     found = worst_rows(golden, target)
-    if found is None or found[2] < _CLEAR:
+    if found is None or found[2] < SEGMENT:
         return ""
     first, last, excess = found
     return f"mostly in rows {first} to {last}, {excess:.3g} times the median of the segments"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -162,10 +161,7 @@ def _reference_errors(task: Task, golden: Value, target: Value) -> ReferenceErro
         return None
     ours = measure(reference, golden)
     theirs = ours if target is golden else measure(reference, target)
-    if not (ours.nonfinite_agree and theirs.nonfinite_agree):
-        return None
-    rms = ours.golden.norm / math.sqrt(max(1, ours.num_finite))
-    return ReferenceErrors(ours.rmse, theirs.rmse, rms)
+    return ReferenceErrors.of(ours, theirs)
 
 
 def _estimated(task: Task) -> Measured:
@@ -207,8 +203,4 @@ def _estimated_errors(task: Task, golden: Summary, target: Summary) -> Reference
     reference = found.summary
     if reference.whole != golden.whole or not reference.num_finite:
         return None
-    ours, theirs = estimate(reference, golden), estimate(reference, target)
-    if not (ours.nonfinite_agree and theirs.nonfinite_agree):
-        return None
-    rms = reference.norm / math.sqrt(reference.num_finite)
-    return ReferenceErrors(ours.rmse, theirs.rmse, rms)
+    return ReferenceErrors.of(estimate(reference, golden), estimate(reference, target))

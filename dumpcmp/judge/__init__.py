@@ -8,8 +8,10 @@ from dumpcmp.judge.checkers import (
     Fp64Checker,
     FullValueChecker,
 )
-from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, ReferenceErrors, judge
+from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge
+from dumpcmp.judge.naming import checker_named
 from dumpcmp.judge.rounding import ReferenceChecker, RoundingChecker
+from dumpcmp.nouns.row import ReferenceErrors
 
 __all__ = [
     "INEXACT",
@@ -24,5 +26,6 @@ __all__ = [
     "ReferenceChecker",
     "ReferenceErrors",
     "RoundingChecker",
+    "checker_named",
     "judge",
 ]

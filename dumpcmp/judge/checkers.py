@@ -5,10 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dumpcmp.judge.conditions import INEXACT, Conditions, ReferenceErrors, exact, verdict
+from dumpcmp.judge.conditions import INEXACT, Conditions, exact, verdict
+from dumpcmp.judge.tolerances import OUTLIER, SCALE, credible
 from dumpcmp.nouns.dtypes import Kind
 from dumpcmp.nouns.errors import CheckError
-from dumpcmp.nouns.row import EXACTLY, USUAL, Closeness, Judgement, Metrics, Verdict, Why
+from dumpcmp.nouns.row import (
+    EXACTLY,
+    USUAL,
+    Closeness,
+    Judgement,
+    Metrics,
+    ReferenceErrors,
+    Verdict,
+    Why,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,34 +122,21 @@ def _unseen_by_pcc(metrics: Metrics, conditions: Conditions) -> str:
         f"max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}: "
     )
     residue = math.sqrt(max(0.0, 1.0 - metrics.pcc**2))
-    if metrics.rel_l2 > max(3 * residue, math.sqrt(conditions.eps)):
+    if metrics.rel_l2 > max(SCALE * residue, credible(conditions.eps)):
         return numbers + "the sides differ by a scale or an offset"
     rms = metrics.golden.norm / math.sqrt(metrics.num_finite)
-    if metrics.max_abs_diff > max(1.0, 16 * residue) * rms:
+    if metrics.max_abs_diff > max(1.0, OUTLIER * residue) * rms:
         return numbers + "single elements are far off"
     return ""
 
 
 @dataclass(frozen=True, slots=True)
-class FullValueChecker:
+class FullValueChecker(AutomaticValueChecker):
     """Judges like AutomaticValueChecker, and floats by closeness of every element as well."""
-
-    pcc: float = 0.99
-    rtol: float = 1e-5
-    atol: float = 1e-8
-    dissimilarity_threshold: float = 1e-3
-
-    @property
-    def closeness(self) -> Closeness:
-        """The tolerance."""
-        return Closeness(self.rtol, self.atol)
 
     def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
         """PASS where both rules pass."""
-        automatic = AutomaticValueChecker(
-            self.pcc, self.rtol, self.atol, self.dissimilarity_threshold
-        )
-        judgement = automatic.check(metrics, conditions)
+        judgement = AutomaticValueChecker.check(self, metrics, conditions)
         if judgement.verdict is not Verdict.PASS or not conditions.kinds & INEXACT:
             return judgement
         return AllCloseValueChecker(self.rtol, self.atol).check(metrics, conditions)
@@ -202,7 +199,7 @@ class Fp64Checker:
         return verdict(errors.target <= self._limit(metrics.count, conditions, errors), reason)
 
     def _credible(self, conditions: Conditions) -> float:
-        return math.sqrt(conditions.golden.eps) if self.credible is None else self.credible
+        return credible(conditions.golden.eps) if self.credible is None else self.credible
 
     def _limit(self, count: int, conditions: Conditions, errors: ReferenceErrors) -> float:
         """The largest error that the target may have."""

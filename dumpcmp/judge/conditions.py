@@ -8,25 +8,9 @@ from typing import Protocol
 
 from dumpcmp.nouns.arithmetic import Arithmetic
 from dumpcmp.nouns.dtypes import Dtype, Kind
-from dumpcmp.nouns.row import Closeness, Judgement, Metrics, Verdict
+from dumpcmp.nouns.row import Closeness, Judgement, Metrics, ReferenceErrors, Verdict
 
 INEXACT = frozenset((Kind.FLOAT, Kind.COMPLEX))  # kinds whose arithmetic rounds
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceErrors:
-    """How far both sides lie from a reference of higher precision, as rmse, and its own rms."""
-
-    golden: float
-    target: float
-    rms: float
-
-    @property
-    def ratio(self) -> float:
-        """The target's error in units of golden's."""
-        if not self.golden:
-            return math.inf if self.target else 1.0
-        return self.target / self.golden
 
 
 @dataclass(frozen=True, slots=True)

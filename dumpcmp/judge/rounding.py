@@ -7,17 +7,19 @@ from dataclasses import dataclass, field
 
 from dumpcmp.judge.checkers import Fp64Checker
 from dumpcmp.judge.conditions import INEXACT, Conditions, exact, verdict
+from dumpcmp.judge.tolerances import (
+    CHANCE,
+    DOUBT,
+    FLOAT32_EPS,
+    GAIN,
+    SHORT_EPS,
+    SUBNORMAL,
+    WHOLE,
+    WIDE_NOISE,
+    noise,
+)
 from dumpcmp.nouns.arithmetic import Arithmetic
 from dumpcmp.nouns.row import USUAL, Closeness, Judgement, Metrics, Verdict
-
-_FLOAT32 = 2.0**-23
-_SHORT = 2.0**-20  # eps above it: a dtype of 16 bits or fewer, whose sums are wider than itself
-_MULTIPLES = {True: 4.0, False: 16.0}  # of eps: for short dtypes, for those that sum in their own
-_WHOLE = 1.0  # of eps: what one op on equal inputs may round in a short dtype, over all or in a row
-_DOUBT = 4.0  # standard deviations by which an estimate must exceed a limit
-_GAIN = 1 / 64  # of eps: how much larger or smaller than golden its output may be on the whole,
-_CHANCE = 8.0  # unless the rows' gains differ so much that it is within so many standard errors
-_SUBNORMAL = {"float16": 2.0**-12, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-12}  # least rms
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,11 @@ class RoundingChecker:
 
     def limit(self, conditions: Conditions) -> float:
         """The largest rel_l2 that rounding explains."""
-        eps = conditions.eps
-        noise = _MULTIPLES[eps > _SHORT] * eps * math.sqrt(conditions.depth + 1)
-        return max(noise, self._wide_limit(conditions))
+        return max(noise(conditions.eps, conditions.depth), self._wide_limit(conditions))
 
     def _wide_limit(self, conditions: Conditions) -> float:
         """What one op rounds that sums in float32: more where its terms all but cancel."""
-        return _MULTIPLES[False] * min(conditions.own_eps, _FLOAT32) * conditions.cancellation
+        return WIDE_NOISE * min(conditions.own_eps, FLOAT32_EPS) * conditions.cancellation
 
     def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
         """PASS within the limit; integers, booleans and moved values must be equal."""
@@ -65,23 +65,23 @@ class RoundingChecker:
         by much, and not all to one side.
         """
         eps = conditions.own_eps
-        if eps < _SHORT:
+        if eps < SHORT_EPS:
             limit = self._wide_limit(conditions)
             reason = f"inputs are equal, but rel_l2 {metrics.rel_l2:.3g} is above {limit:.3g}"
             return verdict(metrics.rel_l2 <= limit, reason, limit)
         rms = metrics.golden.norm / math.sqrt(max(1, metrics.num_finite))
-        if rms < _SUBNORMAL.get(conditions.golden.name, 0.0):
+        if rms < SUBNORMAL.get(conditions.golden.name, 0.0):
             return None
         for name, found, limit in (
-            ("rel_l2", metrics.rel_l2, _WHOLE * eps),
-            ("max_row_err", metrics.max_row_err, _WHOLE * eps),
-            ("gain", abs(metrics.gain), _GAIN * eps),
+            ("rel_l2", metrics.rel_l2, WHOLE * eps),
+            ("max_row_err", metrics.max_row_err, WHOLE * eps),
+            ("gain", abs(metrics.gain), GAIN * eps),
         ):
-            doubt = 1 + _DOUBT * metrics.confidence  # of an estimate; a Summary knows no rows
-            if found > limit * doubt and (name != "gain" or abs(metrics.gain_score) > _CHANCE):
+            doubt = 1 + DOUBT * metrics.confidence  # of an estimate; a Summary knows no rows
+            if found > limit * doubt and (name != "gain" or abs(metrics.gain_score) > CHANCE):
                 reason = f"inputs are equal, but {name} {found:.3g} is above {limit:.3g}"
-                return Judgement(Verdict.FAIL, reason, _WHOLE * eps)
-        return Judgement(Verdict.PASS, limit=_WHOLE * eps)
+                return Judgement(Verdict.FAIL, reason, WHOLE * eps)
+        return Judgement(Verdict.PASS, limit=WHOLE * eps)
 
 
 @dataclass(frozen=True, slots=True)

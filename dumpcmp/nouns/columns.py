@@ -38,17 +38,9 @@ def _place(row: Row) -> str | None:
     return None if row.metrics is None or row.metrics.equal else str(list(row.metrics.worst))
 
 
-def _error(row: Row, side: int) -> float | None:
-    return None if row.reference_errors is None else row.reference_errors[side]
-
-
-def _ratio(row: Row) -> float | None:
-    if row.reference_errors is None:
-        return None
-    golden, mine = row.reference_errors
-    if not golden:
-        return float("inf") if mine else 1.0
-    return mine / golden
+def _error(name: str) -> Callable[[Row], Cell]:
+    read = attrgetter(name)
+    return lambda row: None if row.reference_errors is None else read(row.reference_errors)
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -100,9 +92,10 @@ COLUMNS: tuple[Column, ...] = (
     _metric("my_max", "largest finite element of mine", "target.max"),
     _metric("my_mean", "mean of my finite elements", "target.mean"),
     _metric("my_norm", "Euclidean norm of my finite elements", "target.norm"),
-    Column("golden_error", "rmse of golden against --reference", lambda row: _error(row, 0)),
-    Column("my_error", "rmse of mine against --reference", lambda row: _error(row, 1)),
-    Column("error_ratio", "my_error over golden_error; below 1, mine is the better", _ratio),
+    Column("golden_error", "rmse of golden against --reference", _error("golden")),
+    Column("my_error", "rmse of mine against --reference", _error("target")),
+    Column("error_ratio", "my_error over golden_error; below 1, mine is the better",
+           _error("ratio")),
     Column("metrics", "exact, or estimated from Summaries",
            lambda row: _how_known(row)),
     _metric("confidence", "relative standard deviation of estimates; inf: only a lower bound",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from dumpcmp.nouns.key import Key
 
@@ -102,6 +103,29 @@ class Metrics:
     confidence: float = 0.0  # relative standard deviation of an estimate
 
 
+class ReferenceErrors(NamedTuple):
+    """How far both sides lie from a reference of higher precision, as rmse, and its own rms."""
+
+    golden: float
+    target: float
+    rms: float
+
+    @classmethod
+    def of(cls, golden: Metrics, target: Metrics) -> ReferenceErrors | None:
+        """The errors, from both sides measured against the reference; None without numbers."""
+        if not (golden.nonfinite_agree and target.nonfinite_agree):
+            return None
+        rms = golden.golden.norm / math.sqrt(max(1, golden.num_finite))
+        return cls(golden.rmse, target.rmse, rms)
+
+    @property
+    def ratio(self) -> float:
+        """The target's error in units of golden's."""
+        if not self.golden:
+            return math.inf if self.target else 1.0
+        return self.target / self.golden
+
+
 class Why(StrEnum):
     """What lies behind a judgement, for code that goes on from it; its `reason` is for people."""
 
@@ -140,7 +164,7 @@ class Row:
     cause: Key | None = None  # of a row that only inherits: the root that it inherits from
     source: str = ""
     layout: str = ""  # of a partitioned run: how the shards became whole
-    reference_errors: tuple[float, float] | None = None  # golden's, target's, against a reference
+    reference_errors: ReferenceErrors | None = None  # against a run in higher precision
 
     @property
     def verdict(self) -> Verdict:

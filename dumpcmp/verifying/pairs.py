@@ -213,12 +213,11 @@ def _valued(row: Row, pair: _Values, config: VerifyConfig) -> Row:
         unseen = Judgement(Verdict.PASS, "values not compared")
         return replace(row, judgement=_dtypes(row, config) or unseen)
     metrics, judgement = pair.judged(config)
-    errors = pair.errors
     return replace(
         row,
         metrics=metrics,
         judgement=_dtypes(row, config) or judgement,
-        reference_errors=(errors.golden, errors.target) if errors else None,
+        reference_errors=pair.errors,
     )
 
 

@@ -1,5 +1,6 @@
 """The compare and demo commands: exit codes, options, and what they refuse."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -7,10 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from dumpcmp.cli import main
 from dumpcmp.cli.compare import free_stem
+from dumpcmp.dumping.capturing import capture
 
 SAMPLES = Path(__file__).parents[2] / "sample_dumps"
 GOLDEN, TARGET = str(SAMPLES / "golden"), str(SAMPLES / "target")
@@ -46,6 +49,44 @@ EXITS = [
 def test_exit_codes(tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
     result = compare(tmp_path, *arguments)
     assert result.exit_code == code, result.output
+
+
+SCALED = """
+import torch
+
+class Scaled(torch.nn.Module):
+    def __init__(self, factor=1):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * (self.factor * 2 if torch.compiler.is_compiling() else self.factor)
+
+def build():
+    return Scaled(), {"x": torch.arange(8.0)}
+"""
+
+
+@pytest.mark.parametrize("checker, code", [("auto", 1), ("pcc", 0)])
+def test_a_checker_has_one_meaning_in_all_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checker: str, code: int
+) -> None:
+    """Twice the value has a PCC of 1: rounding does not explain it, tt-forge's rule passes it."""
+    (tmp_path / "scaled_model.py").write_text(SCALED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = importlib.import_module("scaled_model").Scaled
+    for factor in (1, 2):
+        scaled = model(factor)
+        with capture(scaled, tmp_path / f"times{factor}"):
+            scaled(torch.arange(8.0))
+    sides = ["--golden-path", str(tmp_path / "times1"), "--my-path", str(tmp_path / "times2")]
+    commands = (
+        ["compare", *sides, "--output", str(tmp_path / "out")],
+        ["verify", "--model", "scaled_model:build", "--backend", "eager"],
+    )
+    for command in commands:
+        result = CliRunner().invoke(main, [*command, "--checker", checker])
+        assert result.exit_code == code, (command[0], result.output)
 
 
 REFUSED = [

@@ -1,0 +1,52 @@
+"""Every tolerance, written down once, with the evidence for it or the reason of it.
+
+`docs/design/rounding.md` has the measurements behind the first group. What is a parameter of a
+Checker, such as its `pcc`, is the user's to state and stands there.
+"""
+
+import math
+
+# What rounding explains, in multiples of a dtype's eps.
+FLOAT32_EPS = 2.0**-23
+SHORT_EPS = 2.0**-20  # eps above it: a dtype of 16 bits or fewer, whose sums are wider than itself
+SHORT_NOISE = 4.0  # of eps, at depth 0: in dtypes that are summed in a wider one
+WIDE_NOISE = 16.0  # of eps, at depth 0: in dtypes that are summed in themselves
+WHOLE = 1.0  # of eps: what one op on equal inputs may round in a short dtype, over all or in a row
+GAIN = 1 / 64  # of eps: how much larger or smaller than golden its output may be on the whole,
+CHANCE = 8.0  # unless the rows' gains differ so much that it is within so many standard errors
+SUBNORMAL = {"float16": 2.0**-12, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-12}  # least rms
+DOUBT = 4.0  # standard deviations by which an estimate from Summaries must exceed a limit
+
+# What PCC does not see: a rel_l2 above so many residues of the best fit is a scale or an offset; an
+# element that is so many residues off is an outlier (a normal one in 1e50 is 16 off).
+SCALE = 3.0
+OUTLIER = 16.0
+
+# Partitioned runs. A layout that is right leaves rounding, one that is wrong leaves a rel_l2 near
+# the square root of 2: what lies between may be wide.
+FIT = 4.0  # times what rounding explains: a layout that nobody stated fits, and replicas agree
+REGION = 3.0  # times that: one rank's region, whose error may be larger than that of the whole
+NEAREST = 0.1  # rel_l2 below which the closest layout is the right one, and the values are wrong
+
+# Summaries.
+SEGMENT = 2.0  # times the median of the segments: how far one must stand out to be named
+SINGLE = 0.3  # of the whole distance: a single difference below it cannot be told apart
+
+# Gradients that are zero but for the rounding of what cancels in them, such as those of a bias
+# before a batch norm: the share of the largest gradient below which differences are rounding.
+GRADIENT_NOISE = 1e-4
+
+
+def noise(eps: float, depth: int = 0) -> float:
+    """The rel_l2 between two correct runs that rounding explains, so many blocks deep."""
+    return (SHORT_NOISE if eps > SHORT_EPS else WIDE_NOISE) * eps * math.sqrt(depth + 1)
+
+
+def one_op(eps: float) -> float:
+    """The error that one op on equal inputs may make: a sum in parts is rounded once more."""
+    return (WHOLE if eps > SHORT_EPS else WIDE_NOISE) * eps
+
+
+def credible(eps: float) -> float:
+    """How far golden may be off a finer run of itself and prove something: half its digits."""
+    return math.sqrt(eps)
