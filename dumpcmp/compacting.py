@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from dumpcmp.align.mesh.held import held_indices
+from dumpcmp.align.mesh.held import portion_of
 from dumpcmp.archive.directory import rank_directories
 from dumpcmp.archive.repair.remains import read_run, writer_lives
 from dumpcmp.archive.rewrite import (
@@ -27,7 +28,7 @@ from dumpcmp.nouns.sizes import readable
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.packing import pack
 from dumpcmp.summary.reductions import Reduction, load_reduction, reduced
-from dumpcmp.summary.sketch import Floats, Place
+from dumpcmp.summary.sketch import Floats
 from dumpcmp.summary.summary import DEFAULT, RAW_LIMIT, Recipe, summarise
 
 POLL_SECONDS = 0.25
@@ -71,16 +72,11 @@ class Wish:
 
     def condense(self, record: Record, value: Value) -> tuple[Stored, Floats]:
         """What stands for the elements of `record`."""
-        summary = summarise(value, self.recipe, place_of(record), record.digest)
+        portion = portion_of(record.layout, record.shape)
+        summary = summarise(value, self.recipe, portion, record.digest)
         if self.reduction is not None:
             summary = reduced(summary, value, self.reduction)
         return pack(summary)
-
-
-def place_of(record: Record) -> Place | None:
-    """Where a shard lies in its whole; None where nothing says so, and it counts as its own."""
-    held = held_indices(record.layout, record.shape)
-    return Place(*held) if held else None
 
 
 def _numel(record: Record) -> int:
@@ -155,20 +151,12 @@ def has_ended(root: Path) -> bool:
     return all(run.get("ended") or not writer_lives(run) for run in runs)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A part to compact."""
-
-    part: Path
-    wish: Wish
-
-
-def compact_part(task: Task) -> Rewritten | str | None:
+def compact_part(wish: Wish, part: Path) -> Rewritten | str | None:
     """Compact one part; a sentence where it must stay as it is, None while it is being written."""
     try:
-        if not is_sealed(task.part):
+        if not is_sealed(part):
             return None
-        return rewrite(task.part, Condensing(task.wish.selects, task.wish.condense))
+        return rewrite(part, Condensing(wish.selects, wish.condense))
     except (DumpcmpError, OSError) as error:
         return str(error)
 
@@ -193,8 +181,8 @@ class _Work:
     def go_over(self) -> None:
         """Compact every part that has been finished since the last time, the oldest first."""
         parts = [part for part in parts_of(self.root) if self._settled.get(part) != _size(part)]
-        tasks = (Task(part, self.wish) for part in self._within_need(parts))
-        results = run_each(compact_part, tasks, self.executor, in_flight=self.in_flight)
+        work, needed = partial(compact_part, self.wish), self._within_need(parts)
+        results = run_each(work, needed, self.executor, in_flight=self.in_flight)
         for part, done in zip(parts, results, strict=False):
             if done is not None:
                 self._take(part, done)

@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
-P = ParamSpec("P")
+T = TypeVar("T")
 R = TypeVar("R")
+P = ParamSpec("P")
 
 
 class SerialExecutor(Executor):
@@ -36,17 +35,14 @@ def executor_for(jobs: int) -> AbstractContextManager[Executor]:
 
 
 def run_each(
-    work: Callable[[Task], Result],
-    tasks: Iterable[Task],
-    executor: Executor,
-    in_flight: int = 32,
-) -> Iterator[Result]:
+    work: Callable[[T], R], tasks: Iterable[T], executor: Executor, in_flight: int = 32
+) -> Iterator[R]:
     """Do `work` on each task and yield the results in the order of the tasks.
 
     At most `in_flight` tasks are under way or waiting to be fetched, so that the memory is bounded
     however many there are.
     """
-    pending: deque[Future[Any]] = deque()
+    pending: deque[Future[R]] = deque()
     try:
         for task in tasks:
             pending.append(executor.submit(work, task))

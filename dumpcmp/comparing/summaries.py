@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dumpcmp.align.mesh.assemble import AssemblyError, Held
-from dumpcmp.align.mesh.held import held_indices
+from dumpcmp.align.mesh.held import portion_of
 from dumpcmp.align.mesh.unshard import Cell, Disagreement, Plan, plan_unshard, unshard
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.tolerances import SEGMENT
@@ -17,7 +17,6 @@ from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.estimates import estimate, worst_rows
 from dumpcmp.summary.packing import unpack
-from dumpcmp.summary.sketch import Place
 from dumpcmp.summary.summary import DEFAULT, Recipe, Summary, join, join_partial, summarise
 
 Load = Callable[[int], Summary]  # the Summary of the shard at a position
@@ -31,8 +30,8 @@ def is_summarised(records: tuple[Record, ...]) -> bool:
 def load_summary(archive: Archive, record: Record, recipe: Recipe = DEFAULT) -> Summary:
     """The Summary that stands for `record`; taken by `recipe` where its elements are there."""
     if record.stored is None:
-        held = held_indices(record.layout, record.shape)
-        return summarise(archive.load(record), recipe, Place(*held) if held else None)
+        portion = portion_of(record.layout, record.shape)
+        return summarise(archive.load(record), recipe, portion)
     numbers = archive.load(record).bits.astype(np.float64, copy=False)
     return unpack(record.stored, numbers, record.dtype, record.shape)
 

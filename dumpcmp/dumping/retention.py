@@ -14,15 +14,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dumpcmp.align.mesh.held import held_indices
+from dumpcmp.align.mesh.held import portion_of
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Record, Sink, Source
 from dumpcmp.summary.gpu.device import Packed, Summariser
-from dumpcmp.summary.gpu.rows import Row
+from dumpcmp.summary.gpu.rows import DeviceRow
 from dumpcmp.summary.reductions import load_reduction
-from dumpcmp.summary.sketch import SIZES, Place
+from dumpcmp.summary.sketch import SIZES
 from dumpcmp.summary.summary import Recipe
 
 PART_NBYTES = 1 << 30
@@ -112,12 +112,12 @@ class Condenser:
         recipe = Recipe(keeping.sketch, 0, keeping.hashes, keeping.segments)
         self._summariser = Summariser(recipe, reduction)
 
-    def __call__(self, key: Key, tensor: Tensor, layout: str) -> Packed | Row | None:
+    def __call__(self, key: Key, tensor: Tensor, layout: str) -> Packed | DeviceRow | None:
         """The Summary of `tensor`; None where the tensor itself is kept."""
         if self._globs and any(fnmatch.fnmatchcase(key.op, glob) for glob in self._globs):
             return None
-        held = held_indices(layout, tuple(tensor.shape)) if layout else None
-        return self._summariser(tensor, Place(*held) if held else None)
+        portion = portion_of(layout, tuple(tensor.shape)) if layout else None
+        return self._summariser(tensor, portion)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.nouns.dtypes import Dtype, Kind, widen
+from dumpcmp.nouns.dtypes import Kind, widen
 from dumpcmp.nouns.row import Extent
 from dumpcmp.nouns.value import Value
 
@@ -24,32 +24,14 @@ FLOAT32: Width = np.dtype(np.float32)
 FLOAT64: Width = np.dtype(np.float64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Side:
-    """One value as a line of real numbers that can be read span by span."""
+def width_of(line: Value) -> Width:
+    """The type to compute in: float64 where float32 cannot hold the elements."""
+    return FLOAT32 if line.dtype.kind is Kind.FLOAT and line.dtype.nbytes <= 4 else FLOAT64
 
-    bits: NDArray[np.generic]
-    dtype: Dtype
 
-    @classmethod
-    def of(cls, value: Value) -> Side:
-        """`value` in row-major order; a complex element is two numbers, real and imaginary."""
-        flat = value.bits.reshape(-1)
-        if value.dtype.kind is Kind.COMPLEX:
-            flat = flat.view(flat.real.dtype)
-        return cls(flat.view(np.uint8) if value.dtype.kind is Kind.BOOL else flat, value.dtype)
-
-    @property
-    def width(self) -> Width:
-        """The type to compute in: float64 where float32 cannot hold the elements."""
-        floating = self.dtype.kind in (Kind.FLOAT, Kind.COMPLEX)
-        return FLOAT32 if floating and self.bits.itemsize <= 4 else FLOAT64
-
-    def read(self, span: slice, width: Width) -> Numbers:
-        """The numbers of `span`, ready to compute with."""
-        if self.dtype.kind in (Kind.COMPLEX, Kind.BOOL):
-            return self.bits[span].astype(width, copy=False)
-        return widen(self.bits[span], self.dtype).astype(width, copy=False)
+def read(line: Value, span: slice, width: Width) -> Numbers:
+    """The numbers of `span`, ready to compute with."""
+    return widen(line.bits[span], line.dtype).astype(width, copy=False)
 
 
 def row_length(shape: tuple[int, ...]) -> int:
@@ -177,15 +159,15 @@ class Survey:
         return Extent(self.min, self.max, self.mean, norm, self.num_nan, self.num_inf)
 
 
-def surveyed(side: Side, width: Width, unit: float = 1.0) -> Survey:
-    """Look at all of one side; where squares leave the range of float64, again in a unit."""
+def surveyed(line: Value, width: Width, unit: float = 1.0) -> Survey:
+    """Look at all numbers of a line; where squares leave the range of float64, again in a unit."""
     survey = Survey(unit)
     with np.errstate(over="ignore"):
-        for start in range(0, side.bits.size, BLOCK):
-            survey.add(side.read(slice(start, start + BLOCK), width))
+        for start in range(0, line.numel, BLOCK):
+            survey.add(read(line, slice(start, start + BLOCK), width))
     if survey.credible or unit != 1.0:
         return survey
-    return surveyed(side, width, unit_for(survey.magnitude))
+    return surveyed(line, width, unit_for(survey.magnitude))
 
 
 def unit_for(magnitude: float) -> float:

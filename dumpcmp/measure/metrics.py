@@ -11,10 +11,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.measure.blocks import Side, Survey, surveyed
-from dumpcmp.measure.sums import Pair, Sums, paired
+from dumpcmp.measure.blocks import Survey, surveyed
+from dumpcmp.measure.sums import Lines, Sums, laid_out
 from dumpcmp.nouns.errors import CheckError
-from dumpcmp.nouns.row import USUAL, Closeness, Extent, Metrics
+from dumpcmp.nouns.row import USUAL, Closeness, Metrics
 from dumpcmp.nouns.value import Value
 
 _BYTES = 1 << 20  # bytes that are held against each other at once
@@ -34,17 +34,11 @@ def measure(golden: Value, target: Value, closeness: Closeness = USUAL) -> Metri
         )
     if not golden.numel:
         return Metrics(count=0, equal=golden.dtype == target.dtype)
-    pair = paired(golden, target)
-    survey = surveyed(pair.golden, pair.width)
+    lines = laid_out(golden, target)
+    survey = surveyed(lines.golden, lines.width)
     if same_bits(golden, target):
         return _of_equals(golden.numel, survey)
-    return _of_sums(golden.shape, pair, pair.summed(survey, closeness))
-
-
-def extent(value: Value) -> Extent:
-    """The extremes, mean and norm of one value's finite elements, and how many are not finite."""
-    side = Side.of(value)
-    return surveyed(side, side.width).extent()
+    return _of_sums(golden.shape, lines, lines.summed(survey, closeness))
 
 
 def same_bits(golden: Value, target: Value) -> bool:
@@ -87,16 +81,16 @@ def _of_equals(count: int, survey: Survey) -> Metrics:
     )
 
 
-def _of_sums(shape: tuple[int, ...], pair: Pair, sums: Sums) -> Metrics:
-    count = pair.golden.bits.size // pair.parts
+def _of_sums(shape: tuple[int, ...], lines: Lines, sums: Sums) -> Metrics:
+    count = lines.golden.numel // lines.parts
     n = sums.num_finite or math.nan  # without a finite pair there are no errors: NaN
     known = bool(sums.survey.rms)  # a golden of zeros has no unit for a relative error
     cosine, cosine_distance = sums.cosine()
-    place = np.unravel_index(sums.worst // pair.parts, shape)
+    place = np.unravel_index(sums.worst // lines.parts, shape)
     return Metrics(
         count=count,
         equal=False,
-        num_finite=sums.num_finite // pair.parts,
+        num_finite=sums.num_finite // lines.parts,
         cosine=cosine,
         cosine_distance=cosine_distance,
         pcc=sums.pcc(),

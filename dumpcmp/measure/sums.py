@@ -13,11 +13,11 @@ from dumpcmp.measure.blocks import (
     BLOCK,
     FLOAT64,
     Numbers,
-    Side,
     Survey,
     Width,
     dot,
     is_safe,
+    read,
     row_dots,
     row_length,
     row_squares,
@@ -25,6 +25,7 @@ from dumpcmp.measure.blocks import (
     spans,
     sum_of,
     unit_for,
+    width_of,
 )
 from dumpcmp.measure.ulps import coarser, counts_in_ulps, spacings_between, ulps_between
 from dumpcmp.nouns.dtypes import Kind
@@ -42,11 +43,11 @@ Places = NDArray[np.intp] | slice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pair:
-    """Both sides, the type to compute in, and the length of a row."""
+class Lines:
+    """Both sides as lines of real numbers, the type to compute in, and the length of a row."""
 
-    golden: Side
-    target: Side
+    golden: Value
+    target: Value
     width: Width
     row: int
     parts: int  # numbers an element: two for complex
@@ -70,13 +71,13 @@ class Pair:
         return sums
 
 
-def paired(golden: Value, target: Value) -> Pair:
+def laid_out(golden: Value, target: Value) -> Lines:
     """Lay two values of one shape side by side; where one is complex, so is the other."""
     golden, target = _joined(golden, target), _joined(target, golden)
-    sides = Side.of(golden), Side.of(target)
-    width = max(side.width for side in sides)
+    one, two = golden.line(), target.line()
     parts = 2 if golden.dtype.kind is Kind.COMPLEX else 1
-    return Pair(*sides, width, row_length((*golden.shape, parts)), parts)
+    row = row_length((*golden.shape, parts))
+    return Lines(one, two, max(width_of(one), width_of(two)), row, parts)
 
 
 def _joined(value: Value, other: Value) -> Value:
@@ -112,7 +113,7 @@ class Sums:
     Products are in `unit` squared; a row is a run of trailing elements (see `row_length`).
     """
 
-    pair: Pair
+    lines: Lines
     survey: Survey  # of golden
     closeness: Closeness
     unit: float = 1.0
@@ -146,7 +147,7 @@ class Sums:
         survey = self.survey
         if abs(survey.mean) > _DOMINATES * survey.rms:
             self.shift = survey.mean
-        whole, safe = self.pair.whole_numbers, is_safe(survey.magnitude)
+        whole, safe = self.lines.whole_numbers, is_safe(survey.magnitude)
         self.careful |= bool(survey.num_odd or self.shift or whole or not safe)
 
     @property
@@ -161,8 +162,8 @@ class Sums:
 
     def added(self) -> Sums:
         """These sums with every block taken in, or with those up to the first that needs care."""
-        scratch = scratch_of(self.pair.width)
-        for span, row in spans(self.pair.golden.bits.size, self.pair.row):
+        scratch = scratch_of(self.lines.width)
+        for span, row in spans(self.lines.golden.numel, self.lines.row):
             self._add(span, row, scratch)
             if not self.sound:
                 return self
@@ -172,8 +173,8 @@ class Sums:
         return self
 
     def _add(self, span: slice, row: int, scratch: Scratch) -> None:
-        a = self.pair.golden.read(span, self.pair.width)
-        b = self.pair.target.read(span, self.pair.width)
+        a = read(self.lines.golden, span, self.lines.width)
+        b = read(self.lines.target, span, self.lines.width)
         self.target.add(b)
         if self.careful:
             self._add_carefully(span, a.astype(np.float64), b.astype(np.float64), row)
@@ -210,9 +211,9 @@ class Sums:
         return odd
 
     def _difference(self, span: slice, a: Numbers, b: Numbers) -> Numbers:
-        if not self.pair.whole_numbers:
+        if not self.lines.whole_numbers:
             return b - a
-        left, right = self.pair.golden.bits[span], self.pair.target.bits[span]
+        left, right = self.lines.golden.bits[span], self.lines.target.bits[span]
         wide = np.uint64 if left.dtype == np.uint64 else np.int64
         low, high = np.minimum(left, right, dtype=wide), np.maximum(left, right, dtype=wide)
         apart = high.view(np.uint64) - low.view(np.uint64)  # exact, also beyond 2**53
@@ -233,7 +234,7 @@ class Sums:
         plain = float(np.fmax.reduce(np.divide(error, size, out=spare)))
         suspects = self._suspects(spare, plain)
         self.max_rel_plain = max(self.max_rel_plain, plain)
-        if self.pair.whole_numbers:
+        if self.lines.whole_numbers:
             self.mismatched += int(np.count_nonzero(error))
         elif most > self.closeness.atol:
             np.multiply(size, kind(self.closeness.rtol), out=spare)
@@ -253,8 +254,8 @@ class Sums:
         Up to a relative error of a quarter it grows with it, within a factor of two; what lies
         beyond is all suspect, and so is everything beside golden zeros or subnormals.
         """
-        golden = self.pair.golden
-        if golden.dtype.name != "float32" or golden.dtype != self.pair.target.dtype:
+        golden = self.lines.golden
+        if golden.dtype.name != "float32" or golden.dtype != self.lines.target.dtype:
             return slice(None)
         if most < min(0.49 * self.max_rel_plain, 0.25):
             return slice(0, 1)  # an earlier block has one that is farther off
@@ -281,7 +282,7 @@ class Sums:
             self.max_row = max(self.max_row, float((np.sqrt(errors) / level).max()))
 
     def _add_ulps(self, span: slice, a: Numbers, d: Numbers, where: Places) -> None:
-        golden, target = self.pair.golden, self.pair.target
+        golden, target = self.lines.golden, self.lines.target
         if not counts_in_ulps(golden.dtype, target.dtype):
             return
         if golden.dtype == target.dtype:

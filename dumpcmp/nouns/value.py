@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.nouns.dtypes import Dtype, dtype_named, widen
+from dumpcmp.nouns.dtypes import Dtype, Kind, dtype_named, widen
 
 if TYPE_CHECKING:
     import torch
+
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,9 +38,29 @@ class Value:
         """Bytes of all elements."""
         return self.bits.nbytes
 
+    def line(self) -> Value:
+        """The elements one after another; a complex one is two, its real and imaginary part."""
+        flat = np.ascontiguousarray(self.bits).reshape(-1)
+        if self.dtype.kind is not Kind.COMPLEX:
+            return Value(self.dtype, flat)
+        return Value(dtype_named(flat.real.dtype.name), flat.view(flat.real.dtype))
+
     def numbers(self) -> NDArray[np.generic]:
         """The elements as numbers that numpy computes with (see `widen`)."""
         return widen(self.bits, self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Portion:
+    """What a shard is of its whole: for each dim, the whole's index of each of its own."""
+
+    whole: tuple[int, ...]
+    dims: tuple[Integers, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shard's own shape."""
+        return tuple(dim.size for dim in self.dims)
 
 
 def value_of(tensor: torch.Tensor) -> Value:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.nouns.errors import CheckError
-from dumpcmp.summary.sketch import BLOCK, RUN, SIZES, Hash, Indices, Reals, Sketch, hash_of
+from dumpcmp.nouns.value import Integers
+from dumpcmp.summary.sketch import BLOCK, RUN, SIZES, Hash, Reals, Sketch, hash_of
 
 absorb: Callable[..., tuple[float, float, float, float, int]] | None
 try:
@@ -82,7 +83,7 @@ class Accumulator:
         if numbers.size and self.absorb(numbers, start) is None:
             self._wide.add(numbers, start)
 
-    def scatter(self, numbers: Reals, indices: Indices) -> None:
+    def scatter(self, numbers: Reals, indices: Integers) -> None:
         """Add finite `numbers` that lie anywhere, at these flat indices of the whole."""
         self._wide.scatter(numbers, indices)
 
@@ -119,7 +120,7 @@ class _Turned:
                 room = self._sums[row, RUN * rotation + within :][:length]
                 (np.add if common > 0 else np.subtract)(room, signed, out=room)
 
-    def scatter(self, numbers: Reals, indices: Indices) -> None:
+    def scatter(self, numbers: Reals, indices: Integers) -> None:
         lane, run = indices & 63, (indices >> 6) & 255
         for row, table in enumerate(self._hashes):
             rotation, offset, common = table.turns(indices >> 14)
@@ -138,7 +139,7 @@ class _Turned:
 
 
 @lru_cache(64)
-def buckets_of(seed: int, size: int) -> Indices:
+def buckets_of(seed: int, size: int) -> Integers:
     """The bucket of each place of a block that is turned by its rotation."""
     return ((np.arange(RUN) + hash_of(seed).bases[:, None]) & (size - 1)).reshape(-1)
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.value import Integers, Portion
 
 VERSION = 1
 RUN = 64  # consecutive elements that go to consecutive buckets
@@ -25,7 +26,6 @@ SIZES = tuple(2**power for power in range(6, 13))  # 64 ... 4096 buckets
 Floats = NDArray[np.float64]
 Reals = NDArray[np.floating]
 Words = NDArray[np.uint64]
-Indices = NDArray[np.int64]
 
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 _SEED_STEP = 0xD1342543DE82EF95
@@ -109,10 +109,10 @@ class Hash:
 
     block_key: np.uint64
     words: Words  # T of the specification: 512 sign words
-    bases: Indices  # R: where each run of a block begins in the buckets
+    bases: Integers  # R: where each run of a block begins in the buckets
     signs: Floats
 
-    def turns(self, blocks: Indices) -> tuple[Indices, ...]:
+    def turns(self, blocks: Integers) -> tuple[Integers, ...]:
         """Rotation, offset of the sign words, and common sign of each of `blocks`."""
         z = mix(self.block_key + blocks.astype(np.uint64))
         rotation, offset = z & np.uint64(255), (z >> np.uint64(8)) & np.uint64(255)
@@ -132,7 +132,7 @@ def hash_of(seed: int) -> Hash:
     return Hash(_key(_BLOCKS, seed), words, bases, signs)
 
 
-def cells(indices: Indices, size: int, seed: int = 0) -> tuple[Indices, Indices]:
+def cells(indices: Integers, size: int, seed: int = 0) -> tuple[Integers, Integers]:
     """Bucket and sign of the elements with these flat indices: the specification, word by word."""
     table = hash_of(seed)
     lane, run = indices & 63, (indices >> 6) & 255
@@ -142,37 +142,21 @@ def cells(indices: Indices, size: int, seed: int = 0) -> tuple[Indices, Indices]
     return bucket, common * (1 - 2 * bit.astype(np.int64))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Place:
-    """Where a shard lies in its whole: for each dim, the whole's index of each of its own."""
-
-    whole: tuple[int, ...]
-    dims: tuple[Indices, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shard's own shape."""
-        return tuple(dim.size for dim in self.dims)
-
-
-def whole_place(shape: tuple[int, ...]) -> Place:
-    """The Place of a tensor that is its own whole."""
-    return Place(shape, tuple(np.arange(length, dtype=np.int64) for length in shape))
-
-
-def runs(place: Place) -> tuple[Indices, Indices]:
+def runs(portion: Portion) -> tuple[Integers, Integers]:
     """Where the shard's contiguous runs begin in the whole, as flat indices, and their lengths."""
     starts, stride = np.zeros(1, np.int64), 1
-    length, dim = 1, len(place.dims)
-    while dim and _is_whole(place.dims[dim - 1], place.whole[dim - 1]):
+    length, dim = 1, len(portion.dims)
+    while dim and _is_whole(portion.dims[dim - 1], portion.whole[dim - 1]):
         dim -= 1
-        length = stride = stride * place.whole[dim]
-    for index, extent in zip(reversed(place.dims[:dim]), reversed(place.whole[:dim]), strict=True):
+        length = stride = stride * portion.whole[dim]
+    for index, extent in zip(
+        reversed(portion.dims[:dim]), reversed(portion.whole[:dim]), strict=True
+    ):
         starts = ((index * stride)[:, None] + starts[None, :]).reshape(-1)
         stride *= extent
     first = np.flatnonzero(np.diff(starts, prepend=-length - 1) != length)
     return starts[first], np.diff(first, append=starts.size) * length
 
 
-def _is_whole(index: Indices, extent: int) -> bool:
+def _is_whole(index: Integers, extent: int) -> bool:
     return index.size == extent and bool((index == np.arange(extent)).all())

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from dumpcmp.nouns.dtypes import Dtype, Kind, dtype_named, widen
 from dumpcmp.nouns.errors import CheckError
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import Integers, Portion, Value
 from dumpcmp.summary.accumulator import Accumulator, Totals
-from dumpcmp.summary.sketch import SIZES, Indices, Place, Reals, Sketch, runs
+from dumpcmp.summary.sketch import SIZES, Reals, Sketch, runs
 
 RAW_LIMIT = 512  # a tensor of so few elements is smaller than its sketch, and is kept whole
 SEGMENT_SIZE = 64  # buckets of one segment's sketch
@@ -104,7 +104,7 @@ class _Summing:
         self.dtype, self.totals = dtype, Totals()
         self.num_nan = self.num_posinf = self.num_neginf = 0
 
-    def add(self, bits: NDArray[np.generic], start: int | Indices, sink: Accumulator) -> None:
+    def add(self, bits: NDArray[np.generic], start: int | Integers, sink: Accumulator) -> None:
         """Count and sum the numbers in `bits`, and sketch them where they lie in the whole."""
         if isinstance(start, int) and self.dtype.name in AS_THEY_LIE:
             found = sink.absorb(bits, start)
@@ -116,7 +116,7 @@ class _Summing:
             place = start + low if isinstance(start, int) else start[low : low + LONGEST]
             self.totals += self._added(numbers, place, sink)
 
-    def _added(self, numbers: Reals, start: int | Indices, sink: Accumulator) -> Totals:
+    def _added(self, numbers: Reals, start: int | Integers, sink: Accumulator) -> Totals:
         """Add a few `numbers`, whatever they are; the totals of those that are finite."""
         found = sink.absorb(numbers, start) if isinstance(start, int) else None
         if found is not None:
@@ -150,22 +150,27 @@ class _Summing:
 
 
 def summarise(
-    value: Value, recipe: Recipe = DEFAULT, place: Place | None = None, digest: str | None = None
+    value: Value,
+    recipe: Recipe = DEFAULT,
+    portion: Portion | None = None,
+    digest: str | None = None,
 ) -> Summary:
-    """Summarise `value` in one pass; `place` says where a shard lies in its whole.
+    """Summarise `value` in one pass; `portion` says where a shard lies in its whole.
 
     `digest` spares the pass that takes it, where it is known.
     """
     flat, dtype = _flat(value)
-    if place is not None and place.shape != value.shape:
-        raise CheckError(f"a shard of shape {value.shape} does not fill a place of {place.shape}")
+    if portion is not None and portion.shape != value.shape:
+        raise CheckError(
+            f"a shard of shape {value.shape} does not fill a portion of {portion.shape}"
+        )
     pair = (2,) if value.dtype.kind is Kind.COMPLEX else ()
-    whole = (place.whole if place else value.shape) + pair
+    whole = (portion.whole if portion else value.shape) + pair
     summing, cuts = _Summing(dtype), borders(whole, recipe.segments)
     size = recipe.size or SIZES[0]
     sinks = [Accumulator(size, recipe.seed, recipe.num_hashes) for _ in cuts[1:]]
     with np.errstate(over="ignore"):  # of squares beyond float64, whose norm is then infinite
-        for which, start, bits in _walk(flat, _runs(place, flat.size, pair), cuts):
+        for which, start, bits in _walk(flat, _runs(portion, flat.size, pair), cuts):
             summing.add(bits, start, sinks[which])
     parts = tuple(sink.sketch() for sink in sinks) if recipe.size else ()
     totals = summing.totals
@@ -201,13 +206,13 @@ def _flat(value: Value) -> tuple[NDArray[np.generic], Dtype]:
     return flat.view(real), dtype_named(real)
 
 
-def _runs(place: Place | None, count: int, pair: tuple[int, ...]) -> tuple[Indices, Indices]:
-    """Where runs of elements begin in the whole, and their lengths; one run without a `place`."""
-    if place is None:
+def _runs(portion: Portion | None, count: int, pair: tuple[int, ...]) -> tuple[Integers, Integers]:
+    """Where runs of elements begin in the whole, and their lengths; one run without a `portion`."""
+    if portion is None:
         return np.zeros(1, np.int64), np.array([count])
     if pair:  # real and imaginary parts are the last dim of the real view
-        place = Place((*place.whole, *pair), (*place.dims, np.arange(*pair)))
-    return runs(place)
+        portion = Portion((*portion.whole, *pair), (*portion.dims, np.arange(*pair)))
+    return runs(portion)
 
 
 def borders(whole: tuple[int, ...], segments: int) -> list[int]:
@@ -220,8 +225,8 @@ def borders(whole: tuple[int, ...], segments: int) -> list[int]:
 
 
 def _walk(
-    flat: NDArray[np.generic], held: tuple[Indices, Indices], borders: list[int]
-) -> Iterator[tuple[int, int | Indices, NDArray[np.generic]]]:
+    flat: NDArray[np.generic], held: tuple[Integers, Integers], borders: list[int]
+) -> Iterator[tuple[int, int | Integers, NDArray[np.generic]]]:
     """Bits by piece: the segment, where they lie in the whole (start or indices), themselves."""
     starts, lengths = held
     if starts.size > 1 and flat.size < SHORT * starts.size:
@@ -237,8 +242,8 @@ def _walk(
 
 
 def _walk_scattered(
-    flat: NDArray[np.generic], starts: Indices, lengths: Indices, borders: list[int]
-) -> Iterator[tuple[int, Indices, NDArray[np.generic]]]:
+    flat: NDArray[np.generic], starts: Integers, lengths: Integers, borders: list[int]
+) -> Iterator[tuple[int, Integers, NDArray[np.generic]]]:
     ends = np.cumsum(lengths)
     jumps = starts - (ends - lengths)  # from a flat index of the shard to that of the whole
     for low in range(0, flat.size, LONGEST):

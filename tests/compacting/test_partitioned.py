@@ -7,7 +7,7 @@ import pytest
 
 import dumpcmp
 from dumpcmp.align.mesh.assemble import Held
-from dumpcmp.align.mesh.held import held_indices
+from dumpcmp.align.mesh.held import portion_of
 from dumpcmp.align.mesh.regions import Shard
 from dumpcmp.align.mesh.unshard import plan_unshard, shard
 from dumpcmp.archive.read.reader import Archive
@@ -21,7 +21,6 @@ from dumpcmp.nouns.layouts import parse_layout, parse_mesh
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.value import Value
-from dumpcmp.summary.sketch import Place
 from dumpcmp.summary.summary import Recipe, Summary, summarise
 from tests.align.mesh.test_unshard import LAYOUTS, UNEVEN
 from tests.compacting.archives import Numbers
@@ -47,10 +46,10 @@ def test_the_sketches_of_any_layout_add_up(text, mesh):
     held = []
     for one, value in shard(whole, parse_layout(text), parse_mesh(mesh)):
         layout = str(replace(one.layout, shape=SHAPE))
-        indices = held_indices(layout, value.shape)
-        assert indices is not None
+        portion = portion_of(layout, value.shape)
+        assert portion is not None
         held.append(
-            (replace(one, layout=parse_layout(layout)), summarise(value, Recipe(), Place(*indices)))
+            (replace(one, layout=parse_layout(layout)), summarise(value, Recipe(), portion))
         )
     plan = plan_unshard([one for one, _ in held])
     got = joined(plan, lambda position: held[position][1])
@@ -65,7 +64,7 @@ UNKNOWN = ["", "b s h[tp]", "b s h[tp] @ tp:0/2", "b s h[tp] @ cp:0/2 of 12x12x4
 
 @pytest.mark.parametrize("layout", UNKNOWN)
 def test_a_layout_that_does_not_tell_places_nothing(layout):
-    assert held_indices(layout, SHAPE) is None
+    assert portion_of(layout, SHAPE) is None
 
 
 def test_summaries_of_shards_alone_do_not_add_up():

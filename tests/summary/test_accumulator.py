@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumpcmp.nouns.dtypes import DTYPES
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import Portion, Value
 from dumpcmp.summary import accumulator
 from dumpcmp.summary.accumulator import Accumulator, Totals
-from dumpcmp.summary.sketch import SIZES, Place
+from dumpcmp.summary.sketch import SIZES
 from dumpcmp.summary.summary import LONGEST, Recipe, Summary, summarise
 from tests.summary.test_summary import as_value, drawn
 
@@ -126,7 +126,7 @@ def test_buffers_that_do_not_fit_are_refused(width, nbytes, room):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "complex64"])
 def test_shards_add_up_without_compiled_code(dtype):
     whole = drawn((6, 40, 130), dtype)
-    halves = [Place(whole.shape, (rows, np.arange(40), np.arange(130))) for rows in ROWS]
+    halves = [Portion(whole.shape, (rows, np.arange(40), np.arange(130))) for rows in ROWS]
     parts = [by_numpy(Value(whole.dtype, whole.bits[p.dims[0]]), Recipe(), p) for p in halves]
     total = parts[0].sketch + parts[1].sketch
     assert np.allclose(total.sums, by_numpy(whole).sketch.sums, rtol=1e-12, atol=1e-10)

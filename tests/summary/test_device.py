@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dumpcmp.nouns.value import value_of
+from dumpcmp.nouns.value import Portion, value_of
 from dumpcmp.summary.gpu.device import Summariser
 from dumpcmp.summary.packing import unpack
-from dumpcmp.summary.sketch import Place
 from dumpcmp.summary.summary import RAW_LIMIT, Recipe, Summary, summarise
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -152,7 +151,7 @@ PLACES = {
 def test_shards_are_keyed_on_their_whole(device, where, dtype, recipe):
     dims = PLACES[where]
     shard = drawn(tuple(dim.size for dim in dims), dtype)
-    place = Place((60, 90), dims)
-    row = Summariser(recipe)._away(shard.to(device), place)
+    portion = Portion((60, 90), dims)
+    row = Summariser(recipe)._away(shard.to(device), portion)
     got = unpack(row.stored, row.numbers.cpu().numpy(), "", tuple(shard.shape))
-    alike(got, summarise(value_of(shard), recipe, place))
+    alike(got, summarise(value_of(shard), recipe, portion))

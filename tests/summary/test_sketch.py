@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.value import Portion
 from dumpcmp.summary.accumulator import Accumulator
 from dumpcmp.summary.sketch import (
     SIZES,
-    Place,
     Sketch,
     cells,
     runs,
     spread,
-    whole_place,
 )
 
 SEEDS = st.integers(0, 2**32)
@@ -115,12 +114,12 @@ def test_shards_of_any_dims_add_up(shape, drawn, data):
         for b in range(3):
             for c in range(3):
                 dims = tuple(np.flatnonzero(o == r) for o, r in zip(owners, (a, b, c), strict=True))
-                add_shard(total, numbers[np.ix_(*dims)], Place(shape, dims))
+                add_shard(total, numbers[np.ix_(*dims)], Portion(shape, dims))
     assert close(total.sketch(), sketched(numbers.reshape(-1), 64))
 
 
-def add_shard(total: Accumulator, shard: np.ndarray, place: Place) -> None:
-    starts, lengths = runs(place)
+def add_shard(total: Accumulator, shard: np.ndarray, portion: Portion) -> None:
+    starts, lengths = runs(portion)
     assert lengths.sum() == shard.size
     done = 0
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
@@ -129,18 +128,18 @@ def add_shard(total: Accumulator, shard: np.ndarray, place: Place) -> None:
 
 
 CONTIGUOUS = [
-    (whole_place((4, 6, 8)), [(0, 192)]),
-    (whole_place(()), [(0, 1)]),
-    (Place((4, 6), (np.arange(2, 4), np.arange(6))), [(12, 12)]),
-    (Place((4, 6), (np.arange(4), np.arange(3))), [(0, 3), (6, 3), (12, 3), (18, 3)]),
-    (Place((8,), (np.array([0, 1, 4, 5]),)), [(0, 2), (4, 2)]),
-    (Place((3, 4), (np.array([2, 0]), np.arange(4))), [(8, 4), (0, 4)]),
+    (Portion((4, 6, 8), (np.arange(4), np.arange(6), np.arange(8))), [(0, 192)]),
+    (Portion((), ()), [(0, 1)]),
+    (Portion((4, 6), (np.arange(2, 4), np.arange(6))), [(12, 12)]),
+    (Portion((4, 6), (np.arange(4), np.arange(3))), [(0, 3), (6, 3), (12, 3), (18, 3)]),
+    (Portion((8,), (np.array([0, 1, 4, 5]),)), [(0, 2), (4, 2)]),
+    (Portion((3, 4), (np.array([2, 0]), np.arange(4))), [(8, 4), (0, 4)]),
 ]
 
 
-@pytest.mark.parametrize("place, expected", CONTIGUOUS)
-def test_runs_are_as_long_as_they_can_be(place, expected):
-    starts, lengths = runs(place)
+@pytest.mark.parametrize("portion, expected", CONTIGUOUS)
+def test_runs_are_as_long_as_they_can_be(portion, expected):
+    starts, lengths = runs(portion)
     assert list(zip(starts.tolist(), lengths.tolist(), strict=True)) == expected
 
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.dtypes import DTYPES, Kind
 from dumpcmp.nouns.errors import CheckError
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import Portion, Value
 from dumpcmp.summary.estimates import estimate, locate, worst_rows
 from dumpcmp.summary.packing import ATTRIBUTES, COUNTS, NUMBERS, pack, unpack
 from dumpcmp.summary.reductions import reduced
-from dumpcmp.summary.sketch import Place
 from dumpcmp.summary.summary import Recipe, join, join_partial, summarise
 
 FLOATS = [name for name, dtype in DTYPES.items() if dtype.kind is Kind.FLOAT]
@@ -121,7 +120,7 @@ def test_shards_join_to_the_whole(split, recipe):
             np.arange(n) if c is None else c for c, n in zip(chosen, whole.shape, strict=True)
         )
         shard = Value(whole.dtype, whole.bits[np.ix_(*dims)])
-        shards.append(summarise(shard, recipe, Place(whole.shape, dims)))
+        shards.append(summarise(shard, recipe, Portion(whole.shape, dims)))
     got = join(shards, whole.shape)
     assert (got.count, got.min, got.max, got.num_zero) == (
         expected.count, expected.min, expected.max, expected.num_zero,
@@ -263,9 +262,9 @@ def test_segments_name_the_rows_that_differ():
 
 
 def test_summaries_that_lie_elsewhere_do_not_compare():
-    place = Place((2000,), (np.arange(1000),))
+    portion = Portion((2000,), (np.arange(1000),))
     with pytest.raises(CheckError, match="lie alike"):
-        estimate(summarise(drawn(1000)), summarise(drawn(1000), place=place))
+        estimate(summarise(drawn(1000)), summarise(drawn(1000), portion=portion))
 
 
 def test_the_vector_in_the_format_document():

@@ -1,13 +1,14 @@
-"""Where a shard lies in its whole, as its layout tells: the whole's index of each of its own."""
+"""Which portion of its whole a shard is, as its layout tells."""
 
 from __future__ import annotations
 
-from dumpcmp.align.mesh.regions import Indices, Shape, indices
+from dumpcmp.align.mesh.regions import Shape, indices
 from dumpcmp.nouns.layouts import merge_sizes, parse_layout
+from dumpcmp.nouns.value import Portion
 
 
-def held_indices(layout: str, shape: Shape) -> tuple[Shape, tuple[Indices, ...]] | None:
-    """The whole's shape and, for each dim, which of its indices a shard of `shape` holds.
+def portion_of(layout: str, shape: Shape) -> Portion | None:
+    """Which portion of its whole a shard of `shape` is.
 
     None where the layout does not say, or says something else than the shard's shape.
     """
@@ -18,5 +19,5 @@ def held_indices(layout: str, shape: Shape) -> tuple[Shape, tuple[Indices, ...]]
     if not {p.axis for dim in told.dims for p in dim.placements} <= at.keys():
         return None
     pairs = zip(told.dims, told.shape, strict=True)
-    dims = tuple(indices(dim, size, axes, at) for dim, size in pairs)
-    return (told.shape, dims) if tuple(dim.size for dim in dims) == shape else None
+    held = Portion(told.shape, tuple(indices(dim, size, axes, at) for dim, size in pairs))
+    return held if held.shape == shape else None

@@ -17,19 +17,19 @@ from torch import Tensor
 from dumpcmp.nouns.dtypes import dtype_named
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.record import Stored
-from dumpcmp.nouns.value import Value
-from dumpcmp.summary.gpu.rows import Row
-from dumpcmp.summary.lookup import Tables
+from dumpcmp.nouns.value import Portion, Value
+from dumpcmp.summary.gpu.lookup import Tables
+from dumpcmp.summary.gpu.rows import DeviceRow
 from dumpcmp.summary.packing import DIGEST_WORDS, HEAD, pack, stored_as
 from dumpcmp.summary.reductions import Reduction, named_results, reduced, trouble
-from dumpcmp.summary.sketch import BLOCK, RUN, Place
+from dumpcmp.summary.sketch import BLOCK, RUN
 from dumpcmp.summary.summary import RAW_LIMIT, SEGMENT_SIZE, Recipe, borders, summarise
 
 if TYPE_CHECKING:
-    from dumpcmp.summary.gpu.launches import Plan
+    from dumpcmp.summary.gpu.launches import RowMaker
 
 _CHUNK = 64  # blocks whose elements are widened together by the plain form
-_MOST_KNOWN = 4096  # shapes whose Plans are kept
+_MOST_KNOWN = 4096  # shapes whose RowMakers are kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,54 +55,58 @@ class Summariser:
         self._tables: dict[tuple[torch.device, int], Tables] = {}
         self._kernels = True  # until they fail once
         self._launches: Any = None  # the module, once it is needed
-        self._known: dict[tuple[torch.Size, torch.dtype, torch.device], tuple[Stored, Plan]] = {}
+        self._known: dict[
+            tuple[torch.Size, torch.dtype, torch.device], tuple[Stored, RowMaker]
+        ] = {}
 
-    def __call__(self, tensor: Tensor, place: Place | None = None) -> Packed | Row | None:
+    def __call__(self, tensor: Tensor, portion: Portion | None = None) -> Packed | DeviceRow | None:
         """The Summary of `tensor`, or None where the tensor itself is smaller.
 
-        `place` says where a shard lies in its whole.
+        `portion` says where a shard lies in its whole.
         """
         with torch._C.DisableTorchFunction():
             known = self._known.get((tensor.shape, tensor.dtype, tensor.device))
-            if known and place is None and type(tensor) is Tensor and tensor.is_contiguous():
-                stored, plan = known  # nothing is decided twice, and little is asked
+            if known and portion is None and type(tensor) is Tensor and tensor.is_contiguous():
+                stored, maker = known  # nothing is decided twice, and little is asked
                 try:
-                    return Row(stored, *plan.row(tensor))
+                    return DeviceRow(stored, *maker.row(tensor))
                 except Exception as error:
                     self._go_without(error)
             if tensor.numel() <= RAW_LIMIT:
                 return None
             with torch.no_grad():
                 on_host = tensor.device.type == "cpu"
-                return self._on_host(tensor, place) if on_host else self._away(tensor, place)
+                return self._on_host(tensor, portion) if on_host else self._away(tensor, portion)
 
-    def _on_host(self, tensor: Tensor, place: Place | None) -> Packed:
+    def _on_host(self, tensor: Tensor, portion: Portion | None) -> Packed:
         dense = tensor.contiguous()
         value = _lent(dense)
-        summary = summarise(value, self.recipe, place)
+        summary = summarise(value, self.recipe, portion)
         if self.reduction is not None:  # which may keep what it is given
             summary = reduced(summary, Value(value.dtype, value.bits.copy()), self.reduction)
         stored, numbers = pack(summary)
         return Packed(stored, torch.from_numpy(numbers), summary.digest)
 
-    def _away(self, tensor: Tensor, place: Place | None = None) -> Packed | Row:
+    def _away(self, tensor: Tensor, portion: Portion | None = None) -> Packed | DeviceRow:
         recipe = self.recipe
         real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-        whole = (place.whole if place else tuple(tensor.shape)) + tuple(real.shape[tensor.ndim :])
+        whole = (portion.whole if portion else tuple(tensor.shape)) + tuple(
+            real.shape[tensor.ndim :]
+        )
         flat = _summable(real.contiguous().view(-1))
         names, own, problem = self._reduced(tensor)
         stored = stored_as(recipe, whole, names, problem)
-        if place is None and (plan := self._plan(flat)) is not None:
-            made = self._by_kernel(flat, lambda _: plan.row(flat))
+        if portion is None and (maker := self._maker(flat)) is not None:
+            made = self._by_kernel(flat, lambda _: maker.row(flat))
             if made is not None:
-                self._learn(tensor, flat, stored, plan)
-                row = Row(stored, *made)
+                self._learn(tensor, flat, stored, maker)
+                row = DeviceRow(stored, *made)
                 return _joined(row, own) if own else row
         cuts = borders(whole, recipe.segments) if recipe.size else [0, flat.numel()]
-        if place is None:
+        if portion is None:
             sums, totals = self._passes(flat, cuts)
         else:
-            sums, totals = self._scattered(flat, flat_indices(place, real), cuts)
+            sums, totals = self._scattered(flat, flat_indices(portion, real), cuts)
         head = _head(totals, flat.numel())
         folded = self._folded(sums, recipe) if recipe.size else []
         return Packed(stored, torch.cat([head, *own, *folded]))
@@ -128,24 +132,24 @@ class Summariser:
                 sums.append(scattered(clean * inside, indices, cuts[-1], tables))
         return torch.stack(sums), totals[None]
 
-    def _plan(self, flat: Tensor) -> Plan | None:
+    def _maker(self, flat: Tensor) -> RowMaker | None:
         """How a few launches make the packed row, where kernels have this recipe and device."""
         recipe = self.recipe
         if recipe.num_hashes > 1 or recipe.segments or not recipe.size:
             return None
         tables = self._tables_for(flat.device, recipe.seed)
-        plan: Plan | None = self._by_kernel(
-            flat, lambda launches: launches.Plan(flat, recipe.size, HEAD, tables)
+        maker: RowMaker | None = self._by_kernel(
+            flat, lambda launches: launches.RowMaker(flat, recipe.size, HEAD, tables)
         )
-        return plan
+        return maker
 
-    def _learn(self, tensor: Tensor, flat: Tensor, stored: Stored, plan: Plan) -> None:
-        """Remember the plan for tensors that need no preparation, and no reduction of the user."""
+    def _learn(self, tensor: Tensor, flat: Tensor, stored: Stored, maker: RowMaker) -> None:
+        """Remember the maker for tensors that need no preparation, and no reduction of the user."""
         if self.reduction is not None or flat.dtype is not tensor.dtype:
             return
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        self._known[tensor.shape, tensor.dtype, tensor.device] = (stored, plan)
+        self._known[tensor.shape, tensor.dtype, tensor.device] = (stored, maker)
 
     def _by_kernel(self, flat: Tensor, use: Callable[[Any], Any]) -> Any:
         """What `use` makes of the kernels, or None where there are none for this device."""
@@ -219,7 +223,7 @@ def _lent(dense: Tensor) -> Value:
     return Value(dtype, np.frombuffer(lent, dtype.storage).reshape(dense.shape))
 
 
-def _joined(row: Row, own: list[Tensor]) -> Packed:
+def _joined(row: DeviceRow, own: list[Tensor]) -> Packed:
     """The row with the user's own numbers behind its head."""
     numbers = row.numbers
     return Packed(row.stored, torch.cat([numbers[:HEAD], *own, numbers[HEAD:]]))
@@ -281,11 +285,13 @@ def _totals(flat: Tensor) -> tuple[Tensor, Tensor]:
     return clean, totals
 
 
-def flat_indices(place: Place, real: Tensor) -> Tensor:
+def flat_indices(portion: Portion, real: Tensor) -> Tensor:
     """Where each element of a shard lies in its whole, flat; `real` is the shard's real view."""
-    pair = tuple(real.shape[len(place.dims) :])
+    pair = tuple(real.shape[len(portion.dims) :])
     indices = torch.zeros((), dtype=torch.int64, device=real.device)
-    for dim, size in zip((*place.dims, *map(np.arange, pair)), (*place.whole, *pair), strict=True):
+    for dim, size in zip(
+        (*portion.dims, *map(np.arange, pair)), (*portion.whole, *pair), strict=True
+    ):
         step = torch.from_numpy(np.ascontiguousarray(dim)).to(real.device)
         indices = indices[..., None] * size + step
     return indices.view(-1)

@@ -1,4 +1,4 @@
-"""The pass over CUDA tensors of 16-bit floats, two elements at a time, for `kernels`."""
+"""The pass over CUDA tensors of 16-bit floats, two elements at a time, for `onepass`."""
 
 from importlib import import_module
 from typing import Any

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dumpcmp.summary.gpu.kernels import finish, sum_units, tl
+from dumpcmp.summary.gpu.lookup import Tables
+from dumpcmp.summary.gpu.onepass import finish, sum_units, tl
 from dumpcmp.summary.gpu.rows import Batch, Room
-from dumpcmp.summary.lookup import Tables
 
 _BLOCK = 16384
 _SLABS = 8  # of a turned block, each summed by programs of its own
@@ -20,7 +20,7 @@ _SUM = (torch.float64, torch.float64, torch.int32, torch.int32)
 _FINISH = (torch.float64, torch.float64, torch.int32, torch.float64)
 
 
-class Way:
+class Tuning:
     """How the elements of one dtype are summed."""
 
     def __init__(self, dtype: torch.dtype, start: int, device: torch.device) -> None:
@@ -60,28 +60,28 @@ class Way:
         return start, end, first, last, edge, edge_end, edge_step, groups
 
 
-class Plan:
+class RowMaker:
     """How tensors of one length, dtype and device become packed rows, in two launches.
 
     Everything but the tensor is settled once, so that a row costs the host little.
     """
 
     def __init__(self, flat: Tensor, size: int, head: int, tables: Tables, start: int = 0) -> None:
-        way = Way(flat.dtype, start, flat.device)
+        tuning = Tuning(flat.dtype, start, flat.device)
         self._device = flat.device
         self._index = flat.device.index
         self._tables = tables
         self._length = head + size
         self._count = flat.numel()
-        self._numbers = span = way.span(start, flat.numel(), flat.device)
-        self._most = way.num_groups(flat.device)
+        self._numbers = span = tuning.span(start, flat.numel(), flat.device)
+        self._most = tuning.num_groups(flat.device)
         self.groups = span[-1]
-        turns = tables.packed_turns((span[3] + 1) * way.blocks)
+        turns = tables.packed_turns((span[3] + 1) * tuning.blocks)
         places = tables.places(size)
-        self._tensors = (turns, tables.half_words, places)  # which stay alive with the plan
+        self._tensors = (turns, tables.half_words, places)  # which stay alive with the maker
         self._addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
         self._sum = _Launch(
-            sum_units, (_SLABS, self.groups), (flat.dtype, *_SUM), way.constants, way.options
+            sum_units, (_SLABS, self.groups), (flat.dtype, *_SUM), tuning.constants, tuning.options
         )
         many = 1 << (self.groups * _SLABS - 1).bit_length()
         constants = (head, places.shape[1], many)
@@ -195,6 +195,6 @@ class _Pointer:
 
 def summed(flat: Tensor, start: int, tables: Tables) -> tuple[Tensor, Tensor]:
     """Sums of the turned blocks, and totals, of elements that begin at index `start`."""
-    sums, totals = Plan(flat, 0, 0, tables, start).sums(flat)
+    sums, totals = RowMaker(flat, 0, 0, tables, start).sums(flat)
     low, high = totals[:, 0].amin(0, keepdim=True), totals[:, 1].amax(0, keepdim=True)
     return sums.sum(0), torch.cat([low, high, totals[:, 2:].sum(0)])

@@ -52,7 +52,7 @@ class Batch:
         self._num_arrived = count
 
 
-class Row(NamedTuple):
+class DeviceRow(NamedTuple):
     """The Summary of one CUDA tensor, as a row of a Batch; it is the Source of its own bytes."""
 
     stored: Stored
@@ -66,7 +66,7 @@ class Row(NamedTuple):
         return self.batch.room[self.number]
 
     @property
-    def source(self) -> Row:
+    def source(self) -> DeviceRow:
         """What brings the row to the host."""
         return self
 
