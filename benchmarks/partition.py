@@ -1,9 +1,9 @@
 """Partition verification of single ops: verdicts and seconds, in process and on two ranks."""
 
 from benchmarks.tables import Table
-from dumpcmp.partitioning import Findings, VerifyConfig, check_partition_options
-from dumpcmp.partitioning.checking import Backend
-from dumpcmp.partitioning.ranks import opened
+from dumpcmp.partitioning import Findings, PartitionConfig, check_partition_options
+from dumpcmp.partitioning.checking import Runner
+from dumpcmp.partitioning.crews import opened
 from tests.partitioning.cases import LARGE, SMALL, WRONG
 
 
@@ -22,7 +22,7 @@ def table() -> Table:
     )
 
 
-def _row(config: VerifyConfig, here: Backend, ranks: Backend) -> list[str]:
+def _row(config: PartitionConfig, here: Runner, ranks: Runner) -> list[str]:
     one, two = (check_partition_options(config, backend=backend) for backend in (here, ranks))
     return [
         ", ".join(str(dict(option)) for option in config.parti_options) or "none",

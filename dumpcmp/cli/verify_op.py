@@ -23,7 +23,7 @@ import click
 def command(
     file: Path, backend: str, num: int, seed: int, device: str, timeout: float, out: Path | None
 ) -> None:
-    """Run FILE, and verify every VerifyConfig in it: those it verifies itself, and the others.
+    """Run FILE, and verify every PartitionConfig in it: those it verifies itself, and the others.
 
     FILE is your own Python code and runs as such. Exit 0: every partition is the same as the op
     alone, 1: one is different or not allowed, 2: trouble, or a partition that cannot be judged.

@@ -30,7 +30,7 @@ class Reduce(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class DimName:
     """A name or number inside a dim: ``k``, ``k+``, ``k^``, ``64``."""
 
     text: str
@@ -46,13 +46,13 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Dim:
+class NamedDim:
     """One dim of a tensor: a name, or a group of names of which the first varies slowest."""
 
-    names: tuple[Name, ...]
+    names: tuple[DimName, ...]
 
     @property
-    def leading(self) -> Name:
+    def leading(self) -> DimName:
         """The name that a split of this dim splits; ones before it do not count."""
         return next((name for name in self.names if name.length != 1), self.names[0])
 
@@ -61,8 +61,8 @@ class Dim:
         return inside if len(self.names) == 1 else f"({inside})"
 
 
-Dims = tuple[Dim, ...]
-STAR = Dim((Name("*"),))
+Dims = tuple[NamedDim, ...]
+STAR = NamedDim((DimName("*"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def _unreadable(text: str, why: str) -> AnnotationError:
 
 
 def _parse_dims(text: str, part: str) -> Dims | None:
-    dims: list[Dim] = []
-    group: list[Name] | None = None
+    dims: list[NamedDim] = []
+    group: list[DimName] | None = None
     position, part = 0, part.strip()
     if part == "?":
         return None
@@ -124,13 +124,13 @@ def _parse_dims(text: str, part: str) -> Dims | None:
         position = token.end()
         match token["mark"], group:
             case None, None:
-                dims.append(Dim((Name(token["name"], Reduce(token["reduce"])),)))
+                dims.append(NamedDim((DimName(token["name"], Reduce(token["reduce"])),)))
             case None, list():
-                group.append(Name(token["name"], Reduce(token["reduce"])))
+                group.append(DimName(token["name"], Reduce(token["reduce"])))
             case "(", None:
                 group = []
             case ")", [_, *_]:
-                dims.append(Dim(tuple(group)))
+                dims.append(NamedDim(tuple(group)))
                 group = None
             case "*", None:
                 dims.append(STAR)
@@ -154,12 +154,14 @@ def _settle(text: str, annotation: Annotation) -> Annotation:
     return _mapped(annotation, lambda dims: tuple(_frozen(dim, frozen) for dim in dims))
 
 
-def _dims_of(operands: Sequence[Dims | None]) -> list[Dim]:
+def _dims_of(operands: Sequence[Dims | None]) -> list[NamedDim]:
     return [dim for dims in operands if dims is not None for dim in dims]
 
 
-def _frozen(dim: Dim, frozen: Collection[str]) -> Dim:
-    return Dim(tuple(Name(n.text, Reduce.FROZEN) if n.text in frozen else n for n in dim.names))
+def _frozen(dim: NamedDim, frozen: Collection[str]) -> NamedDim:
+    return NamedDim(
+        tuple(DimName(n.text, Reduce.FROZEN) if n.text in frozen else n for n in dim.names)
+    )
 
 
 def _mapped(annotation: Annotation, change: Callable[[Dims], Dims]) -> Annotation:
@@ -191,7 +193,7 @@ def expanded(annotation: Annotation, shapes: Sequence[tuple[int, ...] | None]) -
         )
     taken = {name.text for dim in _dims_of(annotation.operands) for name in dim.names}
     fresh = (f"d{i}" for i in count() if f"d{i}" not in taken)
-    middle = tuple(Dim((Name(text),)) for text in islice(fresh, *widths)) if widths else ()
+    middle = tuple(NamedDim((DimName(text),)) for text in islice(fresh, *widths)) if widths else ()
     return _mapped(annotation, lambda dims: _replaced(dims, middle))
 
 
@@ -223,7 +225,7 @@ def lengths_of(
 
 def _side_by_side(
     annotation: Annotation, dims: Dims, shape: tuple[int, ...]
-) -> list[tuple[Dim, int]]:
+) -> list[tuple[NamedDim, int]]:
     if shape == () and all(name.length == 1 for dim in dims for name in dim.names):
         return []  # "1" also stands for a tensor without dims
     if 0 in shape:
@@ -236,7 +238,7 @@ def _side_by_side(
     return list(zip(dims, shape, strict=True))
 
 
-def _learn(annotation: Annotation, lengths: dict[str, int], dim: Dim, size: int) -> None:
+def _learn(annotation: Annotation, lengths: dict[str, int], dim: NamedDim, size: int) -> None:
     found = [n.length if n.length is not None else lengths.get(n.text) for n in dim.names]
     rest = math.prod(length for length in found if length is not None)
     unknown = [n for n, length in zip(dim.names, found, strict=True) if length is None]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dumpcmp.partitioning.config import SHAPE, VALUE, IRObject, TensorInfo, VerifyConfig
+from dumpcmp.partitioning.configuration import SHAPE, VALUE, IRObject, PartitionConfig, TensorInfo
 
 Path = tuple[str | int, ...]
 
@@ -47,7 +47,7 @@ class OpCall:
         return f"{self.fsig}({', '.join(words)})"
 
 
-def call_of(config: VerifyConfig) -> OpCall:
+def call_of(config: PartitionConfig) -> OpCall:
     """The call that `config` describes; only tensors of the wanted grads ask for them."""
     wanted = [
         plain(_without_grad(arg) if index in config.non_grad_indices else arg)

@@ -11,30 +11,30 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning.annotation import Annotation
 from dumpcmp.partitioning.call import OpCall, leaves
-from dumpcmp.partitioning.config import PartitionError
-from dumpcmp.partitioning.findings import Finding
-from dumpcmp.partitioning.held import (
+from dumpcmp.partitioning.configuration import PartitionError
+from dumpcmp.partitioning.differences import (
     Compared,
     compare_slots,
     compare_with_reference,
     first_random,
     worst,
 )
+from dumpcmp.partitioning.findings import Finding
 from dumpcmp.partitioning.inputs import domains_of, wanted_grads
 from dumpcmp.partitioning.observing import (
-    Observation,
+    Joined,
     PartFailedError,
-    Task,
+    Trial,
     inputs_of,
     observe,
 )
-from dumpcmp.partitioning.plan import (
+from dumpcmp.partitioning.partition import (
     Option,
     Refused,
     every_option,
     option_of,
-    plan_partition,
-    whole_plan,
+    partition_by,
+    unpartitioned,
 )
 from dumpcmp.partitioning.rules.ruling import NoRule
 from dumpcmp.partitioning.table import Entry, entry_for
@@ -42,24 +42,24 @@ from dumpcmp.partitioning.table import Entry, entry_for
 _RANDOM = "random: two runs with different seeds differ, so neither is a reference"
 
 
-class Backend(Protocol):
-    """Runs the partitioned side of a task."""
+class Runner(Protocol):
+    """Runs the partitioned side of a trial."""
 
-    def observe(self, task: Task, inputs: Sequence[torch.Tensor | None]) -> Observation:
-        """Run `task`; a backend inside this process may use its whole `inputs`."""
+    def observe(self, trial: Trial, inputs: Sequence[torch.Tensor | None]) -> Joined:
+        """Run `trial`; a backend inside this process may use its whole `inputs`."""
         ...
 
 
 class InProcess:
     """All parts in this process, one after the other."""
 
-    def observe(self, task: Task, inputs: Sequence[torch.Tensor | None]) -> Observation:
-        """Run `task` on slices of `inputs`."""
-        return observe(task, inputs)
+    def observe(self, trial: Trial, inputs: Sequence[torch.Tensor | None]) -> Joined:
+        """Run `trial` on slices of `inputs`."""
+        return observe(trial, inputs)
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class Candidate:
     """An op to be verified, and what to call it in the report."""
 
     call: OpCall
@@ -75,10 +75,10 @@ class Runs:
     """The op on whole inputs: in its own precision and in float64."""
 
     entry: Entry
-    task: Task
+    trial: Trial
     inputs: Sequence[torch.Tensor | None]
-    single: Observation
-    reference: Observation | None  # None: the op does not exist in float64
+    single: Joined
+    reference: Joined | None  # None: the op does not exist in float64
 
     @property
     def annotation(self) -> Annotation:
@@ -106,14 +106,14 @@ class Settings:
     device: str = "cpu"
 
 
-def check_op(subject: Subject, backend: Backend, settings: Settings) -> Iterator[Finding]:
-    """Verify `subject`: one Finding for the op itself and one for each partition."""
-    row = Finding(node=subject.node, op=subject.call.fsig, source=subject.source)
+def check_op(candidate: Candidate, backend: Runner, settings: Settings) -> Iterator[Finding]:
+    """Verify `candidate`: one Finding for the op itself and one for each partition."""
+    row = Finding(node=candidate.node, op=candidate.call.fsig, source=candidate.source)
     began = time.perf_counter()
     try:
-        runs = run_whole(entry_for(subject.call, subject.anno), settings)
-        _check_outputs(subject, len(runs.outputs))
-        options = _options(subject, runs, runs.lengths, settings.num)
+        runs = run_whole(entry_for(candidate.call, candidate.anno), settings)
+        _check_outputs(candidate, len(runs.outputs))
+        options = _options(candidate, runs, runs.lengths, settings.num)
     except NoRule as reason:
         yield replace(row, verdict=Verdict.SKIPPED, reason=str(reason), seconds=_since(began))
         return
@@ -132,10 +132,10 @@ def check_op(subject: Subject, backend: Backend, settings: Settings) -> Iterator
         yield replace(found, seconds=_since(began))
 
 
-def _check_outputs(subject: Subject, found: int) -> None:
-    if subject.noutputs not in (None, found):
+def _check_outputs(candidate: Candidate, found: int) -> None:
+    if candidate.noutputs not in (None, found):
         raise PartitionError(
-            f"{subject.call.fsig} gives {found} outputs, noutputs says {subject.noutputs}"
+            f"{candidate.call.fsig} gives {found} outputs, noutputs says {candidate.noutputs}"
         )
 
 
@@ -145,43 +145,45 @@ def _since(began: float) -> float:
 
 def run_whole(entry: Entry, settings: Settings) -> Runs:
     """Run the op on whole inputs, in its own precision and in float64."""
-    task = Task(
+    trial = Trial(
         entry.call,
-        whole_plan(len(leaves(entry.call))),
+        unpartitioned(len(leaves(entry.call))),
         domains_of(entry),
         wanted_grads(entry),
         entry.arguments.paths,
         seed=settings.seed,
         device=settings.device,
     )
-    inputs = inputs_of(task)
+    inputs = inputs_of(trial)
     try:
-        single = observe(task, inputs)
+        single = observe(trial, inputs)
     except PartFailedError as error:
         if "not implemented" not in error.message:
             raise
-        task = replace(task, backward=False)  # an op without a derivative: forward only
-        single = observe(task, inputs)
-    runs = Runs(entry, task, inputs, single, None)
-    task = replace(task, native=tuple(output.dtype for output in runs.outputs))
+        trial = replace(trial, backward=False)  # an op without a derivative: forward only
+        single = observe(trial, inputs)
+    runs = Runs(entry, trial, inputs, single, None)
+    trial = replace(trial, native=tuple(output.dtype for output in runs.outputs))
     try:
-        reference = observe(replace(task, double=True), inputs)
+        reference = observe(replace(trial, double=True), inputs)
     except PartFailedError:
         reference = None
-    return replace(runs, task=task, reference=reference)
+    return replace(runs, trial=trial, reference=reference)
 
 
-def _options(subject: Subject, runs: Runs, lengths: Mapping[str, int], num: int) -> list[Option]:
-    if subject.options is None:
+def _options(
+    candidate: Candidate, runs: Runs, lengths: Mapping[str, int], num: int
+) -> list[Option]:
+    if candidate.options is None:
         return every_option(runs.annotation, lengths, num)
-    return [option_of(given, num) for given in subject.options]
+    return [option_of(given, num) for given in candidate.options]
 
 
-def _loss(observation: Observation) -> float:
+def _loss(found: Joined) -> float:
     """The sum of all outputs: what a weaker check would look at."""
     return sum(
         float(value.double().sum())
-        for slot, value in observation.values.items()
+        for slot, value in found.values.items()
         if slot.startswith("output.") and value.is_floating_point()
     )
 
@@ -189,7 +191,7 @@ def _loss(observation: Observation) -> float:
 def _check_single(row: Finding, runs: Runs) -> Finding:
     """The op itself: it must be the same twice, and near its float64 run."""
     row = replace(row, rule="single")
-    again = observe(replace(runs.task, backward=False, noise=1), runs.inputs)
+    again = observe(replace(runs.trial, backward=False, noise=1), runs.inputs)
     slot = first_random(runs.single, again)
     if slot:
         return replace(row, verdict=Verdict.INCONCLUSIVE, worst_slot=slot, reason=_RANDOM)
@@ -197,19 +199,19 @@ def _check_single(row: Finding, runs: Runs) -> Finding:
         reason = "the op does not run in float64: partitions are judged by rounding alone"
         return replace(row, verdict=Verdict.PASS, reason=reason)
     found = _told(row, worst(compare_with_reference(runs.single, runs.reference)))
-    if found.verdict is Verdict.PASS and not runs.task.backward:
+    if found.verdict is Verdict.PASS and not runs.trial.backward:
         return replace(found, reason="the op has no derivative: verified forward only")
     return found
 
 
-def _check_partition(row: Finding, runs: Runs, option: Option, backend: Backend) -> Finding:
+def _check_partition(row: Finding, runs: Runs, option: Option, backend: Runner) -> Finding:
     try:
-        plan = plan_partition(runs.entry, runs.annotation, runs.lengths, option)
+        partition = partition_by(runs.entry, runs.annotation, runs.lengths, option)
     except Refused as refused:
         return replace(row, verdict=Verdict.REFUSED, reason=refused.message)
-    row = replace(row, rule=str(plan))
+    row = replace(row, rule=str(partition))
     try:
-        found = backend.observe(replace(runs.task, plan=plan), runs.inputs)
+        found = backend.observe(replace(runs.trial, partition=partition), runs.inputs)
     except PartFailedError as error:
         return replace(row, verdict=Verdict.FAIL, reason=error.message)
     except DumpcmpError as error:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from dumpcmp.partitioning.call import OpCall, shape_of
-from dumpcmp.partitioning.checking import Subject
-from dumpcmp.partitioning.config import PartitionError, TensorInfo
-from dumpcmp.partitioning.graphs import Graph, Node
+from dumpcmp.partitioning.checking import Candidate
+from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
+from dumpcmp.partitioning.nodes import Graph, Node
 from dumpcmp.partitioning.table import is_known
 
 
@@ -141,8 +141,8 @@ def _op(cell: Any, fsig: str, name: str, source: str) -> Node:
         reason = f"{fsig} is not a function that we know: register_annotation lets it run"
         return Node(name, fsig, source, reason=reason, computes=True)
     kwargs = {str(k): _plain(v) for k, v in _state(cell, "_kwargs", {}).items()}
-    subject = Subject(OpCall(fsig, tuple(inputs), kwargs), anno=_said(anno), source=source)
-    return Node(name, fsig, source, subject, computes=True)
+    candidate = Candidate(OpCall(fsig, tuple(inputs), kwargs), anno=_said(anno), source=source)
+    return Node(name, fsig, source, candidate, computes=True)
 
 
 def _line(comment: Any) -> str:

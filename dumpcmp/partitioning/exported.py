@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from dumpcmp.partitioning.call import OpCall, shape_of
-from dumpcmp.partitioning.checking import Subject
-from dumpcmp.partitioning.config import PartitionError
-from dumpcmp.partitioning.graphs import Graph, Node
+from dumpcmp.partitioning.checking import Candidate
+from dumpcmp.partitioning.configuration import PartitionError
+from dumpcmp.partitioning.nodes import Graph, Node
 from dumpcmp.partitioning.rules.ruling import NoRule
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -68,8 +68,8 @@ def _node(node: fx.Node, name: str) -> Node:
         call = OpCall(fsig, tuple(_value(a) for a in node.args), _kwargs(node))
     except NoRule as error:
         return Node(name, fsig, source, reason=str(error), computes=True)
-    subject = Subject(call, node=name, source=source)
-    return Node(name, fsig, source, subject, computes=True)
+    candidate = Candidate(call, node=name, source=source)
+    return Node(name, fsig, source, candidate, computes=True)
 
 
 def _kwargs(node: fx.Node) -> dict[str, Any]:

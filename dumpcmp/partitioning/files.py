@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dumpcmp.partitioning.config import PartitionError, VerifyConfig
+from dumpcmp.partitioning.configuration import PartitionConfig, PartitionError
+from dumpcmp.partitioning.crews import opened
 from dumpcmp.partitioning.findings import Findings
 from dumpcmp.partitioning.ops import gathering, verify_partition_options
-from dumpcmp.partitioning.ranks import opened
 
 
 def verify_file(path: Path, *, backend: str, timeout: float = 300.0, **options: Any) -> Findings:
-    """Run the file at `path`, and verify each VerifyConfig that it leaves unverified."""
+    """Run the file at `path`, and verify each PartitionConfig that it leaves unverified."""
     with (
         _importable(path.parent),
         opened(backend, timeout) as runner,
@@ -26,7 +26,7 @@ def verify_file(path: Path, *, backend: str, timeout: float = 300.0, **options: 
                 verify_partition_options(config)
     if not gathered.findings:
         raise PartitionError(
-            f"{path} holds no VerifyConfig", hint="see docs/how-to/verify-a-partition.md"
+            f"{path} holds no PartitionConfig", hint="see docs/how-to/verify-a-partition.md"
         )
     return sum(gathered.findings, start=Findings(()))
 
@@ -42,11 +42,11 @@ def _importable(folder: Path) -> Iterator[None]:
         sys.path[:] = before
 
 
-def _configs(values: list[Any]) -> Iterator[VerifyConfig]:
+def _configs(values: list[Any]) -> Iterator[PartitionConfig]:
     for value in values:
-        if isinstance(value, VerifyConfig):
+        if isinstance(value, PartitionConfig):
             yield value
         elif isinstance(value, list | tuple):
-            yield from (each for each in value if isinstance(each, VerifyConfig))
+            yield from (each for each in value if isinstance(each, PartitionConfig))
         elif isinstance(value, dict):
-            yield from (each for each in value.values() if isinstance(each, VerifyConfig))
+            yield from (each for each in value.values() if isinstance(each, PartitionConfig))

@@ -1,48 +1,126 @@
-"""A graph as a list of ops: what either reader gives, with equal ops merged."""
+"""Verifies every op of a graph in every legal partition, and writes down what was found."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
-from dumpcmp.partitioning.checking import Subject
+import torch
+
+from dumpcmp.execute import executor_for, run_each
+from dumpcmp.partitioning.checking import Candidate, Runner, Settings, check_op
+from dumpcmp.partitioning.checkpoint import read_checkpoint
+from dumpcmp.partitioning.configuration import PartitionError
+from dumpcmp.partitioning.crews import opened
+from dumpcmp.partitioning.exported import ops_of, read_exported
+from dumpcmp.partitioning.findings import Finding, Findings, to_csv
+from dumpcmp.partitioning.nodes import Graph, Node, merged
+from dumpcmp.partitioning.table import Registered, registered, restore
+from dumpcmp.partitioning.verified import Verified, key_of
+from dumpcmp.partitioning.wording import summary
+
+Announce = Callable[[int, int, list[Finding]], None]  # ops done, ops in all, rows of the last
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One node: an op to verify (`subject`), or the reason why there is none."""
+class Work:
+    """One op to verify, small enough to be sent to another process."""
 
-    name: str
-    op: str
-    source: str = ""
-    subject: Subject | None = None
-    reason: str = ""
-    computes: bool = False  # takes tensors and gives tensors
+    candidate: Candidate
+    settings: Settings
+    known: tuple[tuple[str, Registered], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """All nodes that call something, in order."""
+def verify_graph(
+    graph: str | Path | torch.export.ExportedProgram,
+    outdir: str | Path,
+    *,
+    backend: str = "inprocess",
+    num: int = 2,
+    seed: int = 0,
+    device: str = "cpu",
+    jobs: int = 1,
+    timeout: float = 300.0,
+    progress: Announce = lambda _done, _total, _rows: None,
+) -> Findings:
+    """Verify each different op of `graph`, alone and in every legal partition into `num` parts.
 
-    nodes: tuple[Node, ...]
+    `graph` is a ``torch.export`` program or its ``.pt2``, or nnScaler's ``graph.ckp``. Writes
+    ``results.csv`` and ``summary.txt`` to `outdir`; ops that passed in an earlier run with the
+    same settings and versions are not run again.
+    """
+    if jobs > 1 and backend != "inprocess":
+        raise PartitionError("ranks are processes of their own", hint="use jobs=1 with them")
+    out = Path(outdir)
+    out.mkdir(parents=True, exist_ok=True)
+    read = graph_of(graph)
+    nodes = list(merged(read))
+    settings = Settings(num, seed, device)
+    rows: list[Finding] = []
+    verified = Verified(out / "verified.jsonl")
+    with opened(backend, timeout) as runner:
+        found = _found(nodes, settings, backend, runner, verified, jobs)
+        for done, new in enumerate(found, 1):
+            rows += new
+            progress(done, len(nodes), new)
+    findings = replace(_counted(read, nodes, rows), num_remembered=verified.num_asked)
+    _replace(out / "results.csv", to_csv(findings.rows))
+    _replace(out / "summary.txt", summary(findings))
+    return findings
 
-    @property
-    def num_compute(self) -> int:
-        """Nodes that compute something from tensors."""
-        return sum(node.computes for node in self.nodes)
+
+def graph_of(graph: str | Path | torch.export.ExportedProgram) -> Graph:
+    """The ops of `graph`, whatever form it has."""
+    if isinstance(graph, torch.export.ExportedProgram):
+        return ops_of(graph)
+    path = Path(graph)
+    if not path.is_file():
+        raise PartitionError(f"there is no file {path}")
+    return read_checkpoint(path) if path.suffix == ".ckp" else read_exported(path)
 
 
-def identity(subject: Subject) -> str:
-    """What makes two ops the same for verification: op, shapes, dtypes, arguments, annotation."""
-    return f"{subject.call} | {subject.anno} | {subject.call.imports} | {subject.options}"
+def _found(
+    nodes: list[Node],
+    settings: Settings,
+    backend: str,
+    runner: Runner,
+    verified: Verified,
+    jobs: int,
+) -> Iterator[list[Finding]]:
+    """The rows of each node in turn: known from before, skipped, or verified now."""
+    keys = [key_of(node.candidate, settings, backend) if node.candidate else "" for node in nodes]
+    new = [
+        Work(node.candidate, settings, registered())
+        for node, key in zip(nodes, keys, strict=True)
+        if node.candidate and key not in verified
+    ]
+    with executor_for(jobs) as executor:
+        results = run_each(partial(_check, backend=runner), new, executor, in_flight=2 * jobs - 1)
+        for node, key in zip(nodes, keys, strict=True):
+            if not node.candidate:
+                yield [Finding(node.name, node.op, reason=node.reason, source=node.source)]
+            elif key in verified:
+                known = verified.rows(key)
+                yield [replace(row, node=node.name, source=node.source) for row in known]
+            else:
+                rows = next(results)
+                verified.add(key, rows)
+                yield rows
 
 
-def merged(graph: Graph) -> Iterator[Node]:
-    """Each op once, under the names of all nodes that are the same."""
-    groups: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        same = identity(node.subject) if node.subject else f"{node.op} | {node.reason}"
-        groups.setdefault(same, []).append(node)
-    for group in groups.values():
-        first = group[0]
-        name = " ".join(node.name for node in group)
-        subject = replace(first.subject, node=name) if first.subject else None
-        yield replace(first, name=name, subject=subject)
+def _check(work: Work, backend: Runner) -> list[Finding]:
+    restore(work.known)
+    return list(check_op(work.candidate, backend, work.settings))
+
+
+def _counted(read: Graph, nodes: list[Node], rows: list[Finding]) -> Findings:
+    annotated = {row.node for row in rows if row.annotation}
+    names = [name for node in nodes if node.name in annotated for name in node.name.split()]
+    return Findings(tuple(rows), len(read.nodes), read.num_compute, len(names))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write `path` whole or not at all."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text)
+    draft.replace(path)

@@ -3,11 +3,11 @@
 import torch
 
 from dumpcmp.partitioning.call import leaves
-from dumpcmp.partitioning.config import VALUE, TensorInfo
-from dumpcmp.partitioning.rules.ruling import Domain, Kind, parameter_of
+from dumpcmp.partitioning.configuration import VALUE, TensorInfo
+from dumpcmp.partitioning.rules.ruling import DimKind, Domain, parameter_of
 from dumpcmp.partitioning.table import Entry
 
-NORMAL = Domain(Kind.NORMAL)
+NORMAL = Domain(DimKind.NORMAL)
 _PRIME = 7919  # keeps the seeds of neighbouring arguments apart
 
 
@@ -28,7 +28,7 @@ def wanted_grads(entry: Entry) -> tuple[int, ...]:
         and leaf.value.requires_grad
         and leaf.value.dtype.is_floating_point
         and parameter_of(leaf, entry.arguments) not in entry.buffers
-        and domains_of(entry)[index].kind in (Kind.NORMAL, Kind.POSITIVE, Kind.UNIT)
+        and domains_of(entry)[index].kind in (DimKind.NORMAL, DimKind.POSITIVE, DimKind.UNIT)
     )
 
 
@@ -39,22 +39,22 @@ def make_tensor(wanted: TensorInfo, domain: Domain, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed * _PRIME + 1)
     shape, dtype = wanted.shape, wanted.dtype
     match domain.kind:
-        case Kind.MASK:
+        case DimKind.MASK:
             return _mask(shape, generator)
-        case Kind.COUNT:
+        case DimKind.COUNT:
             return torch.zeros(shape, dtype=torch.int64)
-        case Kind.PERMUTATION:
+        case DimKind.PERMUTATION:
             return torch.rand(*shape[:-1], domain.limit, generator=generator).argsort(-1)[
                 ..., : shape[-1]
             ]
-        case Kind.IDS:
+        case DimKind.IDS:
             whole = torch.int64 if dtype.is_floating_point else dtype
             return torch.randint(0, domain.limit, shape, generator=generator, dtype=whole)
     if dtype is torch.bool:
         return _mask(shape, generator)
     if not (dtype.is_floating_point or dtype.is_complex):
         return torch.randint(
-            int(domain.kind is Kind.POSITIVE), 10, shape, generator=generator, dtype=dtype
+            int(domain.kind is DimKind.POSITIVE), 10, shape, generator=generator, dtype=dtype
         )
     return _floats(shape, domain.kind, generator, dtype)
 
@@ -67,14 +67,14 @@ def _mask(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 
 def _floats(
-    shape: tuple[int, ...], kind: Kind, generator: torch.Generator, dtype: torch.dtype
+    shape: tuple[int, ...], kind: DimKind, generator: torch.Generator, dtype: torch.dtype
 ) -> torch.Tensor:
     if dtype.is_complex:
         return torch.randn(shape, generator=generator, dtype=dtype)
-    if kind is Kind.NORMAL:
+    if kind is DimKind.NORMAL:
         return torch.randn(shape, generator=generator).to(dtype)
     unit = torch.rand(shape, generator=generator)
-    return (unit * 0.9 + 0.05 if kind is Kind.POSITIVE else unit * 1.8 - 0.9).to(dtype)
+    return (unit * 0.9 + 0.05 if kind is DimKind.POSITIVE else unit * 1.8 - 0.9).to(dtype)
 
 
 def make_inputs(

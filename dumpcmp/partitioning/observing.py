@@ -16,19 +16,19 @@ from torch.utils._pytree import tree_leaves
 
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.partitioning.call import OpCall, Path, leaves, replaced
-from dumpcmp.partitioning.config import PartitionError, TensorInfo
+from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
 from dumpcmp.partitioning.inputs import cotangent, make_inputs
-from dumpcmp.partitioning.plan import WHOLE, Partial, Placement, Plan, Shard
+from dumpcmp.partitioning.partition import WHOLE, Partial, Partition, Share, Split
 from dumpcmp.partitioning.rules.ruling import Domain
 from dumpcmp.partitioning.signature import function_of
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class Trial:
     """One run of an op: small enough to be sent, since its tensors are made where it runs."""
 
     call: OpCall
-    plan: Plan
+    partition: Partition
     domains: tuple[Domain, ...]
     wanted: tuple[int, ...]  # leaves whose gradients are observed
     paths: Mapping[str, Path]  # parameter -> where its argument is
@@ -41,30 +41,30 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class Joined:
     """What a run gave, whole: slot -> tensor; and slots that every part should have the same."""
 
     values: Mapping[str, Tensor]
     replicas: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
 
 
-Inputs = Sequence[Tensor | None]
+LeafTensors = Sequence[Tensor | None]
 
 
-def inputs_of(task: Task) -> list[Tensor | None]:
-    """The whole inputs of `task`, on its device."""
+def inputs_of(trial: Trial) -> list[Tensor | None]:
+    """The whole inputs of `trial`, on its device."""
     stubs = tuple(
-        leaf.value if isinstance(leaf.value, TensorInfo) else None for leaf in leaves(task.call)
+        leaf.value if isinstance(leaf.value, TensorInfo) else None for leaf in leaves(trial.call)
     )
-    made = make_inputs(stubs, task.domains, task.seed)
-    return [None if tensor is None else tensor.to(task.device) for tensor in made]
+    made = make_inputs(stubs, trial.domains, trial.seed)
+    return [None if tensor is None else tensor.to(trial.device) for tensor in made]
 
 
-def observe(task: Task, inputs: Inputs) -> Observation:
-    """Run all parts of `task` here, on slices of `inputs`, and join what they give."""
+def observe(trial: Trial, inputs: LeafTensors) -> Joined:
+    """Run all parts of `trial` here, on slices of `inputs`, and join what they give."""
     try:
         with full_precision():
-            return _observe(task, inputs)
+            return _observe(trial, inputs)
     except DumpcmpError:
         raise
     except Exception as error:
@@ -73,32 +73,34 @@ def observe(task: Task, inputs: Inputs) -> Observation:
         raise PartFailedError(f"joining the parts or their backward raises {what}") from error
 
 
-def _observe(task: Task, given: Inputs) -> Observation:
-    sources = [_source(tensor, i in task.wanted, task.double) for i, tensor in enumerate(given)]
-    locals_ = [_local(sources, task.plan, part) for part in range(task.plan.num)]
-    with seeded(task.seed + task.noise, task.device):
-        results = _run_all(task, locals_)
+def _observe(trial: Trial, given: LeafTensors) -> Joined:
+    sources = [_source(tensor, i in trial.wanted, trial.double) for i, tensor in enumerate(given)]
+    locals_ = [_local(sources, trial.partition, part) for part in range(trial.partition.num)]
+    with seeded(trial.seed + trial.noise, trial.device):
+        results = _run_all(trial, locals_)
     outputs = [_tensors(result) for result in results]
-    task = replace(task, plan=replace(task.plan, outputs=placements(task, len(outputs[0]))))
+    trial = replace(
+        trial, partition=replace(trial.partition, outputs=placements(trial, len(outputs[0])))
+    )
     joined = [
         _joined([mine[i] for mine in outputs], placement)
-        for i, placement in enumerate(task.plan.outputs)
+        for i, placement in enumerate(trial.partition.outputs)
     ]
     values = {f"output.{i}": value.detach() for i, value in enumerate(joined)}
     replicas = {
         f"output.{i}": [mine[i].detach() for mine in outputs]
-        for i, placement in enumerate(task.plan.outputs)
-        if not isinstance(placement, Shard | Partial) and task.plan.num > 1
+        for i, placement in enumerate(trial.partition.outputs)
+        if not isinstance(placement, Split | Partial) and trial.partition.num > 1
     }
-    if task.backward:
-        values |= _gradients(task, sources, outputs)
-    for i in _mutated(task, sources, locals_):
+    if trial.backward:
+        values |= _gradients(trial, sources, outputs)
+    for i in _mutated(trial, sources, locals_):
         mine = [part[i].detach() for part in locals_]  # type: ignore[union-attr]
-        placement = task.plan.inputs[i]
+        placement = trial.partition.inputs[i]
         values[f"mutated.{i}"] = _joined(mine, placement)
-        if not isinstance(placement, Shard) and task.plan.num > 1:
+        if not isinstance(placement, Split) and trial.partition.num > 1:
             replicas[f"mutated.{i}"] = mine
-    return Observation(values, replicas)
+    return Joined(values, replicas)
 
 
 @contextmanager
@@ -139,26 +141,26 @@ def _source(tensor: Tensor | None, wanted: bool, double: bool) -> Tensor | None:
     return plain.clone().requires_grad_() if wanted and plain.is_floating_point() else plain
 
 
-def slice_of(tensor: Tensor, placement: Placement, part: int) -> Tensor:
+def slice_of(tensor: Tensor, placement: Share, part: int) -> Tensor:
     """What `part` holds of `tensor`."""
-    if isinstance(placement, Shard):
+    if isinstance(placement, Split):
         return tensor.narrow(placement.dim, placement.starts[part], placement.lengths[part])
     return tensor
 
 
-def _local(sources: Inputs, plan: Plan, part: int) -> list[Tensor | None]:
+def _local(sources: LeafTensors, partition: Partition, part: int) -> list[Tensor | None]:
     return [
         None
         if tensor is None
         else slice_of(tensor, placement, part).clone(memory_format=torch.contiguous_format)
-        for tensor, placement in zip(sources, plan.inputs, strict=True)
+        for tensor, placement in zip(sources, partition.inputs, strict=True)
     ]
 
 
-def arguments_of(task: Task, mine: Inputs, part: int) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of one part: its tensors, and what the plan changes for it."""
-    changes = dict(task.plan.changes[part])
-    tensors = {leaf.path: t for leaf, t in zip(leaves(task.call), mine, strict=True)}
+def arguments_of(trial: Trial, mine: LeafTensors, part: int) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of one part: its tensors, and what the partition changes for it."""
+    changes = dict(trial.partition.changes[part])
+    tensors = {leaf.path: t for leaf, t in zip(leaves(trial.call), mine, strict=True)}
 
     def change(path: Path, value: Any) -> Any:
         tensor = tensors.get(path)
@@ -166,30 +168,30 @@ def arguments_of(task: Task, mine: Inputs, part: int) -> tuple[list[Any], dict[s
             return tensor
         value = changes.get(path, value)
         floats = isinstance(value, torch.dtype) and value.is_floating_point
-        return torch.float64 if task.double and floats else value
+        return torch.float64 if trial.double and floats else value
 
-    return replaced(task.call, change)
+    return replaced(trial.call, change)
 
 
-def started(task: Task, mine: Inputs, part: int) -> Any:
+def started(trial: Trial, mine: LeafTensors, part: int) -> Any:
     """Run one part: its result, or, for a synchronised op, the generator that leads to it."""
-    args, kwargs = arguments_of(task, mine, part)
-    if not task.plan.synchronised:
-        return function_of(task.call).run(*args, **kwargs)
-    home, _, name = task.plan.synchronised.rpartition(".")
+    args, kwargs = arguments_of(trial, mine, part)
+    if not trial.partition.synchronised:
+        return function_of(trial.call).run(*args, **kwargs)
+    home, _, name = trial.partition.synchronised.rpartition(".")
     given = {"args": args, "kwargs": kwargs}
-    named = {n: given[str(side)][key] for n, (side, key, *_) in task.paths.items()}  # type: ignore[index]
+    named = {n: given[str(side)][key] for n, (side, key, *_) in trial.paths.items()}  # type: ignore[index]
     return getattr(import_module(home), name)(**named)
 
 
-def _run_all(task: Task, locals_: Sequence[Inputs]) -> list[Any]:
+def _run_all(trial: Trial, locals_: Sequence[LeafTensors]) -> list[Any]:
     results = []
     for part, mine in enumerate(locals_):
         try:
-            results.append(started(task, mine, part))
+            results.append(started(trial, mine, part))
         except Exception as error:
-            raise _failed(part, task.plan.num, error) from error
-    return _together(results) if task.plan.synchronised else results
+            raise _failed(part, trial.partition.num, error) from error
+    return _together(results) if trial.partition.synchronised else results
 
 
 class PartFailedError(PartitionError):
@@ -224,20 +226,21 @@ def _tensors(result: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
-def placements(task: Task, found: int) -> tuple[Placement, ...]:
+def placements(trial: Trial, found: int) -> tuple[Share, ...]:
     """How the outputs come together; an annotation with more or fewer than `found` is refused."""
-    if task.plan.num == 1:
+    if trial.partition.num == 1:
         return (WHOLE,) * found
-    if found != len(task.plan.outputs):
+    if found != len(trial.partition.outputs):
         raise PartitionError(
-            f"{task.call.fsig} gives {found} tensors, its annotation has {len(task.plan.outputs)}",
+            f"{trial.call.fsig} gives {found} tensors, "
+            f"its annotation has {len(trial.partition.outputs)}",
             hint="write one shape for each output",
         )
-    return task.plan.outputs
+    return trial.partition.outputs
 
 
-def _joined(parts: Sequence[Tensor], placement: Placement) -> Tensor:
-    if isinstance(placement, Shard) and len(parts) > 1:
+def _joined(parts: Sequence[Tensor], placement: Share) -> Tensor:
+    if isinstance(placement, Split) and len(parts) > 1:
         return torch.cat(list(parts), placement.dim)
     if isinstance(placement, Partial):
         return _sum(parts)
@@ -252,19 +255,19 @@ def _sum(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _gradients(
-    task: Task, sources: Inputs, outputs: Sequence[Sequence[Tensor]]
+    trial: Trial, sources: LeafTensors, outputs: Sequence[Sequence[Tensor]]
 ) -> dict[str, Tensor]:
     """Gradients of the wanted inputs under a random cotangent of every differentiable output."""
     targets, arriving = [], []
-    for i, placement in enumerate(task.plan.outputs):
+    for i, placement in enumerate(trial.partition.outputs):
         parts = [mine[i] for mine in outputs]
         if not any(part.requires_grad for part in parts):
             continue
-        mean = not isinstance(placement, Shard | Partial)
+        mean = not isinstance(placement, Split | Partial)
         whole = _sum(parts) / len(parts) if mean and len(parts) > 1 else _joined(parts, placement)
         targets.append(whole)
-        arriving.append(arriving_at(task, i, whole))
-    tensors = [(i, t) for i in task.wanted if (t := sources[i]) is not None and t.requires_grad]
+        arriving.append(arriving_at(trial, i, whole))
+    tensors = [(i, t) for i in trial.wanted if (t := sources[i]) is not None and t.requires_grad]
     if not targets or not tensors:
         return {}
     found = torch.autograd.grad(targets, [t for _, t in tensors], arriving, allow_unused=True)
@@ -275,21 +278,21 @@ def _gradients(
     }
 
 
-def arriving_at(task: Task, index: int, like: Tensor) -> Tensor:
+def arriving_at(trial: Trial, index: int, like: Tensor) -> Tensor:
     """The cotangent of output `index`; in float64 it is the same numbers."""
-    native = task.native[index] if task.native else like.dtype
-    made = cotangent(tuple(like.shape), native, index, task.seed)
+    native = trial.native[index] if trial.native else like.dtype
+    made = cotangent(tuple(like.shape), native, index, trial.seed)
     return made.to(device=like.device, dtype=like.dtype)
 
 
-def _mutated(task: Task, sources: Inputs, locals_: Sequence[Inputs]) -> list[int]:
+def _mutated(trial: Trial, sources: LeafTensors, locals_: Sequence[LeafTensors]) -> list[int]:
     """Leaves that any part has written to."""
     return [
         i
         for i, source in enumerate(sources)
         if source is not None
         and any(
-            was_written(mine[i], slice_of(source, task.plan.inputs[i], part))
+            was_written(mine[i], slice_of(source, trial.partition.inputs[i], part))
             for part, mine in enumerate(locals_)
         )
     ]

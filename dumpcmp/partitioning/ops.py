@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dumpcmp.partitioning.call import call_of
-from dumpcmp.partitioning.checking import Backend, Settings, Subject, check_op
-from dumpcmp.partitioning.config import VerifyConfig
+from dumpcmp.partitioning.checking import Candidate, Runner, Settings, check_op
+from dumpcmp.partitioning.configuration import PartitionConfig, PartitionError
+from dumpcmp.partitioning.crews import opened
 from dumpcmp.partitioning.findings import Findings
-from dumpcmp.partitioning.ranks import opened
 
 _log = logging.getLogger("dumpcmp.partitioning")
 
@@ -21,7 +21,7 @@ class Gathered:
     """What was verified while someone listened, and with which settings."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    configs: list[VerifyConfig] = field(default_factory=list)
+    configs: list[PartitionConfig] = field(default_factory=list)
     findings: list[Findings] = field(default_factory=list)
 
 
@@ -39,7 +39,7 @@ def gathering(**options: Any) -> Iterator[Gathered]:
         _LISTENER.reset(token)
 
 
-def verify_partition_options(config: VerifyConfig, **options: Any) -> bool:
+def verify_partition_options(config: PartitionConfig, **options: Any) -> bool:
     """Whether the op, and every partition of it in `config`, gives what the op alone gives.
 
     Takes the options of `check_partition_options`, which returns the reasons as well; here they
@@ -58,9 +58,9 @@ def verify_partition_options(config: VerifyConfig, **options: Any) -> bool:
 
 
 def check_partition_options(
-    config: VerifyConfig,
+    config: PartitionConfig,
     *,
-    backend: str | Backend = "inprocess",
+    backend: str | Runner = "inprocess",
     num: int = 2,
     seed: int = 0,
     device: str = "cpu",
@@ -69,9 +69,14 @@ def check_partition_options(
     """Verify the op of `config` and each of its partitions, and say what was found.
 
     `backend` is ``"inprocess"``, ``"gloo"`` or ``"nccl"`` (ranks that are spawned for this call,
-    each task limited to `timeout` seconds), or ranks that are open already (`ranks.opened`).
+    each trial limited to `timeout` seconds), or ranks that are open already (`ranks.opened`).
     """
-    subject = Subject(
+    if not isinstance(config, PartitionConfig):
+        raise PartitionError(
+            f"a partition is described by a PartitionConfig, not by {_named(type(config))}",
+            hint="from dumpcmp.partitioning import PartitionConfig",
+        )
+    candidate = Candidate(
         call_of(config),
         tuple(config.parti_options),
         config.anno,
@@ -80,5 +85,9 @@ def check_partition_options(
     )
     room = opened(backend, timeout) if isinstance(backend, str) else nullcontext(backend)
     with room as runner:
-        rows = tuple(check_op(subject, runner, Settings(num, seed, device)))
+        rows = tuple(check_op(candidate, runner, Settings(num, seed, device)))
     return Findings(rows, 1, 1, int(bool(rows[0].annotation)))
+
+
+def _named(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

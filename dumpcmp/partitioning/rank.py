@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.utils._pytree import tree_leaves
 
 from dumpcmp.partitioning.observing import (
-    Inputs,
-    Task,
+    LeafTensors,
+    Trial,
     arriving_at,
     full_precision,
     inputs_of,
@@ -31,7 +31,7 @@ from dumpcmp.partitioning.observing import (
     started,
     was_written,
 )
-from dumpcmp.partitioning.plan import Partial, Placement, Shard
+from dumpcmp.partitioning.partition import Partial, Share, Split
 
 START = 180.0  # seconds for the ranks to import torch and find each other
 
@@ -45,20 +45,20 @@ def main() -> None:
 
 
 def _serve(rank: int, num: int, backend: str, port: int, timeout: float, line: Connection) -> None:
-    """The life of a rank: join the group, then run tasks until the line closes."""
+    """The life of a rank: join the group, then run trials until the line closes."""
     try:
         store = TCPStore("127.0.0.1", port, is_master=False)
-        limit = timedelta(seconds=max(timeout, START))  # who asks for a task watches its time
+        limit = timedelta(seconds=max(timeout, START))  # who asks for a trial watches its time
         dist.init_process_group(backend, store=store, rank=rank, world_size=num, timeout=limit)
         if backend == "nccl":
             torch.cuda.set_device(rank)
         torch.set_num_threads(max(1, torch.get_num_threads() // num))
         line.send("")
         while True:
-            task, room = line.recv()
-            device = f"cuda:{rank}" if backend == "nccl" else task.device
+            trial, room = line.recv()
+            device = f"cuda:{rank}" if backend == "nccl" else trial.device
             with full_precision():
-                answer = _run(replace(task, device=device), rank)
+                answer = _run(replace(trial, device=device), rank)
             torch.save(answer, Path(room, f"{rank}.pt"))
             line.send("")
     except EOFError:
@@ -70,33 +70,37 @@ def _serve(rank: int, num: int, backend: str, port: int, timeout: float, line: C
             dist.destroy_process_group()
 
 
-def _run(task: Task, rank: int) -> dict[str, dict[str, Tensor]]:
-    """One part of `task`: whole values as rank 0 reports them, and what this rank replicates."""
+def _run(trial: Trial, rank: int) -> dict[str, dict[str, Tensor]]:
+    """One part of `trial`: whole values as rank 0 reports them, and what this rank replicates."""
     mine = [
-        None if tensor is None else _leaf(slice_of(tensor, placement, rank), i in task.wanted)
-        for i, (tensor, placement) in enumerate(zip(inputs_of(task), task.plan.inputs, strict=True))
+        None if tensor is None else _leaf(slice_of(tensor, placement, rank), i in trial.wanted)
+        for i, (tensor, placement) in enumerate(
+            zip(inputs_of(trial), trial.partition.inputs, strict=True)
+        )
     ]
     working = [None if tensor is None else tensor.clone() for tensor in mine]
-    with seeded(task.seed + rank, task.device):
-        result = started(task, working, rank)
+    with seeded(trial.seed + rank, trial.device):
+        result = started(trial, working, rank)
         outputs = [
             leaf
-            for leaf in tree_leaves(_synchronised(result) if task.plan.synchronised else result)
+            for leaf in tree_leaves(
+                _synchronised(result) if trial.partition.synchronised else result
+            )
             if isinstance(leaf, Tensor)
         ]
-    placed = placements(task, len(outputs))
+    placed = placements(trial, len(outputs))
     values = {f"output.{i}": _whole(t.detach(), placed[i]) for i, t in enumerate(outputs)}
     replicas = {
         f"output.{i}": t.detach()
         for i, t in enumerate(outputs)
-        if not isinstance(placed[i], Shard | Partial)
+        if not isinstance(placed[i], Split | Partial)
     }
-    if task.backward:
-        values |= _gradients(task, mine, outputs, placed, rank)
+    if trial.backward:
+        values |= _gradients(trial, mine, outputs, placed, rank)
     for i, (tensor, before) in enumerate(zip(working, mine, strict=True)):
         if tensor is not None and before is not None and _anywhere(was_written(tensor, before)):
-            values[f"mutated.{i}"] = _whole(tensor.detach(), task.plan.inputs[i])
-            if not isinstance(task.plan.inputs[i], Shard):
+            values[f"mutated.{i}"] = _whole(tensor.detach(), trial.partition.inputs[i])
+            if not isinstance(trial.partition.inputs[i], Split):
                 replicas[f"mutated.{i}"] = tensor.detach()
     return {
         "values": _on_cpu(values) if rank == 0 else {},
@@ -151,11 +155,11 @@ def _summed(tensor: Tensor) -> Tensor:
     return total
 
 
-def _whole(tensor: Tensor, placement: Placement) -> Tensor:
+def _whole(tensor: Tensor, placement: Share) -> Tensor:
     """What the ranks hold together, on every rank."""
     if isinstance(placement, Partial):
         return _summed(tensor)
-    if not isinstance(placement, Shard):
+    if not isinstance(placement, Split):
         return tensor
     shapes: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(shapes, tuple(tensor.shape))
@@ -167,10 +171,10 @@ def _whole(tensor: Tensor, placement: Placement) -> Tensor:
 
 
 def _gradients(
-    task: Task,
-    mine: Inputs,
+    trial: Trial,
+    mine: LeafTensors,
     outputs: Sequence[Tensor],
-    placed: Sequence[Placement],
+    placed: Sequence[Share],
     rank: int,
 ) -> dict[str, Tensor]:
     """Run the backward of this rank; gradients of replicated inputs add up over the ranks."""
@@ -178,26 +182,26 @@ def _gradients(
     for i, (output, placement) in enumerate(zip(outputs, placed, strict=True)):
         if output.requires_grad:
             targets.append(output)
-            arriving.append(_share(task, i, output, placement, rank))
-    leaves = [(i, t) for i in task.wanted if (t := mine[i]) is not None and t.requires_grad]
+            arriving.append(_share(trial, i, output, placement, rank))
+    leaves = [(i, t) for i in trial.wanted if (t := mine[i]) is not None and t.requires_grad]
     if not targets or not leaves:
         return {}
     found = torch.autograd.grad(targets, [t for _, t in leaves], arriving, allow_unused=True)
     return {
-        f"grad_input.{i}": _whole(grad, placement if isinstance(placement, Shard) else Partial())
+        f"grad_input.{i}": _whole(grad, placement if isinstance(placement, Split) else Partial())
         for (i, _), grad in zip(leaves, found, strict=True)
         if grad is not None
-        for placement in [task.plan.inputs[i]]
+        for placement in [trial.partition.inputs[i]]
     }
 
 
-def _share(task: Task, index: int, output: Tensor, placement: Placement, rank: int) -> Tensor:
+def _share(trial: Trial, index: int, output: Tensor, placement: Share, rank: int) -> Tensor:
     """What arrives at this rank of the cotangent of the whole output `index`."""
     if isinstance(placement, Partial):
-        return arriving_at(task, index, output)
-    if not isinstance(placement, Shard):
-        return arriving_at(task, index, output) / task.plan.num
+        return arriving_at(trial, index, output)
+    if not isinstance(placement, Split):
+        return arriving_at(trial, index, output) / trial.partition.num
     shape = list(output.shape)
     shape[placement.dim] = sum(placement.lengths)
-    whole = arriving_at(task, index, output.new_empty(shape))
+    whole = arriving_at(trial, index, output.new_empty(shape))
     return slice_of(whole, placement, rank)

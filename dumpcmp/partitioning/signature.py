@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dumpcmp.partitioning.call import OpCall
-from dumpcmp.partitioning.config import PartitionError, TensorInfo
+from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
 
 # Signatures of nnScaler's own functions -> our functions with the same arguments.
 EQUIVALENTS = {
@@ -24,7 +24,7 @@ _ATEN = "torch.ops.aten."
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class Callee:
     """What runs, and how its parameters are called, in order."""
 
     run: Callable[..., Any]
@@ -37,15 +37,15 @@ def canonical(fsig: str) -> str:
     return "aten." + fsig.removeprefix(_ATEN) if fsig.startswith(_ATEN) else fsig
 
 
-def function_of(call: OpCall) -> Function:
+def function_of(call: OpCall) -> Callee:
     """The function that `call` names, with parameter names that fit its arguments."""
     run = _resolve(canonical(call.fsig), call.imports)
     if isinstance(run, torch._ops.OpOverload):
-        return Function(run, _schema_names(run))
+        return Callee(run, _schema_names(run))
     try:
         return _inspected(run)
     except ValueError:  # a builtin of torch: its parameters are those of the aten op of that name
-        return Function(run, _builtin_names(call))
+        return Callee(run, _builtin_names(call))
 
 
 @cache
@@ -142,11 +142,11 @@ def _schema_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
     return tuple(argument.name for argument in op._schema.arguments)
 
 
-def _inspected(run: Callable[..., Any]) -> Function:
+def _inspected(run: Callable[..., Any]) -> Callee:
     parameters = inspect.signature(run).parameters.values()
     several = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
     named = tuple(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
-    return Function(run, named, several[0] if several else "")
+    return Callee(run, named, several[0] if several else "")
 
 
 def _builtin_names(call: OpCall) -> tuple[str, ...]:

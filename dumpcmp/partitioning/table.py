@@ -17,17 +17,17 @@ from dumpcmp.partitioning.rules import (
 )
 from dumpcmp.partitioning.rules.ruling import (
     Adjusted,
+    Annotator,
     Arguments,
     Domain,
     NoRule,
-    Rule,
     Ruling,
     name_arguments,
     texts,
 )
 from dumpcmp.partitioning.signature import EQUIVALENTS, canonical, folded, function_of
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, Annotator] = {
     **pointwise.RULES,
     **contraction.RULES,
     **convolution.RULES,
@@ -135,7 +135,7 @@ def entry_for(call: OpCall, anno: str = "") -> Entry:
     return _by_rule(call, arguments, rule(arguments))
 
 
-def _rule_for(fsig: str) -> Rule | None:
+def _rule_for(fsig: str) -> Annotator | None:
     fsig = canonical(fsig)
     if fsig in RULES or fsig in EQUIVALENTS:
         return RULES.get(fsig)

@@ -14,24 +14,24 @@ import xxhash
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.version import __version__
-from dumpcmp.partitioning.checking import Settings, Subject
+from dumpcmp.partitioning.checking import Candidate, Settings
 from dumpcmp.partitioning.findings import Finding, from_dict, to_dict
-from dumpcmp.partitioning.graphs import identity
+from dumpcmp.partitioning.nodes import identity
 from dumpcmp.partitioning.rules.ruling import NoRule
 from dumpcmp.partitioning.table import entry_for
 
 
-def key_of(subject: Subject, settings: Settings, backend: str) -> str:
+def key_of(candidate: Candidate, settings: Settings, backend: str) -> str:
     """Names what was verified by content: op, arguments, how it ran, and under which versions."""
     versions = (torch.__version__, __version__)
-    content = f"{identity(subject)} {_rule(subject)} {settings} {backend} {versions}"
+    content = f"{identity(candidate)} {_rule(candidate)} {settings} {backend} {versions}"
     return xxhash.xxh3_128_hexdigest(content.encode())
 
 
-def _rule(subject: Subject) -> str:
+def _rule(candidate: Candidate) -> str:
     """What the table or the user says about the op now; an op that passed has an annotation."""
     try:
-        entry = entry_for(subject.call, subject.anno)
+        entry = entry_for(candidate.call, candidate.anno)
     except (NoRule, DumpcmpError):
         return ""
     return f"{entry.inputs} {entry.outputs} {entry.adjusted} {entry.domains} {entry.synchronised}"

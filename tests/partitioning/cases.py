@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dumpcmp.partitioning import IRObject, TensorInfo, VerifyConfig
+from dumpcmp.partitioning import IRObject, PartitionConfig, TensorInfo
 
 EMBEDDING = "nnscaler.runtime.function.embedding"
 FULLSLICE = "nnscaler.runtime.function.fullslice"
@@ -10,13 +10,13 @@ BATCHNORM = "nnscaler.graph.function.wrapnn.wrap_batchnorm2d_func"
 INSTANCENORM = "nnscaler.graph.function.wrapnn.wrap_instancenorm2d_func"
 
 
-def config(fsig: str, *shapes: Any, options: Any = (), **rest: Any) -> VerifyConfig:
+def config(fsig: str, *shapes: Any, options: Any = (), **rest: Any) -> PartitionConfig:
     """A configuration; tuples are shapes, `options` are (idx, dim) pairs or whole dicts."""
     named = {key: rest.pop(key) for key in ("anno", "non_grad_indices") if key in rest}
     imports = rest.pop("imports", "")
     args = [TensorInfo("shape", s) if isinstance(s, tuple) else s for s in shapes]
     asked = [o if isinstance(o, dict) else {"idx": o[0], "dim": o[1]} for o in options]
-    return VerifyConfig(
+    return PartitionConfig(
         fsig=fsig,
         args=args,
         kwargs=rest,
@@ -27,7 +27,7 @@ def config(fsig: str, *shapes: Any, options: Any = (), **rest: Any) -> VerifyCon
     )
 
 
-def _conv(fsig: str, image: Any, weight: Any, *bias: Any, dim: int, groups: int) -> VerifyConfig:
+def _conv(fsig: str, image: Any, weight: Any, *bias: Any, dim: int, groups: int) -> PartitionConfig:
     more = {"output_padding": 0} if "transpose" in fsig else {}
     return config(
         f"torch.{fsig}",

@@ -11,7 +11,7 @@ from dumpcmp.partitioning.annotation import (
     parse_annotation,
 )
 from dumpcmp.partitioning.call import call_of, leaves
-from dumpcmp.partitioning.plan import Option, every_option, plan_partition
+from dumpcmp.partitioning.partition import Option, every_option, partition_by
 from dumpcmp.partitioning.table import entry_for
 from tests.partitioning.cases import LARGE, SMALL, config
 
@@ -120,7 +120,7 @@ def planned(given, option):
     entry = entry_for(call_of(given), given.anno)
     annotation = entry.annotation(1)
     lengths = entry.lengths(annotation, [])
-    return plan_partition(entry, annotation, lengths, option)
+    return partition_by(entry, annotation, lengths, option)
 
 
 @pytest.mark.parametrize("name, given", [*SMALL.items(), *LARGE.items()])
@@ -133,11 +133,11 @@ def test_options_of_the_examples_become_these_rules(name, given):
 def test_parts_are_as_even_as_can_be_and_cover_the_whole(length, num):
     if length < num:
         return
-    plan = planned(config("torch.relu", (length, 3)), Option(0, 0, num))
-    lengths = plan.inputs[0].lengths
+    partition = planned(config("torch.relu", (length, 3)), Option(0, 0, num))
+    lengths = partition.inputs[0].lengths
     assert sum(lengths) == length
     assert max(lengths) - min(lengths) <= 1
-    assert plan.inputs[0].starts == tuple(sum(lengths[:i]) for i in range(num))
+    assert partition.inputs[0].starts == tuple(sum(lengths[:i]) for i in range(num))
 
 
 def test_each_name_is_offered_once():

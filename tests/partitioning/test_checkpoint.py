@@ -117,10 +117,10 @@ def test_a_graph_is_read_without_its_classes(ir, tmp_path, monkeypatch):
         "torch.nn.functional.linear", "torch.conv2d", "torch.Tensor.view", "torch.addmm",
         "torch.nn.functional.linear", "operator.add",
     ]  # fmt: skip
-    assert nodes[0].subject.anno == "n k+, m k+, ? -> n m"
-    assert nodes[1].subject.anno == "n (g 4) 5 5, (g 3) 4 3 3, ? -> n (g 3) 3 3"
-    assert nodes[2].subject.call.kwargs == {"size": (-1, 8)}
-    assert [arg.shape for arg in nodes[3].subject.call.args] == [(4, 6), (4, 8), (8, 6)]
+    assert nodes[0].candidate.anno == "n k+, m k+, ? -> n m"
+    assert nodes[1].candidate.anno == "n (g 4) 5 5, (g 3) 4 3 3, ? -> n (g 3) 3 3"
+    assert nodes[2].candidate.call.kwargs == {"size": (-1, 8)}
+    assert [arg.shape for arg in nodes[3].candidate.call.args] == [(4, 6), (4, 8), (8, 6)]
     assert nodes[0].source == "model.py:31"
     assert nodes[5].reason
 

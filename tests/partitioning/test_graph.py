@@ -119,18 +119,19 @@ def test_what_is_no_graph_says_so(tmp_path):
 
 
 HEAD = "from dumpcmp.partitioning import *\n"
-RELU = "VerifyConfig('torch.relu', [TensorInfo('shape', (4, 6))], parti_options=[{}])\n"
+RELU = "PartitionConfig('torch.relu', [TensorInfo('shape', (4, 6))], parti_options=[{}])\n"
 FILES = [
     ("ok", HEAD + "good = " + RELU.format("{'idx': 0, 'dim': 1}"), 0, "PASS torch.relu"),
     ("called", HEAD + "c = " + RELU.format("{'idx': 0, 'dim': 1}")
      + "assert verify_partition_options(c) is True\n", 0, "partitions: 1 tried: 1 PASS"),
     ("refused", HEAD + "bad = [" + RELU.strip().format("{'idx': 0, 'dim': 3}") + "]\n", 1,
      "no dim 3"),
-    ("wrong", HEAD + "c = VerifyConfig('torch.softmax', [TensorInfo('shape', (4, 6))], {'dim': 0},"
-     " parti_options=[{'idx': 0, 'dim': 0}], anno='a b -> a b')\n", 1, "off the float64 run"),
-    ("random", HEAD + "c = VerifyConfig('torch.bernoulli', [TensorInfo('shape', (40, 6))],"
+    ("wrong", HEAD + "c = PartitionConfig('torch.softmax', [TensorInfo('shape', (4, 6))],"
+     " {'dim': 0}, parti_options=[{'idx': 0, 'dim': 0}], anno='a b -> a b')\n", 1,
+     "off the float64 run"),
+    ("random", HEAD + "c = PartitionConfig('torch.bernoulli', [TensorInfo('shape', (40, 6))],"
      " {'p': 0.5})\n", 2, "random"),
-    ("empty", HEAD, 2, "holds no VerifyConfig"),
+    ("empty", HEAD, 2, "holds no PartitionConfig"),
 ]  # fmt: skip
 
 

@@ -1,14 +1,17 @@
 """Partitions that a user writes down: right ones pass, wrong ones fail with a reason."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
+import dumpcmp
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning import (
+    PartitionConfig,
+    PartitionError,
     TensorInfo,
-    VerifyConfig,
     check_partition_options,
     register_annotation,
     verify_partition_options,
@@ -140,6 +143,12 @@ def test_a_part_that_raises_fails():
     assert row[-1].verdict in (Verdict.FAIL, Verdict.ERROR)
 
 
+@pytest.mark.parametrize("call", [verify_partition_options, check_partition_options])
+def test_another_configuration_is_refused_by_name(call: Callable[..., object]) -> None:
+    with pytest.raises(PartitionError, match=r"by a PartitionConfig, not by .*\.VerifyConfig"):
+        call(dumpcmp.VerifyConfig())
+
+
 def test_an_annotation_can_be_registered():
     register_annotation("tests.partitioning.functions.scaled", "a b, ? -> a b")
     given = config("tests.partitioning.functions.scaled", (4, 6), 2.0, options=[(0, 0), (0, 1)])
@@ -151,7 +160,7 @@ def test_an_annotation_can_be_registered():
 
 def test_tensors_may_come_by_value_and_by_keyword():
     eye = TensorInfo("value", torch.eye(4))
-    given = VerifyConfig(
+    given = PartitionConfig(
         "torch.nn.functional.linear",
         [TensorInfo("shape", (6, 4)), eye],
         {"bias": TensorInfo("shape", (4,))},
@@ -164,7 +173,7 @@ def test_tensors_may_come_by_value_and_by_keyword():
 def test_short_and_long_floats_are_judged_by_their_own_rounding(dtype):
     shapes = [(64, 256), (32, 256)]
     tensors = [TensorInfo("shape", shape, dtype=dtype) for shape in shapes]
-    given = VerifyConfig(
+    given = PartitionConfig(
         "torch.nn.functional.linear", tensors, parti_options=[{"idx": 0, "dim": 1}]
     )
     assert verify_partition_options(given) is True
@@ -179,7 +188,7 @@ def test_an_op_without_a_derivative_is_verified_forward_only():
 def test_excluded_gradients_are_not_compared():
     given = config("torch.mul", (4, 6), (4, 6), options=[(0, 0)])
     for excluded, slots in ([], 2), ([1], 1):
-        asked = VerifyConfig(
+        asked = PartitionConfig(
             given.fsig, given.args, parti_options=given.parti_options, non_grad_indices=excluded
         )
         assert len(wanted_grads(entry_for(call_of(asked)))) == slots

@@ -5,7 +5,7 @@ import torch
 
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning import PartitionError, check_partition_options
-from dumpcmp.partitioning.ranks import opened
+from dumpcmp.partitioning.crews import opened
 from tests.partitioning.cases import BATCHNORM, EMBEDDING, SMALL, WRONG, config
 
 PLAIN = "a b -> a b"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dumpcmp.partitioning.call import OpCall, shape_of
-from dumpcmp.partitioning.config import PartitionError, TensorInfo
+from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
 from dumpcmp.partitioning.inputs import make_tensor
-from dumpcmp.partitioning.rules.ruling import COUNT, MASK, POSITIVE, UNIT, Domain, Kind, ids
+from dumpcmp.partitioning.rules.ruling import COUNT, MASK, POSITIVE, UNIT, DimKind, Domain, ids
 from dumpcmp.partitioning.signature import folded, function_of, imported
 from tests.partitioning.cases import EMBEDDING
 
@@ -85,7 +85,7 @@ def test_parameters_have_names():
     assert folded(OpCall("torch.Tensor.view", (x, 8, 4))).args == (x, [8, 4])
 
 
-SHUFFLED = Domain(Kind.PERMUTATION, 30)
+SHUFFLED = Domain(DimKind.PERMUTATION, 30)
 DOMAINS = [
     (MASK, torch.float32, lambda t: t.dtype is torch.bool and bool(t[..., 0].all())),
     (COUNT, torch.float32, lambda t: t.dtype is torch.int64 and not t.any()),
@@ -95,9 +95,9 @@ DOMAINS = [
     (POSITIVE, torch.int64, lambda t: bool((t > 0).all())),
     (UNIT, torch.float32, lambda t: bool((t.abs() < 1).all()) and bool((t < 0).any())),
     (SHUFFLED, torch.int64, lambda t: all(len(set(r)) == 16 for r in t.tolist())),
-    (Domain(Kind.NORMAL), torch.bfloat16, lambda t: t.dtype is torch.bfloat16),
-    (Domain(Kind.NORMAL), torch.bool, lambda t: t.dtype is torch.bool),
-    (Domain(Kind.NORMAL), torch.complex64, lambda t: t.dtype is torch.complex64),
+    (Domain(DimKind.NORMAL), torch.bfloat16, lambda t: t.dtype is torch.bfloat16),
+    (Domain(DimKind.NORMAL), torch.bool, lambda t: t.dtype is torch.bool),
+    (Domain(DimKind.NORMAL), torch.complex64, lambda t: t.dtype is torch.complex64),
 ]  # fmt: skip
 
 

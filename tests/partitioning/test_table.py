@@ -5,7 +5,7 @@ import torch
 
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning.call import OpCall, shape_of
-from dumpcmp.partitioning.checking import InProcess, Settings, Subject, check_op
+from dumpcmp.partitioning.checking import Candidate, InProcess, Settings, check_op
 from dumpcmp.partitioning.table import RULES
 
 
@@ -206,7 +206,7 @@ CALLS = [
 @pytest.mark.parametrize("num", [2, 3])
 @pytest.mark.parametrize("given, names", CALLS, ids=[str(c) for c, _ in CALLS])
 def test_all_that_the_table_allows_is_right(given, names, num):
-    single, *parts = check_op(Subject(given), InProcess(), Settings(num=num))
+    single, *parts = check_op(Candidate(given), InProcess(), Settings(num=num))
     assert single.verdict is Verdict.PASS, single
     assert [str(row) for row in parts if row.verdict is not Verdict.PASS] == []
     assert len(parts) == names or num > 2, single.annotation
@@ -222,7 +222,7 @@ NO_RULE = [
 
 @pytest.mark.parametrize("given", NO_RULE, ids=str)
 def test_what_the_table_does_not_know_is_skipped_by_name(given):
-    (row,) = check_op(Subject(given), InProcess(), Settings())
+    (row,) = check_op(Candidate(given), InProcess(), Settings())
     assert row.verdict is Verdict.SKIPPED
     assert row.reason
 

@@ -6,10 +6,10 @@ from dumpcmp.partitioning.rules.pointwise import broadcast
 from dumpcmp.partitioning.rules.ruling import (
     MASK,
     Adjusted,
+    Annotator,
     Arguments,
     Domain,
     NoRule,
-    Rule,
     Ruling,
     ids,
     letters,
@@ -36,14 +36,14 @@ def _matmul(arguments: Arguments) -> Ruling:
     return Ruling(dict(zip(names, map(said, (left, right)), strict=True)), [said(out)])
 
 
-def _fixed(*dims: str, out: str) -> Rule:
+def _fixed(*dims: str, out: str) -> Annotator:
     def rule(arguments: Arguments) -> Ruling:
         return Ruling(dict(zip(arguments.tensors, dims, strict=True)), [out])
 
     return rule
 
 
-def _added(left: str, right: str, out: str) -> Rule:
+def _added(left: str, right: str, out: str) -> Annotator:
     """``beta * self + alpha * (left @ right)``: the summed dim stays whole, or self adds twice."""
 
     def rule(arguments: Arguments) -> Ruling:
@@ -117,7 +117,7 @@ def _embedding_range(arguments: Arguments) -> Ruling:
     return Ruling({"input": "*", "weight": "n+ e"}, ["* e"], bounds, domains={"input": limit})
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Annotator] = {
     "linear": _linear,
     "matmul": _matmul,
     "mm": _fixed("m k+", "k+ n", out="m n"),

@@ -4,9 +4,9 @@ from functools import partial
 
 from dumpcmp.partitioning.rules.ruling import (
     Adjusted,
+    Annotator,
     Arguments,
     NoRule,
-    Rule,
     Ruling,
     frozen,
     letters,
@@ -58,7 +58,7 @@ def _spatial(arguments: Arguments, ndim: int, noutputs: int = 1) -> Ruling:
     return Ruling({name: said(names)}, [said(out)] * noutputs)
 
 
-def _family(ndim: int) -> dict[str, Rule]:
+def _family(ndim: int) -> dict[str, Annotator]:
     pools = ("max_pool", "avg_pool", "adaptive_avg_pool", "_adaptive_avg_pool", "upsample_nearest")
     return {
         f"conv{ndim}d": partial(_convolution, transposed=False, ndim=ndim),
@@ -68,7 +68,7 @@ def _family(ndim: int) -> dict[str, Rule]:
     }
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Annotator] = {
     "convolution": _convolution,
     **_family(1),
     **_family(2),

@@ -1,13 +1,13 @@
 """Ops that read or write by index: gather, scatter, index."""
 
-from dumpcmp.partitioning.config import TensorInfo
+from dumpcmp.partitioning.configuration import TensorInfo
 from dumpcmp.partitioning.rules.pointwise import broadcast
 from dumpcmp.partitioning.rules.ruling import (
+    Annotator,
     Arguments,
+    DimKind,
     Domain,
-    Kind,
     NoRule,
-    Rule,
     Ruling,
     dim_of,
     frozen,
@@ -47,7 +47,7 @@ def _scatter(arguments: Arguments) -> Ruling:
     dims = {source: said(frozen(names, uneven)), "index": said(own), "src": said(own)}
     if src is not None and src != index:
         dims["src"] = said([f"s{i}^" if i in uneven else n for i, n in enumerate(names)])
-    unique = Domain(Kind.PERMUTATION, shape[dim])  # writes to one place twice have no order
+    unique = Domain(DimKind.PERMUTATION, shape[dim])  # writes to one place twice have no order
     return Ruling(dims, [dims[source]], domains={"index": unique})
 
 
@@ -114,7 +114,7 @@ def _select_scatter(arguments: Arguments) -> Ruling:
     return Ruling({"self": said(names), "src": said(names[:dim] + names[dim + 1 :])}, [said(names)])
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Annotator] = {
     "gather": _gather,
     **dict.fromkeys(("scatter", "scatter_add"), _scatter),
     "index_select": _index_select,

@@ -6,9 +6,9 @@ from dumpcmp.partitioning.rules.ruling import (
     COUNT,
     POSITIVE,
     Adjusted,
+    Annotator,
     Arguments,
     NoRule,
-    Rule,
     Ruling,
     dim_of,
     frozen,
@@ -113,7 +113,7 @@ def _class_loss(arguments: Arguments, noutputs: int = 1) -> Ruling:
     return Ruling(dims, [out, *["1"] * (noutputs - 1)], (), domains, {}, ("weight",))
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Annotator] = {
     "layer_norm": _over_last,
     "native_layer_norm": partial(_over_last, noutputs=3),
     "rms_norm": _over_last,

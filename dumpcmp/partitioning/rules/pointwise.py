@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from dumpcmp.partitioning.config import TensorInfo
+from dumpcmp.partitioning.configuration import TensorInfo
 from dumpcmp.partitioning.rules.ruling import (
     MASK,
     POSITIVE,
     UNIT,
+    Annotator,
     Arguments,
     Domain,
     NoRule,
-    Rule,
     Ruling,
     letters,
     said,
@@ -132,7 +132,7 @@ def _unit(arguments: Arguments) -> Ruling:
     return pointwise(arguments, UNIT)
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Annotator] = {
     **dict.fromkeys(_NAMES, pointwise),
     **dict.fromkeys(_POSITIVE, _positive),
     **dict.fromkeys(_UNIT, _unit),

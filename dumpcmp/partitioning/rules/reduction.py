@@ -3,7 +3,15 @@
 from functools import partial
 
 from dumpcmp.partitioning.rules.pointwise import pointwise
-from dumpcmp.partitioning.rules.ruling import Arguments, Rule, Ruling, dim_of, letters, said, words
+from dumpcmp.partitioning.rules.ruling import (
+    Annotator,
+    Arguments,
+    Ruling,
+    dim_of,
+    letters,
+    said,
+    words,
+)
 
 
 def _reduction(arguments: Arguments, mark: str = "^", noutputs: int = 1) -> Ruling:
@@ -36,7 +44,7 @@ def _ordered(arguments: Arguments, noutputs: int = 2) -> Ruling:
     return Ruling({name: said(names)}, [said(out)] * noutputs)
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Annotator] = {
     "sum": partial(_reduction, mark="+"),
     **dict.fromkeys(
         words(

@@ -6,15 +6,15 @@ from enum import StrEnum
 from typing import Any
 
 from dumpcmp.partitioning.call import Leaf, OpCall, Path, leaves
-from dumpcmp.partitioning.config import TensorInfo
-from dumpcmp.partitioning.signature import Function
+from dumpcmp.partitioning.configuration import TensorInfo
+from dumpcmp.partitioning.signature import Callee
 
 
 class NoRule(Exception):  # noqa: N818
     """Why an op has no annotation for these arguments."""
 
 
-class Kind(StrEnum):
+class DimKind(StrEnum):
     """What numbers an argument may hold."""
 
     NORMAL = "normal"
@@ -30,17 +30,17 @@ class Kind(StrEnum):
 class Domain:
     """What numbers are valid for an argument."""
 
-    kind: Kind
+    kind: DimKind
     limit: int = 10
 
 
-POSITIVE, UNIT = Domain(Kind.POSITIVE), Domain(Kind.UNIT)
-MASK, COUNT = Domain(Kind.MASK), Domain(Kind.COUNT)
+POSITIVE, UNIT = Domain(DimKind.POSITIVE), Domain(DimKind.UNIT)
+MASK, COUNT = Domain(DimKind.MASK), Domain(DimKind.COUNT)
 
 
 def ids(limit: int) -> Domain:
     """Ids from 0 to `limit` - 1."""
-    return Domain(Kind.IDS, limit)
+    return Domain(DimKind.IDS, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Ruling:
     adjusted: tuple[Adjusted, ...] = ()
     domains: Mapping[str, Domain] = field(default_factory=dict)
     synchronised: Mapping[str, str] = field(default_factory=dict)  # name -> generator to run
-    buffers: tuple[str, ...] = ()  # parameters that are state, not subject to gradients
+    buffers: tuple[str, ...] = ()  # parameters that are state, not candidate to gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,10 @@ class Arguments:
         return {name: v for name, v in self.values.items() if isinstance(v, TensorInfo)}
 
 
-Rule = Callable[[Arguments], Ruling]
+Annotator = Callable[[Arguments], Ruling]
 
 
-def name_arguments(call: OpCall, function: Function) -> Arguments:
+def name_arguments(call: OpCall, function: Callee) -> Arguments:
     """Lay the arguments of `call` under the parameters of `function`."""
     values: dict[str, Any] = {}
     paths: dict[str, Path] = {}

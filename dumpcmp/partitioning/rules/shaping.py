@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from dumpcmp.partitioning.config import TensorInfo
+from dumpcmp.partitioning.configuration import TensorInfo
 from dumpcmp.partitioning.rules.ruling import (
     Adjusted,
+    Annotator,
     Arguments,
     NoRule,
-    Rule,
     Ruling,
     dim_of,
     frozen,
@@ -321,7 +321,7 @@ def _filled_like(arguments: Arguments) -> Ruling:
     return Ruling({name: "?"}, [said(out)], resized(out, parameter))
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Annotator] = {
     **dict.fromkeys(("view", "reshape", "_unsafe_view", "view_copy", "_reshape_copy"), _view),
     "flatten": _flatten,
     "unflatten": _unflatten,

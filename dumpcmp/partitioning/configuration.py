@@ -53,7 +53,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
-class VerifyConfig:
+class PartitionConfig:
     """An op, its arguments, and the partitions of it to be verified.
 
     `fsig` names the function (``"torch.conv2d"``). Each of `parti_options` is ``{"idx": i, "dim":

@@ -1,6 +1,6 @@
-"""From a partition option to a Plan: which argument splits where, and how the parts come together.
+"""From an option to a Partition: which argument splits where, how the parts come together.
 
-A plan is made from names and lengths alone; no tensor is seen here.
+It is made from names and lengths alone; no tensor is seen here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from dumpcmp.partitioning.annotation import Annotation, Dims, Name, Reduce
+from dumpcmp.partitioning.annotation import Annotation, DimName, Dims, Reduce
 from dumpcmp.partitioning.call import OpCall, Path
-from dumpcmp.partitioning.config import PartitionError
+from dumpcmp.partitioning.configuration import PartitionError
 from dumpcmp.partitioning.rules.ruling import Adjusted
 from dumpcmp.partitioning.table import Entry
 
@@ -44,7 +44,7 @@ def option_of(given: Mapping[str, Any], num: int) -> Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class Split:
     """Consecutive parts along `dim`, of these `lengths`."""
 
     dim: int
@@ -75,17 +75,17 @@ class Partial:
         return "sum"
 
 
-Placement = Shard | Replicate | Partial
+Share = Split | Replicate | Partial
 WHOLE, PARTIAL = Replicate(), Partial()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Partition:
     """What each part gets and what becomes of its outputs. `num` 1 is the op itself."""
 
     num: int
-    inputs: tuple[Placement, ...]  # one per leaf of the call
-    outputs: tuple[Placement, ...]
+    inputs: tuple[Share, ...]  # one per leaf of the call
+    outputs: tuple[Share, ...]
     changes: tuple[tuple[tuple[Path, Any], ...], ...] = ()  # per part: arguments that change
     said: str = ""  # how the arguments change, in words
     synchronised: str = ""  # the generator function to run in place of the op
@@ -96,14 +96,14 @@ class Plan:
         return "; ".join([" -> ".join(sides), *filter(None, more)])
 
 
-def whole_plan(num_inputs: int) -> Plan:
+def unpartitioned(num_inputs: int) -> Partition:
     """The op itself, on whole arguments, with as many outputs as it has."""
-    return Plan(1, (WHOLE,) * num_inputs, (), ((),))
+    return Partition(1, (WHOLE,) * num_inputs, (), ((),))
 
 
-def plan_partition(
+def partition_by(
     entry: Entry, annotation: Annotation, lengths: Mapping[str, int], option: Option
-) -> Plan:
+) -> Partition:
     """Decide how `option` splits the op, or refuse it with the reason."""
     name = _chosen(annotation, option)
     length = lengths.get(name.text)
@@ -119,10 +119,10 @@ def plan_partition(
     changes = tuple(tuple(_changes(entry, adjusted, units, part)) for part in range(option.num))
     synchronised = entry.synchronised.get(name.text, "") if option.sync else ""
     said = ", ".join(_said(entry.call, change) for change in changes[0])
-    return Plan(option.num, inputs, outputs, changes, said, synchronised)
+    return Partition(option.num, inputs, outputs, changes, said, synchronised)
 
 
-def _chosen(annotation: Annotation, option: Option) -> Name:
+def _chosen(annotation: Annotation, option: Option) -> DimName:
     operands = annotation.operands
     if not 0 <= option.idx < len(operands):
         raise Refused(f"there is no operand {option.idx} in '{annotation}'")
@@ -147,11 +147,11 @@ def _units(length: int, num: int) -> tuple[int, ...]:
 
 def _placed(
     dims: Dims | None,
-    name: Name,
+    name: DimName,
     lengths: Mapping[str, int],
     units: tuple[int, ...],
-    otherwise: Placement,
-) -> Placement:
+    otherwise: Share,
+) -> Share:
     if dims is None:
         return WHOLE
     for i, dim in enumerate(dims):
@@ -160,7 +160,7 @@ def _placed(
             for other in dim.names:
                 if other.text != name.text:
                     inner *= other.length if other.length is not None else lengths[other.text]
-            return Shard(i, tuple(unit * inner for unit in units))
+            return Split(i, tuple(unit * inner for unit in units))
     return otherwise
 
 

@@ -11,7 +11,7 @@ from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.dtypes import Dtype, Kind
 from dumpcmp.nouns.row import Judgement, Metrics, Verdict
 from dumpcmp.nouns.value import Value, value_of
-from dumpcmp.partitioning.observing import Observation
+from dumpcmp.partitioning.observing import Joined
 
 # Errors that are always admissible, in multiples of eps, by bytes of the dtype: a sum in parts is
 # rounded once more than a sum alone, which may even be exact.
@@ -52,9 +52,7 @@ def worst(compared: Sequence[Compared]) -> Compared:
     return max(compared, key=lambda found: found.rank)
 
 
-def compare_slots(
-    single: Observation, partitioned: Observation, reference: Observation | None
-) -> list[Compared]:
+def compare_slots(single: Joined, partitioned: Joined, reference: Joined | None) -> list[Compared]:
     """Every slot of either run, and every replica of a slot, held against the single run."""
     found = []
     for slot in {**single.values, **partitioned.values}:
@@ -71,7 +69,7 @@ def compare_slots(
     return found
 
 
-def _of(reference: Observation | None, slot: str) -> torch.Tensor | None:
+def _of(reference: Joined | None, slot: str) -> torch.Tensor | None:
     return None if reference is None else reference.values.get(slot)
 
 
@@ -123,12 +121,12 @@ def _credible(dtype: Dtype) -> float:
     return math.sqrt(dtype.eps)  # half of its digits, as Fp64Checker has it
 
 
-def compare_with_reference(single: Observation, reference: Observation) -> list[Compared]:
+def compare_with_reference(single: Joined, reference: Joined) -> list[Compared]:
     """The op in its own precision against its float64 run, which must be near to be believed."""
     return list(_believed(single, reference))
 
 
-def _believed(single: Observation, reference: Observation) -> Iterator[Compared]:
+def _believed(single: Joined, reference: Joined) -> Iterator[Compared]:
     for slot, value in single.values.items():
         finer = reference.values.get(slot)
         if finer is None or finer.shape != value.shape:
@@ -157,7 +155,7 @@ def _belief(metrics: Metrics, dtype: Dtype) -> Judgement:
     return Judgement(Verdict.INCONCLUSIVE, reason)
 
 
-def first_random(once: Observation, again: Observation) -> str:
+def first_random(once: Joined, again: Joined) -> str:
     """The first slot that two runs with different seeds do not share, or nothing."""
     for slot, value in again.values.items():
         one = value_of(once.values[slot])

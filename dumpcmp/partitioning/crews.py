@@ -1,7 +1,7 @@
 """Runs the parts of an op on real ranks: spawned processes that talk over gloo or NCCL.
 
-Ranks stay alive from task to task. A rank that raises, dies or does not answer ends its group, and
-its traceback is reported; the next task starts a new group. What a rank does is in `rank.py`.
+Ranks stay alive from trial to trial. A rank that raises, dies or does not answer ends its crew,
+and its traceback is reported; the next trial starts a new crew. What a rank does is in `rank.py`.
 """
 
 import multiprocessing
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
-from dumpcmp.partitioning.checking import Backend, InProcess
-from dumpcmp.partitioning.config import PartitionError
-from dumpcmp.partitioning.observing import Inputs, Observation, PartFailedError, Task
+from dumpcmp.partitioning.checking import InProcess, Runner
+from dumpcmp.partitioning.configuration import PartitionError
+from dumpcmp.partitioning.observing import Joined, LeafTensors, PartFailedError, Trial
 from dumpcmp.partitioning.rank import START
 
 BACKENDS = ("inprocess", "gloo", "nccl")
@@ -33,7 +33,7 @@ class RankError(PartFailedError):
 
 
 @contextmanager
-def opened(backend: str, timeout: float = 300.0) -> Iterator[Backend]:
+def opened(backend: str, timeout: float = 300.0) -> Iterator[Runner]:
     """A backend by its name. Ranks start when they are first needed, and end with the block."""
     if backend not in BACKENDS:
         raise PartitionError(
@@ -56,7 +56,7 @@ _MAIN = "import sys; sys.path[:] = {path!r}; from dumpcmp.partitioning.rank impo
 
 @dataclass(frozen=True)
 class Rank:
-    """A process of the group, the line to it, and what it writes to stderr."""
+    """A process of the crew, the line to it, and what it writes to stderr."""
 
     process: "subprocess.Popen[bytes]"
     line: Connection
@@ -79,7 +79,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Group:
+class Crew:
     """Ranks that form one world, and the store where they meet."""
 
     ranks: tuple[Rank, ...]
@@ -110,28 +110,28 @@ def _start_rank(rank: int, num: int, backend: str, port: int, timeout: float) ->
 
 
 class Ranks:
-    """Groups of ranks, one for each number of parts that was asked for."""
+    """Crews of ranks, one for each number of parts that was asked for."""
 
     def __init__(self, backend: str, timeout: float) -> None:
         self.backend = backend
         self.timeout = timeout
-        self._groups: dict[int, Group] = {}
+        self._crews: dict[int, Crew] = {}
 
-    def observe(self, task: Task, inputs: Inputs) -> Observation:  # noqa: ARG002
-        """Run `task` on as many ranks as its plan has parts."""
-        num = task.plan.num
-        group = self._groups.get(num) or self._start(num)
+    def observe(self, trial: Trial, inputs: LeafTensors) -> Joined:  # noqa: ARG002
+        """Run `trial` on as many ranks as it has parts."""
+        num = trial.partition.num
+        crew = self._crews.get(num) or self._start(num)
         with tempfile.TemporaryDirectory(prefix="ranks-") as room:
             try:
-                for rank in group.ranks:
-                    rank.line.send((task, room))
-                _gather(group, self.timeout)
+                for rank in crew.ranks:
+                    rank.line.send((trial, room))
+                _gather(crew, self.timeout)
             except RankError:
-                self._groups.pop(num).end()
+                self._crews.pop(num).end()
                 raise
             return _collected(Path(room), num)
 
-    def _start(self, num: int) -> Group:
+    def _start(self, num: int) -> Crew:
         if self.backend == "nccl" and torch.cuda.device_count() < num:
             raise PartitionError(
                 f"{num} NCCL ranks need {num} GPUs, and there are {torch.cuda.device_count()}",
@@ -141,23 +141,23 @@ class Ranks:
         ranks = (
             _start_rank(rank, num, self.backend, store.port, self.timeout) for rank in range(num)
         )
-        self._groups[num] = group = Group(tuple(ranks), store)
+        self._crews[num] = crew = Crew(tuple(ranks), store)
         try:
-            _gather(group, START)
+            _gather(crew, START)
         except RankError:
-            self._groups.pop(num).end()
+            self._crews.pop(num).end()
             raise
-        return group
+        return crew
 
     def close(self) -> None:
         """End all ranks."""
-        while self._groups:
-            self._groups.popitem()[1].end()
+        while self._crews:
+            self._crews.popitem()[1].end()
 
 
-def _gather(group: Group, timeout: float) -> None:
+def _gather(crew: Crew, timeout: float) -> None:
     """Wait until every rank has said that it is done, or find out why one is not."""
-    waiting = dict(enumerate(group.ranks))
+    waiting = dict(enumerate(crew.ranks))
     deadline = time.monotonic() + timeout
     while waiting:
         left = max(0.0, deadline - time.monotonic())
@@ -182,8 +182,8 @@ def _hear(number: int, rank: Rank) -> None:
         raise RankError(f"rank {number} raises {trouble}")
 
 
-def _collected(room: Path, num: int) -> Observation:
+def _collected(room: Path, num: int) -> Joined:
     found = [torch.load(room / f"{rank}.pt", weights_only=True) for rank in range(num)]
     values: dict[str, Tensor] = found[0]["values"]
     replicas = {slot: [each["replicas"][slot] for each in found] for slot in found[0]["replicas"]}
-    return Observation(values, replicas)
+    return Joined(values, replicas)
