@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,24 +24,22 @@ from dumpcmp.dumping.retention import Compactor, Keeping, compacting, within_bud
 from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.selection import Tap, make_tap
 from dumpcmp.nouns.version import __version__
+from dumpcmp.pytorch.names import check_names
 from dumpcmp.taps.distributed.ranks import world
 from dumpcmp.taps.inductor.certificate import NOT_CERTIFIED, Evidence, certificate
-from dumpcmp.taps.inductor.compiled import CompiledBackend, CompiledCapture, untapped_evidence
+from dumpcmp.taps.inductor.compiled import CompiledBackend, untapped_evidence
 from dumpcmp.taps.inductor.patches import unwrapped
-from dumpcmp.taps.modes.aten import AtenCapture
-from dumpcmp.taps.modes.boundary import BoundaryCapture
-from dumpcmp.taps.modes.graph import GraphCapture
 from dumpcmp.taps.modes.graph_backend import GraphBackend
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Counts, Recorder
 
-MODES: dict[str, Callable[..., ModuleCapture]] = {
-    "eager": ModuleCapture,
-    "fx": GraphCapture,
-    "aten": AtenCapture,
-    "compiled": CompiledCapture,
-    "boundary": BoundaryCapture,
+MODES = {  # where each is; it is imported once the names of torch that it needs are there
+    "eager": "dumpcmp.taps.modes.modules:ModuleCapture",
+    "fx": "dumpcmp.taps.modes.graph:GraphCapture",
+    "aten": "dumpcmp.taps.modes.aten:AtenCapture",
+    "compiled": "dumpcmp.taps.inductor.compiled:CompiledCapture",
+    "boundary": "dumpcmp.taps.modes.boundary:BoundaryCapture",
 }
 
 
@@ -86,7 +85,7 @@ class Capture:
             remarks.append("no module was called, so there was nothing to record")
         elif not recorder.counts.values and not remarks:
             remarks.append("the filters together selected nothing of what ran")
-        return [*remarks, *self.mode.remarks()]
+        return [*remarks, *recorder.lacking, *self.mode.remarks()]
 
 
 _active: Capture | None = None
@@ -139,7 +138,7 @@ def capture(
     """
     tap = make_tap(tokens, layers, io, backward, weights, level)
     precision = Precision(dtype) if dtype else None
-    running_mode = mode_named(mode)
+    running_mode, lacking = mode_named(mode, tap, dtype)
     way = mode_options(mode, fusion, realize, twin, backend)
     here = world()
     run = {**facts_of(tap, mode, dtype), **facts_of_mode(mode, way), **(facts or {})}
@@ -157,7 +156,7 @@ def capture(
     ):  # fmt: skip
         beside = after.enter_context(compacting(out.path.parent, keeping, here.rank))
         recorder = Recorder(within_budget(out, keeping, beside), tap, here.rank)
-        recorder.condense = keeping.condenser()
+        recorder.condense, recorder.lacking = keeping.condenser(), lacking
         taken = running_mode(recorder, () if model is None else (model,), **way)
         taken.precision = precision
         with _activated(Capture(taken, out, beside)) as now:
@@ -198,6 +197,7 @@ def fx_backend(
     is closed or the program ends.
     """
     tap, here = make_tap(**selection), world()
+    check_names("every mode", "--mode fx", "a torch.compile backend")
     run = facts_of(tap, "fx", None)
     writer = ArchiveWriter(path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite)
     return FxBackend(writer, GraphBackend(Recorder(writer, tap, here.rank)))
@@ -217,6 +217,7 @@ def compiled_backend(
     model = torch.compile(model, backend=dumpcmp.compiled_backend("d2"))
     """
     tap, here = make_tap(**selection), world()
+    check_names("every mode", "--mode compiled", "a torch.compile backend")
     way = mode_options("compiled", fusion, realize, twin, None)
     run = {**facts_of(tap, "compiled", None), **facts_of_mode("compiled", way)}
     writer = ArchiveWriter(path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite)
@@ -249,11 +250,17 @@ def seen(counts: Counts) -> dict[str, int]:
     }
 
 
-def mode_named(name: str) -> Callable[..., ModuleCapture]:
-    """The way of capturing that is called `name`."""
+def mode_named(
+    name: str, tap: Tap, dtype: str | None
+) -> tuple[Callable[..., ModuleCapture], list[str]]:
+    """The way of capturing that is called `name`, and what it lacks in this torch."""
     if name not in MODES:
         raise SelectionError(f"--mode {name!r} is not known", hint=f"valid are: {', '.join(MODES)}")
-    return MODES[name]
+    asked = {"--backward": tap.backward, "--dtype": dtype is not None}
+    users = [user for user, is_asked in asked.items() if is_asked]
+    lacking = check_names("every mode", f"--mode {name}", *users)
+    module, _, kind = MODES[name].partition(":")
+    return getattr(import_module(module), kind), lacking
 
 
 def mode_options(

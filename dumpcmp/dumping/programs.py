@@ -5,13 +5,13 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from dumpcmp.nouns.errors import CaptureError, SelectionError
+from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.nouns.loading import load
 from dumpcmp.taps.recording.arguments import slots_of
 
 
@@ -31,26 +31,13 @@ def run_module(module: str, arguments: tuple[str, ...]) -> None:
 
 def factory_program(name: str, backward: bool = False) -> Callable[[], object]:
     """A program that calls the model which ``pkg.mod:build`` makes on its example inputs."""
-    factory = _factory(name)
+    factory = load("--model", name)
     return lambda: _call(*_model_and_inputs(name, factory()), backward)
 
 
 def built(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """The model which ``pkg.mod:build`` makes, and what to call it with."""
-    return _model_and_inputs(name, _factory(name)())
-
-
-def _factory(name: str) -> Callable[[], Any]:
-    module_name, _, attribute = name.partition(":")
-    if not attribute:
-        raise SelectionError(f"--model {name!r} names no factory", hint="write pkg.mod:function")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        factory: Callable[[], Any] = getattr(import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        hint = "it must be importable from the working directory"
-        raise CaptureError(f"--model {name}: {error}", hint=hint) from error
-    return factory
+    return _model_and_inputs(name, load("--model", name)())
 
 
 def _model_and_inputs(name: str, made: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:

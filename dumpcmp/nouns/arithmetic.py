@@ -46,12 +46,14 @@ _REDUCTIONS = frozenset(
     """.split()  # noqa: SIM905
 )
 
-_RANDOM = frozenset(
+# Functions that draw random numbers, or do so if an argument asks for it.
+RANDOM = frozenset(
     """
-    alpha_dropout bernoulli cauchy dropout dropout1d dropout2d dropout3d exponential
-    feature_alpha_dropout feature_dropout geometric gumbel_softmax log_normal multinomial
-    native_dropout normal poisson rand rand_like randint randint_like randn randn_like randperm
-    random rrelu uniform
+    alpha_dropout bernoulli binomial cauchy dropout dropout1d dropout2d dropout3d exponential
+    feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric gru
+    gumbel_softmax log_normal lstm multi_head_attention_forward multinomial native_dropout normal
+    poisson rand rand_like randint randint_like randn randn_like randperm random rnn_relu rnn_tanh
+    rrelu scaled_dot_product_attention uniform
     """.split()  # noqa: SIM905
 )
 
@@ -63,7 +65,7 @@ def arithmetic_of(op: str) -> Arithmetic:
         return Arithmetic.COMPOSITE
     if function in _MOVES:
         return Arithmetic.MOVES
-    return Arithmetic.RANDOM if function in _RANDOM else Arithmetic.ROUNDS
+    return Arithmetic.RANDOM if function in RANDOM else Arithmetic.ROUNDS
 
 
 def is_reduction(op: str) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dumpcmp.nouns.record import Call, Phase
-from dumpcmp.taps.distributed.ranks import captured, hearing, patched, remembering
+from dumpcmp.taps.distributed.ranks import hearing, patched
 from dumpcmp.taps.recording.naming import Function
 from dumpcmp.taps.recording.recorder import Scope, Step
 
@@ -212,17 +212,6 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with step.backward_in(scopes.setdefault(mark, Scope("", 0, mark))):
             if not backward:
                 step.phase = Phase.FORWARD
-            yield
-
-
-@contextmanager
-def partitioned(step_here: Callable[[], Step | None]) -> Iterator[None]:
-    """What a run on several ranks needs while it is captured; nothing on a single one."""
-    with captured() as here:
-        if here.size == 1 or not dist.is_available():
-            yield
-            return
-        with remembering(), collectives(step_here):
             yield
 
 

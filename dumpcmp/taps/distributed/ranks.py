@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.layouts import MICROBATCH, Coordinate, Layout, Place, parse_layout, parse_place
+from dumpcmp.pytorch.names import check_names
 from dumpcmp.taps.distributed.dtensor import layout_of_spec, masked
 
 _MACHINERY = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")  # of torch.ops
@@ -304,7 +305,7 @@ def _remembering_origin(from_local: Callable[..., Tensor]) -> Callable[..., Tens
 
 
 def _pipeline_patches() -> list[_Patch]:
-    if not torch.distributed.is_available():
+    if not torch.distributed.is_available() or check_names("several ranks"):
         return []
     from torch.distributed.pipelining import stage
 

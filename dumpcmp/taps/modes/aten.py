@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dumpcmp.nouns.selection import Level
+from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.taps.modes.modules import ModuleCapture, is_recomputing
 from dumpcmp.taps.recording.naming import NO_OP, Function
 from dumpcmp.taps.recording.recorder import Recorder, Scope, Step
@@ -76,11 +76,11 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _recorded(
     step: Step, function: Function, func: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
-    with DisableTorchFunction(), _DisableTorchDispatch():
+    with DisableTorchFunction(), DisableTorchDispatch():
         call = step.function(function, args, kwargs)
     result = func(*args, **kwargs)
     if call is not None:
-        with DisableTorchFunction(), _DisableTorchDispatch():
+        with DisableTorchFunction(), DisableTorchDispatch():
             step.outputs(call, result)
     return result
 

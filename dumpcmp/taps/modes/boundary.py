@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.nouns.loading import load
 from dumpcmp.nouns.record import Call
 from dumpcmp.taps.inductor.generated import calls_of
 from dumpcmp.taps.inductor.traced import Place, Traced, named
@@ -76,13 +77,12 @@ class BoundaryCapture(GraphCapture):
 
 def backend_named(name: str) -> Callable[..., Any]:
     """The torch.compile backend called `name`, or the callable ``pkg.mod:function``."""
-    module, _, attribute = name.partition(":")
     found: Callable[..., Any]
+    if ":" in name:
+        found = load("--backend", name)
+        return found
     try:
-        if attribute:
-            found = getattr(import_module(module), attribute)
-        else:
-            found = import_module("torch._dynamo").lookup_backend(name)
+        found = import_module("torch._dynamo").lookup_backend(name)
     except Exception as error:
         known = ", ".join(sorted(torch.compiler.list_backends(exclude_tags=())))
         raise CaptureError(

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch.overrides import TorchFunctionMode
 
+from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.taps.distributed.ranks import handed_on, hands_on, is_machinery
 from dumpcmp.taps.recording.naming import function_of
 from dumpcmp.taps.recording.recorder import Step
@@ -50,10 +50,10 @@ class FunctionMode(TorchFunctionMode):
             return func(*args, **kwargs)
         if hands_on(func, args):
             return handed_on(args[0], func)
-        with DisableTorchFunction(), _DisableTorchDispatch():
+        with DisableTorchFunction(), DisableTorchDispatch():
             call = step.function(function, args, kwargs)
         result = func(*args, **kwargs)
         if call is not None:
-            with DisableTorchFunction(), _DisableTorchDispatch():
+            with DisableTorchFunction(), DisableTorchDispatch():
                 step.outputs(call, args[0] if function.returns_nothing else result)
         return result

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import Level
+from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, check_names
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.distributed.collectives import partitioned
 from dumpcmp.taps.modes.callables import Leave, compiled_calls, function_name
 from dumpcmp.taps.modes.functions import FunctionMode
 from dumpcmp.taps.recording.gradients import Watches
@@ -74,13 +73,13 @@ def module_calls(intercept: Intercept) -> Iterator[None]:
 
 def enter_module(step: Step, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
     """Open the scope of a module call and record its inputs."""
-    with DisableTorchFunction(), _DisableTorchDispatch():
+    with DisableTorchFunction(), DisableTorchDispatch():
         return step.enter(module, args, kwargs)
 
 
 def exit_module(step: Step, call: Call, result: object) -> None:
     """Record the outputs of a module call."""
-    with DisableTorchFunction(), _DisableTorchDispatch():
+    with DisableTorchFunction(), DisableTorchDispatch():
         step.outputs(call, result)
 
 
@@ -137,10 +136,23 @@ class ModuleCapture:
         with module_calls(self._intercept), ExitStack() as self._ends:
             self._ends.callback(self.watches.remove)
             self._ends.enter_context(self._compiling())
-            self._ends.enter_context(partitioned(lambda: self._here.latest))
+            self._ends.enter_context(self._partitioned())
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
             yield
+
+    @contextmanager
+    def _partitioned(self) -> Iterator[None]:
+        """What a run on several ranks needs while it is captured; nothing on a single one."""
+        with distributed.captured() as here:
+            if here.size == 1 or not torch.distributed.is_available():
+                yield
+                return
+            self.recorder.lacking += check_names("several ranks")
+            from dumpcmp.taps.distributed.collectives import collectives
+
+            with distributed.remembering(), collectives(lambda: self._here.latest):
+                yield
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
@@ -148,7 +160,10 @@ class ModuleCapture:
         with ExitStack() as ends:
 
             def listen() -> None:
-                ends.enter_context(compiled_calls(self._function_called))
+                lacking = check_names("compiled functions")
+                self.recorder.lacking += [*lacking, *check_names("compiled modules")]
+                if not lacking:
+                    ends.enter_context(compiled_calls(self._function_called))
                 if not self.compiles:
                     ends.enter_context(torch.compiler.set_stance("force_eager"))
 
@@ -179,7 +194,7 @@ class ModuleCapture:
     def save(self, name: str, tensor: torch.Tensor) -> None:
         """Record a value that the program names itself."""
         if not self._here.muted:
-            with DisableTorchFunction(), _DisableTorchDispatch():
+            with DisableTorchFunction(), DisableTorchDispatch():
                 (self.step or self.recorder.outside()).save(name, tensor)
 
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,5 @@
 """Nested arguments and results flattened to slots, and written down so that a call can be rerun."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -8,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from dumpcmp.pytorch.trees import parts_of
 
 Slots = list[tuple[str, Tensor]]  # ("input.0.mask", the tensor) in order
 
@@ -28,21 +28,8 @@ def _flatten(name: str, value: object, found: Slots) -> None:
     if isinstance(value, Tensor):
         found.append((name, value))
     elif not isinstance(value, _PLAIN):
-        for word, child in _children(value):
+        for word, child in parts_of(value) or ():
             _flatten(f"{name}.{word}", child, found)
-
-
-def _children(value: object) -> Iterable[tuple[object, object]]:
-    """The named parts of a container; nothing for any other object."""
-    if isinstance(value, (tuple, list)):
-        return enumerate(value)
-    if isinstance(value, Mapping):
-        return value.items()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    if type(value) in pytree.SUPPORTED_NODES:
-        return enumerate(pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0])
-    return ()
 
 
 def arguments_of(
@@ -122,7 +109,7 @@ def _written_number(value: Any) -> str:
 
 def _written_object(name: str, value: object, found: Slots) -> str:
     """A container by its parts; any other object by its type, since it cannot be made again."""
-    children = list(_children(value))
+    children = list(parts_of(value) or ())
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if not children and not isinstance(value, (Mapping, list)):
         return f'{{"object":{json.dumps(kind)}}}'

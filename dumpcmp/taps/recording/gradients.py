@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from torch.utils.hooks import RemovableHandle
 
 from dumpcmp.nouns.record import Call
+from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.taps.distributed import ranks as distributed
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Watches:
             return
         handle.remove()
         self.running(gradients.step)
-        with DisableTorchFunction(), _DisableTorchDispatch():
+        with DisableTorchFunction(), DisableTorchDispatch():
             gradients.put(places, grad)
 
     def _parameter_fired(self, model: Model, name: str, parameter: Tensor) -> None:
@@ -78,7 +78,7 @@ class Watches:
             put = partial(step.gradients.put_reduced, path, word, parameter)
             distributed.after_backward(put)
         elif parameter.grad is not None:
-            with DisableTorchFunction(), _DisableTorchDispatch():
+            with DisableTorchFunction(), DisableTorchDispatch():
                 step.gradients.put_parameter(path, word, parameter.grad)
 
     def _forget_freed(self) -> None:

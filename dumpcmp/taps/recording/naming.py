@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.arithmetic import RANDOM
+
 # Spellings of Python's operators -> the torch function that they run.
 _OPERATORS = {
     "truediv": "div",
@@ -66,23 +68,13 @@ _NO_OPS = _words(
 # Attributes of a tensor that are tensors computed from it.
 _COMPUTED_ATTRIBUTES = _words("T mT H mH real imag")
 
-_RANDOM = _words(
-    """
-    alpha_dropout feature_dropout feature_alpha_dropout dropout dropout1d dropout2d dropout3d
-    rand rand_like randn randn_like randint randint_like randperm normal bernoulli multinomial
-    poisson binomial uniform exponential cauchy log_normal geometric random rrelu gumbel_softmax
-    scaled_dot_product_attention multi_head_attention_forward fractional_max_pool2d
-    fractional_max_pool3d lstm gru rnn_tanh rnn_relu native_dropout
-    """
-)
-
 # The argument that switches a random function's drawing on: position, names, default.
 _SWITCHES: dict[str, tuple[int, tuple[str, ...], Any]] = {
     "scaled_dot_product_attention": (4, ("dropout_p",), 0.0),
     "rrelu": (3, ("training",), False),
     **{
         name: (2, ("training", "train"), True)
-        for name in _RANDOM
+        for name in RANDOM
         if name.endswith(("dropout", "dropout1d", "dropout2d", "dropout3d"))
     },
 }
@@ -127,7 +119,7 @@ def function_of(func: Callable[..., Any]) -> Function:
         positions=_positions(func),
         reflected=spelled in _REFLECTED,
         commutative=name in _COMMUTATIVE,
-        random=name in _RANDOM,
+        random=name in RANDOM,
         returns_nothing=name == "setitem",
     )
 

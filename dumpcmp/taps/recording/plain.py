@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dumpcmp.pytorch.names import NO_DISPATCH
 from dumpcmp.taps.distributed import ranks as distributed
 
 
@@ -18,7 +19,6 @@ class Plain(NamedTuple):
 
 
 _PLAIN = (Tensor, nn.Parameter)
-_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 
 def plain_of(tensor: Tensor) -> Plain:
@@ -27,7 +27,7 @@ def plain_of(tensor: Tensor) -> Plain:
     if type(tensor) not in _PLAIN:
         if (held := distributed.unwrapped(tensor)) is not None:
             return Plain(*held)
-        if getattr(type(tensor), "__torch_dispatch__", _NO_DISPATCH) is not _NO_DISPATCH:
+        if getattr(type(tensor), "__torch_dispatch__", NO_DISPATCH) is not NO_DISPATCH:
             kind = type(tensor).__name__
             return Plain(tensor, problem=f"{kind} is a wrapper without elements of its own")
         with torch._C.DisableTorchFunctionSubclass():

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from dumpcmp.nouns.dtypes import DTYPES, Kind
 from dumpcmp.nouns.errors import SelectionError
@@ -43,7 +42,9 @@ class Precision:
 
     def inputs(self, value: Any) -> Any:
         """`value`, such as the arguments of a root call, with floating tensors converted."""
-        return pytree.tree_map_only(Tensor, self._cast, value)
+        from torch.utils._pytree import tree_map_only
+
+        return tree_map_only(Tensor, self._cast, value)
 
     def call(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -47,6 +47,7 @@ class Recorder:
         self.rank = rank
         self.counts = Counts()
         self.ops: set[str] = set()  # all ops that ran, also those not selected
+        self.lacking: list[str] = []  # what this torch has not, and what is not recorded for it
         self.lock = threading.RLock()
         self.stagings = Stagings()
         self.condense: Condense | None = None  # takes Summaries, where they are all that is kept
@@ -358,12 +359,10 @@ class Step:
         return self.inner.get((call.model, call.step), self) if self.inner else self
 
     def _put_weights(self, call: Call, module: nn.Module) -> None:
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                self.put(call, f"param.{name}", parameter)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                self.put(call, f"buffer.{name}", buffer)
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            self.put(call, f"param.{name}", parameter)
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            self.put(call, f"buffer.{name}", buffer)
 
     def _put_rng(self, call: Call, found: slots.Slots) -> None:
         """Record the state of the generator that a random function is about to draw from."""

@@ -1,0 +1,74 @@
+"""The state of every random generator that a program may draw from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Randomness:
+    """The state of all generators at one moment: torch's, and unless left out the others'."""
+
+    cpu: Tensor
+    cuda: tuple[Tensor, ...]
+    python: Any = None
+    numpy: Any = None
+
+    @staticmethod
+    def now(*, torch_only: bool = False) -> Randomness:
+        """The present state; `torch_only` is for compiled graphs, which draw from no other."""
+        if torch_only:  # a graph that is running has begun to use the GPU, or does not need it
+            used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            return Randomness(torch.get_rng_state(), _cuda_states() if used else ())
+        others = random.getstate(), np.random.get_state()
+        return Randomness(torch.get_rng_state(), _cuda_states(), *others)
+
+    def restore(self) -> None:
+        """Put the generators back into this state."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(list(self.cuda))
+        if self.python is not None:
+            random.setstate(self.python)
+            np.random.set_state(self.numpy)
+
+    def drawn_since(self) -> bool:
+        """Whether torch's generators have given numbers since this state."""
+        if self.cuda and any(map(_differs, self.cuda, _cuda_states())):
+            return True
+        return _differs(self.cpu, torch.get_rng_state())
+
+
+@contextmanager
+def same_randomness() -> Iterator[Callable[[], bool]]:
+    """Yield a function that rewinds all generators, and says whether numbers had been drawn.
+
+    After the block they are as they were before it.
+    """
+    start = Randomness.now()
+
+    def again() -> bool:
+        drawn = start.drawn_since()
+        start.restore()
+        return drawn
+
+    try:
+        yield again
+    finally:
+        start.restore()
+
+
+def _cuda_states() -> tuple[Tensor, ...]:
+    return tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
+
+
+def _differs(before: Tensor, after: Tensor) -> bool:
+    return not torch.equal(before, after)

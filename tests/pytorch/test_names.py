@@ -1,0 +1,189 @@
+"""A torch that renamed something private is refused, or told of: never silence."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dumpcmp
+from dumpcmp.nouns.errors import CaptureError, CaptureWarning
+from dumpcmp.pytorch.names import NAMES, PrivateName, check_names
+
+PACKAGE = Path(dumpcmp.__file__).parent
+
+
+# What begins each user of names that a test can begin: the options of a capture.
+CAPTURES: dict[str, dict[str, Any]] = {
+    "every mode": {},
+    "--backward": {"backward": True},
+    "--dtype": {"dtype": "float64"},
+    "compiled functions": {},
+    "compiled modules": {},
+    "--mode fx": {"mode": "fx"},
+    "--mode aten": {"mode": "aten"},
+    "--mode boundary": {"mode": "boundary", "backend": "eager"},
+    "--mode compiled": {"mode": "compiled"},
+}
+ENTRIES = [(user, name) for user, names in NAMES.items() for name in names]
+by_entry = pytest.mark.parametrize(
+    "user, name", ENTRIES, ids=[f"{user}: {name}" for user, name in ENTRIES]
+)
+
+
+@pytest.fixture
+def lacking(name: PrivateName, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that lacks `name`; what cannot be taken from a living torch is not found in it."""
+
+    find = PrivateName.find
+
+    def found(one: PrivateName) -> Any:
+        if (one.path, one.word) != (name.path, name.word):
+            return find(one)
+        if one.word:
+            return _nothing
+        raise AttributeError(one.path)
+
+    holder, _, attribute = name.path.replace(":", ".").rpartition(".")
+    owner = pkgutil.resolve_name(holder)
+    try:
+        assert not name.word and attribute in vars(owner) and "config" not in holder
+        monkeypatch.delattr(owner, attribute)
+        assert not hasattr(owner, attribute)
+    except (AssertionError, TypeError):
+        monkeypatch.setattr(PrivateName, "find", found)
+
+
+def _nothing() -> None: ...
+
+
+@by_entry
+@pytest.mark.usefixtures("lacking")
+def test_a_name_that_torch_lacks_is_refused_or_told_of(
+    user: str, name: PrivateName, tmp_path: Path
+) -> None:
+    said = _begun(user, tmp_path / "d") if user in CAPTURES else _checked(user)
+    assert f"torch {torch.__version__} has no" in said
+    assert str(name) in said
+    assert (name.loses or f"which {user} needs") in said
+
+
+def _begun(user: str, path: Path) -> str:
+    """What a capture says that is refused, or goes on with a warning."""
+    model, x = nn.Linear(2, 2), torch.ones(2, requires_grad=True)
+    with pytest.warns(CaptureWarning) as told:
+        try:
+            with dumpcmp.capture(model, path, **CAPTURES[user]):
+                model(x)
+        except CaptureError as error:
+            warnings.warn("refused", CaptureWarning, stacklevel=1)
+            return str(error)
+    return "\n".join(str(one.message) for one in told)
+
+
+def _checked(user: str) -> str:
+    """What the check says that other commands, and captures of several ranks, begin with."""
+    try:
+        return "\n".join(check_names(user))
+    except CaptureError as error:
+        return str(error)
+
+
+RENAMED = """
+import sys, types, warnings
+import torch, torch._dynamo
+from torch._dynamo import eval_frame
+
+def renamed(code):
+    swap = lambda words: tuple("other" if word == WORD else word for word in words)
+    inner = tuple(renamed(c) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    places = ("co_names", "co_varnames", "co_cellvars", "co_freevars")
+    words = {place: swap(getattr(code, place)) for place in places}
+    return code.replace(co_name=swap([code.co_name])[0], co_consts=inner, **words)
+
+WORD, PATH = sys.argv[1], sys.argv[2]
+if hasattr(torch.nn.Module, WORD):
+    torch.nn.Module.other = getattr(torch.nn.Module, WORD)
+    delattr(torch.nn.Module, WORD)
+    for function in (torch.nn.Module._wrapped_call_impl, torch.nn.Module.__getstate__):
+        function.__code__ = renamed(function.__code__)
+else:
+    for kind in vars(eval_frame).values():
+        for function in vars(kind).values() if isinstance(kind, type) else ():
+            if isinstance(function, types.FunctionType):
+                function.__code__ = renamed(function.__code__)
+
+import dumpcmp
+model = torch.nn.Linear(2, 2)
+
+@torch.compile(backend="eager")
+def f(x):
+    return model(x) + 1
+
+with dumpcmp.capture(None, PATH):
+    f(torch.ones(2))
+"""
+
+
+@pytest.mark.parametrize(
+    "word, said",
+    [
+        ("compile_wrapper", "what compiled functions compute outside of modules is not recorded"),
+        ("enter_exit_hooks", "what compiled functions compute outside of modules is not recorded"),
+        ("_compiled_call_impl", "which every mode needs"),
+    ],
+)
+def test_a_name_that_is_truly_renamed(word: str, said: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RENAMED, word, str(tmp_path / "d")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert word in ran.stderr and said in ran.stderr
+    assert "KeyError" not in ran.stderr
+    assert ran.returncode == (1 if "needs" in said else 0)
+    if ran.returncode == 0:
+        remarks = dumpcmp.Archive(tmp_path / "d").run[0]["run"]["remarks"]
+        assert any(said in remark for remark in remarks)
+
+
+def _spoken(path: Path) -> Iterator[tuple[str, int]]:
+    """The private names of torch that a file says in full: ``torch._C._x``, ``from torch._y``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                if "._" in full:
+                    yield full, node.lineno
+        elif isinstance(node, ast.Attribute):
+            words = ast.unparse(node).split(".")
+            if words[0] == "torch" and re.match("_(?!_)", words[-1]):
+                yield ".".join(words), node.lineno
+
+
+@pytest.mark.parametrize("room", ["taps/recording", "taps/modes", "taps/distributed", "dumping"])
+def test_the_table_has_every_name_that_is_used(room: str) -> None:
+    known = {name.path.replace(":", ".") for _, name in ENTRIES}
+    missing = [
+        f"{path.relative_to(PACKAGE)}:{line} {name}"
+        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for name, line in _spoken(path)
+        if not any(one.startswith(name) for one in known)
+    ]
+    assert not missing, "list them in dumpcmp/pytorch/names.py"
+
+
+def test_this_torch_has_every_name() -> None:
+    lacking = [
+        str(name)
+        for user, name in ENTRIES
+        if not name.is_there and (user != "summaries on a GPU" or torch.cuda.is_available())
+    ]
+    assert not lacking
