@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.nouns.row import Judgement, Metrics, Row, Verdict, Why
     from dumpcmp.nouns.version import __version__
     from dumpcmp.partitioning import (
-        Findings, PartitionError, TensorInfo, check_partition_options, register_annotation,
-        verify_graph, verify_partition_options,
+        Findings, PartitionConfig, PartitionError, TensorInfo, check_partition_options,
+        register_annotation, verify_graph, verify_partition_options,
     )  # fmt: skip
     from dumpcmp.summary.summary import Summary
     from dumpcmp.taps.distributed.ranks import layout, set_rank
@@ -39,12 +39,12 @@ __all__ = [
     "AutomaticValueChecker", "Call", "CaptureError", "CaptureWarning", "CheckError", "Checker",
     "Conditions", "CosineChecker", "DumpcmpError", "ExactChecker", "Explanation", "Findings",
     "Fp64Checker", "FullValueChecker", "Judgement", "Key", "LayoutError", "Metrics", "Op",
-    "Outcome", "PartitionError", "Record", "ReferenceChecker", "Report", "RoundingChecker", "Row",
-    "SelectionError", "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError",
-    "VerificationWarning", "VerifyConfig", "Why", "__version__", "audit", "capture",
-    "check_partition_options", "compact", "compare", "compiled_backend", "explain", "fx_backend",
-    "layout", "register_annotation", "save", "set_rank", "verify", "verify_correctness",
-    "verify_graph", "verify_partition_options", "verifying_backend",
+    "Outcome", "PartitionConfig", "PartitionError", "Record", "ReferenceChecker", "Report",
+    "RoundingChecker", "Row", "SelectionError", "Slot", "Summary", "Tally", "TensorInfo",
+    "Verdict", "VerificationError", "VerificationWarning", "VerifyConfig", "Why", "__version__",
+    "audit", "capture", "check_partition_options", "compact", "compare", "compiled_backend",
+    "explain", "fx_backend", "layout", "register_annotation", "save", "set_rank", "verify",
+    "verify_correctness", "verify_graph", "verify_partition_options", "verifying_backend",
 ]  # fmt: skip
 
 # Module -> the public names that it defines. Nothing is imported, torch least of all, until a
@@ -66,7 +66,7 @@ _HOMES = {
     "nouns.record": "Call Record",
     "nouns.row": "Judgement Metrics Row Verdict Why",
     "nouns.version": "__version__",
-    "partitioning": "Findings PartitionError TensorInfo check_partition_options "
+    "partitioning": "Findings PartitionConfig PartitionError TensorInfo check_partition_options "
     "register_annotation verify_graph verify_partition_options",
     "summary.summary": "Summary",
     "taps.distributed.ranks": "layout set_rank",

@@ -54,7 +54,6 @@ def command(
     from rich.progress import Progress
 
     from dumpcmp.partitioning import verify_graph
-    from dumpcmp.partitioning.wording import summary
 
     with Progress(
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
@@ -75,6 +74,6 @@ def command(
             timeout=timeout,
             progress=show,
         )
-    click.echo(summary(findings), nl=False)
+    click.echo(findings.summary(), nl=False)
     click.echo(f"results: {outdir / 'results.csv'}")
     sys.exit(findings.exit_code)

@@ -29,15 +29,13 @@ def command(
     alone, 1: one is different or not allowed, 2: trouble, or a partition that cannot be judged.
     """
     from dumpcmp.partitioning.files import verify_file
-    from dumpcmp.partitioning.findings import to_csv
-    from dumpcmp.partitioning.wording import summary
 
     findings = verify_file(
         file, backend=backend, timeout=timeout, num=num, seed=seed, device=device
     )
     for row in findings.rows:
         click.echo(str(row))
-    click.echo(summary(findings), nl=False)
+    click.echo(findings.summary(), nl=False)
     if out:
-        out.write_text(to_csv(findings.rows))
+        out.write_text(findings.to_csv())
     sys.exit(0 if findings else findings.exit_code or 2)

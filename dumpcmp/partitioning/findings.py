@@ -1,14 +1,23 @@
-"""What partition verification found: one Finding per op and partition, and their CSV."""
+"""What was found: one Finding per op and partition, and all that is said of them."""
+
+from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-from dumpcmp.nouns.outcome import Tally
+from dumpcmp.nouns.outcome import SHOWN, Answer, tally
 from dumpcmp.nouns.row import Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WIDTH = 80  # characters of a reason where there is little room: a rank's traceback is a book
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,11 @@ class Finding:
     source: str = ""  # the user's line
     seconds: float = math.nan
 
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes of the graph this row stands for."""
+        return len(self.node.split())
+
     def __str__(self) -> str:
         words = [f"{self.verdict} {self.op}"]
         if self.idx is not None:
@@ -47,20 +61,26 @@ class Finding:
 COLUMNS = tuple(field.name for field in fields(Finding))
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """All rows of a verification, in the order of the ops."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Findings(Answer):
+    """All rows of a verification, in the order of the ops.
+
+    SKIPPED is an op that was not tried, since nobody knows how to split it or there is nothing to
+    split; INCONCLUSIVE one that was tried and proves nothing. Neither fails: `passed` is true if
+    something was verified and nothing failed. `bool(findings)` asks for more: every row is PASS.
+    """
 
     rows: tuple[Finding, ...]
     num_nodes: int = 0
     num_compute: int = 0  # nodes that compute something from tensors
     num_annotated: int = 0  # of those, the ones whose partitions are known
     num_remembered: int = 0  # ops that passed in an earlier run and were not run again
+    COLUMNS = ("op", "idx", "dim", "num", "verdict", "slot", "max_abs_diff", "rule or reason")
 
     def __bool__(self) -> bool:
         return bool(self.rows) and all(row.verdict is Verdict.PASS for row in self.rows)
 
-    def __add__(self, other: "Findings") -> "Findings":
+    def __add__(self, other: Findings) -> Findings:
         return Findings(
             self.rows + other.rows,
             self.num_nodes + other.num_nodes,
@@ -70,41 +90,93 @@ class Findings:
         )
 
     @property
-    def tally(self) -> Tally:
-        """The counts of the verdicts."""
-        counts: dict[Verdict, int] = {}
-        for row in self.rows:
-            counts[row.verdict] = counts.get(row.verdict, 0) + 1
-        return Tally(counts)
+    def exit_code(self) -> int:
+        """0 same, 1 different or refused, 2 trouble: nothing was verified."""
+        return 1 if self.failures else 0 if self.tally[Verdict.PASS] else 2
 
     @property
-    def exit_code(self) -> int:
-        """0 same, 1 different, 2 trouble: nothing was verified."""
-        if any(row.verdict.fails for row in self.rows):
-            return 1
-        return 0 if self.tally[Verdict.PASS] else 2
+    def headline(self) -> str:
+        """Whether the partitions are the same as the ops alone, and the tally."""
+        counts = str(self.tally) or "no rows"
+        if self.failures:
+            return f"DIFFERENT: {len(self.failures)} of {len(self.rows)} rows fail ({counts})"
+        if not self.passed:
+            return f"TROUBLE: nothing was verified ({counts})"
+        left = "" if self else "; not everything was verified"
+        return f"SAME: every partition that was verified agrees with the op alone{left} ({counts})"
+
+    @property
+    def notable(self) -> Sequence[Finding]:
+        """What fails; or else what did not pass; or else all."""
+        others = [row for row in self.rows if row.verdict is not Verdict.PASS]
+        return self.failures or others or self.rows
+
+    def cells(self, row: Finding) -> tuple[str, ...]:
+        """One row under `COLUMNS`."""
+        option = map(_written, (row.idx, row.dim, row.num))
+        why = textwrap.shorten(row.reason or row.rule, _WIDTH, placeholder=" ...")
+        return row.op, *option, row.verdict, row.worst_slot, _written(row.max_abs_diff), why
+
+    def sentence(self, row: Finding) -> str:
+        """One row as a line of an error."""
+        return f"{row}{f' ({row.source})' if row.source else ''}"
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a table with the columns of ``results.csv``."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(row) for row in self.rows], columns=list(COLUMNS))
+
+    def to_csv(self) -> str:
+        """The rows as ``results.csv``; what does not exist is an empty field."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(map(_written, astuple(row)) for row in self.rows)
+        return text.getvalue()
+
+    def summary(self) -> str:
+        """What a reader must know, the least flattering first: left out, counts, failures."""
+        lines = [*self._skipped(), *self._counts(), *self._listed()]
+        return "\n".join(lines) + "\n"
+
+    def _skipped(self) -> Iterator[str]:
+        groups = Counter[tuple[str, str]]()
+        for row in self.rows:
+            if row.verdict is Verdict.SKIPPED:
+                groups[row.op, row.reason] += row.num_nodes
+        yield f"SKIPPED {groups.total()} of {max(self.num_nodes, groups.total())} nodes"
+        for (op, reason), count in groups.most_common():
+            yield f"  {count} x {op}: {reason}"
+
+    def _counts(self) -> Iterator[str]:
+        single = [row for row in self.rows if row.idx is None and row.annotation]
+        parts = [row for row in self.rows if row.idx is not None]
+        seconds = sum(row.seconds for row in self.rows if not math.isnan(row.seconds))
+        if self.num_compute:
+            share = 100 * self.num_annotated / self.num_compute
+            known = f"annotated {self.num_annotated} of {self.num_compute} compute nodes"
+            yield f"{known} ({share:.0f} %), {len(single)} different ops"
+        if self.num_remembered:
+            yield f"{self.num_remembered} ops passed in an earlier run and were not run again"
+        yield f"single device: {_tried(single)}"
+        yield f"partitions: {_tried(parts)}, {seconds:.1f} s"
+
+    def _listed(self) -> Iterator[str]:
+        for verdict in (Verdict.FAIL, Verdict.ERROR, Verdict.REFUSED, Verdict.INCONCLUSIVE):
+            rows = [row for row in self.rows if row.verdict is verdict]
+            yield from map(self.sentence, rows[:SHOWN])
+            if len(rows) > SHOWN:
+                yield f"... and {len(rows) - SHOWN} more rows {verdict}"
 
 
-def to_csv(rows: Iterable[Finding]) -> str:
-    """The rows as CSV under `COLUMNS`; what does not exist is an empty field."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([_cell(value) for value in to_dict(row).values()] for row in rows)
-    return text.getvalue()
-
-
-def _cell(value: Any) -> str:
+def _written(value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def to_dict(row: Finding) -> dict[str, Any]:
-    """The fields of `row` by name."""
-    return asdict(row)
-
-
-def from_dict(stored: dict[str, Any]) -> Finding:
-    """The row that `to_dict` gave."""
-    return Finding(**{**stored, "verdict": Verdict(stored["verdict"])})
+def _tried(rows: Sequence[Finding]) -> str:
+    counted = sorted(tally(rows).counts.items(), key=lambda pair: list(Verdict).index(pair[0]))
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counted)
+    return f"{len(rows)} tried" + (f": {words}" if words else "")

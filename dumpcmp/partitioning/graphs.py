@@ -13,11 +13,10 @@ from dumpcmp.partitioning.checkpoint import read_checkpoint
 from dumpcmp.partitioning.configuration import PartitionError
 from dumpcmp.partitioning.crews import opened
 from dumpcmp.partitioning.exported import ops_of, read_exported
-from dumpcmp.partitioning.findings import Finding, Findings, to_csv
+from dumpcmp.partitioning.findings import Finding, Findings
 from dumpcmp.partitioning.nodes import Graph, Node, merged
 from dumpcmp.partitioning.table import Registered, registered, restore
 from dumpcmp.partitioning.verified import Verified, key_of
-from dumpcmp.partitioning.wording import summary
 
 Announce = Callable[[int, int, list[Finding]], None]  # ops done, ops in all, rows of the last
 
@@ -64,8 +63,8 @@ def verify_graph(
             rows += new
             progress(done, len(nodes), new)
     findings = replace(_counted(read, nodes, rows), num_remembered=verified.num_asked)
-    _replace(out / "results.csv", to_csv(findings.rows))
-    _replace(out / "summary.txt", summary(findings))
+    _replace(out / "results.csv", findings.to_csv())
+    _replace(out / "summary.txt", findings.summary())
     return findings
 
 

@@ -6,7 +6,9 @@ ignored: its op is verified again.
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -15,7 +17,7 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.version import __version__
 from dumpcmp.partitioning.checking import Candidate, Settings
-from dumpcmp.partitioning.findings import Finding, from_dict, to_dict
+from dumpcmp.partitioning.findings import Finding
 from dumpcmp.partitioning.nodes import identity
 from dumpcmp.partitioning.rules.ruling import NoRule
 from dumpcmp.partitioning.table import entry_for
@@ -57,7 +59,7 @@ class Verified:
         """Remember `rows` if all of them passed."""
         if key in self._known or any(row.verdict is not Verdict.PASS for row in rows):
             return
-        line = json.dumps({"key": key, "rows": [to_dict(row) for row in rows]})
+        line = json.dumps({"key": key, "rows": [asdict(row) for row in rows]})
         with self.path.open("a") as file:
             file.write(line + "\n")
 
@@ -67,7 +69,11 @@ def _read(path: Path) -> list[tuple[str, list[Finding]]]:
     for line in path.read_text().splitlines():
         try:
             stored = json.loads(line)
-            known.append((stored["key"], [from_dict(row) for row in stored["rows"]]))
+            known.append((stored["key"], [_found(row) for row in stored["rows"]]))
         except (ValueError, KeyError, TypeError):
             continue  # torn by a crash: the op is verified again
     return known
+
+
+def _found(stored: dict[str, Any]) -> Finding:
+    return Finding(**{**stored, "verdict": Verdict(stored["verdict"])})

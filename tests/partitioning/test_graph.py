@@ -11,7 +11,7 @@ from torch import nn
 from dumpcmp.cli import main
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning import PartitionError, register_annotation, verify_graph
-from dumpcmp.partitioning.findings import COLUMNS, to_csv
+from dumpcmp.partitioning.findings import COLUMNS
 from tests.partitioning.models import exported
 
 
@@ -76,7 +76,7 @@ def test_a_second_run_skips_what_passed(resnet, tmp_path):
     lines = memory.read_text().splitlines()
     again = verify_graph(resnet, tmp_path)
     assert (first.num_remembered, again.num_remembered) == (0, len(lines))
-    assert to_csv(again.rows) == to_csv(first.rows)
+    assert again.to_csv() == first.to_csv()
     assert memory.read_text().splitlines() == lines
     memory.write_text("\n".join(lines[1:]) + "\n" + lines[0][:40])  # as if killed while writing
     third = verify_graph(resnet, tmp_path)
