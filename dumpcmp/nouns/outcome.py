@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,6 +61,7 @@ class Answer(ABC):
     __slots__ = ()
 
     rows: Sequence[Any]  # each with a `verdict`
+    remarks: tuple[str, ...] = ()  # what a reader must know: incomplete runs, sides run in place
     COLUMNS: tuple[str, ...] = ()  # of the table that a notebook shows
 
     @property
@@ -124,16 +126,21 @@ class Answer(ABC):
         """The rows to show where there is little room: those that fail, or else the first ones."""
         return self.failures or self.rows
 
-    def __repr__(self) -> str:
-        return "\n".join([self.headline, *(f"  {line}" for line in self._lines())])
+    def text(self, most: int = sys.maxsize) -> str:
+        """The headline, a table of the `most` notable rows, and the remarks."""
+        return "\n  ".join([self.headline, *self._lines(most)])
 
-    def _lines(self) -> Iterator[str]:
-        table = [self.COLUMNS, *map(self.cells, self.notable[:SHOWN])]
+    def __repr__(self) -> str:
+        return self.text(SHOWN)
+
+    def _lines(self, most: int) -> Iterator[str]:
+        table = [self.COLUMNS, *map(self.cells, self.notable[:most])]
         widths = [max(len(cells[i]) for cells in table) for i in range(len(self.COLUMNS) - 1)] + [0]
         for cells in table if len(table) > 1 else ():
             yield "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()
-        if len(self.notable) > SHOWN:
-            yield f"and {len(self.notable) - SHOWN} more rows; to_pandas() has them all"
+        if len(self.notable) > most:
+            yield f"and {len(self.notable) - most} more rows; to_pandas() has them all"
+        yield from (f"note: {remark}" for remark in self.remarks)
 
     def _repr_html_(self) -> str:
         def line(cells: Iterable[str], tag: str) -> str:
@@ -142,7 +149,12 @@ class Answer(ABC):
 
         body = "".join(line(self.cells(row), "td") for row in self.notable[:SHOWN])
         caption = f"<caption>{html.escape(self.headline)}</caption>"
-        return f"<table>{caption}{line(self.COLUMNS, 'th')}{body}</table>"
+        notes = "".join(f"<p>{html.escape(remark)}</p>" for remark in self.remarks)
+        return f"<table>{caption}{line(self.COLUMNS, 'th')}{body}</table>{notes}"
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a table with the columns of the CSV report."""
+        return frame(self.rows)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -151,7 +163,7 @@ class Outcome(Answer):
 
     rows: tuple[Row, ...]
     roots: tuple[Row, ...] = ()  # where divergences began, in execution order
-    remarks: tuple[str, ...] = ()  # what a reader must know: incomplete runs, missing ranks
+    remarks: tuple[str, ...] = ()
     COLUMNS = ("token", "op", "slot", "verdict", "rel_l2", "reason")
 
     @property
@@ -184,7 +196,3 @@ class Outcome(Answer):
     def sentence(self, row: Row) -> str:
         """One row as a line of an error."""
         return f"{row.key}: {row.verdict}; {row.judgement.reason}"
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The rows as a table with the columns of the CSV report."""
-        return frame(self.rows)

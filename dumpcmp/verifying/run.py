@@ -112,7 +112,7 @@ def hold(
     `depth` is how many ops golden runs, for checkers whose tolerance grows with it.
     """
     if not config.enabled:
-        return Report(*names, (), config.failing, enabled=False)
+        return Report(*names, (), config)
     runs = _Runs(inputs, config)
     before = Before(inputs.tensors(), _state_of(golden), _state_of(target))
     with same_randomness() as again:
@@ -123,7 +123,7 @@ def hold(
                 theirs = runs.observed(target, ours)
         except Exception as error:  # whatever the target raises is what it does differently
             raised = _raised(names[0], error)
-            return Report(*names, (raised,), config.failing, tuple(runs.remarks), cause=error)
+            return Report(*names, (raised,), config, tuple(runs.remarks), cause=error)
         again()
         truth = runs.in_float64(golden, ours) if config.wants_reference else None
     way = Way.of(ours, depth)
@@ -133,7 +133,7 @@ def hold(
     )
     if config.forgives_noise:
         rows = tuple(without_noise(rows, config))
-    return Report(*names, rows, config.failing, (*runs.remarks, *_advice(rows, config, drawn)))
+    return Report(*names, rows, config, (*runs.remarks, *_advice(rows, config, drawn)))
 
 
 def _advice(rows: tuple[Row, ...], config: VerifyConfig, drawn: bool) -> Iterator[str]:
