@@ -8,8 +8,6 @@ import click
 if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
     from torch import nn
 
-    from dumpcmp.verifying import Report
-
 
 @click.command()
 @click.option("--model", "factory", metavar="PKG:FUNC",
@@ -37,10 +35,10 @@ def command(
     """
     import torch
 
+    from dumpcmp.explaining import explain
     from dumpcmp.judge import checker_named
-    from dumpcmp.nouns.errors import VerificationError
     from dumpcmp.taps.modes.boundary import backend_named
-    from dumpcmp.verifying import VerifyConfig, report_on
+    from dumpcmp.verifying import NEXT, VerifyConfig, report_on
 
     config = VerifyConfig(
         value_checker=checker_named(checker, tolerances), backward=backward, reference=reference
@@ -48,17 +46,10 @@ def command(
     model, inputs = chosen_model(factory)
     compiled = torch.compile(model, backend=backend_named(backend))
     report = report_on(inputs, model, compiled, config)
-    click.echo(repr(report))
-    try:
-        report.raise_for_status()
-    except VerificationError as error:
-        click.echo(explanation(inputs, model, compiled) if explains else f"  {error.hint}")
-        sys.exit(exit_code(report))
-
-
-def exit_code(report: "Report") -> int:
-    """1 where something differs, 2 where there was nothing to compare."""
-    return 1 if report.failures else 2
+    click.echo(report.text())
+    if not report:
+        click.echo(repr(explain(inputs, model, compiled)) if explains else f"  {NEXT}")
+    sys.exit(report.exit_code)
 
 
 def chosen_model(factory: str | None) -> "tuple[nn.Module, Any]":
@@ -71,10 +62,3 @@ def chosen_model(factory: str | None) -> "tuple[nn.Module, Any]":
 
     model, args, kwargs = built(factory)
     return model, kwargs or args
-
-
-def explanation(inputs: Any, golden: Any, target: Any) -> str:
-    """The first op that goes wrong, in words."""
-    from dumpcmp.explaining import explain
-
-    return repr(explain(inputs, golden, target))

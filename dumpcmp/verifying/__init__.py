@@ -3,10 +3,11 @@
 from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.verifying.backend import VerifyingBackend, verify_correctness, verifying_backend
 from dumpcmp.verifying.config import VerifyConfig
-from dumpcmp.verifying.report import Report
+from dumpcmp.verifying.report import NEXT, Report
 from dumpcmp.verifying.run import report_on, verify
 
 __all__ = [
+    "NEXT",
     "Report",
     "VerificationError",
     "VerifyConfig",

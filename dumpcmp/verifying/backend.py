@@ -15,11 +15,10 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from dumpcmp.judge import RoundingChecker
 from dumpcmp.nouns.errors import CheckError, VerificationWarning
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.row import Row
-from dumpcmp.verifying.config import VerifyConfig
+from dumpcmp.verifying.config import VerifyConfig, given
 from dumpcmp.verifying.isolate import Inputs
 from dumpcmp.verifying.report import Report
 from dumpcmp.verifying.run import eager_randomness, hold
@@ -56,7 +55,7 @@ def verifying_backend(
 
 
 def _configured(config: VerifyConfig | None, reference: Literal["float64"] | None) -> VerifyConfig:
-    config = config or VerifyConfig(backward=True, value_checker=RoundingChecker())
+    config = given(config) or VerifyConfig(backward=True)
     return replace(config, reference=reference) if reference else config
 
 

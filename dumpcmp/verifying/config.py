@@ -6,11 +6,11 @@ from typing import Literal
 
 from dumpcmp.judge import (
     AllCloseValueChecker,
-    AutomaticValueChecker,
     Checker,
     ExactChecker,
     Fp64Checker,
     FullValueChecker,
+    RoundingChecker,
 )
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import Verdict
@@ -34,7 +34,7 @@ class VerifyConfig:
     verify_dtype: bool = True
     verify_shape: bool = True  # False: values of as many elements are compared in flat order
     verify_values: bool = True
-    value_checker: Checker | Sequence[Checker] = field(default_factory=AutomaticValueChecker)
+    value_checker: Checker | Sequence[Checker] = field(default_factory=RoundingChecker)
     verify_stride: bool = False  # outputs lie in memory alike, so that the same views of them work
     backward: bool = False
     noise: float = 1e-4  # the share of the largest gradient below which differences are rounding
@@ -46,7 +46,7 @@ class VerifyConfig:
                 f"reference is {self.reference!r}", hint="say reference='float64', or None"
             )
         if not self.checkers:
-            raise CheckError("no value checker is given", hint="see dumpcmp.AutomaticValueChecker")
+            raise CheckError("no value checker is given", hint="see dumpcmp.RoundingChecker")
 
     @property
     def checkers(self) -> tuple[Checker, ...]:
@@ -73,3 +73,13 @@ class VerifyConfig:
         """The verdicts that make a verification fail."""
         chosen = {Verdict.UNPAIRED: self.verify_size, Verdict.DTYPE: self.verify_dtype}
         return _ALWAYS_FAILING | {verdict for verdict, fails in chosen.items() if fails}
+
+
+def given(config: VerifyConfig | None) -> VerifyConfig | None:
+    """`config`, if it is one for a verification."""
+    if isinstance(config, VerifyConfig | None):
+        return config
+    raise CheckError(
+        f"the config is a {type(config).__name__}, which says nothing about a verification",
+        hint="give a dumpcmp.VerifyConfig; a PartitionConfig is for verify_partition_options",
+    )

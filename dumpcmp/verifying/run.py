@@ -13,7 +13,7 @@ import torch
 from dumpcmp.nouns.errors import CheckError, VerificationError, VerificationWarning
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.row import Judgement, Row, Verdict
-from dumpcmp.verifying.config import VerifyConfig
+from dumpcmp.verifying.config import VerifyConfig, given
 from dumpcmp.verifying.isolate import (
     Inputs,
     Subject,
@@ -59,7 +59,7 @@ def report_on(
     config: VerifyConfig | None = None,
 ) -> Report:
     """What `verify` reports, without raising for what differs."""
-    config = config or VerifyConfig()
+    config = given(config) or VerifyConfig()
     arguments = _checked(inputs, golden, target)
     names = called(golden), called(target)
     report = hold(arguments, golden, target, config, names, _num_leaves(golden))

@@ -19,11 +19,15 @@ from dumpcmp import (
     Fp64Checker,
     FullValueChecker,
     RoundingChecker,
+    TensorInfo,
+    Verdict,
     VerificationError,
     VerifyConfig,
     verify,
 )
 from dumpcmp.nouns.errors import CheckError, VerificationWarning
+from dumpcmp.partitioning import PartitionConfig
+from dumpcmp.verifying import report_on
 
 X = torch.linspace(-3, 3, 4096).reshape(64, 64)
 
@@ -197,13 +201,14 @@ def test_a_value_may_differ_by_what_it_was_computed_from(checker: Any) -> None:
         verify([X], giving((logits, index)), giving((logits, index + (index == 9999))), config)
 
 
-def test_the_defaults_are_those_that_users_know() -> None:
+def test_the_default_rule_is_rounding_and_tt_forges_have_their_own_defaults() -> None:
     config = VerifyConfig()
     assert (config.enabled, config.verify_size, config.verify_dtype, config.verify_shape) == (
         True,
     ) * 4
     assert config.verify_values
-    assert config.value_checker == AutomaticValueChecker(0.99, 1e-5, 1e-8, 1e-3)
+    assert config.value_checker == RoundingChecker()
+    assert AutomaticValueChecker() == AutomaticValueChecker(0.99, 1e-5, 1e-8, 1e-3)
     assert FullValueChecker() == FullValueChecker(0.99, 1e-5, 1e-8, 1e-3)
     assert AllCloseValueChecker() == AllCloseValueChecker(1e-5, 1e-8)
 
@@ -249,7 +254,7 @@ def test_the_worst_three_are_named_and_how_to_go_on() -> None:
 
 
 def test_the_report_reads_prints_and_tabulates() -> None:
-    report = verify([X], giving((X, X)), giving((X, X + NOISE)))
+    report = verify([X], giving((X, X)), giving((X, X + NOISE)), VerifyConfig(value_checker=AUTO()))
     assert repr(report).startswith("give against give: all 2 values agree")
     assert "output.1  PASS" in repr(report)
     assert report._repr_html_().count("<tr>") == 3
@@ -258,6 +263,30 @@ def test_the_report_reads_prints_and_tabulates() -> None:
     assert list(table["slot"]) == ["output.0", "output.1"]
     assert table["max_abs_diff"][1] == pytest.approx(NOISE.abs().max().item(), rel=1e-3)
     report.raise_for_status()
+
+
+def test_a_report_answers_by_the_words_of_every_answer() -> None:
+    same, different, nothing = (
+        report_on([X], giving(a), giving(b))
+        for a, b in [([X] * 50, [X] * 50), ([X] * 50, [2 * X] * 50), (X[:0], X[:0])]
+    )
+    assert [report.exit_code for report in (same, different, nothing)] == [0, 1, 2]
+    assert [report.passed for report in (same, different, nothing)] == [True, False, False]
+    assert [bool(report) for report in (same, different, nothing)] == [True, False, False]
+    assert different.tally[Verdict.FAIL] == len(different.failures) == 50
+    for report in (different, nothing):
+        with pytest.raises(VerificationError, match="50 of 50 values differ|nothing was compared"):
+            report.raise_for_status()
+    for report in (same, different):
+        assert len(repr(report).splitlines()) == 1 + 1 + 20 + 1  # headline, columns, rows, the rest
+        assert len(report.text().splitlines()) == 1 + 1 + 50
+
+
+def test_a_config_of_partitions_is_refused_by_name() -> None:
+    with pytest.raises(CheckError, match="PartitionConfig") as caught:
+        verify([X], giving(X), giving(X), PartitionConfig("torch.neg", [TensorInfo("shape", (2,))]))
+    assert "VerifyConfig" in caught.value.hint
+    assert "verify_partition_options" in caught.value.hint
 
 
 def test_a_switched_off_report_does_not_say_that_it_passed() -> None:
