@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.nouns.record import Call, Record
     from dumpcmp.nouns.row import Judgement, Metrics, Row, Verdict, Why
     from dumpcmp.nouns.version import __version__
+    from dumpcmp.partitioning.annotation import AnnotationError
     from dumpcmp.partitioning import (
         Findings, PartitionConfig, PartitionError, TensorInfo, check_partition_options,
         register_annotation, verify_graph, verify_partition_options,
@@ -35,12 +36,12 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     )  # fmt: skip
 
 __all__ = [
-    "AlignError", "AllCloseValueChecker", "Archive", "ArchiveError", "ArchiveWriter",
-    "AutomaticValueChecker", "Call", "CaptureError", "CaptureWarning", "CheckError", "Checker",
-    "Conditions", "CosineChecker", "DumpcmpError", "ExactChecker", "Explanation", "Findings",
-    "Fp64Checker", "FullValueChecker", "Judgement", "Key", "LayoutError", "Metrics", "Op",
-    "Outcome", "PartitionConfig", "PartitionError", "Record", "ReferenceChecker", "Report",
-    "RoundingChecker", "Row", "SelectionError", "Slot", "Summary", "Tally", "TensorInfo",
+    "AlignError", "AllCloseValueChecker", "AnnotationError", "Archive", "ArchiveError",
+    "ArchiveWriter", "AutomaticValueChecker", "Call", "CaptureError", "CaptureWarning",
+    "CheckError", "Checker", "Conditions", "CosineChecker", "DumpcmpError", "ExactChecker",
+    "Explanation", "Findings", "Fp64Checker", "FullValueChecker", "Judgement", "Key", "LayoutError",
+    "Metrics", "Op", "Outcome", "PartitionConfig", "PartitionError", "Record", "ReferenceChecker",
+    "Report", "RoundingChecker", "Row", "SelectionError", "Slot", "Summary", "Tally", "TensorInfo",
     "Verdict", "VerificationError", "VerificationWarning", "VerifyConfig", "Why", "__version__",
     "audit", "capture", "check_partition_options", "compact", "compare", "compiled_backend",
     "explain", "fx_backend", "layout", "register_annotation", "save", "set_rank", "verify",
@@ -68,6 +69,7 @@ _HOMES = {
     "nouns.version": "__version__",
     "partitioning": "Findings PartitionConfig PartitionError TensorInfo check_partition_options "
     "register_annotation verify_graph verify_partition_options",
+    "partitioning.annotation": "AnnotationError",
     "summary.summary": "Summary",
     "taps.distributed.ranks": "layout set_rank",
     "verifying": "Report VerifyConfig verify verify_correctness verifying_backend",
