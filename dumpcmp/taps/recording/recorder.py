@@ -348,7 +348,7 @@ class Step:
         """Record one value of `call`; see `Values.put`."""
         owner = self.owner_of(call)
         if owner is not self:
-            return owner.put(call, slot, tensor, same_as, fresh)
+            return owner.put(call, slot, tensor, same_as, fresh, seen_in)
         key = Key(self.model.name, self.number, call.op, call.call, slot)
         if same_as is not None and (same_as.model, same_as.step) != (key.model, key.step):
             same_as = None  # links stay within a step, which can be read on its own

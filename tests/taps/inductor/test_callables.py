@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.dumping.capturing import dump
+from dumpcmp.nouns.record import TWIN
 from dumpcmp.nouns.row import Verdict
 from tests.taps.distributed.launching import launched
 
@@ -139,6 +140,19 @@ def test_other_modes_name_compiled_functions_alike(mode: str, tmp_path: Path) ->
     (loss,) = (r for r in outcome.rows if (r.key.op, r.key.slot) == ("<root>/mse_loss", "output.0"))
     assert loss.key.model == "error" and loss.verdict is Verdict.PASS
     assert not [row for row in outcome.rows if row.verdict.fails and row.target_key]
+
+
+def test_what_only_a_twin_stores_says_so_in_a_function_too(tmp_path: Path) -> None:
+    model = made()
+    compiled = torch.compile(model.error)
+    seen: dict[bool, Archive] = {}
+    for twin in (False, True):
+        with dumpcmp.capture(None, tmp_path / f"{twin}", mode="compiled", twin=twin):
+            compiled(values())
+        seen[twin] = Archive(tmp_path / f"{twin}")
+    added = [key for key in seen[True] if key.model == "Gate" and key not in seen[False]]
+    assert added
+    assert {seen[True][key].seen_in for key in added} == {TWIN}
 
 
 def test_a_function_is_left_out_where_its_model_was_named(tmp_path: Path) -> None:
