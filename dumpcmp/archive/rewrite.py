@@ -19,12 +19,12 @@ from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive.directory import part_name, parts_in, rank_directories, replacing
 from dumpcmp.archive.escaping import group_path, link_name
-from dumpcmp.archive.read.contents import Contents, read_index
+from dumpcmp.archive.read.contents import ABSENT, Contents, read_index
 from dumpcmp.archive.read.decoder import PartFile, hard_links, root_address
 from dumpcmp.archive.read.scan import part_facts
 from dumpcmp.archive.schema import INDEX_GROUP, NO_ROW
 from dumpcmp.archive.write.form import Form, FormKey, form_key
-from dumpcmp.archive.write.part import Elsewhere, Part
+from dumpcmp.archive.write.part import LOST_PATH, Elsewhere, Part
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Key
@@ -128,7 +128,7 @@ def rewrite(path: Path, condensing: Condensing) -> Rewritten:
     chosen = {
         row
         for row, record in enumerate(source.records)
-        if source.holds(row) and record.kept is Kept.FULL and condensing.selects(record)
+        if record and source.holds(row) and record.kept is Kept.FULL and condensing.selects(record)
     }
     if not chosen:
         return Rewritten()
@@ -156,7 +156,7 @@ class _Source:
     path: Path
     facts: dict[str, Any]
     contents: Contents
-    records: list[Record]
+    records: list[Record | None]  # None: it was lost
     nbytes: int
 
     @classmethod
@@ -178,7 +178,11 @@ class _Source:
 
     def holds(self, row: int) -> bool:
         """Whether the bytes of `row` are its own: it is no link."""
-        return bool(self.rows["same"][row] == NO_ROW)
+        return bool(self.records[row] and self.rows["same"][row] == NO_ROW)
+
+    def key(self, row: int) -> Key | None:
+        """The Key of `row`, unless it was lost."""
+        return record.key if (record := self.records[row]) else None
 
     def mapped(self) -> Bytes:
         """The bytes of the part, read when they are used."""
@@ -190,14 +194,17 @@ class _Source:
         content = room[offset : offset + nbytes]
         if xxh3_128_hexdigest(content.data).encode() != digest:
             raise ArchiveError(
-                f"{self.path}: {self.records[row].key} is damaged, and the part stays as it is",
+                f"{self.path}: {self.key(row)} is damaged, and the part stays as it is",
                 hint="dumpcmp audit says what is left of it",
             )
         return content
 
 
-def _records(facts: dict[str, Any], contents: Contents) -> Iterator[Record]:
+def _records(facts: dict[str, Any], contents: Contents) -> Iterator[Record | None]:
     for row in contents.rows:
+        if row["call"] == ABSENT:
+            yield None
+            continue
         form, (op, call) = contents.forms[row["form"]], contents.ops[row["call"]]
         yield Record(
             Key(facts["model"], facts["step"], op, call, form.slot),
@@ -217,13 +224,17 @@ class _Rewriting:
         self.chosen, self.condensing = chosen, condensing
         self.part = Part(draft, source.facts)
         self._forms: dict[FormKey, tuple[int, Form]] = {}
-        self._records: list[Record] = []  # as they are in the draft
+        self._records: list[Record | None] = []  # as they are in the draft
         self._others: dict[int, _Source] = {}
 
     def write(self) -> None:
         """Write and seal the draft, and have its bytes on the disk."""
-        for call in self.source.contents.calls():
-            self.part.append_call(call)
+        calls = self.source.contents.calls()
+        for number in range(len(self.source.contents.listed_calls)):
+            if number in calls:
+                self.part.append_call(calls[number])
+            else:
+                self.part.add_lost_call()
         for row in range(len(self.source.records)):
             self._put(row)
         own = os.dup(self.part.descriptor)  # sealing closes the part's
@@ -235,7 +246,10 @@ class _Rewriting:
 
     def _put(self, row: int) -> None:
         record = self.source.records[row]
-        if not self.source.holds(row):
+        if record is None:
+            self.part.add_lost()
+            self._records.append(None)
+        elif not self.source.holds(row):
             self._put_link(row, record)
         elif row in self.chosen:
             content = self.source.content(row, self.room)
@@ -254,14 +268,19 @@ class _Rewriting:
         """A link stays a link; what it leads to says how much is kept of it."""
         where, first = self.source.rows["part"][row], self.source.rows["same"][row]
         other = None if where == self.source.facts["part"] else self._other(where)
-        target = (other.records if other else self._records)[first]
-        record = replace(record, kept=target.kept, stored=target.stored, problem=target.problem)
+        targets = other.records if other else self._records
+        target, path = targets[first] if first < len(targets) else None, LOST_PATH
+        if target is not None:
+            record = replace(record, kept=target.kept, stored=target.stored, problem=target.problem)
+            path = "/".join(
+                (*group_path(target.key.op, target.key.call), link_name(target.key.slot))
+            )
         number, form = self._form(record)
         self._records.append(record)
-        path = "/".join((*group_path(target.key.op, target.key.call), link_name(target.key.slot)))
         holder: Part | Elsewhere = self.part
-        if other is not None:
-            holder = Elsewhere(where, other.path, other.contents.rows.tobytes())
+        if other is not None or target is None:
+            place = self.source.path.with_name(part_name(where))
+            holder = Elsewhere(where, place, other.contents.rows if other else None)
         self.part.append_link(self._call(row), form, number, record.order, holder, first, path)
 
     def _call(self, row: int) -> int:
@@ -288,7 +307,10 @@ def _value(record: Record, content: Bytes) -> Value:
 def _check(source: _Source, draft: Path, chosen: set[int]) -> None:
     """Audit the draft against the part that it is to replace: the same Keys, nothing lost."""
     found = _Source.of(draft)
-    if [r.key for r in found.records] != [r.key for r in source.records]:
+    rows = range(max(len(found.records), len(source.records)))
+    if len(found.records) != len(source.records) or any(
+        found.key(r) != source.key(r) for r in rows
+    ):
         raise ArchiveError(f"{source.path}: the draft lists other values; the part stays as it is")
     if found.contents.listed_calls != source.contents.listed_calls:
         raise ArchiveError(f"{source.path}: the draft lists other calls; the part stays as it is")
@@ -297,6 +319,5 @@ def _check(source: _Source, draft: Path, chosen: set[int]) -> None:
         found.content(row, room)
         if row not in chosen and found.rows["digest"][row] != source.rows["digest"][row]:
             raise ArchiveError(
-                f"{source.path}: {found.records[row].key} changed in the draft; "
-                "the part stays as it is"
+                f"{source.path}: {found.key(row)} changed in the draft; the part stays as it is"
             )

@@ -22,6 +22,8 @@ from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call, Kept, Phase, Stored
 
 ABSENT = 0xFFFF_FFFF  # as a row's call: the record was lost
+LOST_CALL = ["", 0, 0, "", "", "forward", "", [], ""]  # in the place of a call that was lost
+LOST_FORM = ["", "", [], [], 0, "", "", "nothing", "lost", "", None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,14 @@ class Contents:
         """Op and number of each call."""
         return [self._op(listed) for listed in self.listed_calls]
 
-    def calls(self) -> list[Call]:
-        """The calls, checked."""
-        return [self._call(listed) for listed in self.listed_calls]
+    def calls(self) -> dict[int, Call]:
+        """The calls by their numbers, checked; those that were lost are left out."""
+        found = enumerate(self.listed_calls)
+        return {number: self._call(listed) for number, listed in found if listed != LOST_CALL}
+
+    def has_row(self, row: int) -> bool:
+        """Whether `row` is there and was not lost."""
+        return row < len(self.rows) and bool(self.rows["call"][row] != ABSENT)
 
     def _op(self, listed: Any) -> tuple[str, int]:
         match listed:

@@ -93,7 +93,7 @@ class RankStep:
         """The calls of the step, in order of execution."""
         found: dict[tuple[str, int], Call] = {}
         for contents in self.parts.values():
-            for call in contents.calls():
+            for call in contents.calls().values():
                 found.setdefault((call.op, call.call), call)
         return dict(sorted(found.items(), key=lambda entry: entry[1].order))
 
@@ -107,10 +107,13 @@ class RankStep:
         contents, row = self.rows[name]
         _, form, order, part, same, _, offset, nbytes, digest = contents.rows[row].item()
         facts = contents.forms[form]
-        holder = self.parts.get(part)
-        problem = facts.problem if holder else f"part {part}, which holds its bytes, is missing"
+        holder, problem = self.parts.get(part), facts.problem
+        if holder is None:
+            problem = f"part {part}, which holds its bytes, is missing"
+        elif same != NO_ROW and not holder.has_row(same):
+            holder, problem = None, f"row {same} of part {part}, which holds its bytes, was lost"
         held = facts  # what the row that has the bytes says of them: they may be a Summary's
-        if holder and same != NO_ROW and same < len(holder.rows):
+        if holder and same != NO_ROW:
             offset, nbytes, digest = holder.rows[same].item()[6:]
             held = holder.forms[holder.rows[same]["form"]]
         return Record(
@@ -133,11 +136,9 @@ class RankStep:
         )
 
     def _same_as(self, holder: Contents | None, row: int) -> Key | None:
-        if holder is None or row >= len(holder.rows):
+        if holder is None or not holder.has_row(row):
             return None
         call, form = holder.rows[row].item()[:2]
-        if call == ABSENT:
-            return None
         op, number = holder.ops[call]
         return Key(self.model, self.step, op, number, holder.forms[form].slot)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from dumpcmp.archive import journal
 from dumpcmp.archive.encoder import padded
-from dumpcmp.archive.read.contents import ABSENT, Contents
+from dumpcmp.archive.read.contents import ABSENT, LOST_CALL, LOST_FORM, Contents
 from dumpcmp.archive.read.decoder import PartFile
 from dumpcmp.archive.schema import (
     ALIGNMENT,
@@ -196,7 +196,7 @@ class Gathering:
         if row is None or known or number > self._most:
             if not known:
                 place = f"{found.file} at byte {found.start}"
-                self.problems.append(f"{place}: a record that refers to nothing known")
+                self.problems.append(f"{place}: a record that is torn, or refers to nothing known")
             return
         self._rows += [_ABSENT_ROW] * (number + 1 - len(self._rows))
         self._rows[number] = row
@@ -218,8 +218,11 @@ class Gathering:
             return None
         size = int.from_bytes(found.prefix[PREFIX_HEADER + 8 : PREFIX_HEADER + 12], "little")
         end = PREFIX_HEADER + 16 + size  # of the object header, whose last 32 bytes they are
-        finished = found.file == self.path and PREFIX_HEADER + 48 <= end <= len(found.prefix)
-        digest = found.prefix[end - 32 : end] if finished else b""
+        digest = b""  # in a ring it is not there yet
+        if found.file == self.path:
+            if not PREFIX_HEADER + 48 <= end <= len(found.prefix):
+                return None  # the fields reached the disk, the rest of the prefix did not
+            digest = found.prefix[end - 32 : end]
         offset = found.data_start if fields.nbytes else 0
         header = found.start + PREFIX_HEADER
         return (
@@ -231,17 +234,12 @@ class Gathering:
         fields = found.fields
         match found.listed():
             case [int(part), int(row)] if self._named(fields) and 0 <= row < NO_ROW and part >= 0:
-                if part != self.number:
-                    return (fields.call, fields.form, fields.order, part, row, 0, 0, 0, b"")
-                if row < len(self._rows) and self._rows[row][0] != ABSENT:
-                    self._share(fields.row, row)
-                    target = self._rows[row]
-                    return (fields.call, fields.form, fields.order, part, row, *target[5:])
+                own = part == self.number and row < len(self._rows)
+                target = self._rows[row] if own else _ABSENT_ROW
+                if own and row in self._elsewhere:
+                    self._elsewhere[fields.row] = self._elsewhere[row]
+                return (fields.call, fields.form, fields.order, part, row, *target[5:])
         return None
-
-    def _share(self, number: int, row: int) -> None:
-        if row in self._elsewhere:
-            self._elsewhere[number] = self._elsewhere[row]
 
     def contents(self, model: str, step: int) -> Contents:
         """What was gathered."""
@@ -249,8 +247,8 @@ class Gathering:
         gathered = Contents(
             self.path,
             rows,
-            [call if call is not None else _NO_CALL for call in self._calls],
-            [form if form is not None else _NO_FORM for form in self._forms],
+            [call if call is not None else LOST_CALL for call in self._calls],
+            [form if form is not None else LOST_FORM for form in self._forms],
             model,
             step,
             problems=tuple(self.problems),
@@ -261,8 +259,6 @@ class Gathering:
 
 
 _ABSENT_ROW = (ABSENT, 0, 0, 0, NO_ROW, 0, 0, 0, b"")
-_NO_CALL = ["", 0, 0, "", "", "forward", "", [], ""]
-_NO_FORM = ["", "", [], [], 0, "", "", "nothing", "lost", None]
 
 
 def scan(file: PartFile, stranded: list[Found]) -> Contents:

@@ -181,15 +181,14 @@ class _Auditing:
                     path.unlink()
                 self.find(path, "the part holds nothing", "removed" if mends else "")
                 return None
-            done = ""
+            done, problems = "", contents.problems
             if mends:
                 came = recover(path, stranded, known)
                 contents = read_part(path, path.parent.parent.name, 0, number, [])
                 done = f"sealed with {came.num_records - came.num_lost} records"
             if not live:
-                self.find(path, "the part was not sealed", done)
-                for problem in contents.problems if not mends else ():
-                    self.find(path, problem)
+                for problem in ("the part was not sealed", *problems):
+                    self.find(path, problem, done)
         except (ArchiveError, OSError, KeyError) as error:
             self.find(path, getattr(error, "message", str(error)))
             return None
@@ -216,7 +215,7 @@ class _Auditing:
         self.num_records += 1
         if same != NO_ROW:
             holder = known.get(part)
-            if holder is None or same >= len(holder.rows):
+            if holder is None or not holder.has_row(same):
                 yield f"links to row {same} of part {part}, which is not there"
             return
         if number in contents.elsewhere or number in contents.datasets:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from dumpcmp.archive import journal
-from dumpcmp.archive.directory import parts_in
+from dumpcmp.archive.directory import part_name, parts_in
 from dumpcmp.archive.escaping import group_path, link_name
-from dumpcmp.archive.read.contents import ABSENT, Contents, FormFacts, read_index
+from dumpcmp.archive.read.contents import Contents, FormFacts, read_index
 from dumpcmp.archive.read.decoder import PartFile
 from dumpcmp.archive.read.scan import Found, journal_records, part_facts, scan
 from dumpcmp.archive.write.form import Form
 from dumpcmp.archive.write.groups import call_json
-from dumpcmp.archive.write.part import JOURNAL_AT, ROW, Elsewhere, Part
+from dumpcmp.archive.write.part import JOURNAL_AT, LOST_PATH, ROW, Elsewhere, Part
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Record
@@ -50,6 +50,7 @@ def recover(path: Path, stranded: list[Found], others: dict[int, Contents]) -> R
     for found in stranded:
         if found.fields.nonce == nonce:
             mending.add(found)
+    mending.leave_room(len(contents.rows))
     part.seal()
     return Recovered(mending.num_rows, mending.num_rows - kept, mending.num_lost)
 
@@ -98,8 +99,10 @@ class _Mending:
         """Append a record that only the ring has."""
         fields, kind = found.fields, found.fields.kind
         if kind == journal.CALL and fields.call >= len(self.part.calls):
+            self._declare_calls(fields.call - 1)
             self.part.append_call(self.calls[fields.call])
         elif kind == journal.FORM and fields.form >= len(self.part.forms):
+            self._declare_forms(fields.form - 1)
             self.part.append_form(self.forms[fields.form])
         elif kind in (journal.VALUE, journal.LINK) and self._is_next(fields.row):
             row = self.contents.rows[fields.row].item()
@@ -111,18 +114,23 @@ class _Mending:
 
     def _is_next(self, row: int) -> bool:
         """Whether `row` is known and new; rows that were lost before it get their place."""
-        if row < self.num_rows or row >= len(self.contents.rows):
+        if row < self.num_rows or not self.contents.has_row(row):
             return False
-        if self.contents.rows["call"][row] == ABSENT:
-            return False
+        self.leave_room(row)
+        return True
+
+    def leave_room(self, row: int) -> None:
+        """Mark all rows before `row` that did not come as lost."""
         while self.num_rows < row:
             self.part.add_lost()
             self.num_lost += 1
-        return True
 
     def _declare_calls(self, number: int) -> None:
-        for call in self.calls[len(self.part.calls) : number + 1]:
-            self.part.add_call(call, call_json(call))
+        for each in range(len(self.part.calls), number + 1):
+            if call := self.calls.get(each):
+                self.part.add_call(call, call_json(call))
+            else:
+                self.part.add_lost_call()
 
     def _declare_forms(self, number: int) -> None:
         self.part.forms += self.forms[len(self.part.forms) : number + 1]
@@ -134,12 +142,14 @@ class _Mending:
     def _target(self, row: tuple[Any, ...]) -> tuple[Part | Elsewhere, int, str]:
         """The part and row that a link leads to, and the path of its dataset there."""
         number, same = row[3], row[4]
-        holder = self.contents if number == self.part.number else self.others[number]
+        own = number == self.part.number
+        holder = self.contents if own else self.others.get(number)
+        if holder is None or not holder.has_row(same):
+            lost = self.part.path.with_name(part_name(number))
+            return Elsewhere(number, lost, None), same, LOST_PATH
         call, form = holder.rows[same].item()[:2]
         path = "/".join((*group_path(*holder.ops[call]), link_name(holder.forms[form].slot)))
-        if holder is self.contents:
-            return self.part, same, path
-        return Elsewhere(number, holder.path, holder.rows.tobytes()), same, path
+        return self.part if own else Elsewhere(number, holder.path, holder.rows), same, path
 
 
 def _form(facts: FormFacts) -> Form:

@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import encoder, journal
@@ -25,12 +26,14 @@ from dumpcmp.archive.schema import (
 )
 from dumpcmp.archive.write.form import Form
 from dumpcmp.archive.write.groups import Group, call_json
+from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call
 
 JOURNAL_AT = 128  # where a part's first journal record begins, after the superblock
 ROW_TYPE = np.dtype([(name, kind) for name, kind, _ in INDEX_COLUMNS])
 ROW = Struct("<" + "".join({"<u4": "I", "<u8": "Q", "S32": "32s"}[k] for _, k, _ in INDEX_COLUMNS))
 _PACK_ROW = ROW.pack
+LOST_PATH = "lost"  # where a link leads whose value is not there any more
 LINK_COUNT_AT = 4  # of the number of hard links, in an object header
 _NUMBER = Struct("<I")
 _DEPTH = attrgetter("depth")
@@ -44,7 +47,14 @@ class Elsewhere:
 
     number: int
     path: Path
-    rows: bytes | bytearray
+    rows: NDArray[np.void] | None  # None: the part is missing
+
+    def row(self, number: int) -> tuple[Any, ...]:
+        """The row `number`; one that was lost where it is not known."""
+        if self.rows is None or number >= len(self.rows):
+            return NO_ROW, 0, 0, self.number, NO_ROW, 0, 0, 0, b""
+        row: tuple[Any, ...] = self.rows[number].item()
+        return row
 
 
 class Part:
@@ -116,6 +126,10 @@ class Part:
         self.write(bytes(-nbytes % ALIGNMENT), at + len(record) + nbytes)
         return at
 
+    def row(self, number: int) -> tuple[Any, ...]:
+        """The row `number`, unpacked."""
+        return ROW.unpack_from(self.rows, number * ROW.size)
+
     def append_call(self, call: Call) -> None:
         """Append the next call."""
         text = call_json(call)
@@ -167,6 +181,11 @@ class Part:
         self.call_groups.append(group)
         self.calls.append(text)
 
+    def add_lost_call(self) -> None:
+        """Leave a number for a call that was lost, so that the others keep theirs."""
+        self.call_groups.append(Group(None))
+        self.calls.append(call_json(Call("", 0, Op(""), 0, 0)))
+
     def _group(self, path: tuple[str, ...]) -> Group:
         """The group at `path`, made along with its parents where it is missing."""
         group = self.groups.get(path)
@@ -208,9 +227,7 @@ class Part:
         path: str,
     ) -> None:
         """Take a value that row `row` of `holder`, this part or an earlier one, has at `path`."""
-        _, _, _, part, same, header, offset, nbytes, digest = ROW.unpack_from(
-            holder.rows, row * ROW.size
-        )
+        _, _, _, part, same, header, offset, nbytes, digest = holder.row(row)
         first = row if same == NO_ROW else same
         group = self.call_groups[call]
         if holder is self:
@@ -278,7 +295,7 @@ class Part:
         self.root.foremost = encoder.hard_link(INDEX_GROUP, self.root.num_links, at)
         self.dirty.add(self.root)
         for row, extra in self.num_links_to.items():
-            header = ROW.unpack_from(self.rows, row * ROW.size)[5]
+            header = self.row(row)[5]
             self.write(_NUMBER.pack(1 + extra), header + LINK_COUNT_AT)
         self.commit()
         os.ftruncate(self.descriptor, self.end)
