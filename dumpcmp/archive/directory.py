@@ -5,35 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from dumpcmp.archive.escaping import file_name
 from dumpcmp.archive.schema import PART_FILE, RANK_DIRECTORY, RUN_FILE, STEP_DIRECTORY
 from dumpcmp.nouns.errors import ArchiveError
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a draft to write; it takes `path`'s place whole, and only if the block succeeds."""
-    with TemporaryDirectory(prefix=".draft-", dir=path.parent) as room:
-        draft = Path(room, path.name)
-        yield draft
-        draft.replace(path)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees all of it or what was there before."""
-    draft = path.with_name(f".new-{path.name}")
-    try:
-        draft.write_text(text, encoding="utf-8", errors="surrogatepass")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+from dumpcmp.nouns.files import write_whole
 
 
 def rank_directories(root: Path) -> dict[Path, tuple[int, int]]:

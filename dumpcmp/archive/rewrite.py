@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
-from dumpcmp.archive.directory import part_name, parts_in, rank_directories, replacing
+from dumpcmp.archive.directory import part_name, parts_in, rank_directories
 from dumpcmp.archive.escaping import group_path, link_name
 from dumpcmp.archive.read.contents import ABSENT, Contents, read_index
 from dumpcmp.archive.read.decoder import PartFile, hard_links, root_address
@@ -27,6 +27,7 @@ from dumpcmp.archive.write.form import Form, FormKey, form_key
 from dumpcmp.archive.write.part import LOST_PATH, Elsewhere, Part
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept, Record, Stored
 from dumpcmp.nouns.value import Value

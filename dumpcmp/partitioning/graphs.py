@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from dumpcmp.execute import executor_for, run_each
+from dumpcmp.nouns.files import write_whole
 from dumpcmp.partitioning.checking import Candidate, Runner, Settings, check_op
 from dumpcmp.partitioning.checkpoint import read_checkpoint
 from dumpcmp.partitioning.configuration import PartitionError
@@ -63,8 +64,8 @@ def verify_graph(
             rows += new
             progress(done, len(nodes), new)
     findings = replace(_counted(read, nodes, rows), num_remembered=verified.num_asked)
-    _replace(out / "results.csv", findings.to_csv())
-    _replace(out / "summary.txt", findings.summary())
+    write_whole(out / "results.csv", findings.to_csv())
+    write_whole(out / "summary.txt", findings.summary())
     return findings
 
 
@@ -116,10 +117,3 @@ def _counted(read: Graph, nodes: list[Node], rows: list[Finding]) -> Findings:
     annotated = {row.node for row in rows if row.annotation}
     names = [name for node in nodes if node.name in annotated for name in node.name.split()]
     return Findings(tuple(rows), len(read.nodes), read.num_compute, len(names))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write `path` whole or not at all."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text)
-    draft.replace(path)

@@ -5,31 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from dumpcmp.nouns.columns import COLUMNS, Cell, cells
+from dumpcmp.nouns.files import replacing, write_whole
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
 
 JSON_VERSION = 1  # any change to the keys below bumps it
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a draft to write; it takes `path`'s place whole, and only if the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".draft-", dir=path.parent) as room:
-        draft = Path(room, path.name)
-        yield draft
-        draft.replace(path)
-
-
 def write_csv(outcome: Outcome, path: Path) -> Path:
     """Write one line for each row, in execution order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft, draft.open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(column.name for column in COLUMNS)
@@ -41,8 +30,8 @@ def write_csv(outcome: Outcome, path: Path) -> Path:
 
 def write_json(outcome: Outcome, path: Path) -> Path:
     """Write the outcome: what was found first, then all rows. Numbers that JSON lacks are null."""
-    with replacing(path) as draft:
-        draft.write_text(json.dumps(as_json(outcome), indent=1, allow_nan=False))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(as_json(outcome), indent=1, allow_nan=False))
     return path
 
 
