@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from dumpcmp.align.mesh.held import portion_of
+from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.directory import rank_directories
 from dumpcmp.archive.repair.remains import read_run, writer_lives
 from dumpcmp.archive.rewrite import (

@@ -56,5 +56,5 @@ def _steps(values: Mapping[Key, tuple[Record, ...]]) -> dict[tuple[str, int], in
 
 
 def _number(record: Record) -> int | None:
-    place = parse_layout(record.layout).place if record.layout else ()
-    return next((c.index for c in place if c.axis == MICROBATCH), None)
+    coordinates = parse_layout(record.layout).coordinates if record.layout else ()
+    return next((c.index for c in coordinates if c.axis == MICROBATCH), None)

@@ -33,7 +33,6 @@ from dumpcmp.nouns.value import Value
 if TYPE_CHECKING:
     from dumpcmp.comparing.task import Held, Measured, Task
 
-_WORDS = ("", "ranks", "replicated")  # how a value can be whole without a sentence
 COLLECTIVE = "collective"  # the pass that pairs the values of collectives
 _NUMBER = re.compile(r"\d+")
 
@@ -76,10 +75,10 @@ def noticed(sides: Sides, metrics: Metrics, limit: float) -> Laid:
     apart = [d for side in sides for d in side.disagreements if d.rel_l2 > limit]
     remark = ""
     if apart or not (metrics.equal or metrics.rel_l2 <= limit):
-        remark = assemble.explain(golden, target, limit)
+        remark = assemble.explain(golden, target, metrics, limit)
     finding = remark or str(apart[0]) if apart else ""
     note = _how(golden, target)
-    return Laid(note, target.layout, "solved" in target.note, finding, remark)
+    return Laid(note, target.layout, target.basis is assemble.Basis.SOLVED, finding, remark)
 
 
 def unread(finding: str, remark: str = "") -> Laid:
@@ -111,7 +110,7 @@ def with_collectives(matches: Sequence[Match], golden: Listing, target: Listing)
     at = -1
     for place, keys in target.places.items():
         at = last.get(place, at)
-        if is_collective(place.op):
+        if is_collective(place, target):
             for key in keys:
                 beside = _beside(key, golden, target, partner)
                 extra[at].append(Match(beside, key, COLLECTIVE))
@@ -127,7 +126,7 @@ def _beside(
     key: Key, golden: Listing, target: Listing, partner: Mapping[Key | None, Key | None]
 ) -> Key | None:
     """Golden's partner for a value of the target's collective: its own, or the value moved."""
-    if any(is_collective(place.op) for place in golden.places):
+    if any(is_collective(place, golden) for place in golden.places):
         return key if key in golden.values and keeps_shape(key.op) else None
     source = source_of(key, target)
     return partner.get(source) if source else None
@@ -223,12 +222,10 @@ def unlike(
 
 def _sentence(measured: Measured) -> str:
     laid = measured.laid
-    return laid.layout if laid and laid.layout not in _WORDS else ""
+    return laid.layout if laid else ""
 
 
 def _is_partial(sentence: str) -> bool:
-    if sentence in _WORDS:
-        return False
     return any(p.mode is Mode.PARTIAL for p in parse_layout(sentence).over)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dumpcmp.align.mesh.assemble import AssemblyError, Held
-from dumpcmp.align.mesh.held import portion_of
-from dumpcmp.align.mesh.unshard import Cell, Disagreement, Plan, plan_unshard, unshard
+from dumpcmp.align.mesh.regions import portion_of
+from dumpcmp.align.mesh.unshard import Disagreement, Plan, Tile, plan_unshard, unshard
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.tolerances import SEGMENT
 from dumpcmp.nouns.errors import LayoutError
@@ -99,12 +99,11 @@ def whole_elements(held: Held) -> Value:
 
 
 def _disagreements(plan: Plan, held: list[Summary]) -> Iterator[Disagreement]:
-    for first, *others in (replicas for cell in plan.cells for replicas in cell.terms):
-        for other in others:
-            far = estimate(held[first], held[other])
-            if not far.equal and far.rel_l2:
-                ranks = (plan.ranks[first], plan.ranks[other])
-                yield Disagreement(ranks, far.rel_l2, far.max_abs_diff)
+    for first, other in plan.replicas():
+        far = estimate(held[first], held[other])
+        if not far.equal and far.rel_l2:
+            ranks = (plan.shards[first].rank, plan.shards[other].rank)
+            yield Disagreement(ranks, far.rel_l2, far.max_abs_diff)
 
 
 def said_of_rows(golden: Summary, target: Summary) -> str:
@@ -120,7 +119,7 @@ def joined(plan: Plan, load: Load) -> Summary:
     """Follow `plan` as unsharding does, with sketches that add up in the place of elements."""
     if plan.missing:
         raise LayoutError(f"shards are missing: {', '.join(plan.missing)}")
-    whole = join([_term(plan, cell, load) for cell in plan.cells], plan.shape)
+    whole = join([_term(plan, tile, load) for tile in plan.tiles], plan.shape)
     if whole.whole != plan.shape:
         raise LayoutError(
             f"the summaries were taken of shards alone, not of their places in {plan.shape}",
@@ -129,9 +128,9 @@ def joined(plan: Plan, load: Load) -> Summary:
     return whole
 
 
-def _term(plan: Plan, cell: Cell, load: Load) -> Summary:
+def _term(plan: Plan, tile: Tile, load: Load) -> Summary:
     """The Summary of one region: the sum of its partial terms, divided where the layout says so."""
-    terms = [load(replicas[0]) for replicas in cell.terms]
+    terms = [load(replicas[0]) for replicas in tile.terms]
     if len(terms) > 1 and plan.reduction != "sum":
         raise LayoutError(
             f"summaries of partial terms cannot be reduced by {plan.reduction}",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dumpcmp.align.mesh.held import portion_of
+from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.key import Key

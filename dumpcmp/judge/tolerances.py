@@ -27,6 +27,7 @@ OUTLIER = 16.0
 FIT = 4.0  # times what rounding explains: a layout that nobody stated fits, and replicas agree
 REGION = 3.0  # times that: one rank's region, whose error may be larger than that of the whole
 NEAREST = 0.1  # rel_l2 below which the closest layout is the right one, and the values are wrong
+ACCIDENT = 4  # elements for each region: with fewer, one that agrees with golden proves nothing
 
 # Summaries.
 SEGMENT = 2.0  # times the median of the segments: how far one must stand out to be named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -25,10 +25,20 @@ class Mode(StrEnum):
     STRIDED = "strided"  # torch's _StridedShard with its split factor
 
 
-REDUCTIONS = ("sum", "avg", "max", "min", "product")
+class Reduction(StrEnum):
+    """How the terms of a partial value, and of a collective, become one."""
+
+    SUM = "sum"
+    AVG = "avg"
+    MAX = "max"
+    MIN = "min"
+    PRODUCT = "product"
+
+
 _WHOLE = (Mode.PARTIAL, Mode.RUNNING, Mode.REPLICATED)  # of the value; the others belong to one dim
 AS_GOLDEN = 0  # a dim's size written as "?": cut the padding to golden's size
 ELLIPSIS = "..."
+MICROBATCH = "mb"  # the axis that a pipeline's microbatches are on
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +55,9 @@ class Placement:
         return f"{self.axis}:{self.mode}" + (f".{self.argument}" if self.argument else "")
 
     @property
-    def reduction(self) -> str:
+    def reduction(self) -> Reduction:
         """How the terms of a partial become the value."""
-        return self.argument or "sum"
+        return Reduction(self.argument or "sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,11 @@ class Dim:
         return (f"({words})" if len(self.names) > 1 else words) + _bracket(self.placements)
 
     @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that shard it."""
+        return tuple(p.axis for p in self.placements)
+
+    @property
     def size(self) -> int | None:
         """The size stated for the whole dim, if it is."""
         sizes = [name.size for name in self.names if name.size is not None]
@@ -93,8 +108,12 @@ class Coordinate:
     def __str__(self) -> str:
         return f"{self.axis}:{self.index}/{self.size}" + ("" if self.known else "?")
 
+    def with_share(self, known: bool) -> Coordinate:
+        """The same place on the axis, where the value's share is `known` or not."""
+        return self if self.known == known else replace(self, known=known)
 
-Place = tuple[Coordinate, ...]
+
+Coordinates = tuple[Coordinate, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +123,7 @@ class Layout:
     dims: tuple[Dim, ...] = ()
     over: tuple[Placement, ...] = ()  # partial and replicated: of the value, not of one dim
     divided_by: tuple[str, ...] = ()  # axes whose size the ranks' values are too large by
-    place: Place = ()  # of the rank that wrote it
+    coordinates: Coordinates = ()  # of the rank that wrote it
     shape: tuple[int, ...] | None = None  # of the whole
 
     def __str__(self) -> str:
@@ -116,8 +135,8 @@ class Layout:
             words.append(_bracket(self.over))
         if self.divided_by:
             words += ["/", *self.divided_by]
-        if self.place:
-            words += ["@", *map(str, self.place)]
+        if self.coordinates:
+            words += ["@", *map(str, self.coordinates)]
         if self.shape:
             words += ["of", "x".join(map(str, self.shape))]
         return " ".join(words)
@@ -125,7 +144,7 @@ class Layout:
     @property
     def sentence(self) -> Layout:
         """The layout alone: what all ranks that hold the value say alike."""
-        return replace(self, place=(), shape=None)
+        return replace(self, coordinates=(), shape=None)
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -139,8 +158,23 @@ class Layout:
 
     @property
     def open_axes(self) -> tuple[str, ...]:
-        """Axes of the rank's place of which it is not known what they do with the value."""
-        return tuple(c.axis for c in self.place if not c.known and c.axis not in self.axes)
+        """Axes that the rank is on, and of which nobody knows what they do with the value."""
+        return tuple(c.axis for c in self.coordinates if not c.known and c.axis not in self.axes)
+
+    def at(self, axes: Iterable[str]) -> Coordinates:
+        """Where the rank is on `axes`, in their order."""
+        on = {c.axis: c for c in self.coordinates}
+        return tuple(on[axis].with_share(known=True) for axis in axes)
+
+    def placed(self, mesh: Mesh, rank: int) -> Layout:
+        """The same layout, with the coordinates of `rank` on axes of `mesh` that it lacks."""
+        here = {c.axis for c in self.coordinates}
+        more = (c for c in mesh.coordinates(rank) if c.axis not in here)
+        return replace(self, coordinates=(*self.coordinates, *more))
+
+    def known(self, known: bool = True) -> Layout:
+        """The same layout, where it is `known` of every axis what it does with the value."""
+        return replace(self, coordinates=tuple(c.with_share(known) for c in self.coordinates))
 
     def expanded(self, ndim: int) -> Layout:
         """The same layout with ``...`` replaced by as many dims as a tensor of `ndim` has."""
@@ -165,24 +199,23 @@ class Mesh:
         """How many ranks it takes."""
         return math.prod(size for _, size in self.axes)
 
-    def place(self, rank: int, *, known: bool = True) -> Place:
+    def coordinates(self, rank: int) -> Coordinates:
         """Where `rank` is on each axis."""
-        place = []
+        found = []
         for name, size in reversed(self.axes):
             rank, index = divmod(rank, size)
-            place.append(Coordinate(name, index, size, known))
-        return tuple(reversed(place))
+            found.append(Coordinate(name, index, size))
+        return tuple(reversed(found))
 
 
 _TEXT = re.compile(
     r"(?P<dims>[^@/]*)(?:/(?P<divisors>[\w\s]+?))?"
-    r"(?:\s*@(?P<place>[\w\s:/?]*?))?(?:\s+of\s+(?P<shape>\d+(?:x\d+)*))?\s*"
+    r"(?:\s*@(?P<coordinates>[\w\s:/?]*?))?(?:\s+of\s+(?P<shape>\d+(?:x\d+)*))?\s*"
 )
 _DIM = re.compile(
     r"\s*(?:\((?P<merged>[\w=\s]+)\)|(?P<name>\.\.\.|\w+(?:=(?:\d+|\?))?))?"
     r"(?:\[(?P<placements>[^\[\]]*)\])?(?=\s|$)"
 )
-MICROBATCH = "mb"  # the axis that a pipeline's microbatches are on
 _PLACEMENT = re.compile(r"(?P<axis>\w+)(?::(?P<mode>[a-z]+)(?:\.(?P<argument>\w+))?)?")
 _COORDINATE = re.compile(r"(\w+):(\d+)/(\d+)(\??)")
 _HINT = "write dims like 's', 'h[tp]', 's[cp:zigzag]', '(q k v)[tp:interleaved]', 'h[tp:partial]'"
@@ -194,92 +227,56 @@ def parse_layout(text: str) -> Layout:
     found = _TEXT.fullmatch(text)
     if not found:
         raise LayoutError(f"cannot read layout {text!r}", hint=_HINT)
-    dims, over = _parse_dims(found["dims"].strip(), text)
-    return Layout(
-        dims=dims,
-        over=over,
+    dims: list[Dim] = []
+    over: list[Placement] = []
+    for names, placements in _words(found["dims"].strip(), text):
+        shares = [_parse_placement(word, text) for word in placements.split(",") if word.strip()]
+        over += (share for share in shares if share.mode in _WHOLE)
+        mine = tuple(share for share in shares if share.mode not in _WHOLE)
+        if names:
+            dims.append(Dim(names, mine))
+        elif mine:
+            raise LayoutError(f"layout {text!r}: [{placements}] stands behind no dim", hint=_HINT)
+    layout = Layout(
+        dims=tuple(dims),
+        over=tuple(over),
         divided_by=tuple((found["divisors"] or "").split()),
-        place=parse_place(found["place"] or ""),
+        coordinates=parse_coordinates(found["coordinates"] or ""),
         shape=tuple(map(int, found["shape"].split("x"))) if found["shape"] else None,
     )
+    _check(layout, text)
+    return layout
 
 
-def parse_place(text: str) -> Place:
+def parse_coordinates(text: str) -> Coordinates:
     """Read ``"dp:0/2 tp:1/2?"``: where a rank is on each axis."""
-    place = []
+    coordinates = []
     for word in text.split():
         found = _COORDINATE.fullmatch(word)
         if not found or int(found[2]) >= int(found[3]):
             raise LayoutError(f"cannot read the place {word!r} in {text!r}", hint="write 'tp:1/2'")
-        place.append(Coordinate(found[1], int(found[2]), int(found[3]), not found[4]))
-    return tuple(place)
+        coordinates.append(Coordinate(found[1], int(found[2]), int(found[3]), not found[4]))
+    return tuple(coordinates)
 
 
 def parse_mesh(text: str) -> Mesh:
     """Read ``"dp=2 tp=4"``: the axes of a mesh, outermost first."""
     found = re.findall(r"(\w+)=(\d+)", text)
-    if not found or " ".join(f"{name}={size}" for name, size in found) != " ".join(text.split()):
+    mesh = Mesh(tuple((name, int(size)) for name, size in found))
+    if not found or str(mesh) != " ".join(text.split()):
         raise LayoutError(f"cannot read mesh {text!r}", hint="write axes like 'dp=2 tp=4'")
-    return Mesh(tuple((name, int(size)) for name, size in found))
+    return mesh
 
 
-def complete(declared: Layout, recorded: Layout) -> Layout:
-    """What the user declared, and for axes that they did not name, what was recorded.
-
-    An axis that neither names holds replicas; unsharding checks them, so nothing is assumed.
-    """
-    spoken = declared.axes
-    place = tuple(replace(c, known=True) for c in recorded.place)
-    ndim = max(len(recorded.dims), len(declared.expanded(len(recorded.dims)).dims))
-    dims = declared.expanded(ndim).dims or recorded.dims
-    if recorded.dims and len(dims) == len(recorded.dims):
-        pairs = zip(dims, recorded.dims, strict=True)
-        dims = tuple(_completed(mine, theirs, spoken) for mine, theirs in pairs)
-    return Layout(
-        dims=dims,
-        over=(*declared.over, *(p for p in recorded.over if p.axis not in spoken)),
-        divided_by=declared.divided_by or recorded.divided_by,
-        place=place,
-        shape=recorded.shape if spoken <= recorded.axes else None,  # it was of fewer axes
-    )
-
-
-def _completed(declared: Dim, recorded: Dim, spoken: Iterable[str]) -> Dim:
-    kept = tuple(p for p in recorded.placements if p.axis not in spoken)
-    return Dim(declared.names, (*declared.placements, *kept))
-
-
-def placed(layout: Layout, mesh: Mesh, rank: int) -> Layout:
-    """`layout` with the place of `rank` on the axes of `mesh` that it does not know yet."""
-    known = {c.axis for c in layout.place}
-    more = tuple(c for c in mesh.place(rank) if c.axis not in known)
-    return replace(layout, place=(*layout.place, *more))
-
-
-def _parse_dims(dims: str, text: str) -> tuple[tuple[Dim, ...], tuple[Placement, ...]]:
-    parsed: list[Dim] = []
-    over: list[Placement] = []
-    for merged, name, placements in _words(dims, text):
-        words = merged.split() if merged else [name] if name else []
-        shares = [_parse_placement(word, text) for word in placements.split(",") if word.strip()]
-        over += [share for share in shares if share.mode in _WHOLE]
-        mine = tuple(share for share in shares if share.mode not in _WHOLE)
-        if words:
-            parsed.append(Dim(tuple(map(_parse_name, words)), mine))
-        elif mine:
-            raise LayoutError(f"layout {text!r}: [{placements}] stands behind no dim", hint=_HINT)
-    layout = Layout(tuple(parsed), tuple(over))
-    _check(layout, text)
-    return layout.dims, layout.over
-
-
-def _words(dims: str, text: str) -> Iterator[tuple[str, str, str]]:
+def _words(dims: str, text: str) -> Iterator[tuple[tuple[Name, ...], str]]:
+    """The names and the bracket of each dim."""
     at = 0
     while at < len(dims):
         found = _DIM.match(dims, at)
         if not found or found.end() == at:
             raise LayoutError(f"cannot read layout {text!r} at {dims[at:]!r}", hint=_HINT)
-        yield found["merged"] or "", found["name"] or "", found["placements"] or ""
+        words = (found["merged"] or found["name"] or "").split()
+        yield tuple(map(_parse_name, words)), found["placements"] or ""
         at = found.end()
 
 
@@ -298,13 +295,13 @@ def _parse_placement(word: str, text: str) -> Placement:
         )
     argument = found["argument"] or ""
     wrong = {
-        Mode.PARTIAL: argument not in ("", *REDUCTIONS),
+        Mode.PARTIAL: argument not in ("", *Reduction),
         Mode.STRIDED: not argument.isdigit() or argument == "0",
     }.get(Mode(mode), bool(argument))
     if wrong:
         raise LayoutError(
             f"layout {text!r}: {mode} takes no {argument!r}",
-            hint=f"partial takes one of {', '.join(REDUCTIONS)}; strided takes its split factor",
+            hint=f"partial takes one of {', '.join(Reduction)}; strided takes its split factor",
         )
     return Placement(found["axis"], Mode(mode), "" if argument == "sum" else argument)
 
@@ -330,8 +327,3 @@ def _check(layout: Layout, text: str) -> None:
 def _bracket(placements: Iterable[Placement]) -> str:
     words = ",".join(map(str, placements))
     return f"[{words}]" if words else ""
-
-
-def merge_sizes(places: Iterable[Place]) -> Mapping[str, int]:
-    """The size of each axis that `places` name."""
-    return {c.axis: c.size for place in places for c in place}

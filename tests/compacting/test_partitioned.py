@@ -7,8 +7,7 @@ import pytest
 
 import dumpcmp
 from dumpcmp.align.mesh.assemble import Held
-from dumpcmp.align.mesh.held import portion_of
-from dumpcmp.align.mesh.regions import Shard
+from dumpcmp.align.mesh.regions import Shard, portion_of
 from dumpcmp.align.mesh.unshard import plan_unshard, shard
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 import numpy as np
 
-from dumpcmp.align.mesh.culprits import describe, likeliest
-from dumpcmp.align.mesh.declared import Declarations, on_mesh
+from dumpcmp.align.mesh.culprits import about_ranks, about_whole, likeliest
+from dumpcmp.align.mesh.declared import Declarations, complete, on_mesh
 from dumpcmp.align.mesh.regions import Shape, Shard
-from dumpcmp.align.mesh.solve import Question, Solved, Unsolved, solve, supposing
-from dumpcmp.align.mesh.unshard import Disagreement, Load, Plan, plan_unshard, unshard
+from dumpcmp.align.mesh.solve import Question, Solved, solve, supposing
+from dumpcmp.align.mesh.unshard import Disagreement, Load, Plan, Whole, plan_unshard, unshard
+from dumpcmp.judge.tolerances import NEAREST
 from dumpcmp.nouns.dtypes import Kind
 from dumpcmp.nouns.errors import AlignError, LayoutError
-from dumpcmp.nouns.layouts import Layout, Mesh, complete, parse_layout, placed
+from dumpcmp.nouns.key import Slot
+from dumpcmp.nouns.layouts import Layout, Mesh, parse_layout
 from dumpcmp.nouns.record import Record
+from dumpcmp.nouns.row import Metrics
 from dumpcmp.nouns.value import Value
 
-_NEAR = 0.1  # rel_l2 below which the closest layout is the right one, and the values are wrong
+_SAID = 3  # disagreements of replicas that an explanation quotes
 
 
 class AssemblyError(AlignError):
@@ -43,7 +47,7 @@ class Held:
     facts: RunFacts = field(default_factory=RunFacts)
 
     @property
-    def slot(self) -> str:
+    def slot(self) -> Slot:
         """The slot that the value is in."""
         return self.records[0].key.slot
 
@@ -57,8 +61,7 @@ class Held:
         layout = parse_layout(record.layout)
         if declared is not None:
             layout = complete(declared.expanded(len(record.shape)), layout)
-            mesh, num_ranks = self.facts.declared.mesh, self.facts.num_ranks
-            layout = on_mesh(layout, mesh, num_ranks, record.rank)
+            layout = on_mesh(layout, self.facts.declared.mesh, self.facts.num_ranks, record.rank)
         return Shard(record.rank, record.shape, layout, record.digest)
 
     def loader(self) -> Load:
@@ -66,16 +69,35 @@ class Held:
         return lambda position: self.load(self.records[position])
 
 
+class Basis(StrEnum):
+    """What a whole value rests on, in the words of its note."""
+
+    ALONE = ""  # one record is the value
+    STATED = "layout"  # recorded, or declared by the user
+    REPLICAS = "the same on"  # all ranks that have it
+    SOLVED = "layout solved"  # from the other side's value
+    SOME_FIT = "layout that some ranks fit"  # and the others are wrong
+    CLOSEST = "closest layout"  # of those that do not fit
+    ASSUMED = "layout of its like"
+    GUESSED = "layout guessed"  # and the other side fits it
+    BY_RANK = "compared rank by rank"  # as nobody knows a layout on either side
+
+
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """A whole value, how it came about, and what was noticed on the way."""
 
     value: Value
-    note: str = ""  # empty where there was nothing to assemble
-    layout: str = ""
+    basis: Basis = Basis.ALONE
+    note: str = ""  # the basis in words, for the row; empty where there was nothing to assemble
     disagreements: tuple[Disagreement, ...] = ()
-    plan: Plan | None = None
+    plan: Plan | None = None  # None where no layout was needed
     load: Load | None = None
+
+    @property
+    def layout(self) -> str:
+        """The layout as a sentence; empty where none was needed."""
+        return str(self.plan.layout) if self.plan else ""
 
 
 def assemble(
@@ -86,7 +108,8 @@ def assemble(
     `limit` is the relative error up to which a solved layout fits; `assumed` is the layout of a
     like value, taken where nothing fits.
     """
-    ours, theirs = _stated(golden), _stated(target)
+    ours = _stated(golden)
+    theirs = _stated(target, ours.value.shape if ours else None)
     ours = ours or _replicas(golden, theirs.value.shape if theirs else None)
     if ours is None and theirs is None:
         return _jointly(golden, target, limit)
@@ -98,40 +121,43 @@ def assemble(
     return ours, theirs or _solved(target, question, assumed)
 
 
-def explain(golden: Assembled, target: Assembled, limit: float) -> str:
+def explain(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) -> str:
     """What a difference between the two looks like: factors, ranks, shards in wrong places."""
-    said = [str(found) for found in target.disagreements if found.rel_l2 > limit]
-    ranks = describe(golden.value, target.value, target.plan, target.load, limit)
-    return "; ".join([*said[:3], *([ranks] if ranks else [])])
+    said = [str(found) for found in target.disagreements if found.rel_l2 > limit][:_SAID]
+    said += about_whole(golden.value, target.value, metrics.gain, limit)
+    if target.plan and target.load and len(target.plan.shards) > 1:
+        question = Question(golden.value, target.plan.shards, target.load, limit)
+        said += about_ranks(question, target.plan)
+    return "; ".join(said)
 
 
-def _stated(held: Held) -> Assembled | None:
+def _stated(held: Held, golden_shape: Shape | None = None) -> Assembled | None:
     """The value as its layouts say; None where they do not say all."""
     shards = held.shards()
-    if len(shards) == 1 and not shards[0].layout.place and not shards[0].layout.axes:
+    if len(shards) == 1 and not shards[0].layout.coordinates and not shards[0].layout.axes:
         return Assembled(held.load(held.records[0]))
     if not all(_is_said(shard) for shard in shards):
         return None
-    plan = plan_unshard(shards)
-    _check_complete(held, plan)
-    whole = unshard(plan, held.loader())
-    return _assembled(held, plan, whole.value, "layout", whole.disagreements)
+    plan = plan_unshard(shards, golden_shape)
+    if plan.missing:
+        lost = ", ".join(map(str, held.facts.missing_ranks)) or "unknown"
+        raise AssemblyError(
+            f"nobody holds {', '.join(plan.missing[:4])} of '{plan.layout}' (missing ranks: {lost})"
+        )
+    return _by_plan(held, plan, Basis.STATED)
 
 
 def _is_said(shard: Shard) -> bool:
-    layout = shard.layout
-    return bool(layout.dims or not shard.shape) and bool(layout.place) and not layout.open_axes
+    said = shard.layout
+    return bool(said.dims or not shard.shape) and bool(said.coordinates) and not said.open_axes
 
 
-def _assembled(
-    held: Held,
-    plan: Plan,
-    value: Value,
-    how: str,
-    disagreements: tuple[Disagreement, ...] = (),
+def _by_plan(
+    held: Held, plan: Plan, basis: Basis, whole: Whole | None = None, detail: str = ""
 ) -> Assembled:
-    layout = str(plan.layout)
-    return Assembled(value, f"{how} '{layout}'", layout, disagreements, plan, held.loader())
+    whole = whole or unshard(plan, held.loader())
+    note = f"{basis}{detail} '{plan.layout}'"
+    return Assembled(whole.value, basis, note, whole.disagreements, plan, held.loader())
 
 
 def _replicas(held: Held, shape: Shape | None) -> Assembled | None:
@@ -140,57 +166,43 @@ def _replicas(held: Held, shape: Shape | None) -> Assembled | None:
     alike = all(record.digest == first.digest != "" for record in held.records)
     if not alike or (shape is not None and first.shape != shape):
         return None
-    ranks = sorted({record.rank for record in held.records})
-    note = f"the same on {len(ranks)} ranks" if len(ranks) > 1 else ""
-    return Assembled(held.load(first), note, "replicated")
+    num_ranks = len({record.rank for record in held.records})
+    note = f"{Basis.REPLICAS} {num_ranks} ranks" if num_ranks > 1 else ""
+    return Assembled(held.load(first), Basis.REPLICAS, note)
 
 
-def _check_complete(held: Held, plan: Plan) -> None:
-    if plan.missing:
-        lost = ", ".join(map(str, held.facts.missing_ranks)) or "unknown"
-        raise AssemblyError(
-            f"nobody holds {', '.join(plan.missing[:4])} of '{plan.layout}' (missing ranks: {lost})"
-        )
-
-
-def _question(held: Held, slot: str, golden: Value, limit: float) -> Question:
-    reduced = slot.startswith(("grad.", "param.", "buffer.", "rng."))  # or a fault, not a layout
+def _question(held: Held, slot: Slot, golden: Value, limit: float) -> Question:
+    reduced = slot.kind in ("grad", "param", "buffer", "rng")  # or a fault, not a layout
     return Question(
         golden,
         held.shards(),
+        held.loader(),
         limit,
         may_be_partial=golden.dtype.kind in (Kind.FLOAT, Kind.COMPLEX) and not reduced,
-        may_be_scaled=slot.startswith(("grad_input", "grad_output")),
+        may_be_scaled=slot.kind in ("grad_input", "grad_output"),
     )
 
 
 def _solved(held: Held, question: Question, assumed: Layout | None = None) -> Assembled:
-    found = solve(question, held.loader(), assumed)
+    """The value by the layout that fits, or that explains it best; an error where none does."""
+    found = solve(question, assumed)
     if isinstance(found, Solved):
         return _fitted(held, found)
-    return _unsolved(held, question, found, assumed)
+    if plan := likeliest(question):
+        return _by_plan(held, plan, Basis.SOME_FIT)
+    if held.facts.missing_ranks:
+        lost = ", ".join(map(str, held.facts.missing_ranks))
+        raise AssemblyError(f"without rank {lost} no layout fits; {found}")
+    if found.closest and found.rel_l2 <= NEAREST:
+        return _by_plan(held, found.closest, Basis.CLOSEST)
+    if assumed is not None and (plan := supposing(question, assumed)):
+        return _by_plan(held, plan, Basis.ASSUMED)
+    raise AssemblyError(str(found))
 
 
 def _fitted(held: Held, found: Solved) -> Assembled:
-    note = f"layout solved (rel_l2 {found.rel_l2:.1g})"
-    return _assembled(held, found.plan, found.whole.value, note, found.whole.disagreements)
-
-
-def _unsolved(held: Held, question: Question, found: Unsolved, assumed: Layout | None) -> Assembled:
-    """What nothing fits, by the layout that explains it best; an error where none does."""
-    load = held.loader()
-    plan, how = likeliest(question, load), "layout that some ranks fit"
-    if plan is None and held.facts.missing_ranks:
-        lost = ", ".join(map(str, held.facts.missing_ranks))
-        raise AssemblyError(f"without rank {lost} no layout fits; {found}")
-    if plan is None and found.rel_l2 <= _NEAR:
-        plan, how = supposing(question, parse_layout(found.closest)), "closest layout"
-    if plan is None and assumed is not None:
-        plan, how = supposing(question, assumed), "layout of its like"
-    if plan is None:
-        raise AssemblyError(str(found))
-    whole = unshard(plan, load)
-    return _assembled(held, plan, whole.value, how, whole.disagreements)
+    detail = f" (rel_l2 {found.rel_l2:.1g})"
+    return _by_plan(held, found.plan, Basis.SOLVED, found.whole, detail)
 
 
 def _jointly(golden: Held, target: Held, limit: float) -> tuple[Assembled, Assembled]:
@@ -200,12 +212,9 @@ def _jointly(golden: Held, target: Held, limit: float) -> tuple[Assembled, Assem
         return _side_by_side(golden), _side_by_side(target)
     for plan in _guesses(ours):
         whole = unshard(plan, golden.loader())
-        solved = solve(_question(target, golden.slot, whole.value, limit), target.loader())
-        if isinstance(solved, Solved):
-            ours_whole = _assembled(
-                golden, plan, whole.value, "layout guessed", whole.disagreements
-            )
-            return ours_whole, _fitted(target, solved)
+        found = solve(_question(target, golden.slot, whole.value, limit))
+        if isinstance(found, Solved):
+            return _by_plan(golden, plan, Basis.GUESSED, whole), _fitted(target, found)
     raise AssemblyError(
         "no layout is known on either side, and none fits both: state one with --layout"
     )
@@ -214,16 +223,15 @@ def _jointly(golden: Held, target: Held, limit: float) -> tuple[Assembled, Assem
 def _side_by_side(held: Held) -> Assembled:
     values = [held.load(record) for record in held.records]
     stacked = Value(values[0].dtype, np.stack([value.bits for value in values]))
-    return Assembled(stacked, "compared rank by rank", "ranks")
+    return Assembled(stacked, Basis.BY_RANK, Basis.BY_RANK)
 
 
 def _guesses(shards: Sequence[Shard]) -> Iterator[Plan]:
     """Layouts over one axis of all ranks: shards of each dim, merged parts, partial terms."""
-    ndim = len(shards[0].shape)
     mesh = Mesh((("ranks", len(shards)),))
-    for text in _sentences(ndim):
+    for text in _sentences(len(shards[0].shape)):
         layout = parse_layout(text)
-        said = [replace(s, layout=placed(layout, mesh, n)) for n, s in enumerate(shards)]
+        said = [replace(s, layout=layout.placed(mesh, n)) for n, s in enumerate(shards)]
         try:
             plan = plan_unshard(said)
         except LayoutError:

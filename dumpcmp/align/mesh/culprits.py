@@ -2,128 +2,109 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dumpcmp.align.mesh.reduce import distance, products, reduce_terms
-from dumpcmp.align.mesh.solve import Question, cell_distance, hypotheses
-from dumpcmp.align.mesh.unshard import Load, Plan
+from dumpcmp.align.mesh.reduce import distance, reduce_terms
+from dumpcmp.align.mesh.solve import Question, hypotheses
+from dumpcmp.align.mesh.unshard import Plan
+from dumpcmp.judge.tolerances import ACCIDENT, REGION
 from dumpcmp.nouns.dtypes import Kind
+from dumpcmp.nouns.layouts import Reduction
 from dumpcmp.nouns.value import Value
 
-_SLACK = 3.0  # a region's error may be this much larger than that of the whole value
-_FACTORS = tuple(n for n in range(2, 65)) + tuple(1 / n for n in range(2, 65))
+_FACTORS = (*range(2, 65), *(1 / n for n in range(2, 65)))  # sizes of meshes, and means over them
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Fit:
     """One rank's shard against golden's region for it."""
 
     rank: int
-    cell: int
+    tile: int
     position: int  # in the sequence of shards
     rel_l2: float
     fits: bool
 
 
-def findings(golden: Value, plan: Plan, load: Load, limit: float) -> list[Finding]:
-    """How each rank's shard compares with golden; nothing for partial terms."""
-    found: list[Finding] = []
-    if any(len(cell.terms) > 1 for cell in plan.cells) or plan.divisor > 1:
-        return found
-    for number, cell in enumerate(plan.cells):
-        for position in cell.terms[0]:
-            error = cell_distance(golden, load(position), plan, number).rel_l2
-            fits = error <= _SLACK * limit
-            found.append(Finding(plan.ranks[position], number, position, error, fits))
-    return found
-
-
-def likeliest(question: Question, load: Load) -> Plan | None:
+def likeliest(question: Question) -> Plan | None:
     """The layout under which some ranks hold just what golden has: the others are then wrong.
 
     A shard that agrees with golden's region does so by no accident, unless it is tiny.
     """
-    best: tuple[int, Plan] | None = None
-    for plan in hypotheses(question, load):
-        if _is_tiny(question, plan):
+    best, most = None, 0
+    for plan in hypotheses(question):
+        if question.golden.numel < ACCIDENT * max(1, len(plan.tiles)):
             continue
-        found = findings(question.golden, plan, load, question.limit)
+        found = _fits(question, plan)
         num_fitting = sum(one.fits for one in found)
-        if not num_fitting and _owners(question.golden, plan, load, question.limit, found):
+        if not num_fitting and _owners(question, plan, found):
             num_fitting = 1
-        if num_fitting > (best[0] if best else 0):
-            best = num_fitting, plan
-    return best[1] if best else None
+        if num_fitting > most:
+            best, most = plan, num_fitting
+    return best
 
 
-def describe(
-    golden: Value, target: Value, plan: Plan | None, load: Load | None, limit: float
-) -> str:
-    """What the difference looks like, in words; empty where nothing can be said."""
-    said = [*_about_whole(golden, target, limit)]
-    if plan is not None and load is not None and len(plan.ranks) > 1:
-        said += _about_ranks(golden, plan, load, limit)
-    return "; ".join(said)
-
-
-def _about_whole(golden: Value, target: Value, limit: float) -> Iterator[str]:
-    if golden.dtype.kind is not Kind.FLOAT or golden.shape != target.shape:
+def about_whole(golden: Value, target: Value, gain: float, limit: float) -> Iterator[str]:
+    """Whether `target`, whose gain over `golden` was measured, is a multiple of it."""
+    if golden.dtype.kind is not Kind.FLOAT:
         return
-    ours, both, theirs = products(golden, target)
-    ratio = both / ours if ours else 1.0
-    factor = min(_FACTORS, key=lambda n: abs(n - ratio))
-    apart = theirs - 2 * factor * both + factor**2 * ours
-    if math.isfinite(apart) and apart <= (_SLACK * limit * factor) ** 2 * ours:
+    factor = min(_FACTORS, key=lambda n: abs(n - 1 - gain))
+    near = REGION * limit
+    if abs(factor - 1 - gain) <= near * factor and distance(golden, target, factor).rel_l2 <= near:
         shown = f"{factor:.0f}" if factor > 1 else f"1/{1 / factor:.0f}"
         yield f"the target is {shown} times golden: a reduction too many, or a mean left out"
 
 
-def _about_ranks(golden: Value, plan: Plan, load: Load, limit: float) -> Iterator[str]:
-    found = findings(golden, plan, load, limit)
+def about_ranks(question: Question, plan: Plan) -> Iterator[str]:
+    """Which ranks are wrong and which right, and what the wrong ones hold instead."""
+    found = _fits(question, plan)
     wrong = [one for one in found if not one.fits]
     if not wrong:
         return
-    owners = _owners(golden, plan, load, limit, found)
+    owners = _owners(question, plan, found)
     for rank, owner in owners.items():
         yield f"rank {rank} holds the shard of rank {owner}"
     worst = {one.rank: one.rel_l2 for one in wrong if one.rank not in owners}
-    if worst and (len(wrong) < len(found) or len(plan.cells) > 1):
+    if worst and (len(wrong) < len(found) or len(plan.tiles) > 1):
         listed = ", ".join(f"rank {rank} (rel_l2 {error:.2g})" for rank, error in worst.items())
         right = [str(one.rank) for one in found if one.fits]
-        replica = "REPLICA: " if len(plan.cells) == 1 else ""
+        replica = "REPLICA: " if len(plan.tiles) == 1 else ""
         agree = f"; right: rank{'s' * (len(right) > 1)} {', '.join(right)}" if right else ""
         yield f"{replica}wrong: {listed}{agree}"
-    if len(plan.cells) == 1 and _sum_fits(golden, plan, load, limit):
+    if len(plan.tiles) == 1 and _sum_fits(question, plan):
         yield "the sum over the ranks is golden's value: a reduction is missing"
 
 
-def _sum_fits(golden: Value, plan: Plan, load: Load, limit: float) -> bool:
-    positions = plan.cells[0].terms[0]
-    if golden.dtype.kind is not Kind.FLOAT or len(positions) < 2:
+def _fits(question: Question, plan: Plan) -> list[Fit]:
+    """How each rank's shard compares with golden; nothing for partial terms."""
+    found: list[Fit] = []
+    for number, tile in enumerate(() if plan.adds_up else plan.tiles):
+        for position in tile.terms[0]:
+            error = question.distance(plan, position, number)
+            fits = error <= REGION * question.limit
+            found.append(Fit(plan.shards[position].rank, number, position, error, fits))
+    return found
+
+
+def _sum_fits(question: Question, plan: Plan) -> bool:
+    positions = plan.tiles[0].terms[0]
+    if question.golden.dtype.kind is not Kind.FLOAT or len(positions) < 2:
         return False
-    total = reduce_terms((load(position) for position in positions), "sum", 1)
-    return total.shape == golden.shape and distance(golden, total).rel_l2 <= _SLACK * limit
+    total = reduce_terms([question.load(position) for position in positions], Reduction.SUM)
+    if total.shape != question.golden.shape:
+        return False
+    return distance(question.golden, total).rel_l2 <= REGION * question.limit
 
 
-def _owners(
-    golden: Value, plan: Plan, load: Load, limit: float, found: Sequence[Finding]
-) -> dict[int, int]:
+def _owners(question: Question, plan: Plan, found: Sequence[Fit]) -> dict[int, int]:
     """For each wrong rank that holds another rank's shard: whose it is."""
-    owners = {}
-    for one in found:
-        if one.fits:
-            continue
-        mine = load(one.position)
-        for other in found:
-            if other.cell == one.cell or load(other.position).shape != mine.shape:
+    owners: dict[int, int] = {}
+    for one in (one for one in found if not one.fits):
+        for other in (other for other in found if other.tile != one.tile):
+            if plan.shards[other.position].shape != plan.shards[one.position].shape:
                 continue
-            if cell_distance(golden, mine, plan, other.cell).rel_l2 <= _SLACK * limit:
+            if question.distance(plan, one.position, other.tile) <= REGION * question.limit:
                 owners[one.rank] = other.rank
                 break
     return owners
-
-
-def _is_tiny(question: Question, plan: Plan) -> bool:
-    return question.golden.numel < 4 * max(1, len(plan.cells))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import yaml
 
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.layouts import Layout, Mesh, parse_layout, parse_mesh
+from dumpcmp.nouns.layouts import Dim, Layout, Mesh, parse_layout, parse_mesh
 
 _HINT = (
     "a layout file has lines such as\n"
@@ -21,7 +20,6 @@ _HINT = (
     "    'layers.*.attn.qkv': {output.0: 'b s (q k v)[tp:interleaved]'}"
 )
 _ACTIVATIONS = ("input*", "output*", "grad_input*", "grad_output*")
-_SCOPE_CALL = re.compile(r"@\w+(?=/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +32,8 @@ class Declaration:
 
     def speaks_of(self, key: Key) -> bool:
         """Whether `key` is one of the values that are meant; calls of a module are not told."""
-        op = _SCOPE_CALL.sub("", key.op)
-        return fnmatch.fnmatchcase(op, self.op) and any(
-            fnmatch.fnmatchcase(key.slot, slot) for slot in self.slots
-        )
+        said = fnmatch.fnmatchcase
+        return said(key.op.plain, self.op) and any(said(key.slot, slot) for slot in self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +126,34 @@ def _sentence(text: str, where: str) -> Layout:
         raise LayoutError(f"{where}: {error.message}", hint=error.hint) from None
 
 
+def complete(declared: Layout, recorded: Layout) -> Layout:
+    """What the user declared, and for axes that they did not name, what was recorded.
+
+    An axis that neither names holds replicas; unsharding checks them, so nothing is assumed.
+    """
+    spoken = declared.axes
+    dims = declared.expanded(len(recorded.dims)).dims or recorded.dims
+    if recorded.dims and len(dims) == len(recorded.dims):
+        kept = ([p for p in dim.placements if p.axis not in spoken] for dim in recorded.dims)
+        dims = tuple(
+            Dim(dim.names, (*dim.placements, *more)) for dim, more in zip(dims, kept, strict=True)
+        )
+    return Layout(
+        dims=dims,
+        over=(*declared.over, *(p for p in recorded.over if p.axis not in spoken)),
+        divided_by=declared.divided_by or recorded.divided_by,
+        coordinates=recorded.known().coordinates,
+        shape=recorded.shape if spoken <= recorded.axes else None,  # it was of fewer axes
+    )
+
+
 def on_mesh(layout: Layout, mesh: Mesh | None, num_ranks: int, rank: int) -> Layout:
-    """`layout` with the rank's place on the axes that it names and that nobody placed.
+    """`layout` with the rank's coordinates on the axes that it names and that nobody placed.
 
     Without a mesh, a lone axis spans all ranks, and ranks without an axis are replicas.
     """
-    unplaced = layout.axes - {c.axis for c in layout.place}
-    if mesh is None and (layout.place or len(unplaced) > 1):
+    unplaced = layout.axes - {c.axis for c in layout.coordinates}
+    if mesh is None and (layout.coordinates or len(unplaced) > 1):
         return layout
     mesh = mesh or Mesh(((min(unplaced, default="ranks"), num_ranks),))
     if mesh.num_ranks != num_ranks:
@@ -144,6 +161,4 @@ def on_mesh(layout: Layout, mesh: Mesh | None, num_ranks: int, rank: int) -> Lay
             f"the mesh '{mesh}' has {mesh.num_ranks} ranks, the run has {num_ranks}",
             hint="name every axis of the run's mesh, outermost first",
         )
-    known = {c.axis for c in layout.place}
-    more = tuple(c for c in mesh.place(rank) if c.axis not in known)
-    return replace(layout, place=(*layout.place, *more))
+    return layout.placed(mesh, rank)

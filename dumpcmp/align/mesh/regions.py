@@ -1,4 +1,4 @@
-"""Which indices of a dim each rank holds: the arithmetic behind unsharding."""
+"""Which indices of the whole each rank holds: the arithmetic behind unsharding."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import AS_GOLDEN, Dim, Layout, Mode, Placement
+from dumpcmp.nouns.layouts import (
+    AS_GOLDEN,
+    Coordinate,
+    Coordinates,
+    Dim,
+    Layout,
+    Mode,
+    Placement,
+    parse_layout,
+)
+from dumpcmp.nouns.value import Integers, Portion
 
 Shape = tuple[int, ...]
-Corner = tuple[int, ...]  # indices on some axes, in a fixed order of the axes
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Stretch:
     """`length` consecutive indices of a dim: from `whole` in the whole, from `local` in a shard."""
 
     whole: int
@@ -36,103 +43,119 @@ class Run:
     length: int
 
 
-Region = tuple[tuple[Run, ...], ...]  # the runs of every dim
-DimRegions = tuple[dict[Corner, tuple[Run, ...]], int]  # of one dim, and the whole's size there
+Region = tuple[tuple[Stretch, ...], ...]  # the stretches of every dim
+DimRegions = tuple[dict[Coordinates, tuple[Stretch, ...]], int]  # and the whole's size there
 
 
-def corners(axes: Mapping[str, int], chosen: Sequence[str]) -> Iterator[Corner]:
-    """All combinations of indices on the `chosen` axes, the last axis fastest."""
-    return itertools.product(*(range(axes[axis]) for axis in chosen))
+def corners(axes: Mapping[str, int], chosen: Sequence[str]) -> Iterator[Coordinates]:
+    """All places on the `chosen` of the `axes`, whose sizes are given; the last axis fastest."""
+    return itertools.product(
+        *([Coordinate(axis, i, axes[axis]) for i in range(axes[axis])] for axis in chosen)
+    )
 
 
-def named(axes: Mapping[str, int], chosen: Sequence[str], corner: Corner) -> str:
-    """`corner` in words: ``tp:1/2``."""
-    where = zip(chosen, corner, strict=True)
-    return " ".join(f"{axis}:{index}/{axes[axis]}" for axis, index in where)
+def named(corner: Coordinates) -> str:
+    """`corner` in words: ``dp:0/2 tp:1/2``."""
+    return " ".join(map(str, corner))
 
 
 def regions(
     n: int, dim: Dim, shards: Sequence[Shard], axes: Mapping[str, int], golden: int | None
 ) -> DimRegions:
     """Where each corner of `dim`'s axes lies in the whole, and the whole's size along it."""
-    mine = [p.axis for p in dim.placements]
-    sizes = _local_sizes(n, mine, shards)
+    sizes = _local_sizes(n, dim, shards)
+    some = max(sizes.values())  # a missing shard is taken to be as large as any
+    everywhere = {corner: sizes.get(corner, some) for corner in corners(axes, dim.axes)}
     if all(p.mode is Mode.SHARD for p in dim.placements):
-        runs, total = _consecutive(sizes, corners(axes, mine))
+        found, total = _consecutive(everywhere)
     else:
-        runs, total = _scattered(dim, sizes, axes)
+        found, total = _scattered(dim, everywhere, sizes)
     limit = golden if dim.size == AS_GOLDEN else dim.size
     if limit is None or limit >= total:
-        return runs, total
-    return {corner: _cut(some, limit) for corner, some in runs.items()}, limit
+        return found, total
+    return {corner: _cut(stretches, limit) for corner, stretches in found.items()}, limit
 
 
-def _local_sizes(n: int, mine: Sequence[str], shards: Sequence[Shard]) -> dict[Corner, int]:
-    sizes: dict[Corner, int] = {}
+def _local_sizes(n: int, dim: Dim, shards: Sequence[Shard]) -> dict[Coordinates, int]:
+    sizes: dict[Coordinates, int] = {}
     for one in shards:
-        at = {c.axis: c.index for c in one.layout.place}
-        size = sizes.setdefault(tuple(at[axis] for axis in mine), one.shape[n])
+        size = sizes.setdefault(one.layout.at(dim.axes), one.shape[n])
         if size != one.shape[n]:
             raise LayoutError(
                 f"rank {one.rank} holds {one.shape[n]} of dim {n}, another rank at the same place "
-                f"of {' '.join(mine) or 'the mesh'} holds {size}",
+                f"of {' '.join(dim.axes) or 'the mesh'} holds {size}",
                 hint=f"is dim {n} sharded over an axis that the layout does not name?",
             )
     return sizes
 
 
-def _consecutive(sizes: Mapping[Corner, int], order: Iterator[Corner]) -> DimRegions:
-    """Shards of any sizes one after another; a missing one is taken to be as large as any."""
-    runs: dict[Corner, tuple[Run, ...]] = {}
+def _consecutive(sizes: Mapping[Coordinates, int]) -> DimRegions:
+    """Shards of any sizes one after another."""
+    found: dict[Coordinates, tuple[Stretch, ...]] = {}
     start = 0
-    for corner in order:
-        length = sizes.get(corner, max(sizes.values()))
-        runs[corner] = (Run(start, 0, length),)
-        start += length
-    return runs, start
+    for corner, size in sizes.items():
+        found[corner] = (Stretch(start, 0, size),)
+        start += size
+    return found, start
 
 
-def _scattered(dim: Dim, sizes: Mapping[Corner, int], axes: Mapping[str, int]) -> DimRegions:
-    mine = [p.axis for p in dim.placements]
-    total = sum(sizes.get(corner, max(sizes.values())) for corner in corners(axes, mine))
-    if len(dim.names) > 1 and dim.size:
-        total = dim.size
-    runs = {}
-    for corner in corners(axes, mine):
-        held = indices(dim, total, axes, dict(zip(mine, corner, strict=True)))
+def _scattered(
+    dim: Dim, everywhere: Mapping[Coordinates, int], sizes: Mapping[Coordinates, int]
+) -> DimRegions:
+    stated = dim.size if len(dim.names) > 1 else None  # a lone name's size only cuts padding
+    total = stated or sum(everywhere.values())
+    found = {}
+    for corner in everywhere:
+        held = indices(dim, total, corner)
         if len(held) != sizes.get(corner, len(held)):
             raise LayoutError(
-                f"'{dim}' gives {named(axes, mine, corner)} {len(held)} of {total}, "
-                f"but it holds {sizes[corner]}",
+                f"'{dim}' gives {named(corner)} {len(held)} of {total}, but it holds "
+                f"{sizes[corner]}",
                 hint="state the sizes of merged parts: (q=64 k=16 v=16)[tp:interleaved]",
             )
-        runs[corner] = tuple(_runs(held))
-    return runs, total
+        found[corner] = tuple(_stretches(held))
+    return found, total
 
 
-def _cut(runs: Sequence[Run], limit: int) -> tuple[Run, ...]:
+def _cut(stretches: Sequence[Stretch], limit: int) -> tuple[Stretch, ...]:
     return tuple(
-        Run(run.whole, run.local, min(run.length, limit - run.whole))
-        for run in runs
-        if run.whole < limit
+        Stretch(one.whole, one.local, min(one.length, limit - one.whole))
+        for one in stretches
+        if one.whole < limit
     )
 
 
-def _runs(held: Indices) -> Iterator[Run]:
+def _stretches(held: Integers) -> Iterator[Stretch]:
     starts = np.flatnonzero(np.diff(held, prepend=-2) != 1)
     for start, end in zip(starts, [*starts[1:], len(held)], strict=True):
-        yield Run(int(held[start]), int(start), int(end - start))
+        yield Stretch(int(held[start]), int(start), int(end - start))
 
 
-def indices(dim: Dim, size: int, axes: Mapping[str, int], at: Mapping[str, int]) -> Indices:
-    """Which indices of a dim of `size` the rank at `at` holds, in the order that it holds them."""
+def portion_of(layout: str, shape: Shape) -> Portion | None:
+    """Which portion of its whole a shard of `shape` is.
+
+    None where the layout does not say, or says something else than the shard's shape.
+    """
+    told = parse_layout(layout).expanded(len(shape)) if layout else None
+    if told is None or told.shape is None or not len(told.dims) == len(shape) == len(told.shape):
+        return None
+    if not {axis for dim in told.dims for axis in dim.axes} <= {c.axis for c in told.coordinates}:
+        return None
+    pairs = zip(told.dims, told.shape, strict=True)
+    held = Portion(told.shape, tuple(indices(dim, size, told.at(dim.axes)) for dim, size in pairs))
+    return held if held.shape == shape else None
+
+
+def indices(dim: Dim, size: int, at: Coordinates) -> Integers:
+    """Which indices of a dim of `size` the rank `at` its axes holds, in the order it has them."""
     held = np.arange(size)
-    for placement in dim.placements:
-        held = _share(held, dim, placement, axes[placement.axis], at[placement.axis])
+    for placement, coordinate in zip(dim.placements, at, strict=True):
+        held = _share(held, dim, placement, coordinate)
     return held
 
 
-def _share(held: Indices, dim: Dim, placement: Placement, num: int, index: int) -> Indices:
+def _share(held: Integers, dim: Dim, placement: Placement, at: Coordinate) -> Integers:
+    index, num = at.index, at.size
     match placement.mode:
         case Mode.ZIGZAG:
             pieces = _chunks(held, 2 * num)
@@ -148,19 +171,18 @@ def _share(held: Indices, dim: Dim, placement: Placement, num: int, index: int) 
             return _chunks(held, num)[index]
 
 
-def _parts(held: Indices, dim: Dim) -> list[Indices]:
-    if dim.size is None and len(held) % len(dim.names):
+def _parts(held: Integers, dim: Dim) -> list[Integers]:
+    if dim.size is not None:
+        return np.split(held, np.cumsum([name.size or 0 for name in dim.names])[:-1])
+    if len(held) % len(dim.names):
         raise LayoutError(
             f"'{dim}': {len(held)} is not {len(dim.names)} equal parts",
             hint="state their sizes: (q=64 k=16 v=16)[tp:interleaved]",
         )
-    if dim.size is None:
-        return np.split(held, len(dim.names))
-    ends = np.cumsum([name.size or 0 for name in dim.names])
-    return np.split(held, ends[:-1])
+    return np.split(held, len(dim.names))
 
 
-def _chunks(held: Indices, num: int) -> list[Indices]:
+def _chunks(held: Integers, num: int) -> list[Integers]:
     """`held` in `num` consecutive chunks as torch.chunk cuts them, empty ones included."""
     step = max(1, -(-len(held) // num))
     return [held[i * step : (i + 1) * step] for i in range(num)]

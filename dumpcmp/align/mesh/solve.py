@@ -13,20 +13,11 @@ from numpy.typing import NDArray
 
 from dumpcmp.align.mesh.reduce import Distance, distance
 from dumpcmp.align.mesh.regions import Shape, Shard
-from dumpcmp.align.mesh.unshard import Load, Plan, Whole, plan_unshard, slices, unshard
+from dumpcmp.align.mesh.unshard import Load, Plan, Whole, axis_sizes, plan_unshard, slices, unshard
+from dumpcmp.judge.tolerances import REGION
 from dumpcmp.nouns.dtypes import widen
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import (
-    MICROBATCH,
-    Dim,
-    Layout,
-    Mesh,
-    Mode,
-    Name,
-    Placement,
-    merge_sizes,
-    placed,
-)
+from dumpcmp.nouns.layouts import MICROBATCH, Dim, Layout, Mesh, Mode, Name, Placement
 from dumpcmp.nouns.value import Value
 
 _MERGED = ("a", "b", "c", "d", "e", "f", "g", "h")  # names for parts that nobody named
@@ -41,9 +32,24 @@ class Question:
 
     golden: Value
     shards: Sequence[Shard]
+    load: Load
     limit: float  # rel_l2 up to which a hypothesis fits
     may_be_partial: bool = True  # no for gradients of parameters: they must have been reduced
     may_be_scaled: bool = False  # yes for gradients of activations: a mean over fewer samples
+
+    def distance(self, plan: Plan, position: int, tile: int) -> float:
+        """The rel_l2 of the shard at `position` from the region of golden that a tile is.
+
+        Of large blocks a sample decides: the beginning of each.
+        """
+        total, mine = Distance(), self.load(position)
+        for there, here in slices(plan.tiles[tile].region):
+            part, shard = self.golden.bits[there], mine.bits[here]
+            if part.size > _SAMPLED:
+                rows = max(1, len(part) * _SAMPLED // part.size)
+                part, shard = part[:rows], shard[:rows]
+            total += distance(Value(self.golden.dtype, part), Value(mine.dtype, shard))
+        return total.rel_l2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +60,13 @@ class Solved:
     whole: Whole
     rel_l2: float
 
-    def __str__(self) -> str:
-        return f"layout solved: '{self.plan.layout}' fits with rel_l2 {self.rel_l2:.2g}"
-
 
 @dataclass(frozen=True, slots=True)
 class Unsolved:
     """No hypothesis fits: what was tried, and the one that came closest."""
 
     tried: tuple[str, ...]
-    closest: str = ""
+    closest: Plan | None = None
     rel_l2: float = math.inf
 
     def __str__(self) -> str:
@@ -71,42 +74,54 @@ class Unsolved:
             return "no layout gives golden's shape from these shards"
         shown = ", ".join(f"'{text}'" for text in self.tried[:_SHOWN])
         more = f" and {len(self.tried) - _SHOWN} more" if len(self.tried) > _SHOWN else ""
-        near = f"; closest '{self.closest}' with rel_l2 {self.rel_l2:.2g}" if self.closest else ""
-        return f"no layout fits: tried {shown}{more}{near}"
+        near = f"; closest '{self.closest.layout}' with rel_l2 " if self.closest else ""
+        return f"no layout fits: tried {shown}{more}" + (near and f"{near}{self.rel_l2:.2g}")
 
 
-def solve(question: Question, load: Load, first: Layout | None = None) -> Solved | Unsolved:
+def solve(question: Question, first: Layout | None = None) -> Solved | Unsolved:
     """Try every layout that gives golden's shape, likeliest first, and keep the first that fits.
 
     `first`, the layout of a like value, is tried before all others.
     """
     tried: list[str] = []
-    closest, nearest = "", math.inf
-    for layout, plan in _plans(question, load, first):
-        if layout in tried:
-            continue
-        tried.append(layout)
-        error, whole = _fit(question, plan, load)
+    closest, nearest = None, math.inf
+    for plan in hypotheses(question, first):
+        tried.append(str(plan.layout))
+        error, whole = _fit(question, plan)
         if whole is not None and error <= question.limit:
             return Solved(plan, whole, error)
         if error < nearest:
-            closest, nearest = layout, error
-    return Unsolved(tuple(tried), closest, nearest)
+            closest, nearest = plan, error
+    return Unsolved(tuple(dict.fromkeys(tried)), closest, nearest)
 
 
-def hypotheses(question: Question, load: Load) -> Iterator[Plan]:
-    """Every layout that gives golden's shape, likeliest first, each once."""
-    yield from dict(_plans(question, load, None)).values()
+def hypotheses(question: Question, first: Layout | None = None) -> Iterator[Plan]:
+    """A plan for every layout that gives golden's shape, likeliest first, each once."""
+    guesses = [partial(_assignments, question, splits) for splits in (_splits, _merged)]
+    if first is not None:
+        guesses.insert(0, partial(_supposed, first))
+    seen: set[Plan] = set()
+    for guess in guesses:
+        for shards in _meshes(question.shards):
+            for layout in guess(shards):
+                plan = _plan(question, [_with(shard, layout) for shard in shards])
+                if plan is not None and plan not in seen:
+                    seen.add(plan)
+                    yield plan
 
 
 def supposing(question: Question, layout: Layout) -> Plan | None:
     """The plan for the shards if they lay as `layout` says, where that gives golden's shape."""
     for shards in _meshes(question.shards):
-        if layout.axes <= merge_sizes(shard.layout.place for shard in shards).keys():
-            plan = _plan(question, [_with(shard, layout) for shard in shards])
-            if plan is not None:
+        for supposed in _supposed(layout, shards):
+            if plan := _plan(question, [_with(shard, supposed) for shard in shards]):
                 return plan
     return None
+
+
+def _supposed(layout: Layout, shards: Sequence[Shard]) -> Iterator[Layout]:
+    if layout.axes <= axis_sizes(shards).keys():
+        yield layout
 
 
 def _plan(question: Question, shards: Sequence[Shard]) -> Plan | None:
@@ -117,107 +132,65 @@ def _plan(question: Question, shards: Sequence[Shard]) -> Plan | None:
     return plan if plan.shape == question.golden.shape and not plan.missing else None
 
 
-def _plans(question: Question, load: Load, first: Layout | None) -> Iterator[tuple[str, Plan]]:
-    """Every hypothesis that gives golden's shape, with its plan."""
-    for shards in _hypotheses(question, load, first):
-        if (plan := _plan(question, shards)) is not None:
-            yield str(plan.layout), plan
+def _with(shard: Shard, layout: Layout) -> Shard:
+    coordinates = shard.layout.known().coordinates
+    return replace(shard, layout=replace(layout, coordinates=coordinates, shape=None))
 
 
-def _fit(question: Question, plan: Plan, load: Load) -> tuple[float, Whole | None]:
+def _fit(question: Question, plan: Plan) -> tuple[float, Whole | None]:
     """How far from golden `plan` leads; what fails in the first region is not carried out."""
-    cell = plan.cells[0]
-    if len(plan.cells) > 1 and len(cell.terms) == plan.divisor == 1:
-        mine = load(cell.terms[0][0])
-        error = cell_distance(question.golden, mine, plan, 0).rel_l2
-        if error > 3 * question.limit * math.sqrt(len(plan.cells)):
+    if len(plan.tiles) > 1 and not plan.adds_up:
+        error = question.distance(plan, plan.tiles[0].terms[0][0], 0)
+        if error > REGION * question.limit * math.sqrt(len(plan.tiles)):
             return error, None
-    whole = unshard(plan, load)
+    whole = unshard(plan, question.load)
     apart = max((found.rel_l2 for found in whole.disagreements), default=0.0)
     if apart > question.limit:
         return apart, None
     return distance(question.golden, whole.value).rel_l2, whole
 
 
-def cell_distance(golden: Value, mine: Value, plan: Plan, cell: int) -> Distance:
-    """How far the shard `mine` is from the region of `golden` that `cell` of `plan` is.
-
-    Of large blocks a sample decides: the beginning of each.
-    """
-    total = Distance()
-    for there, here in slices(plan.cells[cell].region):
-        part, shard = golden.bits[there], mine.bits[here]
-        if part.size > _SAMPLED:
-            rows = max(1, len(part) * _SAMPLED // part.size)
-            part, shard = part[:rows], shard[:rows]
-        total += distance(Value(golden.dtype, part), Value(mine.dtype, shard))
-    return total
-
-
-def _hypotheses(question: Question, load: Load, first: Layout | None) -> Iterator[list[Shard]]:
-    for shards in _meshes(question.shards):
-        if first and first.axes <= merge_sizes(shard.layout.place for shard in shards).keys():
-            yield [_with(shard, first) for shard in shards]
-        yield from _assignments(question, shards, _splits)
-    for shards in _meshes(question.shards):
-        yield from _assignments(question, shards, partial(_merged, load(0)))
-
-
-def _with(shard: Shard, layout: Layout) -> Shard:
-    place = tuple(replace(c, known=True) for c in shard.layout.place)
-    return replace(shard, layout=replace(layout, place=place, shape=None))
-
-
 def _meshes(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
     """The shards as they say where they are; where they do not, on every mesh that they can be."""
-    if all(shard.layout.place for shard in shards):
+    if all(shard.layout.coordinates for shard in shards):
         yield list(shards)
         return
-    for axes in _factors(len(shards)):
-        names = ("ranks",) if len(axes) == 1 else tuple(f"ranks{i}" for i in range(len(axes)))
-        mesh = Mesh(tuple(zip(names, axes, strict=True)))
-        ordered = sorted(shards, key=lambda shard: shard.rank)
-        layouts = [placed(shard.layout, mesh, n) for n, shard in enumerate(ordered)]
-        opened = [
-            replace(layout, place=tuple(replace(c, known=False) for c in layout.place))
-            for layout in layouts
+    number = {rank: n for n, rank in enumerate(sorted(shard.rank for shard in shards))}
+    for sizes in _factors(len(shards)):
+        names = ("ranks",) if len(sizes) == 1 else ("ranks0", "ranks1")
+        mesh = Mesh(tuple(zip(names, sizes, strict=True)))
+        yield [
+            replace(shard, layout=shard.layout.placed(mesh, number[shard.rank]).known(False))
+            for shard in shards
         ]
-        by_rank = {s.rank: replace(s, layout=o) for s, o in zip(ordered, opened, strict=True)}
-        yield [by_rank[shard.rank] for shard in shards]
 
 
 def _factors(num: int) -> Iterator[tuple[int, ...]]:
     """One axis of `num`, then two axes whose sizes multiply to it."""
     yield (num,)
-    for outer in range(2, num):
-        if num % outer == 0:
-            yield outer, num // outer
+    yield from ((outer, num // outer) for outer in range(2, num) if num % outer == 0)
 
 
 def _assignments(
-    question: Question, shards: list[Shard], splits: _SplitsOf
-) -> Iterator[list[Shard]]:
+    question: Question, splits: _SplitsOf, shards: Sequence[Shard]
+) -> Iterator[Layout]:
     """Every way in which the axes that nobody spoke about can act on the value."""
     base = shards[0].layout
     ndim = len(shards[0].shape)
-    if ndim != len(question.golden.shape):
-        return
     dims = base.expanded(ndim).dims or tuple(Dim((Name(f"d{n}"),)) for n in range(ndim))
-    if len(dims) != ndim:
+    if not len(dims) == ndim == len(question.golden.shape):
         return
-    sizes = merge_sizes(shard.layout.place for shard in shards)
-    options = [
-        list(_options(question, shards, axis, sizes[axis], splits)) for axis in base.open_axes
-    ]
+    sizes = axis_sizes(shards)
+    options = [list(_options(question, axis, sizes[axis], splits)) for axis in base.open_axes]
     for chosen in sorted(itertools.product(*options), key=lambda c: sum(o.surprise for o in c)):
         layout = Layout(dims, base.over, base.divided_by)
         for option in chosen:
             layout = option.applied(layout)
         if not all(_is_sentence(dim) for dim in layout.dims):
             continue
-        yield [_with(shard, layout) for shard in shards]
+        yield layout
         if fewer := tuple(o.placement.axis for o in chosen if o.sees_fewer(question)):
-            yield [_with(shard, replace(layout, divided_by=fewer)) for shard in shards]
+            yield replace(layout, divided_by=fewer)
 
 
 def _is_sentence(dim: Dim) -> bool:
@@ -247,17 +220,15 @@ class _Option:
         return replace(layout, dims=(*layout.dims[: self.dim], dim, *layout.dims[self.dim + 1 :]))
 
 
-_SplitsOf = Callable[[Question, Sequence[Shard], str, int, int], Iterator[_Option]]
+_SplitsOf = Callable[[Question, str, int, int], Iterator[_Option]]
 
 
-def _options(
-    question: Question, shards: Sequence[Shard], axis: str, size: int, splits: _SplitsOf
-) -> Iterator[_Option]:
-    local, whole = shards[0].shape, question.golden.shape
+def _options(question: Question, axis: str, size: int, splits: _SplitsOf) -> Iterator[_Option]:
+    local, whole = question.shards[0].shape, question.golden.shape
     yield _Option(Placement(axis, Mode.REPLICATED), 0)
     for n in range(len(whole)):
         if local[n] < whole[n]:
-            yield from splits(question, shards, axis, size, n)
+            yield from splits(question, axis, size, n)
     if axis == MICROBATCH:
         yield _Option(Placement(axis, Mode.RUNNING), 3)
     if question.may_be_partial:
@@ -265,28 +236,22 @@ def _options(
         yield _Option(Placement(axis, Mode.PARTIAL, "avg"), 7)
 
 
-def _splits(
-    question: Question, shards: Sequence[Shard], axis: str, size: int, n: int
-) -> Iterator[_Option]:
+def _splits(question: Question, axis: str, size: int, n: int) -> Iterator[_Option]:
+    whole = question.golden.shape[n]
     yield _Option(Placement(axis), 1, n)
     for num in (2, 3):
-        if question.golden.shape[n] % (num * size) == 0:
-            parts = tuple(Name(text) for text in _MERGED[:num])
-            yield _Option(Placement(axis, Mode.INTERLEAVED), 2, n, parts)
+        if whole % (num * size) == 0:
+            yield _Option(Placement(axis, Mode.INTERLEAVED), 2, n, tuple(map(Name, _MERGED[:num])))
     yield _Option(Placement(axis, Mode.ZIGZAG), 4, n)
     yield _Option(Placement(axis, Mode.CYCLIC), 5, n)
-    if any(shard.shape[n] * size > question.golden.shape[n] for shard in shards):
-        padded = (Name(f"d{n}", question.golden.shape[n]),)
-        yield _Option(Placement(axis), 8, n, padded)
+    if any(shard.shape[n] * size > whole for shard in question.shards):
+        yield _Option(Placement(axis), 8, n, (Name(f"d{n}", whole),))
 
 
-def _merged(
-    first: Value, question: Question, shards: Sequence[Shard], axis: str, size: int, n: int
-) -> Iterator[_Option]:
+def _merged(question: Question, axis: str, size: int, n: int) -> Iterator[_Option]:
     """Parts of unequal sizes merged in dim `n`, such as the q, k and v of grouped queries."""
-    del shards
-    if found := _merged_sizes(question.golden, first, n, size):
-        parts = tuple(Name(text, part) for text, part in zip(_MERGED, found, strict=False))
+    if found := _merged_sizes(question.golden, question.load(0), n, size):
+        parts = tuple(map(Name, _MERGED, found))
         yield _Option(Placement(axis, Mode.INTERLEAVED), 3, n, parts)
 
 

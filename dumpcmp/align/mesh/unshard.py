@@ -10,26 +10,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.align.mesh.reduce import distance, reduce_terms, same_bits
+from dumpcmp.align.mesh.reduce import distance, reduce_terms
 from dumpcmp.align.mesh.regions import (
-    Corner,
-    DimRegions,
     Region,
-    Run,
     Shape,
     Shard,
+    Stretch,
     corners,
     indices,
     named,
     regions,
 )
+from dumpcmp.measure.metrics import same_bits
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import Layout, Mesh, Mode, merge_sizes, placed
+from dumpcmp.nouns.layouts import Coordinates, Layout, Mesh, Mode, Reduction
 from dumpcmp.nouns.value import Value
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Tile:
     """One region of the whole, and who holds it: for each partial term the replicas of it."""
 
     region: Region
@@ -42,12 +41,21 @@ class Plan:
 
     layout: Layout
     shape: Shape  # of the whole
-    cells: tuple[Cell, ...]
-    ranks: tuple[int, ...]  # of the shards, by position
-    digests: tuple[str, ...]
-    reduction: str = "sum"
+    tiles: tuple[Tile, ...]
+    shards: tuple[Shard, ...]
+    reduction: Reduction = Reduction.SUM
     divisor: int = 1  # what the reduced values are divided by
     missing: tuple[str, ...] = ()  # places that hold a needed shard and are not there
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether ranks hold no shards of the value itself: terms of it, or too large a value."""
+        return self.divisor > 1 or any(len(tile.terms) > 1 for tile in self.tiles)
+
+    def replicas(self) -> Iterator[tuple[int, int]]:
+        """The positions of all that must be the same: the first of each term, and another."""
+        for first, *others in (term for tile in self.tiles for term in tile.terms):
+            yield from ((first, other) for other in others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,64 +82,90 @@ class Whole:
 Load = Callable[[int], Value]  # the elements of the shard at a position
 
 
+def axis_sizes(shards: Sequence[Shard]) -> dict[str, int]:
+    """The size of each axis of the mesh that `shards` are on."""
+    return {c.axis: c.size for shard in shards for c in shard.layout.coordinates}
+
+
 def plan_unshard(shards: Sequence[Shard], golden_shape: Shape | None = None) -> Plan:
-    """Decide from layouts, shapes and places how `shards` become the whole value."""
+    """Decide from layouts, shapes and coordinates how `shards` become the whole value."""
     layout = _agreed(shards)
-    axes = merge_sizes(shard.layout.place for shard in shards)
+    axes = axis_sizes(shards)
     _check_axes(shards, layout, axes)
-    split = [p.axis for dim in layout.dims for p in dim.placements]
+    split = [axis for dim in layout.dims for axis in dim.axes]
     summed = [p.axis for p in layout.over if p.mode is Mode.PARTIAL]
     reduction, divisor = _reduction(layout, axes)
-    held = _held(shards, split, summed, _running(layout))
+    held = _held(shards, layout, [*split, *summed])
     dims = [
         regions(n, dim, shards, axes, golden_shape[n] if golden_shape else None)
         for n, dim in enumerate(layout.dims)
     ]
-    cells, missing = [], []
+    tiles, missing = [], []
     for corner in corners(axes, split):
-        terms = {term: held.get((corner, term), ()) for term in corners(axes, summed)}
-        missing += [named(axes, split + summed, corner + t) for t, who in terms.items() if not who]
+        terms = {corner + term: held.get(corner + term, ()) for term in corners(axes, summed)}
+        missing += [named(place) for place, who in terms.items() if not who]
         if all(terms.values()):
-            cells.append(Cell(_region(layout, dims, corner), tuple(terms.values())))
-    return Plan(
-        layout=layout,
-        shape=tuple(size for _, size in dims),
-        cells=tuple(cells),
-        ranks=tuple(shard.rank for shard in shards),
-        digests=tuple(shard.digest for shard in shards),
-        reduction=reduction,
-        divisor=divisor,
-        missing=tuple(missing),
-    )
+            rest = iter(corner)
+            region = tuple(
+                where[tuple(itertools.islice(rest, len(dim.placements)))]
+                for dim, (where, _) in zip(layout.dims, dims, strict=True)
+            )
+            tiles.append(Tile(region, tuple(terms.values())))
+    shape = tuple(size for _, size in dims)
+    whole = (layout, shape, tuple(tiles), tuple(shards))
+    return Plan(*whole, reduction, divisor, missing=tuple(missing))
 
 
 def unshard(plan: Plan, load: Load) -> Whole:
-    """Follow `plan` and decide nothing. Holds the whole and one cell's terms at a time."""
+    """Follow `plan` and decide nothing. Holds the whole and one tile's terms at a time."""
+    disagreements = tuple(_disagreements(plan, load))
     whole: NDArray[np.generic] | None = None
-    disagreements: list[Disagreement] = []
-    for cell in plan.cells:
-        disagreements += _disagreements(plan, cell, load)
-        first = load(cell.terms[0][0])
-        if len(cell.terms) > 1 or plan.divisor > 1:
-            terms = (load(replicas[0]) for replicas in cell.terms)
-            first = reduce_terms(terms, plan.reduction, plan.divisor)
-        if cell.region == _all_of(plan.shape):
-            return Whole(first, tuple(disagreements))  # nothing to join: no copy
+    for tile in plan.tiles:
+        value = _reduced(plan, tile, load)
+        if tile.region == _all_of(plan.shape):
+            return Whole(value, disagreements)  # nothing to join: no copy
         if whole is None:
-            whole, dtype = np.zeros(plan.shape, first.bits.dtype), first.dtype
-        for there, here in slices(cell.region):
-            whole[there] = first.bits[here]
+            whole, dtype = np.zeros(plan.shape, value.bits.dtype), value.dtype
+        for there, here in slices(tile.region):
+            whole[there] = value.bits[here]
     if whole is None:
         raise LayoutError(
             f"no region is complete: {', '.join(plan.missing)} missing",
             hint="dumpcmp audit names the ranks that left no archive",
         )
-    return Whole(Value(dtype, whole), tuple(disagreements))
+    return Whole(Value(dtype, whole), disagreements)
+
+
+def _reduced(plan: Plan, tile: Tile, load: Load) -> Value:
+    terms = [load(replicas[0]) for replicas in tile.terms]
+    if len(terms) == plan.divisor == 1:
+        return terms[0]
+    return reduce_terms(terms, plan.reduction, plan.divisor)
+
+
+def _disagreements(plan: Plan, load: Load) -> Iterator[Disagreement]:
+    for first, other in plan.replicas():
+        one, two = plan.shards[first], plan.shards[other]
+        if one.digest and one.digest == two.digest:
+            continue
+        mine, theirs = load(first), load(other)
+        if not same_bits(mine, theirs):
+            far = distance(mine, theirs)
+            yield Disagreement((one.rank, two.rank), far.rel_l2, far.max_abs_diff)
 
 
 def _all_of(shape: Shape) -> Region:
     """The region that is everything, in the order in which it lies."""
-    return tuple((Run(0, 0, size),) for size in shape)
+    return tuple((Stretch(0, 0, size),) for size in shape)
+
+
+def slices(region: Region) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+    """For each block of `region` the slices of the whole and of the shard that are the same."""
+    for block in itertools.product(*region):
+        yield (
+            tuple(slice(one.whole, one.whole + one.length) for one in block),
+            tuple(slice(one.local, one.local + one.length) for one in block),
+        )
 
 
 def shard(whole: Value, layout: Layout, mesh: Mesh) -> list[tuple[Shard, Value]]:
@@ -140,39 +174,17 @@ def shard(whole: Value, layout: Layout, mesh: Mesh) -> list[tuple[Shard, Value]]
     Terms of a partial value are an arbitrary split of it: all of it on the first rank.
     """
     layout = layout.expanded(len(whole.shape))
+    summed = [p.axis for p in layout.over if p.mode is Mode.PARTIAL]
     shares = []
     for rank in range(mesh.num_ranks):
-        mine = placed(layout, mesh, rank)
-        at = {c.axis: c.index for c in mine.place}
-        axes = merge_sizes([mine.place])
+        mine = layout.placed(mesh, rank)
         bits = whole.bits
         for n, dim in enumerate(layout.dims):
-            bits = bits.take(indices(dim, whole.shape[n], axes, at), axis=n)
-        if any(at[p.axis] for p in layout.over if p.mode is Mode.PARTIAL):
+            bits = bits.take(indices(dim, whole.shape[n], mine.at(dim.axes)), axis=n)
+        if any(c.index for c in mine.at(summed)):
             bits = np.zeros_like(bits)
         shares.append((Shard(rank, bits.shape, mine), Value(whole.dtype, bits)))
     return shares
-
-
-def slices(region: Region) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """For each block of `region` the slices of the whole and of the shard that are the same."""
-    for runs in itertools.product(*region):
-        yield (
-            tuple(slice(run.whole, run.whole + run.length) for run in runs),
-            tuple(slice(run.local, run.local + run.length) for run in runs),
-        )
-
-
-def _disagreements(plan: Plan, cell: Cell, load: Load) -> Iterator[Disagreement]:
-    for first, *others in cell.terms:
-        for other in others:
-            if plan.digests[first] and plan.digests[first] == plan.digests[other]:
-                continue
-            one, two = load(first), load(other)
-            if not same_bits(one, two):
-                far = distance(one, two)
-                ranks = (plan.ranks[first], plan.ranks[other])
-                yield Disagreement(ranks, far.rel_l2, far.max_abs_diff)
 
 
 def _agreed(shards: Sequence[Shard]) -> Layout:
@@ -207,9 +219,9 @@ def _check_axes(shards: Sequence[Shard], layout: Layout, axes: Mapping[str, int]
                 f"nobody says how the value lies over the mesh axis {open_axes[0]!r}",
                 hint=f"declare it: --layout 'OP=b[{open_axes[0]}] ...'",
             )
-    seen: dict[tuple[object, ...], int] = {}
+    seen: dict[Coordinates, int] = {}
     for one in shards:
-        before = seen.setdefault(one.layout.place, one.rank)
+        before = seen.setdefault(one.layout.coordinates, one.rank)
         if before != one.rank:
             raise LayoutError(
                 f"ranks {before} and {one.rank} are at the same place of the mesh",
@@ -217,38 +229,29 @@ def _check_axes(shards: Sequence[Shard], layout: Layout, axes: Mapping[str, int]
             )
 
 
-def _reduction(layout: Layout, axes: Mapping[str, int]) -> tuple[str, int]:
-    kinds = {p.reduction for p in layout.over if p.mode is Mode.PARTIAL}
-    if len(kinds - {"avg", "sum"}) > 1 or (kinds - {"avg", "sum"} and kinds & {"avg", "sum"}):
+def _reduction(layout: Layout, axes: Mapping[str, int]) -> tuple[Reduction, int]:
+    """How terms become one value, a mean as a sum, and what that is divided by."""
+    partial = {p.axis: p.reduction for p in layout.over if p.mode is Mode.PARTIAL}
+    kinds = set(partial.values())
+    if len(kinds) > 1 and kinds != {Reduction.SUM, Reduction.AVG}:
         raise LayoutError(
             f"layout '{layout}' mixes the reductions {' and '.join(sorted(kinds))}",
             hint="only sum and avg go together",
         )
-    averaged = [p.axis for p in layout.over if p.reduction == "avg"]
+    averaged = [axis for axis, kind in partial.items() if kind is Reduction.AVG]
     divisor = math.prod(axes[axis] for axis in (*averaged, *layout.divided_by))
-    return min(kinds - {"avg"}, default="sum"), divisor
-
-
-def _running(layout: Layout) -> list[str]:
-    return [p.axis for p in layout.over if p.mode is Mode.RUNNING]
+    return min(kinds - {Reduction.AVG}, default=Reduction.SUM), divisor
 
 
 def _held(
-    shards: Sequence[Shard], split: list[str], summed: list[str], running: list[str]
-) -> dict[tuple[Corner, Corner], tuple[int, ...]]:
-    held: dict[tuple[Corner, Corner], tuple[int, ...]] = {}
+    shards: Sequence[Shard], layout: Layout, axes: Sequence[str]
+) -> dict[Coordinates, tuple[int, ...]]:
+    """The positions of the shards at each corner of `axes`."""
+    running = {p.axis for p in layout.over if p.mode is Mode.RUNNING}
+    held: dict[Coordinates, tuple[int, ...]] = {}
     for position, one in enumerate(shards):
-        if any(c.axis in running and c.index + 1 < c.size for c in one.layout.place):
+        if any(c.axis in running and c.index + 1 < c.size for c in one.layout.coordinates):
             continue  # a sum so far, which the last one includes
-        at = {c.axis: c.index for c in one.layout.place}
-        corner = tuple(at[axis] for axis in split), tuple(at[axis] for axis in summed)
+        corner = one.layout.at(axes)
         held[corner] = (*held.get(corner, ()), position)
     return held
-
-
-def _region(layout: Layout, dims: Sequence[DimRegions], corner: Corner) -> Region:
-    rest = iter(corner)
-    return tuple(
-        runs[tuple(itertools.islice(rest, len(dim.placements)))]
-        for dim, (runs, _) in zip(layout.dims, dims, strict=True)
-    )

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dumpcmp.nouns.collectives import Collective
 from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.taps.distributed.ranks import hearing, patched
 from dumpcmp.taps.recording.naming import Function
@@ -25,36 +26,36 @@ _WRAPPERS = ("DTensor", "AsyncCollectiveTensor")
 class _Form:
     """How a collective of the c10d namespace takes its tensors: argument names of its schema."""
 
-    name: str
+    name: Collective
     given: str = ""  # the argument that holds what this rank gives
     got: str = ""  # the argument that holds, afterwards, what it gets
 
 
 _IN_PLACE = {
-    "allreduce_": _Form("all_reduce", "tensors", "tensors"),
-    "broadcast_": _Form("broadcast", "tensors", "tensors"),
-    "reduce_": _Form("reduce", "tensors", "tensors"),
-    "allgather_": _Form("all_gather", "input_tensors", "output_tensors"),
-    "_allgather_base_": _Form("all_gather", "input_tensor", "output_tensor"),
-    "allgather_into_tensor_coalesced_": _Form("all_gather", "inputs", "outputs"),
-    "allgather_coalesced_": _Form("all_gather", "input_list", "output_lists"),
-    "reduce_scatter_": _Form("reduce_scatter", "input_tensors", "output_tensors"),
-    "_reduce_scatter_base_": _Form("reduce_scatter", "input_tensor", "output_tensor"),
-    "reduce_scatter_tensor_coalesced_": _Form("reduce_scatter", "inputs", "outputs"),
-    "alltoall_": _Form("all_to_all", "input_tensors", "output_tensors"),
-    "alltoall_base_": _Form("all_to_all", "input", "output"),
-    "gather_": _Form("gather", "input_tensors", "output_tensors"),
-    "scatter_": _Form("scatter", "input_tensors", "output_tensors"),
-    "send": _Form("send", given="tensors"),
-    "recv_": _Form("recv", got="tensors"),
+    "allreduce_": _Form(Collective.ALL_REDUCE, "tensors", "tensors"),
+    "broadcast_": _Form(Collective.BROADCAST, "tensors", "tensors"),
+    "reduce_": _Form(Collective.REDUCE, "tensors", "tensors"),
+    "allgather_": _Form(Collective.ALL_GATHER, "input_tensors", "output_tensors"),
+    "_allgather_base_": _Form(Collective.ALL_GATHER, "input_tensor", "output_tensor"),
+    "allgather_into_tensor_coalesced_": _Form(Collective.ALL_GATHER, "inputs", "outputs"),
+    "allgather_coalesced_": _Form(Collective.ALL_GATHER, "input_list", "output_lists"),
+    "reduce_scatter_": _Form(Collective.REDUCE_SCATTER, "input_tensors", "output_tensors"),
+    "_reduce_scatter_base_": _Form(Collective.REDUCE_SCATTER, "input_tensor", "output_tensor"),
+    "reduce_scatter_tensor_coalesced_": _Form(Collective.REDUCE_SCATTER, "inputs", "outputs"),
+    "alltoall_": _Form(Collective.ALL_TO_ALL, "input_tensors", "output_tensors"),
+    "alltoall_base_": _Form(Collective.ALL_TO_ALL, "input", "output"),
+    "gather_": _Form(Collective.GATHER, "input_tensors", "output_tensors"),
+    "scatter_": _Form(Collective.SCATTER, "input_tensors", "output_tensors"),
+    "send": _Form(Collective.SEND, given="tensors"),
+    "recv_": _Form(Collective.RECV, got="tensors"),
 }
 _FUNCTIONAL = {  # DTensor and torch.compile use these; their result is ready after wait_tensor
-    "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "all_gather_into_tensor": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-    "broadcast": "broadcast",
+    "all_reduce": Collective.ALL_REDUCE,
+    "all_reduce_": Collective.ALL_REDUCE,
+    "all_gather_into_tensor": Collective.ALL_GATHER,
+    "reduce_scatter_tensor": Collective.REDUCE_SCATTER,
+    "all_to_all_single": Collective.ALL_TO_ALL,
+    "broadcast": Collective.BROADCAST,
 }
 # Words of a schema that say what a collective does, as they appear in Call.arguments.
 _WORDS = ("root_rank", "src", "dst", "tag", "number", "output_split_sizes", "input_split_sizes")
@@ -132,9 +133,9 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.waiting.pending.append(_Pending(step, call, outputs, dist.Work.unbox(work)))
         return result
 
-    def _count(self, name: str, bound: dict[str, Any]) -> None:
+    def _count(self, name: Collective, bound: dict[str, Any]) -> None:
         """Number sends and receives with each peer from the first on: so they find each other."""
-        if name in ("send", "recv"):
+        if name.is_letter:
             peer = (name, bound.get("dst", bound.get("src")), bound["tag"], str(_ranks(bound)))
             bound["number"] = self._numbers.get(peer, 0)
             self._numbers[peer] = bound["number"] + 1
@@ -188,10 +189,10 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return call
 
     def _begin(
-        self, step: Step, name: str, given: Sequence[Tensor], bound: dict[str, Any]
+        self, step: Step, name: Collective, given: Sequence[Tensor], bound: dict[str, Any]
     ) -> Call | None:
         self.waiting.record_finished()
-        function = Function(name, target=f"torch.distributed.{name}")
+        function = Function(name, target=name.target)
         words = {word: bound[word] for word in _WORDS if word in bound}
         if "reduce_op" in bound:
             op = bound["reduce_op"]

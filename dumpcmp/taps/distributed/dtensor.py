@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dumpcmp.nouns.layouts import REDUCTIONS, Coordinate, Dim, Layout, Mode, Name, Place, Placement
+from dumpcmp.nouns.layouts import (
+    Coordinate,
+    Coordinates,
+    Dim,
+    Layout,
+    Mode,
+    Name,
+    Placement,
+    Reduction,
+)
 
 
 def layout_of_spec(spec: Any) -> Layout:
@@ -26,7 +35,7 @@ def layout_of_spec(spec: Any) -> Layout:
     for axis, placement in reversed(list(zip(names, spec.placements, strict=True))):
         if hasattr(placement, "dim"):  # Shard and _StridedShard
             _insert(dims[placement.dim], axis, getattr(placement, "split_factor", 1), sizes)
-        elif getattr(placement, "reduce_op", "") in REDUCTIONS:
+        elif getattr(placement, "reduce_op", "") in set(Reduction):
             argument = "" if placement.reduce_op == "sum" else placement.reduce_op
             over.insert(0, Placement(axis, Mode.PARTIAL, argument))
         elif not placement.is_replicate():
@@ -34,7 +43,7 @@ def layout_of_spec(spec: Any) -> Layout:
     return Layout(
         dims=tuple(Dim((Name(f"d{n}"),), tuple(shares)) for n, shares in enumerate(dims)),
         over=tuple(over),
-        place=_place(spec.mesh, names, strange),
+        coordinates=_coordinates(spec.mesh, names, strange),
         shape=tuple(spec.shape),
     )
 
@@ -57,9 +66,9 @@ def _axis_names(mesh: Any) -> tuple[str, ...]:
     return tuple(mesh.mesh_dim_names or (f"mesh{n}" for n in range(mesh.ndim)))
 
 
-def _place(mesh: Any, names: tuple[str, ...], strange: set[str]) -> Place:
+def _coordinates(mesh: Any, names: tuple[str, ...], strange: set[str]) -> Coordinates:
     """Where this rank is on the axes of `mesh`, and on those of the mesh that it is cut from."""
-    here = _coordinates(mesh, names)
+    here = _here(mesh, names)
     mine = tuple(Coordinate(c.axis, c.index, c.size, c.axis not in strange) for c in here)
     root = mesh._get_root_mesh()
     root_names = _axis_names(root)
@@ -68,11 +77,11 @@ def _place(mesh: Any, names: tuple[str, ...], strange: set[str]) -> Place:
     known = {c.axis: c for c in mine}
     return tuple(
         known.get(c.axis) or Coordinate(c.axis, c.index, c.size, known=False)
-        for c in _coordinates(root, root_names)
+        for c in _here(root, root_names)
     )
 
 
-def _coordinates(mesh: Any, names: tuple[str, ...]) -> Place:
+def _here(mesh: Any, names: tuple[str, ...]) -> Coordinates:
     at = mesh.get_coordinate()
     if at is None:  # this rank is not on the mesh: it holds nothing of the value
         return ()

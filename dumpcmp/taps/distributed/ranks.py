@@ -18,7 +18,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.key import ROOT
-from dumpcmp.nouns.layouts import MICROBATCH, Coordinate, Layout, Place, parse_layout, parse_place
+from dumpcmp.nouns.layouts import (
+    MICROBATCH,
+    Coordinate,
+    Coordinates,
+    Layout,
+    parse_coordinates,
+    parse_layout,
+)
 from dumpcmp.pytorch.names import check_names
 from dumpcmp.taps.distributed.dtensor import layout_of_spec, masked
 
@@ -41,7 +48,7 @@ class World:
 
     rank: int = 0
     size: int = 1
-    place: Place = ()  # on the axes of the mesh, where the user stated it
+    coordinates: Coordinates = ()  # on the axes of the mesh, where the user stated it
 
 
 class _State(threading.local):
@@ -74,8 +81,8 @@ def set_rank(rank: int, world_size: int, mesh: str = "") -> None:
             f"of {world_size}",
             hint="call set_rank before dumpcmp.capture; for dumpcmp dump set RANK and WORLD_SIZE",
         )
-    place = tuple(replace(c, known=False) for c in parse_place(mesh))
-    _stated[:] = [World(rank, world_size, place)]
+    coordinates = tuple(c.with_share(known=False) for c in parse_coordinates(mesh))
+    _stated[:] = [World(rank, world_size, coordinates)]
 
 
 def world() -> World:
@@ -112,14 +119,14 @@ def layout(tensor: _AnyTensor, text: str) -> _AnyTensor:
 
 def layout_of(tensor: Tensor) -> str:
     """What is known of a plain tensor's layout, as the text of its Record."""
-    place = _stated[0].place if _stated else ()
-    if not place and not _layouts.data and _state.microbatch is None:
+    coordinates = _stated[0].coordinates if _stated else ()
+    if not coordinates and not _layouts.data and _state.microbatch is None:
         return ""
     known = _layouts.get(tensor, Layout())
-    here = {c.axis for c in known.place}
+    here = {c.axis for c in known.coordinates}
     spoken = bool(known.dims or known.over)
-    stated = tuple(replace(c, known=spoken) for c in place if c.axis not in here)
-    return str(_in_microbatch(replace(known, place=(*known.place, *stated))))
+    stated = tuple(c.with_share(known=spoken) for c in coordinates if c.axis not in here)
+    return str(_in_microbatch(replace(known, coordinates=(*known.coordinates, *stated))))
 
 
 def unwrapped(tensor: Tensor) -> tuple[Tensor, str] | None:
@@ -254,7 +261,9 @@ def _waited(tensor: Tensor) -> Tensor:
 
 def _in_microbatch(known: Layout) -> Layout:
     microbatch = _state.microbatch
-    return known if microbatch is None else replace(known, place=(*known.place, microbatch))
+    if microbatch is None:
+        return known
+    return replace(known, coordinates=(*known.coordinates, microbatch))
 
 
 _Patch = tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]

@@ -1,13 +1,18 @@
 """Laws of assembling: both sides whole by what is recorded, declared, solved, or not at all."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from dumpcmp.align.mesh.assemble import AssemblyError, Held, RunFacts, assemble, explain
+from dumpcmp.align.mesh.assemble import AssemblyError, Basis, Held, RunFacts, assemble, explain
 from dumpcmp.align.mesh.declared import Declarations, read_stated
 from dumpcmp.align.mesh.unshard import shard
+from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key
@@ -18,10 +23,21 @@ from dumpcmp.nouns.value import Value
 LIMIT = 1e-5
 RNG = np.random.default_rng(0)
 WHOLE = Value(DTYPES["float32"], RNG.standard_normal((4, 6, 24), np.float32))
+Values = list[Value]
 
 
-def _held(values, layouts, op="attn", slot="output.0", declared=None, missing=(), digests=True):
-    key = Key("M", 0, op, 0, slot)
+def _value(numbers: NDArray[Any]) -> Value:
+    return Value(WHOLE.dtype, numbers.astype(np.float32))
+
+
+def _held(
+    values: Values,
+    layouts: Sequence[str],
+    declared: Declarations | None = None,
+    missing: Sequence[int] = (),
+    digests: bool = True,
+) -> Held:
+    key = Key("M", 0, "attn", 0, "output.0")
     records = tuple(
         Record(
             key,
@@ -39,11 +55,19 @@ def _held(values, layouts, op="attn", slot="output.0", declared=None, missing=()
     return Held(records, lambda record: values[record.rank], facts)
 
 
-def _whole():
+def _whole() -> Held:
     return _held([WHOLE], [""])
 
 
-def _sharded(text, mesh, *, recorded=False, declare=None, spoil=None, **more):
+def _sharded(
+    text: str,
+    mesh: str,
+    *,
+    recorded: bool = False,
+    declare: str | None = None,
+    spoil: Callable[[Values], Values] | None = None,
+    **more: Any,
+) -> Held:
     held = shard(WHOLE, parse_layout(text), parse_mesh(mesh))
     values = [value for _, value in held]
     layouts = [str(one.layout) if recorded else "" for one, _ in held]
@@ -51,22 +75,34 @@ def _sharded(text, mesh, *, recorded=False, declare=None, spoil=None, **more):
     return _held(spoil(values) if spoil else values, layouts, declared=declared, **more)
 
 
-KNOWN = [
-    ("b s h[tp]", "tp=2", {"recorded": True}, "layout 'b s h[tp]'"),
-    ("b s h[tp]", "tp=2", {"declare": "b s h[tp]"}, "layout 'b s h[tp]'"),
-    ("b s h[tp]", "tp=2", {}, "solved"),
-    ("b s h", "tp=2", {}, "the same on 2 ranks"),
-    ("b s h", "tp=2", {"digests": False}, "solved"),
-    ("b s (q k v)[tp:interleaved]", "tp=4", {}, "solved"),
-    ("b s h[tp:partial]", "tp=2", {"declare": "b s h[tp:partial]"}, "partial"),
+STATED, SOLVED = Basis.STATED, Basis.SOLVED
+KNOWN: list[tuple[str, str, dict[str, Any], Basis, str]] = [
+    ("b s h[tp]", "tp=2", {"recorded": True}, STATED, "layout 'b s h[tp]'"),
+    ("b s h[tp]", "tp=2", {"declare": "b s h[tp]"}, STATED, "layout 'b s h[tp]'"),
+    ("b s h[tp]", "tp=2", {}, SOLVED, "layout solved (rel_l2 0) 'd0 d1 d2[ranks]'"),
+    ("b s h", "tp=2", {}, Basis.REPLICAS, "the same on 2 ranks"),
+    ("b s h", "tp=2", {"digests": False}, SOLVED, "replicated"),
+    ("b s (q k v)[tp:interleaved]", "tp=4", {}, SOLVED, "(a b c)[ranks:interleaved]"),
+    ("b s h[tp:partial]", "tp=2", {"declare": "b s h[tp:partial]"}, STATED, "partial"),
 ]
 
 
-@pytest.mark.parametrize("text, mesh, how, note", KNOWN)
-def test_the_target_becomes_whole_and_says_how(text, mesh, how, note) -> None:
+@pytest.mark.parametrize("text, mesh, how, basis, note", KNOWN)
+def test_the_target_becomes_whole_and_says_how(
+    text: str, mesh: str, how: dict[str, Any], basis: Basis, note: str
+) -> None:
     golden, target = assemble(_whole(), _sharded(text, mesh, **how), LIMIT)
     assert np.array_equal(golden.value.bits, target.value.bits)
+    assert target.basis is basis and golden.basis is Basis.ALONE
     assert note in target.note and not golden.note
+
+
+@pytest.mark.parametrize("size", ["24", "?"])
+def test_a_declared_size_cuts_the_padding(size: str) -> None:
+    parts = np.split(np.pad(WHOLE.numbers(), ((0, 0), (0, 0), (0, 2))), 2, axis=2)
+    declared = read_stated([f"attn=b s v={size}[tp]"]).target
+    _, target = assemble(_whole(), _held([*map(_value, parts)], ["", ""], declared), LIMIT)
+    assert np.array_equal(target.value.bits, WHOLE.bits)
 
 
 def test_a_declaration_corrects_what_was_recorded() -> None:
@@ -95,7 +131,7 @@ def test_both_sides_may_be_partitioned_in_different_ways_that_nobody_stated(text
 
 def test_sides_of_the_same_ranks_and_shapes_are_compared_rank_by_rank() -> None:
     golden, target = assemble(_sharded("b[dp] s h", "dp=2"), _sharded("b[dp] s h", "dp=2"), LIMIT)
-    assert "rank by rank" in target.note
+    assert target.basis is Basis.BY_RANK
     assert golden.value.shape == (2, 2, 6, 24)
 
 
@@ -110,21 +146,21 @@ def test_without_the_rank_that_is_missing_replicas_are_still_compared() -> None:
     assert np.array_equal(target.value.bits, WHOLE.bits)
 
 
-def _swap(values):
+def _swap(values: Values) -> Values:
     return [values[1], values[0], *values[2:]]
 
 
-def _one_off(values):
-    return [*values[:-1], Value(values[-1].dtype, values[-1].bits + 1)]
+def _one_off(values: Values) -> Values:
+    return [*values[:-1], _value(np.add(values[-1].bits, 1))]
 
 
-def _double(values):
-    return [Value(value.dtype, value.bits * 2) for value in values]
+def _double(values: Values) -> Values:
+    return [_value(np.multiply(value.bits, 2)) for value in values]
 
 
-def _split(values):
+def _split(values: Values) -> Values:
     first = RNG.standard_normal(values[0].shape).astype(np.float32)
-    return [Value(values[0].dtype, first), Value(values[0].dtype, values[0].bits - first)]
+    return [_value(first), _value(np.subtract(values[0].bits, first))]
 
 
 SPOILED = [
@@ -144,24 +180,26 @@ UNDECLARED = [(*case, False) for case in SPOILED if case[1] is not _split]
 @pytest.mark.parametrize(
     "text, spoil, said, declared", [*((*case, True) for case in SPOILED), *UNDECLARED]
 )
-def test_what_is_wrong_is_said_in_words(text, spoil, said, declared) -> None:
+def test_what_is_wrong_is_said_in_words(
+    text: str, spoil: Callable[[Values], Values], said: str, declared: bool
+) -> None:
     target = _sharded(text, "tp=2", spoil=spoil, declare=text if declared else None)
     golden, found = assemble(_whole(), target, LIMIT)
-    assert said in explain(golden, found, LIMIT)
+    assert said in explain(golden, found, measure(golden.value, found.value), LIMIT)
 
 
 def test_what_fits_nothing_is_not_assembled() -> None:
-    noise = [Value(WHOLE.dtype, RNG.standard_normal(WHOLE.shape).astype("<f4")) for _ in range(2)]
+    noise = [_value(RNG.standard_normal(WHOLE.shape)) for _ in range(2)]
     with pytest.raises(AssemblyError, match=r"no layout fits: tried .*closest"):
         assemble(_whole(), _held(noise, ["", ""]), LIMIT)
 
 
 def test_the_layout_of_a_like_value_is_taken_where_nothing_fits() -> None:
-    noise = [Value(WHOLE.dtype, RNG.standard_normal(WHOLE.shape).astype("<f4")) for _ in range(2)]
+    noise = [_value(RNG.standard_normal(WHOLE.shape)) for _ in range(2)]
     like = parse_layout("b s h[ranks:partial]")
     _, target = assemble(_whole(), _held(noise, ["", ""]), LIMIT, like)
-    assert np.allclose(target.value.bits, noise[0].bits + noise[1].bits)
-    assert "its like" in target.note
+    assert np.allclose(target.value.bits, np.add(noise[0].bits, noise[1].bits))
+    assert target.basis is Basis.ASSUMED
 
 
 GOOD = [
@@ -175,12 +213,14 @@ GOOD = [
 
 
 @pytest.mark.parametrize("option, op, slot, layout", GOOD)
-def test_an_option_speaks_of_ops_and_slots(option, op, slot, layout) -> None:
+def test_an_option_speaks_of_ops_and_slots(
+    option: str, op: str, slot: str, layout: str | None
+) -> None:
     found = read_stated([option]).target.layout_of(Key("M", 0, op, 0, slot))
     assert found == (parse_layout(layout) if layout else None)
 
 
-def test_a_file_may_speak_of_one_side_and_the_last_line_holds(tmp_path) -> None:
+def test_a_file_may_speak_of_one_side_and_the_last_line_holds(tmp_path: Path) -> None:
     path = tmp_path / "layouts.yaml"
     path.write_text(
         "mesh: tp=4\n"
@@ -206,7 +246,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("option, said", BAD)
-def test_an_option_that_cannot_be_read_is_quoted(option, said) -> None:
+def test_an_option_that_cannot_be_read_is_quoted(option: str, said: str) -> None:
     with pytest.raises(LayoutError) as caught:
         read_stated([option])
     assert said in str(caught.value)

@@ -1,33 +1,39 @@
 """Laws of collectives: what each rank must get, from what all ranks gave."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dumpcmp.align.mesh.deliveries import Traffic, is_collective
+from dumpcmp.align.match import Listing
+from dumpcmp.align.mesh.deliveries import Traffic, is_collective, without_collectives
 from dumpcmp.nouns.dtypes import DTYPES
-from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.value import Value
 
+Arrays = list[list[Any]]  # of each rank
 
-def _traffic(name, given, got, words):
+
+def _traffic(
+    name: str, given: Arrays, got: Arrays, words: dict[str, Any]
+) -> tuple[Traffic, dict[Key, list[Record]]]:
     """`given` and `got`: for each rank its list of arrays."""
-    key = lambda slot: Key("M", 0, f"attn/{name}", 0, slot)  # noqa: E731
-    values, records = {}, {}
+    site = Site("M", 0, Op(f"attn/{name}"), 0)
+    values: dict[tuple[int, str], Value] = {}
+    records: dict[Key, list[Record]] = {}
     for side, arrays in (("input", given), ("output", got)):
         for rank, mine in enumerate(arrays):
             for n, array in enumerate(mine):
                 slot = f"{side}.{n}"
                 values[rank, slot] = Value(DTYPES["float32"], np.asarray(array, np.float32))
                 shape = values[rank, slot].shape
-                record = Record(key(slot), 0, "float32", shape, rank=rank)
-                records.setdefault(key(slot), []).append(record)
+                record = Record(site.key(slot), 0, "float32", shape, rank=rank)
+                records.setdefault(record.key, []).append(record)
     group = list(range(len(given)))
     arguments = json.dumps({"args": [], "kwargs": {"group": group, **words}})
-    place = Site("M", 0, f"attn/{name}", 0)
-    calls = {rank: {place: Call(*place, 0, arguments=arguments)} for rank in group}
+    calls = {rank: {site: Call(*site, 0, arguments=arguments)} for rank in group}
     shards = lambda key: records.get(key, [])  # noqa: E731
     return Traffic(calls, shards, lambda r: values[r.rank, r.key.slot]), records
 
@@ -48,10 +54,11 @@ LAWS = [
 
 
 @pytest.mark.parametrize("name, given, got, words", LAWS)
-def test_every_rank_gets_what_the_collective_promises(name, given, got, words) -> None:
+def test_every_rank_gets_what_the_collective_promises(
+    name: str, given: Arrays, got: Arrays, words: dict[str, Any]
+) -> None:
     traffic, records = _traffic(name, given, got, words)
-    assert is_collective(f"attn/{name}")
-    outputs = [key for key in records if key.slot.startswith("output")]
+    outputs = [key for key in records if key.slot.is_output]
     for key in outputs:
         found = traffic.deliveries(key)
         assert len(found) == len(given)
@@ -59,7 +66,9 @@ def test_every_rank_gets_what_the_collective_promises(name, given, got, words) -
 
 
 @pytest.mark.parametrize("name, given, got, words", LAWS[:7])
-def test_a_wrong_delivery_shows_on_its_rank(name, given, got, words) -> None:
+def test_a_wrong_delivery_shows_on_its_rank(
+    name: str, given: Arrays, got: Arrays, words: dict[str, Any]
+) -> None:
     spoiled = [[np.array(array) for array in mine] for mine in got]
     spoiled[1][0] = spoiled[1][0] + 1
     traffic, records = _traffic(name, given, spoiled, words)
@@ -68,3 +77,24 @@ def test_a_wrong_delivery_shows_on_its_rank(name, given, got, words) -> None:
         d.rank for d in traffic.deliveries(first) if not np.array_equal(d.expected.bits, d.got.bits)
     ]
     assert wrong == [1]
+
+
+CALLS = [
+    ("attn/all_reduce", "torch.distributed.all_reduce", True),
+    ("attn/gather", "torch.distributed.gather", True),
+    ("router/gather", "torch.gather", False),
+    ("router/scatter", "torch.Tensor.scatter", False),
+    ("attn/linear", "torch.nn.functional.linear", False),
+    ("attn", "", False),
+]
+
+
+@pytest.mark.parametrize("op, target, expected", CALLS)
+def test_a_function_that_only_shares_its_name_is_no_collective(
+    op: str, target: str, expected: bool
+) -> None:
+    site = Site("M", 0, Op(op), 0)
+    key = site.key("output.0")
+    listing = Listing({key: (Record(key, 0, "float32", ()),)}, {site: Call(*site, 0, target)})
+    assert is_collective(site, listing) is expected
+    assert (key not in without_collectives(listing).values) is expected

@@ -1,9 +1,12 @@
 """Laws of solving: a layout that nobody stated is found from the values, or honestly not found."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from dumpcmp.align.mesh.regions import Shard
+from dumpcmp.align.mesh.regions import Shape, Shard
 from dumpcmp.align.mesh.solve import Question, Solved, Unsolved, solve
 from dumpcmp.align.mesh.unshard import shard
 from dumpcmp.nouns.dtypes import DTYPES
@@ -17,20 +20,29 @@ def _golden(shape: tuple[int, ...], seed: int = 0) -> Value:
     return Value(DTYPES["float32"], np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
-def _unplaced(held, *, place: bool):
-    """The shards as plain tensors: without a sentence, with or without their place."""
+Shares = list[tuple[Shard, Value]]
+
+
+def _shares(golden: Value, text: str, mesh: str) -> Shares:
+    return shard(golden, parse_layout(text), parse_mesh(mesh))
+
+
+def _question(golden: Value, held: Shares, values: list[Value], *, placed: bool = True) -> Question:
+    """The shards as plain tensors: without a sentence, with or without their coordinates."""
     shards = []
     for one, _ in held:
-        place_of = tuple(type(c)(c.axis, c.index, c.size, False) for c in one.layout.place)
-        shards.append(Shard(one.rank, one.shape, Layout(place=place_of if place else ())))
-    return shards
+        coordinates = one.layout.known(False).coordinates if placed else ()
+        shards.append(Shard(one.rank, one.shape, Layout(coordinates=coordinates)))
+    return Question(golden, shards, values.__getitem__, LIMIT)
 
 
-def _noisy(held):
+def _noisy(held: Shares) -> list[Value]:
     """Rounding noise on every shard, and partial values as random terms."""
     rng = np.random.default_rng(1)
     noise = [1 + 1e-7 * rng.standard_normal(value.shape) for _, value in held]
-    values = [(v.bits * n).astype(np.float32) for (_, v), n in zip(held, noise, strict=True)]
+    values = [
+        np.multiply(v.bits, n).astype(np.float32) for (_, v), n in zip(held, noise, strict=True)
+    ]
     partial = [c for c in held[0][0].layout.over if c.mode == "partial"]
     if partial:
         spread = rng.standard_normal(values[0].shape).astype(np.float32)
@@ -38,7 +50,7 @@ def _noisy(held):
     return [Value(DTYPES["float32"], value) for value in values]
 
 
-CASES = [
+CASES: list[tuple[str, str, Shape]] = [
     ("d0 d1 d2[t:replicated]", "t=2", (2, 6, 12)),
     ("d0[t] d1 d2", "t=2", (2, 6, 12)),
     ("d0 d1[t] d2", "t=3", (2, 6, 12)),
@@ -58,41 +70,41 @@ CASES = [
 
 
 @pytest.mark.parametrize("text, mesh, shape", CASES)
-def test_the_layout_behind_the_shards_is_found(text, mesh, shape) -> None:
+def test_the_layout_behind_the_shards_is_found(text: str, mesh: str, shape: Shape) -> None:
     golden = _golden(shape)
-    held = shard(golden, parse_layout(text), parse_mesh(mesh))
-    values = _noisy(held)
-    found = solve(Question(golden, _unplaced(held, place=True), LIMIT), values.__getitem__)
+    held = _shares(golden, text, mesh)
+    found = solve(_question(golden, held, _noisy(held)))
     assert isinstance(found, Solved), found
     assert set(found.plan.layout.placements) == set(parse_layout(text).placements)
     assert np.allclose(found.whole.value.bits, golden.bits, rtol=1e-4, atol=1e-5)
-    assert 0 < found.rel_l2 < LIMIT and "solved" in str(found)
+    assert 0 < found.rel_l2 < LIMIT
 
 
 @pytest.mark.parametrize("text, mesh, shape", CASES)
-def test_it_is_found_on_a_mesh_that_nobody_named(text, mesh, shape) -> None:
+def test_it_is_found_on_a_mesh_that_nobody_named(text: str, mesh: str, shape: Shape) -> None:
     golden = _golden(shape)
-    held = shard(golden, parse_layout(text), parse_mesh(mesh))
-    found = solve(Question(golden, _unplaced(held, place=False), LIMIT), _noisy(held).__getitem__)
+    held = _shares(golden, text, mesh)
+    found = solve(_question(golden, held, _noisy(held), placed=False))
     assert isinstance(found, Solved), found
     assert np.allclose(found.whole.value.bits, golden.bits, rtol=1e-4, atol=1e-5)
 
 
-def _swapped(values):
+def _swapped(values: list[Value]) -> list[Value]:
     return [values[1], values[0], *values[2:]]
 
 
-def _one_wrong(values):
-    return [*values[:-1], Value(values[0].dtype, values[-1].bits + 1)]
+def _one_wrong(values: list[Value]) -> list[Value]:
+    return [*values[:-1], Value(values[0].dtype, np.add(values[-1].bits, np.float32(1)))]
 
 
 @pytest.mark.parametrize("spoil", [_swapped, _one_wrong])
 @pytest.mark.parametrize("text", ["d0 d1[t]", "d0[t] d1", "(a b)[t:interleaved] d1"])
-def test_wrong_shards_fit_nothing_and_it_says_what_was_tried(spoil, text) -> None:
+def test_wrong_shards_fit_nothing_and_it_says_what_was_tried(
+    spoil: Callable[[list[Value]], list[Value]], text: str
+) -> None:
     golden = _golden((8, 12))
-    held = shard(golden, parse_layout(text), parse_mesh("t=2"))
-    values = spoil([value for _, value in held])
-    found = solve(Question(golden, _unplaced(held, place=True), LIMIT), values.__getitem__)
+    held = _shares(golden, text, "t=2")
+    found = solve(_question(golden, held, spoil([value for _, value in held])))
     assert isinstance(found, Unsolved)
     assert str(parse_layout(text)).replace("(a b)", "d0") in str(found) or "(a b)" in str(found)
     assert found.rel_l2 > LIMIT
@@ -100,24 +112,23 @@ def test_wrong_shards_fit_nothing_and_it_says_what_was_tried(spoil, text) -> Non
 
 def test_terms_are_not_taken_for_a_gradient_that_must_have_been_reduced() -> None:
     golden = _golden((4, 4))
-    held = shard(golden, parse_layout("d0 d1[t:partial]"), parse_mesh("t=2"))
-    question = Question(golden, _unplaced(held, place=True), LIMIT, may_be_partial=False)
-    assert isinstance(solve(question, _noisy(held).__getitem__), Unsolved)
+    held = _shares(golden, "d0 d1[t:partial]", "t=2")
+    question = replace(_question(golden, held, _noisy(held)), may_be_partial=False)
+    assert isinstance(solve(question), Unsolved)
 
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_a_mean_over_fewer_samples_fits_only_where_it_may(scaled: bool) -> None:
     golden = _golden((4, 4))
-    held = shard(golden, parse_layout("d0[dp] d1"), parse_mesh("dp=2"))
-    values = [Value(v.dtype, v.bits * 2) for _, v in held]
-    question = Question(golden, _unplaced(held, place=True), LIMIT, may_be_scaled=scaled)
-    found = solve(question, values.__getitem__)
+    held = _shares(golden, "d0[dp] d1", "dp=2")
+    values = [Value(v.dtype, np.multiply(v.bits, np.float32(2))) for _, v in held]
+    found = solve(replace(_question(golden, held, values), may_be_scaled=scaled))
     assert isinstance(found, Solved if scaled else Unsolved)
-    assert "/ dp" in str(found) or not scaled
+    assert not isinstance(found, Solved) or found.plan.layout.divided_by == ("dp",)
 
 
 def test_shards_of_other_shapes_fit_nothing() -> None:
     golden = _golden((4, 4))
     shards = [Shard(rank, (3, 3), parse_layout(f"@ t:{rank}/2?")) for rank in range(2)]
-    found = solve(Question(golden, shards, LIMIT), lambda _: _golden((3, 3)))
+    found = solve(Question(golden, shards, lambda _: _golden((3, 3)), LIMIT))
     assert isinstance(found, Unsolved) and not found.tried

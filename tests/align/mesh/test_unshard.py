@@ -4,11 +4,15 @@ import itertools
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from dumpcmp.align.mesh.unshard import Plan, Shard, plan_unshard, shard, unshard
+from dumpcmp.align.mesh.declared import complete
+from dumpcmp.align.mesh.reduce import distance
+from dumpcmp.align.mesh.regions import Shape, Shard
+from dumpcmp.align.mesh.unshard import Plan, Whole, plan_unshard, shard, unshard
 from dumpcmp.nouns.dtypes import DTYPES, dtype_named
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import complete, parse_layout, parse_mesh, parse_place, placed
+from dumpcmp.nouns.layouts import parse_coordinates, parse_layout, parse_mesh
 from dumpcmp.nouns.value import Value
 
 SENTENCES = [
@@ -85,7 +89,10 @@ LAYOUTS = [
 UNEVEN = [("b s h[tp]", "tp=5"), ("b[tp] s h", "tp=3"), ("b s[cp,tp] h", "cp=5 tp=2")]
 
 
-def _held(shape: tuple[int, ...], text: str, mesh: str, dtype: str = "float32"):
+Shares = list[tuple[Shard, Value]]
+
+
+def _held(shape: Shape, text: str, mesh: str, dtype: str = "float32") -> tuple[Value, Shares]:
     whole = Value(
         dtype_named(dtype),
         np.arange(1, np.prod(shape, dtype=int) + 1).reshape(shape).astype(DTYPES[dtype].storage),
@@ -93,7 +100,7 @@ def _held(shape: tuple[int, ...], text: str, mesh: str, dtype: str = "float32"):
     return whole, shard(whole, parse_layout(text), parse_mesh(mesh))
 
 
-def _joined(held, golden_shape=None):
+def _joined(held: Shares, golden_shape: Shape | None = None) -> tuple[Plan, Whole]:
     plan = plan_unshard([one for one, _ in held], golden_shape)
     return plan, unshard(plan, lambda position: held[position][1])
 
@@ -131,7 +138,7 @@ PADDINGS = [
 
 
 @pytest.mark.parametrize("text, shape, mesh, golden", PADDINGS)
-def test_padding_is_cut(text, shape, mesh, golden) -> None:
+def test_padding_is_cut(text: str, shape: Shape, mesh: str, golden: Shape | None) -> None:
     whole, held = _held(shape, text, mesh)
     assert np.array_equal(_joined(held, golden)[1].value.bits, whole.bits[:13])
 
@@ -150,7 +157,7 @@ def test_terms_are_reduced_as_declared(reduction: str, expected: float, dtype: s
     assert _joined(held)[1].value.numbers().tolist() == [expected] * 2
 
 
-def _bits(numbers, dtype):
+def _bits(numbers: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
     if dtype == "bfloat16":
         return (numbers.view(np.uint32) >> 16).astype(np.uint16)
     return numbers.astype(DTYPES[dtype].storage)
@@ -170,21 +177,39 @@ def test_short_floats_are_rounded_once() -> None:
 
 def test_a_divisor_scales_values_down() -> None:
     whole, held = _held((4, 3), "b[dp] h / dp", "dp=2")
-    assert np.array_equal(_joined(held)[1].value.bits, whole.bits / 2)
+    assert np.array_equal(_joined(held)[1].value.bits, np.divide(whole.bits, 2))
 
 
 def test_replicas_that_differ_are_named() -> None:
     whole, held = _held((4, 6), "b h[tp]", "dp=2 tp=2")
-    spoiled = held[3][1].bits.copy()
+    spoiled: NDArray[np.float32] = held[3][1].bits.astype(np.float32)
     spoiled[0, 0] += 1
     held[3] = (held[3][0], Value(whole.dtype, spoiled))
     (found,) = _joined(held)[1].disagreements
     assert found.ranks == (1, 3) and found.max_abs_diff == 1 and "REPLICA" in str(found)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool", "complex64"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_replicas_of_any_kind_and_shape_are_held_against_each_other(
+    dtype: str, shape: Shape
+) -> None:
+    mesh, layout = parse_mesh("dp=2"), parse_layout("... ")
+    held = [
+        (
+            Shard(rank, shape, layout.expanded(len(shape)).placed(mesh, rank)),
+            Value(DTYPES[dtype], np.full(shape, rank, DTYPES[dtype].storage)),
+        )
+        for rank in range(2)
+    ]
+    (found,) = _joined(held)[1].disagreements
+    assert found.max_abs_diff == 1 and np.isinf(found.rel_l2)
+    assert distance(held[1][1], held[0][1]).rel_l2 == 1
+
+
 def test_equal_digests_spare_the_look_at_replicas() -> None:
     layout = parse_layout("h")
-    shards = [Shard(i, (3,), placed(layout, parse_mesh("tp=4"), i), "abc") for i in range(4)]
+    shards = [Shard(i, (3,), layout.placed(parse_mesh("tp=4"), i), "abc") for i in range(4)]
     loaded: list[int] = []
 
     def load(position: int) -> Value:
@@ -203,7 +228,7 @@ def test_a_missing_shard_is_named_and_a_missing_replica_is_not_needed(text: str)
     assert not _plan_without(held, 2).missing
 
 
-def _plan_without(held, rank: int) -> Plan:
+def _plan_without(held: Shares, rank: int) -> Plan:
     return plan_unshard([one for one, _ in held if one.rank != rank])
 
 
@@ -220,7 +245,9 @@ CLASHES = [
 
 
 @pytest.mark.parametrize("layouts, shapes, said", CLASHES)
-def test_facts_that_clash_are_both_named(layouts, shapes, said) -> None:
+def test_facts_that_clash_are_both_named(
+    layouts: list[str], shapes: list[Shape], said: str
+) -> None:
     shards = [
         Shard(rank, shape, parse_layout(text))
         for rank, (text, shape) in enumerate(zip(layouts, shapes, strict=True))
@@ -240,7 +267,9 @@ COMPLETIONS = [
 
 
 @pytest.mark.parametrize("declared, recorded, together", COMPLETIONS)
-def test_what_is_declared_goes_before_what_was_recorded(declared, recorded, together) -> None:
+def test_what_is_declared_goes_before_what_was_recorded(
+    declared: str, recorded: str, together: str
+) -> None:
     assert complete(parse_layout(declared), parse_layout(recorded)) == parse_layout(together)
 
 
@@ -248,4 +277,4 @@ def test_ranks_are_numbered_row_by_row() -> None:
     mesh = parse_mesh("dp=2 tp=3")
     at = itertools.product(range(2), range(3))
     for rank, (dp, tp) in enumerate(at):
-        assert mesh.place(rank) == parse_place(f"dp:{dp}/2 tp:{tp}/3")
+        assert mesh.coordinates(rank) == parse_coordinates(f"dp:{dp}/2 tp:{tp}/3")
