@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,34 +25,62 @@ FLOAT32: Width = np.dtype(np.float32)
 FLOAT64: Width = np.dtype(np.float64)
 
 
-def width_of(line: Value) -> Width:
-    """The type to compute in: float64 where float32 cannot hold the elements."""
-    return FLOAT32 if line.dtype.kind is Kind.FLOAT and line.dtype.nbytes <= 4 else FLOAT64
+@dataclass(frozen=True, slots=True, eq=False)
+class Lines:
+    """Both sides as lines of real numbers, the type to compute in, and the length of a row."""
+
+    golden: Value
+    target: Value
+    width: Width
+    row: int
+    parts: int  # numbers an element: two for complex
+
+    @classmethod
+    def of(cls, golden: Value, target: Value) -> Lines:
+        """Lay two values of one shape side by side; where one is complex, so is the other."""
+        one, two = (_like(*sides).line() for sides in ((golden, target), (target, golden)))
+        parts = 2 if Kind.COMPLEX in (golden.dtype.kind, target.dtype.kind) else 1
+        wide = any(
+            line.dtype.kind is not Kind.FLOAT or line.dtype.nbytes > 4 for line in (one, two)
+        )
+        return cls(one, two, FLOAT64 if wide else FLOAT32, _row(golden.shape, parts), parts)
+
+    @property
+    def whole_numbers(self) -> bool:
+        """Whether both sides are integers or booleans, of which any difference counts."""
+        kinds = {self.golden.dtype.kind, self.target.dtype.kind}
+        names = {self.golden.dtype.name, self.target.dtype.name}
+        return kinds <= {Kind.INT, Kind.BOOL} and (len(names) == 1 or "uint64" not in names)
+
+    def spans(self) -> Iterator[tuple[slice, int]]:
+        """Spans of whole rows that cover all elements, the rest as one short row at the end."""
+        step = max(1, BLOCK // self.row) * self.row
+        whole = self.golden.numel - self.golden.numel % self.row
+        for start in range(0, whole, step):
+            yield slice(start, min(start + step, whole)), self.row
+        if whole < self.golden.numel:
+            yield slice(whole, self.golden.numel), self.golden.numel - whole
+
+
+def _like(value: Value, other: Value) -> Value:
+    if other.dtype.kind is not Kind.COMPLEX or value.dtype.kind is Kind.COMPLEX:
+        return value
+    return Value(other.dtype, value.numbers().astype(other.dtype.storage))
+
+
+def _row(shape: tuple[int, ...], parts: int) -> int:
+    """How many trailing elements make a row of useful length, else a fixed piece."""
+    length = parts
+    for size in reversed(shape):
+        if length >= _ROW[0]:
+            break
+        length *= size
+    return length if _ROW[0] <= length <= _ROW[1] else _PIECE
 
 
 def read(line: Value, span: slice, width: Width) -> Numbers:
     """The numbers of `span`, ready to compute with."""
     return widen(line.bits[span], line.dtype).astype(width, copy=False)
-
-
-def row_length(shape: tuple[int, ...]) -> int:
-    """How many trailing elements make a row of useful length, else a fixed piece."""
-    length = 1
-    for size in reversed(shape):
-        length *= size
-        if length >= _ROW[0]:
-            break
-    return length if _ROW[0] <= length <= _ROW[1] else _PIECE
-
-
-def spans(size: int, row: int) -> Iterator[tuple[slice, int]]:
-    """Spans of whole rows that cover `size` elements, the rest as one short row at the end."""
-    step = max(1, BLOCK // row) * row
-    whole = size - size % row
-    for start in range(0, whole, step):
-        yield slice(start, min(start + step, whole)), row
-    if whole < size:
-        yield slice(whole, size), size - whole
 
 
 def is_safe(magnitude: float) -> bool:
@@ -78,15 +107,37 @@ def row_dots(a: Numbers, b: Numbers, row: int) -> NDArray[np.float64]:
     return products.reshape(-1).astype(np.float64)
 
 
-def row_squares(numbers: Numbers, row: int) -> NDArray[np.float64]:
-    """The squared norm of each row."""
-    return row_dots(numbers, numbers, row)
-
-
 def row_sums(numbers: Numbers, row: int) -> NDArray[np.float64]:
     """The sum of each row."""
     sums: NDArray[np.float64] = numbers.reshape(-1, row).sum(axis=1, dtype=np.float64)
     return sums
+
+
+def nonfinite_counts(numbers: Numbers) -> tuple[int, int, int]:
+    """How many of `numbers` are NaN, positive and negative infinities."""
+    ufuncs = (np.isnan, np.isposinf, np.isneginf)
+    num_nan, num_posinf, num_neginf = (int(np.count_nonzero(is_so(numbers))) for is_so in ufuncs)
+    return num_nan, num_posinf, num_neginf
+
+
+class Scratch:
+    """Arrays of one block that are written again and again, so that no block allocates."""
+
+    def __init__(self, width: Width) -> None:
+        self.difference, self.error, self.magnitude, self.spare = np.empty((4, BLOCK), width)
+        self.far = np.empty(BLOCK, np.bool_)
+
+
+_scratches = threading.local()  # one of each width for every thread
+
+
+def scratch_of(width: Width) -> Scratch:
+    """The arrays of this thread, made once: fresh memory costs more than the work in it."""
+    found: Scratch | None = getattr(_scratches, width.name, None)
+    if found is None:
+        found = Scratch(width)
+        setattr(_scratches, width.name, found)
+    return found
 
 
 @dataclass(slots=True)
@@ -106,7 +157,9 @@ class Survey:
         """Take in the `numbers` of one block."""
         low, high = float(numbers.min()), float(numbers.max())
         if not (math.isfinite(low) and math.isfinite(high)):
-            numbers = self._only_finite(numbers)
+            num_nan, *num_inf = nonfinite_counts(numbers)
+            self.num_nan, self.num_inf = self.num_nan + num_nan, self.num_inf + sum(num_inf)
+            numbers = numbers[np.isfinite(numbers)]
             if not numbers.size:
                 return
             low, high = float(numbers.min()), float(numbers.max())
@@ -118,13 +171,6 @@ class Survey:
             numbers = numbers.astype(np.float64)
         self.sum += sum_of(numbers)
         self.squares += dot(numbers, numbers)
-
-    def _only_finite(self, numbers: Numbers) -> Numbers:
-        finite = numbers[np.isfinite(numbers)]
-        num_nan = int(np.count_nonzero(np.isnan(numbers)))
-        self.num_nan += num_nan
-        self.num_inf += numbers.size - finite.size - num_nan
-        return finite
 
     @property
     def num_odd(self) -> int:
@@ -143,12 +189,10 @@ class Survey:
 
     @property
     def rms(self) -> float:
-        """The root of the mean square."""
         return self.unit * math.sqrt(self.squares / self.num_finite) if self.num_finite else 0.0
 
     @property
     def mean(self) -> float:
-        """The mean."""
         return self.unit * self.sum / self.num_finite if self.num_finite else 0.0
 
     def extent(self) -> Extent:

@@ -1,35 +1,30 @@
-"""The pass over a pair of values: what is added up block by block, and what follows from it."""
+"""The pass over a pair of values: what is added up block by block, and the Metrics it comes to."""
 
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dumpcmp.measure import ulps
 from dumpcmp.measure.blocks import (
-    BLOCK,
     FLOAT64,
+    Lines,
     Numbers,
+    Scratch,
     Survey,
-    Width,
     dot,
     is_safe,
     read,
     row_dots,
-    row_length,
-    row_squares,
     row_sums,
-    spans,
+    scratch_of,
     sum_of,
     unit_for,
-    width_of,
 )
-from dumpcmp.measure.ulps import coarser, counts_in_ulps, spacings_between, ulps_between
-from dumpcmp.nouns.dtypes import Kind
-from dumpcmp.nouns.row import Closeness
+from dumpcmp.nouns.row import Closeness, Metrics
 from dumpcmp.nouns.value import Value
 
 _DOMINATES = 0.95  # golden's mean is taken off before squaring where it is this much of the rms
@@ -42,75 +37,23 @@ Mask = NDArray[np.bool_]
 Places = NDArray[np.intp] | slice
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lines:
-    """Both sides as lines of real numbers, the type to compute in, and the length of a row."""
-
-    golden: Value
-    target: Value
-    width: Width
-    row: int
-    parts: int  # numbers an element: two for complex
-
-    @property
-    def whole_numbers(self) -> bool:
-        """Whether both sides are integers or booleans, of which any difference counts."""
-        kinds = {self.golden.dtype.kind, self.target.dtype.kind}
-        names = {self.golden.dtype.name, self.target.dtype.name}
-        return kinds <= {Kind.INT, Kind.BOOL} and (len(names) == 1 or "uint64" not in names)
-
-    def summed(self, survey: Survey, closeness: Closeness) -> Sums:
-        """Sum over all blocks; where float64 cannot hold the squares, again in a larger unit."""
-        with np.errstate(all="ignore"):
-            sums = Sums(self, survey, closeness).added()
-            if not sums.sound:
-                sums = Sums(self, survey, closeness, careful=True).added()
-            if not (sums.credible and survey.unit == 1.0):
-                unit = unit_for(max(survey.magnitude, sums.target.magnitude))
-                sums = Sums(self, survey, closeness, unit, careful=True).added()
-        return sums
-
-
-def laid_out(golden: Value, target: Value) -> Lines:
-    """Lay two values of one shape side by side; where one is complex, so is the other."""
-    golden, target = _joined(golden, target), _joined(target, golden)
-    one, two = golden.line(), target.line()
-    parts = 2 if golden.dtype.kind is Kind.COMPLEX else 1
-    row = row_length((*golden.shape, parts))
-    return Lines(one, two, max(width_of(one), width_of(two)), row, parts)
-
-
-def _joined(value: Value, other: Value) -> Value:
-    if other.dtype.kind is not Kind.COMPLEX or value.dtype.kind is Kind.COMPLEX:
-        return value
-    return Value(other.dtype, value.numbers().astype(other.dtype.storage))
-
-
-class Scratch:
-    """Arrays of one block that are written again and again, so that no block allocates."""
-
-    def __init__(self, width: Width) -> None:
-        self.difference, self.error, self.magnitude, self.spare = np.empty((4, BLOCK), width)
-        self.far = np.empty(BLOCK, np.bool_)
-
-
-_scratches = threading.local()  # one of each width for every thread
-
-
-def scratch_of(width: Width) -> Scratch:
-    """The arrays of this thread, made once: fresh memory costs more than the work in it."""
-    found: Scratch | None = getattr(_scratches, width.name, None)
-    if found is None:
-        found = Scratch(width)
-        setattr(_scratches, width.name, found)
-    return found
+def summed(lines: Lines, survey: Survey, closeness: Closeness) -> Sums:
+    """Sum over all blocks; where float64 cannot hold the squares, again in a larger unit."""
+    with np.errstate(all="ignore"):
+        sums = Sums(lines, survey, closeness).added()
+        if not sums.sound:
+            sums = Sums(lines, survey, closeness, careful=True).added()
+        if not (sums.credible and survey.unit == 1.0):
+            unit = unit_for(max(survey.magnitude, sums.target.magnitude))
+            sums = Sums(lines, survey, closeness, unit, careful=True).added()
+    return sums
 
 
 @dataclass(slots=True)
 class Sums:
     """What is added up. d is target - golden; a and b are golden and target less `shift`.
 
-    Products are in `unit` squared; a row is a run of trailing elements (see `row_length`).
+    Products are in `unit` squared; a row is a run of trailing elements (see `Lines.row`).
     """
 
     lines: Lines
@@ -163,7 +106,7 @@ class Sums:
     def added(self) -> Sums:
         """These sums with every block taken in, or with those up to the first that needs care."""
         scratch = scratch_of(self.lines.width)
-        for span, row in spans(self.lines.golden.numel, self.lines.row):
+        for span, row in self.lines.spans():
             self._add(span, row, scratch)
             if not self.sound:
                 return self
@@ -264,7 +207,7 @@ class Sums:
     def _add_products(self, a: Numbers, b: Numbers, d: Numbers, row: int, shift: float) -> None:
         if 0 < self.max_d < _TINY:
             d = d.astype(np.float64, copy=False)
-        errors, norms, along = row_squares(d, row), row_squares(a, row), row_dots(a, d, row)
+        errors, norms, along = row_dots(d, d, row), row_dots(a, a, row), row_dots(a, d, row)
         dd, aa, da = float(errors.sum()), float(norms.sum()), float(along.sum())
         self.dd, self.aa, self.da = self.dd + dd, self.aa + aa, self.da + da
         self.ab += aa + da if dd < _NEAR * aa else dot(a, b)
@@ -282,15 +225,42 @@ class Sums:
             self.max_row = max(self.max_row, float((np.sqrt(errors) / level).max()))
 
     def _add_ulps(self, span: slice, a: Numbers, d: Numbers, where: Places) -> None:
-        golden, target = self.lines.golden, self.lines.target
-        if not counts_in_ulps(golden.dtype, target.dtype):
-            return
-        if golden.dtype == target.dtype:
-            apart = ulps_between(golden.bits[span][where], target.bits[span][where])
-        else:
-            wide = coarser(golden.dtype, target.dtype)
-            apart = spacings_between(a[where], np.abs(d[where]), wide)
+        sides = (self.lines.golden, self.lines.target)
+        golden, target = (Value(side.dtype, side.bits[span][where]) for side in sides)
+        apart = ulps.apart(golden, target, a[where], np.abs(d[where]))
         self.max_ulp = float(np.fmax(self.max_ulp, apart))
+
+    def metrics(self, shape: tuple[int, ...]) -> Metrics:
+        """What the sums say of two sides of `shape`."""
+        lines, count = self.lines, self.lines.golden.numel // self.lines.parts
+        n = self.num_finite or math.nan  # without a finite pair there are no errors: NaN
+        known = bool(self.survey.rms)  # a golden of zeros has no unit for a relative error
+        unknown = math.inf if self.dd else 0.0
+        cosine, cosine_distance = _direction(*self._products(), self.dd)
+        return Metrics(
+            count=count,
+            equal=False,
+            num_finite=self.num_finite // lines.parts,
+            cosine=cosine,
+            cosine_distance=cosine_distance,
+            pcc=self._pcc(),
+            rel_l2=self._rel_l2(),
+            gain=self._gain(),
+            gain_score=self._gain_score(),
+            max_row_err=self.max_row if known else unknown,
+            rmse=self.unit * math.sqrt(self.dd / n),
+            max_abs_diff=self.max_d if self.num_finite else math.nan,
+            mean_abs_diff=self.abs_d / n,
+            worst=tuple(int(i) for i in np.unravel_index(self.worst // lines.parts, shape)),
+            max_rel_err=self.max_rel if known else unknown,
+            mean_rel_err=self.rel / n if known else unknown,
+            max_rel_err_plain=self.max_rel_plain,
+            max_ulp=self.max_ulp,
+            mismatched=min(self.mismatched, count),
+            nonfinite_agree=self.nonfinite_agree,
+            golden=self.survey.extent(),
+            target=self.target.extent(),
+        )
 
     def _products(self) -> tuple[float, float, float, float]:
         """aa, bb, ab and da with the shift put back."""
@@ -303,7 +273,7 @@ class Sums:
             self.da + s * self.d,
         )
 
-    def rel_l2(self) -> float:
+    def _rel_l2(self) -> float:
         """|d| / |golden|; infinite where golden is zero and the target is not."""
         aa, *_ = self._products()
         if not self.num_finite:
@@ -312,12 +282,12 @@ class Sums:
             return math.inf if self.dd else 0.0
         return math.sqrt(self.dd / aa)
 
-    def gain(self) -> float:
+    def _gain(self) -> float:
         """The factor by which the target is a larger golden, less 1."""
         aa, _, _, da = self._products()
         return da / aa if aa else math.nan
 
-    def gain_score(self) -> float:
+    def _gain_score(self) -> float:
         """The mean gain of the rows over its standard error; NaN for too few rows to tell."""
         n = self.num_rows
         if n < _FEW_ROWS:
@@ -326,12 +296,7 @@ class Sums:
         variance = max(0.0, self.row_gain_squared / n - mean * mean)
         return mean / math.sqrt(variance / (n - 1)) if variance else math.copysign(math.inf, mean)
 
-    def cosine(self) -> tuple[float, float]:
-        """The cosine and 1 - cosine; NaN where a side is zero."""
-        aa, bb, ab, da = self._products()
-        return _direction(aa, bb, ab, da, self.dd)
-
-    def pcc(self) -> float:
+    def _pcc(self) -> float:
         """The cosine of both sides less their means; NaN where a side is constant."""
         sides = self.survey, self.target
         if not self.num_finite or any(side.min == side.max for side in sides):

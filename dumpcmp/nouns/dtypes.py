@@ -26,11 +26,17 @@ class Dtype:
     storage: str  # "<u2": numpy has no bfloat16 and no float8, so their bits lie in integers
     kind: Kind
     eps: float = 0.0  # distance from 1.0 to the next number; 0 where arithmetic is exact
+    least_exponent: int = -126  # of the smallest normal number
 
     @property
     def nbytes(self) -> int:
         """Bytes of one element."""
         return np.dtype(self.storage).itemsize
+
+    @property
+    def lies_in_integers(self) -> bool:
+        """Whether numpy has no such float, and its bits lie in integers."""
+        return self.kind is Kind.FLOAT and np.dtype(self.storage).kind == "u"
 
     def __str__(self) -> str:
         return self.name
@@ -39,12 +45,12 @@ class Dtype:
 DTYPES: dict[str, Dtype] = {
     dtype.name: dtype
     for dtype in (
-        Dtype("float64", "<f8", Kind.FLOAT, 2.0**-52),
+        Dtype("float64", "<f8", Kind.FLOAT, 2.0**-52, -1022),
         Dtype("float32", "<f4", Kind.FLOAT, 2.0**-23),
-        Dtype("float16", "<f2", Kind.FLOAT, 2.0**-10),
+        Dtype("float16", "<f2", Kind.FLOAT, 2.0**-10, -14),
         Dtype("bfloat16", "<u2", Kind.FLOAT, 2.0**-7),
-        Dtype("float8_e4m3fn", "|u1", Kind.FLOAT, 2.0**-3),
-        Dtype("float8_e5m2", "|u1", Kind.FLOAT, 2.0**-2),
+        Dtype("float8_e4m3fn", "|u1", Kind.FLOAT, 2.0**-3, -6),
+        Dtype("float8_e5m2", "|u1", Kind.FLOAT, 2.0**-2, -14),
         Dtype("int8", "|i1", Kind.INT),
         Dtype("int16", "<i2", Kind.INT),
         Dtype("int32", "<i4", Kind.INT),
@@ -55,7 +61,7 @@ DTYPES: dict[str, Dtype] = {
         Dtype("uint64", "<u8", Kind.INT),
         Dtype("bool", "|b1", Kind.BOOL),
         Dtype("complex64", "<c8", Kind.COMPLEX, 2.0**-23),
-        Dtype("complex128", "<c16", Kind.COMPLEX, 2.0**-52),
+        Dtype("complex128", "<c16", Kind.COMPLEX, 2.0**-52, -1022),
     )
 }
 

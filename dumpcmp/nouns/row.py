@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dumpcmp.nouns.key import Key
 
@@ -101,6 +101,18 @@ class Metrics:
     target: Extent = field(default_factory=Extent)
     exact: bool = True  # False: estimated from Summaries
     confidence: float = 0.0  # relative standard deviation of an estimate
+
+    @classmethod
+    def of_equals(cls, count: int, num_finite: int, side: Extent) -> Metrics:
+        """Of two sides with the same bits, of which `side` tells: every error is 0."""
+        found: dict[str, Any] = dict.fromkeys(_ERRORS, 0.0)
+        direction = 1.0 if max(-side.min, side.max) > 0 else math.nan
+        found |= {"cosine": direction, "cosine_distance": 1 - direction}
+        found |= {"pcc": 1.0 if side.min < side.max else math.nan}
+        return cls(count, True, num_finite, **found, golden=side, target=side)
+
+
+_ERRORS = tuple(field.name for field in fields(Metrics) if field.default is math.nan)
 
 
 class ReferenceErrors(NamedTuple):

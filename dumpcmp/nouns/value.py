@@ -13,6 +13,8 @@ from dumpcmp.nouns.dtypes import Dtype, Kind, dtype_named, widen
 if TYPE_CHECKING:
     import torch
 
+_BYTES = 1 << 20  # that are held against each other at once
+
 Integers = NDArray[np.int64]
 
 
@@ -25,18 +27,25 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's shape."""
         return self.bits.shape
 
     @property
     def numel(self) -> int:
-        """How many elements there are."""
         return self.bits.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
         return self.bits.nbytes
+
+    def same_bits(self, other: Value) -> bool:
+        """Whether both are the same to the bit, dtype and shape too. Stops where they are not."""
+        if self.dtype != other.dtype or self.shape != other.shape:
+            return False
+        if self.bits is other.bits:
+            return True
+        a, b = (np.ascontiguousarray(v.bits).reshape(-1).view(np.uint8) for v in (self, other))
+        blocks = (slice(i, i + _BYTES) for i in range(0, a.size, _BYTES))
+        return all(bool((_words(a[block]) == _words(b[block])).all()) for block in blocks)
 
     def line(self) -> Value:
         """The elements one after another; a complex one is two, its real and imaginary part."""
@@ -48,6 +57,10 @@ class Value:
     def numbers(self) -> NDArray[np.generic]:
         """The elements as numbers that numpy computes with (see `widen`)."""
         return widen(self.bits, self.dtype)
+
+
+def _words(octets: NDArray[np.uint8]) -> NDArray[np.unsignedinteger]:
+    return octets.view(np.uint64) if octets.size % 8 == 0 else octets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +82,7 @@ def value_of(tensor: torch.Tensor) -> Value:
 
     dtype = dtype_named(str(tensor.dtype))
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-    if dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+    if dtype.lies_in_integers:
         plain = plain.view(torch.uint16 if dtype.nbytes == 2 else torch.uint8)
     return Value(dtype, plain.numpy())
 
@@ -78,9 +91,5 @@ def to_torch(value: Value) -> torch.Tensor:
     """`value` as a torch tensor of its own memory, bit for bit."""
     import torch
 
-    plain = torch.from_numpy(np.array(value.bits))
-    return (
-        plain.view(getattr(torch, value.dtype.name))
-        if value.numel
-        else plain.to(getattr(torch, value.dtype.name))
-    )
+    plain, dtype = torch.from_numpy(np.array(value.bits)), getattr(torch, value.dtype.name)
+    return plain.view(dtype) if value.numel else plain.to(dtype)

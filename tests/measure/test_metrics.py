@@ -2,7 +2,7 @@
 
 import math
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
@@ -244,6 +244,18 @@ def test_a_common_gain_scores_and_noise_does_not() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_equals_have_no_error_and_the_count_of_others(dtype: str) -> None:
+    numbers = np.arange(1, 13).reshape(3, 4).astype(DTYPES[dtype].storage)
+    value, same = (Value(DTYPES[dtype], numbers.copy()) for _ in range(2))
+    found = measure(value, same)
+    assert found.equal and (found.count, found.num_finite) == (12, 12)
+    errors = [f.name for f in fields(Metrics) if f.default is math.nan]
+    fine = {name: 1.0 if name in ("cosine", "pcc") else 0.0 for name in errors}
+    constant = {"pcc": NAN} if dtype == "bool" else {}
+    assert repr({name: getattr(found, name) for name in errors}) == repr(fine | constant)
+
+
 def test_memory_is_bounded_by_blocks(tmp_path) -> None:
     """A pair of 512 MB compares in a few MB beyond the mapped files."""
     size = 1 << 27

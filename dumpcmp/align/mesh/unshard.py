@@ -21,7 +21,6 @@ from dumpcmp.align.mesh.regions import (
     named,
     regions,
 )
-from dumpcmp.measure.metrics import same_bits
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.layouts import Coordinates, Layout, Mesh, Mode, Reduction
 from dumpcmp.nouns.value import Value
@@ -149,7 +148,7 @@ def _disagreements(plan: Plan, load: Load) -> Iterator[Disagreement]:
         if one.digest and one.digest == two.digest:
             continue
         mine, theirs = load(first), load(other)
-        if not same_bits(mine, theirs):
+        if not mine.same_bits(theirs):
             far = distance(mine, theirs)
             yield Disagreement((one.rank, two.rank), far.rel_l2, far.max_abs_diff)
 
