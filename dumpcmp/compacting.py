@@ -74,9 +74,7 @@ class Wish:
         """What stands for the elements of `record`."""
         portion = portion_of(record.layout, record.shape)
         summary = summarise(value, self.recipe, portion, record.digest)
-        if self.reduction is not None:
-            summary = reduced(summary, value, self.reduction)
-        return pack(summary)
+        return pack(reduced(summary, value, self.reduction))
 
 
 def _numel(record: Record) -> int:

@@ -40,10 +40,8 @@ class Lines:
         """Lay two values of one shape side by side; where one is complex, so is the other."""
         one, two = (_like(*sides).line() for sides in ((golden, target), (target, golden)))
         parts = 2 if Kind.COMPLEX in (golden.dtype.kind, target.dtype.kind) else 1
-        wide = any(
-            line.dtype.kind is not Kind.FLOAT or line.dtype.nbytes > 4 for line in (one, two)
-        )
-        return cls(one, two, FLOAT64 if wide else FLOAT32, _row(golden.shape, parts), parts)
+        width = max(width_of(one), width_of(two))
+        return cls(one, two, width, _row(golden.shape, parts), parts)
 
     @property
     def whole_numbers(self) -> bool:
@@ -76,6 +74,11 @@ def _row(shape: tuple[int, ...], parts: int) -> int:
             break
         length *= size
     return length if _ROW[0] <= length <= _ROW[1] else _PIECE
+
+
+def width_of(line: Value) -> Width:
+    """The type to compute in: float64 where float32 cannot hold the elements."""
+    return FLOAT32 if line.dtype.kind is Kind.FLOAT and line.dtype.nbytes <= 4 else FLOAT64
 
 
 def read(line: Value, span: slice, width: Width) -> Numbers:

@@ -75,6 +75,10 @@ class Portion:
         """The shard's own shape."""
         return tuple(dim.size for dim in self.dims)
 
+    def in_parts(self) -> Portion:
+        """The same of a complex value's real view, whose last dim is real and imaginary part."""
+        return Portion((*self.whole, 2), (*self.dims, np.arange(2)))
+
 
 def value_of(tensor: torch.Tensor) -> Value:
     """`tensor` as a Value that shares its memory where it lies on the CPU."""

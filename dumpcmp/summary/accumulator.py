@@ -23,13 +23,16 @@ except ImportError:  # it was not built, for want of a C compiler: numpy takes t
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Extremes and sums of finite numbers."""
+    """Extremes and sums of the finite numbers among some, and counts of the others. They add."""
 
     min: float = math.inf
     max: float = -math.inf
     sum: float = 0.0
     sum_squares: float = 0.0
     num_zero: int = 0
+    num_nan: int = 0
+    num_posinf: int = 0
+    num_neginf: int = 0
 
     def __add__(self, other: Totals) -> Totals:
         return Totals(
@@ -38,6 +41,9 @@ class Totals:
             self.sum + other.sum,
             self.sum_squares + other.sum_squares,
             self.num_zero + other.num_zero,
+            self.num_nan + other.num_nan,
+            self.num_posinf + other.num_posinf,
+            self.num_neginf + other.num_neginf,
         )
 
 

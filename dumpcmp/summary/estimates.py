@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
+from operator import attrgetter
 
 import numpy as np
 
 from dumpcmp.nouns.dtypes import Kind, dtype_named
 from dumpcmp.nouns.errors import CheckError
-from dumpcmp.nouns.row import Extent, Metrics
+from dumpcmp.nouns.row import Metrics
 from dumpcmp.summary.accumulator import Accumulator
 from dumpcmp.summary.sketch import Sketch, alike, cells, spread
 from dumpcmp.summary.summary import Summary
@@ -22,7 +24,7 @@ def estimate(golden: Summary, target: Summary) -> Metrics:
     """How far the target lies from golden, as far as two Summaries tell.
 
     Equal digests make everything exact. Without sketches `rel_l2` is only the least that the
-    norms and means admit, and `confidence` is infinite.
+    norms and means admit, and `confidence` is infinite. What Summaries cannot tell stays NaN.
     """
     if golden.shape != target.shape or golden.whole != target.whole:
         raise CheckError(
@@ -30,110 +32,58 @@ def estimate(golden: Summary, target: Summary) -> Metrics:
             f"the target one of {list(target.shape)} in {list(target.whole)}",
             hint="sketches compare only where both sides lie alike in their whole",
         )
-    if golden.dtype == target.dtype and golden.digest and golden.digest == target.digest:
-        return _equal(golden, target)
+    same_dtype, digests = golden.dtype == target.dtype, (golden.digest, target.digest)
     if not golden.count:
-        return Metrics(count=0, equal=golden.dtype == target.dtype)
+        return Metrics(count=0, equal=same_dtype)
+    parts = 2 if dtype_named(golden.dtype).kind is Kind.COMPLEX else 1  # numbers an element
+    told = same_dtype and all(digests)
+    if told and golden.digest == target.digest:
+        num_finite = golden.num_finite // parts
+        return Metrics.of_equals(golden.count // parts, num_finite, golden.extent)
+    known = Metrics(
+        count=golden.count // parts,
+        equal=False,
+        num_finite=min(golden.num_finite, target.num_finite) // parts,
+        mismatched=int(told),  # of other digests one element at least is the reason
+        nonfinite_agree=_odd(golden) == _odd(target),  # as far as counts tell
+        golden=golden.extent,
+        target=target.extent,
+        exact=False,
+    )
     if golden.sketch is None or target.sketch is None:
-        return _bounded(golden, target)
-    return _sketched(golden, target, *alike(golden.sketch, target.sketch))
+        return _bounded(known, golden, target)
+    return _sketched(known, golden, target, *alike(golden.sketch, target.sketch))
 
 
-def extent(summary: Summary) -> Extent:
-    """The extremes, mean and norm that a Summary holds."""
-    return Extent(
-        summary.min,
-        summary.max,
-        summary.mean,
-        summary.norm,
-        summary.num_nan,
-        summary.num_posinf + summary.num_neginf,
-    )
+_odd = attrgetter("num_nan", "num_posinf", "num_neginf")
 
 
-def _equal(golden: Summary, target: Summary) -> Metrics:
-    if not golden.count:
-        return Metrics(count=0, equal=True)
-    known = golden.norm > 0
-    return Metrics(
-        count=_count(golden),
-        equal=True,
-        num_finite=golden.num_finite,
-        cosine=1.0 if known else math.nan,
-        cosine_distance=0.0 if known else math.nan,
-        pcc=1.0 if golden.std > 0 else math.nan,
-        rel_l2=0.0,
-        gain=0.0,
-        gain_score=0.0,
-        max_row_err=0.0,
-        rmse=0.0,
-        max_abs_diff=0.0,
-        mean_abs_diff=0.0,
-        max_rel_err=0.0,
-        mean_rel_err=0.0,
-        max_rel_err_plain=0.0,
-        max_ulp=0.0,
-        golden=extent(golden),
-        target=extent(target),
-    )
-
-
-def _count(summary: Summary) -> int:
-    return summary.count // (2 if dtype_named(summary.dtype).kind is Kind.COMPLEX else 1)
-
-
-def _nonfinite_agree(golden: Summary, target: Summary) -> bool:
-    """Whether the counts leave room for NaN and the infinities being at the same places."""
-    return (golden.num_nan, golden.num_posinf, golden.num_neginf) == (
-        target.num_nan,
-        target.num_posinf,
-        target.num_neginf,
-    )
-
-
-def _digests_differ(golden: Summary, target: Summary) -> bool:
-    known = bool(golden.digest and target.digest) and golden.dtype == target.dtype
-    return known and golden.digest != target.digest
-
-
-def _mismatched(golden: Summary, target: Summary, distance: float) -> int:
-    """About how many booleans differ; of other elements only that there is one at least."""
-    booleans = golden.dtype == target.dtype == "bool"
-    return max(1, round(distance**2)) if booleans else 1
-
-
-def _bounded(golden: Summary, target: Summary) -> Metrics:
+def _bounded(known: Metrics, golden: Summary, target: Summary) -> Metrics:
     least = max(
         abs(target.norm - golden.norm),
         abs(target.sum - golden.sum) / math.sqrt(golden.count),
         abs(target.max - golden.max) if golden.num_finite and target.num_finite else 0.0,
         abs(target.min - golden.min) if golden.num_finite and target.num_finite else 0.0,
     )
-    return Metrics(
-        count=_count(golden),
-        equal=False,
-        num_finite=min(golden.num_finite, target.num_finite),
+    return replace(
+        known,
         rel_l2=_ratio(least, golden.norm),
         rmse=least / math.sqrt(golden.count),
-        mismatched=int(least > 0 or _digests_differ(golden, target)),
-        nonfinite_agree=_nonfinite_agree(golden, target),
-        golden=extent(golden),
-        target=extent(target),
-        exact=False,
+        mismatched=max(known.mismatched, int(least > 0)),
         confidence=math.inf,
     )
 
 
-def _sketched(golden: Summary, target: Summary, ours: Sketch, theirs: Sketch) -> Metrics:
+def _sketched(
+    known: Metrics, golden: Summary, target: Summary, ours: Sketch, theirs: Sketch
+) -> Metrics:
     distance = (theirs - ours).norm()
     cosine_distance = _cosine_distance(ours, theirs, golden.norm, target.norm)
     found = locate(golden, target) if distance else None
     gain, error = _gain(ours, theirs, golden.norm)
-    differ = distance > 0 or _digests_differ(golden, target)
-    return Metrics(
-        count=_count(golden),
-        equal=False,
-        num_finite=min(golden.num_finite, target.num_finite),
+    booleans = golden.dtype == target.dtype == "bool"  # of which the distance tells how many
+    return replace(
+        known,
         cosine=1.0 - cosine_distance,
         cosine_distance=cosine_distance,
         pcc=_pcc(golden, target, ours, theirs),
@@ -143,11 +93,7 @@ def _sketched(golden: Summary, target: Summary, ours: Sketch, theirs: Sketch) ->
         rmse=distance / math.sqrt(golden.count),
         max_abs_diff=found[1] if found else (math.nan if distance else 0.0),
         worst=found[0] if found else (),
-        mismatched=_mismatched(golden, target, distance) if differ else 0,
-        nonfinite_agree=_nonfinite_agree(golden, target),
-        golden=extent(golden),
-        target=extent(target),
-        exact=False,
+        mismatched=max(known.mismatched, int(distance > 0), round(distance**2) if booleans else 0),
         confidence=spread(ours.size, ours.num_hashes),
     )
 

@@ -1,15 +1,15 @@
 """The user's own numbers of each tensor, beside those of its Summary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.loading import load
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.summary import Summary
+
+T = TypeVar("T")
 
 # Takes a tensor's numbers, a numpy array or on a device a torch tensor; gives a number, or
 # numbers by name.
@@ -18,37 +18,28 @@ Reduction = Callable[[Any], object]
 
 def load_reduction(name: str) -> Reduction:
     """The function that ``pkg.mod:function`` names."""
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SelectionError(
-            f"cannot load the reduction {name!r}: {error}",
-            hint="name a function as package.module:function; it must be importable",
-        ) from error
+    found: Reduction = load("--reduce", name)
     if not callable(found):
-        raise SelectionError(f"the reduction {name!r} is no function")
-    reduction: Reduction = found
-    return reduction
+        raise SelectionError(f"--reduce {name}: it is no function")
+    return found
 
 
-def reduced(summary: Summary, value: Value, reduction: Reduction) -> Summary:
-    """`summary` with the user's own numbers of `value`, or with why there are none."""
+def results(
+    reduction: Reduction, numbers: object, kept: Callable[[Any], T]
+) -> tuple[dict[str, T], str]:
+    """What `reduction` makes of `numbers`, by name and each as `kept` keeps it, or why nothing."""
     try:
-        named = named_results(reduction, reduction(value.numbers()))
-        numbers = {name: float(number) for name, number in named.items()}
+        found = reduction(numbers)
+        if not isinstance(found, Mapping):
+            found = {getattr(reduction, "__name__", "reduced"): found}
+        return {str(name): kept(number) for name, number in found.items()}, ""
     except Exception as error:  # the user's function may raise anything; the summary stands
-        return replace(summary, reduce_problem=trouble(error))
-    return replace(summary, reduced=numbers)
+        return {}, f"{type(error).__name__}: {error}"[:160]
 
 
-def named_results(reduction: Reduction, result: object) -> dict[str, Any]:
-    """What a reduction returned, by name: a mapping, or one number under the function's name."""
-    if isinstance(result, Mapping):
-        return {str(name): number for name, number in result.items()}
-    return {getattr(reduction, "__name__", "reduced"): result}
-
-
-def trouble(error: Exception) -> str:
-    """An exception of the user's function as a summary keeps it."""
-    return f"{type(error).__name__}: {error}"[:160]
+def reduced(summary: Summary, value: Value, reduction: Reduction | None) -> Summary:
+    """`summary` with the user's own numbers of `value`, or with why there are none."""
+    if reduction is None:
+        return summary
+    numbers, problem = results(reduction, value.numbers(), float)
+    return replace(summary, reduced=numbers, reduce_problem=problem)

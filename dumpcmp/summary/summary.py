@@ -1,19 +1,23 @@
-"""Summaries: what compaction keeps of a tensor, taken in one pass over its elements."""
+"""Summaries: what is kept of a tensor, taken in one pass over its elements."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from functools import reduce
+from operator import add, attrgetter
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from dumpcmp.nouns.dtypes import Dtype, Kind, dtype_named, widen
+from dumpcmp.measure.blocks import BLOCK, FLOAT64, nonfinite_counts, read, scratch_of, width_of
+from dumpcmp.nouns.dtypes import Kind
 from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.row import Extent
 from dumpcmp.nouns.value import Integers, Portion, Value
 from dumpcmp.summary.accumulator import Accumulator, Totals
 from dumpcmp.summary.sketch import SIZES, Reals, Sketch, runs
@@ -22,7 +26,6 @@ RAW_LIMIT = 512  # a tensor of so few elements is smaller than its sketch, and i
 SEGMENT_SIZE = 64  # buckets of one segment's sketch
 
 AS_THEY_LIE = frozenset({"float32", "float64", "bfloat16"})  # what Accumulator.absorb reads
-LONGEST = 1 << 17  # elements that numpy works on together, which the cache holds
 SHORT = 2048  # shards whose runs are shorter on average are placed element by element
 
 
@@ -77,10 +80,10 @@ class Summary:
 
     @property
     def std(self) -> float:
-        """Population standard deviation of the finite elements."""
+        """Population standard deviation of the finite elements; NaN where squares overflowed."""
         if not self.num_finite:
             return math.nan
-        return math.sqrt(max(0.0, self.sum_squares / self.num_finite - self.mean**2))
+        return math.sqrt(max(self.sum_squares / self.num_finite - self.mean * self.mean, 0.0))
 
     @property
     def norm(self) -> float:
@@ -88,65 +91,27 @@ class Summary:
         return math.sqrt(self.sum_squares)
 
     @property
+    def extent(self) -> Extent:
+        """The summary as the report shows it."""
+        num_inf = self.num_posinf + self.num_neginf
+        return Extent(self.min, self.max, self.mean, self.norm, self.num_nan, num_inf)
+
+    @property
     def recipe(self) -> Recipe:
         """How this summary's sketch was made."""
         if self.sketch is None:
             return Recipe(size=0)
-        return Recipe(
-            self.sketch.size, self.sketch.seed, self.sketch.num_hashes, len(self.segments)
-        )
+        sketch = self.sketch
+        return Recipe(sketch.size, sketch.seed, sketch.num_hashes, len(self.segments))
 
 
-class _Summing:
-    """Running totals and counts of the pieces of one tensor."""
+_totals_of = attrgetter(*(field.name for field in fields(Totals)))
 
-    def __init__(self, dtype: Dtype) -> None:
-        self.dtype, self.totals = dtype, Totals()
-        self.num_nan = self.num_posinf = self.num_neginf = 0
 
-    def add(self, bits: NDArray[np.generic], start: int | Integers, sink: Accumulator) -> None:
-        """Count and sum the numbers in `bits`, and sketch them where they lie in the whole."""
-        if isinstance(start, int) and self.dtype.name in AS_THEY_LIE:
-            found = sink.absorb(bits, start)
-            if found is not None:
-                self.totals += found
-                return
-        for low in range(0, bits.size, LONGEST):
-            numbers = _numbers(bits[low : low + LONGEST], self.dtype)
-            place = start + low if isinstance(start, int) else start[low : low + LONGEST]
-            self.totals += self._added(numbers, place, sink)
-
-    def _added(self, numbers: Reals, start: int | Integers, sink: Accumulator) -> Totals:
-        """Add a few `numbers`, whatever they are; the totals of those that are finite."""
-        found = sink.absorb(numbers, start) if isinstance(start, int) else None
-        if found is not None:
-            return found
-        low, high = float(np.minimum.reduce(numbers)), float(np.maximum.reduce(numbers))
-        without = low > 0 or high < 0  # which NaN is not
-        num_zero = 0 if without else int(np.count_nonzero(np.equal(numbers, 0)))
-        if not (math.isfinite(low) and math.isfinite(high)):
-            numbers, low, high = self._finite(numbers)
-        wide = self._room[: numbers.size]
-        np.copyto(wide, numbers)
-        if isinstance(start, int):
-            sink.add(wide, start)
-        else:
-            sink.scatter(wide, start)
-        return Totals(low, high, float(np.add.reduce(wide)), float(np.dot(wide, wide)), num_zero)
-
-    @cached_property
-    def _room(self) -> NDArray[np.float64]:
-        return np.empty(LONGEST)
-
-    def _finite(self, numbers: Reals) -> tuple[Reals, float, float]:
-        """Count what is not finite; the numbers with 0 in its place, and their extremes."""
-        real = np.isfinite(numbers)
-        self.num_nan += int(np.isnan(numbers).sum())
-        self.num_posinf += int(np.isposinf(numbers).sum())
-        self.num_neginf += int(np.isneginf(numbers).sum())
-        low = float(numbers.min(where=real, initial=math.inf))
-        high = float(numbers.max(where=real, initial=-math.inf))
-        return np.where(real, numbers, numbers.dtype.type(0)), low, high
+def _stated(totals: Totals) -> dict[str, Any]:
+    """The fields of a Summary that `totals` give: extremes only where something was finite."""
+    stated = {field.name: getattr(totals, field.name) for field in fields(Totals)}
+    return stated if totals.min <= totals.max else stated | {"min": math.nan, "max": math.nan}
 
 
 def summarise(
@@ -159,60 +124,37 @@ def summarise(
 
     `digest` spares the pass that takes it, where it is known.
     """
-    flat, dtype = _flat(value)
     if portion is not None and portion.shape != value.shape:
         raise CheckError(
             f"a shard of shape {value.shape} does not fill a portion of {portion.shape}"
         )
-    pair = (2,) if value.dtype.kind is Kind.COMPLEX else ()
-    whole = (portion.whole if portion else value.shape) + pair
-    summing, cuts = _Summing(dtype), borders(whole, recipe.segments)
+    line, whole = value.line(), value.shape
+    if value.dtype.kind is Kind.COMPLEX:
+        portion, whole = portion.in_parts() if portion else None, (*whole, 2)
+    held = runs(portion) if portion else (np.zeros(1, np.int64), np.array([line.numel]))
+    whole = portion.whole if portion else whole
+    totals, cuts = Totals(), borders(whole, recipe.segments)
     size = recipe.size or SIZES[0]
     sinks = [Accumulator(size, recipe.seed, recipe.num_hashes) for _ in cuts[1:]]
     with np.errstate(over="ignore"):  # of squares beyond float64, whose norm is then infinite
-        for which, start, bits in _walk(flat, _runs(portion, flat.size, pair), cuts):
-            summing.add(bits, start, sinks[which])
+        for which, start, bits in _walk(line.bits, held, cuts):
+            totals += _added(Value(line.dtype, bits), start, sinks[which])
     parts = tuple(sink.sketch() for sink in sinks) if recipe.size else ()
-    totals = summing.totals
     return Summary(
         dtype=value.dtype.name,
         shape=value.shape,
-        count=flat.size,
-        min=totals.min if totals.min <= totals.max else math.nan,
-        max=totals.max if totals.min <= totals.max else math.nan,
-        sum=totals.sum,
-        sum_squares=totals.sum_squares,
-        num_nan=summing.num_nan,
-        num_posinf=summing.num_posinf,
-        num_neginf=summing.num_neginf,
-        num_zero=totals.num_zero,
+        count=line.numel,
         digest=digest_of(value) if digest is None else digest,
         sketch=_sum(parts),
         segments=tuple(p.folded(SEGMENT_SIZE) for p in parts) if recipe.segments else (),
         whole=whole,
+        **_stated(totals),
     )
 
 
 def digest_of(value: Value) -> str:
     """The xxh3_128 of the dense bytes of `value`, hexadecimal."""
     return xxhash.xxh3_128(np.ascontiguousarray(value.bits).data).hexdigest()
-
-
-def _flat(value: Value) -> tuple[NDArray[np.generic], Dtype]:
-    flat = np.ascontiguousarray(value.bits).reshape(-1)
-    if value.dtype.kind is not Kind.COMPLEX:
-        return flat, value.dtype
-    real = "float32" if value.dtype.name == "complex64" else "float64"
-    return flat.view(real), dtype_named(real)
-
-
-def _runs(portion: Portion | None, count: int, pair: tuple[int, ...]) -> tuple[Integers, Integers]:
-    """Where runs of elements begin in the whole, and their lengths; one run without a `portion`."""
-    if portion is None:
-        return np.zeros(1, np.int64), np.array([count])
-    if pair:  # real and imaginary parts are the last dim of the real view
-        portion = Portion((*portion.whole, *pair), (*portion.dims, np.arange(*pair)))
-    return runs(portion)
 
 
 def borders(whole: tuple[int, ...], segments: int) -> list[int]:
@@ -246,8 +188,8 @@ def _walk_scattered(
 ) -> Iterator[tuple[int, Integers, NDArray[np.generic]]]:
     ends = np.cumsum(lengths)
     jumps = starts - (ends - lengths)  # from a flat index of the shard to that of the whole
-    for low in range(0, flat.size, LONGEST):
-        local = np.arange(low, min(low + LONGEST, flat.size), dtype=np.int64)
+    for low in range(0, flat.size, BLOCK):
+        local = np.arange(low, min(low + BLOCK, flat.size), dtype=np.int64)
         indices = local + jumps[np.searchsorted(ends, local, side="right")]
         segment = np.searchsorted(borders, indices, side="right") - 1
         for which in np.unique(segment).tolist():
@@ -255,37 +197,60 @@ def _walk_scattered(
             yield which, indices[chosen], flat[local[chosen]]
 
 
-def _numbers(bits: NDArray[np.generic], dtype: Dtype) -> Reals:
-    numbers = widen(bits, dtype)
-    short = dtype.kind is Kind.FLOAT and dtype.nbytes < 8
-    return numbers.astype(np.float32 if short else np.float64, copy=False)
+def _added(line: Value, start: int | Integers, sink: Accumulator) -> Totals:
+    """Count and sum the numbers of `line`, and sketch them where they lie in the whole."""
+    if isinstance(start, int) and line.dtype.name in AS_THEY_LIE:
+        found = sink.absorb(line.bits, start)
+        if found is not None:
+            return found
+    totals = Totals()
+    for low in range(0, line.numel, BLOCK):  # so much is in the cache
+        span = slice(low, low + BLOCK)
+        numbers = read(line, span, width_of(line))
+        totals += _added_few(numbers, start + low if isinstance(start, int) else start[span], sink)
+    return totals
+
+
+def _added_few(numbers: Reals, start: int | Integers, sink: Accumulator) -> Totals:
+    """Add a few `numbers`, whatever they are; what is not finite counts as 0 in the sketch."""
+    found = sink.absorb(numbers, start) if isinstance(start, int) else None
+    if found is not None:
+        return found
+    low, high = float(np.minimum.reduce(numbers)), float(np.maximum.reduce(numbers))
+    without = low > 0 or high < 0  # which NaN is not
+    num_zero = 0 if without else int(np.count_nonzero(np.equal(numbers, 0)))
+    odd = (0, 0, 0)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        odd, real = nonfinite_counts(numbers), np.isfinite(numbers)
+        low = float(numbers.min(where=real, initial=math.inf))
+        high = float(numbers.max(where=real, initial=-math.inf))
+        numbers = np.where(real, numbers, numbers.dtype.type(0))
+    wide = scratch_of(FLOAT64).spare[: numbers.size]
+    np.copyto(wide, numbers)
+    if isinstance(start, int):
+        sink.add(wide, start)
+    else:
+        sink.scatter(wide, start)
+    return Totals(low, high, float(np.add.reduce(wide)), float(np.dot(wide, wide)), num_zero, *odd)
 
 
 def _sum(parts: Sequence[Sketch]) -> Sketch | None:
-    total: Sketch | None = None
-    for part in parts:
-        total = part if total is None else total + part
-    return total
+    return reduce(add, parts) if parts else None
 
 
 def join(shards: Sequence[Summary], shape: tuple[int, ...]) -> Summary:
     """The Summary of the whole of `shape` whose disjoint `shards` these are."""
-    first = shards[0]
+    finite = Totals()  # to which NaN extremes add nothing
+    for shard in shards:
+        finite += Totals(*_totals_of(shard))
     return Summary(
-        dtype=first.dtype,
+        dtype=shards[0].dtype,
         shape=shape,
         count=sum(s.count for s in shards),
-        min=min((s.min for s in shards if s.num_finite), default=math.nan),
-        max=max((s.max for s in shards if s.num_finite), default=math.nan),
-        sum=math.fsum(s.sum for s in shards),
-        sum_squares=math.fsum(s.sum_squares for s in shards),
-        num_nan=sum(s.num_nan for s in shards),
-        num_posinf=sum(s.num_posinf for s in shards),
-        num_neginf=sum(s.num_neginf for s in shards),
-        num_zero=sum(s.num_zero for s in shards),
         sketch=_sum(_sketches(shards)),
         segments=_join_segments(shards),
-        whole=first.whole,
+        whole=shards[0].whole,
+        **_stated(finite),
     )
 
 
@@ -320,8 +285,7 @@ def _sketches(summaries: Sequence[Summary]) -> list[Sketch]:
 
 
 def _join_segments(summaries: Sequence[Summary]) -> tuple[Sketch, ...]:
-    counts = {len(s.segments) for s in summaries}
-    if counts == {0} or len(counts) > 1:
+    held = [s.segments for s in summaries]
+    if len(set(map(len, held))) > 1:
         return ()
-    columns = zip(*(s.segments for s in summaries), strict=True)
-    return tuple(total for column in columns if (total := _sum(column)) is not None)
+    return tuple(reduce(add, column) for column in zip(*held, strict=True))

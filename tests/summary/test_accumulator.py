@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dumpcmp.measure.blocks import BLOCK
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.value import Portion, Value
 from dumpcmp.summary import accumulator
 from dumpcmp.summary.accumulator import Accumulator, Totals
 from dumpcmp.summary.sketch import SIZES
-from dumpcmp.summary.summary import LONGEST, Recipe, Summary, summarise
+from dumpcmp.summary.summary import Recipe, Summary, summarise
 from tests.summary.test_summary import as_value, drawn
 
 built = pytest.mark.skipif(accumulator.absorb is None, reason="compiled code was not built")
@@ -78,8 +79,8 @@ def test_they_agree_on_numbers_that_are_none(name, dtype):
 
 
 def test_a_hole_leaves_the_others_alone():
-    numbers = np.ones(3 * LONGEST + 10_000, np.float32)
-    numbers[LONGEST + 5_000] = np.nan
+    numbers = np.ones(3 * BLOCK + 10_000, np.float32)
+    numbers[BLOCK + 5_000] = np.nan
     summary = summarise(as_value(numbers))
     assert (summary.num_nan, summary.sum, summary.min) == (1, numbers.size - 1, 1.0)
 

@@ -74,6 +74,12 @@ def test_nothing_finite_leaves_no_extremes():
     assert summary.num_nan == summary.count == 600
 
 
+def test_squares_may_overflow():
+    summary = summarise(as_value(np.array([1e200, 3e200]), "float64"))
+    assert (summary.min, summary.mean, summary.norm) == (1e200, 2e200, math.inf)
+    assert math.isnan(unpack(*pack(summary), "float64", (2,)).std)
+
+
 def test_an_empty_tensor_has_a_summary():
     summary = summarise(as_value(np.zeros((0, 4))))
     assert summary.count == 0 and math.isnan(summary.min)

@@ -21,7 +21,7 @@ from dumpcmp.nouns.value import Portion, Value
 from dumpcmp.summary.gpu.lookup import Tables
 from dumpcmp.summary.gpu.rows import DeviceRow
 from dumpcmp.summary.packing import DIGEST_WORDS, HEAD, pack, stored_as
-from dumpcmp.summary.reductions import Reduction, named_results, reduced, trouble
+from dumpcmp.summary.reductions import Reduction, reduced, results
 from dumpcmp.summary.sketch import BLOCK, RUN
 from dumpcmp.summary.summary import RAW_LIMIT, SEGMENT_SIZE, Recipe, borders, summarise
 
@@ -89,10 +89,10 @@ class Summariser:
 
     def _away(self, tensor: Tensor, portion: Portion | None = None) -> Packed | DeviceRow:
         recipe = self.recipe
-        real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-        whole = (portion.whole if portion else tuple(tensor.shape)) + tuple(
-            real.shape[tensor.ndim :]
-        )
+        real = tensor.detach()
+        if tensor.is_complex():
+            real, portion = torch.view_as_real(real), portion.in_parts() if portion else None
+        whole = portion.whole if portion else tuple(real.shape)
         flat = _summable(real.contiguous().view(-1))
         names, own, problem = self._reduced(tensor)
         stored = stored_as(recipe, whole, names, problem)
@@ -106,7 +106,7 @@ class Summariser:
         if portion is None:
             sums, totals = self._passes(flat, cuts)
         else:
-            sums, totals = self._scattered(flat, flat_indices(portion, real), cuts)
+            sums, totals = self._scattered(flat, flat_indices(portion, flat.device), cuts)
         head = _head(totals, flat.numel())
         folded = self._folded(sums, recipe) if recipe.size else []
         return Packed(stored, torch.cat([head, *own, *folded]))
@@ -201,15 +201,12 @@ class Summariser:
         """The user's own numbers by name, still on the device, or why there are none."""
         if self.reduction is None:
             return (), [], ""
-        try:
-            named = named_results(self.reduction, self.reduction(tensor.detach()))
-            numbers = [
-                torch.as_tensor(number, dtype=torch.float64, device=tensor.device).view(1)
-                for number in named.values()
-            ]
-        except Exception as error:  # the user's function may raise anything; the summary stands
-            return (), [], trouble(error)
-        return tuple(named), numbers, ""
+
+        def kept(number: Any) -> Tensor:
+            return torch.as_tensor(number, dtype=torch.float64, device=tensor.device).view(1)
+
+        named, problem = results(self.reduction, tensor.detach(), kept)
+        return tuple(named), list(named.values()), problem
 
 
 def _lent(dense: Tensor) -> Value:
@@ -237,10 +234,6 @@ def _summable(flat: Tensor) -> Tensor:
     return flat if flat.dtype.is_floating_point else flat.to(torch.float64)
 
 
-# Totals of a pass: extremes, sums and counts of its elements, as float64.
-TOTALS = ("min", "max", "sum", "sum_squares", "num_nan", "num_posinf", "num_neginf", "num_zero")
-
-
 def summed(flat: Tensor, start: int, tables: Tables) -> tuple[Tensor, Tensor]:
     """Sums of the turned blocks, and totals: the plain form, for any device that torch has."""
     clean, totals = _totals(flat)
@@ -264,7 +257,7 @@ def summed(flat: Tensor, start: int, tables: Tables) -> tuple[Tensor, Tensor]:
 
 
 def _totals(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """The elements with 0 for what is not finite, and their TOTALS."""
+    """The elements with 0 for what is not finite, and their totals in the order of `_head`."""
     if flat.dtype not in (torch.float32, torch.float64):
         flat = flat.to(torch.float32)
     finite = torch.isfinite(flat)
@@ -285,14 +278,11 @@ def _totals(flat: Tensor) -> tuple[Tensor, Tensor]:
     return clean, totals
 
 
-def flat_indices(portion: Portion, real: Tensor) -> Tensor:
-    """Where each element of a shard lies in its whole, flat; `real` is the shard's real view."""
-    pair = tuple(real.shape[len(portion.dims) :])
-    indices = torch.zeros((), dtype=torch.int64, device=real.device)
-    for dim, size in zip(
-        (*portion.dims, *map(np.arange, pair)), (*portion.whole, *pair), strict=True
-    ):
-        step = torch.from_numpy(np.ascontiguousarray(dim)).to(real.device)
+def flat_indices(portion: Portion, device: torch.device) -> Tensor:
+    """Where each element of a shard lies in its whole, flat."""
+    indices = torch.zeros((), dtype=torch.int64, device=device)
+    for dim, size in zip(portion.dims, portion.whole, strict=True):
+        step = torch.from_numpy(np.ascontiguousarray(dim)).to(device)
         indices = indices[..., None] * size + step
     return indices.view(-1)
 

@@ -51,11 +51,6 @@ class Tables:
         """The sign words as pairs of int32, the low half first."""
         return torch.from_numpy(hash_of(self.seed).words.view(np.int32)).to(self.device)
 
-    @cached_property
-    def bases(self) -> Tensor:
-        """Where each run of a block begins in the buckets."""
-        return torch.from_numpy(hash_of(self.seed).bases.astype(np.int32)).to(self.device)
-
     def places(self, size: int) -> Tensor:
         """What goes to each eight of `size` buckets of a turned block, and -1 behind it."""
         if size not in self._places:
