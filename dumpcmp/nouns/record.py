@@ -9,7 +9,7 @@ from typing import Protocol
 from dumpcmp.nouns.key import Key, Op, Site
 
 NO_KERNEL = "no kernel"  # the kernel of an op that a compiled graph has, but never computes
-TWIN = "twin"
+TWIN = "twin"  # where a value was seen that only the twin of a fused kernel stores
 
 
 class Phase(StrEnum):
@@ -40,6 +40,16 @@ class Call:
     def site(self) -> Site:
         """What this call is named by."""
         return Site(self.model, self.step, self.op, self.call)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it ran inside a compiled graph, which has its op under the name of a kernel."""
+        return bool(self.kernel)
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether no kernel computes it: the compiler folded it into others or removed it."""
+        return self.kernel == NO_KERNEL
 
 
 class Kept(StrEnum):
@@ -92,6 +102,11 @@ class Record:
     location: Location | None = None  # set by the archive that holds the bytes
     stored: Stored | None = None  # what stands in the archive for the elements; None: they do
     seen_in: str = ""  # TWIN where the twin of a fused kernel stored it, not the kernel itself
+
+    @property
+    def is_twin(self) -> bool:
+        """Whether the twin of a fused kernel stored it, not the kernel itself."""
+        return self.seen_in == TWIN
 
 
 class Source(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.nouns.record import NO_KERNEL, Call
+from dumpcmp.nouns.record import Call
 
 _CODE = "code-"  # how the names of the texts with generated code begin
 
@@ -13,9 +13,9 @@ _CODE = "code-"  # how the names of the texts with generated code begin
 def kernel_of(archive: Archive, call: Call) -> str:
     """What computes `call` in a compiled run, for a reader: its line, its kernel, the source."""
     lines = [f"{call.op}#{call.call}  {call.source}".rstrip()]
-    if not call.kernel:
+    if not call.is_compiled:
         return "\n".join([*lines, "  not compiled: this run has no kernels"])
-    if call.kernel == NO_KERNEL:
+    if call.is_removed:
         return "\n".join([*lines, "  no kernel computes it: the compiler folded or removed it"])
     lines.append(f"  {call.kernel}")
     if call.origins:

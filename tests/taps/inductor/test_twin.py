@@ -43,8 +43,8 @@ def dumped(path: Path, planted: AbstractContextManager[Any] | None = None, **way
 def test_a_twin_adds_what_kernels_do_not_store(tmp_path: Path) -> None:
     plain = records(dumped(tmp_path / "plain", twin=False))
     seen = records(dumped(tmp_path / "seen"))
-    assert {key for key, record in seen.items() if not record.seen_in} == set(plain)
-    assert {r.seen_in for key, r in seen.items() if key not in plain} == {TWIN}
+    assert {key for key, record in seen.items() if not record.is_twin} == set(plain)
+    assert all(record.is_twin for key, record in seen.items() if key not in plain)
     assert all(seen[key].digest == record.digest for key, record in plain.items())
     assert twins(tmp_path / "seen")["other"] == 0
 
@@ -54,7 +54,7 @@ def test_a_backend_has_twins_too(tmp_path: Path) -> None:
     with dumpcmp.compiled_backend(tmp_path / "d") as backend:
         run(torch.compile(model, backend=backend), x)
     assert twins(tmp_path / "d")["same"] > 0
-    assert any(record.seen_in for record in records(tmp_path / "d").values())
+    assert any(record.is_twin for record in records(tmp_path / "d").values())
 
 
 def test_rows_say_that_a_twin_saw_them(golden: Any, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_twin_that_fails_is_told_and_changes_nothing(
     with pytest.warns(CaptureWarning, match="no room for a twin"):
         dumped(tmp_path / "d")
     assert twins(tmp_path / "d")["same"] == 0
-    assert not any(record.seen_in for record in records(tmp_path / "d").values())
+    assert not any(record.is_twin for record in records(tmp_path / "d").values())
 
 
 TENSORS = {
