@@ -173,7 +173,7 @@ def measured(case: Case) -> list[str]:
         if dumped.error is not None:
             raise dumped.error
         by_op, by_module = dumpcmp.compare(graph, target), dumpcmp.compare(eager, target)
-    texts, twins = taken[0].mode.texts, taken[0].mode.twins
+    texts, twins = taken[0].mode.tapping.texts, taken[0].mode.tapping.twins
     certificate = dumped.certificate.partition(" as in")[0]
     modules = [row for row in outputs(by_module) if "/" not in row.key.op]
     gradients = [r for r in by_op.rows if r.golden_key and r.key.slot.startswith("grad")]

@@ -27,8 +27,7 @@ from dumpcmp.nouns.version import __version__
 from dumpcmp.pytorch.names import check_names
 from dumpcmp.taps.distributed.ranks import world
 from dumpcmp.taps.inductor.certificate import NOT_CERTIFIED, Evidence, certificate
-from dumpcmp.taps.inductor.compiled import CompiledBackend, untapped_evidence
-from dumpcmp.taps.inductor.patches import unwrapped
+from dumpcmp.taps.inductor.compiled import CompiledBackend, untapped_evidence, unwrapped
 from dumpcmp.taps.modes.graph_backend import GraphBackend
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.precision import Precision

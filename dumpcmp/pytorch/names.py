@@ -50,7 +50,7 @@ class PrivateName:
         """What the name stands for now."""
         module, _, attribute = self.path.partition(":")
         found: Any = import_module(module)
-        for word in attribute.split("."):
+        for word in filter(None, attribute.split(".")):
             found = getattr(found, word)
         return found
 
@@ -104,6 +104,125 @@ _DISPATCH = _named(
     "torch._ops:OpOverload",
 )
 _SCHEMA = PrivateName("torch._ops:OpOverload.__init__", "to name overloads", word="_schema")
+
+
+def _words(serves: str, path: str, *words: str) -> tuple[PrivateName, ...]:
+    return tuple(PrivateName(path, serves, word=word) for word in words)
+
+
+_SCHEDULER = "torch._inductor.scheduler:Scheduler"
+_LOWERING = "torch._inductor.graph:GraphLowering"
+_WRAPPER_CODE = "torch._inductor.codegen.wrapper:PythonWrapperCodegen"
+_CPP = "torch._inductor.codegen.cpp:CppScheduling"
+_INDUCTOR = (
+    *_named(
+        "to stand at the door of Inductor",
+        "torch._inductor.compile_fx:compile_fx",
+        "torch._inductor:aoti_load_package",
+        "torch._guards:TracingContext.try_get",
+        "torch._C._dynamo.eval_frame:get_eval_frame_callback",
+    ),
+    *_named(
+        "to set how Inductor compiles, and to run passes of ours",
+        "torch._inductor.config:patch",
+        "torch._inductor.config:cpp_wrapper",
+        "torch._inductor.config:inplace_buffers",
+        "torch._inductor.config:pattern_matcher",
+        "torch._inductor.config:max_fusion_size",
+        "torch._inductor.config:triton.cudagraphs",
+        "torch._inductor.config:post_grad_custom_pre_pass",
+        "torch._inductor.config:post_grad_custom_post_pass",
+        "torch._inductor.custom_graph_pass:CustomGraphPass",
+    ),
+    *_named(
+        "to keep tapped code apart in caches",
+        "torch.compiler.config:patch",
+        "torch.compiler.config:cache_key_tag",
+    ),
+    *_named(
+        "to look on while AOTAutograd traces",
+        "torch.fx.experimental.symbolic_shapes:PropagateUnbackedSymInts.run_node",
+        "torch.fx:Interpreter.run_node",
+        "torch.fx:Interpreter.fetch_args_kwargs_from_env",
+    ),
+    *_named(
+        "to find the node of a traced tensor",
+        "torch.fx.experimental.proxy_tensor:get_proxy_mode",
+        "torch.fx.experimental.proxy_tensor:get_proxy_slot",
+        "torch._subclasses.functional_tensor:FunctionalTensor",
+        "torch:_sync",
+        "torch:_from_functional_tensor",
+        "torch._C._autograd:_get_sequence_nr",
+        "torch.autograd.graph:Node._sequence_nr",
+        "torch.utils._pytree:tree_leaves",
+        "torch.utils._pytree:tree_map_only",
+    ),
+    *_words(
+        "to know which op a node was made of",
+        "torch.fx.traceback:NodeSource.__init__",
+        "from_node",
+        "node_info",
+    ),
+    *_words(
+        "to know which op a node was made of",
+        "torch.fx.traceback:NodeSource.NodeInfo.__init__",
+        "graph_id",
+    ),
+    *_named("to follow a lowering", f"{_LOWERING}.run", f"{_LOWERING}.codegen"),
+    *_named("to follow a lowering", "torch._inductor.virtualized:V.set_graph_handler"),
+    *_named("to leave the graphs of branches alone", "torch._inductor.graph:SubgraphLowering"),
+    *_words(
+        "to tell what a kernel has written",
+        f"{_LOWERING}.__init__",
+        *("removed_buffers", "inplaced_to_remove", "wrapper_code", "sizevars", "is_backward"),
+    ),
+    *_words("to refuse packages", f"{_LOWERING}.__init__", "aot_mode"),
+    *_words(
+        "to tell what a kernel has written",
+        f"{_SCHEDULER}._init",
+        *("mutation_real_name", "name_to_buf", "current_node", "backends", "nodes"),
+    ),
+    *_words("to tell what a kernel has written", f"{_WRAPPER_CODE}.__init__", "allocated", "freed"),
+    *_words("to wait until a kernel is called", f"{_CPP}.reset_kernel_group", "kernel_group"),
+    *_named(
+        "to read values between kernels",
+        f"{_SCHEDULER}.free_buffers",
+        f"{_WRAPPER_CODE}.generate_kernel_call",
+        f"{_WRAPPER_CODE}.codegen_python_sizevar",
+        f"{_WRAPPER_CODE}.writeline",
+        "torch._inductor.ir:NoneLayout",
+        "torch._inductor.ir:MultiOutputLayout",
+        "torch._inductor.ir:MultiOutput",
+        "torch._inductor.ir:TorchBindObject",
+        "torch._inductor.ir:ExternKernel.python_kernel_name",
+        "torch._inductor.ir:ExternKernel.op_overload",
+    ),
+    *_named(
+        "to have values stored",
+        f"{_SCHEDULER}.can_buffer_be_removed_through_fusion",
+        f"{_CPP}.MAX_FUSED_KERNEL_ARGS_NUM",
+    ),
+    *_words("to have values stored", f"{_LOWERING}.run_node", "inductor_realize_to_strides"),
+    *_named(
+        "to lower a graph once more",
+        "torch._inductor.virtualized:V.set_extern_kernel_nodes",
+        f"{_SCHEDULER}.dead_node_elimination",
+        "torch._inductor.scheduler:NodeUser",
+        "torch._inductor.scheduler:OutputNode",
+        "torch._inductor.scheduler:StarDep",
+        "torch._inductor.ir:TensorBox",
+        "torch._inductor.ir:IRNode.current_origins",
+        "torch._inductor.ir:IRNode._post_init_setattr",
+        "torch._inductor.lowering:clone",
+        "torch._inductor.codecache:PyCodeCache.load",
+    ),
+    *_words(
+        "to lower a graph once more",
+        f"{_LOWERING}.__init__",
+        *("example_inputs", "_shape_env", "graph_id", "is_inference", "inputs_to_check"),
+        *("constants", "bw_donated_idxs", "mutated_input_idxs"),
+    ),
+)
 
 NAMES: dict[str, tuple[PrivateName, ...]] = {
     "every mode": (
@@ -165,7 +284,7 @@ NAMES: dict[str, tuple[PrivateName, ...]] = {
         *_DYNAMO,
         *_named("to find a backend by its name", "torch._dynamo:lookup_backend"),
     ),
-    "--mode compiled": _DYNAMO,
+    "--mode compiled": (*_DYNAMO, *_INDUCTOR),
     "a torch.compile backend": _needed(_CALLABLES),
     "several ranks": (
         *_DISPATCH,
@@ -235,7 +354,30 @@ NAMES: dict[str, tuple[PrivateName, ...]] = {
 }
 
 
-def check_names(*users: str, instead: str = "") -> list[str]:
+def _holders(path: str) -> Iterator[str]:
+    """`path`, and the classes and the module that hold what it names."""
+    while path:
+        yield path
+        path = path[: max(path.rfind("."), path.rfind(":"), 0)] if ":" in path else ""
+
+
+_LISTED = {holder for names in NAMES.values() for name in names for holder in _holders(name.path)}
+
+
+def private(path: str) -> Any:
+    """What `path` stands for now: a name in the table, or the class or module that holds one."""
+    if path not in _LISTED:
+        raise LookupError(f"{path} is not in the table of torch's private names")
+    return PrivateName(path, "").find()
+
+
+# What to do where a torch lacks what one of them needs, if not to take another torch.
+_INSTEAD = {
+    "--mode compiled": "use torch {}, or --mode boundary --backend inductor, which needs less",
+}
+
+
+def check_names(*users: str) -> list[str]:
     """Refuse where this torch lacks what one of `users` needs; else what will be missing."""
     missing = []
     for user in users:
@@ -244,7 +386,9 @@ def check_names(*users: str, instead: str = "") -> list[str]:
             listed = ", ".join(f"{name} ({name.serves})" for name in needed)
             raise CaptureError(
                 f"torch {torch.__version__} has no {listed}, which {user} needs",
-                hint=instead or f"use a torch that dumpcmp is tested with: {TESTED}",
+                hint=_INSTEAD.get(user, "use a torch that dumpcmp is tested with: {}").format(
+                    TESTED
+                ),
             )
         missing += [f"torch {torch.__version__} has no {name}: {name.loses}" for name in lacking]
     return missing

@@ -2,170 +2,207 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
-from dumpcmp.nouns.record import NO_KERNEL, TWIN, Call
-from dumpcmp.taps.inductor.traced import Traced
-from dumpcmp.taps.inductor.twin import Check, Tally, TwinGraph, same_randomness
+from dumpcmp.nouns.record import TWIN, Call
+from dumpcmp.pytorch.randomness import Randomness
+from dumpcmp.taps.inductor.certificate import Evidence, digest_of_all
+from dumpcmp.taps.inductor.ops import Mark, Traced, calls_of
+from dumpcmp.taps.inductor.tables import ENDING, Reading, kernel_of_each_op, read_table
+from dumpcmp.taps.inductor.twin import Check, TwinGraph, Twins
 from dumpcmp.taps.inductor.views import replay
-from dumpcmp.taps.modes.graph import Spots
 from dumpcmp.taps.recording.gradients import address_of
 from dumpcmp.taps.recording.recorder import Step
 
-
-class Capture(Protocol):
-    """The capture that runs now."""
-
-    @property
-    def step(self) -> Step | None:
-        """The step that this thread is in the middle of."""
-        ...
-
-    @property
-    def twins(self) -> Tally:
-        """Where what comes of twins is counted."""
-        ...
-
-    def traced(self, digest: str) -> Traced | None:
-        """The graph of dynamo that generated code refers to by `digest`."""
-        ...
-
-    def loaded(self, graph: TappedGraph, step: Step) -> None:
-        """`graph` runs for the first time."""
-        ...
-
-    def starting(self, inputs: Sequence[Any]) -> str:
-        """Generated code is about to run on `inputs`; what is returned comes back at the end."""
-        ...
-
-    def finished(self, graph: TappedGraph, started: str, outputs: Sequence[Any]) -> None:
-        """`graph` ran and gave `outputs`."""
-        ...
+Generated = Callable[[list[Any]], Any]  # the entry of generated code
 
 
-_capture: Capture | None = None  # one at a time, seen by every thread: backward has its own
+class Tapping:
+    """Where what generated code reads goes, and what came of it."""
+
+    def __init__(self, step: Callable[[], Step | None], known: Mapping[str, Traced]) -> None:
+        self.step = step  # that this thread is in the middle of
+        self.known = known  # graphs of dynamo by digest, by which generated code refers to them
+        self.evidence: Evidence | None = None  # gathered for a certificate
+        self.twins = Twins()
+        self.texts = Texts()
+        # Forward runs by graph, for their backward to find.
+        self.pending: defaultdict[str, deque[Execution]] = defaultdict(lambda: deque(maxlen=256))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Record what generated code reads while the block runs."""
+        global _tapping
+        _tapping = self
+        try:
+            yield
+        finally:
+            _tapping = None
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json says of it: what came of the twins."""
+        return {"twins": self.twins.to_json()}
 
 
-def set_capture(capture: Capture | None) -> None:
-    """Say which capture records what generated code reads; None ends it."""
-    global _capture
-    _capture = capture
+_tapping: Tapping | None = None  # one at a time, seen by every thread: backward has its own
 
 
-class _Here(threading.local):
-    run: Run | None = None
-    check: Check | None = None
+class Texts:
+    """Keeps each piece of generated code, and the graph that it came from, once."""
+
+    def __init__(self) -> None:
+        self._kept: set[tuple[str, str]] = set()
+        self.num_computed = 0  # nodes of the post-grad graphs that compute a tensor
+        self.num_captured = 0  # those of them whose value a kernel stores
+
+    def keep(self, graph: TappedGraph, step: Step) -> None:
+        """Hand both texts of `graph` to the Sink, unless it has them."""
+        model = step.model.name
+        if (model, graph.path.stem) in self._kept:
+            return
+        number = sum(other == model for other, _ in self._kept)
+        self._kept.add((model, graph.path.stem))
+        captured, computed = graph.table.computed
+        self.num_captured += captured
+        self.num_computed += computed
+        name = f"{number}-{'backward' if graph.table.backward else 'forward'}.txt"
+        code = graph.path.read_text().partition(ENDING)[0]
+        step.recorder.sink.text(model, f"graph-{name}", graph.table.text)
+        step.recorder.sink.text(model, f"code-{name}", code)
 
 
-_here = _Here()
+class _Thread(threading.local):
+    run: Execution | None = None  # of generated code, that this thread is in
+
+
+_thread = _Thread()
 
 
 def tapped_graph(names: dict[str, Any], table: str) -> TappedGraph:
     """The table that stands at the end of generated code, read once when it is loaded."""
-    return TappedGraph(names, json.loads(table))
+    return TappedGraph(names, table)
 
 
 class TappedGraph:
     """One piece of generated code. Calling it hands over a buffer that was just computed."""
 
-    def __init__(self, names: dict[str, Any], table: dict[str, Any]) -> None:
+    def __init__(self, names: dict[str, Any], table: str) -> None:
         self.path = Path(names["__file__"])
-        self.table = table
-        self.backward: bool = table["backward"]
-        self.twin = TwinGraph(table, names) if "twin" in table else None
+        self.table = read_table(table)
+        self.kernel_of = kernel_of_each_op(self.table)
+        twin = self.table.twin
+        self.twin = None if twin is None else TwinGraph(self.table, twin, names, _twin_tap)
 
     def __call__(self, number: int, tensor: Tensor, *sizes: int) -> None:
-        if _here.run is not None:
-            _here.run.read(self.table["taps"][number][2], tensor, sizes)
-        if _here.check is not None:
-            _here.check.note(number, tensor)
+        run = _thread.run
+        if run is not None:
+            run.read(self.table.lines[number].readings, tensor, sizes)
+            if run.check is not None:
+                run.check.note(number, tensor)
 
-    def watching(self, call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    def watching(self, call: Generated) -> Generated:
         """`call`, the entry of the generated code, with its runs begun and ended."""
         return partial(_watched, self, call)
 
 
-def _watched(graph: TappedGraph, call: Callable[[list[Any]], Any], args: list[Any]) -> Any:
-    capture = _capture
-    if capture is None:
+def _twin_tap(number: int, tensor: Tensor, *sizes: int) -> None:
+    if _thread.run is not None and _thread.run.check is not None:
+        _thread.run.check.read(number, tensor, sizes)
+
+
+def _watched(graph: TappedGraph, call: Generated, args: list[Any]) -> Any:
+    tapping = _tapping
+    if tapping is None:
         return call(args)
-    inputs = list(args)
-    started = capture.starting(inputs)
-    outer, _here.run = _here.run, _begin(capture, graph, inputs)
+    inputs, evidence = list(args), tapping.evidence
+    started = "" if evidence is None else digest_of_all(inputs)
+    outer, _thread.run = _thread.run, _begin(tapping, graph, inputs)
     try:
-        outputs = _run(capture, graph, call, args)
-        if _here.run is not None:
-            _here.run.end(inputs, outputs)
-            _here.run.share(graph.table["outputs"], outputs)
+        outputs = _run(tapping, graph, call, args)
+        if _thread.run is not None and not graph.table.backward:
+            _thread.run.share(graph.table.outputs, outputs)
+            if _thread.run.step.tap.backward:
+                _thread.run.saved = _addresses([*inputs, *outputs])
+                tapping.pending[graph.table.graph].append(_thread.run)
     finally:
-        _here.run = outer
-    capture.finished(graph, started, outputs)
+        _thread.run = outer
+    if evidence is not None:
+        kept = [value for i, value in enumerate(outputs) if i not in graph.table.unwritten]
+        evidence.add(graph.table.digest, started, kept)
     return outputs
 
 
-def _run(
-    capture: Capture, graph: TappedGraph, call: Callable[[list[Any]], Any], args: list[Any]
-) -> Any:
+def _run(tapping: Tapping, graph: TappedGraph, call: Generated, args: list[Any]) -> Any:
     """Run the code of `graph`, and then its twin where that shows more."""
-    check = _check(capture, graph)
-    if check is None:
+    run, check = _thread.run, _check(tapping, graph)
+    if run is None or check is None:
         return call(args)
-    with same_randomness() as back:
-        check.begin(args)
-        _here.check = check
+    start = Randomness.now(torch_only=True)
+    check.begin(args)
+    run.check = check
+    try:
+        outputs = call(args)
+        end = Randomness.now(torch_only=True)
+        start.restore()
         try:
-            outputs = call(args)
+            check.end()
         finally:
-            _here.check = None
-        back()
-        check.end()
+            end.restore()
+    finally:
+        run.check = None
     return outputs
 
 
-def _check(capture: Capture, graph: TappedGraph) -> Check | None:
-    run, twin = _here.run, graph.twin
+def _check(tapping: Tapping, graph: TappedGraph) -> Check | None:
+    run, twin = _thread.run, graph.twin
     if run is None or twin is None:
         return None
     if twin.problem:
-        capture.twins.problems[twin.problem] += 1
+        tapping.twins.problems[twin.problem] += 1
         return None
-    wanted = [(op, slot) for op, slot in twin.hidden if run.wants(op, slot)]
+    wanted = [mark for mark in twin.hidden if run.wants(mark)]
     put = partial(run.put, seen_in=TWIN)
-    return Check(twin, wanted, put, capture.twins) if wanted else None
+    return Check(twin, wanted, put, tapping.twins) if wanted else None
 
 
-def _begin(capture: Capture, graph: TappedGraph, inputs: list[Any]) -> Run | None:
-    traced = capture.traced(graph.table["graph"])
+def _begin(tapping: Tapping, graph: TappedGraph, inputs: list[Any]) -> Execution | None:
+    table = graph.table
+    traced = tapping.known.get(table.graph)
     if traced is None:
         return None
-    run = _backward_run(traced, inputs) if graph.backward else _forward_run(capture, graph, traced)
+    if table.backward:
+        run = _backward_run(tapping.pending[table.graph], inputs)
+    else:
+        run = _forward_run(tapping.step(), graph, traced)
     if run is not None:
-        capture.loaded(graph, run.step)
-        for position, readings in graph.table["inputs"]:
+        tapping.texts.keep(graph, run.step)
+        for position, readings in table.inputs:
             run.read(readings, inputs[position], ())
             run.watch(readings, inputs[position])
     return run
 
 
-def _forward_run(capture: Capture, graph: TappedGraph, traced: Traced) -> Run | None:
-    step = capture.step
-    return None if step is None else Run(step, calls_of(step, graph.table, traced), traced)
+def _forward_run(step: Step | None, graph: TappedGraph, traced: Traced) -> Execution | None:
+    if step is None:
+        return None
+    return Execution(step, calls_of(step, traced, graph.kernel_of, graph.table.kernels))
 
 
-def _backward_run(traced: Traced, inputs: list[Any]) -> Run | None:
+def _backward_run(pending: Iterable[Execution], inputs: list[Any]) -> Execution | None:
     """The backward of the forward run whose saved values `inputs` are."""
     given = _addresses(inputs)
-    best = max(traced.pending, key=lambda run: len(run.saved & given), default=None)
+    best = max(pending, key=lambda run: len(run.saved & given), default=None)
     if best is None or not best.step.tap.backward:
         return None
-    run = Run(best.step, best.calls, traced, backward=True)
+    run = Execution(best.step, best.calls, backward=True)
     run.asked = best.asked
     for step in reversed([best.step, *best.step.inner.values()]):  # the first one comes last
         if step.gradients is not None:
@@ -177,120 +214,64 @@ def _addresses(tensors: Sequence[Any]) -> set[int]:
     return {t.data_ptr() for t in tensors if isinstance(t, Tensor) and t.numel()}
 
 
-class Run:
+class Execution:
     """One run of generated code: where each of its values is recorded."""
 
-    def __init__(
-        self, step: Step, calls: Sequence[Call | None], traced: Traced, backward: bool = False
-    ) -> None:
+    def __init__(self, step: Step, calls: Sequence[Call | None], backward: bool = False) -> None:
         self.step = step
-        self.calls = calls
-        self.saved: set[int] = set()
-        self.asked: dict[tuple[int, str], list[Any]] = {}  # gradients that others want as well
-        self._recorded: set[tuple[int, str]] = set()  # a copy in another layout may come later
-        self._traced = traced
+        self.calls = calls  # of each op; None where it is not selected
+        self.check: Check | None = None  # where its twin runs after it
+        self.saved: set[int] = set()  # addresses that its backward can be known by
+        self.asked: dict[Mark, list[Any]] = {}  # gradients that others want as well
+        self._recorded: set[Mark] = set()  # a copy in another layout may come later
         self._backward = backward
 
-    def read(self, readings: Any, tensor: Any, sizes: Sequence[int]) -> None:
-        """Record `tensor`, and the views of it, at the places that wait for them."""
-        for steps, places in readings:
-            new = [(op, slot) for op, slot in places if (op, slot) not in self._recorded]
-            wanted = [(op, slot) for op, slot in new if self.wants(op, slot)]
-            asked = self._backward and any(place in self.asked for place in new)
+    def read(self, readings: Iterable[Reading], tensor: Any, sizes: Sequence[int]) -> None:
+        """Record `tensor`, and the views of it, under those of its Marks that wait for them."""
+        for views, marks in readings:
+            new = [mark for mark in marks if mark not in self._recorded]
+            wanted = [mark for mark in new if self.wants(mark)]
+            asked = self._backward and any(mark in self.asked for mark in new)
             if (wanted or asked) and isinstance(tensor, Tensor):
                 self._recorded.update(new)
-                self.put(wanted, replay(tensor, steps, sizes), new)
+                self.put(wanted, replay(tensor, views, sizes), new)
 
     def put(
         self,
-        places: Sequence[tuple[int, str]],
+        marks: Sequence[Mark],
         value: Tensor,
-        known: Sequence[tuple[int, str]] | None = None,
+        known: Sequence[Mark] | None = None,
         seen_in: str = "",
     ) -> None:
-        """Record `value` at `places`, and where others asked for one that it is `known` as."""
+        """Record `value` under `marks`, and where others asked for one that it is `known` as."""
         first = None
-        for op, slot in places:
+        for op, slot in marks:
             call = self.calls[op]
             assert call is not None
             first = self.step.put(call, slot, value, same_as=first, fresh=True, seen_in=seen_in)
-        for place in known or places:
-            for owner, call, slot in self.asked.pop(place, ()) if self._backward else ():
+        for mark in known or marks:
+            for owner, call, slot in self.asked.pop(mark, ()) if self._backward else ():
                 first = owner.put(call, slot, value, same_as=first, fresh=True, seen_in=seen_in)
 
-    def share(self, given: Any, outputs: Sequence[Any]) -> None:
+    def share(self, given: Iterable[tuple[int, Mark]], outputs: Sequence[Any]) -> None:
         """Let others ask for the gradients of what this run gave: `given` says which op gave it."""
-        for position, (op, slot) in given if not self._backward else ():
+        for position, (op, slot) in given:
             if isinstance(outputs[position], Tensor):
-                asked = self.asked.setdefault((op, f"grad_{slot}"), [])
+                asked = self.asked.setdefault(Mark(op, slot.gradient), [])
                 self.step.shared[address_of(outputs[position])] = asked
 
-    def watch(self, readings: Any, tensor: Any) -> None:
+    def watch(self, readings: Iterable[Reading], tensor: Any) -> None:
         """Have the gradient of an argument recorded: whole, with what other code adds to it."""
-        places = [place for steps, places in readings if not steps for place in places]
-        for op, slot in places if not self._backward and isinstance(tensor, Tensor) else ():
-            call = self.calls[op]
+        if self._backward or not isinstance(tensor, Tensor):
+            return
+        for mark in [mark for views, marks in readings if not views for mark in marks]:
+            call = self.calls[mark.op]
             owner = self.step.owner_of(call) if call is not None else None
-            if owner is not None and owner.gradients is not None and self.wants(op, slot):
-                owner.gradients.watch(call, [(slot, tensor)])
+            if owner is not None and owner.gradients is not None and self.wants(mark):
+                owner.gradients.watch(call, [(mark.slot, tensor)])
 
-    def wants(self, op: int, slot: str) -> bool:
-        """Whether this value of `op` is selected."""
-        tap = self.step.tap
-        if self.calls[op] is None:
+    def wants(self, mark: Mark) -> bool:
+        """Whether this value is selected."""
+        if self.calls[mark.op] is None:
             return False
-        return tap.inputs if slot.removeprefix("grad_").startswith("input") else tap.outputs
-
-    def end(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Remember what the backward of this run can be known by."""
-        if not self._backward and self.step.tap.backward:
-            self.saved = _addresses([*inputs, *outputs])
-            self._traced.pending.append(self)
-
-
-def calls_of(step: Step, table: dict[str, Any], traced: Traced) -> list[Call | None]:
-    """Number the ops of a graph as they are in an eager run, and tell the archive of them all.
-
-    An op that is not materialised is told of, too, with the kernel that it was fused into.
-    """
-    names = _names(step, traced)
-    kernels = _kernels(table)
-    calls: list[Call | None] = []
-    for number, (op, name) in enumerate(zip(traced.ops, names, strict=True)):
-        if name is None:
-            calls.append(None)
-            continue
-        kernel = kernels.get(number, "")
-        inside = [names[i] for i in table["kernels"].get(kernel, ()) if i != number]
-        origins = tuple(f"{other[1]}#{other[2]}" for other in inside if other is not None)
-        kernel = kernel.partition("#")[0] or NO_KERNEL
-        owner, op_name, count = name
-        target, line = op.function.target, op.place.line
-        calls.append(owner.call(op_name, count, target, "", line, origins, kernel))
-    return calls
-
-
-def _names(step: Step, traced: Traced) -> list[tuple[Step, str, int] | None]:
-    """The step, op and number of each op of a graph; None where it is not selected."""
-    spots = Spots(step)
-    names: list[tuple[Step, str, int] | None] = []
-    for op in traced.ops:
-        owner = spots.step_of(op.place)
-        counted = owner.count(op.function) if owner is not None else None
-        names.append((owner, *counted) if owner is not None and counted is not None else None)
-    step.scope = spots.base
-    return names
-
-
-def _kernels(table: dict[str, Any]) -> dict[int, str]:
-    """The kernel of each op: the one that stores its output, or the first that it is inside of."""
-    found: dict[int, str] = {}
-    for kernel, _, readings in table["taps"]:
-        for _, places in readings:
-            for op, slot in places:
-                if slot.startswith("output"):
-                    found.setdefault(op, kernel)
-    for kernel, ops in table["kernels"].items():
-        for op in ops:
-            found.setdefault(op, kernel)
-    return found
+        return self.step.tap.inputs if mark.slot.value.is_input else self.step.tap.outputs

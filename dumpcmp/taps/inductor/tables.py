@@ -3,74 +3,205 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from dumpcmp.taps.inductor.traced import MARK, Buffer, Place, Reading, Traced
-from dumpcmp.taps.inductor.views import Sizes, base_of, is_same, view_name, views_of
+from dumpcmp.nouns.key import Slot
+from dumpcmp.taps.inductor.ops import MARK, Mark
+from dumpcmp.taps.inductor.views import Sizes, View, base_of, is_same, view_name, views_of
+from dumpcmp.taps.inductor.written import Written
 
-SCHEMA = 8  # caches keep code with tables of different schemas apart
+SCHEMA = 9  # caches keep code with tables of different schemas apart
 # Of the generated code: ours comes then.
 ENDING = "\n\nfrom dumpcmp.taps.inductor.generated import tapped_graph"
 
 _REPEATABLE = ("", "aten", "prims", "inductor", "inductor_prims")  # "": Python's own operators
 _SPARE_LINE = re.compile(r"^\s*(_dumpcmp\(.*|#.*|)\n", re.MULTILINE)  # the tap's, and comments
 
+Reading = tuple[list[View], list[Mark]]  # which view of a buffer to take, and what it is
 
-def readings_of(node: fx.Node, sizes: Sizes, backward: bool) -> list[Reading]:
-    """The places whose value is `node` or a view of it, each with the steps that lead there."""
-    while is_same(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    found = []
-    for view, steps in views_of(node, sizes):
-        places = [p for p in view.meta.get(MARK, ()) if p[1].startswith("grad_") == backward]
-        if places:
-            found.append((steps, list(dict.fromkeys(places))))
+
+class TapLine(NamedTuple):
+    """What one line of the tap reads."""
+
+    kernel: str  # that has just computed it, and which call of that
+    op: int | None  # that it belongs to
+    name: str  # the same in the twin
+    readings: list[Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class TwinCode:
+    """The same graph with every op's value stored; or the `problem` why there is none."""
+
+    problem: str = ""
+    code: str = ""
+    changed: tuple[int, ...] = ()  # the arguments that the graph itself writes to
+    lines: list[TapLine] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What generated code must know when it runs."""
+
+    graph: str  # digest of dynamo's
+    backward: bool
+    lines: list[TapLine]
+    inputs: list[tuple[int, list[Reading]]]  # arguments that are values of ops, by position
+    outputs: list[tuple[int, Mark]]  # results that an op gave out, by position
+    kernels: dict[str, list[int]]  # the ops inside
+    proofs: dict[str, list[str]]  # what vouches for a kernel: names of lines
+    computed: tuple[int, int]  # nodes whose value some kernel stores, of how many
+    unwritten: list[int]  # results that are memory which nothing writes
+    digest: str  # of the code without the tap
+    text: str  # the post-grad graph, readable
+    twin: TwinCode | None = None
+
+    def written(self) -> str:
+        """The end of the generated code: this table, and a watch around the code's entry."""
+        return (
+            f"{ENDING}\n\n"
+            f"_dumpcmp = tapped_graph(globals(), {json.dumps(asdict(self))!r})\n"
+            "call = _dumpcmp.watching(call)\n"
+        )
+
+
+def read_table(text: str) -> Table:
+    """The Table that `Table.written` wrote down as JSON."""
+    found = json.loads(text)
+    twin = found["twin"]
+    if twin is not None:
+        found["twin"] = TwinCode(**twin | {"lines": _lines(twin["lines"])})
+    found["lines"] = _lines(found["lines"])
+    found["inputs"] = [(position, _readings(listed)) for position, listed in found["inputs"]]
+    found["outputs"] = [(position, _mark(listed)) for position, listed in found["outputs"]]
+    return Table(**found)
+
+
+def _lines(listed: Iterable[Any]) -> list[TapLine]:
+    return [TapLine(kernel, op, name, _readings(read)) for kernel, op, name, read in listed]
+
+
+def _readings(listed: Iterable[Any]) -> list[Reading]:
+    return [(views, [_mark(mark) for mark in marks]) for views, marks in listed]
+
+
+def _mark(listed: Sequence[Any]) -> Mark:
+    return Mark(listed[0], Slot(listed[1]))
+
+
+def marks_in(readings: Iterable[Reading]) -> Iterator[Mark]:
+    """All Marks of what is read."""
+    return (mark for _, marks in readings for mark in marks)
+
+
+def kernel_of_each_op(table: Table) -> dict[int, str]:
+    """The kernel that stores an op's output, or else the first that the op is inside of."""
+    found: dict[int, str] = {}
+    for line in table.lines:
+        for mark in marks_in(line.readings):
+            if mark.slot.is_output:
+                found.setdefault(mark.op, line.kernel)
+    for kernel, ops in table.kernels.items():
+        for op in ops:
+            found.setdefault(op, kernel)
     return found
 
 
-def table_of(graph: Traced, module: fx.GraphModule, code: str, backward: bool) -> dict[str, Any]:
-    """What the code that was generated for post-grad graph `module` must know when it runs."""
+class Tapped(NamedTuple):
+    """A value that a line of the tap reads, while the code is generated."""
+
+    value: Written
+    op: int | None
+    readings: list[Reading]
+
+
+def lines_of(tapped: Sequence[Tapped]) -> list[TapLine]:
+    """The lines that read what is `tapped`, each with a name of its own, the same in a twin.
+
+    Of several with the same node, the one that was lowered first comes first.
+    """
+    values = [each.value for each in tapped]
+    lowered = sorted(values, key=lambda v: (v.name, len(v.variable), v.variable))
+    groups = groupby(lowered, key=lambda v: v.name)
+    names = {id(v): f"{name}#{n}" for name, group in groups for n, v in enumerate(group)}
+    return [TapLine(v.kernel, op, names[id(v)], readings) for v, op, readings in tapped]
+
+
+def table_of(
+    graph: str,
+    module: fx.GraphModule,
+    code: str,
+    backward: bool,
+    tapped: Sequence[Tapped],
+    kernels: dict[str, set[int]],
+) -> Table:
+    """What the `code` that was generated for post-grad graph `module` must know when it runs."""
     nodes = list(module.graph.nodes)
-    captured = {buffer.name for buffer in graph.taps if buffer.readings}
-    computed = [n for n in nodes if is_computed(n) and not is_given(n)]
-    return {
-        "schema": SCHEMA,
-        "graph": graph.digest,
-        "backward": backward,
-        "taps": [[b.kernel, name, b.readings] for b, name in numbered(graph.taps)],
-        "inputs": list(_inputs(nodes, backward)),
-        "outputs": list(_outputs(nodes)),
-        "kernels": {kernel: sorted(ops) for kernel, ops in graph.kernels.items()},
-        "computed": [sum(n.name in captured for n in computed), len(computed)],
-        "unwritten": list(_unwritten(nodes)),
-        "digest": code_digest(code),
-        "text": module.print_readable(print_output=False, include_stride=True),
-    }
+    captured = {each.value.name for each in tapped if each.readings}
+    computed = [n for n in nodes if is_computed(n) and not _is_given(n)]
+    lines = lines_of(tapped)
+    return Table(
+        graph,
+        backward,
+        lines,
+        inputs=list(_inputs(nodes, backward)),
+        outputs=list(_outputs(nodes)),
+        kernels={kernel: sorted(ops) for kernel, ops in kernels.items()},
+        proofs=_proofs(tapped, lines),
+        computed=(sum(n.name in captured for n in computed), len(computed)),
+        unwritten=list(_unwritten(nodes)),
+        digest=code_digest(code),
+        text=module.print_readable(print_output=False, include_stride=True),
+    )
 
 
-def _outputs(nodes: Sequence[fx.Node]) -> Iterator[tuple[int, Place]]:
-    """Which results of the generated code an op gave out, by position."""
+def readings_of(node: fx.Node, sizes: Sizes, backward: bool) -> list[Reading]:
+    """The Marks of `node` and of the views of it, each with the views that lead there."""
+    while is_same(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    found = []
+    for view, views in views_of(node, sizes):
+        marks = [m for m in view.meta.get(MARK, ()) if m.slot.is_gradient == backward]
+        if marks:
+            found.append((views, list(dict.fromkeys(marks))))
+    return found
+
+
+def _inputs(nodes: Sequence[fx.Node], backward: bool) -> Iterator[tuple[int, list[Reading]]]:
+    for position, node in enumerate(n for n in nodes if n.op == "placeholder"):
+        sizes: Sizes = []
+        readings = readings_of(node, sizes, backward)
+        if sizes:  # only code that is written after a kernel can compute them
+            readings = [(views, marks) for views, marks in readings if not views]
+        if readings:
+            yield position, readings
+
+
+def _results(nodes: Sequence[fx.Node]) -> Iterator[tuple[int, fx.Node]]:
     (output,) = (node for node in nodes if node.op == "output")
     results: Any = output.args[0]
-    for position, node in enumerate(results):
-        marks = node.meta.get(MARK, ()) if isinstance(node, fx.Node) else ()
-        given = [place for place in marks if place[1].startswith("output")]
+    yield from ((i, node) for i, node in enumerate(results) if isinstance(node, fx.Node))
+
+
+def _outputs(nodes: Sequence[fx.Node]) -> Iterator[tuple[int, Mark]]:
+    for position, node in _results(nodes):
+        given = [mark for mark in node.meta.get(MARK, ()) if mark.slot.is_output]
         if given:
             yield position, given[0]
 
 
 def _unwritten(nodes: Sequence[fx.Node]) -> Iterator[int]:
     """Which outputs are memory that nothing writes: attention's seeds where nothing is dropped."""
-    (output,) = (node for node in nodes if node.op == "output")
-    results: Any = output.args[0]
-    for position, node in enumerate(results):
-        parent = node.args[0] if isinstance(node, fx.Node) and node.args else None
+    for position, node in _results(nodes):
+        parent = node.args[0] if node.args else None
         if not isinstance(parent, fx.Node) or "scaled_dot_product" not in str(parent.target):
             continue
         value = node.meta.get("val")
@@ -79,15 +210,16 @@ def _unwritten(nodes: Sequence[fx.Node]) -> Iterator[int]:
             yield position
 
 
-def _inputs(nodes: Sequence[fx.Node], backward: bool) -> Iterator[tuple[int, list[Reading]]]:
-    """The arguments of the generated code that are values of ops, by position."""
-    for position, node in enumerate(n for n in nodes if n.op == "placeholder"):
-        sizes: Sizes = []
-        readings = readings_of(node, sizes, backward)
-        if sizes:  # only code that is written after a kernel can compute them
-            readings = [(steps, places) for steps, places in readings if not steps]
-        if readings:
-            yield position, readings
+def _proofs(tapped: Sequence[Tapped], lines: Sequence[TapLine]) -> dict[str, list[str]]:
+    """What vouches for each kernel: the values that it stores.
+
+    A step on the way may have been written over in place when it is read, so such a value
+    vouches only for a kernel that stores nothing else.
+    """
+    certain, others = dict[str, list[str]](), dict[str, list[str]]()
+    for each, line in zip(tapped, lines, strict=True):
+        (certain if each.value.origin else others).setdefault(line.kernel, []).append(line.name)
+    return others | certain
 
 
 def code_digest(code: str) -> str:
@@ -96,29 +228,6 @@ def code_digest(code: str) -> str:
     Comments are left out, too, since they count the graphs of the process.
     """
     return hashlib.sha256(_SPARE_LINE.sub("", code).encode()).hexdigest()[:32]
-
-
-def numbered(buffers: Sequence[Buffer]) -> Iterator[tuple[Buffer, str]]:
-    """Each of `buffers` with a name of its own, the same in a twin.
-
-    Of several with the same name, the one that was lowered first comes first.
-    """
-    lowered = sorted(buffers, key=lambda b: (b.name, len(b.variable), b.variable))
-    groups = groupby(lowered, key=lambda b: b.name)
-    names = {id(b): f"{name}#{n}" for name, group in groups for n, b in enumerate(group)}
-    yield from ((buffer, names[id(buffer)]) for buffer in buffers)
-
-
-def proofs_of(buffers: Sequence[Buffer]) -> dict[str, list[str]]:
-    """What vouches for each kernel: the values that it stores.
-
-    A step on the way may have been written over in place when it is read, so such a buffer
-    vouches only for a kernel that stores nothing else.
-    """
-    certain, others = dict[str, list[str]](), dict[str, list[str]]()
-    for buffer, name in numbered(buffers):
-        (certain if buffer.certain else others).setdefault(buffer.kernel, []).append(name)
-    return others | certain
 
 
 def bases_of(nodes: fx.Graph) -> Iterable[fx.Node]:
@@ -146,7 +255,7 @@ def is_computed(node: fx.Node) -> bool:
     return node.op == "call_function" and isinstance(value, Tensor) and not view_name(node)
 
 
-def is_given(node: fx.Node) -> bool:
+def _is_given(node: fx.Node) -> bool:
     """Whether Inductor has nothing to compute for `node`.
 
     It writes constants and counters into the code of what uses them, and copies back into an

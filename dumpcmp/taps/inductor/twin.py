@@ -8,7 +8,6 @@ all that the kernel does store, bit for bit; elsewhere it is dropped.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,16 +18,16 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.taps.inductor.patches import load_code
-from dumpcmp.taps.inductor.traced import Place
-from dumpcmp.taps.inductor.views import replay
+from dumpcmp.taps.inductor.again import load_code
+from dumpcmp.taps.inductor.ops import Mark
+from dumpcmp.taps.inductor.tables import Table, TwinCode, marks_in
+from dumpcmp.taps.inductor.views import View, replay
 from dumpcmp.taps.recording.sources import digest_of
 
-Put = Callable[[Sequence[Place], Tensor], None]
-Call = Callable[[list[Any]], Any]
+Put = Callable[[Sequence[Mark], Tensor], None]
 
 
-class Tally:
+class Twins:
     """What came of the twins of a run."""
 
     def __init__(self) -> None:
@@ -56,51 +55,50 @@ class Tally:
 class TwinGraph:
     """The twin of one piece of generated code, and what is known of both."""
 
-    def __init__(self, table: Mapping[str, Any], constants: Mapping[str, Any]) -> None:
-        twin = table["twin"]
-        self.problem: str = twin["problem"]
-        self.changed: Sequence[int] = twin.get("changed", ())
-        self._code, self._constants = twin.get("code", ""), constants
-        self.kernels: dict[int, set[str]] = {}  # op -> the kernels that it is computed in
-        for kernel, ops in table["kernels"].items():
+    def __init__(
+        self, table: Table, twin: TwinCode, constants: Mapping[str, Any], tap: Callable[..., None]
+    ) -> None:
+        self.problem = twin.problem
+        self.changed = twin.changed
+        self.lines = twin.lines
+        self._code, self._constants, self._tap = twin.code, constants, tap
+        self.kernels: dict[int | None, set[str]] = {}  # op -> the kernels that it is computed in
+        for kernel, ops in table.kernels.items():
             for op in ops:
                 self.kernels.setdefault(op, set()).add(kernel)
-        self.proofs = [name for _, name, _ in table["taps"]]
-        self.stored = {kernel: set(names) for kernel, names in table["proofs"].items()}
-        self.taps = twin.get("taps", ())
-        seen = {p for *_, readings in (*table["taps"], *table["inputs"]) for p in places(readings)}
-        self.hidden: dict[Place, int] = {  # what only the twin stores, and the op that computes it
-            place: op for op, _, read in self.taps for place in places(read) if place not in seen
+        self.proofs = [line.name for line in table.lines]
+        self.stored = table.proofs
+        lists = (*(line.readings for line in table.lines), *(read for _, read in table.inputs))
+        seen = {mark for readings in lists for mark in marks_in(readings)}
+        self.hidden = {  # what only the twin stores, and the op that computes it
+            mark: line.op
+            for line in self.lines
+            for mark in marks_in(line.readings)
+            if mark not in seen
         }
 
     @cached_property
-    def call(self) -> Call:
+    def call(self) -> Callable[[list[Any]], Any]:
         """The entry of the twin's code, which is compiled now."""
         module = load_code(self._code, self._constants)
-        module._dumpcmp = _tap
-        call: Call = module.call
-        return call
-
-
-def places(readings: Iterable[Any]) -> Iterator[Place]:
-    """All places that the `readings` of a buffer are recorded at."""
-    for _, those in readings:
-        yield from ((op, slot) for op, slot in those)
+        module._dumpcmp = self._tap
+        entry: Callable[[list[Any]], Any] = module.call
+        return entry
 
 
 class Check:
     """One run of a graph, and of its twin after it."""
 
-    def __init__(self, twin: TwinGraph, wanted: Iterable[Place], put: Put, tally: Tally) -> None:
-        self._twin, self._put, self._tally = twin, put, tally
+    def __init__(self, twin: TwinGraph, wanted: Iterable[Mark], put: Put, twins: Twins) -> None:
+        self._twin, self._put, self._twins = twin, put, twins
         self._wanted = set(wanted)
-        around = (twin.kernels.get(twin.hidden[place], set()) for place in self._wanted)
+        around = (twin.kernels.get(twin.hidden[mark], set()) for mark in self._wanted)
         kernels = set[str]().union(*around)
         self._open = {k: set(twin.stored[k]) for k in kernels if k in twin.stored}
         self._sound = {k: k in self._open for k in kernels}  # without a proof there is no trust
         self._proofs = set[str]().union(*self._open.values())
         self._prints: dict[str, object] = {}
-        self._held: list[tuple[set[str], list[Place], Tensor]] = []
+        self._held: list[tuple[set[str], list[Mark], Tensor]] = []
         self._args: list[Any] = []
 
     def begin(self, args: Sequence[Any]) -> None:
@@ -117,16 +115,12 @@ class Check:
 
     def end(self) -> None:
         """Run the twin, now that the graph itself has run."""
-        outer, _here.check = _here.check, self
-        try:
-            with self._sparing():
-                if not self._twin.problem:
-                    self._twin.call(self._args)
-        finally:
-            _here.check = outer
+        with self._sparing():
+            if not self._twin.problem:
+                self._twin.call(self._args)
         self._sound.update(dict.fromkeys(self._open, False))
-        self._tally.same += sum(self._sound.values())
-        self._tally.other += len(self._sound) - sum(self._sound.values())
+        self._twins.same += sum(self._sound.values())
+        self._twins.other += len(self._sound) - sum(self._sound.values())
 
     @contextmanager
     def _sparing(self) -> Iterator[None]:
@@ -141,18 +135,18 @@ class Check:
         except Exception as error:  # of any kind
             first = str(error).partition("\n")[0]
             self._twin.problem = f"it stopped with {type(error).__name__}: {first}"
-            self._tally.problems[self._twin.problem] += 1
+            self._twins.problems[self._twin.problem] += 1
 
     def read(self, number: int, tensor: Tensor, sizes: Sequence[int]) -> None:
         """The twin has just stored `tensor`."""
-        op, proof, readings = self._twin.taps[number]
-        if proof in self._prints:
-            self._compare(proof, tensor)
-        for steps, those in readings:
-            wanted = [p for p in places([(steps, those)]) if p in self._wanted]
+        line = self._twin.lines[number]
+        if line.name in self._prints:
+            self._compare(line.name, tensor)
+        for views, marks in line.readings:
+            wanted = [mark for mark in marks if mark in self._wanted]
             if wanted:
                 self._wanted.difference_update(wanted)
-                self._hold(self._twin.kernels.get(op, set()), wanted, tensor, steps, sizes)
+                self._hold(self._twin.kernels.get(line.op, set()), wanted, tensor, views, sizes)
 
     def _compare(self, proof: str, tensor: Tensor) -> None:
         agrees = fingerprint(tensor) == self._prints.pop(proof)
@@ -164,10 +158,15 @@ class Check:
         self._release()
 
     def _hold(
-        self, kernels: set[str], wanted: list[Place], tensor: Tensor, steps: Any, sizes: Any
+        self,
+        kernels: set[str],
+        wanted: list[Mark],
+        tensor: Tensor,
+        views: Sequence[View],
+        sizes: Sequence[int],
     ) -> None:
         if kernels and all(self._sound.get(k, False) for k in kernels):
-            self._held.append((kernels, wanted, replay(tensor, steps, sizes).clone()))
+            self._held.append((kernels, wanted, replay(tensor, views, sizes).clone()))
             self._release()
 
     def _release(self) -> None:
@@ -180,18 +179,6 @@ class Check:
                 self._put(wanted, value)
             else:
                 self._held.append((kernels, wanted, value))
-
-
-class _Here(threading.local):
-    check: Check | None = None  # whose twin runs now
-
-
-_here = _Here()
-
-
-def _tap(number: int, tensor: Tensor, *sizes: int) -> None:
-    if _here.check is not None:
-        _here.check.read(number, tensor, sizes)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -215,36 +202,3 @@ def fingerprint(tensor: Tensor) -> object:
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 _STEP = 0x1E3779B97F4A7C15
-
-
-@contextmanager
-def same_randomness() -> Iterator[Callable[[], None]]:
-    """Hands out a function that sets the generators back to where they are now.
-
-    At the end they are where they were before it was called.
-    """
-    states, after = _states(), list[_States]()
-
-    def back() -> None:
-        after.append(_states())
-        _set_states(states)
-
-    try:
-        yield back
-    finally:
-        if after:
-            _set_states(after[0])
-
-
-_States = tuple[Tensor, list[Tensor]]
-
-
-def _states() -> _States:
-    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if used else []
-
-
-def _set_states(states: _States) -> None:
-    torch.set_rng_state(states[0])
-    if states[1]:
-        torch.cuda.set_rng_state_all(states[1])

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-Step = list[Any]  # [name of the op, its arguments after the tensor]: JSON, as it lies in caches
-Sizes = list[object]  # the symbolic sizes that steps refer to as {"size": i}
+View = list[Any]  # [name of the op, its arguments after the tensor]: JSON, as it lies in caches
+Sizes = list[object]  # the symbolic sizes that views refer to as {"size": i}
 
 _ATEN = torch.ops.aten
 
@@ -64,17 +64,17 @@ def is_same(node: fx.Node) -> bool:
     return view_name(node) in _SAME
 
 
-def views_of(node: fx.Node, sizes: Sizes) -> Iterator[tuple[fx.Node, list[Step]]]:
-    """`node` and every view of it, each with the steps that lead there."""
-    waiting: list[tuple[fx.Node, list[Step]]] = [(node, [])]
+def views_of(node: fx.Node, sizes: Sizes) -> Iterator[tuple[fx.Node, list[View]]]:
+    """`node` and every view of it, each with the views that lead there."""
+    waiting: list[tuple[fx.Node, list[View]]] = [(node, [])]
     while waiting:
-        view, steps = waiting.pop()
-        yield view, steps
+        view, views = waiting.pop()
+        yield view, views
         for user in view.users:
             if view_name(user) and user.args and user.args[0] is view:
-                step = _step(user, sizes)
-                if step is not None:
-                    waiting.append((user, [*steps, step]))
+                next_view = _view(user, sizes)
+                if next_view is not None:
+                    waiting.append((user, [*views, next_view]))
 
 
 def base_of(node: fx.Node) -> fx.Node:
@@ -86,8 +86,8 @@ def base_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def _step(node: fx.Node, sizes: Sizes) -> Step | None:
-    """`node` as a step, or None where an argument cannot be written down."""
+def _view(node: fx.Node, sizes: Sizes) -> View | None:
+    """`node` as a View, or None where an argument cannot be written down."""
     name = view_name(node)
     if name in _SAME:
         return [name, []]
@@ -115,10 +115,10 @@ def _written(argument: object, sizes: Sizes) -> Any:
     raise TypeError(f"no view takes {argument!r}")
 
 
-def replay(tensor: Tensor, steps: Sequence[Step], sizes: Sequence[int]) -> Tensor:
-    """Take the view of `tensor` that `steps` describe."""
+def replay(tensor: Tensor, views: Sequence[View], sizes: Sequence[int]) -> Tensor:
+    """Take `views` of `tensor`, one after the other."""
     value: Any = tensor
-    for name, args in steps:
+    for name, args in views:
         value = _VIEWS[name](value, *(_read(argument, sizes) for argument in args))
     assert isinstance(value, Tensor)
     return value

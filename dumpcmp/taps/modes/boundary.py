@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.loading import load
 from dumpcmp.nouns.record import Call
-from dumpcmp.taps.inductor.generated import calls_of
-from dumpcmp.taps.inductor.traced import Place, Traced, named
+from dumpcmp.taps.inductor.ops import Mark, Traced, calls_of, named
 from dumpcmp.taps.modes.graph import GraphCapture, untraced
 from dumpcmp.taps.recording import arguments as slots
 from dumpcmp.taps.recording.gradients import address_of
 from dumpcmp.taps.recording.naming import in_order
 from dumpcmp.taps.recording.recorder import Recorder, Step
 
-Values = list[tuple[int, list[Place]]]  # position among the arguments or results, and its places
+Values = list[tuple[int, list[Mark]]]  # position among the arguments or results, and its Marks
 
 
 class BoundaryCapture(GraphCapture):
@@ -61,7 +61,7 @@ class BoundaryCapture(GraphCapture):
             if now is None:
                 return run(*args)
             with self._muting():  # what it takes to record a value is no op of the program
-                calls = calls_of(now, {"taps": [], "kernels": {name: ops}}, traced)
+                calls = calls_of(now, traced, dict.fromkeys(ops, name), {name: ops})
                 _put(now, calls, taken, args)
                 results = run(*args)
                 _share(now, kept, results)
@@ -95,12 +95,12 @@ def backend_named(name: str) -> Callable[..., Any]:
 def entering(graph: fx.GraphModule, traced: Traced) -> Values:
     """The arguments of `graph` that ops of it take."""
     positions = {n: i for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
-    found: dict[int, list[Place]] = {}
+    found: dict[int, list[Mark]] = {}
     for node in graph.graph.nodes:
         number = traced.index.get(node.name)
         for slot, source in _taken(node, traced) if number is not None else ():
             if source in positions:
-                found.setdefault(positions[source], []).append((number, slot))  # type: ignore[arg-type]
+                found.setdefault(positions[source], []).append(Mark(number, Slot(slot)))  # type: ignore[arg-type]
     return sorted(found.items())
 
 
@@ -144,15 +144,15 @@ def _share(step: Step, positions: Sequence[int], results: Sequence[Any]) -> None
             step.shared[address_of(results[position])] = []
 
 
-def _given(result: object, traced: Traced) -> Place | None:
+def _given(result: object, traced: Traced) -> Mark | None:
     """The output slot that `result` of a graph is."""
     if not isinstance(result, fx.Node):
         return None
     if result.name in traced.index:
-        return traced.index[result.name], "output.0"
+        return Mark(traced.index[result.name], Slot("output.0"))
     if result.target is operator.getitem and isinstance(result.args[0], fx.Node):
         number = traced.index.get(result.args[0].name)
-        return None if number is None else (number, f"output.{result.args[1]}")
+        return None if number is None else Mark(number, Slot(f"output.{result.args[1]}"))
     return None
 
 

@@ -19,7 +19,6 @@ from dumpcmp.cli import main
 from dumpcmp.dumping.capturing import dump
 from dumpcmp.nouns.errors import CaptureError, SelectionError
 from dumpcmp.nouns.row import Verdict
-from dumpcmp.taps.inductor import patches as inductor_names
 from dumpcmp.taps.inductor.certificate import Evidence, GraphRun, certificate
 from tests.taps.inductor.conftest import run
 from tests.taps.inductor.models import net
@@ -200,12 +199,17 @@ def test_packages_are_refused(tmp_path: Path) -> None:
         torch._inductor.aoti_compile_and_package(program, package_path=tmp_path / "m.pt2")
 
 
-def test_a_missing_name_of_torch_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    inductor_names.check_names()
-    monkeypatch.setitem(inductor_names._NAMES, "torch._inductor.scheduler", ("Scheduler.nothing",))
-    with pytest.raises(CaptureError, match=r"Scheduler\.nothing") as told:
-        inductor_names.check_names()
-    assert torch.__version__ in told.value.message
+def test_a_missing_name_of_torch_is_told_with_its_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, _ = net()
+    monkeypatch.delattr("torch._inductor.scheduler.Scheduler.free_buffers")
+    with (
+        pytest.raises(CaptureError, match=r"Scheduler\.free_buffers") as told,
+        dumpcmp.capture(model, tmp_path / "d", mode="compiled"),
+    ):
+        pass
+    assert torch.__version__ in told.value.message and "boundary" in told.value.hint
 
 
 @pytest.mark.parametrize(

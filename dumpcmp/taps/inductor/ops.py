@@ -1,4 +1,4 @@
-"""A graph of dynamo, its ops by name, and which of them a node of a later graph belongs to."""
+"""The ops of dynamo's graph by name, and which of them a node of a later graph belongs to."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import hashlib
 import json
 import operator
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from dumpcmp.taps.inductor.replaced import Known
-from dumpcmp.taps.inductor.views import Step
+from dumpcmp.nouns.key import Slot
+from dumpcmp.nouns.record import NO_KERNEL, Call
 from dumpcmp.taps.modes import graph as graph_capture
 from dumpcmp.taps.recording import arguments as slots
 from dumpcmp.taps.recording.models import Model
 from dumpcmp.taps.recording.naming import NO_OP, Function, attribute_of, function_of
+from dumpcmp.taps.recording.recorder import Step
 
-Place = tuple[int, str]  # which op of the graph, and which slot of it
-Reading = tuple[list[Step], list[Place]]  # what to do with a buffer, and where that is recorded
-MARK = "dumpcmp"  # in Node.meta: the places whose value the node is
+MARK = "dumpcmp"  # in Node.meta: the Marks of the node
+
+
+class Mark(NamedTuple):
+    """Says of a node that its value is this slot of this op."""
+
+    op: int  # its position among the ops of dynamo's graph
+    slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +41,18 @@ class GraphOp:
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
-    """What one line of the tap reads."""
-
-    kernel: str  # and which call of it
-    name: str  # of the node whose value it is, or of all that are computed on the way to it
-    certain: bool  # whether it is a node's value, and not a step on the way
-    variable: str
-    op: int | None  # which computes it
-    readings: list[Reading]
-
-
-@dataclass(slots=True, weakref_slot=True)
 class Traced:
-    """One graph of dynamo, and what was learnt while it was traced and compiled."""
+    """One graph of dynamo."""
 
     ops: Sequence[GraphOp]
     index: dict[str, int]  # node of dynamo's graph -> position in `ops`
-    digest: str
-    bodies: dict[fx.Graph, str] = field(default_factory=dict)  # of checkpoints: prefix of names
-    parameters: set[Any] = field(default_factory=set)  # traced ones: their gradients are not ours
-    given: set[Any] = field(default_factory=set)  # arguments, as autograd knows them
-    gradients: dict[Any, list[Place]] = field(default_factory=dict)
+    digest: str  # by which generated code refers to it
+    bodies: dict[fx.Graph, str]  # of checkpointed regions: what stands before their nodes' names
     sequence: dict[int, int] = field(default_factory=dict)  # autograd's number -> op
-    began: int = 0  # autograd's number when the present node began
-    arguments: tuple[Any, ...] = ()  # of the present node
-    pending: deque[Any] = field(default_factory=lambda: deque(maxlen=256))  # forward runs
-    known: list[tuple[Known, list[Place]]] = field(default_factory=list)  # before the passes
-    taps: list[Buffer] = field(default_factory=list)
-    kernels: dict[str, set[int]] = field(default_factory=dict)  # kernel -> the ops inside
 
-    def name_of(self, node: fx.Node) -> str:
-        """What `node` of dynamo's graph, or of a body in it, is called in `index`."""
-        return self.bodies.get(node.graph, "") + node.name
+    def number_of(self, node: fx.Node) -> int | None:
+        """The op that `node` of dynamo's graph, or of a body in it, is."""
+        return self.index.get(self.bodies.get(node.graph, "") + node.name)
 
 
 def named(graph: fx.GraphModule, model: Model, base: str) -> Traced:
@@ -114,25 +99,6 @@ def _function(node: fx.Node) -> Function:
     return NO_OP if function.name == "from_local" else function  # a DTensor is made, not computed
 
 
-def op_near(graph: Traced, node: fx.Node) -> int | None:
-    """The op that the nearest user of `node` belongs to: sums of gradients belong to none.
-
-    Of what only leaves the graph, such as the sum of a shared weight's gradients, the op of what
-    it was computed from.
-    """
-    waiting, seen = deque([node]), {node}
-    while waiting:
-        each = waiting.popleft()
-        found = op_of(graph, each)
-        if found is not None:
-            return found
-        new = [user for user in each.users if user not in seen]
-        seen.update(new)
-        waiting.extend(new)
-    sources = (op_of(graph, source) for source in node.all_input_nodes)
-    return next((number for number in sources if number is not None), None)
-
-
 def op_of(graph: Traced, node: fx.Node) -> int | None:
     """The op that `node` of an AOT or post-grad graph belongs to.
 
@@ -147,5 +113,64 @@ def op_of(graph: Traced, node: fx.Node) -> int | None:
         if name in graph.index and not source.from_node:
             return graph.index[name]
         sources = source.from_node
-    marks = node.meta.get(MARK)
-    return marks[0][0] if marks else graph.sequence.get(node.meta.get("seq_nr", -1))
+    marks: list[Mark] | None = node.meta.get(MARK)
+    return marks[0].op if marks else graph.sequence.get(node.meta.get("seq_nr", -1))
+
+
+def op_near(graph: Traced, node: fx.Node) -> int | None:
+    """The op that `node` or its nearest user belongs to: sums of gradients belong to none.
+
+    Of what only leaves the graph, such as the sum of a shared weight's gradients, the op of what
+    it was computed from.
+    """
+    waiting = deque([node])
+    seen = {node}
+    while waiting:
+        each = waiting.popleft()
+        found = op_of(graph, each)
+        if found is not None:
+            return found
+        new = [user for user in each.users if user not in seen]
+        seen.update(new)
+        waiting.extend(new)
+    sources = (op_of(graph, source) for source in node.all_input_nodes)
+    return next((number for number in sources if number is not None), None)
+
+
+def calls_of(
+    step: Step,
+    traced: Traced,
+    kernel_of: Mapping[int, str],
+    kernels: Mapping[str, Sequence[int]],
+) -> list[Call | None]:
+    """Number the ops of a graph as they are in an eager run, and tell the archive of them all.
+
+    An op that is not materialised is told of, too, with the kernel that it was fused into and
+    the other ops inside of that. None stands for what is not selected.
+    """
+    names = _names(step, traced)
+    calls: list[Call | None] = []
+    for number, (op, name) in enumerate(zip(traced.ops, names, strict=True)):
+        if name is None:
+            calls.append(None)
+            continue
+        kernel = kernel_of.get(number, "")
+        inside = [names[other] for other in kernels.get(kernel, ()) if other != number]
+        origins = tuple(f"{other[1]}#{other[2]}" for other in inside if other is not None)
+        kernel = kernel.partition("#")[0] or NO_KERNEL
+        owner, op_name, count = name
+        target, line = op.function.target, op.place.line
+        calls.append(owner.call(op_name, count, target, "", line, origins, kernel))
+    return calls
+
+
+def _names(step: Step, traced: Traced) -> list[tuple[Step, str, int] | None]:
+    """The step, op and number of each op of a graph; None where it is not selected."""
+    spots = graph_capture.Spots(step)
+    names: list[tuple[Step, str, int] | None] = []
+    for op in traced.ops:
+        owner = spots.step_of(op.place)
+        counted = owner.count(op.function) if owner is not None else None
+        names.append((owner, *counted) if owner is not None and counted is not None else None)
+    step.scope = spots.base
+    return names

@@ -1,0 +1,212 @@
+"""Marks the nodes that are values of ops, while AOTAutograd traces and passes rewrite the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdRef
+
+from dumpcmp.nouns.key import Slot
+from dumpcmp.pytorch.names import private
+from dumpcmp.taps.inductor.ops import MARK, Mark, Traced, op_of
+from dumpcmp.taps.recording import arguments as slots
+from dumpcmp.taps.recording.naming import Function, in_order
+
+
+class Marking:
+    """The Marks of one graph of dynamo: put on while it is traced, kept on through the passes."""
+
+    def __init__(self, graph: Traced) -> None:
+        self._graph = graph
+        self._parameters: set[Any] = set()  # traced ones: their gradients are not ours
+        self._given: set[Any] = set()  # arguments, as autograd knows them
+        self._gradients: dict[Any, list[Mark]] = {}
+        self._began = 0  # autograd's number when the present node began
+        self._arguments: tuple[Any, ...] = ()  # of the present node
+        self._known: list[tuple[Known, list[Mark]]] = []  # nodes before the passes
+
+    # While AOTAutograd traces dynamo's graph
+
+    def before(self, node: fx.Node, args: Any, kwargs: Any) -> None:
+        """Mark the inputs of dynamo's `node`, which may change them in place."""
+        number = self._graph.number_of(node)
+        if number is not None:
+            self._began = _sequence_number()
+            function = self._graph.ops[number].function
+            self._arguments = in_order(function, args)
+            self._mark_all(number, _inputs_of(function, self._arguments, kwargs))
+
+    def after(self, node: fx.Node, result: object) -> None:
+        """Mark the outputs of dynamo's `node`, which gave `result`."""
+        if isinstance(node.meta.get("example_value"), nn.Parameter):
+            self._parameters.add(WeakIdRef(result))
+        elif node.op == "placeholder" and isinstance(result, Tensor):
+            self._given.add(_differentiated(result))
+        number = self._graph.number_of(node)
+        if number is not None:
+            made = range(self._began, _sequence_number())
+            self._graph.sequence.update(dict.fromkeys(made, number))
+            changes = self._graph.ops[number].function.returns_nothing
+            given = self._arguments[0] if changes else result
+            self._mark_all(number, slots.slots_of("output", given))
+
+    def _mark_all(self, number: int, found: slots.Slots) -> None:
+        """Mark the traced nodes of the tensors in `found` as slots of op `number`."""
+        for name, tensor in found:
+            slot = Slot(name)
+            _mark(tensor, [Mark(number, slot)])
+            if tensor.requires_grad and WeakIdRef(tensor) not in self._parameters:
+                self._watch_gradient(tensor, Mark(number, slot.gradient))
+
+    def _watch_gradient(self, tensor: Tensor, mark: Mark) -> None:
+        """Put `mark` on the gradient of `tensor`, once autograd traces it.
+
+        Autograd runs the hook with the whole gradient, as it does on an eager run. To that of an
+        argument of the graph others may add: it is watched when the graph runs.
+        """
+        which = _differentiated(tensor)
+        if which in self._given or traced_node(tensor) is None:
+            return
+        marks = self._gradients.get(which)
+        if marks is None:
+            marks = self._gradients[which] = []
+            hooked: Any = tensor
+            hooked.register_hook(lambda gradient: _mark(gradient, marks))
+        marks.append(mark)
+
+    # While Inductor rewrites the graph
+
+    def remember(self, nodes: fx.Graph) -> None:
+        """Note the marked `nodes` of the post-grad graph, before passes change it."""
+        marked = [node for node in nodes.nodes if node.meta.get(MARK)]
+        self._known = [(known_before(node), node.meta[MARK]) for node in marked]
+
+    def restore(self, nodes: fx.Graph) -> None:
+        """Give the Marks of nodes that passes removed to what took their place."""
+        present = {node.name: node for node in nodes.nodes}
+        for known, marks in self._known:
+            if known.name in present:
+                continue
+            heir = self._rewritten(known, marks, nodes) or successor(known, present)
+            if heir is not None:
+                theirs = heir.meta.setdefault(MARK, [])
+                theirs += [mark for mark in marks if mark not in theirs]
+
+    def _rewritten(self, known: Known, marks: list[Mark], nodes: fx.Graph) -> fx.Node | None:
+        """The one new node that says it was made of the op whose node vanished: its result."""
+        ops = {mark.op for mark in marks if mark.slot.is_output}
+        found = [
+            node
+            for node in nodes.nodes
+            if not node.meta.get(MARK)
+            and kind_of(node) == known.kind
+            and op_of(self._graph, node) in ops
+        ]
+        inner = {source for node in found for source in node.all_input_nodes}
+        results = [node for node in found if node not in inner]
+        return results[0] if len(results) == 1 else None
+
+
+def _inputs_of(function: Function, args: tuple[Any, ...], kwargs: Any) -> slots.Slots:
+    """The input slots; symbolic sizes are left out, since to read one would fix it."""
+    symbolic = (torch.SymInt, torch.SymFloat)
+    args, kwargs = pytree.tree_map_only(symbolic, lambda _: 0, (args, kwargs))
+    return slots.arguments_of(args, kwargs, function.positions)[0]
+
+
+def _mark(tensor: Tensor, marks: list[Mark]) -> None:
+    node = traced_node(tensor)
+    if node is not None:
+        node.meta.setdefault(MARK, []).extend(marks)
+
+
+def traced_node(tensor: Tensor) -> fx.Node | None:
+    """The node of the graph being traced whose value `tensor` now is; None outside of tracing."""
+    mode = private("torch.fx.experimental.proxy_tensor:get_proxy_mode")()
+    if mode is None:
+        return None
+    if isinstance(tensor, private("torch._subclasses.functional_tensor:FunctionalTensor")):
+        private("torch:_sync")(tensor)
+        tensor = private("torch:_from_functional_tensor")(tensor.elem)
+    slot_of = private("torch.fx.experimental.proxy_tensor:get_proxy_slot")
+    proxy = slot_of(tensor, mode.tracer, None, lambda slot: slot.proxy)
+    return None if proxy is None else proxy.node
+
+
+def _sequence_number() -> int:
+    """How many autograd nodes this thread has made."""
+    return int(private("torch._C._autograd:_get_sequence_nr")())
+
+
+def _differentiated(tensor: Tensor) -> Any:
+    """What `tensor` is to autograd: what an in-place op makes of it is another one.
+
+    AOTAutograd traces a graph more than once; the id of a tensor that is gone may come again.
+    """
+    made_by = tensor.grad_fn
+    return WeakIdRef(tensor) if made_by is None else (made_by._sequence_nr(), tensor.output_nr)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Where a node was used: which argument of which node."""
+
+    user: str
+    target: Any
+    position: int
+    num_leaves: int
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A node before the passes ran: its kind of value, and all its uses."""
+
+    name: str
+    kind: str  # shape and dtype
+    uses: tuple[Use, ...]
+
+
+def known_before(node: fx.Node) -> Known:
+    """What is needed to find the successor of `node`, should it vanish."""
+    return Known(node.name, kind_of(node), tuple(_uses(node)))
+
+
+def _uses(node: fx.Node) -> Iterator[Use]:
+    for user in node.users:
+        leaves = pytree.tree_leaves((user.args, user.kwargs))
+        for position, leaf in enumerate(leaves):
+            if leaf is node:
+                yield Use(user.name, user.target, position, len(leaves))
+
+
+def kind_of(node: fx.Node) -> str:
+    """Shape and dtype of the value of `node`, as text: to compare symbols would fix them."""
+    value = node.meta.get("val")
+    return f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else ""
+
+
+def successor(known: Known, nodes: dict[str, fx.Node]) -> fx.Node | None:
+    """The node that all former users of a vanished node now take in its stead.
+
+    It stands for the vanished node, with the right value or, where a pass is at fault, a wrong
+    one. None where the users are gone too, disagree, or take a value of another kind.
+    """
+    found = {_now_at(use, nodes) for use in known.uses} - {None}
+    if len(found) != 1:
+        return None
+    (node,) = found
+    return node if node is not None and kind_of(node) == known.kind else None
+
+
+def _now_at(use: Use, nodes: dict[str, fx.Node]) -> fx.Node | None:
+    user = nodes.get(use.user)
+    if user is None or user.target != use.target:
+        return None
+    leaves = pytree.tree_leaves((user.args, user.kwargs))
+    leaf = leaves[use.position] if len(leaves) == use.num_leaves else None
+    return leaf if isinstance(leaf, fx.Node) else None

@@ -1,0 +1,327 @@
+"""Follows the ops of dynamo's graph through Inductor into the code that it generates for them."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.nouns.key import Slot
+from dumpcmp.pytorch.names import TESTED, check_names, private
+from dumpcmp.taps.inductor.again import lowered_again, replaced, standing_in
+from dumpcmp.taps.inductor.marks import Marking
+from dumpcmp.taps.inductor.ops import Mark, Traced, named, op_near, op_of
+from dumpcmp.taps.inductor.tables import (
+    SCHEMA,
+    Tapped,
+    TwinCode,
+    bases_of,
+    hidden,
+    is_computed,
+    lines_of,
+    readings_of,
+    table_of,
+    unrepeatable,
+)
+from dumpcmp.taps.inductor.views import Sizes
+from dumpcmp.taps.inductor.written import (
+    Written,
+    is_outermost,
+    lowering,
+    newly_written,
+    noting_kernel,
+)
+from dumpcmp.taps.recording.models import Model
+
+Original = Callable[..., Any]  # the function of Inductor's that one of ours stands in for
+Pass = Callable[[fx.Graph], None]
+
+
+class Compilation:
+    """One graph of dynamo on its way through Inductor."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+        self.marks = Marking(traced)
+        self.tapped: list[Tapped] = []
+        self.kernels: dict[str, set[int]] = {}  # kernel -> the ops inside
+
+    def begin_code(self) -> None:
+        """Forget what was written: the code that comes now is another one."""
+        self.tapped, self.kernels = [], {}
+
+
+class Provenance:
+    """Looks on while graphs are compiled: marks the values of ops, and taps their buffers."""
+
+    def __init__(
+        self,
+        where: Callable[[], tuple[Model, str] | None],
+        *,
+        quietly: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda run: run,
+        tapped: bool = True,
+        unfused: bool = False,
+        realize: bool = False,
+        twin: bool = False,
+    ) -> None:
+        self.known: dict[str, Traced] = {}  # by digest, which generated code refers to
+        self._where = where  # the model that runs now, and the module of it that is being called
+        self._quietly = quietly  # what is compiled runs with nothing recorded but by the tap
+        self._tapped, self._unfused, self._realize = tapped, unfused, realize
+        self._twin = twin and tapped
+        self._tag = f"dumpcmp-{SCHEMA}-{unfused:d}{realize:d}{tapped:d}{self._twin:d}"
+        self._compilations: weakref.WeakKeyDictionary[object, Compilation] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow all that is compiled while the block runs."""
+        check_names("--mode compiled")
+        refuse_cpp_wrapper()
+        config = private("torch.compiler.config")
+        with ExitStack() as ends:
+            for path, ours in self._stand_ins().items():
+                ends.enter_context(standing_in(path, ours))
+            if self._unfused:
+                most = "torch._inductor.codegen.cpp:CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM"
+                ends.enter_context(replaced(most, lambda _: -1))
+            ends.enter_context(config.patch(cache_key_tag=f"{config.cache_key_tag}{self._tag}"))
+            yield
+
+    def _stand_ins(self) -> dict[str, Original]:
+        """What stands in for functions of torch, which each is given first."""
+        scheduler = "torch._inductor.scheduler:Scheduler"
+        wrapper = "torch._inductor.codegen.wrapper:PythonWrapperCodegen"
+        shapes = "torch.fx.experimental.symbolic_shapes:PropagateUnbackedSymInts"
+        found: dict[str, Original] = {
+            "torch._inductor.compile_fx:compile_fx": self._compile_fx,
+            f"{shapes}.run_node": self._trace,
+            "torch.fx:Interpreter.run_node": self._trace_body,
+            "torch._inductor.graph:GraphLowering.run": self._lower,
+            f"{wrapper}.generate_kernel_call": noting_kernel,
+            f"{scheduler}.free_buffers": self._free_buffers,
+            "torch._inductor.graph:GraphLowering.codegen": self._codegen,
+            "torch._inductor:aoti_load_package": _refuse_package,
+        }
+        if self._materializes:
+            found[f"{scheduler}.can_buffer_be_removed_through_fusion"] = lambda *_: False
+        return found
+
+    @property
+    def _materializes(self) -> bool:
+        """Whether what is realised is also stored, if only one kernel uses it."""
+        return self._unfused or self._realize
+
+    @property
+    def _now(self) -> Compilation | None:
+        """The compilation that is under way; the same for the backward of its graph."""
+        context = _tracing_context()
+        return None if context is None else self._compilations.get(context)
+
+    # The door of Inductor
+
+    def _compile_fx(
+        self, original: Original, model: Any, inputs: Any, inner_compile: Any = None, **rest: Any
+    ) -> Any:
+        """Compile with our passes. Inductor calls itself with them in force: we let that pass."""
+        inner = inner_compile or inspect.signature(original).parameters["inner_compile"].default
+        where = self._where()
+        if rest.get("config_patches") or where is None:
+            return original(model, inputs, inner, **rest)
+        refuse_cpp_wrapper()
+        context = _tracing_context()
+        if context is not None and isinstance(model, fx.GraphModule):
+            traced = named(model, *where)
+            self._compilations[context] = Compilation(traced)
+            self.known[traced.digest] = traced
+        patch, settings = private("torch._inductor.config:patch"), self._settings()
+        with patch(settings):
+            run = original(model, inputs, patch(settings)(inner), **rest)
+        return self._quietly(run)
+
+    def _settings(self) -> dict[str, Any]:
+        config = private("torch._inductor.config")
+        before, after = config.post_grad_custom_pre_pass, config.post_grad_custom_post_pass
+        settings = {
+            "post_grad_custom_pre_pass": self._passes(before, first=self._remember),
+            "post_grad_custom_post_pass": self._passes(after, last=self._restore),
+            "triton.cudagraphs": False,  # a replayed CUDA graph runs none of the tap's lines
+        }
+        if self._materializes:  # patterns put several ops into one call, such as mm and add
+            settings |= {"inplace_buffers": False, "pattern_matcher": False}
+        if self._unfused:
+            settings["max_fusion_size"] = 1
+        return settings
+
+    def _passes(self, theirs: Any, first: Pass | None = None, last: Pass | None = None) -> Any:
+        """The user's own passes with ours before and behind them, which only look and mark.
+
+        Its uuid is a part of cache keys; code that is cached belongs to the graph that it names.
+        """
+        base: Any = private("torch._inductor.custom_graph_pass:CustomGraphPass")
+        if hasattr(theirs, "dumpcmp"):
+            return theirs
+        users = list(theirs) if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
+
+        def uuid(_: Any) -> str | None:
+            named = [user.uuid() if isinstance(user, base) else None for user in users]
+            digest = "" if self._now is None else self._now.traced.digest
+            return None if None in named else f"{self._tag}{digest}{named}"
+
+        def run(_: Any, graph: fx.Graph) -> None:
+            for each in filter(None, (first, *users, last)):
+                each(graph)
+
+        return type("Passes", (base,), {"dumpcmp": True, "__call__": run, "uuid": uuid})()
+
+    def _remember(self, nodes: fx.Graph) -> None:
+        if self._now is not None:
+            self._now.marks.remember(nodes)
+
+    def _restore(self, nodes: fx.Graph) -> None:
+        if self._now is not None:
+            self._now.marks.restore(nodes)
+        self._realize_in(nodes)
+
+    def _realize_in(self, nodes: fx.Graph) -> None:
+        """Have the values of ops stored in memory with `realize`, all values without fusion."""
+        wanted: Iterable[fx.Node] = ()
+        if self._unfused:
+            wanted = [node for node in nodes.nodes if is_computed(node)]
+        elif self._realize:
+            wanted = bases_of(nodes)
+        for node in wanted:
+            node.meta["inductor_realize_to_strides"] = True
+
+    # AOTAutograd traces dynamo's graph by running it node by node, and bodies in it as well
+
+    def _trace(self, original: Original, interpreter: Any, node: fx.Node) -> Any:
+        now = self._now
+        if now is None:
+            return original(interpreter, node)
+        if node.op not in ("placeholder", "output", "get_attr"):
+            now.marks.before(node, *interpreter.fetch_args_kwargs_from_env(node))
+        result = original(interpreter, node)
+        now.marks.after(node, result)
+        return result
+
+    def _trace_body(self, original: Original, interpreter: Any, node: fx.Node) -> Any:
+        now = self._now if type(interpreter) is fx.Interpreter else None
+        if now is None or node.graph not in now.traced.bodies:
+            return original(interpreter, node)
+        return self._trace(original, interpreter, node)
+
+    # Inductor lowers the post-grad graph and writes its code
+
+    def _lower(self, original: Original, graph: Any, *args: Any) -> Any:
+        """Some passes run after all custom ones: what they made is marked before it is lowered."""
+        if self._unfused and is_outermost(graph):
+            self._restore(graph.module.graph)
+        return original(graph, *args)
+
+    def _free_buffers(self, original: Original, scheduler: Any) -> None:
+        """Inductor frees what it no longer needs after each kernel: the moment to read values."""
+        if self._now is not None and is_outermost(lowering()):
+            try:
+                values = list(newly_written(scheduler))
+            except AttributeError as error:
+                raise CaptureError(
+                    f"torch {torch.__version__} is not as --mode compiled knows it: {error}",
+                    hint=f"use torch {TESTED}, or --mode boundary --backend inductor",
+                ) from error
+            for value in values:
+                for line in self._lines(self._now, value):
+                    lowering().wrapper_code.writeline(line)
+        original(scheduler)
+
+    def _lines(self, now: Compilation, value: Written) -> Iterator[str]:
+        """The line that reads `value`, if some op is waiting for it."""
+        inside = {op_of(now.traced, node) for node in value.origins} - {None}
+        now.kernels.setdefault(value.kernel, set()).update(inside)  # type: ignore[arg-type]
+        if not self._tapped or not value.is_readable:
+            return
+        sizes: Sizes = []
+        readings, op, origin = [], None, value.origin
+        backward = bool(lowering().is_backward)
+        if origin is not None:
+            readings, op = readings_of(origin, sizes, backward), op_of(now.traced, origin)
+        if origin is not None and self._unfused and not readings:
+            near = op_near(now.traced, origin)
+            slot = Slot(f"{'grad_' if backward else ''}inner.{origin.name}")
+            readings = [] if near is None else [([], [Mark(near, slot)])]
+        if readings or self._twin:  # what is no op's value still vouches for its kernel
+            now.tapped.append(Tapped(value, op, readings))
+            given = "".join(f", {_size_expression(size)}" for size in sizes)
+            yield f"_dumpcmp({len(now.tapped) - 1}, {value.variable}{given})"
+
+    def _codegen(self, original: Original, graph: Any) -> Any:
+        """Write the code, and at its end the table of its taps, which holds the twin's code too."""
+        if graph.aot_mode:
+            _refuse_package()
+        wrapper, kernels = original(graph)
+        now = self._now
+        if now is not None and hasattr(wrapper, "value") and is_outermost(graph):
+            backward = bool(graph.is_backward)
+            table = table_of(
+                now.traced.digest, graph.module, wrapper.value, backward, now.tapped, now.kernels
+            )
+            if self._twin:
+                stored = {each.value.name for each in now.tapped}
+                table = replace(table, twin=self._twin_code(now, original, graph, stored))
+            now.begin_code()
+            wrapper.value += table.written()
+        return wrapper, kernels
+
+    def _twin_code(
+        self, now: Compilation, codegen: Original, graph: Any, stored: Set[str]
+    ) -> TwinCode:
+        nodes = graph.module.graph
+        problem = unrepeatable(nodes)
+        if problem:
+            return TwinCode(problem)
+        now.begin_code()
+        try:
+            code, changed = lowered_again(graph, codegen, hidden(nodes, stored))
+        except Exception as error:  # whatever Inductor raises: the program runs without a twin
+            return TwinCode(f"it cannot be compiled: {type(error).__name__}: {error}")
+        return TwinCode("", code, changed, lines_of(now.tapped))
+
+
+def _tracing_context() -> object | None:
+    """What stands for the graph that is being compiled, the same for its backward."""
+    found: object | None = private("torch._guards:TracingContext").try_get()
+    return found
+
+
+def _size_expression(number: object) -> str:
+    """A symbolic size as Python code over the variables of the generated code."""
+    graph = lowering()
+    expression = number.node.expr if isinstance(number, torch.SymInt) else number
+    return str(graph.wrapper_code.codegen_python_sizevar(graph.sizevars.simplify(expression)))
+
+
+def refuse_cpp_wrapper() -> None:
+    """Raise if Inductor is set to write C++ instead of the Python code that the tap extends."""
+    config = private("torch._inductor.config")
+    for setting in ("cpp_wrapper", "fx_wrapper"):
+        if getattr(config, setting, False):
+            raise CaptureError(
+                f"torch._inductor.config.{setting} is on: Inductor writes no Python code to tap",
+                hint=f"turn {setting} off for this dump (unset TORCHINDUCTOR_{setting.upper()}), "
+                "or use --mode boundary --backend inductor",
+            )
+
+
+def _refuse_package(*_: Any, **__: Any) -> None:
+    raise CaptureError(
+        "an AOTInductor package has no Python code to tap",
+        hint="dump the program that it was made of, under torch.compile, with --mode compiled",
+    )
