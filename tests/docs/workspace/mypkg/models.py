@@ -1,0 +1,10 @@
+"""A factory of a model and its inputs."""
+
+import torch
+from torch import nn
+
+
+def build() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """A model in training, and a batch for it."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), (torch.ones(4, 8),)
