@@ -8,7 +8,7 @@ import pytest
 import dumpcmp
 from dumpcmp.align.mesh.assemble import Held
 from dumpcmp.align.mesh.regions import Shard, portion_of
-from dumpcmp.align.mesh.unshard import plan_unshard, shard
+from dumpcmp.align.mesh.unshard import plan_unshard
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import compact
@@ -21,6 +21,7 @@ from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.summary import Recipe, Summary, summarise
+from tests.align.mesh.sharding import shard
 from tests.align.mesh.test_unshard import LAYOUTS, UNEVEN
 from tests.compacting.archives import Numbers
 

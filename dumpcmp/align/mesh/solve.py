@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,44 +96,40 @@ def solve(question: Question, first: Layout | None = None) -> Solved | Unsolved:
 
 def hypotheses(question: Question, first: Layout | None = None) -> Iterator[Plan]:
     """A plan for every layout that gives golden's shape, likeliest first, each once."""
-    guesses = [partial(_assignments, question, splits) for splits in (_splits, _merged)]
-    if first is not None:
-        guesses.insert(0, partial(_supposed, first))
+    meshes = list(_meshes(question.shards))
+    layouts = itertools.chain(
+        ((shards, first) for shards in meshes if first and first.axes <= axis_sizes(shards).keys()),
+        (
+            (shards, layout)
+            for unequal in (False, True)  # parts of unequal sizes must be searched for
+            for shards in meshes
+            for layout in _assignments(question, shards, unequal)
+        ),
+    )
     seen: set[Plan] = set()
-    for guess in guesses:
-        for shards in _meshes(question.shards):
-            for layout in guess(shards):
-                plan = _plan(question, [_with(shard, layout) for shard in shards])
-                if plan is not None and plan not in seen:
-                    seen.add(plan)
-                    yield plan
+    for shards, layout in layouts:
+        plan = _plan(question, shards, layout)
+        if plan is not None and plan not in seen:
+            seen.add(plan)
+            yield plan
 
 
 def supposing(question: Question, layout: Layout) -> Plan | None:
     """The plan for the shards if they lay as `layout` says, where that gives golden's shape."""
-    for shards in _meshes(question.shards):
-        for supposed in _supposed(layout, shards):
-            if plan := _plan(question, [_with(shard, supposed) for shard in shards]):
-                return plan
-    return None
+    plan = next(hypotheses(question, layout), None)
+    return plan if plan is not None and plan.layout == layout.sentence else None
 
 
-def _supposed(layout: Layout, shards: Sequence[Shard]) -> Iterator[Layout]:
-    if layout.axes <= axis_sizes(shards).keys():
-        yield layout
-
-
-def _plan(question: Question, shards: Sequence[Shard]) -> Plan | None:
+def _plan(question: Question, shards: Sequence[Shard], layout: Layout) -> Plan | None:
+    said = [
+        replace(s, layout=replace(layout.sentence, coordinates=s.layout.known().coordinates))
+        for s in shards
+    ]
     try:
-        plan = plan_unshard(shards, question.golden.shape)
+        plan = plan_unshard(said, question.golden.shape)
     except LayoutError:
         return None  # the shards' shapes rule it out
     return plan if plan.shape == question.golden.shape and not plan.missing else None
-
-
-def _with(shard: Shard, layout: Layout) -> Shard:
-    coordinates = shard.layout.known().coordinates
-    return replace(shard, layout=replace(layout, coordinates=coordinates, shape=None))
 
 
 def _fit(question: Question, plan: Plan) -> tuple[float, Whole | None]:
@@ -151,51 +146,39 @@ def _fit(question: Question, plan: Plan) -> tuple[float, Whole | None]:
 
 
 def _meshes(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
-    """The shards as they say where they are; where they do not, on every mesh that they can be."""
+    """The shards as they say where they are; where they do not, on every mesh that they can be.
+
+    That is one axis of all ranks, then two axes whose sizes multiply to their number.
+    """
     if all(shard.layout.coordinates for shard in shards):
         yield list(shards)
         return
+    num = len(shards)
     number = {rank: n for n, rank in enumerate(sorted(shard.rank for shard in shards))}
-    for sizes in _factors(len(shards)):
-        names = ("ranks",) if len(sizes) == 1 else ("ranks0", "ranks1")
-        mesh = Mesh(tuple(zip(names, sizes, strict=True)))
+    pairs = [(outer, num // outer) for outer in range(2, num) if num % outer == 0]
+    for axes in ((("ranks", num),), *((("ranks0", a), ("ranks1", b)) for a, b in pairs)):
         yield [
-            replace(shard, layout=shard.layout.placed(mesh, number[shard.rank]).known(False))
+            replace(shard, layout=shard.layout.placed(Mesh(axes), number[shard.rank]).known(False))
             for shard in shards
         ]
 
 
-def _factors(num: int) -> Iterator[tuple[int, ...]]:
-    """One axis of `num`, then two axes whose sizes multiply to it."""
-    yield (num,)
-    yield from ((outer, num // outer) for outer in range(2, num) if num % outer == 0)
-
-
-def _assignments(
-    question: Question, splits: _SplitsOf, shards: Sequence[Shard]
-) -> Iterator[Layout]:
+def _assignments(question: Question, shards: Sequence[Shard], unequal: bool) -> Iterator[Layout]:
     """Every way in which the axes that nobody spoke about can act on the value."""
-    base = shards[0].layout
-    ndim = len(shards[0].shape)
+    base, ndim, sizes = shards[0].layout, len(shards[0].shape), axis_sizes(shards)
     dims = base.expanded(ndim).dims or tuple(Dim((Name(f"d{n}"),)) for n in range(ndim))
     if not len(dims) == ndim == len(question.golden.shape):
         return
-    sizes = axis_sizes(shards)
-    options = [list(_options(question, axis, sizes[axis], splits)) for axis in base.open_axes]
+    options = [list(_options(question, axis, sizes[axis], unequal)) for axis in base.open_axes]
     for chosen in sorted(itertools.product(*options), key=lambda c: sum(o.surprise for o in c)):
         layout = Layout(dims, base.over, base.divided_by)
         for option in chosen:
             layout = option.applied(layout)
-        if not all(_is_sentence(dim) for dim in layout.dims):
-            continue
+        if any(p.mode is Mode.INTERLEAVED for dim in layout.dims for p in dim.placements[1:]):
+            continue  # merged parts are split before their dim is
         yield layout
         if fewer := tuple(o.placement.axis for o in chosen if o.sees_fewer(question)):
             yield replace(layout, divided_by=fewer)
-
-
-def _is_sentence(dim: Dim) -> bool:
-    """Whether merged parts, if there are any, are split before their dim is."""
-    return all(p.mode is not Mode.INTERLEAVED for p in dim.placements[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +203,12 @@ class _Option:
         return replace(layout, dims=(*layout.dims[: self.dim], dim, *layout.dims[self.dim + 1 :]))
 
 
-_SplitsOf = Callable[[Question, str, int, int], Iterator[_Option]]
-
-
-def _options(question: Question, axis: str, size: int, splits: _SplitsOf) -> Iterator[_Option]:
+def _options(question: Question, axis: str, size: int, unequal: bool) -> Iterator[_Option]:
     local, whole = question.shards[0].shape, question.golden.shape
     yield _Option(Placement(axis, Mode.REPLICATED), 0)
     for n in range(len(whole)):
         if local[n] < whole[n]:
-            yield from splits(question, axis, size, n)
+            yield from (_merged if unequal else _splits)(question, axis, size, n)
     if axis == MICROBATCH:
         yield _Option(Placement(axis, Mode.RUNNING), 3)
     if question.may_be_partial:
@@ -238,12 +218,11 @@ def _options(question: Question, axis: str, size: int, splits: _SplitsOf) -> Ite
 
 def _splits(question: Question, axis: str, size: int, n: int) -> Iterator[_Option]:
     whole = question.golden.shape[n]
-    yield _Option(Placement(axis), 1, n)
+    for mode, surprise in ((Mode.SHARD, 1), (Mode.ZIGZAG, 4), (Mode.CYCLIC, 5)):
+        yield _Option(Placement(axis, mode), surprise, n)
     for num in (2, 3):
         if whole % (num * size) == 0:
             yield _Option(Placement(axis, Mode.INTERLEAVED), 2, n, tuple(map(Name, _MERGED[:num])))
-    yield _Option(Placement(axis, Mode.ZIGZAG), 4, n)
-    yield _Option(Placement(axis, Mode.CYCLIC), 5, n)
     if any(shard.shape[n] * size > whole for shard in question.shards):
         yield _Option(Placement(axis), 8, n, (Name(f"d{n}", whole),))
 

@@ -11,18 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.align.mesh.reduce import distance, reduce_terms
-from dumpcmp.align.mesh.regions import (
-    Region,
-    Shape,
-    Shard,
-    Stretch,
-    corners,
-    indices,
-    named,
-    regions,
-)
+from dumpcmp.align.mesh.regions import Region, Shape, Shard, Stretch, corners, named, regions
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import Coordinates, Layout, Mesh, Mode, Reduction
+from dumpcmp.nouns.layouts import Coordinates, Layout, Mode, Reduction
 from dumpcmp.nouns.value import Value
 
 
@@ -93,12 +84,9 @@ def plan_unshard(shards: Sequence[Shard], golden_shape: Shape | None = None) -> 
     _check_axes(shards, layout, axes)
     split = [axis for dim in layout.dims for axis in dim.axes]
     summed = [p.axis for p in layout.over if p.mode is Mode.PARTIAL]
-    reduction, divisor = _reduction(layout, axes)
     held = _held(shards, layout, [*split, *summed])
-    dims = [
-        regions(n, dim, shards, axes, golden_shape[n] if golden_shape else None)
-        for n, dim in enumerate(layout.dims)
-    ]
+    golden = dict(enumerate(golden_shape or ()))  # whose value may have fewer dims
+    dims = [regions(n, dim, shards, axes, golden.get(n)) for n, dim in enumerate(layout.dims)]
     tiles, missing = [], []
     for corner in corners(axes, split):
         terms = {corner + term: held.get(corner + term, ()) for term in corners(axes, summed)}
@@ -112,7 +100,7 @@ def plan_unshard(shards: Sequence[Shard], golden_shape: Shape | None = None) -> 
             tiles.append(Tile(region, tuple(terms.values())))
     shape = tuple(size for _, size in dims)
     whole = (layout, shape, tuple(tiles), tuple(shards))
-    return Plan(*whole, reduction, divisor, missing=tuple(missing))
+    return Plan(*whole, *_reduction(layout, axes), missing=tuple(missing))
 
 
 def unshard(plan: Plan, load: Load) -> Whole:
@@ -165,25 +153,6 @@ def slices(region: Region) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...
             tuple(slice(one.whole, one.whole + one.length) for one in block),
             tuple(slice(one.local, one.local + one.length) for one in block),
         )
-
-
-def shard(whole: Value, layout: Layout, mesh: Mesh) -> list[tuple[Shard, Value]]:
-    """What each rank of `mesh` holds of `whole`: the inverse of unsharding, for laws and plans.
-
-    Terms of a partial value are an arbitrary split of it: all of it on the first rank.
-    """
-    layout = layout.expanded(len(whole.shape))
-    summed = [p.axis for p in layout.over if p.mode is Mode.PARTIAL]
-    shares = []
-    for rank in range(mesh.num_ranks):
-        mine = layout.placed(mesh, rank)
-        bits = whole.bits
-        for n, dim in enumerate(layout.dims):
-            bits = bits.take(indices(dim, whole.shape[n], mine.at(dim.axes)), axis=n)
-        if any(c.index for c in mine.at(summed)):
-            bits = np.zeros_like(bits)
-        shares.append((Shard(rank, bits.shape, mine), Value(whole.dtype, bits)))
-    return shares
 
 
 def _agreed(shards: Sequence[Shard]) -> Layout:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from dumpcmp.align.mesh.assemble import AssemblyError, Basis, Held, RunFacts, assemble, explain
 from dumpcmp.align.mesh.declared import Declarations, read_stated
-from dumpcmp.align.mesh.unshard import shard
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import LayoutError
@@ -19,6 +18,7 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.layouts import parse_layout, parse_mesh
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.value import Value
+from tests.align.mesh.sharding import shard
 
 LIMIT = 1e-5
 RNG = np.random.default_rng(0)
@@ -114,6 +114,12 @@ def test_a_declaration_corrects_what_was_recorded() -> None:
     facts = replace(wrong.facts, declared=read_stated(["attn=b s h[tp]"]).target)
     right = assemble(_whole(), replace(wrong, facts=facts), LIMIT)[1]
     assert np.array_equal(right.value.bits, WHOLE.bits)
+
+
+def test_a_layout_that_is_stated_holds_against_a_golden_of_other_dims() -> None:
+    flat = _held([_value(np.ravel(WHOLE.bits))], [""])
+    _, target = assemble(flat, _sharded("b s h[tp]", "tp=2", recorded=True), LIMIT)
+    assert np.array_equal(target.value.bits, WHOLE.bits)
 
 
 @pytest.mark.parametrize("known", [True, False])

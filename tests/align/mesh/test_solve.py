@@ -8,19 +8,16 @@ import pytest
 
 from dumpcmp.align.mesh.regions import Shape, Shard
 from dumpcmp.align.mesh.solve import Question, Solved, Unsolved, solve
-from dumpcmp.align.mesh.unshard import shard
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.layouts import Layout, parse_layout, parse_mesh
 from dumpcmp.nouns.value import Value
+from tests.align.mesh.sharding import Shares, shard
 
 LIMIT = 1e-5
 
 
 def _golden(shape: tuple[int, ...], seed: int = 0) -> Value:
     return Value(DTYPES["float32"], np.random.default_rng(seed).standard_normal(shape, np.float32))
-
-
-Shares = list[tuple[Shard, Value]]
 
 
 def _shares(golden: Value, text: str, mesh: str) -> Shares:

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from dumpcmp.align.mesh.declared import complete
 from dumpcmp.align.mesh.reduce import distance
 from dumpcmp.align.mesh.regions import Shape, Shard
-from dumpcmp.align.mesh.unshard import Plan, Whole, plan_unshard, shard, unshard
+from dumpcmp.align.mesh.unshard import Plan, Whole, plan_unshard, unshard
 from dumpcmp.nouns.dtypes import DTYPES, dtype_named
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.layouts import parse_coordinates, parse_layout, parse_mesh
 from dumpcmp.nouns.value import Value
+from tests.align.mesh.sharding import Shares, shard
 
 SENTENCES = [
     "",
@@ -87,9 +88,6 @@ LAYOUTS = [
     ("b s h[dp:strided.3]", "dp=2"),
 ]
 UNEVEN = [("b s h[tp]", "tp=5"), ("b[tp] s h", "tp=3"), ("b s[cp,tp] h", "cp=5 tp=2")]
-
-
-Shares = list[tuple[Shard, Value]]
 
 
 def _held(shape: Shape, text: str, mesh: str, dtype: str = "float32") -> tuple[Value, Shares]:
