@@ -14,7 +14,7 @@ _PRIME = 7919  # keeps the seeds of neighbouring arguments apart
 def domains_of(entry: Entry) -> tuple[Domain, ...]:
     """What numbers each leaf of the call may hold."""
     return tuple(
-        entry.domains.get(parameter_of(leaf, entry.arguments), NORMAL)
+        entry.ruling.domains.get(parameter_of(leaf, entry.arguments), NORMAL)
         for leaf in leaves(entry.call)
     )
 
@@ -27,7 +27,7 @@ def wanted_grads(entry: Entry) -> tuple[int, ...]:
         if isinstance(leaf.value, TensorInfo)
         and leaf.value.requires_grad
         and leaf.value.dtype.is_floating_point
-        and parameter_of(leaf, entry.arguments) not in entry.buffers
+        and parameter_of(leaf, entry.arguments) not in entry.ruling.buffers
         and domains_of(entry)[index].kind in (DimKind.NORMAL, DimKind.POSITIVE, DimKind.UNIT)
     )
 

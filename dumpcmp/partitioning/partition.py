@@ -115,9 +115,9 @@ def partition_by(
     inputs = tuple(_placed(dims, name, lengths, units, WHOLE) for dims in annotation.inputs)
     without = PARTIAL if name.reduce is Reduce.SUM else WHOLE
     outputs = tuple(_placed(dims, name, lengths, units, without) for dims in annotation.outputs)
-    adjusted = [a for a in entry.adjusted if a.name == name.text]
+    adjusted = [a for a in entry.ruling.adjusted if a.name == name.text]
     changes = tuple(tuple(_changes(entry, adjusted, units, part)) for part in range(option.num))
-    synchronised = entry.synchronised.get(name.text, "") if option.sync else ""
+    synchronised = entry.ruling.synchronised.get(name.text, "") if option.sync else ""
     said = ", ".join(_said(entry.call, change) for change in changes[0])
     return Partition(option.num, inputs, outputs, changes, said, synchronised)
 

@@ -2,19 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from dumpcmp.partitioning.annotation import Annotation, expanded, lengths_of, parse_annotation
 from dumpcmp.partitioning.call import OpCall, leaves
-from dumpcmp.partitioning.rules import (
-    contraction,
-    convolution,
-    indexing,
-    normalization,
-    pointwise,
-    reduction,
-    shaping,
-)
+from dumpcmp.partitioning.configuration import PartitionError
+from dumpcmp.partitioning.rules import RULES
 from dumpcmp.partitioning.rules.ruling import (
     Adjusted,
     Annotator,
@@ -23,31 +16,13 @@ from dumpcmp.partitioning.rules.ruling import (
     NoRule,
     Ruling,
     name_arguments,
+    ruling_of,
     texts,
 )
 from dumpcmp.partitioning.signature import EQUIVALENTS, canonical, folded, function_of
 
-RULES: Mapping[str, Annotator] = {
-    **pointwise.RULES,
-    **contraction.RULES,
-    **convolution.RULES,
-    **normalization.RULES,
-    **shaping.RULES,
-    **reduction.RULES,
-    **indexing.RULES,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """An annotation that the user has given for a function."""
-
-    text: str
-    adjusted: tuple[Adjusted, ...] = ()
-    domains: Mapping[str, Domain] = field(default_factory=dict)
-    synchronised: Mapping[str, str] = field(default_factory=dict)
-
-
+# What users have registered: signature -> the annotation's text, and what a split of it involves.
+Registered = tuple[str, Ruling]
 _REGISTERED: dict[str, Registered] = {}
 
 
@@ -65,7 +40,8 @@ def register_annotation(
     hold, `synchronised` the generator function to run when a name is split.
     """
     parse_annotation(anno)
-    _REGISTERED[canonical(fsig)] = Registered(anno, adjusted, domains or {}, synchronised or {})
+    ruling = Ruling({}, (), adjusted, domains or {}, synchronised or {})
+    _REGISTERED[canonical(fsig)] = (anno, ruling)
 
 
 def registered() -> tuple[tuple[str, Registered], ...]:
@@ -82,21 +58,17 @@ def restore(known: tuple[tuple[str, Registered], ...]) -> None:
 class Entry:
     """All that the table says about one call.
 
-    `outputs` may be one text and ``...``, for as many outputs as there are; # is their number.
+    The ruling's outputs may be one text and ``...``, for as many as there are; # is their number.
     """
 
     call: OpCall
     arguments: Arguments
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    adjusted: tuple[Adjusted, ...] = ()
-    domains: Mapping[str, Domain] = field(default_factory=dict)
-    synchronised: Mapping[str, str] = field(default_factory=dict)
-    buffers: tuple[str, ...] = ()
+    inputs: tuple[str, ...]  # the dims of every leaf of the call
+    ruling: Ruling
 
     def annotation(self, num_outputs: int) -> Annotation:
         """The annotation, for a call that has given `num_outputs` outputs."""
-        outputs = list(self.outputs)
+        outputs = list(self.ruling.outputs)
         if outputs[-1:] == ["..."]:
             outputs = [outputs[0].replace("#", str(i)) for i in range(num_outputs)]
         text = f"{', '.join(self.inputs)} -> {', '.join(outputs)}"
@@ -110,11 +82,10 @@ class Entry:
 
     def _counted(self) -> dict[str, int]:
         """Names that an argument counts: ``groups`` of a group is as long as ``groups`` says."""
-        named = {
-            a.name: a.parameter for a in self.adjusted if a.how == "share" and a.position is None
-        }
-        counted = {name: self.arguments.values.get(parameter) for name, parameter in named.items()}
-        return {name: value for name, value in counted.items() if isinstance(value, int)}
+        values = self.arguments.values
+        counts = (a for a in self.ruling.adjusted if a.how == "share" and a.position is None)
+        found = {a.name: values.get(a.parameter) for a in counts}
+        return {name: value for name, value in found.items() if isinstance(value, int)}
 
 
 def is_known(fsig: str) -> bool:
@@ -126,16 +97,16 @@ def entry_for(call: OpCall, anno: str = "") -> Entry:
     """What is known about `call`: by `anno`, by the user's registration, or by our table."""
     call = folded(call)
     arguments = name_arguments(call, function_of(call))
-    registered = Registered(anno) if anno else _REGISTERED.get(canonical(call.fsig))
+    registered = (anno, Ruling({}, ())) if anno else _REGISTERED.get(canonical(call.fsig))
     if registered is not None:
-        return _by_text(call, arguments, registered)
+        return _by_text(call, arguments, *registered)
     rule = _rule_for(call.fsig)
     if rule is None:
         raise NoRule(f"no annotation for {call.fsig}: register one with register_annotation")
-    return _by_rule(call, arguments, rule(arguments))
+    return _by_rule(call, arguments, rule)
 
 
-def _rule_for(fsig: str) -> Annotator | None:
+def _rule_for(fsig: str) -> Annotator | str | None:
     fsig = canonical(fsig)
     if fsig in RULES or fsig in EQUIVALENTS:
         return RULES.get(fsig)
@@ -150,56 +121,52 @@ def _rule_for(fsig: str) -> Annotator | None:
     return RULES.get(name) or (RULES.get(name[:-1]) if in_place else None)
 
 
-def _by_rule(call: OpCall, arguments: Arguments, ruling: Ruling) -> Entry:
-    return Entry(
-        call,
-        arguments,
-        tuple(texts(ruling, arguments, call)),
-        tuple(ruling.outputs),
-        ruling.adjusted,
-        ruling.domains,
-        ruling.synchronised,
-        ruling.buffers,
-    )
+def _by_rule(call: OpCall, arguments: Arguments, rule: Annotator | str) -> Entry:
+    try:
+        ruling = ruling_of(rule, arguments)
+        inputs = tuple(texts(ruling, arguments, call))
+    except (LookupError, TypeError, ValueError) as error:
+        raise PartitionError(
+            f"the arguments of {call} do not fit the op: {error}", hint="does the call itself run?"
+        ) from error
+    return Entry(call, arguments, inputs, ruling)
 
 
-def _by_text(call: OpCall, arguments: Arguments, registered: Registered) -> Entry:
+def _by_text(call: OpCall, arguments: Arguments, text: str, own: Ruling) -> Entry:
     """A user's annotation. Arguments called like a name shrink with it, as in nnScaler.
 
     What our table knows of the op besides its dims stays true: which numbers are valid, which
     arguments change with the part, what has to be synchronised.
     """
-    inputs, outputs = (
-        tuple(part.strip() for part in side.split(",")) for side in registered.text.split("->")
-    )
+    inputs, outputs = (tuple(dims.strip() for dims in side.split(",")) for side in text.split("->"))
     inputs += ("?",) * (len(leaves(call)) - len(inputs))
-    own = Entry(call, arguments, inputs, outputs)
+    entry = Entry(call, arguments, inputs, replace(own, outputs=outputs))
     known = _known(call, arguments)
-    renamed = _renaming(known, own)
-    words = set(re.findall(r"\w+", registered.text))
-    return replace(
-        own,
-        adjusted=(
-            *registered.adjusted,
+    renamed, known_ruling = _renaming(known, entry), known.ruling
+    words = set(re.findall(r"\w+", text))
+    ruling = Ruling(
+        {},
+        outputs,
+        (
+            *own.adjusted,
             *(Adjusted(name, name) for name in arguments.values if name in words),
-            *(replace(a, name=renamed[a.name]) for a in known.adjusted if a.name in renamed),
+            *(replace(a, name=renamed[a.name]) for a in known_ruling.adjusted if a.name in renamed),
         ),
-        domains={**known.domains, **registered.domains},
-        synchronised={
-            **{renamed[n]: f for n, f in known.synchronised.items() if n in renamed},
-            **registered.synchronised,
-        },
-        buffers=known.buffers,
+        {**known_ruling.domains, **own.domains},
+        {renamed[n]: f for n, f in known_ruling.synchronised.items() if n in renamed}
+        | {**own.synchronised},
+        known_ruling.buffers,
     )
+    return replace(entry, ruling=ruling)
 
 
 def _known(call: OpCall, arguments: Arguments) -> Entry:
-    nothing = Entry(call, arguments, (), ())
+    nothing = Entry(call, arguments, (), Ruling({}, ()))
     rule = _rule_for(call.fsig)
     if rule is None:
         return nothing
     try:
-        return _by_rule(call, arguments, rule(arguments))
+        return _by_rule(call, arguments, rule)
     except NoRule:
         return nothing
 
@@ -208,7 +175,7 @@ def _renaming(known: Entry, own: Entry) -> dict[str, str]:
     """Our names of dims -> the user's names of the same dims, where both lead theirs."""
     if not known.inputs:
         return {}
-    ours, theirs = (entry.annotation(len(own.outputs)) for entry in (known, own))
+    ours, theirs = (entry.annotation(len(own.ruling.outputs)) for entry in (known, own))
     return {
         mine.leading.text: yours.leading.text
         for one, two in zip(ours.operands, theirs.operands, strict=False)

@@ -36,7 +36,7 @@ def _rule(candidate: Candidate) -> str:
         entry = entry_for(candidate.call, candidate.anno)
     except (NoRule, DumpcmpError):
         return ""
-    return f"{entry.inputs} {entry.outputs} {entry.adjusted} {entry.domains} {entry.synchronised}"
+    return f"{entry.inputs} {entry.ruling}"
 
 
 class Verified:

@@ -6,7 +6,7 @@ import torch
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning.call import OpCall, shape_of
 from dumpcmp.partitioning.checking import Candidate, InProcess, Settings, check_op
-from dumpcmp.partitioning.table import RULES
+from dumpcmp.partitioning.rules import RULES
 
 
 def f(*shape):

@@ -1,1 +1,11 @@
-"""Annotations of ops, as functions of their arguments; one file per family of ops."""
+"""Annotations of ops: texts, or functions of their arguments; one file per family of ops."""
+
+from dumpcmp.partitioning.rules import contraction, normalization, pointwise, shaping
+from dumpcmp.partitioning.rules.ruling import Table
+
+RULES: Table = {
+    **pointwise.RULES,
+    **contraction.RULES,
+    **normalization.RULES,
+    **shaping.RULES,
+}

@@ -1,8 +1,9 @@
-"""What a rule sees of a call (Arguments) and what it says about it (Ruling)."""
+"""What an annotator sees of a call (Arguments) and what it says about it (Ruling)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from string import ascii_lowercase
 from typing import Any
 
 from dumpcmp.partitioning.call import Leaf, OpCall, Path, leaves
@@ -66,7 +67,7 @@ class Ruling:
     adjusted: tuple[Adjusted, ...] = ()
     domains: Mapping[str, Domain] = field(default_factory=dict)
     synchronised: Mapping[str, str] = field(default_factory=dict)  # name -> generator to run
-    buffers: tuple[str, ...] = ()  # parameters that are state, not candidate to gradients
+    buffers: tuple[str, ...] = ()  # parameters that are state, not subject to gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,30 +93,91 @@ class Arguments:
             raise NoRule(f"argument {names[0]!r} is not a tensor")
         return shape
 
+    def dim(self, rank: int, default: int | None = None) -> int:
+        """The argument ``dim``, counted from the front of `rank` dims."""
+        dim = self.get("dim", default=default)
+        if dim is None:
+            raise NoRule("no dim is given")
+        return dim_of(dim, rank)
+
+    def sizes(self, *names: str) -> tuple[str, list[int]]:
+        """The parameter that holds a list of sizes, and the list."""
+        for name in names:
+            given = self.values.get(name)
+            if isinstance(given, list | tuple) and all(isinstance(size, int) for size in given):
+                return name, list(given)
+        raise NoRule(f"needs a list of integers as {names[0]!r}")
+
     @property
     def tensors(self) -> dict[str, TensorInfo]:
         """Arguments that are single tensors."""
         return {name: v for name, v in self.values.items() if isinstance(v, TensorInfo)}
 
+    @property
+    def first(self) -> tuple[str, tuple[int, ...]]:
+        """The first tensor: its parameter and its shape."""
+        for name, tensor in self.tensors.items():
+            return name, tensor.shape
+        raise NoRule("takes no tensor: nothing to partition")
+
+    @property
+    def listed(self) -> tuple[str, list[TensorInfo]]:
+        """The first list of tensors: its parameter, and the list."""
+        for name, value in self.values.items():
+            if isinstance(value, list | tuple) and any(isinstance(v, TensorInfo) for v in value):
+                return name, list(value)
+        raise NoRule("takes no list of tensors")
+
 
 Annotator = Callable[[Arguments], Ruling]
+Table = Mapping[str, Annotator | str]  # a text where the annotation is always the same
+Names = Sequence[str]
+# Of an op on one tensor, from its shape and names of its dims: the dims as they are written for
+# it and for the output, and arguments that change with the part.
+Change = Callable[
+    [Arguments, tuple[int, ...], list[str]],
+    tuple[Names, Names] | tuple[Names, Names, tuple[Adjusted, ...]],
+]
 
 
-def name_arguments(call: OpCall, function: Callee) -> Arguments:
-    """Lay the arguments of `call` under the parameters of `function`."""
-    values: dict[str, Any] = {}
+def of_one(change: Change, noutputs: int = 1) -> Annotator:
+    """The annotator of ops on one tensor that `change` describes."""
+
+    def annotate(arguments: Arguments) -> Ruling:
+        name, shape = arguments.first
+        changed = change(arguments, shape, letters(len(shape)))
+        adjusted = changed[2] if len(changed) > 2 else ()
+        return Ruling({name: said(changed[0])}, [said(changed[1])] * noutputs, adjusted)
+
+    return annotate
+
+
+def each(names: str, annotator: Annotator | str) -> Table:
+    """One `annotator` for all of `names`, which are written as a sentence."""
+    return dict.fromkeys(names.split(), annotator)
+
+
+def ruling_of(annotator: Annotator | str, arguments: Arguments) -> Ruling:
+    """What `annotator` says about a call; a text holds for its tensors in order."""
+    if not isinstance(annotator, str):
+        return annotator(arguments)
+    inputs, outputs = ([dims.strip() for dims in s.split(",")] for s in annotator.split("->"))
+    return Ruling(dict(zip(arguments.tensors, inputs, strict=False)), outputs)
+
+
+def name_arguments(call: OpCall, callee: Callee) -> Arguments:
+    """Lay the arguments of `call` under the parameters of `callee`."""
     paths: dict[str, Path] = {}
-    for i, value in enumerate(call.args):
-        if i < len(function.parameters):
-            name = function.parameters[i]
-        elif function.variadic:
-            name = f"{function.variadic}.{i - len(function.parameters)}"
+    for i in range(len(call.args)):
+        more = i - len(callee.parameters)
+        if more < 0:
+            name = callee.parameters[i]
         else:
-            name = f"arg{i}"
-        values[name], paths[name] = value, ("args", i)
-    for name, value in call.kwargs.items():
-        values[name], paths[name] = value, ("kwargs", name)
-    return Arguments(values, paths)
+            name = f"{callee.variadic}.{more}" if callee.variadic else f"arg{i}"
+        paths[name] = ("args", i)
+    values = {name: call.args[int(i)] for name, (_, i) in paths.items()}
+    paths |= {name: ("kwargs", name) for name in call.kwargs}
+    return Arguments({**values, **call.kwargs}, paths)
 
 
 def parameter_of(leaf: Leaf, arguments: Arguments) -> str:
@@ -135,11 +197,14 @@ def texts(ruling: Ruling, arguments: Arguments, call: OpCall) -> list[str]:
     return words
 
 
-def letters(num: int, prefix: str = "") -> list[str]:
+def letters(num: int) -> list[str]:
     """`num` different names for dims."""
-    if not prefix and num <= 26:
-        return [chr(ord("a") + i) for i in range(num)]
-    return [f"{prefix or 'd'}{i}" for i in range(num)]
+    return list(ascii_lowercase[:num]) if num <= 26 else [f"d{i}" for i in range(num)]
+
+
+def numbered(text: str, num: int) -> list[str]:
+    """`num` names like `text`, whose # is their number."""
+    return [text.replace("#", str(i)) for i in range(num)]
 
 
 def dim_of(dim: int, rank: int) -> int:
@@ -147,17 +212,27 @@ def dim_of(dim: int, rank: int) -> int:
     return dim + rank if dim < 0 else dim
 
 
-def frozen(names: Sequence[str], dims: Sequence[int]) -> list[str]:
+def frozen(names: Names, dims: int | Sequence[int]) -> list[str]:
     """`names` with those at `dims` frozen."""
-    kept = {dim_of(d, len(names)) for d in dims}
+    kept = {dim_of(d, len(names)) for d in ([dims] if isinstance(dims, int) else dims)}
     return [f"{name}^" if i in kept else name for i, name in enumerate(names)]
 
 
-def said(names: Sequence[str]) -> str:
+def without(names: Names, dim: int) -> list[str]:
+    """`names` but for that at `dim`."""
+    return [name for i, name in enumerate(names) if i != dim]
+
+
+def instead(names: Names, dim: int, name: str) -> list[str]:
+    """`names` with `name` at `dim`."""
+    return [name if i == dim_of(dim, len(names)) else other for i, other in enumerate(names)]
+
+
+def ones(names: Names, shape: Sequence[int]) -> list[str]:
+    """`names`, with 1 where a dim is one long and broadcasts."""
+    return ["1" if size == 1 else name for name, size in zip(names, shape, strict=True)]
+
+
+def said(names: Names) -> str:
     """Dims as text; a tensor without dims is written ``1``."""
     return " ".join(names) if names else "1"
-
-
-def words(text: str) -> list[str]:
-    """A list of names, written as a sentence."""
-    return text.split()

@@ -1,36 +1,35 @@
-"""Ops that move elements without changing them: views, permutations, joins, cuts."""
+"""Ops that move elements without changing them: views, permutations, joins, cuts, by index."""
 
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 from dumpcmp.partitioning.configuration import TensorInfo
+from dumpcmp.partitioning.rules.pointwise import broadcast
 from dumpcmp.partitioning.rules.ruling import (
     Adjusted,
-    Annotator,
     Arguments,
+    DimKind,
+    Domain,
+    Names,
     NoRule,
     Ruling,
+    Table,
     dim_of,
+    each,
     frozen,
+    ids,
+    instead,
     letters,
+    of_one,
+    ones,
     said,
+    without,
 )
 
-
-def _first(arguments: Arguments) -> tuple[str, tuple[int, ...]]:
-    for name, tensor in arguments.tensors.items():
-        return name, tensor.shape
-    raise NoRule("takes no tensor: nothing to partition")
-
-
-def _sizes(arguments: Arguments, *names: str) -> tuple[str, list[int]]:
-    """The parameter that holds a list of sizes, and the list."""
-    for name in names:
-        given = arguments.values.get(name)
-        if isinstance(given, list | tuple) and all(isinstance(size, int) for size in given):
-            return name, list(given)
-    raise NoRule(f"needs a list of integers as {names[0]!r}")
+Shape = tuple[int, ...]
+Both = tuple[Names, Names]  # the dims of the input and of the output
+Followed = tuple[Names, Names, tuple[Adjusted, ...]]  # and arguments that change with them
 
 
 def filled(sizes: Sequence[int], numel: int) -> list[int]:
@@ -82,15 +81,7 @@ def _block(name: str, mine: list[int], yours: list[int]) -> tuple[list[str], lis
     return (single, several) if len(mine) == 1 else (several, single)
 
 
-def _view(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    parameter, sizes = _sizes(arguments, "size", "shape", "sizes")
-    after = filled(sizes, math.prod(shape))
-    before, out = regrouped(shape, after)
-    return Ruling({name: said(before)}, [said(out)], resized(out, parameter))
-
-
-def resized(out: Sequence[str], parameter: str) -> tuple[Adjusted, ...]:
+def _resized(out: Names, parameter: str) -> tuple[Adjusted, ...]:
     """Sizes in `parameter` follow the names that lead the output's dims."""
     leading = [dim.strip("()").split()[0] for dim in out]
     return tuple(
@@ -100,144 +91,108 @@ def resized(out: Sequence[str], parameter: str) -> tuple[Adjusted, ...]:
     )
 
 
-def _flatten(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
+def _view(arguments: Arguments, shape: Shape, _: Names) -> Followed:
+    parameter, sizes = arguments.sizes("size", "shape", "sizes")
+    before, out = regrouped(shape, filled(sizes, math.prod(shape)))
+    return before, out, _resized(out, parameter)
+
+
+def _flatten(arguments: Arguments, shape: Shape, _: Names) -> Both:
     start = dim_of(arguments.get("start_dim", default=0), len(shape))
-    end = dim_of(arguments.get("end_dim", default=-1), len(shape))
-    after = [*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]]
-    before, out = regrouped(shape, after)
-    return Ruling({name: said(before)}, [said(out)])
+    end = dim_of(arguments.get("end_dim", default=-1), len(shape)) + 1
+    return regrouped(shape, [*shape[:start], math.prod(shape[start:end]), *shape[end:]])
 
 
-def _unflatten(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    dim = dim_of(arguments.get("dim"), len(shape))
-    parameter, sizes = _sizes(arguments, "sizes", "unflattened_size")
+def _unflatten(arguments: Arguments, shape: Shape, _: Names) -> Followed:
+    dim = arguments.dim(len(shape))
+    parameter, sizes = arguments.sizes("sizes", "unflattened_size")
     inside = filled(sizes, shape[dim])
     before, out = regrouped(shape, [*shape[:dim], *inside, *shape[dim + 1 :]])
-    moved = resized(out[dim : dim + len(inside)], parameter)
-    return Ruling({name: said(before)}, [said(out)], moved)
+    return before, out, _resized(out[dim : dim + len(inside)], parameter)
 
 
-def _expand(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    parameter, sizes = _sizes(arguments, "size", "sizes")
+def _expand(arguments: Arguments, shape: Shape, _: Names) -> Followed:
+    parameter, sizes = arguments.sizes("size", "sizes")
     new = len(sizes) - len(shape)
     names = letters(len(sizes))
-    inputs = ["1" if size == 1 else names[new + i] for i, size in enumerate(shape)]
-    out = [
-        "1" if (size == 1 or (size == -1 and shape[i - new] == 1)) else names[i]
-        for i, size in enumerate(sizes)
-    ]
-    return Ruling({name: said(inputs)}, [said(out)], resized(out, parameter))
+    after = [shape[i - new] if size == -1 else size for i, size in enumerate(sizes)]
+    out = ones(names, after)
+    return ones(names[new:], shape), out, _resized(out, parameter)
 
 
-def _permute(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    _, order = _sizes(arguments, "dims")
-    names = letters(len(shape))
-    return Ruling({name: said(names)}, [said([names[d] for d in order])])
+def _permute(arguments: Arguments, _: Shape, names: Names) -> Both:
+    return names, [names[d] for d in arguments.sizes("dims")[1]]
 
 
-def _transpose(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    names = letters(len(shape))
+def _transpose(arguments: Arguments, _: Shape, names: Names) -> Both:
     out = list(names)
-    if len(shape) > 1:
+    if len(names) > 1:
         one, two = arguments.get("dim0", default=-2), arguments.get("dim1", default=-1)
         out[one], out[two] = out[two], out[one]
-    return Ruling({name: said(names)}, [said(out)])
+    return names, out
 
 
-def _unsqueeze(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    names = letters(len(shape))
-    at = dim_of(arguments.get("dim"), len(shape) + 1)
-    return Ruling({name: said(names)}, [said([*names[:at], "1", *names[at:]])])
+def _unsqueeze(arguments: Arguments, _: Shape, names: Names) -> Both:
+    at = arguments.dim(len(names) + 1)
+    return names, [*names[:at], "1", *names[at:]]
 
 
-def _squeeze(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
+def _squeeze(arguments: Arguments, shape: Shape, names: Names) -> Both:
     dims = arguments.get("dim")
-    every = dims is None  # then a dim whose part is one long vanishes as well: nothing is split
-    gone = set(range(len(shape))) if every else _counted(dims, len(shape))
-    names = [
-        "1" if size == 1 else f"{n}^" if every else n
-        for n, size in zip(letters(len(shape)), shape, strict=True)
-    ]
-    out = [n for i, n in enumerate(names) if not (i in gone and shape[i] == 1)]
-    return Ruling({name: said(names)}, [said(out)])
-
-
-def _counted(dims: int | Sequence[int], rank: int) -> set[int]:
-    return {dim_of(d, rank) for d in ([dims] if isinstance(dims, int) else dims)}
-
-
-def _listed(arguments: Arguments) -> tuple[str, list[TensorInfo]]:
-    for name, value in arguments.values.items():
-        if isinstance(value, list | tuple) and any(isinstance(v, TensorInfo) for v in value):
-            return name, list(value)
-    raise NoRule("takes no list of tensors")
+    if dims is None:  # then a dim whose part is one long vanishes as well: nothing is split
+        dims, names = range(len(shape)), frozen(names, range(len(shape)))
+    gone = {dim_of(d, len(shape)) for d in ([dims] if isinstance(dims, int) else dims)}
+    names = ones(names, shape)
+    return names, [n for i, n in enumerate(names) if not (i in gone and shape[i] == 1)]
 
 
 def _cat(arguments: Arguments) -> Ruling:
-    name, tensors = _listed(arguments)
-    rank = max(len(tensor.shape) for tensor in tensors)
-    dim = dim_of(arguments.get("dim", default=0), rank)
-    names = letters(rank)
+    name, tensors = arguments.listed
+    names = letters(max(len(tensor.shape) for tensor in tensors))
+    dim = arguments.dim(len(names), default=0)
     dims = [
-        said([str(t.shape[i]) if i == dim else n for i, n in enumerate(names)])
-        if len(t.shape) == rank
+        said(instead(names, dim, str(t.shape[dim])))
+        if len(t.shape) == len(names)
         else "0"  # torch lets an empty vector join anything
         for t in tensors
     ]
-    return Ruling({name: dims}, [said(frozen(names, [dim]))])
+    return Ruling({name: dims}, [said(frozen(names, dim))])
 
 
 def _stack(arguments: Arguments) -> Ruling:
-    name, tensors = _listed(arguments)
+    name, tensors = arguments.listed
     names = letters(len(tensors[0].shape))
-    at = dim_of(arguments.get("dim", default=0), len(names) + 1)
+    at = arguments.dim(len(names) + 1, default=0)
     out = said([*names[:at], str(len(tensors)), *names[at:]])
     return Ruling({name: [said(names)] * len(tensors)}, [out])
 
 
 def _cut(arguments: Arguments, *, drop: bool = False) -> Ruling:
     """Split, chunk, unbind: several outputs, cut along a dim that stays whole."""
-    name, shape = _first(arguments)
-    dim = dim_of(arguments.get("dim", default=0), len(shape))
-    names = frozen(letters(len(shape)), [dim])
-    out = [n for i, n in enumerate(names) if i != dim] if drop else [*names]
-    if not drop:
-        out[dim] = "p#^"  # each output has a length of its own
-    return Ruling({name: said(names)}, [said(out), "..."])
+    name, shape = arguments.first
+    names = letters(len(shape))
+    dim = arguments.dim(len(shape), default=0)
+    out = without(names, dim) if drop else instead(names, dim, "p#^")  # each has its own length
+    return Ruling({name: said(frozen(names, dim))}, [said(out), "..."])
 
 
-def _slice(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    dim = dim_of(arguments.get("dim", default=0), len(shape))
+def _slice(arguments: Arguments, shape: Shape, names: Names) -> Both:
+    dim = arguments.dim(len(shape), default=0)
     start, end = arguments.get("start", default=0), arguments.get("end", default=shape[dim])
     whole = start in (0, -shape[dim]) and end >= shape[dim]
-    step = arguments.get("step", default=1)
-    names = letters(len(shape))
-    if whole and step == 1:
-        return Ruling({name: said(names)}, [said(names)])
-    out = [*names]
-    out[dim] = "p^"
-    return Ruling({name: said(frozen(names, [dim]))}, [said(out)])
+    if whole and arguments.get("step", default=1) == 1:
+        return names, names
+    return frozen(names, dim), instead(names, dim, "p^")
 
 
-def _select(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    dim = dim_of(arguments.get("dim", default=0), len(shape))
-    names = frozen(letters(len(shape)), [dim])
-    return Ruling({name: said(names)}, [said(names[:dim] + names[dim + 1 :])])
+def _select(arguments: Arguments, shape: Shape, names: Names) -> Both:
+    dim = arguments.dim(len(shape), default=0)
+    return frozen(names, dim), without(names, dim)
 
 
-def _fullslice(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    names, inputs, out, at = letters(len(shape)), [], [], 0
-    for slicer in [v for n, v in arguments.values.items() if n != name]:
+def _fullslice(arguments: Arguments, shape: Shape, names: Names) -> Both:
+    inputs, out, at = [], [], 0
+    for slicer in list(arguments.values.values())[1:]:
         if slicer is None:
             out.append("1")
             continue
@@ -248,100 +203,163 @@ def _fullslice(arguments: Arguments) -> Ruling:
         if isinstance(slicer, slice):
             out.append(names[at] if whole else str(len(range(shape[at])[slicer])))
         at += 1
-    return Ruling({name: said(inputs + names[at:])}, [said(out + names[at:])])
+    return [*inputs, *names[at:]], [*out, *names[at:]]
 
 
-def _kept_whole(arguments: Arguments) -> Ruling:
+def _kept_whole(arguments: Arguments, shape: Shape, names: Names) -> Both:
     """Flip, roll, cumulative sums: the dims they name stay whole, the others do not matter."""
-    name, shape = _first(arguments)
-    dims = arguments.get("dims", "dim")
-    if dims is None:
-        dims = list(range(len(shape)))
-    names = said(frozen(letters(len(shape)), [dims] if isinstance(dims, int) else dims))
-    return Ruling({name: names}, [names])
+    dims = arguments.get("dims", "dim", default=range(len(shape)))
+    return frozen(names, dims), frozen(names, dims)
 
 
 def _diff(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
+    name, shape = arguments.first
     names = letters(len(shape))
-    out = [*names]
-    dim = arguments.get("dim", default=-1)
-    names[dim], out[dim] = f"{names[dim]}^", "p^"
-    beside = {}
-    for added in ("prepend", "append"):
-        beside[added] = said([*names[:dim], f"{added}^", *names[dim:][1:]])
-    return Ruling({name: said(names), **beside}, [said(out)])
+    dim = arguments.dim(len(shape), default=-1)
+    beside = {added: said(instead(names, dim, f"{added}^")) for added in ("prepend", "append")}
+    return Ruling({name: said(frozen(names, dim)), **beside}, [said(instead(names, dim, "p^"))])
 
 
-def _last_two(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    names = said(frozen(letters(len(shape)), [-1, -2]))
-    return Ruling({name: names}, [names])
-
-
-def _pad(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    _, pad = _sizes(arguments, "pad", "padding")
-    names = letters(len(shape))
-    out = [*names]
+def _pad(arguments: Arguments, _shape: Shape, names: Names) -> Both:
+    _, pad = arguments.sizes("pad", "padding")
+    out = names
     for back in range(len(pad) // 2):
         if pad[2 * back] or pad[2 * back + 1]:
-            names[-1 - back], out[-1 - back] = f"{names[-1 - back]}^", f"p{back}^"
-    return Ruling({name: said(names)}, [said(out)])
+            names, out = frozen(names, -1 - back), instead(out, -1 - back, f"p{back}^")
+    return names, out
 
 
-def _repeat(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
-    _, repeats = _sizes(arguments, "repeats", "dims")
+def _repeat(arguments: Arguments, shape: Shape, names: Names) -> Both:
+    _, repeats = arguments.sizes("repeats", "dims")
     new = len(repeats) - len(shape)
-    names = letters(len(shape))
-    kept = [n if repeats[new + i] == 1 else f"{n}^" for i, n in enumerate(names)]
+    changed = [i for i in range(len(shape)) if repeats[new + i] != 1]
     out = [
         names[i - new] if i >= new and repeats[i] == 1 else f"r{i}^" for i in range(len(repeats))
     ]
-    return Ruling({name: said(kept)}, [said(out)])
+    return frozen(names, changed), out
 
 
-def _repeat_interleave(arguments: Arguments) -> Ruling:
-    name, shape = _first(arguments)
+def _repeat_interleave(arguments: Arguments, _: Shape, names: Names) -> Both:
     repeats, dim = arguments.get("repeats"), arguments.get("dim")
     if not isinstance(repeats, int) or dim is None:
         raise NoRule("repeats by a tensor, or over all dims")
-    names = letters(len(shape))
-    out = [*names]
-    out[dim] = f"({names[dim]} {repeats})"
-    return Ruling({name: said(names)}, [said(out)])
+    return names, instead(names, dim, f"({names[dim]} {repeats})")
 
 
 def _filled_like(arguments: Arguments) -> Ruling:
     """``new_zeros`` and its like: the output has its own sizes and no value from the input."""
-    name, _ = _first(arguments)
-    parameter, sizes = _sizes(arguments, "size")
-    out = ["1" if size == 1 else n for n, size in zip(letters(len(sizes)), sizes, strict=True)]
-    return Ruling({name: "?"}, [said(out)], resized(out, parameter))
+    name, _ = arguments.first
+    parameter, sizes = arguments.sizes("size")
+    out = ones(letters(len(sizes)), sizes)
+    return Ruling({name: "?"}, [said(out)], _resized(out, parameter))
 
 
-RULES: dict[str, Annotator] = {
-    **dict.fromkeys(("view", "reshape", "_unsafe_view", "view_copy", "_reshape_copy"), _view),
-    "flatten": _flatten,
-    "unflatten": _unflatten,
-    **dict.fromkeys(("expand", "broadcast_to", "expand_copy"), _expand),
-    **dict.fromkeys(("permute", "permute_copy"), _permute),
-    **dict.fromkeys(("transpose", "t", "swapaxes", "adjoint", "numpy_T"), _transpose),
-    "unsqueeze": _unsqueeze,
-    "squeeze": _squeeze,
-    **dict.fromkeys(("cat", "concat", "concatenate"), _cat),
+def _gather(arguments: Arguments) -> Ruling:
+    (source, shape), index = arguments.first, arguments.needed("index")
+    dim = arguments.dim(len(shape))
+    uneven = [i for i in range(len(shape)) if i == dim or shape[i] != index[i]]
+    names = letters(len(shape))
+    own = said([f"i{i}^" if i in uneven else n for i, n in enumerate(names)])
+    dims = {source: said(frozen(names, uneven)), "index": own}
+    return Ruling(dims, [own], domains={"index": ids(shape[dim])})
+
+
+def _scatter(arguments: Arguments) -> Ruling:
+    (source, shape), index = arguments.first, arguments.needed("index")
+    dim = arguments.dim(len(shape))
+    src = arguments.shape("src") or index
+    uneven = [
+        i for i in range(len(shape)) if i == dim or not shape[i] == index[i] == src[i]
+    ]  # fmt: skip
+    names = letters(len(shape))
+    own, other = (
+        said([f"{word}{i}^" if i in uneven else n for i, n in enumerate(names)]) for word in "is"
+    )
+    whole = said(frozen(names, uneven))
+    dims = {source: whole, "index": own, "src": own if src == index else other}
+    unique = Domain(DimKind.PERMUTATION, shape[dim])  # writes to one place twice have no order
+    return Ruling(dims, [whole], domains={"index": unique})
+
+
+def _index_select(arguments: Arguments) -> Ruling:
+    source, shape = arguments.first
+    names, dim = letters(len(shape)), arguments.dim(len(shape))
+    dims = {source: said(frozen(names, dim)), "index": "j"}
+    return Ruling(dims, [said(instead(names, dim, "j"))], domains={"index": ids(shape[dim])})
+
+
+def _index(arguments: Arguments) -> Ruling:
+    """``x[i, :, j]``: indexed dims stay whole, the index's own dims can be split."""
+    shape, given = arguments.needed("self"), list(arguments.get("indices"))
+    places = [i for i, index in enumerate(given) if isinstance(index, TensorInfo)]
+    picked = [given[i] for i in places]
+    if any(not index.dtype.is_signed or index.dtype.is_floating_point for index in picked):
+        raise NoRule("the shape of an index by a mask depends on its values")
+    inside, joined = broadcast([index.shape for index in picked])
+    *inside, joined = ([n if n == "1" else f"j{n}" for n in dims] for dims in (*inside, joined))
+    names = frozen(letters(len(shape)), places)
+    together = places == list(range(places[0], places[-1] + 1))
+    at = places[0] if together else 0
+    rest = [n for i, n in enumerate(names) if i not in places]
+    dims = ["?"] * len(given)
+    for place, own in zip(places, inside, strict=True):
+        dims[place] = said(own)
+    return Ruling(
+        {"self": said(names), "indices": dims},
+        [said([*rest[:at], *joined, *rest[at:]])],
+        domains={"indices": ids(min(shape[i] for i in places))},
+    )
+
+
+def _one_hot(arguments: Arguments) -> Ruling:
+    name, _ = arguments.first
+    classes = arguments.get("num_classes", default=-1)
+    if classes < 1:
+        raise NoRule("the shape depends on the values")
+    return Ruling({name: "*"}, [f"* {classes}"], domains={name: ids(classes)})
+
+
+def _scattered(arguments: Arguments, *, drop: bool) -> Ruling:
+    """``slice_scatter`` and ``select_scatter``: the dim that is written to stays whole."""
+    shape = arguments.needed("self")
+    names, dim = letters(len(shape)), arguments.dim(len(shape), default=0)
+    whole = said(frozen(names, dim))
+    own = without(names, dim) if drop else instead(names, dim, "p^")
+    return Ruling({"self": whole, "src": said(own)}, [whole])
+
+
+RULES: Table = {
+    **dict.fromkeys(
+        ["view", "reshape", "_unsafe_view", "view_copy", "_reshape_copy"], of_one(_view)
+    ),
+    "flatten": of_one(_flatten),
+    "unflatten": of_one(_unflatten),
+    **each("expand broadcast_to expand_copy", of_one(_expand)),
+    **each("permute permute_copy", of_one(_permute)),
+    **each("transpose t swapaxes adjoint numpy_T", of_one(_transpose)),
+    "unsqueeze": of_one(_unsqueeze),
+    "squeeze": of_one(_squeeze),
+    **each("cat concat concatenate", _cat),
     "stack": _stack,
-    **dict.fromkeys(("split", "chunk", "split_with_sizes", "tensor_split"), _cut),
+    **each("split chunk split_with_sizes tensor_split", _cut),
     "unbind": partial(_cut, drop=True),
-    **dict.fromkeys(("slice", "narrow"), _slice),
-    "select": _select,
-    "nnscaler.runtime.function.fullslice": _fullslice,
-    **dict.fromkeys(("flip", "roll", "cumsum", "cumprod"), _kept_whole),
+    **each("slice narrow", of_one(_slice)),
+    "select": of_one(_select),
+    "nnscaler.runtime.function.fullslice": of_one(_fullslice),
+    **each("flip roll cumsum cumprod", of_one(_kept_whole)),
     "diff": _diff,
-    **dict.fromkeys(("tril", "triu"), _last_two),
-    **dict.fromkeys(("pad", "constant_pad_nd", "reflection_pad2d", "replication_pad2d"), _pad),
-    "repeat": _repeat,
-    "repeat_interleave": _repeat_interleave,
-    **dict.fromkeys(("new_zeros", "new_ones", "new_full"), _filled_like),
+    **each("tril triu", "* a^ b^ -> * a^ b^"),
+    **dict.fromkeys(
+        ["pad", "constant_pad_nd", "reflection_pad2d", "replication_pad2d"], of_one(_pad)
+    ),
+    "repeat": of_one(_repeat),
+    "repeat_interleave": of_one(_repeat_interleave),
+    **each("new_zeros new_ones new_full", _filled_like),
+    "gather": _gather,
+    **each("scatter scatter_add", _scatter),
+    "index_select": _index_select,
+    "index": _index,
+    "one_hot": _one_hot,
+    "slice_scatter": partial(_scattered, drop=False),
+    "select_scatter": partial(_scattered, drop=True),
 }
