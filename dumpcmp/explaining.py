@@ -96,7 +96,7 @@ def explain(
 
 def _is_fused(row: Row | None) -> bool:
     """Whether several ops may be meant, since one kernel computes them together."""
-    return row is not None and "--realize" in row.judgement.reason
+    return row is not None and bool(row.suspects)
 
 
 _EAGER: dict[str, Any] = {"mode": "eager"}
@@ -133,8 +133,8 @@ def _dumped(
 def _said(row: Row) -> str:
     """The first divergence as a line: which op, where in the code, how far off, and why."""
     parts = [f"{row.key.op} is the first op that differs: {row.key.slot}, {row.verdict}"]
-    if row.judgement.reason:
-        parts.append(row.judgement.reason)
+    if row.reason:
+        parts.append(row.reason)
     if row.source:
         parts.append(f"computed at {row.source}")
     return "; ".join(parts)

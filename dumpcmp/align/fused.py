@@ -8,42 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from dumpcmp.nouns.key import Key
+from dumpcmp.align.listing import Listing
+from dumpcmp.nouns.pair import Pair
+from dumpcmp.nouns.row import PairedBy
 
-if TYPE_CHECKING:
-    from dumpcmp.align.match import Match
-
-BY = "provenance"
-_INNER = ("inner.", "grad_inner.")  # slots of what an op computes on its way, with fusion off
+_INNER = ("inner", "grad_inner")  # slots of what an op computes on its way, with fusion off
 
 
 def by_provenance(
-    matches: Sequence[Match],
-    first: Callable[[Key], Key],
-    kernel_of: Callable[[Match], str],
-    seen_in: Callable[[Key], str],
-) -> Iterator[Match]:
-    """`matches`, with what a compiled target explains of them.
+    pairs: Sequence[Pair], golden: Listing, target: Listing, kernel_of: Callable[[Pair], str]
+) -> Iterator[Pair]:
+    """`pairs`, with what a compiled target explains of them.
 
-    `first` gives the first appearance in golden of a value: what golden had before, such as a
-    module's output, is laid beside the partner of that. `kernel_of` names the kernel in which
-    the target computes the call of a match, and is empty for what was not compiled. `seen_in`
-    says which of the target's values were stored by the twin of a kernel.
+    What golden had before, such as a module's output, is laid beside the partner of its first
+    appearance. `kernel_of` names the kernel in which the target computes the call of a pair, and
+    is empty for what was not compiled.
     """
-    paired = [(m.golden, m.target) for m in matches if m.golden and m.target]
-    partners = {first(golden): target for golden, target in reversed(paired)}
-    for match in matches:
-        kernel = kernel_of(match)
-        if match.target is not None:
-            by = seen_in(match.target) or (BY if kernel and match.by == "key" else match.by)
-            inner = match.golden is None and match.target.slot.startswith(_INNER)
-            yield replace(match, by=by, inside=kernel if inner else "")
+    both = [(pair.golden, pair.target) for pair in pairs if pair.golden and pair.target]
+    partners = {golden.first(ours): theirs for ours, theirs in reversed(both)}
+    for pair in pairs:
+        kernel = kernel_of(pair)
+        if pair.target is not None:
+            by = PairedBy.PROVENANCE if kernel and pair.by is PairedBy.KEY else pair.by
+            by = PairedBy.TWIN if target.record(pair.target).seen_in else by
+            inner = pair.golden is None and pair.target.slot.kind in _INNER
+            yield replace(pair, by=by, inside=kernel if inner else "")
             continue
-        assert match.golden is not None
-        origin = first(match.golden)
-        if origin in partners:
-            yield replace(match, target=partners[origin], by=seen_in(partners[origin]) or BY)
+        assert pair.golden is not None
+        origin = golden.first(pair.golden)
+        partner = partners.get(origin)
+        if partner is not None:
+            twin = target.record(partner).seen_in
+            yield replace(pair, target=partner, by=PairedBy.TWIN if twin else PairedBy.PROVENANCE)
         else:
-            yield replace(match, inside=kernel_of(replace(match, golden=origin)) or kernel)
+            yield replace(pair, inside=kernel_of(replace(pair, golden=origin)) or kernel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dumpcmp.align.match import Listing
+from dumpcmp.align.listing import Listing
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.layouts import MICROBATCH, parse_layout
 from dumpcmp.nouns.record import Call, Record
@@ -19,16 +19,17 @@ def merged(listing: Listing) -> Listing:
     steps = _steps(listing.values)
     if not steps:
         return listing
-    values: dict[Key, tuple[Record, ...]] = {}
+    values: dict[Key, list[Record]] = {}
     for key, records in listing.values.items():
         step = steps.get((key.model, key.step), key.step)
         whole = replace(key, step=step)
-        values[whole] = (*values.get(whole, ()), *(_linked(r, steps) for r in records))
+        values.setdefault(whole, []).extend(_linked(record, steps) for record in records)
     calls: dict[Site, Call] = {}
-    for place, call in listing.calls.items():
-        step = steps.get((place.model, place.step), place.step)
-        calls.setdefault(place._replace(step=step), call)
-    return Listing(values, calls)
+    for site, call in listing.calls.items():
+        step = steps.get((site.model, site.step), site.step)
+        calls.setdefault(site._replace(step=step), call)
+    merged_values = {key: tuple(records) for key, records in values.items()}
+    return replace(listing, values=merged_values, calls=calls)
 
 
 def _linked(record: Record, steps: Mapping[tuple[str, int], int]) -> Record:

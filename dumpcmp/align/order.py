@@ -4,11 +4,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-Indices = list[tuple[int, int]]
+Steps = list[tuple[int, int]]  # indices on both sides, increasing
 Weigh = Callable[[int, int], int]  # what it is worth to lay item i beside item j; 0 forbids it
 
 
-def aligned(sizes: tuple[int, int], anchors: Sequence[tuple[int, int]], weigh: Weigh) -> Indices:
+def aligned(sizes: tuple[int, int], anchors: Sequence[tuple[int, int]], weigh: Weigh) -> Steps:
     """Pairs of indices, increasing on both sides, of the largest total weight between `anchors`.
 
     Anchors are pairs that are known; those that cross are left out of account.
@@ -21,14 +21,14 @@ def aligned(sizes: tuple[int, int], anchors: Sequence[tuple[int, int]], weigh: W
     ]
 
 
-def _increasing(pairs: Sequence[tuple[int, int]]) -> Indices:
+def _increasing(pairs: Sequence[tuple[int, int]]) -> Steps:
     """The longest subsequence of `pairs`, sorted by their first, whose second increases too."""
     tails: list[int] = []  # the smallest second that ends an increasing run of each length
     ends: list[int] = []  # the pair that has it
     before: dict[int, int] = {}
     for index, (_, second) in enumerate(pairs):
         length = bisect_left(tails, second)
-        tails[length:], ends[length:] = [second, *tails[length + 1 :]], [index, *ends[length + 1 :]]
+        tails[length : length + 1], ends[length : length + 1] = [second], [index]
         if length:
             before[index] = ends[length - 1]
     return [pairs[index] for index in reversed(list(_chain(ends, before)))]
@@ -41,7 +41,7 @@ def _chain(ends: list[int], before: dict[int, int]) -> Iterator[int]:
         index = before.get(index)
 
 
-def _heaviest(left: range, right: range, weigh: Weigh) -> Indices:
+def _heaviest(left: range, right: range, weigh: Weigh) -> Steps:
     """The heaviest alignment of two short ranges, by dynamic programming."""
     if not left or not right:
         return []

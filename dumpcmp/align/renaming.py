@@ -1,4 +1,4 @@
-"""Names of ops on two sides: their parts, the wrappers between them, and the user's mapping."""
+"""Names of ops on two sides: the wrappers between them, and the user's mapping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from dumpcmp.nouns.errors import AlignError
-from dumpcmp.nouns.key import ROOT
+from dumpcmp.nouns.key import ROOT, Op
 
 # Segments that wrappers put into module paths: compile, DDP, FSDP, checkpointing.
 WRAPPERS = frozenset(
@@ -20,35 +20,11 @@ _STARS = re.compile(r"(\*\*|\*)")
 _HINT = "a mapping file has lines such as 'layers.*.attn: blocks.*.attention', golden's name first"
 
 
-def split_op(op: str) -> tuple[str, str]:
-    """The module path of `op` and the function in it, which is empty for a module."""
-    path, _, function = op.partition("/")
-    return path, function
-
-
-def join_op(path: str, function: str) -> str:
-    """The inverse of `split_op`."""
-    return f"{path}/{function}" if function else path
-
-
-def family_of(op: str) -> tuple[str, str]:
-    """The module that `op` runs in, and its name there: a function, or a child module."""
-    path, function = split_op(op)
-    if function:
-        return path, f"/{function}"
-    if path == ROOT:
-        return "", ROOT
-    parent, _, name = path.rpartition(".")
-    return parent or ROOT, name
-
-
 @cache
-def unwrapped(op: str) -> str:
+def unwrapped(op: Op) -> Op:
     """`op` without the segments that only wrappers put there."""
-    path, function = split_op(op)
-    plain, mark, nth = path.partition("@")
-    kept = [segment for segment in plain.split(".") if segment not in WRAPPERS]
-    return join_op((".".join(kept) or ROOT) + mark + nth, function)
+    kept = [segment for segment in op.module.split(".") if segment not in WRAPPERS]
+    return op.within((".".join(kept) or ROOT) + op.scope.removeprefix(op.module))
 
 
 @dataclass(frozen=True, slots=True)

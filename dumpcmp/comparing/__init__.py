@@ -1,5 +1,5 @@
 """Compare two archives: align, measure, judge, and find where the target first goes wrong."""
 
-from dumpcmp.comparing.compare import compare
+from dumpcmp.comparing.comparison import compare
 
 __all__ = ["compare"]

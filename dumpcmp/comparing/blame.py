@@ -2,270 +2,260 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.align.listing import Listing
+from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.row import Row, Verdict, Why
 
-Links = Mapping[Key, Key]  # a value -> the earlier value of the same run that it is
-Site = tuple[str, int, str, int, bool]  # a call: model, step, op, number; whether golden has it
 
-
-def site_of(row: Row) -> Site:
-    """The call that the value of `row` belongs to."""
-    key = row.key
-    return key.model, key.step, key.op, key.call, row.golden_key is not None
-
-
-def is_hidden(row: Row) -> bool:
-    """Whether the target computes the value inside a kernel: what stores its result is blamed."""
-    return row.verdict is Verdict.FUSED and row.judgement.why is not Why.REMOVED
-
-
-@dataclass(frozen=True, slots=True)
-class Blamed:
-    """All rows, each heir with its cause; and the rows where divergences began."""
-
-    rows: tuple[Row, ...]
-    roots: tuple[Row, ...]
-
-
-def blame(rows: Iterable[Row], golden_links: Links, target_links: Links) -> Blamed:
+def blame(rows: Sequence[Row], golden: Listing, target: Listing) -> list[Row]:
     """Mark the roots among `rows`, which are in execution order, and name the others' causes.
 
     A call is a root where all that it was given agrees and what it gave out does not. A value from
     outside is one where nothing diverged before. A call that only one side has is one where what
     it was given agrees and what took its output does not. A module inherits from what is inside.
     """
-    walk = _Walk(tuple(rows), golden_links, target_links)
-    walk.forward()
-    walk.backward()
-    return walk.blamed()
+    flow = _Flow.of(rows, golden.links, target.links)
+    flow.forward()
+    flow.backward()
+    return [_blamed(value, target) for value in flow.values]
 
 
-@dataclass
-class _Walk:
-    """A walk over all calls in order, which knows of each failing row why it fails."""
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A row while its cause is sought: the earlier values that it is, and the later ones."""
 
-    rows: tuple[Row, ...]
-    golden_links: Links
-    target_links: Links
-    causes: dict[int, int] = field(default_factory=dict)  # failing row -> root row
-    roots: list[int] = field(default_factory=list)  # in the order in which they were found
-    golden_index: dict[Key, int] = field(default_factory=dict)
-    target_index: dict[Key, int] = field(default_factory=dict)
-    consumers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    sites: dict[Site, list[int]] = field(default_factory=lambda: defaultdict(list))
+    row: Row
+    call: _Visit
+    sources: list[_Node] = field(default_factory=list)
+    takers: list[_Node] = field(default_factory=list)
+    cause: _Node | None = None  # the root that it fails from, which may be itself
 
-    def __post_init__(self) -> None:
-        for i, row in enumerate(self.rows):
-            if row.golden_key:
-                self.golden_index.setdefault(row.golden_key, i)
-            if row.target_key:
-                self.target_index.setdefault(row.target_key, i)
-            self.sites[site_of(row)].append(i)
-        for i in range(len(self.rows)):
-            for source in self.sources(i):
-                self.consumers[source].append(i)
+    @property
+    def fails(self) -> bool:
+        return self.row.verdict.fails
 
-    def sources(self, i: int) -> list[int]:
-        """The rows of the earlier values that row `i` is, by the links of golden and target."""
-        row = self.rows[i]
-        golden = self.golden_links.get(row.golden_key) if row.golden_key else None
-        target = self.target_links.get(row.target_key) if row.target_key else None
-        found = [
-            self.golden_index.get(golden) if golden else None,
-            self.target_index.get(target) if target else None,
-        ]
-        return [source for source in dict.fromkeys(found) if source is not None and source != i]
+    @property
+    def is_alone(self) -> bool:
+        """Whether only one side has the value."""
+        return self.row.golden_key is None or self.row.target_key is None
 
-    def fails(self, i: int) -> bool:
-        return self.rows[i].verdict.fails
+    @property
+    def is_input(self) -> bool:
+        return self.row.key.slot.is_input
 
-    def add_root(self, i: int) -> int:
-        self.roots.append(i)
-        self.causes[i] = i
-        return i
+    @property
+    def is_gradient(self) -> bool:
+        return self.row.key.slot.is_gradient
 
-    def latest_root(self) -> int | None:
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the target computes it inside a kernel: what stores its result is blamed."""
+        return self.row.verdict is Verdict.FUSED and self.row.judgement.why is not Why.REMOVED
+
+    @property
+    def inherited(self) -> _Node | None:
+        """Why a value that it is fails."""
+        return next((source.cause for source in self.sources if source.cause), None)
+
+
+@dataclass(eq=False, slots=True)
+class _Visit:
+    """One call of either run, and what is known of it while the walk is in it."""
+
+    site: Site
+    values: list[_Node] = field(default_factory=list)
+    num_roots: int = 0  # roots that were known when it began
+    cause: _Node | None = None  # why what it was given does not agree
+
+    @property
+    def forward(self) -> list[_Node]:
+        return [value for value in self.values if not value.is_gradient]
+
+    @property
+    def outputs(self) -> list[_Node]:
+        return [value for value in self.forward if not value.is_input]
+
+    def holds(self, other: _Visit) -> bool:
+        """Whether the call `other` can run inside this call of a module."""
+        same_step = self.site[:2] == other.site[:2]
+        return same_step and other.site.op.is_inside(self.site.op)
+
+
+@dataclass(eq=False, slots=True)
+class _Flow:
+    """The values and calls of both runs in order, and the roots that were found among them."""
+
+    values: list[_Node]
+    calls: list[_Visit]
+    mattering: set[_Node] = field(default_factory=set)
+    roots: list[_Node] = field(default_factory=list)  # in the order in which they were found
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Row], golden_links: Mapping[Key, Key], target_links: Mapping[Key, Key]
+    ) -> _Flow:
+        """Link the rows; what golden lacks of a call is a call apart."""
+        calls: dict[tuple[Site, bool], _Visit] = {}
+        values: list[_Node] = []
+        ours: dict[Key | None, _Node] = {}
+        theirs: dict[Key | None, _Node] = {}
+        for row in rows:
+            site = row.key.site
+            call = calls.setdefault((site, row.golden_key is not None), _Visit(site))
+            values.append(_Node(row, call))
+            call.values.append(values[-1])
+            ours.setdefault(row.golden_key, values[-1])
+            theirs.setdefault(row.target_key, values[-1])
+        for value in values:
+            golden, target = value.row.golden_key, value.row.target_key
+            before = golden_links.get(golden) if golden else None
+            beside = target_links.get(target) if target else None
+            found = (ours.get(before) if before else None, theirs.get(beside) if beside else None)
+            value.sources = [s for s in dict.fromkeys(found) if s is not None and s is not value]
+            for source in value.sources:
+                source.takers.append(value)
+        return cls(values, list(calls.values()), _mattering(values))
+
+    def add_root(self, value: _Node) -> _Node:
+        self.roots.append(value)
+        value.cause = value
+        return value
+
+    @property
+    def latest_root(self) -> _Node | None:
         return self.roots[-1] if self.roots else None
-
-    # Forward
 
     def forward(self) -> None:
         """Visit each call when it begins, and each module once more when it ends."""
         open_modules: list[_Visit] = []
-        for site, rows in self.sites.items():
-            indices = [i for i in rows if not self.rows[i].key.slot.is_gradient]
-            while open_modules and not _is_inside(site, open_modules[-1].site):
+        for call in self.calls:
+            while open_modules and not open_modules[-1].holds(call):
                 self._leave(open_modules.pop())
-            visit = _Visit(site, indices, num_roots=len(self.roots))
-            self._enter(visit)
-            if "/" in site[2]:
-                self._leave(visit)
+            call.num_roots = len(self.roots)
+            self._enter(call)
+            if call.site.op.is_module:
+                open_modules.append(call)
             else:
-                open_modules.append(visit)
+                self._leave(call)
         while open_modules:
             self._leave(open_modules.pop())
 
-    def _enter(self, visit: _Visit) -> None:
+    def _enter(self, call: _Visit) -> None:
         """Find out why inputs fail: what they inherit from, or that they are roots themselves."""
-        for i in visit.indices:
-            if not self.rows[i].key.slot.is_input:
+        for value in call.forward:
+            if not value.is_input:
                 continue
-            if self._is_alone(i):
-                cause = self._inherited(i)
-            else:
-                cause = self._cause_of_input(i) if self.fails(i) else None
-            if cause is not None:
-                self.causes[i] = cause
-                visit.cause = cause if visit.cause is None else visit.cause
+            if value.is_alone:
+                value.cause = value.inherited
+            elif value.fails:
+                value.cause = self._cause_of_input(value)
+            call.cause = call.cause or value.cause
 
-    def _is_alone(self, i: int) -> bool:
-        """Whether only one side has row `i`."""
-        return self.rows[i].golden_key is None or self.rows[i].target_key is None
+    def _cause_of_input(self, value: _Node) -> _Node:
+        before = None if value.sources else self.latest_root
+        return value.inherited or before or self.add_root(value)
 
-    def _inherited(self, i: int) -> int | None:
-        causes = (self.causes.get(source) for source in self.sources(i))
-        return next((cause for cause in causes if cause is not None), None)
-
-    def _cause_of_input(self, i: int) -> int:
-        inherited = self._inherited(i)
-        if inherited is not None:
-            return inherited
-        before = None if self.sources(i) else self.latest_root()
-        return self.add_root(i) if before is None else before
-
-    def _leave(self, visit: _Visit) -> None:
+    def _leave(self, call: _Visit) -> None:
         """Find out why outputs fail: by their inputs, by what ran inside, or here."""
-        outputs = [i for i in visit.indices if not self.rows[i].key.slot.is_input]
-        if visit.indices and all(self._is_alone(i) for i in visit.indices):
-            self._leave_alone(visit, outputs)
+        if call.forward and all(value.is_alone for value in call.forward):
+            self._leave_alone(call)
             return
-        for i in outputs:
-            if self.fails(i):
-                cause = self._cause_of_output(i, visit)
-                visit.cause = cause if visit.cause is None else visit.cause
-                self.causes[i] = cause
-            elif self.rows[i].verdict is Verdict.FUSED and visit.cause is not None:
-                self.causes[i] = visit.cause
+        for value in call.outputs:
+            if value.fails:
+                value.cause = self._cause_of_output(value, call)
+                call.cause = call.cause or value.cause
+            elif value.row.verdict is Verdict.FUSED:
+                value.cause = call.cause
 
-    def _cause_of_output(self, i: int, visit: _Visit) -> int:
-        inherited = self._inherited(i)
-        if inherited is not None:
-            return inherited
-        if visit.cause is not None:
-            return visit.cause
-        if len(self.roots) > visit.num_roots:  # something inside this module
-            return self.roots[-1]
-        given = any(self.rows[j].key.slot.is_input for j in visit.indices)
-        before = None if given else self.latest_root()
-        return self.add_root(i) if before is None else before
+    def _cause_of_output(self, value: _Node, call: _Visit) -> _Node:
+        cause = value.inherited or call.cause
+        if cause is None and len(self.roots) > call.num_roots:  # something inside this module
+            cause = self.roots[-1]
+        given = any(other.is_input for other in call.forward)
+        before = None if given else self.latest_root
+        return cause or before or self.add_root(value)
 
-    def _leave_alone(self, visit: _Visit, outputs: list[int]) -> None:
+    def _leave_alone(self, call: _Visit) -> None:
         """A call that only one side has: a root, if it matters and what it was given agrees."""
-        hidden = all(is_hidden(self.rows[i]) or not self.fails(i) for i in outputs)
-        if visit.cause is None and not hidden and any(self._matters(i) for i in outputs):
-            if len(self.roots) > visit.num_roots:
-                visit.cause = self.roots[-1]
-            else:
-                visit.cause = self.add_root(outputs[0])
-        if visit.cause is not None:
-            for i in visit.indices:
-                self.causes.setdefault(i, visit.cause)
-
-    def _matters(self, i: int) -> bool:
-        """Whether a value that both sides have and that took row `i` fails, at any remove."""
-        seen, waiting = {i}, [i]
-        while waiting:
-            for j in self.consumers[waiting.pop()]:
-                if not self._is_alone(j) and self.fails(j):
-                    return True
-                follows = self._outputs_beside(j) if self._is_alone(j) else []
-                waiting += [k for k in follows if k not in seen]
-                seen.update(follows)
-        return False
-
-    def _outputs_beside(self, i: int) -> list[int]:
-        """The outputs of the call that row `i` is an input of."""
-        rows = self.sites[site_of(self.rows[i])]
-        return [j for j in rows if not self.rows[j].key.slot.is_input]
-
-    # Backward
+        hidden = all(value.is_hidden or not value.fails for value in call.outputs)
+        matters = any(value in self.mattering for value in call.outputs)
+        if call.cause is None and not hidden and matters:
+            inside = len(self.roots) > call.num_roots
+            call.cause = self.roots[-1] if inside else self.add_root(call.outputs[0])
+        for value in call.forward:
+            value.cause = value.cause or call.cause
 
     def backward(self) -> None:
         """Visit the gradients against the order of the forward pass, on which they depend."""
-        gradients = [i for i, row in enumerate(self.rows) if row.key.slot.is_gradient]
-        failed_before = self.latest_root()
-        for i in reversed(gradients):
-            if self.sources(i):
+        gradients = [value for value in self.values if value.is_gradient]
+        failed_before = self.latest_root
+        for value in reversed(gradients):
+            if value.sources:
                 continue
-            if self.fails(i):
-                self.causes[i] = self._cause_of_gradient(i, failed_before)
-            elif self.rows[i].verdict is Verdict.FUSED:
-                cause = self._given_cause(i)
-                self.causes |= {} if cause is None else {i: cause}
-        for i in gradients:
-            inherited = self._inherited(i) if self.fails(i) else None
-            if inherited is not None:
-                self.causes.setdefault(i, inherited)
+            if value.fails:
+                value.cause = failed_before or self._cause_of_gradient(value)
+            elif value.row.verdict is Verdict.FUSED:
+                value.cause = value.cause or _given_cause(value)
+        for value in gradients:
+            if value.fails:
+                value.cause = value.cause or value.inherited
 
-    def _cause_of_gradient(self, i: int, failed_before: int | None) -> int:
-        if failed_before is not None:
-            return failed_before
-        cause = self._given_cause(i)
-        takers = self._takers(i)
-        return self.add_root(takers[0] if takers else i) if cause is None else cause
+    def _cause_of_gradient(self, value: _Node) -> _Node:
+        return _given_cause(value) or self.add_root(next(_givers(value), value))
 
-    def _takers(self, i: int) -> list[int]:
-        """The rows of gradient `i` at the calls whose backward pass gave it out."""
-        return [j for j in (*self.consumers[i], i) if _is_given_back(self.rows[j].key.slot)]
 
-    def _given_cause(self, i: int) -> int | None:
-        """Why what those calls were given in the backward pass does not agree."""
-        for j in self._takers(i):
-            for k in self.sites[site_of(self.rows[j])]:
-                given = self.rows[k].key.slot.startswith("grad_output")
-                cause = self.causes.get(k, self._inherited(k)) if given and k != i else None
+def _mattering(values: Iterable[_Node]) -> set[_Node]:
+    """The values that something which both sides have and which fails took, at any remove."""
+    found: set[_Node] = set()
+    waiting = [s for value in values if value.fails and not value.is_alone for s in value.sources]
+    while waiting:
+        value = waiting.pop()
+        if value in found:
+            continue
+        found.add(value)
+        if not value.is_input:  # then so do the values that a call of one side alone took
+            taken = (other for other in value.call.values if other.is_alone)
+            waiting += [source for other in taken for source in other.sources]
+    return found
+
+
+def _givers(gradient: _Node) -> Iterator[_Node]:
+    """The rows of `gradient` at the calls whose backward pass gave it out."""
+    rows = (*gradient.takers, gradient)
+    return (value for value in rows if value.row.key.slot.kind != "grad_output")
+
+
+def _given_cause(gradient: _Node) -> _Node | None:
+    """Why what those calls were given in the backward pass does not agree."""
+    for giver in _givers(gradient):
+        for other in giver.call.values:
+            if other.row.key.slot.kind == "grad_output" and other is not gradient:
+                cause = other.cause or other.inherited
                 if cause is not None:
                     return cause
-        return None
-
-    def blamed(self) -> Blamed:
-        """The rows with what was found out about them."""
-        roots = set(self.roots)
-        rows = tuple(
-            replace(row, root=i in roots, cause=None if i in roots else self._cause_key(i))
-            for i, row in enumerate(self.rows)
-        )
-        return Blamed(rows, tuple(rows[i] for i in sorted(roots)))
-
-    def _cause_key(self, i: int) -> Key | None:
-        cause = self.causes.get(i)
-        return self.rows[cause].key if cause is not None and self.fails(i) else None
+    return None
 
 
-@dataclass
-class _Visit:
-    """One call while the walk is in it."""
-
-    site: Site
-    indices: list[int]
-    num_roots: int  # roots that were known when it began
-    cause: int | None = None  # why what it was given does not agree
+def _blamed(value: _Node, target: Listing) -> Row:
+    """The row with what was found out about it."""
+    row = value.row
+    if value.cause is value:
+        return replace(row, root=True, **_shared(row, target))
+    return replace(row, cause=value.cause.row.key if value.cause and value.fails else None)
 
 
-def _is_given_back(slot: str) -> bool:
-    """Whether a gradient slot holds what the backward pass of a call gives out."""
-    return not slot.startswith("grad_output")
-
-
-def _is_inside(site: Site, module: Site) -> bool:
-    """Whether a call of op `site` can run inside the call of `module`."""
-    if site[:2] != module[:2] or site[2] == module[2]:
-        return False
-    path = site[2].partition("/")[0].partition("@")[0]
-    holder = module[2]
-    return holder == ROOT or path == holder or path.startswith(holder + ".")
+def _shared(row: Row, target: Listing) -> dict[str, Any]:
+    """The kernel that stores a root, and the ops in it that store nothing: any may be meant."""
+    call = target.call(row.target_key) if row.target_key else None
+    if call is None or row.key.slot.is_gradient:
+        return {}
+    sites = [
+        Site(call.model, call.step, Op(op), int(number))
+        for op, _, number in (origin.rpartition("#") for origin in call.origins)
+    ]
+    silent = [s for s in sites if not any(key.slot.is_output for key in target.sites.get(s, ()))]
+    return {"kernel": call.kernel, "suspects": tuple(f"{s.op}#{s.call}" for s in silent)}

@@ -6,14 +6,53 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from dumpcmp.align.match import Listing
-from dumpcmp.align.mesh.assemble import RunFacts
+from dumpcmp.align.listing import Listing
+from dumpcmp.align.mesh.assemble import Held, RunFacts
 from dumpcmp.align.mesh.declared import Declarations
 from dumpcmp.align.microbatches import merged
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import Call, Record
+from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.selection import Tap
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A value as an archive holds it, for a worker to read: one Record for every rank's share."""
+
+    path: Path
+    records: tuple[Record, ...]
+    facts: RunFacts = field(default_factory=RunFacts)
+
+    @property
+    def first(self) -> Record:
+        """The Record of the lowest rank."""
+        return self.records[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that lie in the archive."""
+        return sum(record.location.nbytes for record in self.records if record.location)
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether the value lies on several ranks, or says how it lies over a mesh."""
+        return len(self.records) > 1 or bool(self.first.layout)
+
+    @property
+    def is_summarised(self) -> bool:
+        """Whether Summaries are all that is left of the value."""
+        return any(record.kept is Kept.SUMMARY for record in self.records)
+
+    @property
+    def problem(self) -> str:
+        """Why the value cannot be read; empty where it can."""
+        problems = [record.problem for record in self.records if record.kept is Kept.NOTHING]
+        return problems[0] or "no reason is known" if problems else ""
+
+    def held(self) -> Held:
+        """The shares with all that is known of their layouts, and how to read them."""
+        return Held(self.records, archive_at(self.path).load, self.facts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,32 +63,13 @@ class Side:
     listing: Listing
     facts: RunFacts = field(default_factory=RunFacts)
 
-    @property
-    def is_partitioned(self) -> bool:
-        """Whether the run had several ranks."""
-        return self.archive.world_size > 1
+    def shares(self, key: Key) -> Shares:
+        """What the ranks hold of a value."""
+        return Shares(self.archive.path, self.listing.values[key], self.facts)
 
-    @property
-    def path(self) -> Path:
-        """Where the archive is."""
-        return self.archive.path
-
-    def call_of(self, key: Key) -> Call | None:
-        """The call that gave or took `key`."""
-        return self.listing.calls.get(key.site)
-
-    def record_of(self, key: Key) -> Record:
-        """The Record of `key` on the lowest rank that has it."""
-        return self.listing.values[key][0]
-
-    def links(self) -> dict[Key, Key]:
-        """Each value that is an earlier one of its run on every rank, and that one."""
-        return {
-            key: records[0].same_as
-            for key, records in self.listing.values.items()
-            if records[0].same_as is not None
-            and all(record.same_as == records[0].same_as for record in records[1:])
-        }
+    def states(self, key: Key) -> bool:
+        """Whether the user says how a value lies over the ranks."""
+        return self.facts.declared.layout_of(key) is not None
 
 
 def open_side(
@@ -74,7 +94,7 @@ def open_side(
         if tap.selects_step(call.step + token_offset) and tap.selects_op(call.op)
     }
     facts = RunFacts(archive.world_size, archive.missing_ranks, declared or Declarations())
-    return Side(archive, merged(Listing(values, calls)), facts)
+    return Side(archive, merged(Listing(values, calls, archive.world_size)), facts)
 
 
 @lru_cache(maxsize=8)

@@ -22,11 +22,6 @@ from dumpcmp.summary.summary import DEFAULT, Recipe, Summary, join, join_partial
 Load = Callable[[int], Summary]  # the Summary of the shard at a position
 
 
-def is_summarised(records: tuple[Record, ...]) -> bool:
-    """Whether Summaries are all that is left of a value."""
-    return any(record.kept is Kept.SUMMARY for record in records)
-
-
 def load_summary(archive: Archive, record: Record, recipe: Recipe = DEFAULT) -> Summary:
     """The Summary that stands for `record`; taken by `recipe` where its elements are there."""
     if record.stored is None:

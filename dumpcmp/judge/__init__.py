@@ -11,6 +11,7 @@ from dumpcmp.judge.checkers import (
 from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge
 from dumpcmp.judge.naming import checker_named
 from dumpcmp.judge.rounding import ReferenceChecker, RoundingChecker
+from dumpcmp.judge.rules import Evidence, judge_all
 from dumpcmp.nouns.row import ReferenceErrors
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Checker",
     "Conditions",
     "CosineChecker",
+    "Evidence",
     "ExactChecker",
     "Fp64Checker",
     "FullValueChecker",
@@ -28,4 +30,5 @@ __all__ = [
     "RoundingChecker",
     "checker_named",
     "judge",
+    "judge_all",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from dumpcmp.nouns.key import Op
+
 
 class Arithmetic(StrEnum):
     """How much rounding an op may do between its inputs and its outputs."""
@@ -58,9 +60,9 @@ RANDOM = frozenset(
 )
 
 
-def arithmetic_of(op: str) -> Arithmetic:
+def arithmetic_of(op: Op) -> Arithmetic:
     """How the op called `op` rounds: a function by its name, a module as a composite."""
-    function = op.partition("/")[2]
+    function = op.function
     if not function or function in _COMPOSITE:
         return Arithmetic.COMPOSITE
     if function in _MOVES:
@@ -68,11 +70,11 @@ def arithmetic_of(op: str) -> Arithmetic:
     return Arithmetic.RANDOM if function in RANDOM else Arithmetic.ROUNDS
 
 
-def is_reduction(op: str) -> bool:
+def is_reduction(op: Op) -> bool:
     """Whether `op` sums long products, and so adds to the rounding of all that follows."""
-    return op.partition("/")[2] in _REDUCTIONS
+    return op.function in _REDUCTIONS
 
 
-def is_sum(op: str) -> bool:
+def is_sum(op: Op) -> bool:
     """Whether `op` adds up its inputs, which may cancel."""
-    return op.partition("/")[2] in ("add", "sub", "mean", "sum", "cumsum", "lerp", "var", "std")
+    return op.function in ("add", "sub", "mean", "sum", "cumsum", "lerp", "var", "std")

@@ -56,7 +56,7 @@ COLUMNS: tuple[Column, ...] = (
         "the root that this row inherits from",
         lambda row: str(row.cause) if row.cause else "",
     ),
-    Column("reason", "why the verdict is not PASS", lambda row: row.judgement.reason),
+    Column("reason", "why the verdict is not PASS", lambda row: row.reason),
     _metric("cosine", "cosine of the angle between golden and mine"),
     _metric("max_abs_diff", "largest |mine - golden|"),
     Column("worst", "index of the element with max_abs_diff", _place),

@@ -191,8 +191,8 @@ class Outcome(Answer):
         """One row under `COLUMNS`."""
         rel_l2 = "" if row.metrics is None else f"{row.metrics.rel_l2:.3g}"
         op = f"{row.key.op}#{row.key.call}"
-        return str(row.key.step), op, row.key.slot, row.verdict, rel_l2, row.judgement.reason
+        return str(row.key.step), op, row.key.slot, row.verdict, rel_l2, row.reason
 
     def sentence(self, row: Row) -> str:
         """One row as a line of an error."""
-        return f"{row.key}: {row.verdict}; {row.judgement.reason}"
+        return f"{row.key}: {row.verdict}; {row.reason}"

@@ -138,12 +138,26 @@ class ReferenceErrors(NamedTuple):
         return self.target / self.golden
 
 
+class PairedBy(StrEnum):
+    """How the two sides of a value found each other."""
+
+    NOTHING = ""  # they did not: one side alone has it
+    KEY = "key"
+    PREFIX = "prefix"  # the same key but for what wrappers put into module paths
+    MAPPING = "mapping"  # the user's
+    ORDER = "order"  # among the calls of one module
+    VALUE = "value"  # it frames a value that is paired, as a module does
+    PROVENANCE = "provenance"  # what the graph of a compiled target tells
+    TWIN = "twin"  # the same, where the twin of a kernel stored the value
+    COLLECTIVE = "collective"  # what a collective moved is golden's value before it
+    PATH = "path"  # in what two callables gave, not in archives
+
+
 class Why(StrEnum):
     """What lies behind a judgement, for code that goes on from it; its `reason` is for people."""
 
     PLAIN = ""  # the reason says it all
     REMOVED = "removed"  # FUSED: no kernel of the target computes the op at all
-    SHARED = "shared"  # FAIL: the kernel that stores the value computes other ops besides
     BLIND = "blind"  # PASS by a rule that other numbers contradict
 
 
@@ -171,14 +185,25 @@ class Row:
     target_dtype: str = ""
     golden_shape: tuple[int, ...] | None = None
     target_shape: tuple[int, ...] | None = None
-    paired_by: str = ""  # "key", "prefix", "mapping", "order", "provenance", ...
+    paired_by: PairedBy = PairedBy.NOTHING
     root: bool = False  # inputs agree and this output does not: the divergence began here
     cause: Key | None = None  # of a row that only inherits: the root that it inherits from
     source: str = ""
     layout: str = ""  # of a partitioned run: how the shards became whole
     reference_errors: ReferenceErrors | None = None  # against a run in higher precision
 
+    kernel: str = ""  # of a root that a fused kernel stores: that kernel,
+    suspects: tuple[str, ...] = ()  # and the ops that it computes besides and does not store
+
     @property
     def verdict(self) -> Verdict:
         """The verdict of the judgement."""
         return self.judgement.verdict
+
+    @property
+    def reason(self) -> str:
+        """Why the verdict is what it is, and who else may be meant."""
+        if not self.suspects:
+            return self.judgement.reason
+        also = f"{self.kernel} computes it together with {', '.join(self.suspects)}"
+        return f"{self.judgement.reason}; {also}: dump with --realize to tell them apart"

@@ -49,7 +49,7 @@ def _headline(outcome: Outcome) -> Text:
 def _coverage(outcome: Outcome) -> Iterable[Text]:
     """How much of each side was held against the other."""
     for name, side in (("golden", "golden_key"), ("mine", "target_key")):
-        held = {getattr(row, side): row.paired_by != "" for row in outcome.rows}
+        held = {getattr(row, side): bool(row.paired_by) for row in outcome.rows}
         held.pop(None, None)  # a value of the other side may be paired by what it is linked to
         paired = sum(held.values())
         share = f" ({100 * paired / len(held):.1f} %)" if held else ""
@@ -69,7 +69,7 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
         f"  {row.source}" if row.source else "",
     )
     yield Text(f"  {_why(row)}")
-    yield Text(f"  {row.verdict.value}: {row.judgement.reason}")
+    yield Text(f"  {row.verdict.value}: {row.reason}")
     if row.metrics is not None:
         yield Text(f"  {_numbers(row)}")
         yield Padding(_sides(row), (0, 0, 0, 2))
@@ -121,7 +121,7 @@ def _further(outcome: Outcome) -> Iterable[Text]:
         yield Text(f"Further roots, whose inputs agree as well: {len(further)}", style="bold")
     for row in further[:_MOST_ROOTS]:
         key = row.key
-        yield Text(f"  token {key.step}  {key.op}#{key.call} {key.slot}  {row.judgement.reason}")
+        yield Text(f"  token {key.step}  {key.op}#{key.call} {key.slot}  {row.reason}")
     if len(further) > _MOST_ROOTS:
         yield Text(f"  and {len(further) - _MOST_ROOTS} more; in the report they have root = True")
 

@@ -14,7 +14,7 @@ from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.dtypes import DTYPES, Dtype, Kind, dtype_named
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT, Key
-from dumpcmp.nouns.row import Judgement, Metrics, Row, Verdict
+from dumpcmp.nouns.row import Judgement, Metrics, PairedBy, Row, Verdict
 from dumpcmp.nouns.value import Value, value_of
 from dumpcmp.verifying.config import VerifyConfig
 from dumpcmp.verifying.observe import Observation
@@ -113,7 +113,9 @@ class Way:
 def row_of(pair: Pair, model: str, order: int, config: VerifyConfig, way: Way) -> Row:
     """The outcome for one pair: attributes first, then elements."""
     golden, target = _as_tensor(pair.golden), _as_tensor(pair.target)
-    blank = Row(Key(model, 0, ROOT, 0, pair.path), order, Judgement(Verdict.PASS), paired_by="path")
+    blank = Row(
+        Key(model, 0, ROOT, 0, pair.path), order, Judgement(Verdict.PASS), paired_by=PairedBy.PATH
+    )
     if not isinstance(golden, torch.Tensor) or not isinstance(target, torch.Tensor):
         return replace(blank, judgement=_without_elements(pair.path, golden, target))
     row = replace(

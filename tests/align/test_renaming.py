@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dumpcmp.align.renaming import Renaming, family_of, parse_rule, read_mapping, unwrapped
+from dumpcmp.align.renaming import Renaming, parse_rule, read_mapping, unwrapped
 from dumpcmp.nouns.errors import AlignError
+from dumpcmp.nouns.key import Op
 
 UNWRAPPED = [
     ("layers.0.attn/linear", "layers.0.attn/linear"),
@@ -21,7 +22,7 @@ UNWRAPPED = [
 
 @pytest.mark.parametrize("op, plain", UNWRAPPED)
 def test_wrappers_vanish_from_names(op: str, plain: str) -> None:
-    assert unwrapped(op) == plain
+    assert unwrapped(Op(op)) == plain
 
 
 RENAMED = [
@@ -83,4 +84,4 @@ FAMILIES = [
 
 @pytest.mark.parametrize("op, family", FAMILIES)
 def test_an_op_belongs_to_its_module(op: str, family: tuple[str, str]) -> None:
-    assert family_of(op) == family
+    assert Op(op).family == family

@@ -4,36 +4,45 @@ from dataclasses import dataclass
 
 import pytest
 
+from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.blame import blame
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Judgement, Row, Verdict
 
 PASS, FAIL, NONFINITE = Verdict.PASS, Verdict.FAIL, Verdict.NONFINITE
 
 
 @dataclass
-class Run:
+class Written:
     """Rows and links of a comparison, written call by call."""
 
     rows: list[Row]
     golden: dict[Key, Key]
     target: dict[Key, Key]
 
+    def blamed(self) -> list[Row]:
+        return blame(self.rows, linked(self.golden), linked(self.target))
+
     def roots(self) -> list[str]:
-        found = blame(self.rows, self.golden, self.target).roots
-        return [f"{row.key.op} {row.key.slot}" for row in found]
+        return [f"{row.key.op} {row.key.slot}" for row in self.blamed() if row.root]
 
     def causes(self) -> dict[str, str]:
-        rows = blame(self.rows, self.golden, self.target).rows
-        return {f"{r.key.op} {r.key.slot}": r.cause.op for r in rows if r.cause is not None}
+        return {f"{r.key.op} {r.key.slot}": r.cause.op for r in self.blamed() if r.cause}
 
 
-def run(*lines: str) -> Run:
+def linked(links: dict[Key, Key]) -> Listing:
+    return Listing(
+        {key: (Record(key, 0, "float32", (), same_as=first),) for key, first in links.items()}
+    )
+
+
+def run(*lines: str) -> Written:
     """Read lines such as ``"a/mul input.0=x FAIL"`` or ``"b output.0 PASS golden"``.
 
     ``=op.slot`` links a value to an earlier one; the last word says which side alone has the row.
     """
-    made = Run([], {}, {})
+    made = Written([], {}, {})
     for order, line in enumerate(lines):
         op, slot, verdict, *alone = line.split()
         slot, _, link = slot.partition("=")

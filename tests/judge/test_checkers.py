@@ -23,6 +23,7 @@ from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.arithmetic import Arithmetic, arithmetic_of, is_reduction
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.value import value_of
 
@@ -200,5 +201,7 @@ ARITHMETIC = [
 
 @pytest.mark.parametrize("op, expected", ARITHMETIC)
 def test_ops_round_in_their_own_ways(op: str, expected: Arithmetic) -> None:
-    assert arithmetic_of(op) is expected
-    assert is_reduction(op) == (op.rpartition("/")[2] in ("linear", "scaled_dot_product_attention"))
+    assert arithmetic_of(Op(op)) is expected
+    assert is_reduction(Op(op)) == (
+        op.rpartition("/")[2] in ("linear", "scaled_dot_product_attention")
+    )

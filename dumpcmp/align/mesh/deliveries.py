@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from dumpcmp.align.match import Listing
+from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.reduce import reduce_terms
 from dumpcmp.nouns.collectives import Collective
 from dumpcmp.nouns.errors import LayoutError
@@ -36,7 +36,7 @@ def without_collectives(listing: Listing) -> Listing:
     """What the model itself does; collectives differ between runs by their nature."""
     moved = set(collective_keys(listing))
     kept = {key: records for key, records in listing.values.items() if key not in moved}
-    return Listing(kept, listing.calls)
+    return replace(listing, values=kept)
 
 
 def collective_keys(listing: Listing) -> list[Key]:
@@ -62,7 +62,7 @@ def source_of(key: Key, listing: Listing) -> Key | None:
     call = listing.calls.get(key.site)
     if call and _words(call).get("op", "sum") not in (Reduction.SUM, Reduction.AVG):
         return None
-    given = [k for k in listing.places[key.site] if k.slot.kind == "input"]
+    given = [k for k in listing.sites[key.site] if k.slot.kind == "input"]
     if len(given) != 1:
         return None
     found = next((r.same_as for r in listing.values[given[0]] if r.same_as is not None), None)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dumpcmp.align.match import Listing
+from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.deliveries import Traffic, is_collective, without_collectives
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.key import Key, Op, Site

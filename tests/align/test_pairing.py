@@ -1,4 +1,4 @@
-"""Alignment: every value of either run is in a Match, paired by the pass that the case names."""
+"""Alignment: every value of either run is in a Pair, found by the pass that the case names."""
 
 from collections import Counter
 
@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dumpcmp.align.match import Listing, Match, match
+from dumpcmp.align.listing import Listing
 from dumpcmp.align.order import aligned
+from dumpcmp.align.pairing import pair_values
 from dumpcmp.align.renaming import Renaming, parse_rule
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.pair import Pair
 from dumpcmp.nouns.record import Record
 
 
@@ -32,13 +34,9 @@ def joined(*listings: Listing) -> Listing:
     return Listing({key: records for one in listings for key, records in one.values.items()})
 
 
-def outputs(matches: list[Match]) -> list[tuple[str, str, str]]:
+def outputs(pairs: list[Pair]) -> list[tuple[str, str, str]]:
     """The pairs of outputs, as golden's op#call, the target's, and the pass."""
-    return [
-        (_name(m.golden), _name(m.target), m.by)
-        for m in matches
-        if (m.golden or m.target).slot.startswith("output")  # type: ignore[union-attr]
-    ]
+    return [(_name(m.golden), _name(m.target), m.by) for m in pairs if m.key.slot.is_output]
 
 
 def _name(key: Key | None) -> str:
@@ -47,7 +45,7 @@ def _name(key: Key | None) -> str:
 
 def test_the_same_key_pairs() -> None:
     run = listing("a/mul", "b", "b/add", "b/add")
-    assert outputs(match(run, run)) == [
+    assert outputs(pair_values(run, run)) == [
         ("a/mul#0", "a/mul#0", "key"),
         ("b#0", "b#0", "key"),
         ("b/add#0", "b/add#0", "key"),
@@ -57,13 +55,15 @@ def test_the_same_key_pairs() -> None:
 
 def test_wrappers_are_seen_through() -> None:
     golden, target = listing("layers.0/mul"), listing("module.layers.0/mul")
-    assert outputs(match(golden, target)) == [("layers.0/mul#0", "module.layers.0/mul#0", "prefix")]
+    assert outputs(pair_values(golden, target)) == [
+        ("layers.0/mul#0", "module.layers.0/mul#0", "prefix")
+    ]
 
 
 def test_a_mapping_counts_more_than_the_same_name() -> None:
     golden, target = listing("a/mul", "b/mul"), listing("a/mul", "b/mul")
     swapped = Renaming((parse_rule("a", "b"), parse_rule("b", "a")))
-    assert outputs(match(golden, target, swapped)) == [
+    assert outputs(pair_values(golden, target, swapped)) == [
         ("a/mul#0", "b/mul#0", "mapping"),
         ("b/mul#0", "a/mul#0", "mapping"),
     ]
@@ -72,7 +72,7 @@ def test_a_mapping_counts_more_than_the_same_name() -> None:
 def test_a_missing_op_does_not_shift_those_after_it() -> None:
     golden = listing("m/add", "m.norm", "m/mul", "m/add")
     target = listing("m.norm", "m/mul", "m/add")
-    assert outputs(match(golden, target)) == [
+    assert outputs(pair_values(golden, target)) == [
         ("m/add#0", "", ""),
         ("m.norm#0", "m.norm#0", "key"),
         ("m/mul#0", "m/mul#0", "key"),
@@ -82,7 +82,7 @@ def test_a_missing_op_does_not_shift_those_after_it() -> None:
 
 def test_an_extra_op_stands_where_it_ran() -> None:
     golden, target = listing("m.a", "m/add", "m.b"), listing("m.a", "m/mul", "m/add", "m.b")
-    assert outputs(match(golden, target)) == [
+    assert outputs(pair_values(golden, target)) == [
         ("m.a#0", "m.a#0", "key"),
         ("", "m/mul#0", ""),
         ("m/add#0", "m/add#0", "key"),
@@ -93,20 +93,20 @@ def test_an_extra_op_stands_where_it_ran() -> None:
 def test_order_never_pairs_across_modules_or_shapes() -> None:
     golden = listing("a/mul", "a/mul", "b/cat", shapes={"b/cat": (4, 4)})
     target = listing("c/mul", "b/cat", "b/cat", shapes={"b/cat": (5, 5)})
-    pairs = outputs(match(golden, target))
+    pairs = outputs(pair_values(golden, target))
     assert ("a/mul#0", "", "") in pairs and ("", "c/mul#0", "") in pairs
     assert ("b/cat#0", "b/cat#0", "key") in pairs  # of another shape: a row that says so
 
 
 def test_one_model_on_each_side_pairs_whatever_its_name() -> None:
     golden, target = listing("a/mul", model="Net"), listing("a/mul", model="OptimizedModule")
-    assert outputs(match(golden, target)) == [("a/mul#0", "a/mul#0", "key")]
+    assert outputs(pair_values(golden, target)) == [("a/mul#0", "a/mul#0", "key")]
 
 
 def test_of_several_models_those_of_one_name_pair() -> None:
     golden = joined(listing("a/mul", model="Net"), listing("a/mul", model="Loss"))
     target = joined(listing("a/mul", model="Loss"), listing("a/mul", model="Other"))
-    both = [m for m in match(golden, target) if m.golden and m.target]
+    both = [m for m in pair_values(golden, target) if m.golden and m.target]
     assert {(m.golden.model, m.target.model) for m in both} == {("Loss", "Loss"), ("Net", "Other")}
 
 
@@ -114,7 +114,8 @@ def test_tokens_that_one_side_has_are_rows() -> None:
     golden = joined(*(listing("a/mul", step=step) for step in range(3)))
     target = joined(*(listing("a/mul", step=step) for step in range(1, 5)))
     found = [
-        (m.golden and m.golden.step, m.target and m.target.step) for m in match(golden, target)
+        (m.golden and m.golden.step, m.target and m.target.step)
+        for m in pair_values(golden, target)
     ]
     assert found == [(s, s) if 1 <= s < 3 else ((s, None) if s < 1 else (None, s)) for s in
                      (0, 0, 1, 1, 2, 2, 3, 3, 4, 4)]  # fmt: skip
@@ -122,14 +123,14 @@ def test_tokens_that_one_side_has_are_rows() -> None:
 
 def test_an_offset_lays_tokens_side_by_side() -> None:
     golden, target = listing("a/mul", step=0), listing("a/mul", step=1)
-    assert outputs(match(golden, target, token_offset=-1)) == [("a/mul#0", "a/mul#0", "key")]
+    assert outputs(pair_values(golden, target, token_offset=-1)) == [("a/mul#0", "a/mul#0", "key")]
 
 
 def test_twelve_inputs_pair_by_number() -> None:
     keys = [Key("M", 0, "m/cat", 0, f"input.0.{i}") for i in range(12)]
     run = Listing({key: (Record(key, 0, "float32", (2,)),) for key in keys})
-    assert all(m.golden == m.target for m in match(run, run))
-    assert [m.golden.slot for m in match(run, run) if m.golden] == [key.slot for key in keys]
+    assert all(m.golden == m.target for m in pair_values(run, run))
+    assert [m.golden.slot for m in pair_values(run, run) if m.golden] == [key.slot for key in keys]
 
 
 def test_a_frame_is_laid_beside_what_it_frames() -> None:
@@ -137,7 +138,7 @@ def test_a_frame_is_laid_beside_what_it_frames() -> None:
     record = Record(inner, 1, "float32", (2,))
     golden = Listing({frame: (Record(frame, 0, "float32", (2,), same_as=inner),), inner: (record,)})
     target = Listing({inner: (record,)})
-    assert outputs(match(golden, target)) == [
+    assert outputs(pair_values(golden, target)) == [
         ("a#0", "a/mul#0", "value"),
         ("a/mul#0", "a/mul#0", "key"),
     ]
@@ -150,9 +151,9 @@ OPS = st.sampled_from(["a/mul", "a/add", "a", "b/mul", "b/add", "module.b/add", 
 @settings(max_examples=150, deadline=None)
 def test_no_value_of_either_run_is_lost_or_paired_twice(ours: list[str], theirs: list[str]) -> None:
     golden, target = listing(*ours), listing(*theirs)
-    matches = match(golden, target)
-    assert Counter(m.golden for m in matches if m.golden) == Counter(list(golden.values))
-    assert Counter(m.target for m in matches if m.target) == Counter(list(target.values))
+    pairs = pair_values(golden, target)
+    assert Counter(m.golden for m in pairs if m.golden) == Counter(list(golden.values))
+    assert Counter(m.target for m in pairs if m.target) == Counter(list(target.values))
 
 
 @given(st.text("abc", max_size=9), st.text("abc", max_size=9))

@@ -1,0 +1,52 @@
+"""The pass for partitioned runs: the values of collectives, beside the values that they moved."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from dumpcmp.align.listing import Listing
+from dumpcmp.align.mesh.deliveries import collective_keys, is_collective, keeps_shape, source_of
+from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.pair import Pair
+from dumpcmp.nouns.row import PairedBy
+
+
+def with_collectives(pairs: Sequence[Pair], golden: Listing, target: Listing) -> list[Pair]:
+    """`pairs` and, where they ran, the values of the target's and golden's collectives.
+
+    A collective does not change the whole value, so its partner is golden's value before it.
+    """
+    partner = {pair.target: pair.golden for pair in pairs if pair.target and pair.golden}
+    own = any(is_collective(site, golden) for site in golden.sites)
+    moved: dict[Site | None, list[Pair]] = defaultdict(list)  # by the model's call before them
+    ran = {pair.target.site for pair in pairs if pair.target}
+    before: Site | None = None
+    for site, keys in target.sites.items():
+        before = site if site in ran else before
+        for key in keys if is_collective(site, target) else ():
+            beside = _own(key, golden) if own else _source(key, target, partner)
+            moved[before].append(Pair(beside, key, PairedBy.COLLECTIVE))
+            if beside is not None:
+                partner[key] = beside  # another collective may take it from here
+    taken = {pair.golden for some in moved.values() for pair in some}
+    last = {pair.target.site: pair for pair in pairs if pair.target}
+    placed = list(moved.pop(None, []))
+    for pair in pairs:
+        placed.append(pair)
+        site_here = pair.target.site if pair.target else None
+        if site_here is not None and last[site_here] is pair:
+            placed += moved.pop(site_here, [])
+    alone = [key for key in collective_keys(golden) if key not in taken]
+    return [*placed, *(Pair(key, None, PairedBy.COLLECTIVE) for key in alone)]
+
+
+def _own(key: Key, golden: Listing) -> Key | None:
+    """Golden's value of the same collective, where that is a value and not only its parts."""
+    return key if key in golden.values and keeps_shape(key.op) else None
+
+
+def _source(key: Key, target: Listing, partner: Mapping[Key, Key]) -> Key | None:
+    """Golden's partner of the value that was moved."""
+    source = source_of(key, target)
+    return partner.get(source) if source else None

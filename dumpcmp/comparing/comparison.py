@@ -1,0 +1,131 @@
+"""The use case, as a straight line: pair, lay out, measure, judge, blame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from pathlib import Path
+
+from dumpcmp.align.mesh.declared import read_stated
+from dumpcmp.align.pairing import pair_values
+from dumpcmp.align.renaming import Renaming, read_mapping
+from dumpcmp.comparing.blame import blame
+from dumpcmp.comparing.evidence import gather
+from dumpcmp.comparing.laying import lay_out
+from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
+from dumpcmp.comparing.side import Side, archive_at, open_side
+from dumpcmp.comparing.ways import Ways
+from dumpcmp.execute import executor_for
+from dumpcmp.judge import Checker, Evidence, Fp64Checker, ReferenceChecker, judge_all
+from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Judgement, Row
+from dumpcmp.nouns.selection import Tap, make_tap
+
+PathLike = str | Path
+
+
+def compare(
+    golden: PathLike,
+    target: PathLike,
+    *,
+    reference: PathLike | None = None,
+    mapping: PathLike | None = None,
+    layers: str | Sequence[str] | None = None,
+    tokens: str | Iterable[int] | None = None,
+    token_offset: int = 0,
+    layouts: str | Sequence[str] = (),
+    checker: Checker | None = None,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    progress: Tell | None = None,
+) -> Outcome:
+    """Compare the archive `target` with `golden`, value by value, and find the first divergence.
+
+        outcome = dumpcmp.compare("d1", "d2")
+        print(outcome.first_divergence)
+        outcome.to_pandas()
+
+    `reference` is an archive of golden in higher precision. `layers` and `tokens` select as in
+    `dumpcmp.capture`. `layouts` say how a partitioned run's values lie over its mesh: files, or
+    lines such as ``"layers.*.o=b s h[tp:partial]"``. `executor`, or `jobs` processes, do the
+    measuring; the outcome is the same.
+    """
+    _forget()
+    tap = make_tap(tokens, layers)
+    stated = read_stated([layouts] if isinstance(layouts, str) else layouts)
+    ours = open_side(golden, tap, declared=stated.golden)
+    theirs = open_side(target, tap, token_offset, stated.target)
+    finer = open_side(reference, tap) if reference is not None else None
+    renaming = read_mapping(Path(mapping)) if mapping is not None else Renaming()
+    rule = _chosen(checker, finer)
+
+    pairs = pair_values(ours.listing, theirs.listing, renaming, token_offset)
+    ways = Ways.of(ours.listing, theirs.listing)
+    work = lay_out(pairs, ours, theirs, finer, ways, rule.closeness)
+    with nullcontext(executor) if executor is not None else executor_for(jobs) as workers:
+        measured = measure_all(work, workers, progress)
+    evidence = gather(pairs, measured, ways)
+    judgements = judge_all(evidence, rule)
+    rows = [_row(one, judgements[one.pair], ways) for one in evidence]
+    rows = blame(rows, ours.listing, theirs.listing)
+    remarks = _remarks(tap, ours, theirs, finer)
+    return Outcome(tuple(rows), tuple(row for row in rows if row.root), tuple(remarks))
+
+
+def _forget() -> None:
+    """A path may hold another run than it did at the last comparison."""
+    traffic_at.cache_clear()
+    archive_at.cache_clear()
+
+
+def _chosen(checker: Checker | None, finer: Side | None) -> Checker:
+    if isinstance(checker, Fp64Checker) and finer is None:
+        raise CheckError(
+            "Fp64Checker needs a run of golden in higher precision",
+            hint="compare: --reference with a dump of golden in float64",
+        )
+    return checker or ReferenceChecker()
+
+
+def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
+    pair, measured = evidence.pair, evidence.measured
+    listing = ways.golden if pair.key is pair.golden else ways.target
+    ours = ways.golden.record(pair.golden) if pair.golden else None
+    theirs = ways.target.record(pair.target) if pair.target else None
+    call = listing.call(pair.key)
+    return Row(
+        key=pair.key,
+        order=listing.record(pair.key).order,
+        judgement=judgement,
+        metrics=measured.metrics,
+        golden_key=pair.golden,
+        target_key=pair.target,
+        golden_dtype=ours.dtype if ours else "",
+        target_dtype=theirs.dtype if theirs else "",
+        golden_shape=ours.shape if ours else None,
+        target_shape=theirs.shape if theirs else None,
+        paired_by=pair.by,
+        source=call.source if call else "",
+        layout=measured.laid.note if measured.laid else "",
+        reference_errors=measured.reference,
+    )
+
+
+def _remarks(tap: Tap, golden: Side, target: Side, finer: Side | None) -> Iterator[str]:
+    """What a reader must know: captures cut short, filters that select nothing, another dtype."""
+    sides = {"golden": golden, "my side": target, "the reference": finer}
+    for name, side in sides.items():
+        if side is not None:
+            yield from (f"{name}: {problem}" for problem in side.archive.problems)
+            yield from (f"{name}: {text}" for text in _certificates(side))
+    ops = {key.op for side in (golden, target) for key in side.archive}
+    steps = [key.step for key in golden.archive]
+    yield from tap.unmatched(max(steps, default=-1) + 1, ops) if tap != Tap() else ()
+
+
+def _certificates(side: Side) -> set[str]:
+    """Whether a compiled run was shown to be what it would have been without its capture."""
+    stated = [facts.get("run", {}).get("certificate") for facts in side.archive.run.values()]
+    return {str(words.get("text", "")) for words in stated if isinstance(words, dict)}

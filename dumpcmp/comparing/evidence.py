@@ -1,0 +1,142 @@
+"""The step before the judge: what the pairs tell of each other, put together for each of them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from dumpcmp.align.listing import Listing
+from dumpcmp.comparing.laying import is_partial, like
+from dumpcmp.comparing.ways import Ways
+from dumpcmp.judge import Evidence
+from dumpcmp.nouns.arithmetic import is_reduction, is_sum
+from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.pair import UNMEASURED, Measured, Pair
+
+
+def gather(pairs: Sequence[Pair], measured: Mapping[Pair, Measured], ways: Ways) -> list[Evidence]:
+    """All that is known of each pair. A value that repeats has the evidence of its first pair."""
+    stands_for = {
+        pair: pair.repeats if pair.repeats and pair not in measured else pair for pair in pairs
+    }
+    found = {pair: measured.get(first, UNMEASURED) for pair, first in stands_for.items()}
+    clean = clean_pairs(found, ways.golden, ways.target)
+    cancelled = cancellations(found, ways.golden)
+    summed = summed_elsewhere(found)
+    return [
+        Evidence(
+            pair,
+            found[pair],
+            ways.conditions(
+                first,
+                inputs_equal=first in clean,
+                cancellation=cancelled.get(first.golden.site, 1.0) if first.golden else 1.0,
+                reference=found[pair].reference,
+            ),
+            summed_in=summed.get(pair, ""),
+        )
+        for pair, first in stands_for.items()
+    ]
+
+
+def summed_elsewhere(found: Mapping[Pair, Measured]) -> dict[Pair, Op]:
+    """Module outputs that lie in partial terms, and a like module that has them reduced."""
+    outputs = {
+        pair: (pair.target, one.laid)
+        for pair, one in found.items()
+        if one.laid and pair.target and pair.target.slot.is_output and pair.target.op.is_module
+    }
+    summed = {like(key): key.op for key, laid in outputs.values() if not is_partial(laid)}
+    return {
+        pair: summed[like(key)]
+        for pair, (key, laid) in outputs.items()
+        if laid.is_solved and is_partial(laid) and like(key) in summed
+    }
+
+
+def clean_pairs(found: Mapping[Pair, Measured], golden: Listing, target: Listing) -> set[Pair]:
+    """The outputs of ops with equal inputs, and the inputs that should be an equal value unchanged.
+
+    Such a pair can differ only by what one op rounds. Equal means to the bit. An op that the
+    target ran inside a larger kernel is left out: what that kernel kept to itself need not have
+    been rounded as golden rounded it.
+    """
+    equal = {pair for pair, one in found.items() if one.metrics is not None and one.metrics.equal}
+    return _outputs(found, equal, target) | _rewired(found, equal, golden, target)
+
+
+def _outputs(pairs: Iterable[Pair], equal: set[Pair], target: Listing) -> set[Pair]:
+    given: dict[Site, bool] = {}
+    for pair in pairs:
+        if pair.golden and pair.golden.slot.is_input:
+            site = pair.golden.site
+            given[site] = given.get(site, True) and pair in equal
+    return {
+        pair
+        for pair in pairs
+        if pair.golden
+        and pair.target
+        and not (pair.golden.slot.is_input or pair.golden.slot.is_gradient)
+        and given.get(pair.golden.site, False)
+        and not _is_fused(pair, pair.target, target)
+    }
+
+
+def _is_fused(pair: Pair, key: Key, target: Listing) -> bool:
+    call = target.call(key)
+    return bool(pair.inside) or (call is not None and len(call.origins) > 1)
+
+
+def _rewired(
+    pairs: Iterable[Pair], equal: set[Pair], golden: Listing, target: Listing
+) -> set[Pair]:
+    """Inputs that are an earlier value on either side, one that is equal in both runs.
+
+    Where both sides took the same value there is nothing to judge; where they did not, an op was
+    put in between or left out.
+    """
+    ours = {pair.golden: pair for pair in pairs if pair.golden}
+    theirs = {pair.target: pair for pair in pairs if pair.target}
+    found = set()
+    for pair in pairs:
+        if not (pair.golden and pair.target and pair.golden.slot.is_input):
+            continue
+        before, beside = golden.links.get(pair.golden), target.links.get(pair.target)
+        first = ours.get(before) if before else None
+        second = theirs.get(beside) if beside else None
+        if first is not second and (first in equal or second in equal):
+            found.add(pair)
+    return found
+
+
+def cancellations(found: Mapping[Pair, Measured], golden: Listing) -> dict[Site, float]:
+    """How much larger the terms of an op's sums are than what they add up to, by golden's call.
+
+    Rounding is relative to the terms: a sum that all but cancels may be off by that much more.
+    """
+    given: dict[Site, list[tuple[float, int]]] = defaultdict(list)  # rms and last dim
+    gives: dict[Site, float] = {}
+    for pair, one in found.items():
+        metrics = one.metrics
+        if pair.golden is None or metrics is None or not metrics.num_finite:
+            continue
+        rms = metrics.golden.norm / math.sqrt(metrics.num_finite)
+        if pair.golden.slot.is_input:
+            shape = golden.record(pair.golden).shape
+            given[pair.golden.site].append((rms, shape[-1] if shape else 1))
+        elif pair.golden.slot == "output.0":
+            gives[pair.golden.site] = rms
+    return {
+        site: max(1.0, _terms(site.op, terms) / gives[site])
+        for site, terms in given.items()
+        if gives.get(site)
+    }
+
+
+def _terms(op: Op, given: Sequence[tuple[float, int]]) -> float:
+    """The size of what an op adds up: its inputs, or the products of a matmul."""
+    sizes = [rms for rms, _ in given]
+    if is_reduction(op) and len(given) > 1:
+        return sizes[0] * sizes[1] * math.sqrt(given[0][1])
+    return max(sizes) if is_sum(op) else 0.0

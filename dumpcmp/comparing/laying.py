@@ -1,0 +1,123 @@
+"""The step that lays pairs out: which ranks hold both sides, in what layout, and what to read.
+
+A Task is as small as a worker needs: paths and Records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dumpcmp.align.pairing import pair_values
+from dumpcmp.comparing.side import Shares, Side
+from dumpcmp.comparing.ways import Ways
+from dumpcmp.judge import RoundingChecker
+from dumpcmp.judge.tolerances import FIT
+from dumpcmp.nouns.key import Key, Op
+from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
+from dumpcmp.nouns.pair import Laid, Measured, Pair, Trouble
+from dumpcmp.nouns.row import Closeness, PairedBy
+
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A pair to measure, and the reference that both may be held against."""
+
+    golden: Shares
+    target: Shares
+    closeness: Closeness
+    reference: Shares | None = None
+    limit: float = 0.0  # rel_l2 up to which a layout that nobody stated fits, and replicas agree
+    assumed: Layout | None = None  # of a like value, where no layout fits
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to read."""
+        return self.golden.nbytes + self.target.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A value of a collective without a partner, to be checked by what the ranks gave to it."""
+
+    path: Path
+    keys: tuple[Key, ...]  # of one value: one for each microbatch
+    nbytes: int = 0
+
+
+Work = Task | Handover
+
+
+def lay_out(
+    pairs: Sequence[Pair],
+    golden: Side,
+    target: Side,
+    finer: Side | None,
+    ways: Ways,
+    closeness: Closeness,
+) -> dict[Pair, Work]:
+    """The work on each pair; a value that repeats is measured where it first appears.
+
+    Unless the user states how it lies where it appears again.
+    """
+    partners = _partners(golden, finer) if finer else {}
+    partitioned = golden.facts.num_ranks > 1 or target.facts.num_ranks > 1
+    rule = RoundingChecker()
+    work: dict[Pair, Work] = {}
+    for pair in pairs:
+        if pair.golden is None or pair.target is None:
+            if pair.by is PairedBy.COLLECTIVE:
+                work[pair] = _handover(pair.key, target if pair.target else golden)
+            continue
+        if pair.repeats and not (golden.states(pair.golden) or target.states(pair.target)):
+            continue
+        other = partners.get(pair.golden)
+        work[pair] = Task(
+            golden.shares(pair.golden),
+            target.shares(pair.target),
+            closeness,
+            Shares(finer.archive.path, finer.listing.values[other]) if finer and other else None,
+            FIT * rule.limit(ways.conditions(pair)) if partitioned else 0.0,
+        )
+    return work
+
+
+def _partners(golden: Side, finer: Side) -> dict[Key, Key]:
+    """Golden's values and what they are in the reference."""
+    pairs = pair_values(golden.listing, finer.listing)
+    return {pair.golden: pair.target for pair in pairs if pair.golden and pair.target}
+
+
+def _handover(key: Key, side: Side) -> Handover:
+    keys = dict.fromkeys(record.key for record in side.listing.values[key])
+    return Handover(side.archive.path, tuple(keys))
+
+
+def look_again(work: Mapping[Pair, Work], measured: Mapping[Pair, Measured]) -> dict[Pair, Task]:
+    """The pairs that no layout fitted and that have a like one of a known layout: with that."""
+    known: dict[Key, Counter[str]] = defaultdict(Counter)
+    for pair, found in measured.items():
+        if pair.target and found.laid and found.laid.layout:
+            known[like(pair.target)][found.laid.layout] += 1
+    again = {}
+    for pair, task in work.items():
+        if isinstance(task, Task) and measured[pair].trouble is Trouble.UNSOLVED:
+            sentences = known.get(like(task.target.first.key))
+            if sentences:
+                again[pair] = replace(task, assumed=parse_layout(sentences.most_common(1)[0][0]))
+    return again
+
+
+def like(key: Key) -> Key:
+    """What `key` and its likes in other layers and steps have in common."""
+    return replace(key, step=0, op=Op(_NUMBER.sub("*", key.op)))
+
+
+def is_partial(laid: Laid) -> bool:
+    """Whether the target's ranks hold terms of a sum."""
+    return any(p.mode is Mode.PARTIAL for p in parse_layout(laid.layout).over)

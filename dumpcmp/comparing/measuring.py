@@ -1,0 +1,220 @@
+"""The measuring step: both sides of a pair made whole and measured, or the trouble with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, Basis, assemble, explain
+from dumpcmp.align.mesh.deliveries import Traffic
+from dumpcmp.comparing.laying import Handover, Task, Work, look_again
+from dumpcmp.comparing.side import Shares, archive_at
+from dumpcmp.comparing.summaries import (
+    Summed,
+    is_unstated,
+    said_of_rows,
+    unstated,
+    whole_elements,
+    whole_summary,
+)
+from dumpcmp.execute import run_each
+from dumpcmp.measure.metrics import measure
+from dumpcmp.nouns.errors import DumpcmpError, LayoutError
+from dumpcmp.nouns.pair import Laid, Measured, Pair, Trouble
+from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.row import Metrics, ReferenceErrors
+from dumpcmp.nouns.value import Value
+from dumpcmp.summary.estimates import estimate
+from dumpcmp.summary.summary import Recipe, Summary, summarise
+
+Tell = Callable[[int, int], None]  # is told how many bytes are measured, and how many there are
+
+
+def measure_all(
+    work: Mapping[Pair, Work], executor: Executor, tell: Tell | None = None
+) -> dict[Pair, Measured]:
+    """Do all `work`; what no layout fits, once more with the layout of its likes."""
+    measured = dict(_measure_each(work, executor, tell))
+    return measured | dict(_measure_each(look_again(work, measured), executor))
+
+
+def _measure_each(
+    work: Mapping[Pair, Work], executor: Executor, tell: Tell | None = None
+) -> Iterator[tuple[Pair, Measured]]:
+    total, done = sum(task.nbytes for task in work.values()), 0
+    results = run_each(measure_task, work.values(), executor)
+    for (pair, task), result in zip(work.items(), results, strict=True):
+        done += task.nbytes
+        if tell and task.nbytes:
+            tell(done, total)
+        yield pair, result
+
+
+def measure_task(task: Work) -> Measured:
+    """Measure one pair. Whatever is wrong with it is told: the others go on."""
+    if isinstance(task, Handover):
+        return _handed_over(task)
+    try:
+        for side, shares in (("golden", task.golden), ("the target", task.target)):
+            if shares.problem:
+                said = f"{side} is not stored: {shares.problem}"
+                return Measured(trouble=Trouble.UNREADABLE, said=said)
+        if task.golden.is_summarised or task.target.is_summarised:
+            return _estimated(task)
+        return _measured(task)
+    except AssemblyError as error:
+        return Measured(trouble=Trouble.UNSOLVED, said=error.message)
+    except DumpcmpError as error:
+        return Measured(trouble=Trouble.UNREADABLE, said=error.message)
+
+
+def _measured(task: Task) -> Measured:
+    if task.golden.is_partitioned or task.target.is_partitioned:
+        sides = assemble(task.golden.held(), task.target.held(), task.limit, task.assumed)
+        measured = _measured_pair(task, sides[0].value, sides[1].value)
+        if measured.metrics is None:
+            return measured
+        return replace(measured, laid=_laid(*sides, measured.metrics, task.limit))
+    golden = _whole(task.golden)
+    target = golden if _same_bytes(task.golden, task.target) else _whole(task.target)
+    return _measured_pair(task, golden, target)
+
+
+def _measured_pair(task: Task, golden: Value, target: Value) -> Measured:
+    if golden.shape != target.shape:
+        return _misshapen(golden.shape, target.shape)
+    metrics = measure(golden, target, task.closeness)
+    return Measured(metrics, reference=_reference_errors(task, golden, target))
+
+
+def _misshapen(golden: tuple[int, ...], target: tuple[int, ...]) -> Measured:
+    said = f"golden has shape {list(golden)}, the target {list(target)}"
+    return Measured(trouble=Trouble.SHAPE, said=said)
+
+
+def _laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) -> Laid:
+    """What to say of two sides now that they are measured: how they lay, and who differs."""
+    apart = [d for side in (golden, target) for d in side.disagreements if d.rel_l2 > limit]
+    remark = ""
+    if apart or not (metrics.equal or metrics.rel_l2 <= limit):
+        remark = explain(golden, target, metrics, limit)
+    finding = remark or str(apart[0]) if apart else ""
+    note = golden.note or target.note
+    if golden.note and target.note:
+        note = f"golden: {golden.note}; target: {target.note}"
+    return Laid(note, target.layout, target.basis is Basis.SOLVED, finding, remark)
+
+
+def _same_bytes(golden: Shares, target: Shares) -> bool:
+    """Whether the digests say that nothing differs, so that one side need not be read."""
+    one, other = golden.first, target.first
+    return one.digest == other.digest != "" and (one.dtype, one.shape) == (other.dtype, other.shape)
+
+
+def _whole(shares: Shares) -> Value:
+    """The elements of a value that some rank holds whole."""
+    if len({record.digest for record in shares.records}) > 1:
+        raise DumpcmpError(f"{shares.first.key} lies in shards on {len(shares.records)} ranks")
+    return archive_at(shares.path).load(shares.first)
+
+
+def _reference_errors(task: Task, golden: Value, target: Value) -> ReferenceErrors | None:
+    if task.reference is None or task.reference.problem:
+        return None
+    reference = _whole(task.reference)
+    if reference.shape != golden.shape or not reference.numel:
+        return None
+    ours = measure(reference, golden)
+    return ReferenceErrors.of(ours, ours if target is golden else measure(reference, target))
+
+
+# Summaries
+
+
+def _estimated(task: Task) -> Measured:
+    ours, theirs = _summed(task.golden), _summed(task.target)
+    known = ours or theirs
+    assert known is not None
+    ours = ours or _summarised(task.golden, known.summary.recipe)
+    theirs = theirs or _summarised(task.target, known.summary.recipe)
+    golden, target = ours.summary, theirs.summary
+    if golden.shape != target.shape:
+        for held in (task.golden.held(), task.target.held()):
+            if is_unstated(held):
+                raise unstated(held)
+        return _misshapen(golden.shape, target.shape)
+    apart = [d for d in (*ours.disagreements, *theirs.disagreements) if d.rel_l2 > task.limit]
+    finding = str(apart[0]) if apart else ""
+    return Measured(
+        estimate(golden, target),
+        reference=_estimated_errors(task, golden, target),
+        laid=Laid(finding=finding, remark=said_of_rows(golden, target)),
+    )
+
+
+def _summed(shares: Shares) -> Summed | None:
+    """The Summary that stands for a value; None where all its elements are there."""
+    if not shares.is_summarised:
+        return None
+    return whole_summary(archive_at(shares.path), shares.held())
+
+
+def _summarised(shares: Shares, recipe: Recipe) -> Summed:
+    return Summed(summarise(whole_elements(shares.held()), recipe))
+
+
+def _estimated_errors(task: Task, golden: Summary, target: Summary) -> ReferenceErrors | None:
+    if task.reference is None or task.reference.problem:
+        return None
+    found = _summed(task.reference) or _summarised(task.reference, golden.recipe)
+    reference = found.summary
+    if reference.whole != golden.whole or not reference.num_finite:
+        return None
+    return ReferenceErrors.of(estimate(reference, golden), estimate(reference, target))
+
+
+# Collectives
+
+
+@lru_cache(maxsize=4)
+def traffic_at(path: Path) -> Traffic:
+    """The collectives of the archive at `path`."""
+    archive = archive_at(path)
+    calls = {rank: archive.calls_of(rank) for rank in archive.ranks}
+
+    def load(record: Record) -> Value:
+        if record.kept is Kept.SUMMARY:
+            raise LayoutError(
+                "only summaries are kept of what the collective took and gave, so that it cannot "
+                f"be checked: dump again with --keep-full '{record.key.op}'"
+            )
+        return archive.load(record)
+
+    return Traffic(calls, archive.shards, load)
+
+
+def _handed_over(task: Handover) -> Measured:
+    """What the ranks got from a collective against what they should: the one that is farthest."""
+    if task.keys[0].slot.is_gradient:
+        said = "golden has no value that is its partner"
+        return Measured(trouble=Trouble.UNCHECKED, said=said)
+    try:
+        traffic = traffic_at(task.path)
+        got = [one for key in task.keys for one in traffic.deliveries(key)]
+        measured = [Measured(measure(one.expected, one.got), rank=one.rank) for one in got]
+    except DumpcmpError as error:
+        return Measured(trouble=Trouble.UNCHECKED, said=error.message)
+    unknown = Measured(trouble=Trouble.UNCHECKED, said="what the collective gave was not recorded")
+    return max(measured, key=_badness, default=unknown)
+
+
+def _badness(found: Measured) -> float:
+    metrics = found.metrics
+    if metrics is None or metrics.equal or not metrics.count:
+        return 0.0
+    known = metrics.nonfinite_agree and not math.isnan(metrics.rel_l2)
+    return metrics.rel_l2 if known else math.inf

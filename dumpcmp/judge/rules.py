@@ -1,0 +1,137 @@
+"""The judge of a comparison: from all that is known of a pair to the one judgement on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dumpcmp.judge.checkers import ExactChecker
+from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge, verdict
+from dumpcmp.judge.tolerances import noise
+from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.pair import Measured, Pair, Trouble
+from dumpcmp.nouns.record import NO_KERNEL
+from dumpcmp.nouns.row import Judgement, PairedBy, Verdict, Why
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that is known of a pair when it is judged.
+
+    Whatever else a rule will have to know, such as what a replay of the op gave, belongs here.
+    """
+
+    pair: Pair
+    measured: Measured
+    conditions: Conditions
+    summed_in: str = ""  # of partial terms in a module's output: a like module that has their sum
+    is_followed: bool = True  # of what a collective moved: something that the model computed fails
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether it is golden's value as a collective of the target moved it."""
+        return self.pair.by is PairedBy.COLLECTIVE and self.pair.golden is not None
+
+
+def judge_all(evidence: Sequence[Evidence], checker: Checker) -> dict[Pair, Judgement]:
+    """One judgement for each pair: of the model's values first, then of what was moved.
+
+    What a collective moved may differ because the program meant it to. It is a failure where
+    anything that the model computed is one.
+    """
+    own = {one.pair: judge_pair(one, checker) for one in evidence if not one.is_moved}
+    followed = any(judgement.verdict.fails for judgement in own.values())
+    moved = (replace(one, is_followed=followed) for one in evidence if one.is_moved)
+    return own | {one.pair: judge_pair(one, checker) for one in moved}
+
+
+def judge_pair(evidence: Evidence, checker: Checker) -> Judgement:
+    """The judgement of the first rule that has a say, in the light of what was noticed besides."""
+    said = (rule(evidence) for rule in _RULES)
+    judgement = next((found for found in said if found is not None), None)
+    return _noticed(evidence, judgement or _by_numbers(evidence, checker))
+
+
+def _by_trouble(evidence: Evidence) -> Judgement | None:
+    trouble = evidence.measured.trouble
+    return Judgement(_TROUBLES[trouble], evidence.measured.said) if trouble else None
+
+
+_TROUBLES = {
+    Trouble.UNREADABLE: Verdict.ERROR,
+    Trouble.SHAPE: Verdict.SHAPE,
+    Trouble.UNSOLVED: Verdict.INCONCLUSIVE,
+    Trouble.UNCHECKED: Verdict.INCONCLUSIVE,
+}
+
+
+def _by_likes(evidence: Evidence) -> Judgement | None:
+    """A reduction that one of many like modules left out is a fault, not a layout."""
+    if not evidence.summed_in:
+        return None
+    said = f"REPLICA: the ranks hold partial terms, in {evidence.summed_in} they hold the sum"
+    return Judgement(Verdict.FAIL, said)
+
+
+def _by_delivery(evidence: Evidence) -> Judgement | None:
+    """What a collective gave, against what the ranks gave to it: only rounding may differ."""
+    metrics, rank = evidence.measured.metrics, evidence.measured.rank
+    if metrics is None or rank is None:
+        return None
+    limit = noise(evidence.conditions.golden.eps)
+    near = metrics.nonfinite_agree and metrics.rel_l2 <= limit
+    reason = f"rank {rank} did not get what the ranks gave: rel_l2 {metrics.rel_l2:.3g}"
+    return verdict(metrics.equal or not metrics.count or near, reason, limit)
+
+
+def _by_generator(evidence: Evidence) -> Judgement | None:
+    """The state of a random generator is no result: another state only explains other numbers."""
+    if not evidence.pair.key.slot.is_generator:
+        return None
+    metrics = evidence.measured.metrics
+    if metrics is not None and metrics.equal:
+        return Judgement(Verdict.PASS)
+    reason = "the generators were in different states, so that random ops draw other numbers"
+    return Judgement(Verdict.INCONCLUSIVE, reason)
+
+
+def _by_absence(evidence: Evidence) -> Judgement | None:
+    pair = evidence.pair
+    if pair.both:
+        return None
+    if not pair.inside:
+        side = "golden" if pair.golden else "the target"
+        return Judgement(Verdict.UNPAIRED, f"only {side} has it")
+    if pair.golden is None:
+        reason = f"a step inside the op, in {pair.inside}: golden has no such value"
+        return Judgement(Verdict.INCONCLUSIVE, reason)
+    if pair.inside == NO_KERNEL:
+        said = "no kernel computes it: the compiler folded it into others or removed it"
+        return Judgement(Verdict.FUSED, said, why=Why.REMOVED)
+    return Judgement(Verdict.FUSED, f"inside {pair.inside}, which does not store it")
+
+
+_RULES = (_by_trouble, _by_likes, _by_delivery, _by_generator, _by_absence)
+
+
+def _by_numbers(evidence: Evidence, checker: Checker) -> Judgement:
+    metrics, conditions = evidence.measured.metrics, evidence.conditions
+    assert metrics is not None, "a pair without trouble has been measured"
+    exact = not conditions.kinds & INEXACT  # integers and booleans are equal or not
+    try:
+        return judge(metrics, conditions, ExactChecker() if exact else checker)
+    except CheckError as error:  # this value alone has no reference, say
+        return Judgement(Verdict.INCONCLUSIVE, error.message)
+
+
+def _noticed(evidence: Evidence, judgement: Judgement) -> Judgement:
+    """`judgement`, where replicas differ, ranks can be named, or nothing follows from it."""
+    laid, fails = evidence.measured.laid, judgement.verdict.fails
+    if laid and laid.finding and not fails:
+        judgement = replace(judgement, verdict=Verdict.FAIL, reason=laid.finding)
+    elif laid and laid.remark and fails:
+        judgement = replace(judgement, reason=f"{judgement.reason}; {laid.remark}")
+    if judgement.verdict.fails and not evidence.is_followed:
+        said = f"{judgement.reason}; nothing that the model computed from it differs"
+        return replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
+    return judgement
