@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.directory import rank_directories
-from dumpcmp.archive.repair.remains import read_run, writer_lives
+from dumpcmp.archive.remains import read_run, writer_lives
 from dumpcmp.archive.rewrite import (
     Condensing,
     Rewritten,

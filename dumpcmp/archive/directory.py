@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dumpcmp.archive.escaping import file_name
+from dumpcmp.archive.remains import ring_left_by
 from dumpcmp.archive.schema import PART_FILE, RANK_DIRECTORY, RUN_FILE, STEP_DIRECTORY
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import write_whole
@@ -100,8 +101,6 @@ def part_name(number: int) -> str:
 
 def _remove(directory: Path) -> None:
     """Remove a rank directory, and the ring that its writer may have left in shared memory."""
-    from dumpcmp.archive.repair.remains import ring_left_by
-
     ring = ring_left_by(directory)
     shutil.rmtree(directory)
     if ring is not None:

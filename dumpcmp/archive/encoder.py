@@ -12,21 +12,20 @@ from dumpcmp.nouns.dtypes import DTYPES, Kind
 
 UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-SUPERBLOCK_NBYTES = 96
 
 DATASPACE, LINK_INFO, DATATYPE, FILL_VALUE, LINK, LAYOUT, GROUP_INFO, ATTRIBUTE = (
     0x1, 0x2, 0x3, 0x5, 0x6, 0x8, 0xA, 0xC,
 )  # fmt: skip
 
-_SUPERBLOCK = Struct("<8s8B2HI4Q2Q2I16s")
-_OBJECT_HEADER = Struct("<BxHIIxxxx")
-_MESSAGE = Struct("<HHBxxx")
-_ADDRESS = Struct("<Q")
+SUPERBLOCK = Struct("<8s8B2HI4Q2Q2I16s")
+OBJECT_HEADER = Struct("<BxHIIxxxx")
+MESSAGE = Struct("<HHBxxx")
+ADDRESS = Struct("<Q")
 _INTEGER = Struct("<q")
 _DOUBLE = Struct("<d")
 _TEXT_TYPE = Struct("<B3BI")
 _SCALAR = bytes((1, 0, 0, 0, 0, 0, 0, 0))
-_LAYOUT = Struct("<BBQQ")
+LAYOUT_FIELDS = Struct("<BBQQ")
 _ATTRIBUTE = Struct("<BxHHH")
 _LINK = Struct("<BBBQB")
 _SHORT_LINK = Struct("<HHBxxxBBBQBB")
@@ -54,7 +53,7 @@ def _filled(body: bytes) -> bytes:
 
 def superblock(root: int, end: int) -> bytes:
     """The first 96 bytes: where the root group's header is, and where the file ends."""
-    return _SUPERBLOCK.pack(
+    return SUPERBLOCK.pack(
         SIGNATURE, 0, 0, 0, 0, 0, 8, 8, 0, 4, 16, 0,
         0, UNDEFINED, end, UNDEFINED, 0, root, 0, 0, b"",
     )  # fmt: skip
@@ -63,12 +62,12 @@ def superblock(root: int, end: int) -> bytes:
 def message(kind: int, body: bytes) -> bytes:
     """One message of an object header, filled to a multiple of eight bytes."""
     nbytes = len(body) + 7 & -8
-    return _MESSAGE.pack(kind, nbytes, 0) + body.ljust(nbytes, b"\0")
+    return MESSAGE.pack(kind, nbytes, 0) + body.ljust(nbytes, b"\0")
 
 
 def object_header(messages: bytes, count: int) -> bytes:
     """A version-1 object header of `count` messages, with one hard link to it."""
-    return _OBJECT_HEADER.pack(1, count, 1, len(messages)) + messages
+    return OBJECT_HEADER.pack(1, count, 1, len(messages)) + messages
 
 
 def _integer(size: int, signed: bool) -> bytes:
@@ -178,7 +177,7 @@ def text_attribute(name: str, text: str) -> bytes:
     content = text.encode("utf-8", "surrogatepass") or b"\0"
     title = _title(name, _TEXT_TYPE.size, len(_SCALAR))
     nbytes = len(content) + 7 & -8
-    head = _MESSAGE.pack(ATTRIBUTE, len(title) + 16 + nbytes, 0)
+    head = MESSAGE.pack(ATTRIBUTE, len(title) + 16 + nbytes, 0)
     kind = _TEXT_TYPE.pack(0x13, 0x11, 0, 0, len(content))
     return b"".join((head, title, kind, _SCALAR, content.ljust(nbytes, b"\0")))
 
@@ -188,10 +187,10 @@ _FILL_VALUE = message(FILL_VALUE, bytes((2, 1, 1, 0)))  # allocated early, never
 
 def layout(address: int, nbytes: int) -> bytes:
     """A Data Layout message: `nbytes` in one piece at `address`."""
-    return message(LAYOUT, _LAYOUT.pack(3, 1, address if nbytes else UNDEFINED, nbytes))
+    return message(LAYOUT, LAYOUT_FIELDS.pack(3, 1, address if nbytes else UNDEFINED, nbytes))
 
 
-LAYOUT_ADDRESS = _MESSAGE.size + 2  # where the address lies in `layout`'s message
+LAYOUT_ADDRESS = MESSAGE.size + 2  # where the address lies in `layout`'s message
 
 
 def dataset_header(
@@ -206,7 +205,7 @@ def dataset_header(
     return object_header(layout(address, nbytes) + described + _FILL_VALUE + attributes, n + 4)
 
 
-DATASET_ADDRESS = _OBJECT_HEADER.size + LAYOUT_ADDRESS
+DATASET_ADDRESS = OBJECT_HEADER.size + LAYOUT_ADDRESS
 
 
 def _link(name: str, order: int, kind: int, target: bytes) -> bytes:
@@ -221,7 +220,7 @@ def _link(name: str, order: int, kind: int, target: bytes) -> bytes:
 def address_in_link(name: str) -> int:
     """Where the address lies in the message of `hard_link` for `name`."""
     nbytes = len(name.encode())
-    return _MESSAGE.size + 12 + (2 if nbytes > 255 else 1) + nbytes
+    return MESSAGE.size + 12 + (2 if nbytes > 255 else 1) + nbytes
 
 
 def group_link(name: str, order: int) -> tuple[bytes, int]:
@@ -238,7 +237,7 @@ def group_link(name: str, order: int) -> tuple[bytes, int]:
 
 def hard_link(name: str, order: int, address: int) -> bytes:
     """A Link message: `name` is the object whose header is at `address`."""
-    return _link(name, order, 0, _ADDRESS.pack(address))
+    return _link(name, order, 0, ADDRESS.pack(address))
 
 
 def external_link(name: str, order: int, file: str, path: str) -> bytes:
@@ -248,7 +247,7 @@ def external_link(name: str, order: int, file: str, path: str) -> bytes:
 
 
 _GROUP = Struct("<BxHIIxxxx HHBxxx BBQQQ6x HHBxxx BBHHxx".replace(" ", ""))
-_GROUP_MESSAGES_NBYTES = _GROUP.size - _OBJECT_HEADER.size
+_GROUP_MESSAGES_NBYTES = _GROUP.size - OBJECT_HEADER.size
 
 
 def group_header(links: bytes | bytearray, num_links: int, attributes: bytes, n: int) -> bytes:

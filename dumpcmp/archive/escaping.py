@@ -47,6 +47,11 @@ def group_path(op: str, call: int) -> tuple[str, ...]:
     return (*outer, f"{last}#{call}")
 
 
+def dataset_path(op: str, call: int, slot: str) -> str:
+    """Where a part has the dataset of a value: ``layers.0.attn/linear#0/output.0``."""
+    return "/".join((*group_path(op, call), link_name(slot)))
+
+
 @lru_cache(maxsize=16_384)
 def _op_path(op: str) -> tuple[tuple[str, ...], str]:
     *outer, last = op.split("/")

@@ -7,9 +7,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from itertools import islice
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive.directory import part_name, parts_in, rank_directories
-from dumpcmp.archive.escaping import group_path, link_name
-from dumpcmp.archive.read.contents import ABSENT, Contents, read_index
+from dumpcmp.archive.escaping import dataset_path
+from dumpcmp.archive.read.contents import Contents, read_index
 from dumpcmp.archive.read.decoder import PartFile, hard_links, root_address
 from dumpcmp.archive.read.scan import part_facts
-from dumpcmp.archive.schema import INDEX_GROUP, NO_ROW
-from dumpcmp.archive.write.form import Form, FormKey, form_key
-from dumpcmp.archive.write.part import LOST_PATH, Elsewhere, Part
+from dumpcmp.archive.schema import ABSENT, INDEX_GROUP, NO_ROW, form_key, form_of
+from dumpcmp.archive.write.part import LOST_PATH, Elsewhere, Owner, Part
+from dumpcmp.archive.write.template import Template
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import replacing
@@ -33,7 +34,6 @@ from dumpcmp.nouns.record import Kept, Record, Stored
 from dumpcmp.nouns.value import Value
 
 LOCK_FILE = ".compacting"
-Numbers = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 
 
@@ -42,7 +42,7 @@ class Condensing:
     """What to keep of a part: which Records to condense, and what then stands for the elements."""
 
     selects: Callable[[Record], bool]
-    condense: Callable[[Record, Value], tuple[Stored, Numbers]]
+    condense: Callable[[Record, Value], tuple[Stored, NDArray[np.float64]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,7 @@ class Rewritten:
     nbytes_after: int = 0
 
     def __add__(self, other: Rewritten) -> Rewritten:
-        return Rewritten(
-            self.num_parts + other.num_parts,
-            self.num_values + other.num_values,
-            self.nbytes_before + other.nbytes_before,
-            self.nbytes_after + other.nbytes_after,
-        )
+        return Rewritten(*map(add, astuple(self), astuple(other)))
 
     @property
     def nbytes_freed(self) -> int:
@@ -125,7 +120,7 @@ def sealed_parts(root: Path) -> Iterator[Path]:
 
 def rewrite(path: Path, condensing: Condensing) -> Rewritten:
     """Condense what is selected in the part at `path`. Nothing to condense: nothing is written."""
-    source = _Source.of(path)
+    source = _Sealed.at(path)
     chosen = {
         row
         for row, record in enumerate(source.records)
@@ -151,25 +146,23 @@ def _settle(directory: Path) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Source:
-    """The part that is rewritten: its contents and its Records, without their links."""
+class _Sealed:
+    """A part with its index: its contents, and its Records without their links."""
 
     path: Path
     facts: dict[str, Any]
     contents: Contents
-    records: list[Record | None]  # None: it was lost
     nbytes: int
 
     @classmethod
-    def of(cls, path: Path) -> _Source:
+    def at(cls, path: Path) -> _Sealed:
         with PartFile(path) as file:
             facts, contents = part_facts(file), read_index(file)
             if contents is None:
                 raise ArchiveError(
                     f"{path} is not sealed", hint="only parts that are finished can be compacted"
                 )
-            contents.model, contents.step = facts["model"], facts["step"]
-            return cls(path, facts, contents, list(_records(facts, contents)), file.nbytes)
+            return cls(path, facts, contents, file.nbytes)
 
     @cached_property
     def rows(self) -> dict[str, list[Any]]:
@@ -177,13 +170,29 @@ class _Source:
         table = self.contents.rows
         return {name: table[name].tolist() for name in table.dtype.names or ()}
 
-    def holds(self, row: int) -> bool:
-        """Whether the bytes of `row` are its own: it is no link."""
-        return bool(self.records[row] and self.rows["same"][row] == NO_ROW)
+    @cached_property
+    def records(self) -> list[Record | None]:
+        """The Records of the rows; None for one that was lost."""
+        columns = (self.rows[name] for name in ("call", "form", "order", "digest"))
+        return [
+            None if each[0] == ABSENT else self._record(*each)
+            for each in zip(*columns, strict=True)
+        ]
 
-    def key(self, row: int) -> Key | None:
-        """The Key of `row`, unless it was lost."""
-        return record.key if (record := self.records[row]) else None
+    def _record(self, number: int, form: int, order: int, digest: bytes) -> Record:
+        (op, call), shared = self.contents.ops[number], self.contents.forms[form]
+        return Record(
+            Key(self.facts["model"], self.facts["step"], op, call, shared.slot), order,
+            rank=self.facts["rank"], digest=digest.decode("ascii", "replace"), **shared.facts,
+        )  # fmt: skip
+
+    @property
+    def keys(self) -> list[Key | None]:
+        return [record.key if record else None for record in self.records]
+
+    def holds(self, row: int) -> bool:
+        """Whether the bytes of `row` are its own: it is no link, and was not lost."""
+        return self.records[row] is not None and bool(self.rows["same"][row] == NO_ROW)
 
     def mapped(self) -> Bytes:
         """The bytes of the part, read when they are used."""
@@ -195,38 +204,24 @@ class _Source:
         content = room[offset : offset + nbytes]
         if xxh3_128_hexdigest(content.data).encode() != digest:
             raise ArchiveError(
-                f"{self.path}: {self.key(row)} is damaged, and the part stays as it is",
+                f"{self.path}: {self.keys[row]} is damaged, and the part stays as it is",
                 hint="dumpcmp audit says what is left of it",
             )
         return content
-
-
-def _records(facts: dict[str, Any], contents: Contents) -> Iterator[Record | None]:
-    for row in contents.rows:
-        if row["call"] == ABSENT:
-            yield None
-            continue
-        form, (op, call) = contents.forms[row["form"]], contents.ops[row["call"]]
-        yield Record(
-            Key(facts["model"], facts["step"], op, call, form.slot),
-            int(row["order"]), form.dtype, form.shape, form.stride, form.storage_offset,
-            form.device, facts["rank"], form.layout, None, form.kept, form.problem,
-            row["digest"].decode("ascii", "replace"), None, form.stored, form.seen_in,
-        )  # fmt: skip
 
 
 class _Rewriting:
     """Writes the draft: the same calls and rows in the same order, with less behind them."""
 
     def __init__(
-        self, source: _Source, draft: Path, chosen: set[int], condensing: Condensing
+        self, source: _Sealed, draft: Path, chosen: set[int], condensing: Condensing
     ) -> None:
         self.source, self.room = source, source.mapped()
         self.chosen, self.condensing = chosen, condensing
         self.part = Part(draft, source.facts)
-        self._forms: dict[FormKey, tuple[int, Form]] = {}
+        self._forms: dict[Any, tuple[Template, int]] = {}
         self._records: list[Record | None] = []  # as they are in the draft
-        self._others: dict[int, _Source] = {}
+        self._others: dict[int, _Sealed] = {}
 
     def write(self) -> None:
         """Write and seal the draft, and have its bytes on the disk."""
@@ -236,8 +231,8 @@ class _Rewriting:
                 self.part.append_call(calls[number])
             else:
                 self.part.add_lost_call()
-        for row in range(len(self.source.records)):
-            self._put(row)
+        for row, record in enumerate(self.source.records):
+            self._records.append(self._put(row, record))
         own = os.dup(self.part.descriptor)  # sealing closes the part's
         try:
             self.part.seal()
@@ -245,73 +240,56 @@ class _Rewriting:
         finally:
             os.close(own)
 
-    def _put(self, row: int) -> None:
-        record = self.source.records[row]
+    def _put(self, row: int, record: Record | None) -> Record | None:
+        """Write one row; gives its Record as it is in the draft."""
         if record is None:
             self.part.add_lost()
-            self._records.append(None)
-        elif not self.source.holds(row):
-            self._put_link(row, record)
-        elif row in self.chosen:
-            content = self.source.content(row, self.room)
-            stored, numbers = self.condensing.condense(record, _value(record, content))
+            return None
+        if not self.source.holds(row):
+            return self._put_link(row, record)
+        content = self.source.content(row, self.room)
+        if row in self.chosen:
+            dtype = DTYPES[record.dtype]
+            value = Value(dtype, content.view(dtype.storage).reshape(record.shape))
+            stored, numbers = self.condensing.condense(record, value)
             record = replace(record, kept=Kept.SUMMARY, stored=stored)
-            self._put_value(row, record, np.ascontiguousarray(numbers, "<f8").view(np.uint8))
-        else:
-            self._put_value(row, record, self.source.content(row, self.room))
+            content = np.ascontiguousarray(numbers, "<f8").view(np.uint8)
+        self.part.append_value(self._owner(row, record), content.data)
+        return record
 
-    def _put_value(self, row: int, record: Record, content: Bytes) -> None:
-        number, form = self._form(record)
-        self._records.append(record)
-        self.part.append_value(self._call(row), form, number, record.order, content.data)
-
-    def _put_link(self, row: int, record: Record) -> None:
+    def _put_link(self, row: int, record: Record) -> Record:
         """A link stays a link; what it leads to says how much is kept of it."""
         where, first = self.source.rows["part"][row], self.source.rows["same"][row]
-        other = None if where == self.source.facts["part"] else self._other(where)
-        targets = other.records if other else self._records
-        target, path = targets[first] if first < len(targets) else None, LOST_PATH
-        if target is not None:
-            record = replace(record, kept=target.kept, stored=target.stored, problem=target.problem)
-            path = "/".join(
-                (*group_path(target.key.op, target.key.call), link_name(target.key.slot))
-            )
-        number, form = self._form(record)
-        self._records.append(record)
+        other = None if where == self.part.number else self._other(where)
+        records = other.records if other else self._records
+        target, path = records[first] if first < len(records) else None, LOST_PATH
         holder: Part | Elsewhere = self.part
         if other is not None or target is None:
-            place = self.source.path.with_name(part_name(where))
-            holder = Elsewhere(where, place, other.contents.rows if other else None)
-        self.part.append_link(self._call(row), form, number, record.order, holder, first, path)
+            rows = other.contents.rows if other else None
+            holder = Elsewhere(where, self.source.path.with_name(part_name(where)), rows)
+        if target is not None:
+            record = replace(record, kept=target.kept, stored=target.stored, problem=target.problem)
+            path = dataset_path(target.key.op, target.key.call, target.key.slot)
+        self.part.append_link(self._owner(row, record), holder, first, path)
+        return record
 
-    def _call(self, row: int) -> int:
-        return int(self.source.rows["call"][row])
-
-    def _other(self, number: int) -> _Source:
+    def _other(self, number: int) -> _Sealed:
         if number not in self._others:
-            self._others[number] = _Source.of(self.source.path.parent / part_name(number))
+            self._others[number] = _Sealed.at(self.source.path.with_name(part_name(number)))
         return self._others[number]
 
-    def _form(self, record: Record) -> tuple[int, Form]:
-        fields = form_key(record)
-        if fields not in self._forms:
-            form = Form(record)
-            self._forms[fields] = self.part.append_form(form), form
-        return self._forms[fields]
+    def _owner(self, row: int, record: Record) -> Owner:
+        key = form_key(record)
+        if key not in self._forms:
+            template = Template(form_of(record))
+            self._forms[key] = template, self.part.append_form(template)
+        return self.source.rows["call"][row], *self._forms[key], record.order
 
 
-def _value(record: Record, content: Bytes) -> Value:
-    dtype = DTYPES[record.dtype]
-    return Value(dtype, content.view(dtype.storage).reshape(record.shape))
-
-
-def _check(source: _Source, draft: Path, chosen: set[int]) -> None:
+def _check(source: _Sealed, draft: Path, chosen: set[int]) -> None:
     """Audit the draft against the part that it is to replace: the same Keys, nothing lost."""
-    found = _Source.of(draft)
-    rows = range(max(len(found.records), len(source.records)))
-    if len(found.records) != len(source.records) or any(
-        found.key(r) != source.key(r) for r in rows
-    ):
+    found = _Sealed.at(draft)
+    if found.keys != source.keys:
         raise ArchiveError(f"{source.path}: the draft lists other values; the part stays as it is")
     if found.contents.listed_calls != source.contents.listed_calls:
         raise ArchiveError(f"{source.path}: the draft lists other calls; the part stays as it is")
@@ -320,5 +298,5 @@ def _check(source: _Source, draft: Path, chosen: set[int]) -> None:
         found.content(row, room)
         if row not in chosen and found.rows["digest"][row] != source.rows["digest"][row]:
             raise ArchiveError(
-                f"{source.path}: {found.key(row)} changed in the draft; the part stays as it is"
+                f"{source.path}: {found.keys[row]} changed in the draft; the part stays as it is"
             )

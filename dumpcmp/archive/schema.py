@@ -1,6 +1,17 @@
 """What is on disk, written down once: names, attributes, index columns, journal fields."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from operator import attrgetter
+from struct import Struct
+from typing import Any, cast
+
+import numpy as np
+
+from dumpcmp.nouns.record import Kept, Record, Stored
 
 SCHEMA_VERSION = 2  # any change to the tables below bumps it; docs/format.md repeats them
 
@@ -44,17 +55,77 @@ CALL_ATTRS = {
     "origins": "JSON list of the ops inside a fused kernel, as op#call",
     "kernel": "name of a fused kernel",
 }
+CALL_FIELDS = tuple(CALL_ATTRS)  # the fields of a Call, but its model and step
 
-DATASET_ATTRS = {
-    "dtype": "torch's name of the element type",
-    "shape": "of the captured tensor, where the dataset's own shape differs",
-    "stride": "of the captured tensor in elements; the dataset itself is dense, row-major",
-    "storage_offset": "of the captured tensor in elements",
-    "device": "where the tensor lay",
-    "layout": "how the value lies over the mesh, such as 'b s h[tp]'",
-    "kept": "full, summary or nothing",
-    "problem": "why a value could not be stored; the dataset then has no elements",
-    "seen_in": "twin: stored by the twin of a fused kernel, not by the kernel itself",
+
+def _told(meaning: str, default: Any = "") -> Any:
+    return field(default=default, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Form:
+    """What all values of one slot, type and shape share.
+
+    A line here is a field everywhere: in the index and the journal, and, where a meaning is told,
+    an attribute of the dataset. A Record has an attribute of the same name.
+    """
+
+    slot: str = ""
+    dtype: str = _told("torch's name of the element type")
+    shape: tuple[int, ...] = _told(
+        "of the captured tensor, where the dataset's own shape differs", ()
+    )
+    stride: tuple[int, ...] = _told(
+        "of the captured tensor in elements; the dataset itself is dense, row-major", ()
+    )
+    storage_offset: int = _told("of the captured tensor in elements", 0)
+    device: str = _told("where the tensor lay", "cpu")
+    layout: str = _told("how the value lies over the mesh, such as 'b s h[tp]'")
+    kept: Kept = _told("full, summary or nothing", Kept.FULL)  # noqa: RUF009
+    problem: str = _told("why a value could not be stored; the dataset then has no elements")
+    seen_in: str = _told("twin: stored by the twin of a fused kernel, not by the kernel itself")
+    stored: Stored | None = None  # on disk [dtype, shape, [[attribute, value], ...]], or null
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What it says of a Record: its fields without the slot, which is in the Key."""
+        return {name: getattr(self, name) for name in FORM_FIELDS[1:]}
+
+    @property
+    def held(self) -> tuple[str, tuple[int, ...]]:
+        """Type and shape of what the dataset holds: the elements, or what stands for them."""
+        return (self.stored.dtype, self.stored.shape) if self.stored else (self.dtype, self.shape)
+
+
+FORM_FIELDS = tuple(each.name for each in fields(Form))
+LOST_FORM = Form(device="", kept=Kept.NOTHING, problem="lost")  # in the place of one that was lost
+
+_of_record = attrgetter("key.slot", *FORM_FIELDS[1:])
+
+
+def form_of(record: Record) -> Form:
+    """The form of `record`: all but its key, order, rank and link."""
+    return Form(*_of_record(record))
+
+
+def _make_form_key() -> Callable[[Record], tuple[Any, ...]]:
+    """What decides the form of a Record, as a dictionary's key. It is asked for every value.
+
+    Made as text, as dataclasses make their methods: attrgetter takes twice the time. Full is True
+    here, because an enum hashes slowly.
+    """
+    read = {"slot": "record.key.slot", "kept": "record.kept is full or record.kept"}
+    told = ", ".join(read.get(name, f"record.{name}") for name in FORM_FIELDS)
+    made: dict[str, Any] = {"full": Kept.FULL}
+    exec(f"def form_key(record): return ({told})", made)
+    return cast(Callable[[Record], tuple[Any, ...]], made["form_key"])
+
+
+form_key = _make_form_key()
+
+
+DATASET_ATTRS: dict[str, str] = {
+    **{each.name: each.metadata["meaning"] for each in fields(Form) if each.metadata},
     "digest": "xxh3_128 of the dataset's bytes, hexadecimal",
 }
 
@@ -69,7 +140,16 @@ INDEX_COLUMNS = (
     ("nbytes", "<u8", "how many bytes"),
     ("digest", "S32", "xxh3_128 of the bytes, hexadecimal"),
 )
-NO_ROW = 0xFFFF_FFFF
+NO_ROW = ABSENT = 0xFFFF_FFFF  # as `same`: no link; as `call`: the value was lost
+ROW_TYPE = np.dtype([(name, kind) for name, kind, _ in INDEX_COLUMNS])
+ROW = Struct("<" + "".join({"<u4": "I", "<u8": "Q", "S32": "32s"}[k] for _, k, _ in INDEX_COLUMNS))
+assert ROW.size == ROW_TYPE.itemsize
+
+
+def lost_row(part: int) -> tuple[Any, ...]:
+    """The row of a value that was lost, so that the others keep their numbers."""
+    return ABSENT, 0, 0, part, NO_ROW, 0, 0, 0, b""
+
 
 INDEX_DATASETS = {
     "records": "one row per value: a compound of the columns below",
@@ -77,32 +157,7 @@ INDEX_DATASETS = {
     "forms": "JSON list; each form as the list of FORM_FIELDS",
 }
 
-CALL_FIELDS = (
-    "op",
-    "call",
-    "order",
-    "target",
-    "source",
-    "phase",
-    "arguments",
-    "origins",
-    "kernel",
-)
-
-FORM_FIELDS = (
-    "slot",
-    "dtype",
-    "shape",
-    "stride",
-    "storage_offset",
-    "device",
-    "layout",
-    "kept",
-    "problem",
-    "seen_in",
-    "stored",  # null, or [dtype, shape, [[attribute, value], ...]] of what stands for the elements
-)
-
+JOURNAL_AT = 128  # where a part's first journal record begins, after the superblock
 ALIGNMENT = 64  # of every journal record and of every tensor's bytes
 MAGIC = b"dcR1"
 WAITING = b"dcW1"  # only in the ring: a copy into this record is still under way
@@ -123,25 +178,16 @@ JOURNAL_FIELDS = (
 JOURNAL_FORMAT = "<" + "".join(code for _, code, _ in JOURNAL_FIELDS)
 PREFIX_HEADER = 64  # bytes of the fields above; text or an object header follows
 
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of journal record and what its prefix holds after the fields."""
-
-    number: int
-    holds: str
-
-
-KINDS = {
-    "part": Kind(1, "first record of a part: JSON object of PART_ATTRS"),
-    "call": Kind(2, "a call: JSON list of CALL_FIELDS, padded with spaces"),
-    "form": Kind(3, "a form: JSON list of FORM_FIELDS, padded with spaces"),
-    "value": Kind(4, "a value: the dataset's object header; its bytes follow the prefix"),
-    "link": Kind(5, "a link to an earlier value of the step: JSON list [part, row]"),
-    "commit": Kind(6, "group headers, after the prefix; written at a commit"),
-    "index": Kind(7, "the index datasets, after the prefix; written when the part is sealed"),
-    "wrap": Kind(8, "only in the ring: the next record is at its beginning"),
-}
+KINDS = (  # of journal records: number, name, and what the prefix holds after the fields
+    (1, "part", "first record of a part: JSON object of PART_ATTRS"),
+    (2, "call", "a call: JSON list of CALL_FIELDS, padded with spaces"),
+    (3, "form", "a form: JSON list of FORM_FIELDS, padded with spaces"),
+    (4, "value", "a value: the dataset's object header; its bytes follow the prefix"),
+    (5, "link", "a link to an earlier value of the step: JSON list [part, row]"),
+    (6, "commit", "group headers, after the prefix; written at a commit"),
+    (7, "index", "the index datasets, after the prefix; written when the part is sealed"),
+    (8, "wrap", "only in the ring: the next record is at its beginning"),
+)
 
 MAX_RANK = 32  # HDF5's limit on dims
 MAX_LINKS = 60_000  # in one group; HDF5's version-1 header ends at 65,535 messages

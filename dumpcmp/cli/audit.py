@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from dumpcmp.archive.repair.integrity import Audit, Finding, audit
+from dumpcmp.archive.repair.integrity import Audit, Flaw, audit
 
 
 @click.command()
@@ -35,5 +35,5 @@ def _print(found: Audit, console: Console, repair: bool) -> None:
         console.print("  dumpcmp audit --repair recovers what can be recovered")
 
 
-def _mark(finding: Finding) -> str:
+def _mark(finding: Flaw) -> str:
     return "[yellow]note[/]" if not finding.stands else "[red]wrong[/]"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dumpcmp.archive import encoder
-from dumpcmp.archive.write.part import ROW_TYPE
+from dumpcmp.archive.schema import ROW_TYPE
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.dtypes import DTYPES, widen
 from tests.archive.values import SMALL_NUMBERS, Dense, key, parts, record

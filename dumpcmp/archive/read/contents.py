@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -14,33 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.archive import encoder
+from dumpcmp.archive.journal import LOST_CALL, call_json, read_call, read_form
 from dumpcmp.archive.read.decoder import PartFile, dataset, hard_links, root_address
-from dumpcmp.archive.schema import CALL_FIELDS, FORM_FIELDS, INDEX_DATASETS, INDEX_GROUP
-from dumpcmp.archive.write.part import ROW_TYPE
+from dumpcmp.archive.schema import (
+    ABSENT,
+    CALL_FIELDS,
+    INDEX_DATASETS,
+    INDEX_GROUP,
+    LOST_FORM,
+    ROW_TYPE,
+    Form,
+)
 from dumpcmp.nouns.errors import ArchiveError
-from dumpcmp.nouns.key import Op
-from dumpcmp.nouns.record import Call, Kept, Phase, Stored
+from dumpcmp.nouns.record import Call
 
-ABSENT = 0xFFFF_FFFF  # as a row's call: the record was lost
-LOST_CALL = ["", 0, 0, "", "", "forward", "", [], ""]  # in the place of a call that was lost
-LOST_FORM = ["", "", [], [], 0, "", "", "nothing", "lost", "", None]
-
-
-@dataclass(frozen=True, slots=True)
-class FormFacts:
-    """A form as read back: what all values of it share."""
-
-    slot: str
-    dtype: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    storage_offset: int
-    device: str
-    layout: str
-    kept: Kept
-    problem: str
-    seen_in: str
-    stored: Stored | None
+LISTED_LOST = json.loads(call_json(LOST_CALL))
 
 
 @dataclass(eq=False)
@@ -50,7 +38,7 @@ class Contents:
     path: Path
     rows: NDArray[np.void]
     listed_calls: list[Any]
-    listed_forms: list[Any]
+    forms: list[Form]
     model: str = ""
     step: int = 0
     sealed: bool = False  # the part has its index: nothing more will be written to it
@@ -58,81 +46,62 @@ class Contents:
     elsewhere: Mapping[int, tuple[Path, int]] = field(default_factory=dict)  # row -> in a ring
     datasets: Mapping[int, str] = field(default_factory=dict)  # row -> what cannot be mapped
 
-    @cached_property
-    def forms(self) -> list[FormFacts]:
-        """The forms, checked."""
-        return [self._form(listed) for listed in self.listed_forms]
+    def __post_init__(self) -> None:
+        """Raise where a row refers to a call or form that does not exist."""
+        rows = self.rows[self.rows["call"] != ABSENT]
+        for column, limit in (("call", len(self.ops)), ("form", len(self.forms))):
+            if rows.size and int(rows[column].max()) >= limit:
+                raise damaged(self.path, f"a {column} below {limit}", int(rows[column].max()))
 
     @cached_property
     def ops(self) -> list[tuple[str, int]]:
         """Op and number of each call."""
         return [self._op(listed) for listed in self.listed_calls]
 
+    def _op(self, listed: Any) -> tuple[str, int]:
+        match listed:
+            case [str(op), int(call), *_] if len(listed) == len(CALL_FIELDS):
+                return op, call
+        raise damaged(self.path, "a call", listed)
+
     def calls(self) -> dict[int, Call]:
         """The calls by their numbers, checked; those that were lost are left out."""
         found = enumerate(self.listed_calls)
-        return {number: self._call(listed) for number, listed in found if listed != LOST_CALL}
+        return {number: self._call(listed) for number, listed in found if listed != LISTED_LOST}
+
+    def _call(self, listed: Any) -> Call:
+        try:
+            return read_call(listed, self.model, self.step)
+        except (TypeError, ValueError):
+            raise damaged(self.path, "a call", listed) from None
 
     def has_row(self, row: int) -> bool:
         """Whether `row` is there and was not lost."""
         return row < len(self.rows) and bool(self.rows["call"][row] != ABSENT)
 
-    def _op(self, listed: Any) -> tuple[str, int]:
-        match listed:
-            case [str(op), int(call), *_] if len(listed) == len(CALL_FIELDS):
-                return op, call
-        raise self._error("a call", listed)
+    def name(self, row: int) -> tuple[str, int, str]:
+        """Op, call and slot of the value in `row`."""
+        call, form = self.rows[row].item()[:2]
+        return *self.ops[call], self.forms[form].slot
 
-    def _call(self, listed: Any) -> Call:
-        match listed:
-            case [str(op), int(call), int(order), str(target), str(source), str(phase),
-                  str(arguments), list(origins), str(kernel)]:  # fmt: skip
-                return Call(
-                    self.model, self.step, Op(op), call, order, target, source,
-                    Phase(phase) if phase in tuple(Phase) else Phase.FORWARD,
-                    arguments, tuple(map(str, origins)), kernel,
-                )  # fmt: skip
-        raise self._error("a call", listed)
 
-    def _form(self, listed: Any) -> FormFacts:
-        match listed:
-            case [str(slot), str(dtype), list(shape), list(stride), int(offset), str(device),
-                  str(layout), str(kept), str(problem), str(seen_in), stored
-                  ] if kept in tuple(Kept):  # fmt: skip
-                return FormFacts(
-                    slot, dtype, self._sizes(shape), self._sizes(stride), offset, device,
-                    layout, Kept(kept), problem, seen_in, self._stored(stored),
-                )  # fmt: skip
-        raise self._error("a form", listed)
+def damaged(path: Path, what: str, found: Any) -> ArchiveError:
+    """The error of an index that has `found` where `what` should be."""
+    return ArchiveError(
+        f"{path}: {what} should be here, not {str(found)[:80]!r}",
+        hint="the index is damaged; dumpcmp audit says what is left of the part",
+    )
 
-    def _stored(self, listed: Any) -> Stored | None:
-        match listed:
-            case None:
-                return None
-            case [str(dtype), list(shape), list(attributes)]:
-                pairs = tuple((str(name), value) for name, value in attributes)
-                return Stored(dtype, self._sizes(shape), pairs)
-        raise self._error("a form", listed)
 
-    def _sizes(self, sizes: list[Any]) -> tuple[int, ...]:
-        if len(sizes) > 1024 or not all(type(size) is int and size >= 0 for size in sizes):
-            raise self._error("a shape", sizes)
-        return tuple(sizes)
-
-    def _error(self, what: str, found: Any) -> ArchiveError:
-        return ArchiveError(
-            f"{self.path}: {what} should be here, not {str(found)[:80]!r}",
-            hint="the index is damaged; dumpcmp audit says what is left of the part",
-        )
-
-    def check(self) -> None:
-        """Raise where a row refers to a call, form or row that does not exist."""
-        rows = self.rows[self.rows["call"] != ABSENT]
-        limits = {"call": len(self.listed_calls), "form": len(self.listed_forms)}
-        for column, limit in limits.items():
-            if rows.size and int(rows[column].max()) >= limit:
-                raise self._error(f"a {column} below {limit}", int(rows[column].max()))
-        assert len(self.forms) == limits["form"] and len(self.ops) == limits["call"]
+def read_forms(path: Path, listed: Iterable[Any]) -> list[Form]:
+    """The forms that the part at `path` lists; None stands for one that was lost."""
+    found = []
+    for each in listed:
+        try:
+            found.append(LOST_FORM if each is None else read_form(each))
+        except (TypeError, ValueError):
+            raise damaged(path, "a form", each) from None
+    return found
 
 
 def read_index(file: PartFile) -> Contents | None:
@@ -143,15 +112,9 @@ def read_index(file: PartFile) -> Contents | None:
     links = dict(hard_links(file, root[INDEX_GROUP]))
     if links.keys() < set(INDEX_DATASETS):
         file.fail(root[INDEX_GROUP], "the index is not whole")
-    contents = Contents(
-        file.path,
-        _read_rows(file, links["records"]),
-        _read_list(file, links["calls"]),
-        _read_list(file, links["forms"]),
-        sealed=True,
-    )
-    contents.check()
-    return contents
+    rows = _read_rows(file, links["records"])
+    calls, forms = (_read_list(file, links[name]) for name in ("calls", "forms"))
+    return Contents(file.path, rows, calls, read_forms(file.path, forms), sealed=True)
 
 
 def _read_rows(file: PartFile, address: int) -> NDArray[np.void]:
@@ -170,10 +133,7 @@ def _read_list(file: PartFile, address: int) -> list[Any]:
     try:
         listed = json.loads(file.read(found.address, found.nbytes))
     except (ValueError, RecursionError):
-        file.fail(found.address, "a JSON list should be here")
+        listed = None
     if not isinstance(listed, list):
         file.fail(found.address, "a JSON list should be here")
     return listed
-
-
-assert len(FORM_FIELDS) == len(FormFacts.__dataclass_fields__)

@@ -11,14 +11,9 @@ from struct import error as StructError
 from typing import NoReturn
 
 from dumpcmp.archive import encoder
-from dumpcmp.archive.encoder import SIGNATURE, SUPERBLOCK_NBYTES, UNDEFINED
+from dumpcmp.archive.encoder import ADDRESS, MESSAGE, OBJECT_HEADER, SIGNATURE, UNDEFINED
 from dumpcmp.nouns.errors import ArchiveError
 
-_SUPERBLOCK = Struct("<8s8B2HI4Q2Q2I16s")
-_OBJECT_HEADER = Struct("<BxHIIxxxx")
-_MESSAGE = Struct("<HHBxxx")
-_LAYOUT = Struct("<BBQQ")
-_ADDRESS = Struct("<Q")
 LARGEST_READ = 256 << 20  # bytes of an index or a group that a reader is willing to hold
 PEEK = 1024  # enough for the header of an index group or of one of its datasets
 
@@ -73,7 +68,7 @@ class Dataset:
 
 def root_address(file: PartFile) -> int:
     """Where the superblock says that the root group's header is; it must be of our kind."""
-    fields = _SUPERBLOCK.unpack(file.read(0, SUPERBLOCK_NBYTES))
+    fields = encoder.SUPERBLOCK.unpack(file.read(0, encoder.SUPERBLOCK.size))
     if fields[0] != SIGNATURE:
         file.fail(0, "this is no HDF5 file")
     if fields[1:8] != (0, 0, 0, 0, 0, 8, 8) or fields[18] != 0:
@@ -86,19 +81,19 @@ def messages(file: PartFile, address: int, limit: int = PEEK) -> Iterator[tuple[
     if address == UNDEFINED or address % 8:
         file.fail(address, "no object header can be here")
     head = file.peek(address, limit)
-    if len(head) < _OBJECT_HEADER.size:
+    if len(head) < OBJECT_HEADER.size:
         file.fail(address, "an object header should be here")
-    version, count, _, nbytes = _OBJECT_HEADER.unpack_from(head)
-    if version != 1 or address + _OBJECT_HEADER.size + nbytes > file.nbytes:
+    version, count, _, nbytes = OBJECT_HEADER.unpack_from(head)
+    if version != 1 or address + OBJECT_HEADER.size + nbytes > file.nbytes:
         file.fail(address, "an object header should be here")
-    at = _OBJECT_HEADER.size
+    at = OBJECT_HEADER.size
     end = min(len(head), at + nbytes)
-    while count and at + _MESSAGE.size <= end:
-        kind, size, _ = _MESSAGE.unpack_from(head, at)
-        if at + _MESSAGE.size + size > end:
+    while count and at + MESSAGE.size <= end:
+        kind, size, _ = MESSAGE.unpack_from(head, at)
+        if at + MESSAGE.size + size > end:
             return
-        yield address + at, kind, head[at + _MESSAGE.size : at + _MESSAGE.size + size]
-        at += _MESSAGE.size + size
+        yield address + at, kind, head[at + MESSAGE.size : at + MESSAGE.size + size]
+        at += MESSAGE.size + size
         count -= 1
 
 
@@ -115,7 +110,7 @@ def hard_links(file: PartFile, address: int, limit: int = PEEK) -> Iterator[tupl
             file.fail(place, "a link's name is longer than the link")
         if body[2] == 0:
             name = body[start : start + length].decode("utf-8", "replace")
-            yield name, _ADDRESS.unpack_from(body, start + length)[0]
+            yield name, ADDRESS.unpack_from(body, start + length)[0]
 
 
 def dataset(file: PartFile, address: int) -> Dataset:
@@ -123,7 +118,7 @@ def dataset(file: PartFile, address: int) -> Dataset:
     found = {kind: body for _, kind, body in messages(file, address)}
     try:
         datatype, space = found[encoder.DATATYPE], found[encoder.DATASPACE]
-        version, layout, start, nbytes = _LAYOUT.unpack_from(found[encoder.LAYOUT])
+        version, layout, start, nbytes = encoder.LAYOUT_FIELDS.unpack_from(found[encoder.LAYOUT])
         shape = Struct(f"<{space[1]}Q").unpack_from(space, 8)
     except (KeyError, IndexError, StructError):
         file.fail(address, "a dataset's header should be here")

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dumpcmp.archive.encoder import SIGNATURE
-from dumpcmp.archive.read.contents import ABSENT, Contents, read_index
+from dumpcmp.archive.read.contents import Contents, read_index
 from dumpcmp.archive.read.decoder import PartFile, root_address
 from dumpcmp.archive.read.scan import Found, scan
-from dumpcmp.archive.schema import NO_ROW
-from dumpcmp.archive.write.part import JOURNAL_AT, ROW_TYPE
+from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW, ROW_TYPE
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Kept, Location, Record
 
-Name = tuple[str, int, str]  # op, call and slot: a Key within its step
+NameInStep = tuple[str, int, str]  # op, call and slot: a Key within its step
 
 
 def read_part(path: Path, model: str, step: int, number: int, stranded: list[Found]) -> Contents:
@@ -72,7 +71,7 @@ class RankStep:
     model: str
     step: int
     parts: dict[int, Contents]
-    rows: dict[Name, tuple[Contents, int]] = field(default_factory=dict)
+    rows: dict[NameInStep, tuple[Contents, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for contents in self.parts.values():
@@ -83,12 +82,6 @@ class RankStep:
                 if call != ABSENT:
                     self.rows.setdefault((*ops[call], slots[form]), (contents, row))
 
-    @property
-    def problems(self) -> Iterator[str]:
-        """What is wrong with the parts."""
-        for contents in self.parts.values():
-            yield from contents.problems
-
     def calls(self) -> dict[tuple[str, int], Call]:
         """The calls of the step, in order of execution."""
         found: dict[tuple[str, int], Call] = {}
@@ -97,60 +90,50 @@ class RankStep:
                 found.setdefault((call.op, call.call), call)
         return dict(sorted(found.items(), key=lambda entry: entry[1].order))
 
-    def names(self) -> list[Name]:
+    def names(self) -> list[NameInStep]:
         """The values of the step, in order of execution."""
         order = {name: int(c.rows["order"][row]) for name, (c, row) in self.rows.items()}
         return sorted(order, key=order.__getitem__)
 
-    def record(self, name: Name) -> Record:
+    def record(self, name: NameInStep) -> Record:
         """The Record of the value `name`."""
         contents, row = self.rows[name]
         _, form, order, part, same, _, offset, nbytes, digest = contents.rows[row].item()
-        facts = contents.forms[form]
-        holder, problem = self.parts.get(part), facts.problem
+        facts = contents.forms[form].facts
+        holder = self.parts.get(part)
         if holder is None:
-            problem = f"part {part}, which holds its bytes, is missing"
+            facts = _gone(facts, f"part {part}, which holds its bytes, is missing")
         elif same != NO_ROW and not holder.has_row(same):
-            holder, problem = None, f"row {same} of part {part}, which holds its bytes, was lost"
-        held = facts  # what the row that has the bytes says of them: they may be a Summary's
-        if holder and same != NO_ROW:
+            facts = _gone(facts, f"row {same} of part {part}, which holds its bytes, was lost")
+            holder = None
+        elif same != NO_ROW:  # the row that has the bytes says what they are: perhaps a Summary
             offset, nbytes, digest = holder.rows[same].item()[6:]
             held = holder.forms[holder.rows[same]["form"]]
+            facts = {**facts, "kept": held.kept, "stored": held.stored}
+        first = holder.name(same) if holder and same != NO_ROW else None
         return Record(
             Key(self.model, self.step, *name),
             order,
-            facts.dtype,
-            facts.shape,
-            facts.stride,
-            facts.storage_offset,
-            facts.device,
-            self.rank,
-            facts.layout,
-            self._same_as(holder, same),
-            held.kept if holder else Kept.NOTHING,
-            problem,
-            digest.decode("ascii", "replace"),
-            self._location(contents, holder, row, same, offset, nbytes),
-            held.stored,
-            facts.seen_in,
+            rank=self.rank,
+            same_as=Key(self.model, self.step, *first) if first else None,
+            digest=digest.decode("ascii", "replace"),
+            location=_location(contents, holder, row, same, offset, nbytes),
+            **facts,
         )
 
-    def _same_as(self, holder: Contents | None, row: int) -> Key | None:
-        if holder is None or not holder.has_row(row):
-            return None
-        call, form = holder.rows[row].item()[:2]
-        op, number = holder.ops[call]
-        return Key(self.model, self.step, op, number, holder.forms[form].slot)
 
-    @staticmethod
-    def _location(
-        contents: Contents, holder: Contents | None, row: int, same: int, offset: int, nbytes: int
-    ) -> Location | None:
-        if holder is None:
-            return None
-        if holder is not contents:
-            contents, row = holder, same
-        if row in contents.elsewhere:
-            path, offset = contents.elsewhere[row]
-            return Location(path, offset, nbytes)
-        return Location(contents.path, offset, nbytes, contents.datasets.get(row, ""))
+def _gone(facts: dict[str, Any], problem: str) -> dict[str, Any]:
+    return {**facts, "kept": Kept.NOTHING, "problem": problem}
+
+
+def _location(
+    contents: Contents, holder: Contents | None, row: int, same: int, offset: int, nbytes: int
+) -> Location | None:
+    if holder is None:
+        return None
+    if holder is not contents:
+        contents, row = holder, same
+    if row in contents.elsewhere:
+        path, offset = contents.elsewhere[row]
+        return Location(path, offset, nbytes)
+    return Location(contents.path, offset, nbytes, contents.datasets.get(row, ""))

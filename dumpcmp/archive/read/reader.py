@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from dumpcmp.archive.directory import parts_in, rank_directories, steps_in
 from dumpcmp.archive.escaping import listed, name_of_file
 from dumpcmp.archive.read.decoder import PartFile
-from dumpcmp.archive.read.rankstep import Name, RankStep, read_part
+from dumpcmp.archive.read.rankstep import NameInStep, RankStep, read_part
 from dumpcmp.archive.read.scan import Found, part_facts, ring_records
-from dumpcmp.archive.repair.remains import read_run, ring_left_by, writer_lives
+from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
 from dumpcmp.archive.schema import MAX_RANK, RUN_FILE, SCHEMA_VERSION
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import ArchiveError
@@ -95,7 +95,8 @@ class Archive(Mapping[Key, Record]):
         for rank, facts in self.run.items():
             if not _ended_well(facts):
                 found.append(f"rank {rank}: {_why_incomplete(facts, self._directories[rank])}")
-        found += [problem for step in self._steps.values() for problem in step.problems]
+        parts = (part for step in self._steps.values() for part in step.parts.values())
+        found += [problem for part in parts for problem in part.problems]
         return tuple(found)
 
     @cached_property
@@ -181,7 +182,7 @@ class Archive(Mapping[Key, Record]):
 
     def keys_of(self, model: str, step: int) -> Iterator[Key]:
         """The Keys of one step, in order of execution; each once, whatever ranks hold it."""
-        seen: set[Name] = set()
+        seen: set[NameInStep] = set()
         for held in self._rank_steps(model, step):
             for name in held.names():
                 if name not in seen:

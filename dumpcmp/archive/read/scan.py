@@ -12,18 +12,21 @@ import numpy as np
 
 from dumpcmp.archive import journal
 from dumpcmp.archive.encoder import padded
-from dumpcmp.archive.read.contents import ABSENT, LOST_CALL, LOST_FORM, Contents
+from dumpcmp.archive.read.contents import LISTED_LOST, Contents, read_forms
 from dumpcmp.archive.read.decoder import PartFile
+from dumpcmp.archive.remains import HEADER_NBYTES, read_header
 from dumpcmp.archive.schema import (
+    ABSENT,
     ALIGNMENT,
+    JOURNAL_AT,
     JOURNAL_FIELDS,
     MAGIC,
     NO_ROW,
     PREFIX_HEADER,
+    ROW_TYPE,
     WAITING,
+    lost_row,
 )
-from dumpcmp.archive.write.part import JOURNAL_AT, ROW_TYPE
-from dumpcmp.archive.write.ring import HEADER_NBYTES, read_header
 
 _MOST_IN_RING = 1 << 22
 _STRIDE = 1 << 20  # bytes looked through at once for the next record
@@ -157,30 +160,30 @@ def ring_records(path: Path) -> Iterator[Found]:
             place += total
 
 
-class Gathering:
+class _Gathering:
     """Builds Contents from journal records, taking nothing twice and nothing on trust."""
 
     def __init__(self, file: PartFile, number: int) -> None:
         self.path = file.path
         self.number = number  # of the part
-        self._most = file.nbytes // ALIGNMENT + _MOST_IN_RING  # records that there can be
         self.problems: list[str] = []
-        self._rows: list[tuple[Any, ...]] = []
-        self._calls: list[Any] = []
-        self._forms: list[Any] = []
-        self._elsewhere: dict[int, tuple[Path, int]] = {}
+        self.rows: list[tuple[Any, ...]] = []
+        self.calls: list[Any] = []
+        self.forms: list[Any] = []
+        self.elsewhere: dict[int, tuple[Path, int]] = {}
+        self._most = file.nbytes // ALIGNMENT + _MOST_IN_RING  # records that there can be
 
     def take(self, found: Found) -> None:
         """Take one record; a call, form or row that is already known is left as it is."""
-        kind = found.fields.kind
-        if kind == journal.CALL:
-            self._insert(self._calls, found.fields.call, found.listed())
-        elif kind == journal.FORM:
-            self._insert(self._forms, found.fields.form, found.listed())
-        elif kind == journal.VALUE:
-            self._take_row(found, self._value_row(found))
-        elif kind == journal.LINK:
-            self._take_row(found, self._link_row(found))
+        match found.fields.kind:
+            case journal.CALL:
+                self._insert(self.calls, found.fields.call, found.listed())
+            case journal.FORM:
+                self._insert(self.forms, found.fields.form, found.listed())
+            case journal.VALUE:
+                self._take_row(found, self._value_row(found))
+            case journal.LINK:
+                self._take_row(found, self._link_row(found))
 
     def _insert(self, known: list[Any], number: int, listed: Any) -> None:
         """Put `listed` at `number`, unless something is there or the number is absurd."""
@@ -190,85 +193,63 @@ class Gathering:
         if known[number] is None:
             known[number] = listed
 
-    def _take_row(self, found: Found, row: tuple[Any, ...] | None) -> None:
-        number = found.fields.row
-        known = number < len(self._rows) and self._rows[number][0] != ABSENT
-        if row is None or known or number > self._most:
-            if not known:
-                place = f"{found.file} at byte {found.start}"
-                self.problems.append(f"{place}: a record that is torn, or refers to nothing known")
+    def _take_row(self, found: Found, rest: tuple[Any, ...] | None) -> None:
+        fields = found.fields
+        number = fields.row
+        if number < len(self.rows) and self.rows[number][0] != ABSENT:
             return
-        self._rows += [_ABSENT_ROW] * (number + 1 - len(self._rows))
-        self._rows[number] = row
-        if found.file != self.path and found.fields.nbytes:
-            self._elsewhere[number] = found.file, found.data_start
-
-    def _named(self, fields: Any) -> bool:
-        """Whether the record's call and form are known."""
-        return (
-            fields.call < len(self._calls)
-            and fields.form < len(self._forms)
-            and self._calls[fields.call] is not None
-            and self._forms[fields.form] is not None
-        )
+        named = _has(self.calls, fields.call) and _has(self.forms, fields.form)
+        if rest is None or not named or number > self._most:
+            place = f"{found.file} at byte {found.start}"
+            self.problems.append(f"{place}: a record that is torn, or refers to nothing known")
+            return
+        self.rows += [lost_row(self.number)] * (number + 1 - len(self.rows))
+        self.rows[number] = (fields.call, fields.form, fields.order, *rest)
+        if found.file != self.path and fields.nbytes:
+            self.elsewhere[number] = found.file, found.data_start
 
     def _value_row(self, found: Found) -> tuple[Any, ...] | None:
-        fields = found.fields
-        if not self._named(fields):
-            return None
         size = int.from_bytes(found.prefix[PREFIX_HEADER + 8 : PREFIX_HEADER + 12], "little")
-        end = PREFIX_HEADER + 16 + size  # of the object header, whose last 32 bytes they are
+        end = PREFIX_HEADER + 16 + size  # of the object header, whose last 32 bytes are the digest
         digest = b""  # in a ring it is not there yet
         if found.file == self.path:
             if not PREFIX_HEADER + 48 <= end <= len(found.prefix):
                 return None  # the fields reached the disk, the rest of the prefix did not
             digest = found.prefix[end - 32 : end]
-        offset = found.data_start if fields.nbytes else 0
-        header = found.start + PREFIX_HEADER
-        return (
-            fields.call, fields.form, fields.order, self.number, NO_ROW, header, offset,
-            fields.nbytes, digest,
-        )  # fmt: skip
+        nbytes, header = found.fields.nbytes, found.start + PREFIX_HEADER
+        return self.number, NO_ROW, header, found.data_start if nbytes else 0, nbytes, digest
 
     def _link_row(self, found: Found) -> tuple[Any, ...] | None:
-        fields = found.fields
         match found.listed():
-            case [int(part), int(row)] if self._named(fields) and 0 <= row < NO_ROW and part >= 0:
-                own = part == self.number and row < len(self._rows)
-                target = self._rows[row] if own else _ABSENT_ROW
-                if own and row in self._elsewhere:
-                    self._elsewhere[fields.row] = self._elsewhere[row]
-                return (fields.call, fields.form, fields.order, part, row, *target[5:])
+            case [int(part), int(row)] if 0 <= row < NO_ROW and part >= 0:
+                own = part == self.number and row < len(self.rows)
+                if own and row in self.elsewhere:
+                    self.elsewhere[found.fields.row] = self.elsewhere[row]
+                target = self.rows[row] if own else lost_row(part)
+                return (part, row, *target[5:])
         return None
 
-    def contents(self, model: str, step: int) -> Contents:
-        """What was gathered."""
-        rows = np.array(self._rows, ROW_TYPE) if self._rows else np.empty(0, ROW_TYPE)
-        gathered = Contents(
-            self.path,
-            rows,
-            [call if call is not None else LOST_CALL for call in self._calls],
-            [form if form is not None else LOST_FORM for form in self._forms],
-            model,
-            step,
-            problems=tuple(self.problems),
-            elsewhere=self._elsewhere,
-        )
-        gathered.check()
-        return gathered
 
-
-_ABSENT_ROW = (ABSENT, 0, 0, 0, NO_ROW, 0, 0, 0, b"")
+def _has(known: list[Any], number: int) -> bool:
+    return number < len(known) and known[number] is not None
 
 
 def scan(file: PartFile, stranded: list[Found]) -> Contents:
     """The contents of a part by its journal, and by what a dead writer's ring has for it."""
-    facts = part_facts(file)
-    gathering = Gathering(file, facts["part"])
-    for found in journal_records(file, gathering.problems):
-        gathering.take(found)
-    nonce = first_record(file).fields.nonce
+    facts, nonce = part_facts(file), first_record(file).fields.nonce
+    gathered = _Gathering(file, facts["part"])
+    for found in journal_records(file, gathered.problems):
+        gathered.take(found)
     for found in stranded:
         if found.fields.nonce == nonce:
-            gathering.take(found)
-    return gathering.contents(facts["model"], facts["step"])
+            gathered.take(found)
+    return Contents(
+        file.path,
+        np.array(gathered.rows, ROW_TYPE),
+        [LISTED_LOST if call is None else call for call in gathered.calls],
+        read_forms(file.path, gathered.forms),
+        facts["model"],
+        facts["step"],
+        problems=tuple(gathered.problems),
+        elsewhere=gathered.elsewhere,
+    )

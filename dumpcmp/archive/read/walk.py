@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.archive.escaping import unescaped
+from dumpcmp.archive.journal import checked_sizes
 from dumpcmp.archive.read.contents import Contents
-from dumpcmp.archive.schema import CALL_ATTRS, CALL_FIELDS, INDEX_GROUP, NO_ROW
-from dumpcmp.archive.write.part import ROW_TYPE
+from dumpcmp.archive.schema import (
+    CALL_ATTRS,
+    CALL_FIELDS,
+    DATASET_ATTRS,
+    INDEX_GROUP,
+    NO_ROW,
+    ROW_TYPE,
+    Form,
+)
 from dumpcmp.nouns.dtypes import DTYPES, Dtype
 from dumpcmp.nouns.errors import ArchiveError
-from dumpcmp.nouns.record import Location
+from dumpcmp.nouns.record import Kept, Location, Stored
 
 _TROUBLE = (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError)
 
@@ -27,7 +36,7 @@ def walk(path: Path, model: str, step: int, part: int) -> Contents:
     """The contents of `path` by its groups: the names and attributes that docs/format.md tells."""
     try:
         with h5py.File(path, "r", locking=False) as file:
-            return _Walk(path, model, step, part).through(file)
+            return _contents(file, path, model, step, part)
     except _TROUBLE as error:
         raise ArchiveError(
             f"{path} cannot be read as HDF5: {error}", hint="dumpcmp audit says what is left of it"
@@ -48,44 +57,33 @@ def read_dataset(location: Location, dtype: Dtype, shape: tuple[int, ...]) -> ND
     return bits
 
 
-class _Walk:
-    def __init__(self, path: Path, model: str, step: int, part: int) -> None:
-        self.path, self.model, self.step, self.part = path, model, step, part
-        self.rows: list[tuple[Any, ...]] = []
-        self.calls: list[list[Any]] = []
-        self.forms: list[list[Any]] = []
-        self.datasets: dict[int, str] = {}
-        self.seen: dict[Any, int] = {}
-
-    def through(self, file: h5py.File) -> Contents:
-        for group in sorted(_call_groups(file), key=lambda group: _number(group, "order")):
-            self.calls.append(_call(group))
-            for name in group:
-                if not name.startswith("_") and isinstance(group.get(name), h5py.Dataset):
-                    self._take(group, name)
-        rows = np.array(self.rows, ROW_TYPE) if self.rows else np.empty(0, ROW_TYPE)
-        found = Contents(self.path, rows, self.calls, self.forms, self.model, self.step)
-        found.datasets, found.sealed = self.datasets, True
-        found.check()
-        return found
-
-    def _take(self, group: h5py.Group, name: str) -> None:
-        dataset = group[name]
-        row = len(self.rows)
-        token = h5py.h5o.get_info(dataset.id).addr
-        same = self.seen.setdefault(token, row)
-        nbytes = 0 if dataset.shape is None else dataset.size * dataset.dtype.itemsize
-        form = _form(dataset, name)
-        nbytes = math.prod(form[2]) * DTYPES[form[1]].nbytes if dataset.shape is not None else 0
-        offset = dataset.id.get_offset() or 0
-        if nbytes and not offset:
-            self.datasets[row] = dataset.name
-        self.forms.append(form)
-        self.rows.append((
-            len(self.calls) - 1, row, _number(group, "order"), self.part,
-            NO_ROW if same == row else same, 0, offset, nbytes,
-            _text(dataset.attrs.get("digest", b"")).encode(),
-        ))  # fmt: skip
+def _contents(file: h5py.File, path: Path, model: str, step: int, part: int) -> Contents:
+    calls: list[list[Any]] = []
+    forms: list[Form] = []
+    rows: list[tuple[Any, ...]] = []
+    datasets: dict[int, str] = {}
+    first: dict[int, int] = {}  # address of a dataset's header -> its first row
+    for group in sorted(_call_groups(file), key=lambda group: _number(group, "order")):
+        calls.append(_call(group))
+        for name in group:
+            dataset = None if name.startswith("_") else group.get(name)
+            if not isinstance(dataset, h5py.Dataset):
+                continue
+            row, form = len(rows), _form(dataset, name)
+            same = first.setdefault(h5py.h5o.get_info(dataset.id).addr, row)
+            dtype, shape = form.held
+            nbytes = 0 if dataset.shape is None else math.prod(shape) * DTYPES[dtype].nbytes
+            offset = dataset.id.get_offset() or 0
+            if nbytes and not offset:
+                datasets[row] = dataset.name
+            forms.append(form)
+            rows.append((
+                len(calls) - 1, row, _number(group, "order"), part,
+                NO_ROW if same == row else same, 0, offset, nbytes,
+                _text(dataset.attrs.get("digest", b"")).encode(),
+            ))  # fmt: skip
+    table = np.array(rows, ROW_TYPE)
+    return Contents(path, table, calls, forms, model, step, sealed=True, datasets=datasets)
 
 
 def _call_groups(group: h5py.Group) -> Iterator[h5py.Group]:
@@ -120,33 +118,34 @@ def _call(group: h5py.Group) -> list[Any]:
     return [told[name] for name in CALL_FIELDS]
 
 
-def _form(dataset: h5py.Dataset, name: str) -> list[Any]:
-    attrs = dataset.attrs
-    dtype = _text(attrs.get("dtype", dataset.dtype.name))
-    shape = attrs.get("shape", dataset.shape or ())
-    kept = _text(attrs.get("kept", "full"))
-    if dtype not in DTYPES and kept == "full":
-        raise ValueError(f"{dataset.name} has elements of an unknown type {dtype}")
-    return [
-        unescaped(name), dtype, [int(size) for size in shape],
-        [int(size) for size in attrs.get("stride", ())], _number(dataset, "storage_offset"),
-        _text(attrs.get("device", "cpu")), _text(attrs.get("layout", "")), kept,
-        _text(attrs.get("problem", "")), _text(attrs.get("seen_in", "")),
-        _stored(dataset, kept),
-    ]  # fmt: skip
+_READERS: dict[str, Callable[[Any], Any]] = {  # of an attribute, by the type of its field
+    "str": _text,
+    "int": int,
+    "Kept": lambda value: Kept(_text(value)),
+    "tuple[int, ...]": lambda sizes: checked_sizes(list(map(int, sizes))),
+}
 
 
-def _stored(dataset: h5py.Dataset, kept: str) -> list[Any] | None:
+def _form(dataset: h5py.Dataset, name: str) -> Form:
+    """The form of a dataset by its attributes; what it does not say is as for a plain tensor."""
+    attrs = {"dtype": dataset.dtype.name, "shape": dataset.shape or (), **dataset.attrs}
+    told = {
+        field.name: _READERS[str(field.type)](attrs[field.name])
+        for field in fields(Form)
+        if field.metadata and field.name in attrs
+    }
+    stored = _stored(dataset) if told.get("kept") is Kept.SUMMARY else None
+    form = Form(unescaped(name), stored=stored, **told)
+    if form.dtype not in DTYPES and form.kept is Kept.FULL:
+        raise ValueError(f"{dataset.name} has elements of an unknown type {form.dtype}")
+    return form
+
+
+def _stored(dataset: h5py.Dataset) -> Stored:
     """What stands for the elements of a summarised value, and its attributes."""
-    return None if kept != "summary" else _summary(dataset)
-
-
-def _summary(dataset: h5py.Dataset) -> list[Any]:
-    known = ("dtype", "shape", "stride", "storage_offset", "device", "layout", "kept",
-             "problem", "seen_in", "digest")  # fmt: skip
-    others = [
-        [name, value.item() if isinstance(value, np.generic) and value.dtype.kind in "iuf"
-         else _text(value)]
-        for name, value in dataset.attrs.items() if name not in known
-    ]  # fmt: skip
-    return [dataset.dtype.name, [int(size) for size in dataset.shape], others]
+    others = tuple(
+        (name, value.item() if isinstance(value, np.generic) and value.dtype.kind in "iuf"
+         else _text(value))
+        for name, value in dataset.attrs.items() if name not in DATASET_ATTRS
+    )  # fmt: skip
+    return Stored(dataset.dtype.name, tuple(map(int, dataset.shape)), others)

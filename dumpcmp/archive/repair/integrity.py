@@ -13,22 +13,21 @@ from xxhash import xxh3_128_hexdigest
 from dumpcmp.archive import encoder
 from dumpcmp.archive.directory import RankDirectory, now, parts_in, rank_directories, steps_in
 from dumpcmp.archive.escaping import gaps, listed
-from dumpcmp.archive.read.contents import ABSENT, Contents
+from dumpcmp.archive.read.contents import Contents
 from dumpcmp.archive.read.decoder import PartFile, dataset
 from dumpcmp.archive.read.rankstep import read_part
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import Found, ring_records
-from dumpcmp.archive.repair.recovery import recover
-from dumpcmp.archive.repair.remains import read_run, ring_left_by, writer_lives
-from dumpcmp.archive.schema import NO_ROW, RUN_FILE, SCHEMA_VERSION
-from dumpcmp.archive.write.part import JOURNAL_AT
+from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
+from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.write.recovery import recover
 from dumpcmp.nouns.errors import ArchiveError
 
 _PIECE = 16 << 20  # bytes digested at once
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Flaw:
     """Something that is not as it should be, and what `repair` did about it."""
 
     place: Path
@@ -47,7 +46,7 @@ class Audit:
     """What an audit found. `exit_code` is 0 where the archive is sound, or sound again."""
 
     path: Path
-    findings: tuple[Finding, ...]
+    findings: tuple[Flaw, ...]
     num_parts: int
     num_records: int
     nbytes: int  # of tensors whose digests were checked
@@ -83,7 +82,7 @@ def audit(path: str | Path, *, repair: bool = False) -> Audit:
 class _Auditing:
     def __init__(self, path: Path, repair: bool) -> None:
         self.path, self.repair = path, repair
-        self.findings: list[Finding] = []
+        self.findings: list[Flaw] = []
         self.num_parts = self.num_records = self.nbytes = 0
 
     def audit(self) -> Audit:
@@ -93,7 +92,7 @@ class _Auditing:
     def find(
         self, place: Path, problem: str, repaired: str = "", *, harmless: bool = False
     ) -> None:
-        self.findings.append(Finding(place, problem, repaired, harmless))
+        self.findings.append(Flaw(place, problem, repaired, harmless))
 
     def check_rank(self, directory: Path, rank: RankDirectory) -> None:
         """Check one rank: its run.json, its parts, and what should not be there."""
@@ -183,13 +182,12 @@ class _Auditing:
                 return None
             done, problems = "", contents.problems
             if mends:
-                came = recover(path, stranded, known)
+                done = f"sealed with {recover(path, stranded, known)} records"
                 contents = read_part(path, path.parent.parent.name, 0, number, [])
-                done = f"sealed with {came.num_records - came.num_lost} records"
             if not live:
                 for problem in ("the part was not sealed", *problems):
                     self.find(path, problem, done)
-        except (ArchiveError, OSError, KeyError) as error:
+        except (ArchiveError, OSError) as error:
             self.find(path, getattr(error, "message", str(error)))
             return None
         return contents

@@ -31,7 +31,9 @@ _PACK_ADDRESS = ADDRESS.pack_into
 _PACK_CRC = CRC.pack_into
 SEAL = 0  # an entry that has no bytes in the ring: the part is finished
 
-Entry = tuple[Any, ...]  # kind, part, place in the ring, bytes there, and what the kind needs
+Laid = tuple[
+    Any, ...
+]  # a record in the ring: kind, part, place in the ring, bytes there, and what the kind needs
 
 
 class Pen:
@@ -87,7 +89,7 @@ class Drain:
         self.lock = threading.Lock()
         self.freed = threading.Condition(self.lock)
         self.working = threading.Lock()
-        self.pending: deque[Entry] = deque()
+        self.pending: deque[Laid] = deque()
         self.error: BaseException | None = None
         self.seconds_waited = self._impatience = 0.0
         self.open_parts: set[Part] = set()
@@ -105,7 +107,7 @@ class Drain:
         """Begin to write."""
         self._thread.start()
 
-    def submit(self, entry: Entry) -> None:
+    def submit(self, entry: Laid) -> None:
         """Take `entry`; the caller holds `lock` and has put the record into the ring."""
         self.pending.append(entry)
         if self.asleep or self.ring.used > GATHER_NBYTES:
@@ -239,7 +241,7 @@ class Drain:
             part.write(content, began)
             self._settle()
 
-    def _write_large(self, entry: Entry) -> None:
+    def _write_large(self, entry: Laid) -> None:
         """Write a large value while it is digested; its prefix, which makes it valid, is last."""
         _, part, place, total, _, form, _, _, wait, _ = entry
         if wait is not None:
@@ -284,7 +286,7 @@ class Drain:
         else:
             part.add_link(*rest)
 
-    def _finish_value(self, entry: Entry, part: Part) -> None:
+    def _finish_value(self, entry: Laid, part: Part) -> None:
         """Wait for the copy, digest the bytes, and fill in what depends on the place.
 
         This runs for every value: it reads no attribute twice and calls little.
@@ -309,7 +311,7 @@ class Drain:
         """Stop: keep what is in the parts, free the ring, and let the producer know."""
         for part in self.open_parts:
             try:
-                part.abandon()
+                part.close()
             except OSError:  # the disk refuses even that; a scan finds the records all the same
                 continue
         with self.lock:

@@ -4,42 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from json.encoder import encode_basestring_ascii as _quoted
-from struct import Struct
+from operator import attrgetter
 from typing import Any
 
 from dumpcmp.archive import encoder
-from dumpcmp.archive.schema import MAX_ATTRIBUTE
+from dumpcmp.archive.journal import MAX_CACHED
+from dumpcmp.archive.schema import CALL_FIELDS, MAX_ATTRIBUTE
 from dumpcmp.nouns.record import Call
 
-MAX_CACHED = 1000  # characters of arguments that may come again
-_ADDRESS = Struct("<Q")
+# Attributes that many calls share, in the order in which they are written.
+_SHARED = ("call", "phase", *(n for n in CALL_FIELDS[3:] if n not in ("phase", "origins")))
+_shared_of = attrgetter(*_SHARED)
 
 
 @lru_cache(maxsize=4096)
-def _repeated_json(
-    target: str, source: str, phase: str, arguments: str, origins: tuple[str, ...], kernel: str
-) -> str:
-    return json.dumps([target, source, phase, arguments, origins, kernel], separators=(",", ":"))
-
-
-def call_json(call: Call) -> bytes:
-    """`call` as the JSON list that the journal and the index hold: schema.CALL_FIELDS."""
-    make = _repeated_json if len(call.arguments) <= MAX_CACHED else _repeated_json.__wrapped__
-    rest = make(call.target, call.source, call.phase, call.arguments, call.origins, call.kernel)
-    return f"[{_quoted(call.op)},{call.call},{call.order},{rest[1:]}".encode()
-
-
-@lru_cache(maxsize=4096)
-def repeated_attributes(
-    call: int, target: str, source: str, phase: str, arguments: str, kernel: str
-) -> tuple[bytes, int]:
+def _shared_attributes(*values: str | int) -> tuple[bytes, int]:
     """The attributes that many calls share, as messages, and how many they are."""
-    named: dict[str, str | int] = {"call": call, "phase": phase, "target": target, "source": source}
-    named |= {"arguments": arguments, "kernel": kernel}
-    told = [(name, value) for name, value in named.items() if value != ""]
-    return b"".join(encoder.attribute(name, value) for name, value in told), len(told)
+    told = [each for each in zip(_SHARED, values, strict=True) if each[1] != ""]
+    return b"".join(encoder.attribute(*each) for each in told), len(told)
 
 
 class Group:
@@ -73,10 +57,9 @@ class Group:
     def describe_call(self, call: Call) -> None:
         """Set the attributes of the group of `call`; empty ones are left out."""
         long = len(call.arguments) > MAX_CACHED
-        shared, count = repeated_attributes(
-            call.call, call.target, call.source, call.phase, "" if long else call.arguments,
-            call.kernel,
-        )  # fmt: skip
+        shared, count = _shared_attributes(
+            *_shared_of(replace(call, arguments="") if long else call)
+        )
         self.attributes = shared + encoder.integer_attribute("order", call.order)
         self.num_attributes = count + 1
         if len(call.op) <= MAX_ATTRIBUTE:
@@ -104,7 +87,7 @@ class Group:
     def moved(self, address: int) -> None:
         """Tell the parent that this group's header is now at `address`."""
         if self.parent is not None:
-            _ADDRESS.pack_into(self.parent.links, self.address_at, address)
+            encoder.ADDRESS.pack_into(self.parent.links, self.address_at, address)
 
     def header(self) -> bytes:
         """The group's object header as it is now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
 from dataclasses import dataclass
@@ -17,28 +18,28 @@ from xxhash import xxh3_128_hexdigest
 from dumpcmp.archive import encoder, journal
 from dumpcmp.archive.encoder import padded
 from dumpcmp.archive.escaping import group_path
+from dumpcmp.archive.journal import call_json
 from dumpcmp.archive.schema import (
     ALIGNMENT,
-    INDEX_COLUMNS,
     INDEX_GROUP,
+    JOURNAL_AT,
     NO_ROW,
     PREFIX_HEADER,
+    ROW,
+    ROW_TYPE,
+    lost_row,
 )
-from dumpcmp.archive.write.form import Form
-from dumpcmp.archive.write.groups import Group, call_json
-from dumpcmp.nouns.key import Op
-from dumpcmp.nouns.record import Call
+from dumpcmp.archive.write.groups import Group
+from dumpcmp.archive.write.template import Template
+from dumpcmp.nouns.record import Call, Source
 
-JOURNAL_AT = 128  # where a part's first journal record begins, after the superblock
-ROW_TYPE = np.dtype([(name, kind) for name, kind, _ in INDEX_COLUMNS])
-ROW = Struct("<" + "".join({"<u4": "I", "<u8": "Q", "S32": "32s"}[k] for _, k, _ in INDEX_COLUMNS))
 _PACK_ROW = ROW.pack
 LOST_PATH = "lost"  # where a link leads whose value is not there any more
 LINK_COUNT_AT = 4  # of the number of hard links, in an object header
 _NUMBER = Struct("<I")
 _DEPTH = attrgetter("depth")
 
-assert ROW.size == ROW_TYPE.itemsize
+Owner = tuple[int, Template, int, int]  # of a row: its call, its form and that one's number, order
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Elsewhere:
     def row(self, number: int) -> tuple[Any, ...]:
         """The row `number`; one that was lost where it is not known."""
         if self.rows is None or number >= len(self.rows):
-            return NO_ROW, 0, 0, self.number, NO_ROW, 0, 0, 0, b""
+            return lost_row(self.number)
         row: tuple[Any, ...] = self.rows[number].item()
         return row
 
@@ -87,11 +88,10 @@ class Part:
         self.groups: dict[tuple[str, ...], Group] = {}
         self.call_groups: list[Group] = []
         self.calls: list[bytes] = []  # as JSON
-        self.forms: list[Form] = []
+        self.forms: list[Template] = []
         self.rows = bytearray()
         self.num_links_to: dict[int, int] = {}  # row -> hard links beyond the first
         self.dirty: set[Group] = {self.root}
-        self.sealed = False
 
     def write(self, content: bytes | bytearray | memoryview, address: int) -> None:
         """Write all of `content` at `address`."""
@@ -105,26 +105,25 @@ class Part:
         kind: int,
         prefix: bytes | bytearray,
         content: bytes | bytearray | memoryview = b"",
-        *,
-        call: int = 0,
-        form: int = 0,
-        row: int = 0,
-        order: int = 0,
+        numbers: tuple[int, int, int, int] = (0, 0, 0, 0),
     ) -> int:
-        """Append a journal record that does not come through the ring; gives where it begins."""
+        """Append a journal record that does not come through the ring; gives where it begins.
+
+        `numbers` are its call, form, row and order.
+        """
         at, nbytes = self.end, len(content)
         record = bytearray(prefix)
-        record[:PREFIX_HEADER] = journal.header_for(
-            kind, self.nonce, nbytes, len(prefix), sequence=self.sequence,
-            call=call, form=form, row=row, order=order,
-        )  # fmt: skip
-        journal.seal_prefix(record, kind, at)
+        journal.write_fields(record, kind, self.nonce, self.sequence, at, nbytes, numbers)
         self.sequence += 1
         self.end = at + len(record) + padded(nbytes, ALIGNMENT)
         self.write(record, at)
         self.write(content, at + len(record))
         self.write(bytes(-nbytes % ALIGNMENT), at + len(record) + nbytes)
         return at
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows) // ROW.size
 
     def row(self, number: int) -> tuple[Any, ...]:
         """The row `number`, unpacked."""
@@ -133,46 +132,56 @@ class Part:
     def append_call(self, call: Call) -> None:
         """Append the next call."""
         text = call_json(call)
-        number = len(self.calls)
-        self.append(journal.CALL, journal.text_prefix(text), call=number, order=call.order)
+        numbers = (len(self.calls), 0, 0, call.order)
+        self.append(journal.CALL, journal.text_prefix(text), numbers=numbers)
         self.add_call(call, text)
 
-    def append_form(self, form: Form) -> int:
+    def append_form(self, form: Template) -> int:
         """Append the next form; gives its number."""
         number = len(self.forms)
-        self.append(journal.FORM, form.text, form=number)
+        self.append(journal.FORM, form.text, numbers=(0, number, 0, 0))
         self.forms.append(form)
         return number
 
-    def append_value(
-        self, call: int, form: Form, number: int, order: int, content: memoryview
-    ) -> None:
-        """Append a value of form `number`, whose bytes are `content`, as the next row."""
+    def append_value(self, owner: Owner, content: memoryview) -> None:
+        """Append a value, whose bytes are `content`, as the next row."""
+        call, form, number, order = owner
         digest = xxh3_128_hexdigest(content).encode()
         prefix = bytearray(form.prefix)
-        form.write_header(prefix, PREFIX_HEADER, self.end + len(prefix), digest)
-        row = len(self.rows) // ROW.size
-        at = self.append(
-            journal.VALUE, prefix, content, call=call, form=number, row=row, order=order
-        )
-        offset = at + len(prefix) if form.nbytes else 0
-        self.add_value(call, form, number, order, at, offset, digest)
+        form.write_header(prefix, self.end + len(prefix), digest)
+        at = self.append(journal.VALUE, prefix, content, (call, number, self.num_rows, order))
+        self.add_value(*owner, at, at + len(prefix) if form.nbytes else 0, digest)
 
-    def append_link(
-        self,
-        call: int,
-        form: Form,
-        number: int,
-        order: int,
-        holder: Part | Elsewhere,
-        row: int,
-        path: str,
-    ) -> None:
+    def append_large(self, owner: Owner, source: Source) -> None:
+        """Append a value that is copied straight into the file, through a mapping of it."""
+        call, form, number, order = owner
+        start = self.end & -mmap.ALLOCATIONGRANULARITY
+        lead, prefix, at = self.end - start, form.prefix_nbytes, self.end
+        os.posix_fallocate(self.descriptor, at, form.total)
+        with (
+            mmap.mmap(self.descriptor, lead + form.total, offset=start) as mapping,
+            memoryview(mapping) as whole,
+            whole[lead : lead + prefix] as head,
+            whole[lead + prefix : lead + prefix + form.nbytes] as room,
+        ):
+            wait = source.copy_into(room)
+            if wait is not None:
+                wait()
+            digest = xxh3_128_hexdigest(room).encode()
+            form.write_header(head, at + prefix, digest)
+            numbers = (call, number, self.num_rows, order)
+            journal.write_fields(
+                head, journal.VALUE, self.nonce, self.sequence, at, form.nbytes, numbers
+            )
+        self.add_value(*owner, at, at + prefix, digest)
+        self.end += form.total
+
+    def append_link(self, owner: Owner, holder: Part | Elsewhere, row: int, path: str) -> None:
         """Append a link to row `row` of `holder`, which has it at `path`, as the next row."""
-        own = len(self.rows) // ROW.size
+        call, _, number, order = owner
         prefix = journal.text_prefix(b"[%d,%d]" % (holder.number, row))
-        self.append(journal.LINK, prefix, call=call, form=number, row=own, order=order)
-        self.add_link(call, form, number, order, holder, row, path)
+        self.append(journal.LINK, prefix, numbers=(call, number, self.num_rows, order))
+        self.add_link(owner, holder, row, path)
 
     def add_call(self, call: Call, text: bytes) -> None:
         """Take the next call: its group, with its attributes."""
@@ -184,7 +193,7 @@ class Part:
     def add_lost_call(self) -> None:
         """Leave a number for a call that was lost, so that the others keep theirs."""
         self.call_groups.append(Group(None))
-        self.calls.append(call_json(Call("", 0, Op(""), 0, 0)))
+        self.calls.append(call_json(journal.LOST_CALL))
 
     def _group(self, path: tuple[str, ...]) -> Group:
         """The group at `path`, made along with its parents where it is missing."""
@@ -202,8 +211,9 @@ class Part:
             group = group.parent
 
     def add_value(
-        self, call: int, form: Form, number: int, order: int, at: int, offset: int, digest: bytes
-    ) -> None:
+        self, call: int, form: Template, number: int, order: int, at: int, offset: int,
+        digest: bytes,
+    ) -> None:  # fmt: skip
         """Take a value whose prefix begins at `at` of the file, and its bytes at `offset`."""
         group = self.call_groups[call]
         header = at + PREFIX_HEADER
@@ -216,22 +226,16 @@ class Part:
             call, number, order, self.number, NO_ROW, header, offset, form.nbytes, digest
         )
 
-    def add_link(
-        self,
-        call: int,
-        form: Form,
-        number: int,
-        order: int,
-        holder: Part | Elsewhere,
-        row: int,
-        path: str,
-    ) -> None:
+    def add_link(self, owner: Owner, holder: Part | Elsewhere, row: int, path: str) -> None:
         """Take a value that row `row` of `holder`, this part or an earlier one, has at `path`."""
+        call, form, number, order = owner
         _, _, _, part, same, header, offset, nbytes, digest = holder.row(row)
         first = row if same == NO_ROW else same
         group = self.call_groups[call]
         if holder is self:
-            group.add(form.link(group.num_links, header))
+            group.add(
+                form.links.pack(form.before_order, group.num_links, form.before_target, header)
+            )
             self.num_links_to[first] = self.num_links_to.get(first, 0) + 1
         else:
             group.add(encoder.external_link(form.slot, group.num_links, holder.path.name, path))
@@ -240,7 +244,7 @@ class Part:
 
     def add_lost(self) -> None:
         """Leave a row for a value that was lost, so that the others keep their numbers."""
-        self.rows += ROW.pack(NO_ROW, 0, 0, self.number, NO_ROW, 0, 0, 0, b"")
+        self.rows += ROW.pack(*lost_row(self.number))
 
     def commit(self) -> None:
         """Make everything added so far visible to any HDF5 reader."""
@@ -277,7 +281,7 @@ class Part:
         room = len(encoder.group_header(b"", 0, b"", 0)) + 256
         block = bytearray(room)
         for name, kind, shape, content in (
-            ("records", encoder.numpy_datatype(ROW_TYPE), (len(self.rows) // ROW.size,), self.rows),
+            ("records", encoder.numpy_datatype(ROW_TYPE), (self.num_rows,), self.rows),
             ("calls", encoder.text_type(len(calls)), (), calls),
             ("forms", encoder.text_type(len(forms)), (), forms),
         ):
@@ -300,14 +304,9 @@ class Part:
         self.commit()
         os.ftruncate(self.descriptor, self.end)
         self.close()
-        self.sealed = True
-
-    def abandon(self) -> None:
-        """Close the file as it is: its journal holds all that was written."""
-        self.close()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file as it is: its journal holds all that was written."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

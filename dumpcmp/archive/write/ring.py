@@ -8,16 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 
-SHARED_MEMORY = Path("/dev/shm")
-HEADER_NBYTES = 4096
-RING_MAGIC = b"dumpcmp ring 1\0\0"
+from dumpcmp.archive.remains import HEADER_NBYTES, RING_HEADER, RING_MAGIC, SHARED_MEMORY
+
 SMALLEST = 1 << 20
 FILE_NBYTES = 64 << 20  # of a ring that lies on the disk
 WARM_NBYTES = 2 << 20  # pages that are used again and again are in the cache, and need no fault
 
 LARGE_REACH = 16 << 20  # for larger records, lest threads wait for each other after each one
 
-_HEADER = Struct("<16sQQQ")  # magic, capacity, place and sequence of the oldest record
 _TAIL = Struct("<QQ")
 _TAIL_AT = 24
 
@@ -49,7 +47,7 @@ class Ring:
         self.head = self.tail = self.used = 0
         self.wrapped = False
         self.reach = min(WARM_NBYTES, self.capacity)
-        _HEADER.pack_into(self._memory, 0, RING_MAGIC, self.capacity, 0, 1)
+        RING_HEADER.pack_into(self._memory, 0, RING_MAGIC, self.capacity, 0, 1)
 
     @classmethod
     def shared(cls, wanted: int, name: str, directory: Path = SHARED_MEMORY) -> Ring | None:
@@ -131,13 +129,3 @@ class Ring:
             self._memory.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
-
-
-def read_header(first_page: bytes, nbytes: int) -> tuple[int, int, int]:
-    """Capacity, place and sequence of the oldest record of a ring file of `nbytes`."""
-    if len(first_page) < _HEADER.size:
-        return 0, 0, 0
-    magic, capacity, place, sequence = _HEADER.unpack_from(first_page)
-    if magic != RING_MAGIC or capacity + HEADER_NBYTES != nbytes:
-        return 0, 0, 0
-    return capacity, place, sequence

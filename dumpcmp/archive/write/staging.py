@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from dumpcmp.archive import journal
-from dumpcmp.archive.escaping import group_path, link_name
-from dumpcmp.archive.journal import HEADER, SEQUENCE, SEQUENCE_AT, text_prefix
+from dumpcmp.archive.escaping import dataset_path
+from dumpcmp.archive.journal import HEADER, SEQUENCE, SEQUENCE_AT, call_json, text_prefix
 from dumpcmp.archive.schema import (
     ALIGNMENT,
     MAGIC,
@@ -15,13 +15,13 @@ from dumpcmp.archive.schema import (
     MAX_TEXT,
     PREFIX_HEADER,
     WAITING,
+    form_key,
+    form_of,
 )
 from dumpcmp.archive.write.drain import GATHER_NBYTES, SEAL, Drain
-from dumpcmp.archive.write.form import Form, FormKey, form_key, trouble_with
-from dumpcmp.archive.write.groups import call_json
-from dumpcmp.archive.write.large import put_large
-from dumpcmp.archive.write.part import Part
-from dumpcmp.archive.write.steps import CallPlan, PartPlan, Place, StepPlan, Steps
+from dumpcmp.archive.write.part import Owner, Part
+from dumpcmp.archive.write.steps import CallPlan, Holding, PartPlan, StepPlan, Steps
+from dumpcmp.archive.write.template import Template, trouble_with
 from dumpcmp.nouns.record import Call, Kept, Record, Source
 
 MOST_FORMS = 65_536
@@ -45,7 +45,7 @@ class Staging:
         self._room = drain.ring.room
         self._largest = drain.ring.capacity // 2
         self._sequence = 1
-        self._forms: dict[FormKey, Form] = {}
+        self._forms: dict[Any, Template] = {}
         self._step: StepPlan | None = None
 
     def take_call(self, call: Call, steps: Steps) -> None:
@@ -71,9 +71,9 @@ class Staging:
         if key.slot in call.slots:
             record = _renamed(record, call)
         if record.same_as is not None:
-            place = step.place_of(record.same_as)
-            if place is not None:
-                self._take_link(record, plan, call, place)
+            holding = step.holding_of(record.same_as)
+            if holding is not None:
+                self._take_link(record, plan, call, holding)
                 return
             record = _unstorable(record, f"same as {record.same_as}, which is not in the archive")
         self._take_value(record, source, plan, call)
@@ -100,17 +100,16 @@ class Staging:
     def _take_value(
         self, record: Record, source: Source | None, plan: PartPlan, call: CallPlan
     ) -> None:
-        fields = form_key(record)
-        form = self._forms.get(fields) or self._new_form(record, fields)
+        form = self._forms.get(form_key(record)) or self._new_form(record)
         nbytes = form.nbytes
         if nbytes and (source is None or source.nbytes != nbytes):
             record = _unstorable(record, _mismatch(source, nbytes))
-            form, nbytes = self._new_form(record, form_key(record)), 0
+            form, nbytes = self._new_form(record), 0
         number = plan.forms.get(form)
         if number is None:
             number = self._declare_form(form, plan)
-        if form.total > self._largest:
-            self._take_large(record, source, plan, call, form, number)
+        if form.total > self._largest and source is not None:
+            self._take_large(source, plan, (call.number, form, number, record.order))
         else:
             self._copy(record.order, source, plan, call.number, form, number)
         key, row = record.key, plan.num_rows
@@ -123,8 +122,9 @@ class Staging:
         self.nbytes += nbytes
 
     def _copy(
-        self, order: int, source: Source | None, plan: PartPlan, call: int, form: Form, number: int
-    ) -> None:
+        self, order: int, source: Source | None, plan: PartPlan, call: int, form: Template,
+        number: int,
+    ) -> None:  # fmt: skip
         """Lay the value into the ring as it will lie in the file, and hand it over.
 
         This runs for every value: it reads no attribute twice and calls little.
@@ -157,45 +157,40 @@ class Staging:
         if drain.asleep or ring.used > GATHER_NBYTES:
             drain.nudge()
 
-    def _take_large(
-        self, record: Record, source: Source | None, plan: PartPlan, call: CallPlan, form: Form,
-        number: int,
-    ) -> None:  # fmt: skip
+    def _take_large(self, source: Source, plan: PartPlan, owner: Owner) -> None:
         """A value too large for the ring goes straight into the part, while the thread rests."""
-        assert source is not None
         self._drain.wait_until(lambda: self._ring.used == 0)
         if self._drain.error is None:
             with self._drain.working:
-                header = (call.number, number, plan.num_rows, record.order)
-                put_large(plan.part, form, source, header)
+                plan.part.append_large(owner, source)
                 self._drain.open_parts.add(plan.part)
 
-    def _take_link(self, record: Record, plan: PartPlan, call: CallPlan, place: Place) -> None:
-        fields = form_key(record)
-        form = self._forms.get(fields) or self._new_form(record, fields)
+    def _take_link(self, record: Record, plan: PartPlan, call: CallPlan, to: Holding) -> None:
+        form = self._forms.get(form_key(record)) or self._new_form(record)
         number = plan.forms.get(form)
         if number is None:
             number = self._declare_form(form, plan)
-        holder, row, first = place
-        path = "/".join((*group_path(first.op, first.call), link_name(first.slot)))
+        holder, row, first = to
+        path = dataset_path(first.op, first.call, first.slot)
         prefix = text_prefix(b"[%d,%d]" % (holder.part.number, row))
         order = record.order
-        rest = (call.number, form, number, order, holder.part, row, path)
+        rest = ((call.number, form, number, order), holder.part, row, path)
         self._lay(journal.LINK, prefix, plan, (call.number, number, plan.num_rows, order), rest)
-        call.slots[record.key.slot] = place
+        call.slots[record.key.slot] = to
         plan.num_rows += 1
         plan.full = plan.full or plan.num_rows > MAX_LINKS
         self.num_records += 1
 
-    def _new_form(self, record: Record, fields: FormKey) -> Form:
-        if record.kept is not Kept.NOTHING and (trouble := record.problem or trouble_with(record)):
-            record = _unstorable(record, trouble)
+    def _new_form(self, record: Record) -> Template:
+        form = form_of(record)
+        if form.kept is not Kept.NOTHING and (trouble := form.problem or trouble_with(form)):
+            form = replace(form, kept=Kept.NOTHING, problem=trouble, stored=None)
         if len(self._forms) >= MOST_FORMS:
             self._forms.clear()
-        form = self._forms[fields] = Form(record)
-        return form
+        template = self._forms[form_key(record)] = Template(form)
+        return template
 
-    def _declare_form(self, form: Form, plan: PartPlan) -> int:
+    def _declare_form(self, form: Template, plan: PartPlan) -> int:
         number = plan.forms[form] = len(plan.forms)
         self._lay(journal.FORM, form.text, plan, (0, number, 0, 0), (form,))
         return number

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dumpcmp.archive.directory import RankDirectory, part_name, parts_in
 from dumpcmp.archive.schema import MAX_LINKS, SCHEMA_VERSION
-from dumpcmp.archive.write.form import Form
 from dumpcmp.archive.write.part import Part
+from dumpcmp.archive.write.template import Template
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call
 
@@ -28,7 +28,7 @@ class PartPlan:
     num_rows: int = 0
     num_calls: int = 0
     full: bool = False  # the next value belongs into a new part
-    forms: dict[Form, int] = field(default_factory=dict)
+    forms: dict[Template, int] = field(default_factory=dict)
 
     def count_call(self) -> int:
         """Count one more call; gives its number."""
@@ -37,7 +37,7 @@ class PartPlan:
         return self.num_calls - 1
 
 
-Place = tuple[PartPlan, int, Key]  # the part and row that hold a value, and its first Key
+Holding = tuple[PartPlan, int, Key]  # the part and row that hold a value, and its first Key
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +47,7 @@ class CallPlan:
     call: Call
     plan: PartPlan | None = None
     number: int = 0
-    slots: dict[str, Place] = field(default_factory=dict)
+    slots: dict[str, Holding] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ class StepPlan:
     plan: PartPlan
     calls: dict[tuple[str, int], CallPlan] = field(default_factory=dict)
 
-    def place_of(self, key: Key) -> Place | None:
+    def holding_of(self, key: Key) -> Holding | None:
         """Where the value `key` of this step lies, if it has been received."""
         if (key.model, key.step) != (self.model, self.number):
             return None

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from dumpcmp.archive.directory import RankDirectory, now
-from dumpcmp.archive.repair.recovery import rescue
-from dumpcmp.archive.repair.remains import RING_FILE, RING_PREFIX, process_start
+from dumpcmp.archive.remains import RING_FILE, RING_PREFIX, process_start
 from dumpcmp.archive.schema import SCHEMA_VERSION
 from dumpcmp.archive.write.drain import Drain
+from dumpcmp.archive.write.recovery import rescue
 from dumpcmp.archive.write.ring import Ring
 from dumpcmp.archive.write.staging import Staging
 from dumpcmp.archive.write.steps import Steps

@@ -7,14 +7,18 @@ import os
 import socket
 import time
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 from dumpcmp.archive.schema import RUN_FILE
-from dumpcmp.archive.write.ring import SHARED_MEMORY
 
 LARGEST_RUN_FILE = 64 << 20
+SHARED_MEMORY = Path("/dev/shm")
 RING_PREFIX = "dumpcmp-"  # of a ring in shared memory
 RING_FILE = ".ring"  # of one in the rank's directory
+RING_MAGIC = b"dumpcmp ring 1\0\0"
+HEADER_NBYTES = 4096
+RING_HEADER = Struct("<16sQQQ")  # magic, capacity, place and sequence of the oldest record
 QUIET_SECONDS = 3600
 
 
@@ -85,3 +89,13 @@ def ring_left_by(directory: Path) -> Path | None:
         return None
     path = directory / name if name == RING_FILE else SHARED_MEMORY / name
     return path if path.is_file() and not path.is_symlink() else None
+
+
+def read_header(first_page: bytes, nbytes: int) -> tuple[int, int, int]:
+    """Capacity, place and sequence of the oldest record of a ring file of `nbytes`."""
+    if len(first_page) < RING_HEADER.size:
+        return 0, 0, 0
+    magic, capacity, place, sequence = RING_HEADER.unpack_from(first_page)
+    if magic != RING_MAGIC or capacity + HEADER_NBYTES != nbytes:
+        return 0, 0, 0
+    return capacity, place, sequence
