@@ -2,8 +2,8 @@
 
 from benchmarks.tables import Table
 from dumpcmp.partitioning import Findings, PartitionConfig, check_partition_options
-from dumpcmp.partitioning.checking import Runner
 from dumpcmp.partitioning.crews import opened
+from dumpcmp.partitioning.parts import Runner
 from tests.partitioning.cases import LARGE, SMALL, WRONG
 
 

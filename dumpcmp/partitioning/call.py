@@ -72,12 +72,19 @@ def plain(value: Any) -> Any:
             return plain(value.value)
         case torch.Tensor():
             return TensorInfo(VALUE, value, value.dtype, value.is_floating_point())
+        case _:
+            return rebuilt(value, plain)
+
+
+def rebuilt(value: Any, inside: Callable[[Any], Any]) -> Any:
+    """`value` with `inside` of everything that it holds, if it is a list, a dict or a slice."""
+    match value:
         case slice():
-            return slice(plain(value.start), plain(value.stop), plain(value.step))
+            return slice(inside(value.start), inside(value.stop), inside(value.step))
         case list() | tuple():
-            return type(value)([plain(item) for item in value])
+            return (list if isinstance(value, list) else tuple)(map(inside, value))
         case dict():
-            return {key: plain(item) for key, item in value.items()}
+            return {key: inside(item) for key, item in value.items()}
         case _:
             return value
 

@@ -1,19 +1,15 @@
 """Verifies one op: itself against float64, then each partition of it against itself."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-import torch
 
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning.annotation import Annotation
-from dumpcmp.partitioning.call import OpCall, leaves
+from dumpcmp.partitioning.call import leaves
 from dumpcmp.partitioning.configuration import PartitionError
 from dumpcmp.partitioning.differences import (
-    Compared,
     compare_slots,
     compare_with_reference,
     first_random,
@@ -21,13 +17,7 @@ from dumpcmp.partitioning.differences import (
 )
 from dumpcmp.partitioning.findings import Finding
 from dumpcmp.partitioning.inputs import domains_of, wanted_grads
-from dumpcmp.partitioning.observing import (
-    Joined,
-    PartFailedError,
-    Trial,
-    inputs_of,
-    observe,
-)
+from dumpcmp.partitioning.nodes import Candidate
 from dumpcmp.partitioning.partition import (
     Option,
     Refused,
@@ -36,65 +26,19 @@ from dumpcmp.partitioning.partition import (
     partition_by,
     unpartitioned,
 )
+from dumpcmp.partitioning.parts import (
+    Joined,
+    LeafTensors,
+    PartFailedError,
+    Runner,
+    Trial,
+    inputs_of,
+    observe,
+)
 from dumpcmp.partitioning.rules.ruling import NoRule
 from dumpcmp.partitioning.table import Entry, entry_for
 
 _RANDOM = "random: two runs with different seeds differ, so neither is a reference"
-
-
-class Runner(Protocol):
-    """Runs the partitioned side of a trial."""
-
-    def observe(self, trial: Trial, inputs: Sequence[torch.Tensor | None]) -> Joined:
-        """Run `trial`; a backend inside this process may use its whole `inputs`."""
-        ...
-
-
-class InProcess:
-    """All parts in this process, one after the other."""
-
-    def observe(self, trial: Trial, inputs: Sequence[torch.Tensor | None]) -> Joined:
-        """Run `trial` on slices of `inputs`."""
-        return observe(trial, inputs)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """An op to be verified, and what to call it in the report."""
-
-    call: OpCall
-    options: tuple[Mapping[str, Any], ...] | None = None  # None: every legal one
-    anno: str = ""
-    node: str = ""
-    source: str = ""
-    noutputs: int | None = None  # how many outputs the user expects
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """The op on whole inputs: in its own precision and in float64."""
-
-    entry: Entry
-    trial: Trial
-    inputs: Sequence[torch.Tensor | None]
-    single: Joined
-    reference: Joined | None  # None: the op does not exist in float64
-
-    @property
-    def annotation(self) -> Annotation:
-        """The annotation, for as many outputs as the op has given."""
-        return self.entry.annotation(len(self.outputs))
-
-    @property
-    def lengths(self) -> dict[str, int]:
-        """How long each name of the annotation is."""
-        shapes = [tuple(output.shape) for output in self.outputs]
-        return self.entry.lengths(self.annotation, shapes)
-
-    @property
-    def outputs(self) -> list[torch.Tensor]:
-        """The outputs of the single run."""
-        return [value for slot, value in self.single.values.items() if slot.startswith("output.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,44 +50,63 @@ class Settings:
     device: str = "cpu"
 
 
-def check_op(candidate: Candidate, backend: Runner, settings: Settings) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The op on whole inputs: in its own precision and in float64."""
+
+    entry: Entry
+    trial: Trial
+    inputs: LeafTensors
+    single: Joined
+    reference: Joined | None  # None: the op does not exist in float64
+
+    @property
+    def annotation(self) -> Annotation:
+        """The annotation, for as many outputs as the op has given."""
+        return self.entry.annotation(len(self.single.outputs))
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """How long each name of the annotation is."""
+        shapes = [tuple(output.shape) for output in self.single.outputs]
+        return self.entry.lengths(self.annotation, shapes)
+
+
+def check_op(candidate: Candidate, runner: Runner, settings: Settings) -> Iterator[Finding]:
     """Verify `candidate`: one Finding for the op itself and one for each partition."""
-    row = Finding(node=candidate.node, op=candidate.call.fsig, source=candidate.source)
+    row = Finding(candidate.node, candidate.call.fsig, source=candidate.source)
     began = time.perf_counter()
     try:
-        runs = run_whole(entry_for(candidate.call, candidate.anno), settings)
-        _check_outputs(candidate, len(runs.outputs))
-        options = _options(candidate, runs, runs.lengths, settings.num)
-    except NoRule as reason:
-        yield replace(row, verdict=Verdict.SKIPPED, reason=str(reason), seconds=_since(began))
+        if candidate.reason:
+            raise NoRule(candidate.reason)
+        alone = run_alone(entry_for(candidate.call, candidate.anno), settings)
+        options = _options(candidate, alone, settings.num)
+    except (NoRule, DumpcmpError) as error:
+        skipped = isinstance(error, NoRule)
+        verdict = Verdict.SKIPPED if skipped else Verdict.ERROR
+        yield replace(row, verdict=verdict, reason=_reason(error), seconds=_since(began))
         return
-    except DumpcmpError as error:
-        yield replace(row, verdict=Verdict.ERROR, reason=error.message, seconds=_since(began))
-        return
-    row = replace(row, annotation=str(runs.annotation), loss_single=_loss(runs.single))
-    single = _check_single(row, runs)
+    row = replace(row, annotation=str(alone.annotation), loss_single=_loss(alone.single))
+    single = _check_single(row, alone)
     yield replace(single, seconds=_since(began))
     for option in options:
         began = time.perf_counter()
         asked = replace(row, idx=option.idx, dim=option.dim, num=option.num)
-        found = _check_partition(asked, runs, option, backend)
+        found = _check_partition(asked, alone, option, runner)
         if single.reason == _RANDOM and found.verdict is not Verdict.REFUSED:
             found = replace(found, verdict=Verdict.INCONCLUSIVE, reason=_RANDOM)
         yield replace(found, seconds=_since(began))
-
-
-def _check_outputs(candidate: Candidate, found: int) -> None:
-    if candidate.noutputs not in (None, found):
-        raise PartitionError(
-            f"{candidate.call.fsig} gives {found} outputs, noutputs says {candidate.noutputs}"
-        )
 
 
 def _since(began: float) -> float:
     return time.perf_counter() - began
 
 
-def run_whole(entry: Entry, settings: Settings) -> Runs:
+def _reason(error: Exception) -> str:
+    return error.message if isinstance(error, DumpcmpError) else str(error)
+
+
+def run_alone(entry: Entry, settings: Settings) -> Alone:
     """Run the op on whole inputs, in its own precision and in float64."""
     trial = Trial(
         entry.call,
@@ -162,73 +125,52 @@ def run_whole(entry: Entry, settings: Settings) -> Runs:
             raise
         trial = replace(trial, backward=False)  # an op without a derivative: forward only
         single = observe(trial, inputs)
-    runs = Runs(entry, trial, inputs, single, None)
-    trial = replace(trial, native=tuple(output.dtype for output in runs.outputs))
+    trial = replace(trial, native=tuple(output.dtype for output in single.outputs))
     try:
         reference = observe(replace(trial, double=True), inputs)
     except PartFailedError:
         reference = None
-    return replace(runs, trial=trial, reference=reference)
+    return Alone(entry, trial, inputs, single, reference)
 
 
-def _options(
-    candidate: Candidate, runs: Runs, lengths: Mapping[str, int], num: int
-) -> list[Option]:
+def _options(candidate: Candidate, alone: Alone, num: int) -> list[Option]:
+    lengths, given, found = alone.lengths, candidate.noutputs, len(alone.single.outputs)
+    if given not in (None, found):
+        raise PartitionError(f"{candidate.call.fsig} gives {found} outputs, noutputs says {given}")
     if candidate.options is None:
-        return every_option(runs.annotation, lengths, num)
-    return [option_of(given, num) for given in candidate.options]
+        return every_option(alone.annotation, lengths, num)
+    return [option_of(option, num) for option in candidate.options]
 
 
 def _loss(found: Joined) -> float:
     """The sum of all outputs: what a weaker check would look at."""
-    return sum(
-        float(value.double().sum())
-        for slot, value in found.values.items()
-        if slot.startswith("output.") and value.is_floating_point()
-    )
+    return sum(float(value.double().sum()) for value in found.outputs if value.is_floating_point())
 
 
-def _check_single(row: Finding, runs: Runs) -> Finding:
+def _check_single(row: Finding, alone: Alone) -> Finding:
     """The op itself: it must be the same twice, and near its float64 run."""
     row = replace(row, rule="single")
-    again = observe(replace(runs.trial, backward=False, noise=1), runs.inputs)
-    slot = first_random(runs.single, again)
-    if slot:
+    again = observe(replace(alone.trial, backward=False, noise=1), alone.inputs)
+    if slot := first_random(alone.single, again):
         return replace(row, verdict=Verdict.INCONCLUSIVE, worst_slot=slot, reason=_RANDOM)
-    if runs.reference is None:
+    if alone.reference is None:
         reason = "the op does not run in float64: partitions are judged by rounding alone"
         return replace(row, verdict=Verdict.PASS, reason=reason)
-    found = _told(row, worst(compare_with_reference(runs.single, runs.reference)))
-    if found.verdict is Verdict.PASS and not runs.trial.backward:
+    found = worst(row, compare_with_reference(row, alone.single, alone.reference))
+    if found.verdict is Verdict.PASS and not alone.trial.backward:
         return replace(found, reason="the op has no derivative: verified forward only")
     return found
 
 
-def _check_partition(row: Finding, runs: Runs, option: Option, backend: Runner) -> Finding:
+def _check_partition(row: Finding, alone: Alone, option: Option, runner: Runner) -> Finding:
     try:
-        partition = partition_by(runs.entry, runs.annotation, runs.lengths, option)
+        partition = partition_by(alone.entry, alone.annotation, alone.lengths, option)
+        row = replace(row, rule=str(partition))
+        found = runner.observe(replace(alone.trial, partition=partition), alone.inputs)
     except Refused as refused:
         return replace(row, verdict=Verdict.REFUSED, reason=refused.message)
-    row = replace(row, rule=str(partition))
-    try:
-        found = backend.observe(replace(runs.trial, partition=partition), runs.inputs)
-    except PartFailedError as error:
-        return replace(row, verdict=Verdict.FAIL, reason=error.message)
     except DumpcmpError as error:
-        return replace(row, verdict=Verdict.ERROR, reason=error.message)
+        verdict = Verdict.FAIL if isinstance(error, PartFailedError) else Verdict.ERROR
+        return replace(row, verdict=verdict, reason=error.message)
     row = replace(row, loss_multi=_loss(found))
-    return _told(row, worst(compare_slots(runs.single, found, runs.reference)))
-
-
-def _told(row: Finding, found: Compared) -> Finding:
-    return replace(
-        row,
-        verdict=found.verdict,
-        worst_slot=found.slot,
-        reason=found.judgement.reason,
-        max_abs_diff=found.max_abs_diff,
-        max_rel_err=found.max_rel_err,
-        rmse_reference=found.scale,
-        rmse_single=found.single_error,
-        rmse_partitioned=found.partitioned_error,
-    )
+    return worst(row, compare_slots(row, alone.single, found, alone.reference))

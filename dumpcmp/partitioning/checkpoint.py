@@ -9,15 +9,15 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dumpcmp.partitioning.call import OpCall, shape_of
-from dumpcmp.partitioning.checking import Candidate
+from dumpcmp.partitioning.call import OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
-from dumpcmp.partitioning.nodes import Graph, Node
+from dumpcmp.partitioning.nodes import Candidate
 from dumpcmp.partitioning.table import is_known
 
 
@@ -86,12 +86,12 @@ class InertUnpickler(pickle.Unpickler):
         return Husk(pid)
 
 
-def read_checkpoint(path: Path) -> Graph:
+def read_checkpoint(path: Path) -> list[Candidate]:
     """The ops of the graph at `path`."""
     try:
         loaded = InertUnpickler(io.BytesIO(path.read_bytes())).load()
         graph = loaded[1] if isinstance(loaded, tuple) and len(loaded) == 2 else loaded
-        nodes = tuple(_nodes(_state(graph, "_nodes")))
+        return list(_nodes(_state(graph, "_nodes")))
     except PartitionError:
         raise
     except Exception as error:
@@ -99,7 +99,6 @@ def read_checkpoint(path: Path) -> Graph:
             f"{path} is not a graph checkpoint: {type(error).__name__}: {error}",
             hint="give the graph.ckp that nnScaler's parallelize writes",
         ) from error
-    return Graph(nodes)
 
 
 def _state(husk: Any, name: str, default: Any = ...) -> Any:
@@ -112,37 +111,36 @@ def _state(husk: Any, name: str, default: Any = ...) -> Any:
     return found
 
 
-def _nodes(cells: Any) -> Iterator[Node]:
+def _nodes(cells: Any) -> Iterator[Candidate]:
     for cell in cells:
         if "_nodes" in cell.__dict__:  # a segment
             yield from _nodes(_state(cell, "_nodes"))
         else:
-            yield _node(cell)
+            yield _candidate(cell)
 
 
-def _node(cell: Any) -> Node:
+def _candidate(cell: Any) -> Candidate:
     fsig = str(_state(cell, "signature"))
     name = f"{_state(cell, 'name', 'node')}{_state(cell, '_id', '')}"
+    named = Candidate(OpCall(fsig), node=name, source=_line(_state(cell, "_comment", "")))
     try:
-        return _op(cell, fsig, name, _line(_state(cell, "_comment", "")))
+        return _op(cell, named)
     except PartitionError as error:
-        return Node(name, fsig, reason=error.message, computes=True)
+        return replace(named, reason=error.message)
 
 
-def _op(cell: Any, fsig: str, name: str, source: str) -> Node:
-    inputs = [_plain(value) for value in _state(cell, "_inputs")]
-    computes = any(isinstance(value, TensorInfo) for value in inputs)
+def _op(cell: Any, named: Candidate) -> Candidate:
+    fsig, inputs = named.call.fsig, [_plain(value) for value in _state(cell, "_inputs")]
     anno = _state(cell, "_anno", None)
     if anno is None:
-        return Node(name, fsig, source, reason="the graph has no annotation for it")
-    if not computes:
-        return Node(name, fsig, source, reason="takes no tensor: nothing to partition")
+        return replace(named, reason="the graph has no annotation for it", computes=False)
+    if not any(isinstance(value, TensorInfo) for value in inputs):
+        return replace(named, reason="takes no tensor: nothing to partition", computes=False)
     if not is_known(fsig):
         reason = f"{fsig} is not a function that we know: register_annotation lets it run"
-        return Node(name, fsig, source, reason=reason, computes=True)
+        return replace(named, reason=reason)
     kwargs = {str(k): _plain(v) for k, v in _state(cell, "_kwargs", {}).items()}
-    candidate = Candidate(OpCall(fsig, tuple(inputs), kwargs), anno=_said(anno), source=source)
-    return Node(name, fsig, source, candidate, computes=True)
+    return replace(named, call=OpCall(fsig, tuple(inputs), kwargs), anno=_said(anno))
 
 
 def _line(comment: Any) -> str:
@@ -162,13 +160,7 @@ def _plain(value: Any) -> Any:
         if "_value" in state:
             return _plain(state["_value"])
         raise PartitionError(f"cannot read an argument that was a {value.home}")
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return type(value)([_plain(item) for item in value])
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(_plain(value.start), _plain(value.stop), _plain(value.step))
-    return value
+    return rebuilt(value, _plain)
 
 
 def _tensor(state: dict[str, Any]) -> TensorInfo:

@@ -17,12 +17,19 @@ from pathlib import Path
 from typing import IO
 
 import torch
-from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from dumpcmp.partitioning.checking import InProcess, Runner
 from dumpcmp.partitioning.configuration import PartitionError
-from dumpcmp.partitioning.observing import Joined, LeafTensors, PartFailedError, Trial
+from dumpcmp.partitioning.parts import (
+    Done,
+    InProcess,
+    Joined,
+    LeafTensors,
+    PartFailedError,
+    Runner,
+    Trial,
+    collected,
+)
 from dumpcmp.partitioning.rank import START
 
 BACKENDS = ("inprocess", "gloo", "nccl")
@@ -129,7 +136,8 @@ class Ranks:
             except RankError:
                 self._crews.pop(num).end()
                 raise
-            return _collected(Path(room), num)
+            files = (Path(room, f"{rank}.pt") for rank in range(num))
+            return collected([Done(*torch.load(file, weights_only=True)) for file in files])
 
     def _start(self, num: int) -> Crew:
         if self.backend == "nccl" and torch.cuda.device_count() < num:
@@ -180,10 +188,3 @@ def _hear(number: int, rank: Rank) -> None:
         ) from None
     if trouble:
         raise RankError(f"rank {number} raises {trouble}")
-
-
-def _collected(room: Path, num: int) -> Joined:
-    found = [torch.load(room / f"{rank}.pt", weights_only=True) for rank in range(num)]
-    values: dict[str, Tensor] = found[0]["values"]
-    replicas = {slot: [each["replicas"][slot] for each in found] for slot in found[0]["replicas"]}
-    return Joined(values, replicas)

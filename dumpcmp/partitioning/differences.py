@@ -1,154 +1,115 @@
 """Compares two runs of an op slot by slot: outputs, gradients, and what was written in place."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-import torch
+from torch import Tensor
 
 from dumpcmp.judge import Conditions, Fp64Checker, ReferenceErrors, RoundingChecker, judge
+from dumpcmp.judge.tolerances import credible, one_op
 from dumpcmp.measure.metrics import measure
-from dumpcmp.nouns.dtypes import Dtype, Kind
+from dumpcmp.nouns.dtypes import Kind
 from dumpcmp.nouns.row import Judgement, Metrics, Verdict
-from dumpcmp.nouns.value import Value, value_of
-from dumpcmp.partitioning.observing import Joined
+from dumpcmp.nouns.value import value_of
+from dumpcmp.partitioning.findings import Finding
+from dumpcmp.partitioning.parts import Joined
 
-# Errors that are always admissible, in multiples of eps, by bytes of the dtype: a sum in parts is
-# rounded once more than a sum alone, which may even be exact.
-_FLOORS = {1: 1.0, 2: 1.0, 4: 16.0, 8: 16.0, 16: 16.0}
-_BAD = (Verdict.ERROR, Verdict.FAIL, Verdict.SHAPE, Verdict.NONFINITE, Verdict.UNPAIRED)
+_ORDER = (Verdict.EMPTY, Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL)
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One slot of two runs, and the errors of both against float64."""
-
-    slot: str
-    judgement: Judgement
-    max_abs_diff: float = math.nan
-    max_rel_err: float = math.nan
-    scale: float = math.nan  # rms of the float64 value
-    single_error: float = math.nan
-    partitioned_error: float = math.nan
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict; whatever makes a partition wrong is a FAIL."""
-        found = self.judgement.verdict
-        return Verdict.FAIL if found in _BAD or found is Verdict.DTYPE else found
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """How bad it is: verdicts first, then the error."""
-        order = (Verdict.EMPTY, Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL)
-        error = self.max_rel_err
-        return order.index(self.verdict), -1.0 if math.isnan(error) else error
+def worst(row: Finding, found: Iterable[Finding]) -> Finding:
+    """The slot that decides: verdicts first, then the error. Without any slot nothing was shown."""
+    nothing = replace(row, verdict=Verdict.INCONCLUSIVE, reason="the op gives no tensor to compare")
+    return max(found, key=_badness, default=nothing)
 
 
-def worst(compared: Sequence[Compared]) -> Compared:
-    """The slot that decides; without any slot nothing was shown."""
-    if not compared:
-        return Compared("", Judgement(Verdict.INCONCLUSIVE, "the op gives no tensor to compare"))
-    return max(compared, key=lambda found: found.rank)
+def _badness(row: Finding) -> tuple[int, float]:
+    error = row.max_rel_err
+    return _ORDER.index(row.verdict), -1.0 if math.isnan(error) else error
 
 
-def compare_slots(single: Joined, partitioned: Joined, reference: Joined | None) -> list[Compared]:
+def _found(
+    row: Finding, slot: str, judgement: Judgement, metrics: Metrics | None = None, *errors: float
+) -> Finding:
+    """`row` for one slot; whatever makes a partition wrong is a FAIL."""
+    verdict = judgement.verdict
+    if verdict.fails or verdict is Verdict.DTYPE:
+        verdict = Verdict.FAIL
+    row = replace(row, verdict=verdict, worst_slot=slot, reason=judgement.reason)
+    if metrics is not None:
+        row = replace(row, max_abs_diff=metrics.max_abs_diff, max_rel_err=metrics.max_rel_err)
+    return replace(row, **dict(zip(_ERRORS, errors, strict=False)))  # type: ignore[arg-type]
+
+
+_ERRORS = ("rmse_reference", "rmse_single", "rmse_partitioned")
+
+
+def compare_slots(
+    row: Finding, single: Joined, partitioned: Joined, reference: Joined | None
+) -> Iterator[Finding]:
     """Every slot of either run, and every replica of a slot, held against the single run."""
-    found = []
     for slot in {**single.values, **partitioned.values}:
         if slot not in single.values or slot not in partitioned.values:
             side = "single" if slot in single.values else "partitioned"
-            judgement = Judgement(Verdict.UNPAIRED, f"only the {side} run has {slot}")
-            found.append(Compared(slot, judgement))
+            yield _found(row, slot, Judgement(Verdict.UNPAIRED, f"only the {side} run has {slot}"))
             continue
-        golden, finer = single.values[slot], _of(reference, slot)
-        found.append(_compare(slot, golden, partitioned.values[slot], finer))
+        golden = single.values[slot]
+        finer = reference.values.get(slot) if reference else None
+        yield _compare(row, slot, golden, partitioned.values[slot], finer)
         for part, replica in enumerate(partitioned.replicas.get(slot, ())):
             if part:
-                found.append(_compare(f"{slot} of part {part}", golden, replica, finer))
-    return found
-
-
-def _of(reference: Joined | None, slot: str) -> torch.Tensor | None:
-    return None if reference is None else reference.values.get(slot)
+                yield _compare(row, f"{slot} of part {part}", golden, replica, finer)
 
 
 def _compare(
-    slot: str, golden: torch.Tensor, target: torch.Tensor, reference: torch.Tensor | None
-) -> Compared:
+    row: Finding, slot: str, golden: Tensor, target: Tensor, reference: Tensor | None
+) -> Finding:
     if golden.shape != target.shape:
         reason = f"{slot} has shape {list(target.shape)} in parts, {list(golden.shape)} alone"
-        return Compared(slot, Judgement(Verdict.SHAPE, reason))
+        return _found(row, slot, Judgement(Verdict.SHAPE, reason))
     one, two = value_of(golden), value_of(target)
     metrics = measure(one, two)
     conditions = Conditions(one.dtype, two.dtype, shape=one.shape)
     if metrics.equal or reference is None or one.dtype.kind not in (Kind.FLOAT, Kind.COMPLEX):
-        judgement = judge(metrics, conditions, RoundingChecker())
-        return Compared(slot, judgement, metrics.max_abs_diff, metrics.max_rel_err)
-    return _with_reference(slot, metrics, conditions, (one, two, value_of(reference)))
-
-
-def _with_reference(
-    slot: str, metrics: Metrics, conditions: Conditions, values: tuple[Value, Value, Value]
-) -> Compared:
-    single, partitioned, reference = values
-    ours, theirs = measure(reference, single), measure(reference, partitioned)
-    scale = ours.golden.norm / math.sqrt(max(metrics.count, 1))
-    dtype = conditions.coarser
+        return _found(row, slot, judge(metrics, conditions, RoundingChecker()), metrics)
+    finer = value_of(reference)
+    ours, theirs = measure(finer, one), measure(finer, two)
+    scale = _rms(ours)
     known = replace(conditions, reference=ReferenceErrors(ours.rmse, theirs.rmse, scale))
-    judgement = judge(metrics, known, Fp64Checker(floor=_FLOORS[dtype.nbytes] * dtype.eps))
+    judgement = judge(metrics, known, Fp64Checker(floor=one_op(conditions.coarser.eps)))
     if judgement.verdict is Verdict.FAIL:
-        judgement = Judgement(Verdict.FAIL, _explained(metrics, ours, theirs))
-    return Compared(
-        slot,
-        judgement,
-        metrics.max_abs_diff,
-        metrics.max_rel_err,
-        scale,
-        ours.rmse,
-        theirs.rmse,
-    )
+        judgement = Judgement(
+            Verdict.FAIL,
+            f"{theirs.rmse:.3g} off the float64 run, where the single run is {ours.rmse:.3g} off; "
+            f"max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}",
+        )
+    return _found(row, slot, judgement, metrics, scale, ours.rmse, theirs.rmse)
 
 
-def _explained(metrics: Metrics, single: Metrics, partitioned: Metrics) -> str:
-    return (
-        f"{partitioned.rmse:.3g} off the float64 run, where the single run is {single.rmse:.3g} "
-        f"off; max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}"
-    )
+def _rms(metrics: Metrics) -> float:
+    """The root mean square of golden."""
+    return metrics.golden.norm / math.sqrt(max(metrics.count, 1))
 
 
-def _credible(dtype: Dtype) -> float:
-    return math.sqrt(dtype.eps)  # half of its digits, as Fp64Checker has it
-
-
-def compare_with_reference(single: Joined, reference: Joined) -> list[Compared]:
+def compare_with_reference(row: Finding, single: Joined, reference: Joined) -> Iterator[Finding]:
     """The op in its own precision against its float64 run, which must be near to be believed."""
-    return list(_believed(single, reference))
-
-
-def _believed(single: Joined, reference: Joined) -> Iterator[Compared]:
     for slot, value in single.values.items():
         finer = reference.values.get(slot)
         if finer is None or finer.shape != value.shape:
             reason = f"the float64 run gives no {slot} of shape {list(value.shape)}"
-            yield Compared(slot, Judgement(Verdict.INCONCLUSIVE, reason))
+            yield _found(row, slot, Judgement(Verdict.INCONCLUSIVE, reason))
             continue
         one = value_of(value)
         metrics = measure(value_of(finer), one)
-        yield Compared(
-            slot,
-            _belief(metrics, one.dtype),
-            metrics.max_abs_diff,
-            metrics.max_rel_err,
-            metrics.golden.norm / math.sqrt(max(metrics.count, 1)),
-            metrics.rmse,
-        )
+        judgement = _belief(metrics, one.dtype.eps)
+        yield _found(row, slot, judgement, metrics, _rms(metrics), metrics.rmse)
 
 
-def _belief(metrics: Metrics, dtype: Dtype) -> Judgement:
+def _belief(metrics: Metrics, eps: float) -> Judgement:
     if not metrics.count:
         return Judgement(Verdict.EMPTY, "no elements")
-    near = metrics.max_abs_diff == 0 or metrics.rel_l2 <= _credible(dtype)
+    near = metrics.max_abs_diff == 0 or metrics.rel_l2 <= credible(eps)
     if (near and metrics.nonfinite_agree) or not metrics.num_finite:
         return Judgement(Verdict.PASS)
     reason = f"rel_l2 {metrics.rel_l2:.3g} off its own float64 run: no credible reference"
@@ -160,7 +121,7 @@ def first_random(once: Joined, again: Joined) -> str:
     for slot, value in again.values.items():
         one = value_of(once.values[slot])
         metrics = measure(one, value_of(value))
-        near = metrics.equal or metrics.rel_l2 <= _credible(one.dtype)
+        near = metrics.equal or metrics.rel_l2 <= credible(one.dtype.eps)
         if metrics.count and not (near and metrics.nonfinite_agree):
             return slot
     return ""

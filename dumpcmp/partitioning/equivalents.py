@@ -1,7 +1,8 @@
 """Functions of nnScaler's runtime, rewritten, and norms whose parts share their statistics.
 
 A synchronised function is a generator: it yields a tensor, and is sent the sum of what all parts
-have yielded. Who carries the sum is not its business: one process adds, ranks all-reduce.
+have yielded. Who carries the sum is not its business: one process adds, ranks all-reduce. It is
+given the arguments of the op by name, and runs in training only.
 """
 
 from collections.abc import Generator
@@ -46,34 +47,24 @@ def batchnorm2d(
     process_group: Any = None,  # noqa: ARG001
 ) -> Tensor:
     """``torch.nn.BatchNorm2d`` as a function; the statistics are updated in place."""
-    mean, var = _tracked(running_mean, running_var, training, track_running_stats)
+    if training and not track_running_stats:
+        running_mean = running_var = None
     factor = _factor(num_batches_tracked, momentum, training and track_running_stats)
-    return F.batch_norm(input, mean, var, weight, bias, training or mean is None, factor, eps)
+    own = training or running_mean is None
+    return F.batch_norm(input, running_mean, running_var, weight, bias, own, factor, eps)
 
 
 def batchnorm2d_synchronised(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
     num_batches_tracked: Tensor | None = None,
     momentum: float | None = 0.1,
-    training: bool = True,
     track_running_stats: bool = True,
-    eps: float = 1e-5,
-    process_group: Any = None,  # noqa: ARG001
+    **given: Any,
 ) -> Exchange:
     """`batchnorm2d` with the mean and variance of all parts together."""
-    mean, var = _tracked(running_mean, running_var, training, track_running_stats)
-    factor = _factor(num_batches_tracked, momentum, training and track_running_stats)
-    return (yield from batch_norm_synchronised(input, mean, var, weight, bias, True, factor, eps))
-
-
-def _tracked(
-    mean: Tensor | None, var: Tensor | None, training: bool, track: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    return (mean, var) if track or not training else (None, None)
+    if not track_running_stats:
+        given |= {"running_mean": None, "running_var": None}
+    factor = _factor(num_batches_tracked, momentum, track_running_stats)
+    return (yield from batch_norm_synchronised(**given, momentum=factor))
 
 
 def _factor(count: Tensor | None, momentum: float | None, updating: bool) -> float:
@@ -86,24 +77,22 @@ def _factor(count: Tensor | None, momentum: float | None, updating: bool) -> flo
 
 def batch_norm_synchronised(
     input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    training: bool = True,  # noqa: ARG001
     momentum: float = 0.1,
     eps: float = 1e-5,
-    cudnn_enabled: bool = False,  # noqa: ARG001
+    **_flags: Any,
 ) -> Exchange:
-    """``F.batch_norm`` in training, with the mean and variance of all parts together."""
+    """``F.batch_norm`` with the mean and variance of all parts together."""
     dims = [d for d in range(input.dim()) if d != 1]
     num = float((yield _count(input.numel() // input.shape[1], input)))
     mean = (yield input.sum(dims)) / num
     centred = input - _channel(mean, input)
     var = (yield centred.square().sum(dims)) / num
-    with torch.no_grad():
-        _update(running_mean, mean, momentum)
-        _update(running_var, var * (num / (num - 1)), momentum)
+    _update(running_mean, mean, momentum)
+    _update(running_var, var * (num / (num - 1)), momentum)
     out = centred * _channel((var + eps).rsqrt(), input)
     if weight is not None:
         out = out * _channel(weight, input)
@@ -111,20 +100,13 @@ def batch_norm_synchronised(
 
 
 def native_batch_norm_synchronised(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    training: bool,  # noqa: ARG001
-    momentum: float,
-    eps: float,
+    input: Tensor, running_mean: Tensor, running_var: Tensor, eps: float, **given: Any
 ) -> Exchange:
     """``aten._native_batch_norm_legit_functional`` with the statistics of all parts together."""
     mean, var = running_mean.clone(), running_var.clone()
     zeros, ones = torch.zeros_like(running_mean), torch.ones_like(running_var)
-    out = yield from batch_norm_synchronised(input, mean, var, weight, bias, True, momentum, eps)
-    yield from batch_norm_synchronised(input.detach(), zeros, ones, None, None, True, 1.0, eps)
+    out = yield from batch_norm_synchronised(input, mean, var, eps=eps, **given)
+    yield from batch_norm_synchronised(input.detach(), zeros, ones, momentum=1.0, eps=eps)
     num = float((yield _count(input.numel() // input.shape[1], input)))
     return out, zeros, (ones * ((num - 1) / num) + eps).rsqrt(), mean, var
 
@@ -149,38 +131,19 @@ def instancenorm2d(
     return out.reshape(input.shape)
 
 
-def instancenorm2d_synchronised(
-    input: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    **_flags: Any,
-) -> Exchange:
-    """`instancenorm2d` whose running statistics are those of all parts together."""
-    return (
-        yield from instance_norm_synchronised(
-            input, running_mean, running_var, weight, bias, True, momentum, eps
-        )
-    )
-
-
 def instance_norm_synchronised(
     input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    use_input_stats: bool = True,  # noqa: ARG001
     momentum: float = 0.1,
     eps: float = 1e-5,
-    cudnn_enabled: bool = False,  # noqa: ARG001
+    **_flags: Any,
 ) -> Exchange:
-    """``F.instance_norm`` in training, whose running statistics are those of all parts together."""
+    """``F.instance_norm`` whose running statistics are those of all parts together."""
     dims = list(range(2, input.dim()))
-    seen = input.detach()  # not no_grad(): it would hold for the other parts between two yields
+    seen = input.detach()
     num = float((yield _count(input.shape[0], input)))
     _update(running_mean, (yield seen.mean(dims).sum(0)) / num, momentum)
     _update(running_var, (yield seen.var(dims).sum(0)) / num, momentum)
@@ -193,7 +156,8 @@ def _count(number: int, like: Tensor) -> Tensor:
 
 def _update(running: Tensor | None, now: Tensor, momentum: float) -> None:
     if running is not None:
-        running.mul_(1 - momentum).add_(now, alpha=momentum)
+        with torch.no_grad():  # no wider: between two yields it would hold for the other parts
+            running.mul_(1 - momentum).add_(now, alpha=momentum)
 
 
 def _channel(values: Tensor, like: Tensor) -> Tensor:

@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from dumpcmp.partitioning.call import OpCall, shape_of
-from dumpcmp.partitioning.checking import Candidate
+from dumpcmp.partitioning.call import OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError
-from dumpcmp.partitioning.nodes import Graph, Node
+from dumpcmp.partitioning.nodes import Candidate
 from dumpcmp.partitioning.rules.ruling import NoRule
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _PICKLED = ("opaque_obj", "custom_obj")
 
 
-def read_exported(path: Path) -> Graph:
+def read_exported(path: Path) -> list[Candidate]:
     """The ops of the program at `path`. Programs with pickled objects inside are not loaded."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -42,51 +41,41 @@ def read_exported(path: Path) -> Graph:
     return ops_of(program)
 
 
-def ops_of(program: torch.export.ExportedProgram) -> Graph:
+def ops_of(program: torch.export.ExportedProgram) -> list[Candidate]:
     """The ops of `program`, those of its inner graphs included."""
-    return Graph(
-        tuple(
-            _node(node, f"{path}.{node.name}" if path else node.name)
-            for path, module in program.graph_module.named_modules()
-            if isinstance(module, fx.GraphModule)
-            for node in module.graph.nodes
-            if node.op == "call_function"
-        )
-    )
+    return [
+        _candidate(node, f"{path}.{node.name}" if path else node.name)
+        for path, module in program.graph_module.named_modules()
+        if isinstance(module, fx.GraphModule)
+        for node in module.graph.nodes
+        if node.op == "call_function"
+    ]
 
 
-def _node(node: fx.Node, name: str) -> Node:
-    op, source = str(node.target), _source(node)
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return Node(name, op, source, reason="no op of a tensor: structure of the graph")
-    fsig = op if op.startswith("aten.") else f"torch.ops.{op}"
-    if not _gives_tensor(node):
-        return Node(name, fsig, source, reason="gives no tensor: nothing to compare")
-    if not _takes_tensor(node):
-        return Node(name, fsig, source, reason="takes no tensor: nothing to partition")
+def _candidate(node: fx.Node, name: str) -> Candidate:
+    op, source, reason = str(node.target), _source(node), ""
+    is_op = isinstance(node.target, torch._ops.OpOverload)
+    fsig = op if op.startswith("aten.") or not is_op else f"torch.ops.{op}"
+    if not is_op:
+        reason = "no op of a tensor: structure of the graph"
+    elif not _gives_tensor(node):
+        reason = "gives no tensor: nothing to compare"
+    elif not any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes):
+        reason = "takes no tensor: nothing to partition"
+    call = OpCall(fsig)
     try:
-        call = OpCall(fsig, tuple(_value(a) for a in node.args), _kwargs(node))
+        if not reason:
+            call = OpCall(fsig, *map(_value, (tuple(node.args), dict(node.kwargs))))
     except NoRule as error:
-        return Node(name, fsig, source, reason=str(error), computes=True)
-    candidate = Candidate(call, node=name, source=source)
-    return Node(name, fsig, source, candidate, computes=True)
-
-
-def _kwargs(node: fx.Node) -> dict[str, Any]:
-    return {name: _value(value) for name, value in node.kwargs.items()}
+        return Candidate(call, node=name, source=source, reason=str(error))
+    return Candidate(call, node=name, source=source, reason=reason, computes=not reason)
 
 
 def _value(argument: Any) -> Any:
     """An argument of a node as a plain value; tensors as their shapes."""
-    match argument:
-        case fx.Node():
-            return _example(argument.meta.get("val"), argument.name)
-        case list() | tuple():
-            return [_value(item) for item in argument]
-        case slice():
-            return slice(_value(argument.start), _value(argument.stop), _value(argument.step))
-        case _:
-            return _number(argument)
+    if isinstance(argument, fx.Node):
+        return _example(argument.meta.get("val"), argument.name)
+    return _number(rebuilt(argument, _value))
 
 
 def _example(val: Any, name: str) -> Any:
@@ -112,10 +101,6 @@ def _gives_tensor(node: fx.Node) -> bool:
     val = node.meta.get("val")
     several = val if isinstance(val, list | tuple) else [val]
     return any(isinstance(each, torch.Tensor) for each in several)
-
-
-def _takes_tensor(node: fx.Node) -> bool:
-    return any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
 
 
 def _source(node: fx.Node) -> str:

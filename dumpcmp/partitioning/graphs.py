@@ -1,6 +1,6 @@
 """Verifies every op of a graph in every legal partition, and writes down what was found."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,15 +9,17 @@ import torch
 
 from dumpcmp.execute import executor_for, run_each
 from dumpcmp.nouns.files import write_whole
-from dumpcmp.partitioning.checking import Candidate, Runner, Settings, check_op
+from dumpcmp.partitioning.checking import Settings, check_op
 from dumpcmp.partitioning.checkpoint import read_checkpoint
 from dumpcmp.partitioning.configuration import PartitionError
 from dumpcmp.partitioning.crews import opened
 from dumpcmp.partitioning.exported import ops_of, read_exported
 from dumpcmp.partitioning.findings import Finding, Findings
-from dumpcmp.partitioning.nodes import Graph, Node, merged
+from dumpcmp.partitioning.nodes import Candidate, merged
+from dumpcmp.partitioning.parts import Runner
 from dumpcmp.partitioning.table import Registered, registered, restore
 from dumpcmp.partitioning.verified import Verified, key_of
+from dumpcmp.pytorch.names import check_names
 
 Announce = Callable[[int, int, list[Finding]], None]  # ops done, ops in all, rows of the last
 
@@ -51,25 +53,31 @@ def verify_graph(
     """
     if jobs > 1 and backend != "inprocess":
         raise PartitionError("ranks are processes of their own", hint="use jobs=1 with them")
+    check_names("verify-op")
     out = Path(outdir)
     out.mkdir(parents=True, exist_ok=True)
-    read = graph_of(graph)
-    nodes = list(merged(read))
-    settings = Settings(num, seed, device)
+    nodes = graph_of(graph)
+    candidates = list(merged(nodes))
     rows: list[Finding] = []
     verified = Verified(out / "verified.jsonl")
     with opened(backend, timeout) as runner:
-        found = _found(nodes, settings, backend, runner, verified, jobs)
+        found = _found(candidates, Settings(num, seed, device), backend, runner, verified, jobs)
         for done, new in enumerate(found, 1):
             rows += new
-            progress(done, len(nodes), new)
-    findings = replace(_counted(read, nodes, rows), num_remembered=verified.num_asked)
-    write_whole(out / "results.csv", findings.to_csv())
-    write_whole(out / "summary.txt", findings.summary())
+            progress(done, len(candidates), new)
+    findings = Findings(
+        tuple(rows),
+        len(nodes),
+        sum(node.computes for node in nodes),
+        sum(row.num_nodes for row in rows if row.idx is None and row.annotation),
+        verified.num_asked,
+    )
+    for name, text in (("results.csv", findings.to_csv()), ("summary.txt", findings.summary())):
+        write_whole(out / name, text)
     return findings
 
 
-def graph_of(graph: str | Path | torch.export.ExportedProgram) -> Graph:
+def graph_of(graph: str | Path | torch.export.ExportedProgram) -> Sequence[Candidate]:
     """The ops of `graph`, whatever form it has."""
     if isinstance(graph, torch.export.ExportedProgram):
         return ops_of(graph)
@@ -80,40 +88,32 @@ def graph_of(graph: str | Path | torch.export.ExportedProgram) -> Graph:
 
 
 def _found(
-    nodes: list[Node],
+    candidates: list[Candidate],
     settings: Settings,
     backend: str,
     runner: Runner,
     verified: Verified,
     jobs: int,
 ) -> Iterator[list[Finding]]:
-    """The rows of each node in turn: known from before, skipped, or verified now."""
-    keys = [key_of(node.candidate, settings, backend) if node.candidate else "" for node in nodes]
+    """The rows of each op in turn: known from before, or verified now."""
+    keys = [key_of(candidate, settings, backend) for candidate in candidates]
     new = [
-        Work(node.candidate, settings, registered())
-        for node, key in zip(nodes, keys, strict=True)
-        if node.candidate and key not in verified
+        Work(candidate, settings, registered())
+        for candidate, key in zip(candidates, keys, strict=True)
+        if key not in verified
     ]
     with executor_for(jobs) as executor:
-        results = run_each(partial(_check, backend=runner), new, executor, in_flight=2 * jobs - 1)
-        for node, key in zip(nodes, keys, strict=True):
-            if not node.candidate:
-                yield [Finding(node.name, node.op, reason=node.reason, source=node.source)]
-            elif key in verified:
+        results = run_each(partial(_check, runner=runner), new, executor, in_flight=2 * jobs - 1)
+        for candidate, key in zip(candidates, keys, strict=True):
+            if key in verified:
                 known = verified.rows(key)
-                yield [replace(row, node=node.name, source=node.source) for row in known]
+                yield [replace(row, node=candidate.node, source=candidate.source) for row in known]
             else:
                 rows = next(results)
                 verified.add(key, rows)
                 yield rows
 
 
-def _check(work: Work, backend: Runner) -> list[Finding]:
+def _check(work: Work, runner: Runner) -> list[Finding]:
     restore(work.known)
-    return list(check_op(work.candidate, backend, work.settings))
-
-
-def _counted(read: Graph, nodes: list[Node], rows: list[Finding]) -> Findings:
-    annotated = {row.node for row in rows if row.annotation}
-    names = [name for node in nodes if node.name in annotated for name in node.name.split()]
-    return Findings(tuple(rows), len(read.nodes), read.num_compute, len(names))
+    return list(check_op(work.candidate, runner, work.settings))

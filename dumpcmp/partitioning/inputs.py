@@ -77,16 +77,6 @@ def _floats(
     return (unit * 0.9 + 0.05 if kind is DimKind.POSITIVE else unit * 1.8 - 0.9).to(dtype)
 
 
-def make_inputs(
-    entry_leaves: tuple[TensorInfo | None, ...], domains: tuple[Domain, ...], seed: int
-) -> list[torch.Tensor | None]:
-    """A tensor for each leaf that is one, None for the others."""
-    return [
-        None if leaf is None else make_tensor(leaf, domain, seed + 31 * index)
-        for index, (leaf, domain) in enumerate(zip(entry_leaves, domains, strict=True))
-    ]
-
-
 def cotangent(shape: tuple[int, ...], dtype: torch.dtype, index: int, seed: int) -> torch.Tensor:
     """The random gradient that arrives at output `index`."""
     generator = torch.Generator().manual_seed(seed * _PRIME + 101 * (index + 1))

@@ -1,48 +1,35 @@
-"""A graph as a list of ops: what either reader gives, with equal ops merged."""
+"""Ops to be verified, as either reader of graphs gives them, with equal ones merged."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from dumpcmp.partitioning.checking import Candidate
+from dumpcmp.partitioning.call import OpCall
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One node: an op to verify (`candidate`), or the reason why there is none."""
+class Candidate:
+    """An op to be verified, or the reason why it is not, and what to call it in the report."""
 
-    name: str
-    op: str
+    call: OpCall
+    options: tuple[Mapping[str, Any], ...] | None = None  # None: every legal one
+    anno: str = ""
+    node: str = ""
     source: str = ""
-    candidate: Candidate | None = None
-    reason: str = ""
-    computes: bool = False  # takes tensors and gives tensors
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """All nodes that call something, in order."""
-
-    nodes: tuple[Node, ...]
+    noutputs: int | None = None  # how many outputs the user expects
+    reason: str = ""  # why there is nothing to verify
+    computes: bool = True  # takes tensors and gives tensors
 
     @property
-    def num_compute(self) -> int:
-        """Nodes that compute something from tensors."""
-        return sum(node.computes for node in self.nodes)
+    def identity(self) -> str:
+        """What makes two ops the same here: op, shapes, dtypes, arguments, annotation."""
+        return f"{self.call} | {self.anno} | {self.call.imports} | {self.options} | {self.reason}"
 
 
-def identity(candidate: Candidate) -> str:
-    """What makes two ops the same for verification: op, shapes, dtypes, arguments, annotation."""
-    return f"{candidate.call} | {candidate.anno} | {candidate.call.imports} | {candidate.options}"
-
-
-def merged(graph: Graph) -> Iterator[Node]:
+def merged(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     """Each op once, under the names of all nodes that are the same."""
-    groups: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        same = identity(node.candidate) if node.candidate else f"{node.op} | {node.reason}"
-        groups.setdefault(same, []).append(node)
+    groups: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.identity, []).append(candidate)
     for group in groups.values():
-        first = group[0]
-        name = " ".join(node.name for node in group)
-        candidate = replace(first.candidate, node=name) if first.candidate else None
-        yield replace(first, name=name, candidate=candidate)
+        yield replace(group[0], node=" ".join(each.node for each in group))

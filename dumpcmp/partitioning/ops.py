@@ -1,17 +1,23 @@
-"""Verifies the partitions that a user has written down for an op."""
+"""Verifies the partitions that a user has written down for ops: one by one, or a file of them."""
 
 import logging
+import runpy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dumpcmp.partitioning.call import call_of
-from dumpcmp.partitioning.checking import Candidate, Runner, Settings, check_op
+from dumpcmp.partitioning.checking import Settings, check_op
 from dumpcmp.partitioning.configuration import PartitionConfig, PartitionError
 from dumpcmp.partitioning.crews import opened
 from dumpcmp.partitioning.findings import Findings
+from dumpcmp.partitioning.nodes import Candidate
+from dumpcmp.partitioning.parts import Runner
+from dumpcmp.pytorch.names import check_names
 
 _log = logging.getLogger("dumpcmp.partitioning")
 
@@ -20,7 +26,7 @@ _log = logging.getLogger("dumpcmp.partitioning")
 class Gathered:
     """What was verified while someone listened, and with which settings."""
 
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any]
     configs: list[PartitionConfig] = field(default_factory=list)
     findings: list[Findings] = field(default_factory=list)
 
@@ -46,9 +52,8 @@ def verify_partition_options(config: PartitionConfig, **options: Any) -> bool:
     go to the log ``dumpcmp.partitioning``, failures as warnings.
     """
     listener = _LISTENER.get()
-    findings = check_partition_options(
-        config, **{**(listener.options if listener else {}), **options}
-    )
+    defaults = listener.options if listener else {}
+    findings = check_partition_options(config, **{**defaults, **options})
     for row in findings.rows:
         _log.log(logging.WARNING if row.verdict.fails else logging.INFO, "%s", row)
     if listener:
@@ -69,13 +74,16 @@ def check_partition_options(
     """Verify the op of `config` and each of its partitions, and say what was found.
 
     `backend` is ``"inprocess"``, ``"gloo"`` or ``"nccl"`` (ranks that are spawned for this call,
-    each trial limited to `timeout` seconds), or ranks that are open already (`ranks.opened`).
+    each trial limited to `timeout` seconds), or ranks that are open already (`crews.opened`).
     """
     if not isinstance(config, PartitionConfig):
+        kind = type(config)
         raise PartitionError(
-            f"a partition is described by a PartitionConfig, not by {_named(type(config))}",
+            "a partition is described by a PartitionConfig, "
+            f"not by {kind.__module__}.{kind.__qualname__}",
             hint="from dumpcmp.partitioning import PartitionConfig",
         )
+    check_names("verify-op")
     candidate = Candidate(
         call_of(config),
         tuple(config.parti_options),
@@ -83,11 +91,44 @@ def check_partition_options(
         node=config.fsig,
         noutputs=config.noutputs,
     )
-    room = opened(backend, timeout) if isinstance(backend, str) else nullcontext(backend)
-    with room as runner:
+    with opened(backend, timeout) if isinstance(backend, str) else nullcontext(backend) as runner:
         rows = tuple(check_op(candidate, runner, Settings(num, seed, device)))
     return Findings(rows, 1, 1, int(bool(rows[0].annotation)))
 
 
-def _named(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def verify_file(path: Path, *, backend: str, timeout: float = 300.0, **options: Any) -> Findings:
+    """Run the file at `path`, and verify each PartitionConfig that it leaves unverified."""
+    with (
+        _importable(path.parent),
+        opened(backend, timeout) as runner,
+        gathering(backend=runner, **options) as gathered,
+    ):
+        namespace = runpy.run_path(str(path))
+        for config in _configs(list(namespace.values())):
+            if not any(config is seen for seen in gathered.configs):
+                verify_partition_options(config)
+    if not gathered.findings:
+        raise PartitionError(
+            f"{path} holds no PartitionConfig", hint="see docs/how-to/verify-a-partition.md"
+        )
+    return sum(gathered.findings, start=Findings(()))
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Modules beside the file can be imported inside; they shadow nothing."""
+    before = list(sys.path)
+    sys.path.append(str(folder.resolve()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _configs(values: list[Any]) -> Iterator[PartitionConfig]:
+    """Those among `values`, and inside of lists, tuples and dicts among them."""
+    for value in values:
+        held = list(value.values()) if isinstance(value, dict) else value
+        for each in held if isinstance(held, list | tuple) else [held]:
+            if isinstance(each, PartitionConfig):
+                yield each

@@ -59,10 +59,11 @@ def _resolve(fsig: str, imports: str) -> Callable[..., Any]:
     first, *rest = fsig.split(".")
     if first in namespace:
         return _attribute(namespace[first], rest, fsig)
-    return _found(fsig)
+    return resolved(fsig)
 
 
-def _found(fsig: str) -> Callable[..., Any]:
+def resolved(fsig: str) -> Callable[..., Any]:
+    """The function at the dotted path `fsig`."""
     words = fsig.split(".")
     for length in range(len(words) - 1, 0, -1):
         try:

@@ -16,9 +16,9 @@ import xxhash
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.version import __version__
-from dumpcmp.partitioning.checking import Candidate, Settings
+from dumpcmp.partitioning.checking import Settings
 from dumpcmp.partitioning.findings import Finding
-from dumpcmp.partitioning.nodes import identity
+from dumpcmp.partitioning.nodes import Candidate
 from dumpcmp.partitioning.rules.ruling import NoRule
 from dumpcmp.partitioning.table import entry_for
 
@@ -26,12 +26,14 @@ from dumpcmp.partitioning.table import entry_for
 def key_of(candidate: Candidate, settings: Settings, backend: str) -> str:
     """Names what was verified by content: op, arguments, how it ran, and under which versions."""
     versions = (torch.__version__, __version__)
-    content = f"{identity(candidate)} {_rule(candidate)} {settings} {backend} {versions}"
+    content = f"{candidate.identity} {_rule(candidate)} {settings} {backend} {versions}"
     return xxhash.xxh3_128_hexdigest(content.encode())
 
 
 def _rule(candidate: Candidate) -> str:
     """What the table or the user says about the op now; an op that passed has an annotation."""
+    if candidate.reason:
+        return ""  # it is not to be verified: nothing is imported for it
     try:
         entry = entry_for(candidate.call, candidate.anno)
     except (NoRule, DumpcmpError):

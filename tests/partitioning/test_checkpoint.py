@@ -112,15 +112,15 @@ def test_a_graph_is_read_without_its_classes(ir, tmp_path, monkeypatch):
     write(ir, path)
     for home in CLASSES:
         monkeypatch.delitem(sys.modules, home)
-    nodes = read_checkpoint(path).nodes
-    assert [node.op for node in nodes] == [
+    nodes = read_checkpoint(path)
+    assert [node.call.fsig for node in nodes] == [
         "torch.nn.functional.linear", "torch.conv2d", "torch.Tensor.view", "torch.addmm",
         "torch.nn.functional.linear", "operator.add",
     ]  # fmt: skip
-    assert nodes[0].candidate.anno == "n k+, m k+, ? -> n m"
-    assert nodes[1].candidate.anno == "n (g 4) 5 5, (g 3) 4 3 3, ? -> n (g 3) 3 3"
-    assert nodes[2].candidate.call.kwargs == {"size": (-1, 8)}
-    assert [arg.shape for arg in nodes[3].candidate.call.args] == [(4, 6), (4, 8), (8, 6)]
+    assert nodes[0].anno == "n k+, m k+, ? -> n m"
+    assert nodes[1].anno == "n (g 4) 5 5, (g 3) 4 3 3, ? -> n (g 3) 3 3"
+    assert nodes[2].call.kwargs == {"size": (-1, 8)}
+    assert [arg.shape for arg in nodes[3].call.args] == [(4, 6), (4, 8), (8, 6)]
     assert nodes[0].source == "model.py:31"
     assert nodes[5].reason
 
@@ -154,12 +154,14 @@ def test_a_hostile_pickle_executes_nothing(ir, tmp_path):
     bad._anno = anno(ir, "a -> a")
     call = op(ir, "call", "os.system", [tensor(ir, (2, 2))], [], "a b -> a b")
     call._kwargs = {"command": f"touch {touched}"}
-    write(ir, path, call, bad)
+    unknown = op(ir, "unknown", "this.main", [tensor(ir, (2, 2))], [], "a b -> a b")
+    write(ir, path, call, bad, unknown)
     found = verify_graph(path, tmp_path / "out")
     reasons = [row.reason for row in found.rows if row.op == "os.system"]
     assert "not a function that we know" in reasons[0]
     assert "was a posix.system" in reasons[1]
     assert not touched.exists()
+    assert "this" not in sys.modules  # not even imported
     pickle.loads(pickle.dumps(Hostile(touched)))  # noqa: S301 - the usual way does run it
     assert touched.exists()
 

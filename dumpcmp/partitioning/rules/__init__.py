@@ -1,9 +1,9 @@
 """Annotations of ops: texts, or functions of their arguments; one file per family of ops."""
 
 from dumpcmp.partitioning.rules import contraction, normalization, pointwise, shaping
-from dumpcmp.partitioning.rules.ruling import Table
+from dumpcmp.partitioning.rules.ruling import Annotators
 
-RULES: Table = {
+RULES: Annotators = {
     **pointwise.RULES,
     **contraction.RULES,
     **normalization.RULES,

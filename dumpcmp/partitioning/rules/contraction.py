@@ -7,10 +7,10 @@ from dumpcmp.partitioning.rules.ruling import (
     MASK,
     Adjusted,
     Annotator,
+    Annotators,
     Arguments,
     NoRule,
     Ruling,
-    Table,
     each,
     ids,
     letters,
@@ -133,7 +133,7 @@ def _spatial(ndim: int) -> str:
     return f"* {said(numbered('x#^', ndim))} -> * {said(numbered('y#^', ndim))}"
 
 
-def _family(ndim: int) -> Table:
+def _family(ndim: int) -> Annotators:
     pools = ("max_pool", "avg_pool", "adaptive_avg_pool", "_adaptive_avg_pool", "upsample_nearest")
     both = f"{_spatial(ndim)}, * {said(numbered('y#^', ndim))}"
     return {
@@ -144,7 +144,7 @@ def _family(ndim: int) -> Table:
     }
 
 
-RULES: Table = {
+RULES: Annotators = {
     "linear": _linear,
     "matmul": _matmul,
     "mm": "m k+, k+ n -> m n",

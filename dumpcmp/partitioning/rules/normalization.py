@@ -7,11 +7,11 @@ from dumpcmp.partitioning.rules.ruling import (
     COUNT,
     POSITIVE,
     Adjusted,
+    Annotators,
     Arguments,
     Names,
     NoRule,
     Ruling,
-    Table,
     each,
     frozen,
     ids,
@@ -102,7 +102,7 @@ def _class_loss(arguments: Arguments, noutputs: int = 1) -> Ruling:
     return Ruling(dims, outputs, (), domains, {}, ("weight",))
 
 
-RULES: Table = {
+RULES: Annotators = {
     "layer_norm": _over_last,
     "native_layer_norm": partial(_over_last, noutputs=3),
     "rms_norm": _over_last,
@@ -118,7 +118,7 @@ RULES: Table = {
     ),
     "instance_norm": partial(_instance_norm, synchronised="instance_norm_synchronised"),
     "nnscaler.graph.function.wrapnn.wrap_instancenorm2d_func": partial(
-        _instance_norm, synchronised="instancenorm2d_synchronised", ndim=2
+        _instance_norm, synchronised="instance_norm_synchronised", ndim=2
     ),
     **each(_SOFTMAXES, of_one(_along)),
     "normalize": of_one(partial(_along, default=1)),

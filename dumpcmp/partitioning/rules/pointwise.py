@@ -8,12 +8,12 @@ from dumpcmp.partitioning.rules.ruling import (
     MASK,
     POSITIVE,
     UNIT,
+    Annotators,
     Arguments,
     Domain,
     Names,
     NoRule,
     Ruling,
-    Table,
     dim_of,
     each,
     frozen,
@@ -139,7 +139,7 @@ def _ordered(arguments: Arguments, shape: tuple[int, ...], names: Names) -> tupl
     return frozen(names, dim), instead(names, dim, "q^")
 
 
-RULES: Table = {
+RULES: Annotators = {
     **each(_NAMES, pointwise),
     **each(_POSITIVE, partial(pointwise, domain=POSITIVE)),
     **each(_UNIT, partial(pointwise, domain=UNIT)),

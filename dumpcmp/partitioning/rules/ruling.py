@@ -130,7 +130,7 @@ class Arguments:
 
 
 Annotator = Callable[[Arguments], Ruling]
-Table = Mapping[str, Annotator | str]  # a text where the annotation is always the same
+Annotators = Mapping[str, Annotator | str]  # a text where the annotation is always the same
 Names = Sequence[str]
 # Of an op on one tensor, from its shape and names of its dims: the dims as they are written for
 # it and for the output, and arguments that change with the part.
@@ -152,7 +152,7 @@ def of_one(change: Change, noutputs: int = 1) -> Annotator:
     return annotate
 
 
-def each(names: str, annotator: Annotator | str) -> Table:
+def each(names: str, annotator: Annotator | str) -> Annotators:
     """One `annotator` for all of `names`, which are written as a sentence."""
     return dict.fromkeys(names.split(), annotator)
 

@@ -8,13 +8,13 @@ from dumpcmp.partitioning.configuration import TensorInfo
 from dumpcmp.partitioning.rules.pointwise import broadcast
 from dumpcmp.partitioning.rules.ruling import (
     Adjusted,
+    Annotators,
     Arguments,
     DimKind,
     Domain,
     Names,
     NoRule,
     Ruling,
-    Table,
     dim_of,
     each,
     frozen,
@@ -27,7 +27,7 @@ from dumpcmp.partitioning.rules.ruling import (
     without,
 )
 
-Shape = tuple[int, ...]
+Lengths = tuple[int, ...]
 Both = tuple[Names, Names]  # the dims of the input and of the output
 Followed = tuple[Names, Names, tuple[Adjusted, ...]]  # and arguments that change with them
 
@@ -91,19 +91,19 @@ def _resized(out: Names, parameter: str) -> tuple[Adjusted, ...]:
     )
 
 
-def _view(arguments: Arguments, shape: Shape, _: Names) -> Followed:
+def _view(arguments: Arguments, shape: Lengths, _: Names) -> Followed:
     parameter, sizes = arguments.sizes("size", "shape", "sizes")
     before, out = regrouped(shape, filled(sizes, math.prod(shape)))
     return before, out, _resized(out, parameter)
 
 
-def _flatten(arguments: Arguments, shape: Shape, _: Names) -> Both:
+def _flatten(arguments: Arguments, shape: Lengths, _: Names) -> Both:
     start = dim_of(arguments.get("start_dim", default=0), len(shape))
     end = dim_of(arguments.get("end_dim", default=-1), len(shape)) + 1
     return regrouped(shape, [*shape[:start], math.prod(shape[start:end]), *shape[end:]])
 
 
-def _unflatten(arguments: Arguments, shape: Shape, _: Names) -> Followed:
+def _unflatten(arguments: Arguments, shape: Lengths, _: Names) -> Followed:
     dim = arguments.dim(len(shape))
     parameter, sizes = arguments.sizes("sizes", "unflattened_size")
     inside = filled(sizes, shape[dim])
@@ -111,7 +111,7 @@ def _unflatten(arguments: Arguments, shape: Shape, _: Names) -> Followed:
     return before, out, _resized(out[dim : dim + len(inside)], parameter)
 
 
-def _expand(arguments: Arguments, shape: Shape, _: Names) -> Followed:
+def _expand(arguments: Arguments, shape: Lengths, _: Names) -> Followed:
     parameter, sizes = arguments.sizes("size", "sizes")
     new = len(sizes) - len(shape)
     names = letters(len(sizes))
@@ -120,11 +120,11 @@ def _expand(arguments: Arguments, shape: Shape, _: Names) -> Followed:
     return ones(names[new:], shape), out, _resized(out, parameter)
 
 
-def _permute(arguments: Arguments, _: Shape, names: Names) -> Both:
+def _permute(arguments: Arguments, _: Lengths, names: Names) -> Both:
     return names, [names[d] for d in arguments.sizes("dims")[1]]
 
 
-def _transpose(arguments: Arguments, _: Shape, names: Names) -> Both:
+def _transpose(arguments: Arguments, _: Lengths, names: Names) -> Both:
     out = list(names)
     if len(names) > 1:
         one, two = arguments.get("dim0", default=-2), arguments.get("dim1", default=-1)
@@ -132,12 +132,12 @@ def _transpose(arguments: Arguments, _: Shape, names: Names) -> Both:
     return names, out
 
 
-def _unsqueeze(arguments: Arguments, _: Shape, names: Names) -> Both:
+def _unsqueeze(arguments: Arguments, _: Lengths, names: Names) -> Both:
     at = arguments.dim(len(names) + 1)
     return names, [*names[:at], "1", *names[at:]]
 
 
-def _squeeze(arguments: Arguments, shape: Shape, names: Names) -> Both:
+def _squeeze(arguments: Arguments, shape: Lengths, names: Names) -> Both:
     dims = arguments.get("dim")
     if dims is None:  # then a dim whose part is one long vanishes as well: nothing is split
         dims, names = range(len(shape)), frozen(names, range(len(shape)))
@@ -176,7 +176,7 @@ def _cut(arguments: Arguments, *, drop: bool = False) -> Ruling:
     return Ruling({name: said(frozen(names, dim))}, [said(out), "..."])
 
 
-def _slice(arguments: Arguments, shape: Shape, names: Names) -> Both:
+def _slice(arguments: Arguments, shape: Lengths, names: Names) -> Both:
     dim = arguments.dim(len(shape), default=0)
     start, end = arguments.get("start", default=0), arguments.get("end", default=shape[dim])
     whole = start in (0, -shape[dim]) and end >= shape[dim]
@@ -185,12 +185,12 @@ def _slice(arguments: Arguments, shape: Shape, names: Names) -> Both:
     return frozen(names, dim), instead(names, dim, "p^")
 
 
-def _select(arguments: Arguments, shape: Shape, names: Names) -> Both:
+def _select(arguments: Arguments, shape: Lengths, names: Names) -> Both:
     dim = arguments.dim(len(shape), default=0)
     return frozen(names, dim), without(names, dim)
 
 
-def _fullslice(arguments: Arguments, shape: Shape, names: Names) -> Both:
+def _fullslice(arguments: Arguments, shape: Lengths, names: Names) -> Both:
     inputs, out, at = [], [], 0
     for slicer in list(arguments.values.values())[1:]:
         if slicer is None:
@@ -206,7 +206,7 @@ def _fullslice(arguments: Arguments, shape: Shape, names: Names) -> Both:
     return [*inputs, *names[at:]], [*out, *names[at:]]
 
 
-def _kept_whole(arguments: Arguments, shape: Shape, names: Names) -> Both:
+def _kept_whole(arguments: Arguments, shape: Lengths, names: Names) -> Both:
     """Flip, roll, cumulative sums: the dims they name stay whole, the others do not matter."""
     dims = arguments.get("dims", "dim", default=range(len(shape)))
     return frozen(names, dims), frozen(names, dims)
@@ -220,7 +220,7 @@ def _diff(arguments: Arguments) -> Ruling:
     return Ruling({name: said(frozen(names, dim)), **beside}, [said(instead(names, dim, "p^"))])
 
 
-def _pad(arguments: Arguments, _shape: Shape, names: Names) -> Both:
+def _pad(arguments: Arguments, _shape: Lengths, names: Names) -> Both:
     _, pad = arguments.sizes("pad", "padding")
     out = names
     for back in range(len(pad) // 2):
@@ -229,7 +229,7 @@ def _pad(arguments: Arguments, _shape: Shape, names: Names) -> Both:
     return names, out
 
 
-def _repeat(arguments: Arguments, shape: Shape, names: Names) -> Both:
+def _repeat(arguments: Arguments, shape: Lengths, names: Names) -> Both:
     _, repeats = arguments.sizes("repeats", "dims")
     new = len(repeats) - len(shape)
     changed = [i for i in range(len(shape)) if repeats[new + i] != 1]
@@ -239,7 +239,7 @@ def _repeat(arguments: Arguments, shape: Shape, names: Names) -> Both:
     return frozen(names, changed), out
 
 
-def _repeat_interleave(arguments: Arguments, _: Shape, names: Names) -> Both:
+def _repeat_interleave(arguments: Arguments, _: Lengths, names: Names) -> Both:
     repeats, dim = arguments.get("repeats"), arguments.get("dim")
     if not isinstance(repeats, int) or dim is None:
         raise NoRule("repeats by a tensor, or over all dims")
@@ -328,7 +328,7 @@ def _scattered(arguments: Arguments, *, drop: bool) -> Ruling:
     return Ruling({"self": whole, "src": said(own)}, [whole])
 
 
-RULES: Table = {
+RULES: Annotators = {
     **dict.fromkeys(
         ["view", "reshape", "_unsafe_view", "view_copy", "_reshape_copy"], of_one(_view)
     ),
