@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -161,10 +161,10 @@ class Layout:
         """Axes that the rank is on, and of which nobody knows what they do with the value."""
         return tuple(c.axis for c in self.coordinates if not c.known and c.axis not in self.axes)
 
-    def at(self, axes: Iterable[str]) -> Coordinates:
+    def at(self, axes: Sequence[str]) -> Coordinates:
         """Where the rank is on `axes`, in their order."""
-        on = {c.axis: c for c in self.coordinates}
-        return tuple(on[axis].with_share(known=True) for axis in axes)
+        on = {c.axis: c for c in self.coordinates} if axes else {}
+        return tuple([on[axis].with_share(known=True) for axis in axes])
 
     def placed(self, mesh: Mesh, rank: int) -> Layout:
         """The same layout, with the coordinates of `rank` on axes of `mesh` that it lacks."""
@@ -174,6 +174,8 @@ class Layout:
 
     def known(self, known: bool = True) -> Layout:
         """The same layout, where it is `known` of every axis what it does with the value."""
+        if all(c.known == known for c in self.coordinates):
+            return self
         return replace(self, coordinates=tuple(c.with_share(known) for c in self.coordinates))
 
     def expanded(self, ndim: int) -> Layout:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,9 @@ class Unsolved:
         return f"no layout fits: tried {shown}{more}" + (near and f"{near}{self.rel_l2:.2g}")
 
 
+_Guess = Callable[[Question, Sequence[Shard]], Iterator[Layout]]
+
+
 def solve(question: Question, first: Layout | None = None) -> Solved | Unsolved:
     """Try every layout that gives golden's shape, likeliest first, and keep the first that fits.
 
@@ -96,22 +100,18 @@ def solve(question: Question, first: Layout | None = None) -> Solved | Unsolved:
 
 def hypotheses(question: Question, first: Layout | None = None) -> Iterator[Plan]:
     """A plan for every layout that gives golden's shape, likeliest first, each once."""
-    meshes = list(_meshes(question.shards))
-    layouts = itertools.chain(
-        ((shards, first) for shards in meshes if first and first.axes <= axis_sizes(shards).keys()),
-        (
-            (shards, layout)
-            for unequal in (False, True)  # parts of unequal sizes must be searched for
-            for shards in meshes
-            for layout in _assignments(question, shards, unequal)
-        ),
-    )
-    seen: set[Plan] = set()
-    for shards, layout in layouts:
-        plan = _plan(question, shards, layout)
-        if plan is not None and plan not in seen:
-            seen.add(plan)
-            yield plan
+    guesses: list[_Guess] = [_assigned, partial(_assigned, unequal=True)]
+    if first is not None:
+        guesses.insert(0, partial(_supposed, first))
+    seen: set[tuple[Layout, tuple[int, ...]]] = set()
+    for guess in guesses:
+        for shards in _meshes(question.shards):
+            sizes = tuple(axis_sizes(shards).values())
+            for layout in guess(question, shards):
+                is_new = (layout, sizes) not in seen
+                seen.add((layout, sizes))
+                if is_new and (plan := _plan(question, shards, layout)):
+                    yield plan
 
 
 def supposing(question: Question, layout: Layout) -> Plan | None:
@@ -121,8 +121,9 @@ def supposing(question: Question, layout: Layout) -> Plan | None:
 
 
 def _plan(question: Question, shards: Sequence[Shard], layout: Layout) -> Plan | None:
+    words = layout.dims, layout.over, layout.divided_by
     said = [
-        replace(s, layout=replace(layout.sentence, coordinates=s.layout.known().coordinates))
+        Shard(s.rank, s.shape, Layout(*words, s.layout.known().coordinates), s.digest)
         for s in shards
     ]
     try:
@@ -163,7 +164,14 @@ def _meshes(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
         ]
 
 
-def _assignments(question: Question, shards: Sequence[Shard], unequal: bool) -> Iterator[Layout]:
+def _supposed(layout: Layout, _: Question, shards: Sequence[Shard]) -> Iterator[Layout]:
+    if layout.axes <= axis_sizes(shards).keys():
+        yield layout
+
+
+def _assigned(
+    question: Question, shards: Sequence[Shard], unequal: bool = False
+) -> Iterator[Layout]:
     """Every way in which the axes that nobody spoke about can act on the value."""
     base, ndim, sizes = shards[0].layout, len(shards[0].shape), axis_sizes(shards)
     dims = base.expanded(ndim).dims or tuple(Dim((Name(f"d{n}"),)) for n in range(ndim))

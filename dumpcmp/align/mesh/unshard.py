@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,7 +160,7 @@ def _agreed(shards: Sequence[Shard]) -> Layout:
     layout = first.layout.expanded(len(first.shape))
     for other in shards[1:]:
         said = other.layout.expanded(len(other.shape))
-        if said.sentence != layout.sentence or said.shape != layout.shape:
+        if replace(said, coordinates=layout.coordinates) != layout:
             raise LayoutError(
                 f"rank {first.rank} says '{first.layout}' and rank {other.rank} '{other.layout}'",
                 hint="state the layout that holds: dumpcmp compare --layout 'OP=...'",
