@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.mesh.deliveries import collective_keys, is_collective, keeps_shape, source_of
+from dumpcmp.align.mesh.deliveries import collective_keys, is_collective, source_of
+from dumpcmp.nouns.collectives import Collective
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.pair import Pair
 from dumpcmp.nouns.row import PairedBy
@@ -43,7 +44,7 @@ def with_collectives(pairs: Sequence[Pair], golden: Listing, target: Listing) ->
 
 def _own(key: Key, golden: Listing) -> Key | None:
     """Golden's value of the same collective, where that is a value and not only its parts."""
-    return key if key in golden.values and keeps_shape(key.op) else None
+    return key if key in golden.values and Collective(key.op.function).keeps_shape else None
 
 
 def _source(key: Key, target: Listing, partner: Mapping[Key, Key]) -> Key | None:

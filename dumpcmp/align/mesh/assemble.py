@@ -117,8 +117,9 @@ def assemble(
         assert theirs is not None
         return _solved(golden, _question(golden, golden.slot, theirs.value, limit)), theirs
     theirs = theirs or _replicas(target, ours.value.shape)
-    question = _question(target, golden.slot, ours.value, limit)
-    return ours, theirs or _solved(target, question, assumed)
+    if theirs is None:
+        theirs = _solved(target, _question(target, golden.slot, ours.value, limit), assumed)
+    return ours, theirs
 
 
 def explain(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,15 @@ _ACTIVATIONS = ("input*", "output*", "grad_input*", "grad_output*")
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One line: the values that `op` and `slots`, as globs, name lie over the mesh so."""
+    """One line: the values that `op` and `slot`, as globs, name lie over the mesh so."""
 
     op: str
-    slots: tuple[str, ...]
+    slot: str
     layout: Layout
 
     def speaks_of(self, key: Key) -> bool:
         """Whether `key` is one of the values that are meant; calls of a module are not told."""
-        said = fnmatch.fnmatchcase
-        return said(key.op.plain, self.op) and any(said(key.slot, slot) for slot in self.slots)
+        return fnmatchcase(key.op.plain, self.op) and fnmatchcase(key.slot, self.slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +109,11 @@ def _declarations(lines: Mapping[str, Any], where: str) -> Declarations:
     for op, said in lines.items():
         if op == "mesh":
             continue
-        by_slot = {_ACTIVATIONS: said} if isinstance(said, str) else said
+        by_slot = dict.fromkeys(_ACTIVATIONS, said) if isinstance(said, str) else said
         if not isinstance(by_slot, dict) or not all(isinstance(s, str) for s in by_slot.values()):
             raise LayoutError(f"{where}: {op!r} is given no layout but {said!r}", hint=_HINT)
-        for slots, sentence in by_slot.items():
-            globs = slots if isinstance(slots, tuple) else (str(slots),)
-            found.append(Declaration(op, globs, _sentence(sentence, f"{where}: {op}")))
+        for slot, sentence in by_slot.items():
+            found.append(Declaration(op, str(slot), _sentence(sentence, f"{where}: {op}")))
     return Declarations(tuple(found), parse_mesh(str(mesh)) if mesh is not None else None)
 
 

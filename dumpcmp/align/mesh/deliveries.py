@@ -15,13 +15,13 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.reduce import reduce_terms
 from dumpcmp.nouns.collectives import Collective
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.layouts import Reduction
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.value import Value
 
 _COLLECTIVES = frozenset(Collective)
-_Letter = tuple[Collective, tuple[int, ...], int, int, int, int]
+_Letter = tuple[tuple[int, ...], int, int, int, int]  # group, sender, receiver, tag, number
 
 
 def is_collective(site: Site, listing: Listing) -> bool:
@@ -42,11 +42,6 @@ def without_collectives(listing: Listing) -> Listing:
 def collective_keys(listing: Listing) -> list[Key]:
     """The values of all collectives."""
     return [key for key in listing.values if is_collective(key.site, listing)]
-
-
-def keeps_shape(op: Op) -> bool:
-    """Whether a collective gives out the shape that it takes, so that its output is a value."""
-    return Collective(op.function).keeps_shape
 
 
 def source_of(key: Key, listing: Listing) -> Key | None:
@@ -92,46 +87,35 @@ class Traffic:
         For a value that was given, what the first output became; for a letter that was sent,
         what its receiver got.
         """
-        if key.op.function == Collective.SEND:
-            return [self._received(record) for record in self.shards(key.site.key("input.0"))]
+        if key.op.function in (Collective.SEND, Collective.RECV):
+            slot = "input.0" if key.op.function == Collective.SEND else "output.0"
+            return [self._posted(record) for record in self.shards(key.site.key(slot))]
         slot = key.slot if key.slot.is_output else "output.0"
         return [
             Delivery(record.rank, self._expected(record), self.load(record))
             for record in self.shards(key.site.key(slot))
         ]
 
-    def _received(self, record: Record) -> Delivery:
-        """What the receiver of the letter `record` got."""
+    def _posted(self, record: Record) -> Delivery:
+        """The letter that `record` is one end of, as it was sent and received."""
         letter = _letter(self.calls[record.rank][record.key.site], record.rank)
-        receiver, site = self._other_end(letter)
-        if site is None:
-            raise LayoutError(f"rank {receiver} received it outside of every step of its model")
-        return Delivery(receiver, self.load(record), self._held(site.key("output.0"), receiver))
-
-    def _sent(self, record: Record) -> Value:
-        """What the sender of the letter `record` sent."""
-        letter = _letter(self.calls[record.rank][record.key.site], record.rank)
-        sender, site = self._other_end(letter)
-        if site is None:
+        group, src, dst = letter[:3]
+        sent, got = (self._letters.get((end, letter)) for end in (Collective.SEND, Collective.RECV))
+        if got is None:
+            raise LayoutError(f"rank {group[dst]} received it outside of every step of its model")
+        if sent is None:
             raise LayoutError(
-                f"rank {sender} left no record of what it sent to rank {record.rank}",
+                f"rank {group[src]} left no record of what it sent to rank {group[dst]}",
                 hint="dumpcmp audit says which rank's archive is not complete",
             )
-        return self._held(site.key("input.0"), sender)
-
-    def _other_end(self, letter: _Letter) -> tuple[int, Site | None]:
-        """The rank there, and its call: both ends have the same number between two ranks."""
-        end, group, sender, receiver, tag, number = letter
-        is_sent = end is Collective.SEND
-        other = Collective.RECV if is_sent else Collective.SEND
-        site = self._letters.get((other, group, sender, receiver, tag, number))
-        return group[receiver if is_sent else sender], site
+        expected = self._held(sent.key("input.0"), group[src])
+        return Delivery(group[dst], expected, self._held(got.key("output.0"), group[dst]))
 
     @cached_property
-    def _letters(self) -> dict[_Letter, Site]:
-        """Every send and receive of every rank."""
+    def _letters(self) -> dict[tuple[str, _Letter], Site]:
+        """Every send and every receive."""
         return {
-            _letter(call, rank): site
+            (site.op.function, _letter(call, rank)): site
             for rank, calls in self.calls.items()
             for site, call in calls.items()
             if site.op.function in (Collective.SEND, Collective.RECV)
@@ -142,15 +126,12 @@ class Traffic:
 
     def _expected(self, record: Record) -> Value:
         """What the rank of `record` must get, by what all ranks of the group gave."""
-        collective = Collective(record.key.op.function)
-        if collective is Collective.RECV:
-            return self._sent(record)
         words = _words(self.calls[record.rank][record.key.site])
         group: list[int] = words["group"]
         mine = group.index(record.rank)
         given = [self._given(record.key.site, rank) for rank in group]
         nth = int(record.key.slot.name or 0)
-        match collective:
+        match Collective(record.key.op.function):
             case Collective.ALL_REDUCE | Collective.REDUCE:
                 return _reduced([values[nth] for values in given], words)
             case Collective.BROADCAST:
@@ -188,12 +169,11 @@ def _words(call: Call) -> dict[str, Any]:
 
 
 def _letter(call: Call, rank: int) -> _Letter:
-    """Which end of which letter it is: group, sender and receiver in it, tag, number."""
+    """Which letter it is: both ends have the same number between two ranks of a group."""
     words = _words(call)
-    group = words["group"]
-    mine = group.index(rank)
+    mine = words["group"].index(rank)
     ends = words.get("src", mine), words.get("dst", mine)
-    return Collective(call.op.function), tuple(group), *ends, words["tag"], words["number"]
+    return tuple(words["group"]), *ends, words["tag"], words["number"]
 
 
 def _reduced(terms: Sequence[Value], words: Mapping[str, Any]) -> Value:

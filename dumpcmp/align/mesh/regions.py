@@ -54,11 +54,6 @@ def corners(axes: Mapping[str, int], chosen: Sequence[str]) -> Iterator[Coordina
     )
 
 
-def named(corner: Coordinates) -> str:
-    """`corner` in words: ``dp:0/2 tp:1/2``."""
-    return " ".join(map(str, corner))
-
-
 def regions(
     n: int, dim: Dim, shards: Sequence[Shard], axes: Mapping[str, int], golden: int | None
 ) -> DimRegions:
@@ -109,7 +104,7 @@ def _scattered(
         held = indices(dim, total, corner)
         if len(held) != sizes.get(corner, len(held)):
             raise LayoutError(
-                f"'{dim}' gives {named(corner)} {len(held)} of {total}, but it holds "
+                f"'{dim}' gives {' '.join(map(str, corner))} {len(held)} of {total}, but it holds "
                 f"{sizes[corner]}",
                 hint="state the sizes of merged parts: (q=64 k=16 v=16)[tp:interleaved]",
             )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.align.mesh.reduce import distance, reduce_terms
-from dumpcmp.align.mesh.regions import Region, Shape, Shard, Stretch, corners, named, regions
+from dumpcmp.align.mesh.regions import Region, Shape, Shard, Stretch, corners, regions
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.layouts import Coordinates, Layout, Mode, Reduction
 from dumpcmp.nouns.value import Value
@@ -90,7 +90,7 @@ def plan_unshard(shards: Sequence[Shard], golden_shape: Shape | None = None) -> 
     tiles, missing = [], []
     for corner in corners(axes, split):
         terms = {corner + term: held.get(corner + term, ()) for term in corners(axes, summed)}
-        missing += [named(place) for place, who in terms.items() if not who]
+        missing += [" ".join(map(str, at)) for at, who in terms.items() if not who]
         if all(terms.values()):
             rest = iter(corner)
             region = tuple(
