@@ -31,7 +31,8 @@ from dumpcmp.taps.inductor.compiled import CompiledBackend, untapped_evidence, u
 from dumpcmp.taps.modes.graph_backend import GraphBackend
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.precision import Precision
-from dumpcmp.taps.recording.recorder import Counts, Recorder
+from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.values import Counts
 
 MODES = {  # where each is; it is imported once the names of torch that it needs are there
     "eager": "dumpcmp.taps.modes.modules:ModuleCapture",

@@ -17,7 +17,8 @@ from dumpcmp.nouns.collectives import Collective
 from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.taps.distributed.ranks import hearing, patched
 from dumpcmp.taps.recording.naming import Function
-from dumpcmp.taps.recording.recorder import Scope, Step
+from dumpcmp.taps.recording.scopes import Scope
+from dumpcmp.taps.recording.step import Step
 
 _WRAPPERS = ("DTensor", "AsyncCollectiveTensor")
 
@@ -210,9 +211,8 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         scopes = self._scopes.setdefault(step, {})
         mark = "@backward" if backward else "@after"
-        with step.backward_in(scopes.setdefault(mark, Scope("", 0, mark))):
-            if not backward:
-                step.phase = Phase.FORWARD
+        phase = Phase.BACKWARD if backward else Phase.FORWARD
+        with step.aside_in(scopes.setdefault(mark, Scope("", 0, mark)), phase):
             yield
 
 

@@ -21,7 +21,8 @@ from dumpcmp.taps.modes.graph import UNTRACED, calling, untraced, untraced_mode
 from dumpcmp.taps.modes.graph_backend import GraphBackend
 from dumpcmp.taps.modes.modules import ModuleCapture, is_compile_wrapper
 from dumpcmp.taps.recording.models import Model
-from dumpcmp.taps.recording.recorder import Recorder, Step
+from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.step import Step
 
 
 class CompiledCapture(ModuleCapture):
@@ -148,7 +149,7 @@ class CompiledBackend(GraphBackend):
         """The step of the outermost call of what was compiled."""
         step = self._step()
         if step is not None:
-            step.scope = self._scope(step)
+            step.stand_in(self._scope(step))
         return step
 
 

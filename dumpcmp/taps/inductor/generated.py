@@ -19,8 +19,7 @@ from dumpcmp.taps.inductor.ops import Mark, Traced, calls_of
 from dumpcmp.taps.inductor.tables import ENDING, Reading, kernel_of_each_op, read_table
 from dumpcmp.taps.inductor.twin import Check, TwinGraph, Twins
 from dumpcmp.taps.inductor.views import replay
-from dumpcmp.taps.recording.gradients import address_of
-from dumpcmp.taps.recording.recorder import Step
+from dumpcmp.taps.recording.step import Step
 
 Generated = Callable[[list[Any]], Any]  # the entry of generated code
 
@@ -75,8 +74,8 @@ class Texts:
         self.num_computed += computed
         name = f"{number}-{'backward' if graph.table.backward else 'forward'}.txt"
         code = graph.path.read_text().partition(ENDING)[0]
-        step.recorder.sink.text(model, f"graph-{name}", graph.table.text)
-        step.recorder.sink.text(model, f"code-{name}", code)
+        step.outlet.sink.text(model, f"graph-{name}", graph.table.text)
+        step.outlet.sink.text(model, f"code-{name}", code)
 
 
 class _Thread(threading.local):
@@ -204,9 +203,7 @@ def _backward_run(pending: Iterable[Execution], inputs: list[Any]) -> Execution 
         return None
     run = Execution(best.step, best.calls, backward=True)
     run.asked = best.asked
-    for step in reversed([best.step, *best.step.inner.values()]):  # the first one comes last
-        if step.gradients is not None:
-            step.gradients.begin()
+    best.step.begin_backward()
     return run
 
 
@@ -258,7 +255,7 @@ class Execution:
         for position, (op, slot) in given:
             if isinstance(outputs[position], Tensor):
                 asked = self.asked.setdefault(Mark(op, slot.gradient), [])
-                self.step.shared[address_of(outputs[position])] = asked
+                self.step.share(outputs[position], asked)
 
     def watch(self, readings: Iterable[Reading], tensor: Any) -> None:
         """Have the gradient of an argument recorded: whole, with what other code adds to it."""
@@ -266,9 +263,8 @@ class Execution:
             return
         for mark in [mark for views, marks in readings if not views for mark in marks]:
             call = self.calls[mark.op]
-            owner = self.step.owner_of(call) if call is not None else None
-            if owner is not None and owner.gradients is not None and self.wants(mark):
-                owner.gradients.watch(call, [(mark.slot, tensor)])
+            if call is not None and self.wants(mark):
+                self.step.owner_of(call).watch(call, [(mark.slot, tensor)])
 
     def wants(self, mark: Mark) -> bool:
         """Whether this value is selected."""

@@ -19,7 +19,7 @@ from dumpcmp.taps.modes import graph as graph_capture
 from dumpcmp.taps.recording import arguments as slots
 from dumpcmp.taps.recording.models import Model
 from dumpcmp.taps.recording.naming import NO_OP, Function, attribute_of, function_of
-from dumpcmp.taps.recording.recorder import Step
+from dumpcmp.taps.recording.step import Step
 
 MARK = "dumpcmp"  # in Node.meta: the Marks of the node
 
@@ -172,5 +172,5 @@ def _names(step: Step, traced: Traced) -> list[tuple[Step, str, int] | None]:
         owner = spots.step_of(op.place)
         counted = owner.count(op.function) if owner is not None else None
         names.append((owner, *counted) if owner is not None and counted is not None else None)
-    step.scope = spots.base
+    spots.leave()
     return names

@@ -12,11 +12,14 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dumpcmp.nouns.record import Phase
 from dumpcmp.nouns.selection import Level
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.taps.modes.modules import ModuleCapture, is_recomputing
 from dumpcmp.taps.recording.naming import NO_OP, Function
-from dumpcmp.taps.recording.recorder import Recorder, Scope, Step
+from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.scopes import Scope
+from dumpcmp.taps.recording.step import Step
 
 _NO_OPS = frozenset(("aten::_local_scalar_dense", "aten::equal", "aten::is_same_size"))
 _MOST_CLAIMS = 1 << 17
@@ -120,5 +123,5 @@ class AtenCapture(ModuleCapture):
         if owner is None:
             return func(*args, **kwargs)
         step, scope = owner
-        with step.backward_in(scope):
+        with step.aside_in(scope, Phase.BACKWARD):
             return _recorded(step, _in_backward(function), func, args, kwargs)

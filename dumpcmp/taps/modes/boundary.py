@@ -18,9 +18,9 @@ from dumpcmp.nouns.record import Call
 from dumpcmp.taps.inductor.ops import Mark, Traced, calls_of, named
 from dumpcmp.taps.modes.graph import GraphCapture, untraced
 from dumpcmp.taps.recording import arguments as slots
-from dumpcmp.taps.recording.gradients import address_of
 from dumpcmp.taps.recording.naming import in_order
-from dumpcmp.taps.recording.recorder import Recorder, Step
+from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.step import Step
 
 Values = list[tuple[int, list[Mark]]]  # position among the arguments or results, and its Marks
 
@@ -141,7 +141,7 @@ def _share(step: Step, positions: Sequence[int], results: Sequence[Any]) -> None
     """Have nobody record the gradients of these results: a part of each stays inside the graph."""
     for position in positions:
         if isinstance(results[position], Tensor):
-            step.shared[address_of(results[position])] = []
+            step.share(results[position], [])
 
 
 def _given(result: object, traced: Traced) -> Mark | None:
@@ -165,5 +165,4 @@ def _put(step: Step, calls: Sequence[Call | None], values: Values, tensors: Sequ
             wanted = step.tap.outputs if slot.startswith("output") else step.tap.inputs
             if call is not None and wanted:
                 step.put(call, slot, tensor)
-                if step.gradients is not None:
-                    step.gradients.watch(call, [(slot, tensor)])
+                step.watch(call, [(slot, tensor)])

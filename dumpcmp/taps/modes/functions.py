@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.taps.distributed.ranks import handed_on, hands_on, is_machinery
 from dumpcmp.taps.recording.naming import function_of
-from dumpcmp.taps.recording.recorder import Step
+from dumpcmp.taps.recording.step import Step
 
 
 class FunctionMode(TorchFunctionMode):

@@ -13,8 +13,10 @@ from torch import fx, nn
 from dumpcmp.taps.modes.functions import FunctionMode
 from dumpcmp.taps.modes.modules import CallDoor, ModuleCapture, is_compile_wrapper, pointed_at
 from dumpcmp.taps.recording.lines import traced_line
-from dumpcmp.taps.recording.models import Function, Model
-from dumpcmp.taps.recording.recorder import Recorder, Scope, Step
+from dumpcmp.taps.recording.models import FunctionModel, Model
+from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.scopes import Scope, Scopes
+from dumpcmp.taps.recording.step import Step
 
 _BODY_RUNNERS = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
 
@@ -52,6 +54,7 @@ UNTRACED: tuple[Any, ...] = (
     pointed_at.__wrapped__,  # type: ignore[attr-defined]
     is_compile_wrapper,
     Step.leave,
+    Scopes.close,
 )
 
 
@@ -182,7 +185,7 @@ def _place(node: fx.Node, base: str, model: Model) -> Place:
     line = traced_line(node.meta.get("stack_trace"))
     if not stack:
         return Place("", True, "", line)
-    if isinstance(model, Function):
+    if isinstance(model, FunctionModel):
         return _place_in_function(stack, line, model)
     instance = next(reversed(stack))
     path = model.paths.get(int(instance.partition("@")[0]), base)
@@ -192,7 +195,7 @@ def _place(node: fx.Node, base: str, model: Model) -> Place:
     return Place(path.removeprefix(base).lstrip(".") if inside else path, inside, instance, line)
 
 
-def _place_in_function(stack: dict[str, Any], line: str, function: Function) -> Place:
+def _place_in_function(stack: dict[str, Any], line: str, function: FunctionModel) -> Place:
     """The place of a node that a compiled function's module computes; its root begins a step."""
     outermost, instance = next(iter(stack)), next(reversed(stack))
     root = function.root_with(_id_of(outermost))
@@ -223,8 +226,15 @@ class Spots:
         step = self._step(place)
         if step is not None:
             base = self.base if step is self.step else step.root_scope
-            step.scope = self._scope(step, place, base)
+            step.stand_in(self._scope(step, place, base), place.line)
         return step
+
+    def leave(self) -> None:
+        """Go back to where the run of the graph began."""
+        for step in self._steps.values():
+            if step is not None:
+                step.stand_in(step.root_scope)
+        self.step.stand_in(self.base)
 
     def _step(self, place: Place) -> Step | None:
         if place.root is None:
@@ -233,8 +243,6 @@ class Spots:
             root = place.root()
             inner = self.step.begin_inner(root) if root is not None else None
             self._steps[place.root_instance] = inner
-            if inner is not None:
-                self.step.inner[inner.model.name, inner.number] = inner
         return self._steps[place.root_instance]
 
     def _scope(self, step: Step, place: Place, base: Scope) -> Scope:
@@ -265,13 +273,11 @@ class Run(fx.Interpreter):
         if step is None:
             with pointed_at(self.mode, None):
                 return super().run_node(n)
-        step.line = place.line
         try:
             with pointed_at(self.mode, step):
                 return super().run_node(n)
         finally:
-            self.spots.step.scope = self.spots.base
-            step.line = None
+            self.spots.leave()
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run a function; the body of a checkpointed region is run node by node."""

@@ -17,7 +17,9 @@ from dumpcmp.taps.modes.graph import Place, Run, places_of
 from dumpcmp.taps.modes.modules import is_compile_wrapper
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.models import Model
-from dumpcmp.taps.recording.recorder import Recorder, Scope, Step
+from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.scopes import Scope
+from dumpcmp.taps.recording.step import Step
 
 
 class _Here(threading.local):
@@ -40,7 +42,7 @@ class GraphBackend:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.watches = Watches(recorder)
+        self.watches = Watches()
         self._here = _Here()
         self._numbers: dict[str, itertools.count[int]] = {}
         self._closed = False
@@ -68,12 +70,14 @@ class GraphBackend:
         step = None if self._closed else self._step()
         if step is None:
             return graph.forward(*args)
-        step.scope = self._scope(step)
+        step.stand_in(self._scope(step))
         with FunctionMode(step) as mode:
             return Run(graph, places, step, mode).run(*args)
 
     def _model_and_base(self) -> tuple[Model, str]:
-        model, called = self.recorder.model_of(root_of(outermost_call())), innermost_module()
+        root, called = root_of(outermost_call()), innermost_module()
+        names = self.recorder
+        model = names.function_model(root) if isinstance(root, str) else names.model_of(root)
         return model, model.paths.get(id(called[1]), "") if called else ""
 
     def _step(self) -> Step | None:
@@ -92,8 +96,7 @@ class GraphBackend:
         return step
 
     def _function(self, name: str) -> Step:
-        step = self.recorder.begin_function(name, wanted=True)
-        step.begin_inner = self._begin
+        step = self.recorder.begin_function(name, True, self._begin)
         if self.recorder.tap.backward and not step.is_silent:
             self.watches.begin(step, None)
         return step

@@ -21,7 +21,8 @@ from dumpcmp.taps.modes.callables import Leave, compiled_calls, function_name
 from dumpcmp.taps.modes.functions import FunctionMode
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.precision import Precision
-from dumpcmp.taps.recording.recorder import Recorder, Step
+from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.step import Step
 
 _ATTRIBUTE = "_compiled_call_impl"  # nn.Module.__call__ runs it in place of _call_impl if it is set
 
@@ -102,7 +103,7 @@ class ModuleCapture:
         mode: Callable[[Step], AbstractContextManager[Any]] | None = FunctionMode,
     ) -> None:
         self.recorder = recorder
-        self.watches = Watches(recorder)
+        self.watches = Watches()
         self._roots = frozenset(id(root) for root in roots)
         self.mode = mode if recorder.tap.level is Level.FUNCTIONS else None
         self.precision: Precision | None = None
@@ -175,8 +176,7 @@ class ModuleCapture:
         here, name = self._here, function_name(function)
         if here.muted or here.step is not None or not name or is_recomputing():
             return _nothing
-        step = here.step = self.recorder.begin_function(name, wanted=not self._roots)
-        step.begin_inner = self.begin
+        step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
         if self.recorder.tap.backward and not step.is_silent:
             self.watches.begin(step, None)
         ends = ExitStack()
@@ -185,7 +185,7 @@ class ModuleCapture:
         def leave() -> None:
             here.step = here.mode = None
             ends.close()
-            for each in (step, *step.inner.values()):
+            for each in step.all_steps():
                 if not self.recorder.tap.backward:
                     self.recorder.finish(each)
 
@@ -224,7 +224,7 @@ class ModuleCapture:
         if self.precision is not None:
             self.precision.convert(module)
             args, kwargs = self.precision.inputs((args, kwargs))
-            step.precision = self.precision
+            step.run_in(self.precision)
         with self._inside(step):
             return self.run_root(step, module, run, args, kwargs)
 

@@ -2,93 +2,84 @@
 
 from __future__ import annotations
 
-import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.taps.distributed import ranks as distributed
+from dumpcmp.taps.recording.arguments import Slots
+from dumpcmp.taps.recording.step import Step
 
-if TYPE_CHECKING:
-    from dumpcmp.taps.recording.arguments import Slots
-    from dumpcmp.taps.recording.models import Model
-    from dumpcmp.taps.recording.recorder import Recorder, Step
+_Spots = list[tuple[Call, str]]  # the calls and slots that one gradient is recorded at
 
 
 class Watches:
     """The hooks of a whole capture, so that all can be removed at its end."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self) -> None:
         self._parameters: dict[int, RemovableHandle] = {}
         self._tensors: dict[int, RemovableHandle] = {}
-        self._running: weakref.WeakKeyDictionary[Model, Step] = weakref.WeakKeyDictionary()
+        self._latest: dict[str, Gradients] = {}  # of each model, the step that began last
+        self._running: dict[str, Gradients] = {}  # and the one that the backward pass has come to
 
     def begin(self, step: Step, root: nn.Module | None) -> None:
         """Watch the tensors of `step` and the parameters of `root`."""
-        step.gradients = Gradients(self, step)
+        model = step.model.name
+        gradients = self._latest[model] = Gradients(self, step)
+        step.watched_by(gradients)
         for name, parameter in root.named_parameters() if root is not None else ():
             if parameter.requires_grad and id(parameter) not in self._parameters:
-                hook = partial(self._parameter_fired, step.model, name.replace("_orig_mod.", ""))
+                hook = partial(self._parameter_fired, model, name.replace("_orig_mod.", ""))
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self._parameters[id(parameter)] = handle
 
-    def running(self, step: Step) -> None:
-        """Remember that the backward pass has come to `step` of its model."""
-        self._running[step.model] = step
+    def running(self, gradients: Gradients) -> None:
+        """Remember that the backward pass has come to a step of its model."""
+        self._running[gradients.step.model.name] = gradients
 
     def remove(self) -> None:
         """Remove every hook that has not fired."""
         for handle in (*self._parameters.values(), *self._tensors.values()):
             handle.remove()
-        self._parameters.clear()
-        self._tensors.clear()
+        for known in (self._parameters, self._tensors, self._latest, self._running):
+            known.clear()
 
-    def add(self, tensor: Tensor, gradients: Gradients, places: list[tuple[Call, str]]) -> None:
-        """Hook `tensor`, whose gradient is recorded at all of `places`."""
-        fired = partial(self._fired, gradients, places)
+    def add(self, tensor: Tensor, gradients: Gradients, spots: _Spots) -> None:
+        """Hook `tensor`, whose gradient is recorded at all of `spots`."""
+        fired = partial(self._fired, gradients, spots)
         handle = tensor.register_hook(fired)  # type: ignore[no-untyped-call]
-        self._tensors[id(places)] = handle
+        self._tensors[id(spots)] = handle
         if len(self._tensors) % 4096 == 0:
             self._forget_freed()
 
-    def _fired(
-        self, gradients: Gradients, places: list[tuple[Call, str]], grad: Tensor | None
-    ) -> None:
+    def _fired(self, gradients: Gradients, spots: _Spots, grad: Tensor | None) -> None:
         if grad is None:  # compiled code tells so of outputs that nothing was computed from
             return
-        handle = self._tensors.pop(id(places), None)
+        handle = self._tensors.pop(id(spots), None)
         if handle is None:
             return
         handle.remove()
-        self.running(gradients.step)
+        self.running(gradients)
         with DisableTorchFunction(), DisableTorchDispatch():
-            gradients.put(places, grad)
+            gradients.put(spots, grad)
 
-    def _parameter_fired(self, model: Model, name: str, parameter: Tensor) -> None:
-        step = self._running.get(model) or model.step
-        if step is None:
-            return
-        path, _, word = name.rpartition(".")
+    def _parameter_fired(self, model: str, name: str, parameter: Tensor) -> None:
+        gradients = self._running.get(model) or self._latest[model]
+        put = partial(gradients.put_parameter, name, parameter)
         if distributed.is_distributed():  # the gradient is whole only after its reduction
-            put = partial(step.gradients.put_reduced, path, word, parameter)
             distributed.after_backward(put)
-        elif parameter.grad is not None:
-            with DisableTorchFunction(), DisableTorchDispatch():
-                step.gradients.put_parameter(path, word, parameter.grad)
+            return
+        with DisableTorchFunction(), DisableTorchDispatch():
+            put()
 
     def _forget_freed(self) -> None:
         alive = {k: h for k, h in self._tensors.items() if h.hooks_dict_ref() is not None}
         self._tensors = alive
-
-
-def address_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Where the elements of `tensor` lie."""
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.device
 
 
 class Gradients:
@@ -97,9 +88,9 @@ class Gradients:
     def __init__(self, watches: Watches, step: Step) -> None:
         self.step = step
         self._watches = watches
-        self._places: dict[Any, list[tuple[Call, str]]] = {}
+        self._spots: dict[Any, _Spots] = {}
         self._watched: set[tuple[str, int, str]] = set()
-        self._recorded: set[tuple[str, str]] = set()
+        self._recorded: set[str] = set()
 
     def watch(self, call: Call, found: Slots) -> None:
         """Record the gradients of `found` as slots of `call`, once they are known.
@@ -116,45 +107,34 @@ class Gradients:
             tensor = distributed.origin_of(tensor)
             if not tensor.requires_grad:  # a graph keeps only what it needs of a DTensor
                 continue
-            node = tensor.grad_fn
-            if self._asks(tensor, call, slot):
+            node, slot = tensor.grad_fn, f"grad_{slot}"
+            if type(node).__name__ == "CompiledFunctionBackward" and self.step.ask(
+                tensor, call, slot
+            ):
                 continue
             which = (id(tensor),) if node is None else (node._sequence_nr(), tensor.output_nr)
-            places = self._places.get(which)
-            if places is None:
-                places = self._places[which] = []
-                self._watches.add(tensor, self, places)
-            places.append((call, f"grad_{slot}"))
-
-    def _asks(self, tensor: Tensor, call: Call, slot: str) -> bool:
-        """Ask the compiled graph that gave `tensor`: what it added to the gradient is inside it."""
-        if type(tensor.grad_fn).__name__ != "CompiledFunctionBackward":
-            return False
-        wants = self.step.shared.get(address_of(tensor))
-        if wants is not None:
-            wants.append((self.step, call, f"grad_{slot}"))
-        return wants is not None
+            spots = self._spots.get(which)
+            if spots is None:
+                spots = self._spots[which] = []
+                self._watches.add(tensor, self, spots)
+            spots.append((call, slot))
 
     def begin(self) -> None:
         """The backward pass has reached this step: gradients of parameters now belong to it."""
-        self._watches.running(self.step)
+        self._watches.running(self)
 
-    def put(self, places: list[tuple[Call, str]], grad: Tensor) -> None:
-        """Record `grad` at the first of `places`, and links to it at the others."""
+    def put(self, spots: _Spots, grad: Tensor) -> None:
+        """Record `grad` at the first of `spots`, and links to it at the others."""
         first = None
-        for call, slot in places:
+        for call, slot in spots:
             key = self.step.put(call, slot, grad, same_as=first)
             first = first or key
 
-    def put_reduced(self, path: str, word: str, parameter: Tensor) -> None:
-        """Record the gradient that `parameter` has once all ranks have added theirs."""
-        if parameter.grad is not None:
-            self.put_parameter(path, word, parameter.grad)
-
-    def put_parameter(self, path: str, word: str, grad: Tensor) -> None:
+    def put_parameter(self, name: str, parameter: Tensor) -> None:
         """Record the gradient that a parameter has after the backward pass of this step."""
-        op = path or "<root>"
-        if (op, word) in self._recorded or not self.step.tap.selects_op(op):
+        path, _, word = name.rpartition(".")
+        op = path or ROOT
+        if parameter.grad is None or name in self._recorded or not self.step.tap.selects_op(op):
             return
-        self._recorded.add((op, word))
-        self.step.put(self.step.module_call(op), f"grad.{word}", grad)
+        self._recorded.add(name)
+        self.step.put(self.step.module_call(op), f"grad.{word}", parameter.grad)

@@ -6,12 +6,8 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch import nn
-
-if TYPE_CHECKING:
-    from dumpcmp.taps.recording.recorder import Recorder, Step
 
 
 def has_state(module: nn.Module) -> bool:
@@ -20,14 +16,18 @@ def has_state(module: nn.Module) -> bool:
 
 
 class Model:
-    """A root module: its name in the archive, its steps, and the paths of its modules."""
+    """A root module: its name in the archive, how often it ran, and the paths of its modules."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.num_steps = 0
-        self.step: Step | None = None  # the latest one that was selected
         self.paths: dict[int, str] = {}
         self._root: Callable[[], nn.Module | None] = lambda: None
+
+    def next_step(self) -> int:
+        """The number of the step that begins now."""
+        self.num_steps += 1
+        return self.num_steps - 1
 
     def learn(self, root: nn.Module) -> None:
         """Learn the paths of the modules of `root`; the wrappers of torch.compile have none."""
@@ -40,22 +40,21 @@ class Model:
     def path_of(self, module: nn.Module, parent: str) -> str:
         """The path of `module`; one that is not registered is named by its class in `parent`."""
         path = self.paths.get(id(module))
-        if path is None:
-            root = self._root()
-            if root is not None:
-                self.learn(root)
+        if path is None and (root := self._root()) is not None:
+            self.learn(root)
             path = self.paths.get(id(module))
-        if path is None:
-            path = f"{parent}.<{type(module).__name__}>".lstrip(".")
-        return path
+        return f"{parent}.<{type(module).__name__}>".lstrip(".") if path is None else path
 
 
-class Function(Model):
-    """A compiled function: the modules that it calls are models of their own, as in eager mode."""
+class FunctionModel(Model):
+    """A compiled function: the modules that it calls are models of their own, as in eager mode.
 
-    def __init__(self, name: str, recorder: Recorder) -> None:
+    `model_of` says which model a module is.
+    """
+
+    def __init__(self, name: str, model_of: Callable[[nn.Module], Model]) -> None:
         super().__init__(name)
-        self._recorder = recorder
+        self.model_of = model_of
         self._roots: dict[int, weakref.ref[nn.Module]] = {}
 
     def root_with(self, number: int) -> weakref.ref[nn.Module]:
@@ -66,7 +65,3 @@ class Function(Model):
             self._roots = {id(module): weakref.ref(module) for module in modules}
             found = self._roots[number]
         return found
-
-    def model_of(self, root: nn.Module) -> Model:
-        """The model that `root` is."""
-        return self._recorder.model_of(root)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,12 +14,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import Kept, Record, Source, Stored
+from dumpcmp.nouns.record import Call, Kept, Record, Sink, Source, Stored
+from dumpcmp.nouns.selection import Tap
 from dumpcmp.taps.recording.plain import Plain, plain_of
-from dumpcmp.taps.recording.sources import DeviceSource, HostSource, digest_of
-
-if TYPE_CHECKING:
-    from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.sources import DeviceSource, HostSource, Stagings, digest_of
 
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
 
@@ -52,6 +51,38 @@ Condense = Callable[[Key, Tensor, str], Condensed | None]
 
 
 @dataclass(slots=True)
+class Counts:
+    """What a capture has seen so far, for the live line and the summary at the end."""
+
+    steps: int = 0
+    calls: int = 0
+    values: int = 0
+    links: int = 0
+    nbytes: int = 0
+
+
+class Outlet:
+    """Where all that a capture selects goes, from one thread at a time."""
+
+    def __init__(self, sink: Sink, tap: Tap, rank: int = 0) -> None:
+        self.sink = sink
+        self.tap = tap
+        self.rank = rank
+        self.counts = Counts()
+        self.ops: set[str] = set()  # all ops that ran, also those not selected
+        self.lacking: list[str] = []  # what this torch has not, and what is not recorded for it
+        self.lock = threading.RLock()
+        self.stagings = Stagings()
+        self.condense: Condense | None = None  # takes Summaries, where they are all that is kept
+
+    def call(self, call: Call) -> None:
+        """Tell the Sink of `call`."""
+        with self.lock:
+            self.counts.calls += 1
+            self.sink.call(call)
+
+
+@dataclass(slots=True)
 class _Seen:
     key: Key
     version: int | None  # None: an inference tensor, which has none
@@ -61,8 +92,8 @@ class _Seen:
 class Values:
     """The values of one step, known by storage, place in it, geometry and version."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, outlet: Outlet) -> None:
+        self._outlet = outlet
         self._seen: dict[tuple[Any, ...], _Seen] = {}
         self._storages: dict[int, StorageWeakRef] = {}
 
@@ -81,39 +112,39 @@ class Values:
         taken for one that lay there before. Returns the Key that the bytes are stored under.
         """
         plain = plain_of(tensor)._replace(seen_in=seen_in) if seen_in else plain_of(tensor)
-        recorder = self._recorder
-        with recorder.lock:
-            recorder.counts.values += 1
+        outlet = self._outlet
+        with outlet.lock:
+            outlet.counts.values += 1
             if plain.problem:
-                recorder.sink.put(self._record(key, order, plain), None)
+                outlet.sink.put(self._record(key, order, plain), None)
             elif same_as is not None:
-                recorder.counts.links += 1
-                recorder.sink.put(self._record(key, order, plain, same_as), None)
+                outlet.counts.links += 1
+                outlet.sink.put(self._record(key, order, plain, same_as), None)
             else:
                 return self._store(key, order, plain, fresh)
         return same_as or key
 
     def _store(self, key: Key, order: int, plain: Plain, fresh: bool) -> Key:
-        tensor, recorder = plain.tensor, self._recorder
+        tensor, outlet = plain.tensor, self._outlet
         storage = tensor.untyped_storage()
         place = (storage._cdata, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         version = None if tensor.is_inference() else tensor._version
         seen = self._seen.get(place)
         if seen is not None and not fresh and _is_still(seen, tensor, version):
-            recorder.counts.links += 1
-            recorder.sink.put(self._record(key, order, plain, seen.key), None)
+            outlet.counts.links += 1
+            outlet.sink.put(self._record(key, order, plain, seen.key), None)
             return seen.key
         if storage._cdata not in self._storages:  # holding it keeps its address from being reused
             self._storages[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        condensed = recorder.condense(key, tensor, plain.layout) if recorder.condense else None
+        condensed = outlet.condense(key, tensor, plain.layout) if outlet.condense else None
         if condensed is None:
             source = self._source(tensor, own=False)
             record = self._record(key, order, plain)
         else:
             source = condensed.source or self._source(condensed.numbers, own=True)
             record = self._record(key, order, plain, None, Kept.SUMMARY, condensed.stored)
-        recorder.counts.nbytes += source.nbytes
-        recorder.sink.put(record, source)
+        outlet.counts.nbytes += source.nbytes
+        outlet.sink.put(record, source)
         digest = getattr(source, "digest", "") if condensed is None else condensed.digest
         self._seen[place] = _Seen(key, version, digest)
         return key
@@ -121,7 +152,7 @@ class Values:
     def _source(self, tensor: Tensor, own: bool) -> Source:
         if tensor.device.type == "cpu":
             return HostSource(tensor)
-        return DeviceSource(tensor, self._recorder.stagings, own)
+        return DeviceSource(tensor, self._outlet.stagings, own)
 
     def _record(
         self,
@@ -141,7 +172,7 @@ class Values:
             () if problem else tensor.stride(),
             0 if problem else int(tensor.storage_offset()),
             _device_name(tensor.device),
-            self._recorder.rank,
+            self._outlet.rank,
             plain.layout,
             same_as,
             Kept.NOTHING if problem else kept,

@@ -1,0 +1,372 @@
+"""One call of a root module: names and numbers its calls, hands on their values and gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dumpcmp.nouns.key import ROOT, Key, Op
+from dumpcmp.nouns.record import Call, Phase
+from dumpcmp.taps.distributed import ranks as distributed
+from dumpcmp.taps.recording.arguments import Slots, arguments_of, slots_of
+from dumpcmp.taps.recording.lines import current_line
+from dumpcmp.taps.recording.models import Model
+from dumpcmp.taps.recording.naming import Function, in_order
+from dumpcmp.taps.recording.precision import Precision
+from dumpcmp.taps.recording.scopes import Scope, Scopes
+from dumpcmp.taps.recording.values import Outlet, Values
+
+Asked = list[tuple["Step", Call, str]]  # where a gradient is wanted that a compiled graph computes
+_RECOMPUTE = "@recompute"
+
+
+class Watcher(Protocol):
+    """Records the gradients of a step's values, once they are known."""
+
+    def watch(self, call: Call, found: Slots) -> None:
+        """Wait for the gradients of `found`, which are slots of `call`."""
+        ...
+
+    def begin(self) -> None:
+        """The backward pass has reached the step."""
+        ...
+
+
+class Step:
+    """One call of a root module. Only its own methods change what it is in the middle of."""
+
+    is_function = False  # of a compiled function: modules that it calls begin their own
+    is_silent = False  # records nothing itself
+
+    def __init__(self, outlet: Outlet, model: Model, number: int) -> None:
+        self.outlet = outlet
+        self.tap = outlet.tap
+        self.model = model
+        self.number = number
+        self.precision: Precision | None = None
+        self._scopes = Scopes()
+        self._phase = Phase.FORWARD
+        self._line: str | None = None  # of the graph node that runs now; None: ask the stack
+        self._orders = itertools.count()
+        self._watcher: Watcher | None = None
+        self._calls: dict[tuple[str, int], Call] = {}  # kept only to attribute gradients
+        self._first_calls: dict[str, Call] = {}  # of modules
+        self._shared: dict[tuple[Any, ...], Asked] = {}  # what compiled graphs gave
+        self._again: Recomputation | None = None
+        self._values = Values(outlet)
+
+    # Where it is.
+
+    @property
+    def scope(self) -> Scope:
+        """The module call that is running."""
+        return self._scopes.here
+
+    @property
+    def root_scope(self) -> Scope:
+        """The call of the root module."""
+        return self._scopes.root
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a module of this step is running."""
+        return self._scopes.is_open
+
+    def new_scope(self, path: str) -> Scope:
+        """The scope of the next call of the module at `path`."""
+        return self._scopes.next_of(path)
+
+    def stand_in(self, scope: Scope, line: str | None = None) -> None:
+        """What comes next runs in `scope`: a graph says so, and the user's line, of each node."""
+        self._scopes.here = scope
+        self._line = line
+
+    def run_in(self, precision: Precision) -> None:
+        """Have the functions of this step compute in `precision` instead of their own."""
+        self.precision = precision
+
+    @contextmanager
+    def aside_in(self, scope: Scope, phase: Phase) -> Iterator[None]:
+        """Record what runs in the block in `scope`, as part of `phase`, without its gradients."""
+        before = self.scope, self._phase, self._watcher
+        self._scopes.here, self._phase, self._watcher = scope, phase, None
+        try:
+            yield
+        finally:
+            self._scopes.here, self._phase, self._watcher = before
+
+    def recompute(self) -> Step:
+        """The step in which activation checkpointing runs parts of this one again."""
+        if self._again is None:
+            self._again = Recomputation(self)
+        return self._again
+
+    def begin_inner(self, root: nn.Module) -> Step | None:  # noqa: ARG002
+        """A step of `root`, which one of this step's graphs computes; only functions have those."""
+        return None
+
+    def all_steps(self) -> list[Step]:
+        """All that ran in it: itself, and those that began inside of its graphs."""
+        return [self]
+
+    def owner_of(self, call: Call) -> Step:  # noqa: ARG002
+        """The step that `call` is of: this one, or one that began inside of its graphs."""
+        return self
+
+    # Its calls.
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
+        """Open the scope of a call of `module`; its Call, with its inputs, where it is selected."""
+        path = self.model.path_of(module, self.scope.path)
+        number = self._scopes.open(path).call
+        op = (path or ROOT) + self._scopes.mark
+        self.outlet.ops.add(op)
+        if not self.tap.selects_op(op):
+            return None
+        target = f"{type(module).__module__}.{type(module).__qualname__}"
+        found, arguments = arguments_of(args, kwargs, {})
+        call = self.call(op, number, target, arguments, current_line())
+        self._first_calls.setdefault(op, call)
+        if number == 0 and self.tap.weights:
+            self._store(call, _weights_of(module))
+        self.inputs(call, found)
+        return call
+
+    def leave(self) -> None:
+        """Close the scope that `enter` opened."""
+        self._scopes.close()
+
+    def function(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call | None:
+        """A call of `function` in the present scope with its inputs, where it is selected."""
+        counted = self.count(function)
+        if counted is None:
+            return None
+        op, number = counted
+        args = in_order(function, args)
+        found, arguments = arguments_of(args, kwargs, function.positions)
+        if torch._C._is_any_autocast_enabled():
+            arguments = f'{arguments[:-1]},"autocast":{_autocast()}}}'
+        line = current_line() if self._line is None else self._line
+        call = self.call(op, number, function.target, arguments, line)
+        if self.tap.inputs and function.draws(args, kwargs):
+            self._store(call, _generator_for(found))
+        self.inputs(call, found)
+        return call
+
+    def count(self, function: Function) -> tuple[str, int] | None:
+        """The op that `function` is in the present scope, and the number of this call of it."""
+        return self._scopes.here.count(function.name, self._selects)
+
+    def _selects(self, op: str) -> bool:
+        if self.is_silent:
+            return False
+        self.outlet.ops.add(op)
+        return self.tap.selects_op(op)
+
+    def call(
+        self,
+        op: str,
+        number: int,
+        target: str,
+        arguments: str,
+        source: str,
+        origins: tuple[str, ...] = (),
+        kernel: str = "",
+    ) -> Call:
+        """Number a call and tell the Sink of it."""
+        order, phase = next(self._orders), self._phase
+        call = Call(
+            self.model.name, self.number, Op(op), number, order, target, source, phase, arguments,
+            origins, kernel,
+        )  # fmt: skip
+        if self._watcher is not None:
+            self._calls[op, number] = call
+        self.outlet.call(call)
+        return call
+
+    def module_call(self, op: str) -> Call:
+        """The first call of the module `op` in this step, which weights and gradients belong to."""
+        if op not in self._first_calls:
+            self._first_calls[op] = self.call(op, 0, "", "", "")
+        return self._first_calls[op]
+
+    # Their values.
+
+    def inputs(self, call: Call, found: Slots) -> None:
+        """Record the inputs of `call`, and watch for their gradients."""
+        if self.tap.inputs:
+            self._record(call, found)
+
+    def outputs(self, call: Call, result: object) -> None:
+        """Record the outputs of `call`, and watch for their gradients."""
+        if self.tap.outputs:
+            self._record(call, slots_of("output", result))
+
+    def save(self, name: str, tensor: Tensor) -> None:
+        """Record a value that the program names itself, as an op of the present scope."""
+        call = self.function(Function(name, target="dumpcmp.save"), (), {})
+        if call is not None:
+            self._record(call, [("output.0", tensor)])
+
+    def _record(self, call: Call, found: Slots) -> None:
+        found = distributed.of_model(call.op, found)
+        self._store(call, found)
+        self.watch(call, found)
+
+    def _store(self, call: Call, found: Slots) -> None:
+        for slot, tensor in found:
+            self.put(call, slot, tensor)
+
+    def put(
+        self,
+        call: Call,
+        slot: str,
+        tensor: Tensor,
+        same_as: Key | None = None,
+        fresh: bool = False,
+        seen_in: str = "",
+    ) -> Key:
+        """Record one value of `call`; see `Values.put`."""
+        key = Key(self.model.name, self.number, call.op, call.call, slot)
+        if same_as is not None and (same_as.model, same_as.step) != (key.model, key.step):
+            same_as = None  # links stay within a step, which can be read on its own
+        return self._values.put(key, call.order, tensor, same_as, fresh, seen_in)
+
+    # Their gradients.
+
+    def watched_by(self, watcher: Watcher) -> None:
+        """Have `watcher` record the gradients of this step."""
+        self._watcher = watcher
+
+    def watch(self, call: Call, found: Slots) -> None:
+        """Have the gradients of `found`, slots of `call`, recorded where they are wanted."""
+        if self._watcher is not None:
+            self._watcher.watch(call, found)
+
+    def begin_backward(self) -> None:
+        """The backward pass has come to this step: gradients of parameters now belong to it."""
+        for step in reversed(self.all_steps()):  # the outermost comes last
+            if step._watcher is not None:
+                step._watcher.begin()
+
+    def share(self, tensor: Tensor, asked: Asked) -> None:
+        """A graph gave `tensor` and goes on computing with it: it alone knows the gradient.
+
+        Who wants it is added to `asked`, which the graph's backward reads.
+        """
+        self._shared[_address_of(tensor)] = asked
+
+    def ask(self, tensor: Tensor, call: Call, slot: str) -> bool:
+        """Ask the graph that gave `tensor`, if one did, for its gradient as `slot` of `call`."""
+        asked = self._shared.get(_address_of(tensor)) if self._shared else None
+        if asked is not None:
+            asked.append((self, call, slot))
+        return asked is not None
+
+
+class Recomputation(Step):
+    """What activation checkpointing runs again of a step.
+
+    Its calls are marked as recomputation and hold no values; what gradients it makes belong to
+    the calls that it repeats.
+    """
+
+    def __init__(self, forward: Step) -> None:
+        super().__init__(forward.outlet, forward.model, forward.number)
+        self._forward = forward
+        self._scopes = Scopes(_RECOMPUTE)
+        self._phase = Phase.RECOMPUTE
+        self._orders = forward._orders
+        self._watcher = forward._watcher
+
+    def _store(self, call: Call, found: Slots) -> None:
+        """Nothing: the forward's values are known."""
+
+    def watch(self, call: Call, found: Slots) -> None:
+        """Watch for gradients as those of the call that `call` repeats."""
+        repeated = self._forward._calls.get((call.op.replace(_RECOMPUTE, ""), call.call))
+        if repeated is not None:
+            super().watch(repeated, found)
+
+
+class FunctionStep(Step):
+    """One call of a compiled function, in whose graphs the modules that it calls have theirs.
+
+    `begin` begins a step of a module.
+    """
+
+    is_function = True
+
+    def __init__(
+        self,
+        outlet: Outlet,
+        model: Model,
+        number: int,
+        begin: Callable[[nn.Module], Step | None],
+        is_silent: bool,
+    ) -> None:
+        super().__init__(outlet, model, number)
+        self.is_silent = is_silent
+        self._begin = begin
+        self._inner: dict[tuple[str, int], Step] = {}
+
+    def begin_inner(self, root: nn.Module) -> Step | None:
+        step = self._begin(root)
+        if step is not None:
+            self._inner[step.model.name, step.number] = step
+        return step
+
+    def all_steps(self) -> list[Step]:
+        return [self, *self._inner.values()]
+
+    def owner_of(self, call: Call) -> Step:
+        return self._inner.get((call.model, call.step), self)
+
+    def put(
+        self,
+        call: Call,
+        slot: str,
+        tensor: Tensor,
+        same_as: Key | None = None,
+        fresh: bool = False,
+        seen_in: str = "",
+    ) -> Key:
+        """Record one value of `call` in the step that `call` is of."""
+        owner = self.owner_of(call)
+        put = super().put if owner is self else owner.put
+        return put(call, slot, tensor, same_as, fresh, seen_in)
+
+
+def _weights_of(module: nn.Module) -> Slots:
+    parameters = module.named_parameters(recurse=False, remove_duplicate=False)
+    buffers = module.named_buffers(recurse=False, remove_duplicate=False)
+    return [
+        *((f"param.{name}", value) for name, value in parameters),
+        *((f"buffer.{name}", value) for name, value in buffers),
+    ]
+
+
+def _generator_for(found: Slots) -> Slots:
+    """The state of the generator that a random function of `found` is about to draw from."""
+    on_gpu = next((t.device for _, t in found if t.device.type == "cuda"), None)
+    if on_gpu is not None:
+        return [("rng.cuda", torch.cuda.get_rng_state(on_gpu))]
+    return [("rng.cpu", torch.get_rng_state())]
+
+
+def _address_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Where the elements of `tensor` lie."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.device
+
+
+def _autocast() -> str:
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    words = (f'"{k}":"{str(torch.get_autocast_dtype(k)).removeprefix("torch.")}"' for k in kinds)
+    return f"{{{','.join(words)}}}"
