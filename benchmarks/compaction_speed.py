@@ -16,6 +16,7 @@ import torch
 from benchmarks.subjects import Transformer
 from benchmarks.tables import Table
 from dumpcmp.dumping.capturing import capture
+from dumpcmp.dumping.retention import Retention
 
 REPEATS = 5
 NBYTES = 256 << 20  # of one archive
@@ -73,7 +74,7 @@ def offline() -> list[list[str]]:
 WAYS = {
     "no capture": None,
     "full": {},
-    "full, --compact": {"compact": True},
+    "full, --compact": {"keep": Retention(compact=True)},
     "--keep summary": {"keep": "summary"},
 }
 

@@ -19,7 +19,7 @@ import dumpcmp
 from benchmarks.capture import Transformer
 from benchmarks.tables import Table
 from dumpcmp import demo
-from dumpcmp.dumping.capturing import dump
+from dumpcmp.dumping.programs import dump
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row, Verdict
 
@@ -167,8 +167,8 @@ def measured(case: Case) -> list[str]:
         dump(program, graph, mode="fx", backward=case.training)
         taken: list[Any] = []
         dumped = dump(
-            program, target, mode="compiled", backward=case.training, certify=True,
-            watch=taken.append, **WAYS[case.way],
+            program, target, mode=dumpcmp.Compiled(**WAYS[case.way]), backward=case.training,
+            certify=True, watch=taken.append,
         )  # fmt: skip
         if dumped.error is not None:
             raise dumped.error

@@ -18,7 +18,7 @@ from torch._inductor import config, lowering
 import dumpcmp
 from benchmarks.compiled import Case
 from benchmarks.tables import Table
-from dumpcmp.dumping.capturing import dump
+from dumpcmp.dumping.programs import dump
 
 ATEN = torch.ops.aten
 Change = Callable[[fx.Graph, fx.Node], None]
@@ -123,7 +123,7 @@ def named(fault: Fault | None, dtype: torch.dtype, way: dict[str, Any], golden: 
     step = Case("demo decoder", dtype, backward, "").subject().step
     with tempfile.TemporaryDirectory() as room:
         with fault.plant() if fault else config.patch(force_disable_caches=True):
-            dumped = dump(step, Path(room, "d"), mode="compiled", backward=backward, **way)
+            dumped = dump(step, Path(room, "d"), mode=dumpcmp.Compiled(**way), backward=backward)
         if dumped.error is not None:
             raise dumped.error
         found = dumpcmp.compare(golden, Path(room, "d")).first_divergence

@@ -10,6 +10,8 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.compacting import compact
     from dumpcmp.comparing import compare
     from dumpcmp.dumping.capturing import capture, compiled_backend, fx_backend, save
+    from dumpcmp.dumping.modes import Boundary, Compiled
+    from dumpcmp.dumping.retention import Retention
     from dumpcmp.explaining import Explanation, explain
     from dumpcmp.judge import (
         AllCloseValueChecker, AutomaticValueChecker, Checker, Conditions, CosineChecker,
@@ -37,15 +39,16 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
 
 __all__ = [
     "AlignError", "AllCloseValueChecker", "AnnotationError", "Archive", "ArchiveError",
-    "ArchiveWriter", "AutomaticValueChecker", "Call", "CaptureError", "CaptureWarning",
-    "CheckError", "Checker", "Conditions", "CosineChecker", "DumpcmpError", "ExactChecker",
-    "Explanation", "Findings", "Fp64Checker", "FullValueChecker", "Judgement", "Key", "LayoutError",
-    "Metrics", "Op", "Outcome", "PartitionConfig", "PartitionError", "Record", "ReferenceChecker",
-    "Report", "RoundingChecker", "Row", "SelectionError", "Slot", "Summary", "Tally", "TensorInfo",
-    "Verdict", "VerificationError", "VerificationWarning", "VerifyConfig", "Why", "__version__",
-    "audit", "capture", "check_partition_options", "compact", "compare", "compiled_backend",
-    "explain", "fx_backend", "layout", "register_annotation", "save", "set_rank", "verify",
-    "verify_correctness", "verify_graph", "verify_partition_options", "verifying_backend",
+    "ArchiveWriter", "AutomaticValueChecker", "Boundary", "Call", "CaptureError", "CaptureWarning",
+    "CheckError", "Checker", "Compiled", "Conditions", "CosineChecker", "DumpcmpError",
+    "ExactChecker", "Explanation", "Findings", "Fp64Checker", "FullValueChecker", "Judgement",
+    "Key", "LayoutError", "Metrics", "Op", "Outcome", "PartitionConfig", "PartitionError", "Record",
+    "ReferenceChecker", "Report", "Retention", "RoundingChecker", "Row", "SelectionError", "Slot",
+    "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError", "VerificationWarning",
+    "VerifyConfig", "Why", "__version__", "audit", "capture", "check_partition_options", "compact",
+    "compare", "compiled_backend", "explain", "fx_backend", "layout", "register_annotation", "save",
+    "set_rank", "verify", "verify_correctness", "verify_graph", "verify_partition_options",
+    "verifying_backend",
 ]  # fmt: skip
 
 # Module -> the public names that it defines. Nothing is imported, torch least of all, until a
@@ -57,6 +60,8 @@ _HOMES = {
     "compacting": "compact",
     "comparing": "compare",
     "dumping.capturing": "capture compiled_backend fx_backend save",
+    "dumping.modes": "Boundary Compiled",
+    "dumping.retention": "Retention",
     "explaining": "Explanation explain",
     "judge": "AllCloseValueChecker AutomaticValueChecker Checker Conditions CosineChecker "
     "ExactChecker Fp64Checker FullValueChecker ReferenceChecker RoundingChecker",

@@ -15,6 +15,7 @@ from torch import nn
 
 from dumpcmp.comparing import compare
 from dumpcmp.dumping.capturing import capture
+from dumpcmp.dumping.modes import Boundary, Compiled, PlainMode
 from dumpcmp.judge import Checker
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.outcome import Outcome
@@ -73,25 +74,26 @@ def explain(
     arguments = as_inputs(inputs)
     way = _way_of(target)
     # A compiled graph has no weights but those it reads, so they are compared op by op only.
-    selection = {"backward": backward, "weights": way is _EAGER}
+    weights = way == _EAGER
     with ExitStack() as stack:
         room = Path(path) if path else Path(stack.enter_context(TemporaryDirectory()))
         again = stack.enter_context(same_randomness())
-        sent = _dumped(isolated(golden, arguments), room / "golden", {**_EAGER, **selection})
+        side = isolated(golden, arguments)
+        sent = _dumped(side, room / "golden", _EAGER, backward, weights)
 
-        def held(name: str, **options: Any) -> Outcome:
+        def held(name: str, way: PlainMode) -> Outcome:
             again()
             with eager_randomness():
                 entered = _entered(isolated(target, arguments), way)
-                _dumped(entered, room / name, {**way, **selection, **options}, sent)
+                _dumped(entered, room / name, way, backward, weights, sent)
             return compare(room / "golden", room / name, checker=checker)
 
-        outcome = held("target")
-        if way["mode"] == "compiled" and _is_fused(outcome.first_divergence):
-            apart = held("realized", realize=True)  # every op of the kernel stores its result
+        outcome = held("target", way)
+        if isinstance(way, Compiled) and _is_fused(outcome.first_divergence):
+            apart = held("realized", Compiled(realize=True))  # every op stores its result
             first = apart.first_divergence
             outcome = apart if first and not first.key.slot.is_input else outcome
-    return Explanation(outcome, way["mode"], room if path else None)
+    return Explanation(outcome, way.name, room if path else None)
 
 
 def _is_fused(row: Row | None) -> bool:
@@ -99,35 +101,41 @@ def _is_fused(row: Row | None) -> bool:
     return row is not None and bool(row.suspects)
 
 
-_EAGER: dict[str, Any] = {"mode": "eager"}
+_EAGER = PlainMode("eager")
 
 
-def _way_of(call: Callable[..., Any]) -> dict[str, Any]:
-    """How `call` is to be dumped: the mode, and what belongs to it."""
+def _way_of(call: Callable[..., Any]) -> PlainMode:
+    """How `call` is to be dumped."""
     if not isinstance(call, torch._dynamo.OptimizedModule):
         return _EAGER
     backend: Any = call.dynamo_ctx.callback
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     if getattr(backend, "compiler_name", "") == "inductor":
-        return {"mode": "compiled"}
-    return {"mode": "boundary", "backend": getattr(backend, "compiler_fn", backend)}
+        return Compiled()
+    return Boundary(getattr(backend, "compiler_fn", backend))
 
 
-def _entered(subject: Subject, way: dict[str, Any]) -> Subject:
+def _entered(subject: Subject, way: PlainMode) -> Subject:
     """`subject` without torch.compile around it, where the capture compiles it itself."""
-    return subject if way is _EAGER else replace(subject, call=subject.modules[""])
+    return subject if way == _EAGER else replace(subject, call=subject.modules[""])
 
 
 def _dumped(
-    subject: Subject, path: Path, options: dict[str, Any], sent: Cotangents | None = None
+    subject: Subject,
+    path: Path,
+    way: PlainMode,
+    backward: bool,
+    weights: bool,
+    sent: Cotangents | None = None,
 ) -> Cotangents:
     """Run `subject` once under a capture; return what was sent back into its outputs."""
     model = subject.call if isinstance(subject.call, nn.Module) else None
-    with warnings.catch_warnings(), put_back(subject), capture(model, path, **options):
+    dumping = capture(model, path, mode=way, backward=backward, weights=weights)
+    with warnings.catch_warnings(), put_back(subject), dumping:
         warnings.simplefilter("ignore", CaptureWarning)  # run.json has the remarks
         result = subject.call(*subject.inputs.args, **subject.inputs.kwargs)
-        return send_back(named_outputs(result), sent) if options["backward"] else {}
+        return send_back(named_outputs(result), sent) if backward else {}
 
 
 def _said(row: Row) -> str:

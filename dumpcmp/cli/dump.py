@@ -14,7 +14,8 @@ from dumpcmp.nouns.errors import DumpcmpError, SelectionError
 from dumpcmp.nouns.sizes import parse_nbytes
 
 if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
-    from dumpcmp.dumping.capturing import Capture, Dumped
+    from dumpcmp.dumping.capturing import Capture
+    from dumpcmp.dumping.programs import Dumped
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -63,18 +64,24 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("-m", "module", metavar="MODULE", help="Run a module as a program.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def command(
-    path: Path, token: str | None, layers: tuple[str, ...], seed: int | None,
-    factory: str | None, module: str | None, program: tuple[str, ...], **options: Any,
+    path: Path, token: str | None, mode: str, fusion: bool, realize: bool, twin: bool,
+    backend: str | None, keep: str, compact: bool, keep_full: tuple[str, ...], sketch: int,
+    reduce: str | None, disk_budget: int | None, hashes: int, segments: int, factory: str | None,
+    module: str | None, program: tuple[str, ...], **options: Any,
 ) -> None:  # fmt: skip
     """Run PROGRAM, a script with its arguments, and record what every op takes in and gives out.
 
     Without a program, a small decoder that comes with dumpcmp generates four tokens.
     """
-    from dumpcmp.dumping.capturing import dump
+    from dumpcmp.dumping.modes import mode_with
+    from dumpcmp.dumping.programs import dump
+    from dumpcmp.dumping.retention import Retention
 
     run = chosen_program(factory, module, program, options["backward"])
+    how = mode_with(mode, fusion, realize, twin, backend)
+    kept = Retention(keep, compact, keep_full, sketch, reduce, disk_budget, hashes, segments)
     with live_line() as watch:
-        dumped = dump(run, path, seed=seed, watch=watch, tokens=token, layers=layers, **options)
+        dumped = dump(run, path, mode=how, keep=kept, watch=watch, tokens=token, **options)
     sys.exit(report(dumped, str(path)))
 
 

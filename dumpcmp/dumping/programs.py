@@ -1,18 +1,133 @@
-"""What can be dumped: a script or a module with its arguments, or the model of a factory."""
+"""Dumps a program: a script or a module with its arguments, or the model of a factory."""
 
 from __future__ import annotations
 
+import os
+import random
 import runpy
 import sys
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.dumping.capturing import Capture, capturing
+from dumpcmp.dumping.modes import Compiled, PlainMode, check_mode, parse_mode
+from dumpcmp.dumping.retention import Retention
+from dumpcmp.nouns.errors import CaptureError, CaptureWarning, SelectionError
 from dumpcmp.nouns.loading import load
+from dumpcmp.nouns.selection import Selection, make_tap
+from dumpcmp.taps.inductor.certificate import Evidence, certificate
+from dumpcmp.taps.inductor.compiled import CompiledCapture, untapped_evidence, unwrapped
 from dumpcmp.taps.recording.arguments import slots_of
+from dumpcmp.taps.recording.values import Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """What a dump of a program came to."""
+
+    path: Path
+    counts: Counts
+    remarks: tuple[str, ...] = ()
+    error: BaseException | None = None  # the program's own
+    certificate: str = ""  # of a compiled run: whether the tap changed it
+    compacted: str = ""  # what the compactor beside the run came to
+    twins: str = ""  # of a compiled run: how much of its kernels was seen inside
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all was recorded."""
+        return not self.counts.values
+
+
+def dump(
+    program: Callable[[], object],
+    path: str | os.PathLike[str],
+    *,
+    mode: str | PlainMode = "eager",
+    keep: str | Retention = "full",
+    dtype: str | None = None,
+    seed: int | None = None,
+    overwrite: bool = False,
+    certify: bool = False,
+    watch: Callable[[Capture], None] = lambda _: None,
+    **selection: Unpack[Selection],
+) -> Dumped:
+    """Run `program` under a capture of every model in it.
+
+    `selection` are the filters of `capture`. `watch` is told of the capture when it begins. An
+    exception of the program does not come out of here: it is part of what is returned. With
+    `certify` the program runs twice before, compiled but not tapped, and the certificate says
+    whether the tap changed kernels or bits.
+    """
+    tap, mode = make_tap(**selection), parse_mode(mode)
+    retention = keep if isinstance(keep, Retention) else Retention(keep)
+    if certify and not isinstance(mode, Compiled):
+        raise SelectionError("--certify is for --mode compiled", hint="leave it out")
+    if seed is not None:
+        seed_everything(seed)
+    check_mode(mode, tap, dtype)
+    certifying = _Certifying(program) if certify else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        with capturing(
+            (), path, tap, mode, retention, dtype=dtype, overwrite=overwrite, facts={"seed": seed}
+        ) as now:
+            watch(now)
+            if certifying is not None and isinstance(now.mode, CompiledCapture):
+                now.mode.tapping.evidence = certifying.tapped
+            error = _error_of(program)
+            if error is not None:
+                now.writer.run["error"] = f"{type(error).__name__}: {error}"
+            if certifying is not None:
+                now.writer.run["certificate"] = certifying.certificate()
+    told = now.writer.run
+    return Dumped(
+        now.path,
+        now.counts,
+        tuple(now.remarks()),
+        error,
+        certificate=told.get("certificate", {}).get("text", ""),
+        compacted=now.compactor.said if now.compactor else "",
+        twins=told.get("twins", {}).get("text", ""),
+    )
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators of Python, numpy and torch, and ask torch for determinism."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+class _Certifying:
+    """Has run a compiled program twice without a tap; says whether the tap then changed it."""
+
+    def __init__(self, program: Callable[[], object]) -> None:
+        self.tapped = Evidence()
+        self._first, self._again = untapped_evidence(program)
+
+    def certificate(self) -> dict[str, Any]:
+        """What run.json says of it."""
+        return certificate(self._first, self.tapped, again=self._again).to_json()
+
+
+def _error_of(program: Callable[[], object]) -> BaseException | None:
+    """Run `program`; what it raised, an exit without trouble aside."""
+    try:
+        program()
+    except SystemExit as end:
+        return end if end.code else None
+    except BaseException as raised:
+        return unwrapped(raised)
+    return None
 
 
 def run_script(script: str, arguments: tuple[str, ...]) -> None:

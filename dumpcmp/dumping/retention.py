@@ -32,7 +32,7 @@ _POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class Retention:
     """What a dump keeps. A disk budget is kept by compacting the oldest parts first."""
 
     keep: str = "full"
@@ -106,10 +106,10 @@ class Keeping:
 class Condenser:
     """Takes the Summary of a value where it lives, unless the value is to stay whole."""
 
-    def __init__(self, keeping: Keeping) -> None:
-        reduction = load_reduction(keeping.reduce) if keeping.reduce else None
-        self._globs = keeping.keep_full
-        recipe = Recipe(keeping.sketch, 0, keeping.hashes, keeping.segments)
+    def __init__(self, retention: Retention) -> None:
+        reduction = load_reduction(retention.reduce) if retention.reduce else None
+        self._globs = retention.keep_full
+        recipe = Recipe(retention.sketch, 0, retention.hashes, retention.segments)
         self._summariser = Summariser(recipe, reduction)
 
     def __call__(self, key: Key, tensor: Tensor, layout: str) -> Packed | DeviceRow | None:
@@ -134,13 +134,13 @@ class Compactor:
 
 
 @contextmanager
-def compacting(path: Path, keeping: Keeping, rank: int) -> Iterator[Compactor]:
+def compactor_beside(path: Path, retention: Retention, rank: int) -> Iterator[Compactor]:
     """Have a compactor beside the block on the first rank; at the end, wait for its last part."""
-    if not keeping.compacts or rank:
+    if not retention.compacts or rank:
         yield Compactor()
         return
     child = subprocess.Popen(
-        keeping.command(path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        retention.command(path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     beside = Compactor(child)
@@ -214,8 +214,8 @@ class Budgeted:
             )
 
 
-def within_budget(sink: ArchiveWriter, keeping: Keeping, compactor: Compactor) -> Sink:
+def within_budget(sink: ArchiveWriter, retention: Retention, compactor: Compactor) -> Sink:
     """`sink`, made to wait for the compactor where there is a disk budget."""
-    if keeping.disk_budget is None:
+    if retention.disk_budget is None:
         return sink
-    return Budgeted(sink, sink.path.parent, keeping.disk_budget, compactor)
+    return Budgeted(sink, sink.path.parent, retention.disk_budget, compactor)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from dumpcmp.nouns.errors import SelectionError
 
@@ -77,6 +77,17 @@ class Tap:
             if not any(_matches(op, (glob,)) for op in ops):
                 closest = _closest(glob, ops)
                 yield f"--layer {glob!r} matched nothing; closest: {', '.join(closest) or 'none'}"
+
+
+class Selection(TypedDict, total=False):
+    """A Tap as users write it; see `make_tap`."""
+
+    tokens: str | Iterable[int] | None
+    layers: str | Sequence[str] | None
+    io: str
+    backward: bool
+    weights: bool
+    level: str
 
 
 def make_tap(

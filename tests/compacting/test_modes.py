@@ -8,18 +8,18 @@ from torch import nn
 
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.dumping.retention import Keeping
+from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.record import Kept
 from dumpcmp.nouns.row import Verdict
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MODES = {
-    "eager": {},
-    "fx": {},
-    "aten": {},
-    "compiled": {},
-    "boundary": {"backend": "aot_eager"},
+    "eager": "eager",
+    "fx": "fx",
+    "aten": "aten",
+    "compiled": "compiled",
+    "boundary": dumpcmp.Boundary("aot_eager"),
 }
 FINE = {Verdict.PASS, Verdict.FUSED, Verdict.UNPAIRED}
 
@@ -62,8 +62,8 @@ def golden(request, tmp_path_factory) -> tuple[Path, str]:
 @pytest.mark.parametrize("mode", MODES)
 def test_summaries_of_any_mode_compare_with_full_tensors(golden, mode, tmp_path):
     whole, device = golden
-    run(tmp_path / "same", device, mode=mode, keep="summary", **MODES[mode])
-    run(tmp_path / "faulty", device, 0.05, mode=mode, keep="summary", **MODES[mode])
+    run(tmp_path / "same", device, mode=MODES[mode], keep="summary")
+    run(tmp_path / "faulty", device, 0.05, mode=MODES[mode], keep="summary")
     kept = [r.kept for r in Archive(tmp_path / "same").values() if not r.same_as]
     assert Kept.SUMMARY in kept
     same = dumpcmp.compare(whole, tmp_path / "same")
@@ -76,7 +76,8 @@ def test_segments_tell_which_tokens_differ(golden, tmp_path):
     device = golden[1]
     net, x = Net().to(device), torch.randn(40, 64).to(device)
     for path, shift in (("one", 0.0), ("two", 1.0)):
-        with dumpcmp.capture(net, tmp_path / path, keep="summary", segments=8), torch.no_grad():
+        kept = Retention("summary", segments=8)
+        with dumpcmp.capture(net, tmp_path / path, keep=kept), torch.no_grad():
             moved = x.clone()
             moved[22] += shift
             net(moved)
@@ -86,9 +87,9 @@ def test_segments_tell_which_tokens_differ(golden, tmp_path):
 
 
 def test_hashes_and_segments_are_kept_and_handed_to_the_compactor(tmp_path):
-    keeping = Keeping(keep="summary", hashes=3, segments=5)
-    assert {"--hashes=3", "--segments=5"} <= set(keeping.command(tmp_path))
-    run(tmp_path / "d", "cpu", keep="summary", hashes=3, segments=5)
+    retention = Retention("summary", hashes=3, segments=5)
+    assert {"--hashes=3", "--segments=5"} <= set(retention.command(tmp_path))
+    run(tmp_path / "d", "cpu", keep=retention)
     stored = [dict(r.stored.attributes) for r in Archive(tmp_path / "d").values() if r.stored]
     assert stored
     assert {(told["sketch_hashes"], told["segments"]) for told in stored} == {(3, 5)}
@@ -99,7 +100,7 @@ def test_hashes_and_segments_are_kept_and_handed_to_the_compactor(tmp_path):
 )
 def test_wishes_that_no_sketch_meets_are_refused(options):
     with pytest.raises(SelectionError):
-        Keeping(keep="summary", **options)
+        Retention("summary", **options)
 
 
 def test_a_summary_leaves_the_storage_of_a_tensor_resizable(tmp_path):

@@ -14,7 +14,7 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import nbytes_of
 from dumpcmp.comparing.summaries import load_summary
-from dumpcmp.dumping.retention import Keeping, compacting, within_budget
+from dumpcmp.dumping.retention import Retention, compactor_beside, within_budget
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.record import Kept
 from dumpcmp.nouns.row import Verdict
@@ -48,7 +48,7 @@ def runs(tmp_path_factory):
     room = tmp_path_factory.mktemp("runs")
     run(room / "full")
     run(room / "summary", keep="summary")
-    run(room / "compacted", compact=True)
+    run(room / "compacted", keep=Retention(compact=True))
     run(room / "faulty", 0.01)
     run(room / "faulty_summary", 0.01, keep="summary")
     return room
@@ -99,7 +99,7 @@ def test_estimates_are_said_to_be_estimates(runs):
 
 
 def test_chosen_ops_stay_whole(tmp_path):
-    run(tmp_path / "d", keep="summary", keep_full=["layers.0*"])
+    run(tmp_path / "d", keep=Retention("summary", keep_full=("layers.0*",)))
     kept = {key.op: record.kept for key, record in Archive(tmp_path / "d").items()}
     assert kept["layers.0/linear"] is Kept.FULL and kept["layers.1/linear"] is Kept.SUMMARY
 
@@ -109,18 +109,19 @@ def largest(numbers):
 
 
 def test_own_reductions_at_capture(tmp_path):
-    run(tmp_path / "d", keep="summary", reduce=f"{__name__}:largest")
+    run(tmp_path / "d", keep=Retention("summary", reduce=f"{__name__}:largest"))
     archive = Archive(tmp_path / "d")
     held = [load_summary(archive, r) for r in archive.values() if r.kept is Kept.SUMMARY]
     assert held and all(s.reduced["largest"] == pytest.approx(max(-s.min, s.max)) for s in held)
 
 
 def test_a_budget_is_kept_while_the_run_goes_on(tmp_path):
-    path, keeping = tmp_path / "d", Keeping(disk_budget=8 << 20)
+    path, retention = tmp_path / "d", Retention(disk_budget=8 << 20)
     most = 0
-    with ExitStack() as after, ArchiveWriter(path, run={}, part_nbytes=keeping.part_nbytes) as out:
-        beside = after.enter_context(compacting(path, keeping, 0))
-        sink = within_budget(out, keeping, beside)
+    nbytes = retention.part_nbytes
+    with ExitStack() as after, ArchiveWriter(path, run={}, part_nbytes=nbytes) as out:
+        beside = after.enter_context(compactor_beside(path, retention, 0))
+        sink = within_budget(out, retention, beside)
         for step in range(24):
             put_step(sink, step, (64, 2000), step)
             most = max(most, nbytes_of(path))
@@ -134,7 +135,7 @@ def test_a_budget_is_kept_while_the_run_goes_on(tmp_path):
 )
 def test_wishes_that_clash_are_refused(options):
     with pytest.raises(SelectionError):
-        Keeping(**options)
+        Retention(**options)
 
 
 def test_the_command_line(tmp_path):

@@ -32,7 +32,7 @@ CAPTURES: dict[str, dict[str, Any]] = {
     "compiled modules": {},
     "--mode fx": {"mode": "fx"},
     "--mode aten": {"mode": "aten"},
-    "--mode boundary": {"mode": "boundary", "backend": "eager"},
+    "--mode boundary": {"mode": dumpcmp.Boundary("eager")},
     "--mode compiled": {"mode": "compiled"},
 }
 ENTRIES = [(user, name) for user, names in NAMES.items() for name in names]

@@ -41,7 +41,6 @@ class CompiledCapture(ModuleCapture):
         realize: bool = False,
         twin: bool = False,
         tapped: bool = True,
-        evidence: Evidence | None = None,
     ) -> None:
         inner = [getattr(root, "_orig_mod", root) for root in roots]  # of what torch.compile gave
         super().__init__(recorder, inner, mode=untraced_mode if tapped else None)
@@ -57,7 +56,6 @@ class CompiledCapture(ModuleCapture):
             twin=twin,
         )
         self.tapping = Tapping(lambda: self.step, self._provenance.known)
-        self.tapping.evidence = evidence
         self._compiled: dict[int, Callable[..., Any]] = {}
 
     @contextmanager

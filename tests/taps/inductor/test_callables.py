@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.dumping.capturing import dump
+from dumpcmp.dumping.programs import dump
 from dumpcmp.nouns.record import TWIN
 from dumpcmp.nouns.row import Verdict
 from tests.taps.distributed.launching import launched
@@ -133,8 +133,8 @@ def test_other_modes_name_compiled_functions_alike(mode: str, tmp_path: Path) ->
     compiled = torch.compile(made().error)  # before any capture
     with dumpcmp.capture(None, tmp_path / "golden"):
         compiled(values())
-    backend = {"backend": "eager"} if mode == "boundary" else {}
-    with dumpcmp.capture(None, tmp_path / "target", mode=mode, **backend):  # type: ignore[arg-type]
+    how = dumpcmp.Boundary("eager") if mode == "boundary" else mode
+    with dumpcmp.capture(None, tmp_path / "target", mode=how):
         compiled(values())
     outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
     (loss,) = (r for r in outcome.rows if (r.key.op, r.key.slot) == ("<root>/mse_loss", "output.0"))
@@ -147,7 +147,7 @@ def test_what_only_a_twin_stores_says_so_in_a_function_too(tmp_path: Path) -> No
     compiled = torch.compile(model.error)
     seen: dict[bool, Archive] = {}
     for twin in (False, True):
-        with dumpcmp.capture(None, tmp_path / f"{twin}", mode="compiled", twin=twin):
+        with dumpcmp.capture(None, tmp_path / f"{twin}", mode=dumpcmp.Compiled(twin=twin)):
             compiled(values())
         seen[twin] = Archive(tmp_path / f"{twin}")
     added = [key for key in seen[True] if key.model == "Gate" and key not in seen[False]]

@@ -9,7 +9,8 @@ import torch
 
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.dumping.capturing import dump
+from dumpcmp.dumping.modes import Compiled
+from dumpcmp.dumping.programs import dump
 from tests.taps.inductor.models import FAULTS, Fault, Net, net
 
 pytestmark = [
@@ -49,7 +50,7 @@ def test_a_fault_is_named_under_triton(fault: Fault, tmp_path: Path) -> None:
     dump(lambda: step(fault.backward), tmp_path / "golden", backward=fault.backward)
     with fault.plant():
         dump(
-            lambda: step(fault.backward), tmp_path / "target", mode="compiled", realize=True,
+            lambda: step(fault.backward), tmp_path / "target", mode=Compiled(realize=True),
             backward=fault.backward,
         )  # fmt: skip
     found = dumpcmp.compare(tmp_path / "golden", tmp_path / "target").first_divergence
@@ -59,7 +60,7 @@ def test_a_fault_is_named_under_triton(fault: Fault, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", [{}, {"realize": True}, {"fusion": False}])
 def test_no_alarm_on_a_sound_compiler(way: dict[str, bool], tmp_path: Path) -> None:
     dump(lambda: step(True), tmp_path / "golden", backward=True)
-    dumped = dump(lambda: step(True), tmp_path / "target", mode="compiled", backward=True, **way)
+    dumped = dump(lambda: step(True), tmp_path / "target", mode=Compiled(**way), backward=True)
     assert dumped.error is None
     outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
     assert outcome.exit_code == 0, [row for row in outcome.rows if row.verdict.fails]

@@ -20,7 +20,7 @@ def compared(golden: Golden, fault: Fault, path: Path, **way: bool) -> Outcome:
     model, x = net()
     with (
         fault.plant(),
-        dumpcmp.capture(model, path, mode="compiled", backward=fault.backward, **way),
+        dumpcmp.capture(model, path, mode=dumpcmp.Compiled(**way), backward=fault.backward),
     ):
         run(model, x, fault.backward)
     return dumpcmp.compare(golden(fault.backward), path)
@@ -51,7 +51,7 @@ def test_materialising_every_op_tells_fused_suspects_apart(golden: Golden, tmp_p
 
 
 # How a sound compiler is run, whether it trains, and how many outputs may stay inside kernels.
-WAYS = {
+WAYS: dict[str, tuple[dict[str, bool], bool, int]] = {
     "fused": ({}, True, 3),  # a matmul that adds the residual is one call
     "fused, without twins": ({"twin": False}, True, 9),
     "realize": ({"realize": True}, True, 0),
@@ -63,7 +63,8 @@ WAYS = {
 def test_a_sound_compiler_raises_no_alarm(name: str, golden: Golden, tmp_path: Path) -> None:
     way, backward, most_fused = WAYS[name]
     model, x = net()
-    with dumpcmp.capture(model, tmp_path / "d", mode="compiled", backward=backward, **way):  # type: ignore[arg-type]
+    compiled = dumpcmp.Compiled(**way)
+    with dumpcmp.capture(model, tmp_path / "d", mode=compiled, backward=backward):
         run(model, x, backward)
     outcome = dumpcmp.compare(golden(backward), tmp_path / "d")
     assert outcome.exit_code == 0, [row for row in outcome.rows if row.verdict.fails]

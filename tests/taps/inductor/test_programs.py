@@ -126,7 +126,7 @@ def twice(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_any_backend_is_seen_at_its_boundary(backend: str, golden: Golden, tmp_path: Path) -> None:
     model, x = net()
-    with dumpcmp.capture(model, tmp_path / "d", mode="boundary", backend=backend, backward=True):
+    with dumpcmp.capture(model, tmp_path / "d", mode=dumpcmp.Boundary(backend), backward=True):
         run(model, x, backward=True)
     outcome = dumpcmp.compare(golden(True), tmp_path / "d")
     assert outcome.exit_code == 0
@@ -137,7 +137,7 @@ def test_any_backend_is_seen_at_its_boundary(backend: str, golden: Golden, tmp_p
 
 def test_a_wrong_backend_is_found_at_its_boundary(golden: Golden, tmp_path: Path) -> None:
     model, x = net()
-    with dumpcmp.capture(model, tmp_path / "d", mode="boundary", backend=twice):
+    with dumpcmp.capture(model, tmp_path / "d", mode=dumpcmp.Boundary(twice)):
         run(model, x)
     found = dumpcmp.compare(golden(False), tmp_path / "d").first_divergence
     assert found is not None and found.key.op == "<root>/mul"
@@ -146,7 +146,7 @@ def test_a_wrong_backend_is_found_at_its_boundary(golden: Golden, tmp_path: Path
 def test_an_unknown_backend_is_told_with_those_that_exist(tmp_path: Path) -> None:
     with (
         pytest.raises(CaptureError, match="no_such") as told,
-        dumpcmp.capture(None, tmp_path / "d", mode="boundary", backend="no_such"),
+        dumpcmp.capture(None, tmp_path / "d", mode=dumpcmp.Boundary("no_such")),
     ):
         pass
     assert "aot_eager" in told.value.hint

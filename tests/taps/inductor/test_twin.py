@@ -35,7 +35,7 @@ def twins(path: Path) -> dict[str, Any]:
 
 def dumped(path: Path, planted: AbstractContextManager[Any] | None = None, **way: bool) -> Path:
     model, x = net()
-    with planted or nullcontext(), dumpcmp.capture(model, path, mode="compiled", **way):
+    with planted or nullcontext(), dumpcmp.capture(model, path, mode=dumpcmp.Compiled(**way)):
         run(model, x)
     return path
 
