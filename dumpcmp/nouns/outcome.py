@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dumpcmp.nouns.columns import frame
@@ -17,7 +18,8 @@ from dumpcmp.nouns.row import FAILING, Row, Verdict
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = 20  # rows of an answer that a notebook or a terminal shows
+SHOWN = 20  # rows of an answer that a notebook or a repr shows
+WIDEST = 200  # characters of a line of a repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Tally:
         return sum(self[v] for v in (Verdict.PASS, Verdict.FAIL, Verdict.DTYPE, Verdict.NONFINITE))
 
     def __str__(self) -> str:
-        return ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items())
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items())
+        return counts or "no rows"
 
 
 def tally(rows: Iterable[Any]) -> Tally:
@@ -52,13 +55,16 @@ def tally(rows: Iterable[Any]) -> Tally:
     return Tally(dict(Counter(row.verdict for row in rows)))
 
 
+def shorten(line: str, most: int) -> str:
+    """`line`, cut where it is longer than `most` characters."""
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
 class Answer(ABC):
     """What all answers say by the same words, whatever their rows are.
 
     `bool(answer)` and `passed` are true only if something was compared and nothing failed.
     """
-
-    __slots__ = ()
 
     rows: Sequence[Any]  # each with a `verdict`
     remarks: tuple[str, ...] = ()  # what a reader must know: incomplete runs, sides run in place
@@ -69,12 +75,12 @@ class Answer(ABC):
         """The verdicts that count as failures here."""
         return FAILING
 
-    @property
+    @cached_property
     def tally(self) -> Tally:
         """How many rows got which verdict."""
         return tally(self.rows)
 
-    @property
+    @cached_property
     def failures(self) -> tuple[Any, ...]:
         """The rows that fail."""
         return tuple(row for row in self.rows if row.verdict in self.failing)
@@ -131,7 +137,7 @@ class Answer(ABC):
         return "\n  ".join([self.headline, *self._lines(most)])
 
     def __repr__(self) -> str:
-        return self.text(SHOWN)
+        return "\n".join(shorten(line, WIDEST) for line in self.text(SHOWN).splitlines())
 
     def _lines(self, most: int) -> Iterator[str]:
         table = [self.COLUMNS, *map(self.cells, self.notable[:most])]
@@ -172,15 +178,17 @@ class Outcome(Answer):
         return self.roots[0] if self.roots else None
 
     @property
+    def word(self) -> str:
+        """The answer without its numbers: same, different or trouble."""
+        words = "SAME: everything compared agrees within rounding", "DIFFERENT"
+        return (*words, "TROUBLE: nothing was compared")[self.exit_code]
+
+    @property
     def headline(self) -> str:
         """Same, different from which op on, or trouble; and the tally."""
         first = self.first_divergence
-        if not self.compared:
-            return f"TROUBLE: nothing was compared ({self.tally or 'no rows'})"
-        if self.passed:
-            return f"SAME: everything compared agrees within rounding ({self.tally})"
         where = f" from {first.key} on" if first else ""
-        return f"DIFFERENT{where} ({self.tally})"
+        return f"{self.word}{where} ({self.tally})"
 
     @property
     def notable(self) -> Sequence[Row]:

@@ -25,7 +25,8 @@ def show(outcome: Outcome, console: Console, files: Sequence[str] = ()) -> None:
 
 def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
     """The answer first, then what supports it."""
-    parts: list[RenderableType] = [_headline(outcome), *_coverage(outcome)]
+    style = "bold green" if outcome.passed else "bold red"
+    parts: list[RenderableType] = [Text(outcome.word, style), *_coverage(outcome)]
     parts += [Text(f"note: {remark}", style="yellow") for remark in outcome.remarks]
     first = outcome.first_divergence
     if first is not None:
@@ -34,16 +35,6 @@ def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
         parts += [Text(), _table(worst)]
     parts += [Text(), *(Text(f"report: {file}") for file in files)]
     return Group(*parts)
-
-
-def _headline(outcome: Outcome) -> Text:
-    match outcome.exit_code:
-        case 0:
-            return Text("SAME: everything compared agrees within rounding", style="bold green")
-        case 1:
-            return Text("DIFFERENT", style="bold red")
-        case _:
-            return Text("TROUBLE: nothing was compared", style="bold red")
 
 
 def _coverage(outcome: Outcome) -> Iterable[Text]:

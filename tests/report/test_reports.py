@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from dumpcmp.comparing import compare
-from dumpcmp.nouns.columns import COLUMNS, cells
+from dumpcmp.nouns.columns import COLUMNS, Column, cells
 from dumpcmp.nouns.outcome import Outcome, tally
 from dumpcmp.nouns.row import Metrics, Verdict
 from dumpcmp.report.csvfile import write_csv, write_json
@@ -115,9 +115,9 @@ def test_every_metric_that_is_measured_is_reported(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
-def test_the_docs_explain_every_column(column) -> None:
+def test_the_docs_explain_every_column(column: Column) -> None:
     page = (ROOT / "docs" / "reports.md").read_text().replace("\\|", "|")
-    assert f"| `{column.name}` | {column.doc} |" in page
+    assert f"| `{column.name}` | {column.doc} |" in page, "run: python docs/build_columns.py"
 
 
 def test_cells_are_plain_values(outcome: Outcome) -> None:

@@ -1,0 +1,74 @@
+"""Answers: short to look at, true only where something was compared and nothing failed."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from dumpcmp.nouns.errors import VerificationError
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.outcome import SHOWN, Outcome, Tally, tally
+from dumpcmp.nouns.row import Judgement, Metrics, Row, Verdict
+
+
+def rows(count: int, verdict: Verdict = Verdict.PASS) -> tuple[Row, ...]:
+    judgement = Judgement(verdict, "rel_l2 0.1 is above 1e-06; " * 40)
+    keys = (
+        Key("Model", n // 100, f"layers.{n}.mlp<b>/linear", 0, "output.0") for n in range(count)
+    )
+    found = Metrics(count=4, equal=verdict is Verdict.PASS, rel_l2=0.1)
+    return tuple(Row(key, n, judgement, found) for n, key in enumerate(keys))
+
+
+SAME, FAILING = Outcome(rows(3)), rows(3, Verdict.FAIL)
+ROOTS = tuple(replace(row, root=True) for row in FAILING[:1])
+DIFFERENT = Outcome((*rows(2), *FAILING), ROOTS)
+UNPAIRED = Outcome(rows(2, Verdict.UNPAIRED))
+
+
+@pytest.mark.parametrize("outcome", [
+    Outcome(rows(100_000)),
+    Outcome(rows(100_000, Verdict.FAIL)),
+    Outcome(FAILING, roots=rows(1000, Verdict.FAIL)),
+], ids=["same", "different", "many roots"])  # fmt: skip
+def test_the_repr_is_short_however_many_rows_there_are(outcome: Outcome) -> None:
+    assert len(repr(outcome)) < 5000 and "and " in repr(outcome)
+    assert outcome._repr_html_().count("<tr>") == SHOWN + 1
+
+
+CASES = [
+    (SAME, True, 0, "SAME"),
+    (DIFFERENT, False, 1, "DIFFERENT from Model[0] layers.0.mlp<b>/linear#0 output.0 on"),
+    (UNPAIRED, False, 2, "TROUBLE: nothing was compared (2 UNPAIRED)"),
+    (Outcome(()), False, 2, "TROUBLE: nothing was compared (no rows)"),
+]
+
+
+@pytest.mark.parametrize(
+    "outcome, passed, code, said", CASES, ids=["same", "fail", "alone", "none"]
+)
+def test_an_answer_is_true_where_all_is_well(
+    outcome: Outcome, passed: bool, code: int, said: str
+) -> None:
+    assert (bool(outcome), outcome.passed, outcome.exit_code) == (passed, passed, code)
+    assert repr(outcome).startswith(said)
+
+
+def test_what_does_not_pass_raises_with_its_worst_rows() -> None:
+    SAME.raise_for_status()
+    with pytest.raises(VerificationError, match=r"(?s)DIFFERENT from .* FAIL; rel_l2"):
+        Outcome(FAILING, ROOTS).raise_for_status()
+    with pytest.raises(VerificationError, match="nothing was compared"):
+        Outcome(()).raise_for_status()
+
+
+def test_html_escapes_what_the_model_is_called() -> None:
+    page = Outcome(FAILING, ROOTS, ("<script>",))._repr_html_()
+    assert "mlp&lt;b&gt;" in page and "<b>" not in page and "<script>" not in page
+
+
+def test_tallies_add_and_count_what_was_compared() -> None:
+    both = tally(DIFFERENT.rows) + tally(UNPAIRED.rows)
+    assert both == Tally({Verdict.PASS: 2, Verdict.FAIL: 3, Verdict.UNPAIRED: 2})
+    assert (both.total, both.compared) == (7, 5)
+    assert math.isnan(Judgement(Verdict.PASS).limit)
