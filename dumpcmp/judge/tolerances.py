@@ -18,7 +18,7 @@ SUBNORMAL = {"float16": 2.0**-12, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**
 DOUBT = 4.0  # standard deviations by which an estimate from Summaries must exceed a limit
 
 # What PCC does not see: a rel_l2 above so many residues of the best fit is a scale or an offset; an
-# element that is so many residues off is an outlier (a normal one in 1e50 is 16 off).
+# element that is so many of them off is an outlier, since no noise reaches so far.
 SCALE = 3.0
 OUTLIER = 16.0
 

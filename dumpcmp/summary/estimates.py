@@ -9,6 +9,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from dumpcmp.judge.tolerances import SINGLE
 from dumpcmp.nouns.dtypes import Kind, dtype_named
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import Metrics
@@ -16,7 +17,6 @@ from dumpcmp.summary.accumulator import Accumulator
 from dumpcmp.summary.sketch import Sketch, alike, cells, spread
 from dumpcmp.summary.summary import Summary
 
-_CLEAR = 0.3  # a single difference below this share of the whole distance cannot be told apart
 _CHUNK = 1 << 18  # elements whose places are looked up together
 
 
@@ -170,7 +170,7 @@ def locate(golden: Summary, target: Summary) -> tuple[tuple[int, ...], float] | 
         top = int(seen.argmax())
         if seen[top] > best:
             best, where = float(seen[top]), low + top
-    if best < _CLEAR * (theirs - ours).norm():
+    if best < SINGLE * (theirs - ours).norm():
         return None
     return tuple(int(i) for i in np.unravel_index(where, golden.whole)), best
 

@@ -12,6 +12,7 @@ from dumpcmp.judge import (
     FullValueChecker,
     RoundingChecker,
 )
+from dumpcmp.judge.tolerances import GRADIENT_NOISE
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import Verdict
 
@@ -37,7 +38,7 @@ class VerifyConfig:
     value_checker: Checker | Sequence[Checker] = field(default_factory=RoundingChecker)
     verify_stride: bool = False  # outputs lie in memory alike, so that the same views of them work
     backward: bool = False
-    noise: float = 1e-4  # the share of the largest gradient below which differences are rounding
+    noise: float = GRADIENT_NOISE  # of the largest gradient: differences below it are rounding
     reference: Literal["float64"] | None = None
 
     def __post_init__(self) -> None:
