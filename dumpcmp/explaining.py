@@ -20,9 +20,10 @@ from dumpcmp.judge import Checker
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
+from dumpcmp.pytorch.randomness import same_randomness
 from dumpcmp.verifying.isolate import Subject, isolated, put_back
 from dumpcmp.verifying.observe import Cotangents, as_inputs, named_outputs, send_back
-from dumpcmp.verifying.run import eager_randomness, same_randomness
+from dumpcmp.verifying.run import eager_randomness
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,10 +44,18 @@ class Explanation:
         """The name of that op; empty if every op agrees."""
         return self.first_divergence.key.op if self.first_divergence else ""
 
-    def __repr__(self) -> str:
+    @property
+    def headline(self) -> str:
+        """The first divergence in one line: which op, where in the code, how far off, and why."""
         row = self.first_divergence
-        counts = ", ".join(f"{n} {verdict}" for verdict, n in self.outcome.tally.counts.items())
-        lines = [_said(row) if row else "no op diverges", f"  values: {counts}"]
+        if row is None:
+            return "no op diverges"
+        what = f"{row.key.op} is the first op that differs: {row.key.slot}, {row.verdict}"
+        where = f"computed at {row.source}" if row.source else ""
+        return "; ".join(filter(None, (what, row.reason, where)))
+
+    def __repr__(self) -> str:
+        lines = [self.headline, f"  values: {self.outcome.tally}"]
         lines += [f"  also began at: {other.key.op}" for other in self.outcome.roots[1:4]]
         return "\n".join([*lines, *(f"  note: {remark}" for remark in self.outcome.remarks)])
 
@@ -136,13 +145,3 @@ def _dumped(
         warnings.simplefilter("ignore", CaptureWarning)  # run.json has the remarks
         result = subject.call(*subject.inputs.args, **subject.inputs.kwargs)
         return send_back(named_outputs(result), sent) if backward else {}
-
-
-def _said(row: Row) -> str:
-    """The first divergence as a line: which op, where in the code, how far off, and why."""
-    parts = [f"{row.key.op} is the first op that differs: {row.key.slot}, {row.verdict}"]
-    if row.reason:
-        parts.append(row.reason)
-    if row.source:
-        parts.append(f"computed at {row.source}")
-    return "; ".join(parts)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-Run = Callable[..., Any]  # the function itself
-Tamper = Callable[[Run, tuple[Any, ...], dict[str, Any]], Any]  # gives its wrong result
+# Gives the wrong result of a function, from the function itself and its arguments.
+Tamper = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Fault:
 def on_output(change: Callable[[Tensor], None]) -> Tamper:
     """Tamper with the output: `change` writes into a copy of it."""
 
-    def tamper(run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        output: Tensor = run(*args, **kwargs).clone()
+    def tamper(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        output: Tensor = func(*args, **kwargs).clone()
         change(output)
         return output
 
@@ -80,7 +80,7 @@ class _FaultMode(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Run,
+        func: Callable[..., Any],
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -94,7 +94,7 @@ class _FaultMode(TorchFunctionMode):
         return self.fault.tamper(func, args, kwargs)
 
 
-def _name(func: Run) -> str:
+def _name(func: Callable[..., Any]) -> str:
     return str(getattr(func, "__name__", "")).strip("_")
 
 

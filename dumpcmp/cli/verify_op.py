@@ -1,28 +1,34 @@
 """``dumpcmp verify-op``: verify all partition configurations of a Python file."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
+
+_OPTIONS = (
+    click.option("--backend", type=click.Choice(["inprocess", "gloo", "nccl"]), default="inprocess",
+                 show_default=True, help="Where the parts run: in this process, or on ranks."),
+    click.option("--num", default=2, show_default=True, help="Parts, where none are given."),
+    click.option("--seed", default=0, show_default=True, help="Seed of the inputs."),
+    click.option("--device", default="cpu", show_default=True, help="Device of the ops."),
+    click.option("--timeout", default=300.0, show_default=True, help="Seconds per task."),
+)  # fmt: skip
+
+
+def partition_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command` the options that say how partitions are run."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command("verify-op")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--backend",
-    type=click.Choice(["inprocess", "gloo", "nccl"]),
-    default="inprocess",
-    show_default=True,
-    help="Where the parts run: in this process, or on real ranks.",
-)
-@click.option("--num", type=int, default=2, show_default=True, help="Parts, where none are given.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the inputs.")
-@click.option("--device", default="cpu", show_default=True, help="Device of the op.")
-@click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds per task.")
+@partition_options
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="CSV to write.")
-def command(
-    file: Path, backend: str, num: int, seed: int, device: str, timeout: float, out: Path | None
-) -> None:
+def command(file: Path, out: Path | None, **options: Any) -> None:
     """Run FILE, and verify every PartitionConfig in it: those it verifies itself, and the others.
 
     FILE is your own Python code and runs as such. Exit 0: every partition is the same as the op
@@ -30,9 +36,7 @@ def command(
     """
     from dumpcmp.partitioning.ops import verify_file
 
-    findings = verify_file(
-        file, backend=backend, timeout=timeout, num=num, seed=seed, device=device
-    )
+    findings = verify_file(file, **options)
     for row in findings.rows:
         click.echo(str(row))
     click.echo(findings.summary(), nl=False)

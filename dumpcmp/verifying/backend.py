@@ -24,8 +24,7 @@ from dumpcmp.verifying.report import Report
 from dumpcmp.verifying.run import eager_randomness, hold
 
 OnFailure = Literal["raise", "warn", "record"]
-Compiled = Callable[..., Any]
-Backend = Callable[..., Compiled]
+Backend = Callable[..., Callable[..., Any]]
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -111,7 +110,9 @@ class VerifyingBackend:
     def __deepcopy__(self, memo: dict[int, Any]) -> VerifyingBackend:
         return self  # a copy would be another backend to dynamo, which would compile again
 
-    def __call__(self, graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Compiled:
+    def __call__(
+        self, graph: fx.GraphModule, examples: Sequence[Any], **options: Any
+    ) -> Callable[..., Any]:
         """Compile `graph` with the inner backend and check what it made of it."""
         golden = copy.deepcopy(graph)  # the inner backend may change the graph that it is given
         name = f"graph {torch._guards.CompileContext.current_compile_id() or len(self.reports)}"
@@ -124,7 +125,11 @@ class VerifyingBackend:
         return candidate
 
     def check(
-        self, name: str, golden: fx.GraphModule, candidate: Compiled, examples: Sequence[Any]
+        self,
+        name: str,
+        golden: fx.GraphModule,
+        candidate: Callable[..., Any],
+        examples: Sequence[Any],
     ) -> None:
         """Run both sides on copies of `examples`, and raise, warn or record what differs."""
         inputs = Inputs(tuple(map(_concrete, examples)))
@@ -158,7 +163,7 @@ class _CheckedOnce:
     backend: VerifyingBackend
     name: str
     golden: fx.GraphModule | None
-    candidate: Compiled
+    candidate: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
         if self.golden is not None and not _any_fake(args):
@@ -195,11 +200,9 @@ def _result_nodes(graph: fx.GraphModule) -> list[Any]:
 
 def _placed(row: Row, results: list[Any], places: list[fx.Node]) -> Row:
     """The row with its node as op: the output's, or the input's that was mutated or got a grad."""
-    kind, _, index = row.key.slot.partition(".")
-    nodes = results if kind == "output" else places
-    if kind not in ("output", "grad_input", "mutated") or not index.isdigit():
-        return row
-    node = nodes[int(index)]
+    nodes = {"output": results, "grad_input": places, "mutated": places}.get(row.key.slot.kind, [])
+    index = row.key.slot.name
+    node = nodes[int(index)] if nodes and index.isdigit() else None
     if not isinstance(node, fx.Node):
         return row
     return replace(row, key=replace(row.key, op=Op(node.name)), source=_source(node))

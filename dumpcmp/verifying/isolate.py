@@ -1,22 +1,20 @@
-"""Copies that share nothing with the user's model and inputs, and the same random numbers."""
+"""Copies that share nothing with the user's model and inputs."""
 
 import copy
 import functools
 import inspect
-import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
+from dumpcmp.pytorch.trees import tensors_in
 from dumpcmp.taps.recording.precision import Precision
-from dumpcmp.verifying.trees import tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +41,15 @@ class Subject:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """All parameters, by name."""
-        return dict(
-            pair for name, module in self.modules.items() for pair in module.named_parameters(name)
-        )
+        owners = self.modules.items()
+        return dict(pair for name, module in owners for pair in module.named_parameters(name))
 
-    def buffers(self) -> dict[str, torch.Tensor]:
-        """All buffers, by name."""
-        return dict(
-            pair for name, module in self.modules.items() for pair in module.named_buffers(name)
-        )
+    def state(self) -> dict[str, torch.Tensor]:
+        """All buffers and parameters: "buffer.bn.running_mean", "param.weight"."""
+        owners = self.modules.items()
+        buffers = dict(pair for name, module in owners for pair in module.named_buffers(name))
+        state = {f"buffer.{name}": value for name, value in buffers.items()}
+        return state | {f"param.{name}": value for name, value in self.parameters().items()}
 
 
 def isolated(call: Callable[..., Any], inputs: Inputs) -> Subject:
@@ -66,7 +64,7 @@ def isolated(call: Callable[..., Any], inputs: Inputs) -> Subject:
     except Exception as error:  # whatever a user's class raises, we can still run it in place
         twin, arguments, copied = call, copy.deepcopy(inputs, _leaf_copies(inputs)), False
         remark = (
-            f"{_called(call)} could not be copied ({type(error).__name__}: {error}), so it ran in "
+            f"{called(call)} could not be copied ({type(error).__name__}: {error}), so it ran in "
             "place; its parameters, buffers and grads were put back"
         )
     modules = modules_of(twin)
@@ -111,8 +109,12 @@ def _unwrapped(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def _called(call: Callable[..., Any]) -> str:
-    return getattr(call, "__name__", type(call).__name__)
+def called(call: Callable[..., Any]) -> str:
+    """What to call a side: its class or function, and whether it is compiled."""
+    inner = getattr(call, "_orig_mod", None)
+    if inner is not None:
+        return f"compiled {type(inner).__name__}"
+    return str(getattr(call, "__name__", type(call).__name__))
 
 
 def in_double(inputs: Inputs) -> Inputs:
@@ -175,48 +177,12 @@ def widened(subject: Subject) -> Iterator[None]:
         precision.restore()
 
 
-@dataclass(frozen=True, slots=True)
-class Randomness:
-    """The state of every generator that a model may draw from."""
-
-    cpu: torch.Tensor
-    cuda: tuple[torch.Tensor, ...]
-    numpy: Any
-    python: Any
-
-    def restore(self) -> None:
-        """Put the generators back into this state."""
-        torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(list(self.cuda))
-        np.random.set_state(self.numpy)
-        random.setstate(self.python)
-
-    def drawn_since(self) -> bool:
-        """Whether torch's generators have given numbers since this state."""
-        return not torch.equal(self.cpu, torch.get_rng_state()) or any(
-            not torch.equal(before, after)
-            for before, after in zip(self.cuda, _cuda_states(), strict=True)
-        )
-
-
-def randomness() -> Randomness:
-    """The present state of the generators."""
-    return Randomness(
-        torch.get_rng_state(), _cuda_states(), np.random.get_state(), random.getstate()
-    )
-
-
-def _cuda_states() -> tuple[torch.Tensor, ...]:
-    return tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
-
-
 @contextmanager
 def put_back(subject: Subject) -> Iterator[None]:
     """Give `subject` empty grads; leave a module that is the user's own as it was before."""
     with ExitStack() as undo:
         if not subject.copied:
-            for tensor in [*subject.parameters().values(), *subject.buffers().values()]:
+            for tensor in subject.state().values():
                 undo.callback(_restore, tensor, tensor.detach().clone(), tensor.grad)
         for parameter in subject.parameters().values():
             parameter.grad = None

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from dumpcmp.nouns.errors import CheckError
+from dumpcmp.pytorch.trees import leaves
 from dumpcmp.verifying.isolate import Inputs, Subject, put_back, widened
-from dumpcmp.verifying.trees import leaves
 
 Cotangents = dict[str, torch.Tensor]
 
@@ -43,7 +43,9 @@ def observe(
             result = subject.call(*subject.inputs.args, **subject.inputs.kwargs)
         outputs = named_outputs(result)
         inputs = subject.inputs.tensors()
-        state = _state(subject)
+        state = subject.state()
+        if not subject.copied:  # what is there now will be put back
+            state = {name: value.detach().clone() for name, value in state.items()}
         sent = send_back(outputs, cotangents) if backward else {}
         grads = _grads(subject) if backward else {}
         return Observation(outputs, inputs, state, grads, sent)
@@ -54,15 +56,6 @@ def named_outputs(result: Any) -> dict[str, Any]:
     return {
         "output.0" if path == "output" else path: leaf for path, leaf in leaves(result, "output")
     }
-
-
-def _state(subject: Subject) -> dict[str, torch.Tensor]:
-    """Buffers and parameters after the forward, copied where they will be put back."""
-    state = {f"buffer.{name}": value for name, value in subject.buffers().items()}
-    state |= {f"param.{name}": value for name, value in subject.parameters().items()}
-    if subject.copied:
-        return state
-    return {name: value.detach().clone() for name, value in state.items()}
 
 
 def send_back(outputs: Mapping[str, Any], cotangents: Cotangents | None) -> Cotangents:

@@ -13,18 +13,18 @@ from dumpcmp.judge import INEXACT, Checker, Conditions, Fp64Checker, ReferenceEr
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.dtypes import DTYPES, Dtype, Kind, dtype_named
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.nouns.key import ROOT, Key, Slot
 from dumpcmp.nouns.row import Judgement, Metrics, PairedBy, Row, Verdict
 from dumpcmp.nouns.value import Value, value_of
+from dumpcmp.pytorch.trees import PLAIN
 from dumpcmp.verifying.config import VerifyConfig
 from dumpcmp.verifying.observe import Observation
-from dumpcmp.verifying.trees import PLAIN
 
 ABSENT = object()  # in place of a value that one side does not have
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Sides:
     """One path and what each side has there; `reference` is golden's in float64."""
 
     path: str
@@ -35,8 +35,8 @@ class Pair:
 
 def paired(
     golden: Observation, target: Observation, reference: Observation | None, before: Before
-) -> Iterator[Pair]:
-    """Every value of either side in one Pair, golden's order first.
+) -> Iterator[Sides]:
+    """Every value of either side in one Sides, golden's order first.
 
     Inputs and state are paired where either side has changed them.
     """
@@ -84,10 +84,10 @@ def _only(paths: set[str], values: Mapping[str, Any], prefix: str = "") -> dict[
 
 def _union(
     golden: Mapping[str, Any], target: Mapping[str, Any], reference: Mapping[str, Any]
-) -> Iterator[Pair]:
+) -> Iterator[Sides]:
     for path in [*golden, *(path for path in target if path not in golden)]:
         sides = (side.get(path, ABSENT) for side in (golden, target, reference))
-        yield Pair(path, *sides)
+        yield Sides(path, *sides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +110,26 @@ class Way:
         return cls(depth, max(known, key=lambda dtype: dtype.eps, default=None))
 
 
-def row_of(pair: Pair, model: str, order: int, config: VerifyConfig, way: Way) -> Row:
+def row_of(pair: Sides, model: str, order: int, config: VerifyConfig, way: Way) -> Row:
     """The outcome for one pair: attributes first, then elements."""
     golden, target = _as_tensor(pair.golden), _as_tensor(pair.target)
-    blank = Row(
-        Key(model, 0, ROOT, 0, pair.path), order, Judgement(Verdict.PASS), paired_by=PairedBy.PATH
-    )
+    key = Key(model, 0, ROOT, 0, pair.path)
+    row = Row(key, order, Judgement(Verdict.PASS), paired_by=PairedBy.PATH)
     if not isinstance(golden, torch.Tensor) or not isinstance(target, torch.Tensor):
-        return replace(blank, judgement=_without_elements(pair.path, golden, target))
+        return replace(row, judgement=_without_elements(key.slot, golden, target))
     row = replace(
-        blank,
+        row,
         golden_dtype=str(golden.dtype).removeprefix("torch."),
         target_dtype=str(target.dtype).removeprefix("torch."),
         golden_shape=tuple(golden.shape),
         target_shape=tuple(target.shape),
     )
     if golden.shape != target.shape and (config.verify_shape or golden.numel() != target.numel()):
-        return replace(row, judgement=_shapes(golden, target))
-    if config.verify_stride and pair.path.startswith("output") and _lie_apart(golden, target):
-        return replace(row, judgement=_strides(golden, target))
-    way = Way(2 * way.depth, way.coarsest) if pair.path.startswith("grad") else way
+        return replace(row, judgement=_unlike(Verdict.SHAPE, "shape", golden.shape, target.shape))
+    if config.verify_stride and key.slot.is_output and _lie_apart(golden, target):
+        strides = golden.stride(), target.stride()
+        return replace(row, judgement=_unlike(Verdict.FAIL, "strides", *strides))
+    way = Way(2 * way.depth, way.coarsest) if key.slot.is_gradient else way
     try:
         values = _Values.of(golden, target, _as_tensor(pair.reference), way)
     except DumpcmpError as error:
@@ -142,7 +142,7 @@ def without_noise(rows: Sequence[Row], config: VerifyConfig) -> Iterator[Row]:
 
     The gradient of a bias before a batch norm is zero, but for the rounding of what cancels in it.
     """
-    measured = {id(row): row.metrics for row in rows if row.key.slot.startswith("grad")}
+    measured = {id(row): row.metrics for row in rows if row.key.slot.is_gradient}
     extents = [metrics.golden for metrics in measured.values() if metrics]
     largest = max((max(abs(extent.min), abs(extent.max)) for extent in extents), default=0.0)
     for row in rows:
@@ -171,11 +171,11 @@ def _as_tensor(value: Any) -> Any:
     return value
 
 
-def _without_elements(path: str, golden: Any, target: Any) -> Judgement:
+def _without_elements(slot: Slot, golden: Any, target: Any) -> Judgement:
     """The judgement where at least one side is no tensor."""
     if golden is ABSENT or target is ABSENT:
         there, side = (target, "the target") if golden is ABSENT else (golden, "golden")
-        if path.startswith("grad") and isinstance(there, torch.Tensor) and not there.any():
+        if slot.is_gradient and isinstance(there, torch.Tensor) and not there.any():
             return Judgement(Verdict.PASS, f"zero in {side}, absent from the other side")
         return Judgement(Verdict.UNPAIRED, f"only {side} has it")
     if type(golden) is not type(target):
@@ -193,20 +193,14 @@ def _kind(value: Any) -> str:
     return "a tensor" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
-def _shapes(golden: torch.Tensor, target: torch.Tensor) -> Judgement:
-    said = f"golden has shape {list(golden.shape)}, the target {list(target.shape)}"
-    return Judgement(Verdict.SHAPE, said)
+def _unlike(verdict: Verdict, what: str, golden: Sequence[int], target: Sequence[int]) -> Judgement:
+    return Judgement(verdict, f"golden has {what} {list(golden)}, the target {list(target)}")
 
 
 def _lie_apart(golden: torch.Tensor, target: torch.Tensor) -> bool:
     """Whether the strides differ in a dim that has more than one element."""
     strides = zip(golden.shape, golden.stride(), target.stride(), strict=True)
     return any(size > 1 and ours != theirs for size, ours, theirs in strides)
-
-
-def _strides(golden: torch.Tensor, target: torch.Tensor) -> Judgement:
-    said = f"golden has strides {list(golden.stride())}, the target {list(target.stride())}"
-    return Judgement(Verdict.FAIL, said)
 
 
 def _valued(row: Row, pair: _Values, config: VerifyConfig) -> Row:
@@ -256,13 +250,9 @@ class _Values:
 
     def _judged_by(self, checker: Checker, metrics: Metrics, config: VerifyConfig) -> Judgement:
         conditions = Conditions(
-            self.golden.dtype,
-            self.target.dtype,
-            self.way.depth,
-            shape=self.golden.shape,
-            reference=self.errors,
-            on_the_way=self.way.coarsest,
-        )
+            self.golden.dtype, self.target.dtype, self.way.depth, shape=self.golden.shape,
+            reference=self.errors, on_the_way=self.way.coarsest,
+        )  # fmt: skip
         if config.reference and metrics.mismatched and conditions.kinds & INEXACT:
             if self.errors is None:
                 return Judgement(Verdict.INCONCLUSIVE, "golden gives no float64 value to refer to")

@@ -91,12 +91,13 @@ class Report(Answer):
         """One row under `COLUMNS`."""
         metrics = row.metrics
         found = (metrics.rel_l2, metrics.max_abs_diff, metrics.pcc) if metrics else (math.nan,) * 3
-        return _named(row), row.verdict, *map(number, found), row.judgement.reason
+        return _named(row), row.verdict, *map(number, found), row.reason
 
     def sentence(self, row: Row) -> str:
         """One row as a line of an error: what, which verdict, why, the numbers, where."""
-        parts = [f"{_named(row)}: {row.verdict}", row.judgement.reason]
-        if row.metrics and row.metrics.count and "rel_l2" not in row.judgement.reason:
+        parts = [f"{_named(row)}: {row.verdict}", row.reason]
+        told = not math.isnan(row.judgement.limit) or row.judgement.why is Why.BLIND
+        if row.metrics and row.metrics.count and not told:  # by the reason itself
             far = f"max_abs_diff {number(row.metrics.max_abs_diff)}"
             where = f" at {list(row.metrics.worst)}" if row.metrics.worst else ""
             parts.append(f"rel_l2 {number(row.metrics.rel_l2)}, {far}{where}")

@@ -13,15 +13,9 @@ import torch
 from dumpcmp.nouns.errors import CheckError, VerificationError, VerificationWarning
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.row import Judgement, Row, Verdict
+from dumpcmp.pytorch.randomness import same_randomness
 from dumpcmp.verifying.config import VerifyConfig, given
-from dumpcmp.verifying.isolate import (
-    Inputs,
-    Subject,
-    in_double,
-    isolated,
-    modules_of,
-    randomness,
-)
+from dumpcmp.verifying.isolate import Inputs, Subject, called, in_double, isolated, modules_of
 from dumpcmp.verifying.observe import Observation, as_inputs, observe
 from dumpcmp.verifying.pairs import Before, Way, paired, row_of, without_noise
 from dumpcmp.verifying.report import Report
@@ -91,14 +85,6 @@ def _num_leaves(call: Callable[..., Any]) -> int:
     return sum(not list(module.children()) for module in modules)
 
 
-def called(call: Callable[..., Any]) -> str:
-    """What to call a side: its class or function, and whether it is compiled."""
-    inner = getattr(call, "_orig_mod", None)
-    if inner is not None:
-        return f"compiled {type(inner).__name__}"
-    return str(getattr(call, "__name__", type(call).__name__))
-
-
 def hold(
     inputs: Inputs,
     golden: Callable[..., Any],
@@ -152,9 +138,7 @@ def _raised(model: str, error: Exception) -> Row:
 
 def _state_of(call: Callable[..., Any]) -> dict[str, torch.Tensor]:
     """The buffers and parameters that `call` works on, by the paths of an Observation."""
-    subject = Subject(call, Inputs(), modules_of(call), copied=False)
-    state = {f"buffer.{name}": value for name, value in subject.buffers().items()}
-    return state | {f"param.{name}": value for name, value in subject.parameters().items()}
+    return Subject(call, Inputs(), modules_of(call), copied=False).state()
 
 
 class _Runs:
@@ -178,22 +162,6 @@ class _Runs:
         subject = replace(subject, inputs=in_double(subject.inputs))
         backward, cotangents = self.config.backward, golden.cotangents
         return observe(subject, backward=backward, cotangents=cotangents, wide=True)
-
-
-@contextmanager
-def same_randomness() -> Iterator[Callable[[], bool]]:
-    """Yield a function that rewinds all generators, and says whether numbers had been drawn."""
-    start = randomness()
-
-    def again() -> bool:
-        drawn = start.drawn_since()
-        start.restore()
-        return drawn
-
-    try:
-        yield again
-    finally:
-        start.restore()
 
 
 @contextmanager

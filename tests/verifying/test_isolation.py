@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from dumpcmp import verify
+from dumpcmp.pytorch.trees import leaves, tensors_in
 from dumpcmp.verifying.isolate import Inputs, in_double, isolated, put_back
-from dumpcmp.verifying.trees import leaves, tensors_in
 
 BASE = torch.arange(24.0)
 TENSORS = {
