@@ -25,7 +25,7 @@ class Mode(StrEnum):
     STRIDED = "strided"  # torch's _StridedShard with its split factor
 
 
-class Reduction(StrEnum):
+class ReduceOp(StrEnum):
     """How the terms of a partial value, and of a collective, become one."""
 
     SUM = "sum"
@@ -55,9 +55,9 @@ class Placement:
         return f"{self.axis}:{self.mode}" + (f".{self.argument}" if self.argument else "")
 
     @property
-    def reduction(self) -> Reduction:
+    def reduction(self) -> ReduceOp:
         """How the terms of a partial become the value."""
-        return Reduction(self.argument or "sum")
+        return ReduceOp(self.argument or "sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,13 +297,13 @@ def _parse_placement(word: str, text: str) -> Placement:
         )
     argument = found["argument"] or ""
     wrong = {
-        Mode.PARTIAL: argument not in ("", *Reduction),
+        Mode.PARTIAL: argument not in ("", *ReduceOp),
         Mode.STRIDED: not argument.isdigit() or argument == "0",
     }.get(Mode(mode), bool(argument))
     if wrong:
         raise LayoutError(
             f"layout {text!r}: {mode} takes no {argument!r}",
-            hint=f"partial takes one of {', '.join(Reduction)}; strided takes its split factor",
+            hint=f"partial takes one of {', '.join(ReduceOp)}; strided takes its split factor",
         )
     return Placement(found["axis"], Mode(mode), "" if argument == "sum" else argument)
 

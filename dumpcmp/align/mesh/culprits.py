@@ -10,7 +10,7 @@ from dumpcmp.align.mesh.solve import Question, hypotheses
 from dumpcmp.align.mesh.unshard import Plan
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
 from dumpcmp.nouns.dtypes import Kind
-from dumpcmp.nouns.layouts import Reduction
+from dumpcmp.nouns.layouts import ReduceOp
 from dumpcmp.nouns.value import Value
 
 _FACTORS = (*range(2, 65), *(1 / n for n in range(2, 65)))  # sizes of meshes, and means over them
@@ -91,7 +91,7 @@ def _sum_fits(question: Question, plan: Plan) -> bool:
     positions = plan.tiles[0].terms[0]
     if question.golden.dtype.kind is not Kind.FLOAT or len(positions) < 2:
         return False
-    total = reduce_terms([question.load(position) for position in positions], Reduction.SUM)
+    total = reduce_terms([question.load(position) for position in positions], ReduceOp.SUM)
     if total.shape != question.golden.shape:
         return False
     return distance(question.golden, total).rel_l2 <= REGION * question.limit

@@ -16,7 +16,7 @@ from dumpcmp.align.mesh.reduce import reduce_terms
 from dumpcmp.nouns.collectives import Collective
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.layouts import Reduction
+from dumpcmp.nouns.layouts import ReduceOp
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.value import Value
 
@@ -55,7 +55,7 @@ def source_of(key: Key, listing: Listing) -> Key | None:
     if collective.is_letter or not (collective.keeps_shape or key.slot.kind == "input"):
         return None
     call = listing.calls.get(key.site)
-    if call and _words(call).get("op", "sum") not in (Reduction.SUM, Reduction.AVG):
+    if call and _words(call).get("op", "sum") not in (ReduceOp.SUM, ReduceOp.AVG):
         return None
     given = [k for k in listing.sites[key.site] if k.slot.kind == "input"]
     if len(given) != 1:
@@ -178,10 +178,10 @@ def _letter(call: Call, rank: int) -> _Letter:
 
 def _reduced(terms: Sequence[Value], words: Mapping[str, Any]) -> Value:
     reduction = words.get("op", "sum")
-    if reduction not in set(Reduction):
+    if reduction not in set(ReduceOp):
         raise LayoutError(f"the reduction {reduction!r} cannot be checked")
-    divisor = len(terms) if reduction == Reduction.AVG else 1
-    return reduce_terms(terms, Reduction(reduction), divisor)
+    divisor = len(terms) if reduction == ReduceOp.AVG else 1
+    return reduce_terms(terms, ReduceOp(reduction), divisor)
 
 
 def _scattered(given: Sequence[Sequence[Value]], words: Mapping[str, Any], mine: int) -> Value:

@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 
 from dumpcmp.nouns.dtypes import Dtype, Kind, widen
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import Reduction
+from dumpcmp.nouns.layouts import ReduceOp
 from dumpcmp.nouns.value import Value
 
 _BLOCK = 1 << 17  # elements
 _WIDE = {Kind.FLOAT: "<f8", Kind.COMPLEX: "<c16"}  # exact sums of short floats; ints stay ints
-_FOLDS: dict[Reduction, np.ufunc] = {
-    Reduction.SUM: np.add,
-    Reduction.AVG: np.add,  # and divided by the number of terms afterwards
-    Reduction.MAX: np.maximum,
-    Reduction.MIN: np.minimum,
-    Reduction.PRODUCT: np.multiply,
+_FOLDS: dict[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.AVG: np.add,  # and divided by the number of terms afterwards
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.PRODUCT: np.multiply,
 }
 
 
-def reduce_terms(terms: Sequence[Value], reduction: Reduction, divisor: int = 1) -> Value:
+def reduce_terms(terms: Sequence[Value], reduction: ReduceOp, divisor: int = 1) -> Value:
     """Fold `terms` by `reduction`, divide by `divisor`, round once to the terms' dtype.
 
     Works block by block, so that the wide sums never take more than a block.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dumpcmp.align.mesh.reduce import distance, reduce_terms
 from dumpcmp.align.mesh.regions import Region, Shape, Shard, Stretch, corners, regions
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import Coordinates, Layout, Mode, Reduction
+from dumpcmp.nouns.layouts import Coordinates, Layout, Mode, ReduceOp
 from dumpcmp.nouns.value import Value
 
 
@@ -33,7 +33,7 @@ class Plan:
     shape: Shape  # of the whole
     tiles: tuple[Tile, ...]
     shards: tuple[Shard, ...]
-    reduction: Reduction = Reduction.SUM
+    reduction: ReduceOp = ReduceOp.SUM
     divisor: int = 1  # what the reduced values are divided by
     missing: tuple[str, ...] = ()  # places that hold a needed shard and are not there
 
@@ -197,18 +197,18 @@ def _check_axes(shards: Sequence[Shard], layout: Layout, axes: Mapping[str, int]
             )
 
 
-def _reduction(layout: Layout, axes: Mapping[str, int]) -> tuple[Reduction, int]:
+def _reduction(layout: Layout, axes: Mapping[str, int]) -> tuple[ReduceOp, int]:
     """How terms become one value, a mean as a sum, and what that is divided by."""
     partial = {p.axis: p.reduction for p in layout.over if p.mode is Mode.PARTIAL}
     kinds = set(partial.values())
-    if len(kinds) > 1 and kinds != {Reduction.SUM, Reduction.AVG}:
+    if len(kinds) > 1 and kinds != {ReduceOp.SUM, ReduceOp.AVG}:
         raise LayoutError(
             f"layout '{layout}' mixes the reductions {' and '.join(sorted(kinds))}",
             hint="only sum and avg go together",
         )
-    averaged = [axis for axis, kind in partial.items() if kind is Reduction.AVG]
+    averaged = [axis for axis, kind in partial.items() if kind is ReduceOp.AVG]
     divisor = math.prod(axes[axis] for axis in (*averaged, *layout.divided_by))
-    return min(kinds - {Reduction.AVG}, default=Reduction.SUM), divisor
+    return min(kinds - {ReduceOp.AVG}, default=ReduceOp.SUM), divisor
 
 
 def _held(

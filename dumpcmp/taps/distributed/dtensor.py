@@ -17,7 +17,7 @@ from dumpcmp.nouns.layouts import (
     Mode,
     Name,
     Placement,
-    Reduction,
+    ReduceOp,
 )
 
 
@@ -35,7 +35,7 @@ def layout_of_spec(spec: Any) -> Layout:
     for axis, placement in reversed(list(zip(names, spec.placements, strict=True))):
         if hasattr(placement, "dim"):  # Shard and _StridedShard
             _insert(dims[placement.dim], axis, getattr(placement, "split_factor", 1), sizes)
-        elif getattr(placement, "reduce_op", "") in set(Reduction):
+        elif getattr(placement, "reduce_op", "") in set(ReduceOp):
             argument = "" if placement.reduce_op == "sum" else placement.reduce_op
             over.insert(0, Placement(axis, Mode.PARTIAL, argument))
         elif not placement.is_replicate():

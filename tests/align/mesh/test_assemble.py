@@ -256,3 +256,9 @@ def test_an_option_that_cannot_be_read_is_quoted(option: str, said: str) -> None
     with pytest.raises(LayoutError) as caught:
         read_stated([option])
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("basis", [basis for basis in Basis if basis])
+def test_the_page_on_layouts_tells_every_basis(basis: Basis) -> None:
+    page = Path(__file__, "../../../../docs/layouts.md").resolve().read_text()
+    assert f"| `{basis}" in page
