@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.directory import rank_directories
 from dumpcmp.archive.remains import read_run, writer_lives
-from dumpcmp.archive.rewrite import (
-    Condensing,
-    Rewritten,
-    alone,
-    is_sealed,
-    parts_of,
-    rewrite,
-)
+from dumpcmp.archive.rewrite import Condensing, Rewritten, alone, is_sealed, parts_of, rewrite
 from dumpcmp.execute import executor_for, run_each
 from dumpcmp.nouns.errors import ArchiveError, DumpcmpError
 from dumpcmp.nouns.record import Record, Stored
@@ -36,12 +29,18 @@ PATIENCE_SECONDS = 600.0  # how long a watcher waits for a run to begin
 
 
 @dataclass(frozen=True, slots=True)
-class Compaction:
-    """What a compaction came to."""
+class Compacted:
+    """What compacting an archive came to, up to now or in all."""
 
     path: Path
-    total: Rewritten
+    total: Rewritten = field(default_factory=Rewritten)
     problems: tuple[str, ...] = ()  # parts that stay as they are, and why
+
+    def after(self, done: Rewritten | str) -> Compacted:
+        """The same with one part more."""
+        if isinstance(done, str):
+            return replace(self, problems=(*self.problems, done))
+        return replace(self, total=self.total + done)
 
     def __str__(self) -> str:
         done = self.total
@@ -56,17 +55,16 @@ class Compaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What is to be kept of an archive's tensors."""
+class Summarising:
+    """Which tensors of an archive give way to Summaries, and how these are taken."""
 
     recipe: Recipe = DEFAULT
     keep_full: tuple[str, ...] = ()  # globs over ops that stay whole
     reduction: Reduction | None = None
-    budget: int | None = None  # bytes the archive may take; oldest parts are compacted beyond it
 
     def selects(self, record: Record) -> bool:
         """Whether the elements of `record` give way to a Summary."""
-        if _numel(record) <= RAW_LIMIT:
+        if math.prod(record.shape) <= RAW_LIMIT:
             return False
         return not any(fnmatch.fnmatchcase(record.key.op, glob) for glob in self.keep_full)
 
@@ -75,13 +73,6 @@ class Wish:
         portion = portion_of(record.layout, record.shape)
         summary = summarise(value, self.recipe, portion, record.digest)
         return pack(reduced(summary, value, self.reduction))
-
-
-def _numel(record: Record) -> int:
-    numel = 1
-    for size in record.shape:
-        numel *= size
-    return numel
 
 
 def compact(
@@ -97,8 +88,8 @@ def compact(
     reduce: str | Reduction | None = None,
     disk_budget: int | None = None,
     jobs: int = 1,
-    progress: Callable[[Compaction], None] | None = None,
-) -> Compaction:
+    progress: Callable[[Compacted], None] | None = None,
+) -> Compacted:
     """Replace the tensors of the archive at `path` by Summaries, part by part.
 
     Only finished parts are touched. Each is replaced whole, after its draft was checked, so that
@@ -108,7 +99,7 @@ def compact(
     """
     reduction = load_reduction(reduce) if isinstance(reduce, str) else reduce
     recipe = Recipe(0 if min_max_only else sketch, seed, hashes, segments)
-    wish = Wish(recipe, tuple(keep_full), reduction, disk_budget)
+    summarising = Summarising(recipe, tuple(keep_full), reduction)
     root = Path(path)
     if watch:
         _await_run(root)
@@ -118,11 +109,37 @@ def compact(
             hint="give the path that was given to dumpcmp dump --path",
         )
     jobs = 1 if disk_budget else jobs  # under a budget, each part may be the last
+    work, so_far = partial(compact_part, summarising), Compacted(root)
+    settled: dict[Path, int] = {}  # part -> its size when all was done
     with alone(root), executor_for(jobs) as executor:
-        work = _Work(root, wish, executor, 2 * jobs - 1, progress)
         for _ in _rounds(root, watch):
-            work.go_over()
-        return work.compaction
+            parts = [part for part in parts_of(root) if settled.get(part) != _size(part)]
+            results = run_each(work, _within(root, disk_budget, parts), executor, 2 * jobs - 1)
+            for part, done in zip(parts, results, strict=False):
+                if done is None:
+                    continue
+                settled[part], so_far = _size(part), so_far.after(done)
+                if progress is not None and isinstance(done, Rewritten) and done.num_parts:
+                    progress(so_far)
+    return so_far
+
+
+def compact_part(summarising: Summarising, part: Path) -> Rewritten | str | None:
+    """Compact one part; a sentence where it must stay as it is, None while it is being written."""
+    try:
+        if not is_sealed(part):
+            return None
+        return rewrite(part, Condensing(summarising.selects, summarising.condense))
+    except (DumpcmpError, OSError) as error:
+        return str(error)
+
+
+def _within(root: Path, budget: int | None, parts: list[Path]) -> Iterator[Path]:
+    """The parts to compact, oldest first: all, or one by one while the budget is exceeded."""
+    for part in parts:
+        if budget is not None and nbytes_of(root) <= budget:
+            return
+        yield part
 
 
 def _await_run(root: Path) -> None:
@@ -149,63 +166,10 @@ def has_ended(root: Path) -> bool:
     return all(run.get("ended") or not writer_lives(run) for run in runs)
 
 
-def compact_part(wish: Wish, part: Path) -> Rewritten | str | None:
-    """Compact one part; a sentence where it must stay as it is, None while it is being written."""
-    try:
-        if not is_sealed(part):
-            return None
-        return rewrite(part, Condensing(wish.selects, wish.condense))
-    except (DumpcmpError, OSError) as error:
-        return str(error)
-
-
-@dataclass(slots=True)
-class _Work:
-    """One compaction under way."""
-
-    root: Path
-    wish: Wish
-    executor: Executor
-    in_flight: int
-    progress: Callable[[Compaction], None] | None
-    total: Rewritten = field(default_factory=Rewritten)
-    problems: list[str] = field(default_factory=list)
-    _settled: dict[Path, int] = field(default_factory=dict)  # part -> its size when all was done
-
-    @property
-    def compaction(self) -> Compaction:
-        return Compaction(self.root, self.total, tuple(self.problems))
-
-    def go_over(self) -> None:
-        """Compact every part that has been finished since the last time, the oldest first."""
-        parts = [part for part in parts_of(self.root) if self._settled.get(part) != _size(part)]
-        work, needed = partial(compact_part, self.wish), self._within_need(parts)
-        results = run_each(work, needed, self.executor, in_flight=self.in_flight)
-        for part, done in zip(parts, results, strict=False):
-            if done is not None:
-                self._take(part, done)
-
-    def _within_need(self, parts: list[Path]) -> Iterator[Path]:
-        """The parts to compact: all, or one after the other while the budget is exceeded."""
-        for part in parts:
-            if self.wish.budget is not None and nbytes_of(self.root) <= self.wish.budget:
-                return
-            yield part
-
-    def _take(self, part: Path, done: Rewritten | str) -> None:
-        self._settled[part] = _size(part)
-        if isinstance(done, str):
-            self.problems.append(done)
-            return
-        self.total += done
-        if done.num_parts and self.progress is not None:
-            self.progress(self.compaction)
-
-
 def _size(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
 def nbytes_of(root: Path) -> int:
     """Bytes of all parts of the archive at `root`."""
-    return sum(part.stat().st_size for part in root.glob("worldsize*/*/*/part-*.h5"))
+    return sum(map(_size, root.glob("worldsize*/*/*/part-*.h5")))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dumpcmp.compacting import Compaction, compact
+from dumpcmp.compacting import Compacted, compact
 from dumpcmp.nouns.sizes import parse_nbytes
 from dumpcmp.summary.sketch import SIZES
 
@@ -57,6 +57,6 @@ def command(
     sys.exit(2 if done.problems else 0)
 
 
-def _show(so_far: Compaction) -> None:
+def _show(so_far: Compacted) -> None:
     if sys.stderr.isatty():
         click.echo(f"\r\033[K{so_far}", nl=False, err=True)
