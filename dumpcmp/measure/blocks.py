@@ -136,10 +136,10 @@ _scratches = threading.local()  # one of each width for every thread
 
 def scratch_of(width: Width) -> Scratch:
     """The arrays of this thread, made once: fresh memory costs more than the work in it."""
-    found: Scratch | None = getattr(_scratches, width.name, None)
+    found: Scratch | None = getattr(_scratches, width.char, None)
     if found is None:
         found = Scratch(width)
-        setattr(_scratches, width.name, found)
+        setattr(_scratches, width.char, found)
     return found
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.measure import ulps
 from dumpcmp.measure.blocks import (
     FLOAT64,
     Lines,
@@ -24,8 +23,9 @@ from dumpcmp.measure.blocks import (
     sum_of,
     unit_for,
 )
+from dumpcmp.measure.ulps import spacings_between, ulps_between
+from dumpcmp.nouns.dtypes import Kind
 from dumpcmp.nouns.row import Closeness, Metrics
-from dumpcmp.nouns.value import Value
 
 _DOMINATES = 0.95  # golden's mean is taken off before squaring where it is this much of the rms
 _TINY = 1e-15  # errors below it are squared in float64
@@ -225,9 +225,14 @@ class Sums:
             self.max_row = max(self.max_row, float((np.sqrt(errors) / level).max()))
 
     def _add_ulps(self, span: slice, a: Numbers, d: Numbers, where: Places) -> None:
-        sides = (self.lines.golden, self.lines.target)
-        golden, target = (Value(side.dtype, side.bits[span][where]) for side in sides)
-        apart = ulps.apart(golden, target, a[where], np.abs(d[where]))
+        golden, target = self.lines.golden, self.lines.target
+        if Kind.FLOAT not in (golden.dtype.kind, target.dtype.kind):
+            return  # nothing rounds
+        if golden.dtype == target.dtype:
+            apart = ulps_between(golden.bits[span][where], target.bits[span][where])
+        else:
+            coarser = max(golden.dtype, target.dtype, key=lambda dtype: dtype.eps)
+            apart = spacings_between(a[where], np.abs(d[where]), coarser)
         self.max_ulp = float(np.fmax(self.max_ulp, apart))
 
     def metrics(self, shape: tuple[int, ...]) -> Metrics:

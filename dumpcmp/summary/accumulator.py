@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dumpcmp.measure.blocks import FLOAT64, scratch_of
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.value import Integers
-from dumpcmp.summary.sketch import BLOCK, RUN, SIZES, Hash, Reals, Sketch, hash_of
+from dumpcmp.summary.sketch import BLOCK, RUN, SIZES, Floats, Reals, Sketch, hash_of
 
+# Of numbers, their width, start, block key, signs, bases and the sums to add to: the first Totals.
 absorb: Callable[..., tuple[float, float, float, float, int]] | None
 try:
-    from dumpcmp.summary._onepass import absorb
+    absorb = import_module("dumpcmp.summary._onepass").absorb
 except ImportError:  # it was not built, for want of a C compiler: numpy takes three times as long
     absorb = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # and not frozen: every run of a shard makes two
 class Totals:
     """Extremes and sums of the finite numbers among some, and counts of the others. They add."""
 
@@ -60,7 +63,7 @@ class Accumulator:
         self._hashes = [hash_of(seed + row) for row in range(num_hashes)]
         # Rows of `absorb`: blocks of either sign, and room for the run that begins last.
         self._near = np.zeros((num_hashes, 2, size + RUN))
-        self._turned: _Turned | None = None
+        self._turned: Floats | None = None
 
     def absorb(self, numbers: NDArray[np.generic], start: int) -> Totals | None:
         """Add `numbers` that lie in the whole from flat index `start`, in one pass over them.
@@ -86,62 +89,46 @@ class Accumulator:
 
     def add(self, numbers: Reals, start: int) -> None:
         """Add finite `numbers` that lie one after another in the whole, from flat index `start`."""
-        if numbers.size and self.absorb(numbers, start) is None:
-            self._wide.add(numbers, start)
+        if not numbers.size or self.absorb(numbers, start) is not None:
+            return
+        signed = scratch_of(FLOAT64).error
+        for offset, length in pieces(start, numbers.size):
+            block, within = divmod(start + offset, BLOCK)
+            product, piece = signed[:length], numbers[offset : offset + length]
+            for row, table in enumerate(self._hashes):
+                rotation, first, common = turn(self.seed + row, block)
+                np.multiply(piece, table.signs[RUN * first + within :][:length], out=product)
+                room = self._wide[row, RUN * rotation + within :][:length]
+                (np.add if common > 0 else np.subtract)(room, product, out=room)
 
     def scatter(self, numbers: Reals, indices: Integers) -> None:
         """Add finite `numbers` that lie anywhere, at these flat indices of the whole."""
-        self._wide.scatter(numbers, indices)
+        lane, run = indices & 63, (indices >> 6) & 255
+        for row, table in enumerate(self._hashes):
+            rotation, offset, common = table.turns(indices >> 14)
+            signs = table.signs[RUN * (run + offset) + lane] * common
+            place = RUN * ((run + rotation) & 255) + lane
+            self._wide[row, :BLOCK] += np.bincount(
+                place, signs * numbers.astype(np.float64), minlength=BLOCK
+            )
 
     @property
-    def _wide(self) -> _Turned:
+    def _wide(self) -> Floats:
+        """What numpy adds to: blocks turned by their rotations, before they are cut to buckets."""
         if self._turned is None:
-            self._turned = _Turned(self.seed, self._hashes)
+            # A block turned by its rotation ends within twice its length; sketch() adds the halves.
+            self._turned = np.zeros((len(self._hashes), 2 * BLOCK))
         return self._turned
 
     def sketch(self) -> Sketch:
         """The Sketch of all that was added."""
         sums = self._near[:, 0] - self._near[:, 1]
         sums[:, :RUN] += sums[:, self.size :]
-        total = Sketch(sums[:, : self.size].copy(), self.seed)
-        return total if self._turned is None else total + self._turned.sketch(self.size)
-
-
-class _Turned:
-    """What numpy adds up: blocks turned by their rotations, before they are cut to buckets."""
-
-    def __init__(self, seed: int, hashes: Sequence[Hash]) -> None:
-        self._seed, self._hashes = seed, hashes
-        # A block turned by its rotation ends within twice its length; the halves are added last.
-        self._sums = np.zeros((len(hashes), 2 * BLOCK))
-        self._signed = np.empty(BLOCK)
-
-    def add(self, numbers: Reals, start: int) -> None:
-        for offset, length in pieces(start, numbers.size):
-            block, within = divmod(start + offset, BLOCK)
-            signed, piece = self._signed[:length], numbers[offset : offset + length]
-            for row, table in enumerate(self._hashes):
-                rotation, first, common = turn(self._seed + row, block)
-                np.multiply(piece, table.signs[RUN * first + within :][:length], out=signed)
-                room = self._sums[row, RUN * rotation + within :][:length]
-                (np.add if common > 0 else np.subtract)(room, signed, out=room)
-
-    def scatter(self, numbers: Reals, indices: Integers) -> None:
-        lane, run = indices & 63, (indices >> 6) & 255
-        for row, table in enumerate(self._hashes):
-            rotation, offset, common = table.turns(indices >> 14)
-            signs = table.signs[RUN * (run + offset) + lane] * common
-            place = RUN * ((run + rotation) & 255) + lane
-            self._sums[row, :BLOCK] += np.bincount(
-                place, signs * numbers.astype(np.float64), minlength=BLOCK
-            )
-
-    def sketch(self, size: int) -> Sketch:
-        rows = [
-            np.bincount(buckets_of(self._seed + row, size), sums[:BLOCK] + sums[BLOCK:], size)
-            for row, sums in enumerate(self._sums)
-        ]
-        return Sketch(np.stack(rows), self._seed)
+        sums = sums[:, : self.size].copy()
+        if self._turned is not None:
+            for row, turned in enumerate(self._turned[:, :BLOCK] + self._turned[:, BLOCK:]):
+                sums[row] += np.bincount(buckets_of(self.seed + row, self.size), turned, self.size)
+        return Sketch(sums, self.seed)
 
 
 @lru_cache(64)

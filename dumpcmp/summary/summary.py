@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dumpcmp.measure.blocks import BLOCK, FLOAT64, nonfinite_counts, read, scratch_of, width_of
-from dumpcmp.nouns.dtypes import Kind
+from dumpcmp.nouns.dtypes import Dtype, Kind
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import Extent
 from dumpcmp.nouns.value import Integers, Portion, Value
@@ -105,12 +105,13 @@ class Summary:
         return Recipe(sketch.size, sketch.seed, sketch.num_hashes, len(self.segments))
 
 
-_totals_of = attrgetter(*(field.name for field in fields(Totals)))
+_NAMES = tuple(field.name for field in fields(Totals))
+_totals_of = attrgetter(*_NAMES)
 
 
 def _stated(totals: Totals) -> dict[str, Any]:
     """The fields of a Summary that `totals` give: extremes only where something was finite."""
-    stated = {field.name: getattr(totals, field.name) for field in fields(Totals)}
+    stated = dict(zip(_NAMES, _totals_of(totals), strict=True))
     return stated if totals.min <= totals.max else stated | {"min": math.nan, "max": math.nan}
 
 
@@ -138,7 +139,8 @@ def summarise(
     sinks = [Accumulator(size, recipe.seed, recipe.num_hashes) for _ in cuts[1:]]
     with np.errstate(over="ignore"):  # of squares beyond float64, whose norm is then infinite
         for which, start, bits in _walk(line.bits, held, cuts):
-            totals += _added(Value(line.dtype, bits), start, sinks[which])
+            for found in _added(bits, line.dtype, start, sinks[which]):
+                totals += found
     parts = tuple(sink.sketch() for sink in sinks) if recipe.size else ()
     return Summary(
         dtype=value.dtype.name,
@@ -197,18 +199,20 @@ def _walk_scattered(
             yield which, indices[chosen], flat[local[chosen]]
 
 
-def _added(line: Value, start: int | Integers, sink: Accumulator) -> Totals:
-    """Count and sum the numbers of `line`, and sketch them where they lie in the whole."""
-    if isinstance(start, int) and line.dtype.name in AS_THEY_LIE:
-        found = sink.absorb(line.bits, start)
+def _added(
+    bits: NDArray[np.generic], dtype: Dtype, start: int | Integers, sink: Accumulator
+) -> Iterator[Totals]:
+    """Count and sum the numbers in `bits`, and sketch them where they lie in the whole."""
+    if isinstance(start, int) and dtype.name in AS_THEY_LIE:
+        found = sink.absorb(bits, start)
         if found is not None:
-            return found
-    totals = Totals()
+            yield found
+            return
+    line = Value(dtype, bits)
     for low in range(0, line.numel, BLOCK):  # so much is in the cache
         span = slice(low, low + BLOCK)
         numbers = read(line, span, width_of(line))
-        totals += _added_few(numbers, start + low if isinstance(start, int) else start[span], sink)
-    return totals
+        yield _added_few(numbers, start + low if isinstance(start, int) else start[span], sink)
 
 
 def _added_few(numbers: Reals, start: int | Integers, sink: Accumulator) -> Totals:
