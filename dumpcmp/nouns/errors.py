@@ -17,6 +17,10 @@ class ArchiveError(DumpcmpError):
     """An archive that cannot be read or written as it stands."""
 
 
+class MissingValueError(ArchiveError, KeyError):
+    """A value, op or step that an archive does not have."""
+
+
 class CaptureError(DumpcmpError):
     """A run that cannot be captured in the way that was asked for."""
 

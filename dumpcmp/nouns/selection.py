@@ -70,13 +70,13 @@ class Tap:
                 ran = (
                     f"the program ran tokens 0 to {num_steps - 1}" if num_steps else "no token ran"
                 )
-                yield f"--token {_spelled(span)} matched nothing: {ran}"
+                yield f"--token {spelled(span)} matched nothing: {ran}"
 
     def _unmatched_layers(self, ops: Collection[str]) -> Iterable[str]:
         for glob in self.layers:
             if not any(_matches(op, (glob,)) for op in ops):
-                closest = _closest(glob, ops)
-                yield f"--layer {glob!r} matched nothing; closest: {', '.join(closest) or 'none'}"
+                near = ", ".join(closest(glob, ops)) or "none"
+                yield f"--layer {glob!r} matched nothing; closest: {near}"
 
 
 class Selection(TypedDict, total=False):
@@ -166,7 +166,8 @@ def _matches(op: str, globs: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs)
 
 
-def _closest(glob: str, ops: Collection[str]) -> list[str]:
+def closest(glob: str, ops: Collection[str]) -> list[str]:
+    """Up to three of `ops` whose names are most like `glob`."""
     names = sorted({_SCOPE_CALL.sub("", op) for op in ops})
     wanted = glob.replace("*", "")
     within = [name for name in names if wanted and wanted in name]
@@ -174,5 +175,6 @@ def _closest(glob: str, ops: Collection[str]) -> list[str]:
     return list(dict.fromkeys([*within[:3], *near]))[:3]
 
 
-def _spelled(span: range) -> str:
+def spelled(span: range) -> str:
+    """A range of steps as users write it: ``2-5``."""
     return str(span.start) if len(span) == 1 else f"{span.start}-{span.stop - 1}"

@@ -91,9 +91,10 @@ def value_of(tensor: torch.Tensor) -> Value:
     return Value(dtype, plain.numpy())
 
 
-def to_torch(value: Value) -> torch.Tensor:
-    """`value` as a torch tensor of its own memory, bit for bit."""
+def to_torch(value: Value, *, share: bool = False) -> torch.Tensor:
+    """`value` as a torch tensor, bit for bit; of its own memory, unless it may `share` the bits."""
     import torch
 
-    plain, dtype = torch.from_numpy(np.array(value.bits)), getattr(torch, value.dtype.name)
+    plain = torch.from_numpy(value.bits if share else np.array(value.bits))
+    dtype = getattr(torch, value.dtype.name)
     return plain.view(dtype) if value.numel else plain.to(dtype)

@@ -95,9 +95,9 @@ class RankStep:
         order = {name: int(c.rows["order"][row]) for name, (c, row) in self.rows.items()}
         return sorted(order, key=order.__getitem__)
 
-    def record(self, name: NameInStep) -> Record:
-        """The Record of the value `name`."""
-        contents, row = self.rows[name]
+    def record(self, key: Key) -> Record:
+        """The Record of the value `key`."""
+        contents, row = self.rows[key.op, key.call, key.slot]
         _, form, order, part, same, _, offset, nbytes, digest = contents.rows[row].item()
         facts = contents.forms[form].facts
         holder = self.parts.get(part)
@@ -112,7 +112,7 @@ class RankStep:
             facts = {**facts, "kept": held.kept, "stored": held.stored}
         first = holder.name(same) if holder and same != NO_ROW else None
         return Record(
-            Key(self.model, self.step, *name),
+            key,
             order,
             rank=self.rank,
             same_as=Key(self.model, self.step, *first) if first else None,

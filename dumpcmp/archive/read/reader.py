@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +16,7 @@ from dumpcmp.archive.escaping import listed, name_of_file
 from dumpcmp.archive.read.decoder import PartFile
 from dumpcmp.archive.read.rankstep import NameInStep, RankStep, read_part
 from dumpcmp.archive.read.scan import Found, part_facts, ring_records
+from dumpcmp.archive.read.values import ValueMap, spans
 from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
 from dumpcmp.archive.schema import MAX_RANK, RUN_FILE, SCHEMA_VERSION
 from dumpcmp.nouns.dtypes import DTYPES
@@ -24,15 +25,18 @@ from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Kept, Location, Record
 from dumpcmp.nouns.value import Value
 
+SMALLEST_MAPPED = 1 << 16  # bytes of a tensor that is worth a mapping of its own
 MOST_MAPPED = 64  # parts mapped at once; each keeps a file open
 
 
-class Archive(Mapping[Key, Record]):
+class Archive(ValueMap):
     """A run's directory of parts, read-only: Key -> Record, in order of execution.
 
         archive = Archive("d1")
         for record in archive.values():
             print(record.key, archive.load(record).numbers().mean())
+        archive.tensor("layers.0.attn/linear", step=2)
+        archive.select("layers.0.*", steps="0-1").to_pandas()
 
     Opening reads directory names only; a step's index is read when one of its Keys is asked
     for. An Archive can be pickled: it travels as its path. One that is still being written, or
@@ -49,8 +53,16 @@ class Archive(Mapping[Key, Record]):
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
         return type(self), (self.path,)
 
-    def __repr__(self) -> str:
-        return f"Archive({str(self.path)!r})"
+    def _told(self) -> dict[str, str]:
+        runs = self.run.values()
+        count = sum(facts.get("num_records", 0) for facts in runs) if self.complete else 0
+        models = (f"{model} {spans(self.steps(model))}" for model in self.models)
+        return {
+            "tokens": ", ".join(models) or "no model",
+            "ranks": f"{len(self.ranks)} of {self.world_size} ranks" if self.world_size > 1 else "",
+            "values": f"{count:,} values" if count else "",
+            "state": "complete" if self.complete else "incomplete: " + "; ".join(self.problems),
+        }
 
     def _find_ranks(self) -> dict[int, Path]:
         found = rank_directories(self.path)
@@ -160,25 +172,20 @@ class Archive(Mapping[Key, Record]):
         """The Records of `key` on all ranks that have it, lowest rank first."""
         name = (key.op, key.call, key.slot)
         held = self._rank_steps(key.model, key.step)
-        return tuple(step.record(name) for step in held if name in step.rows)
+        return tuple(step.record(key) for step in held if name in step.rows)
 
     def __getitem__(self, key: Key) -> Record:
         name = (key.op, key.call, key.slot)
         for step in self._rank_steps(key.model, key.step):
             if name in step.rows:
-                return step.record(name)
+                return step.record(key)
         raise KeyError(key)
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, Key) and any(
-            (key.op, key.call, key.slot) in step.rows
-            for step in self._rank_steps(key.model, key.step)
-        )
-
-    def __iter__(self) -> Iterator[Key]:
-        for model in self.models:
-            for step in self.steps(model):
-                yield from self.keys_of(model, step)
+        if not isinstance(key, Key):
+            return super().__contains__(key)
+        name = (key.op, key.call, key.slot)
+        return any(name in step.rows for step in self._rank_steps(key.model, key.step))
 
     def keys_of(self, model: str, step: int) -> Iterator[Key]:
         """The Keys of one step, in order of execution; each once, whatever ranks hold it."""
@@ -188,9 +195,6 @@ class Archive(Mapping[Key, Record]):
                 if name not in seen:
                     seen.add(name)
                     yield Key(model, step, *name)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
     @cached_property
     def calls(self) -> dict[Site, Call]:
@@ -237,6 +241,18 @@ class Archive(Mapping[Key, Record]):
             return Value(dtype, read_dataset(record.location, dtype, shape))
         return Value(dtype, self._bytes(record.location).view(dtype.storage).reshape(shape))
 
+    def load_own(self, record: Record) -> Value:
+        """The elements of `record` in memory that may be written to, and never reaches the file.
+
+        Large ones are mapped, copy-on-write; small ones are copied, which is faster.
+        """
+        value, location = self.load(record), record.location
+        if location is None or location.dataset or value.nbytes < SMALLEST_MAPPED:
+            return Value(value.dtype, np.array(value.bits))
+        bits = np.memmap(location.part, value.bits.dtype, "c", location.offset, value.shape)
+        self._check_file(location.part)
+        return Value(value.dtype, bits.view(np.ndarray))
+
     def _bytes(self, location: Location) -> NDArray[np.uint8]:
         if not location.nbytes:
             return np.empty(0, np.uint8)
@@ -258,12 +274,16 @@ class Archive(Mapping[Key, Record]):
             whole = np.memmap(part, np.uint8, "r")
         except (OSError, ValueError) as error:
             raise ArchiveError(f"cannot map {part}: {error}") from error
+        self._check_file(part)
+        self._mapped[part] = whole.view(np.ndarray)
+        return self._mapped[part]
+
+    def _check_file(self, part: Path) -> None:
+        """Raise where `part` is not the file any more whose index was read."""
         if part in self._files and part.stat().st_ino != self._files[part]:
             raise ArchiveError(
                 f"{part} was compacted while it was being read", hint="run the command again"
             )
-        self._mapped[part] = whole.view(np.ndarray)
-        return self._mapped[part]
 
 
 def _ended_well(facts: dict[str, Any]) -> bool:
