@@ -21,8 +21,8 @@ TABLES: dict[str, str] = {
     "graphs": "graphs",
     "sketch": "sketch_accuracy",
     "sketch-faults": "sketch_faults",
-    "compaction-size": "compaction_size",
-    "compaction-speed": "compaction_speed",
+    "compact-size": "compact_size",
+    "compact-speed": "compact_speed",
     "compacted-faults": "compacted_faults",
     "summary-gpu": "summary_gpu",
 }

@@ -7,6 +7,7 @@ import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -39,11 +40,7 @@ class Packed:
     stored: Stored
     numbers: Tensor
     digest: str = ""  # of the tensor's bytes, where they were read on the host
-
-    @property
-    def source(self) -> None:
-        """What brings the numbers to the host by itself: nothing."""
-        return
+    source: None = None  # what brings the numbers to the host by itself: nothing
 
 
 class Summariser:
@@ -52,12 +49,11 @@ class Summariser:
     def __init__(self, recipe: Recipe, reduction: Reduction | None = None) -> None:
         self.recipe = recipe
         self.reduction = reduction
-        self._tables: dict[tuple[torch.device, int], Tables] = {}
+        self._tables_for = cache(Tables)
         self._kernels = True  # until they fail once
         self._launches: Any = None  # the module, once it is needed
-        self._known: dict[
-            tuple[torch.Size, torch.dtype, torch.device], tuple[Stored, RowMaker]
-        ] = {}
+        # By shape, dtype and device.
+        self._known: dict[tuple[object, ...], tuple[Stored, RowMaker]] = {}
 
     def __call__(self, tensor: Tensor, portion: Portion | None = None) -> Packed | DeviceRow | None:
         """The Summary of `tensor`, or None where the tensor itself is smaller.
@@ -175,17 +171,10 @@ class Summariser:
     def _pass(self, flat: Tensor, start: int, seed: int) -> tuple[Tensor, Tensor]:
         """Sums of the turned blocks, and totals, of elements that begin at index `start`."""
         tables = self._tables_for(flat.device, seed)
-        by_kernel = self._by_kernel(flat, lambda launches: launches.summed(flat, start, tables))
-        if by_kernel is not None:
-            wide, totals = by_kernel
-            return wide, totals
-        return summed(flat, start, tables)
-
-    def _tables_for(self, device: torch.device, seed: int) -> Tables:
-        key = (device, seed)
-        if key not in self._tables:
-            self._tables[key] = Tables(device, seed)
-        return self._tables[key]
+        made: tuple[Tensor, Tensor] | None = self._by_kernel(
+            flat, lambda launches: launches.summed(flat, start, tables)
+        )
+        return summed(flat, start, tables) if made is None else made
 
     def _folded(self, sums: Tensor, recipe: Recipe) -> list[Tensor]:
         """The sketch, row by row, and the segments' sketches."""
@@ -241,10 +230,8 @@ def summed(flat: Tensor, start: int, tables: Tables) -> tuple[Tensor, Tensor]:
     last = -(-(start + flat.numel()) // BLOCK)
     tail = (last - first) * BLOCK - within - flat.numel()
     blocks = torch.nn.functional.pad(clean, (within, tail)).view(-1, 256, RUN)
-    turns, total = (
-        tables.turns(last),
-        torch.zeros(256, RUN, dtype=torch.float64, device=flat.device),
-    )
+    turns = tables.turns(last)
+    total = torch.zeros(256, RUN, dtype=torch.float64, device=flat.device)
     runs = torch.arange(256, device=flat.device)
     for low in range(0, last - first, _CHUNK):
         piece = blocks[low : low + _CHUNK].double()

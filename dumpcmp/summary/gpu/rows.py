@@ -72,7 +72,6 @@ class DeviceRow(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the row."""
         return self.batch.row_nbytes
 
     def copy_into(self, room: memoryview) -> Callable[[], None]:

@@ -36,7 +36,7 @@ def rates(dtype: torch.dtype, rows: int, way: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as room:
         path = Path(room, "d")
         write(path, dtype, rows)
-        command = [sys.executable, "-m", "benchmarks.compaction_pass", str(path), way]
+        command = [sys.executable, "-m", "benchmarks.compact_pass", str(path), way]
         found: dict[str, float] = json.loads(subprocess.check_output(command))
     return found
 
