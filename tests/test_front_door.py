@@ -1,6 +1,7 @@
 """The front door: every public name is there, is typed, and stays what it is."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -82,6 +83,15 @@ def test_a_user_of_mypy_strict_is_told_of_each_mistake(tmp_path: Path) -> None:
     found = {int(line.split(":")[1]): line for line in said if ": error:" in line}
     assert found.keys() == expected.keys(), said
     assert all(expected[line] in found[line] for line in expected), said
+
+
+def test_the_reference_explains_every_public_name_and_uses_it() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    used = {n.attr for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Attribute)}
+    names = set(dumpcmp.__all__) - {"__version__"}
+    assert names <= used
+    assert all(f"`{name}`" in page for name in names)
 
 
 def test_the_version_is_the_one_that_is_packaged() -> None:

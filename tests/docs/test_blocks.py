@@ -25,6 +25,7 @@ import torch
 from click.testing import CliRunner
 
 from dumpcmp.cli import main
+from dumpcmp.taps.distributed import ranks
 
 ROOT = Path(__file__).parents[2]
 WORKSPACE = Path(__file__).parent / "workspace"
@@ -143,6 +144,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [str(room), *sys.path])
     monkeypatch.setattr(sys, "argv", [""])
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(ranks, "_stated", [])  # what set_rank says is for a whole process
     torch._dynamo.reset()
     yield room
     for name, module in list(sys.modules.items()):
