@@ -48,7 +48,8 @@ class ConvNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         x = torch.relu(self.body(x) + x)
-        return self.head(self.pool(x).flatten(1))
+        out: Tensor = self.head(self.pool(x).flatten(1))
+        return out
 
 
 def tokens(batch: int = 2, length: int = 16, vocabulary: int = 128) -> Tensor:
@@ -135,7 +136,7 @@ class Subject:
         with nullcontext() if self.training else torch.no_grad():
             out = first_tensor(self.model(*self.inputs))
             if self.training:
-                (out.float() * _cotangent(out)).sum().backward()
+                (out.float() * _cotangent(out)).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _cotangent(out: Tensor) -> Tensor:
@@ -175,8 +176,8 @@ def measured(case: Case) -> list[str]:
         by_op, by_module = dumpcmp.compare(graph, target), dumpcmp.compare(eager, target)
     texts, twins = taken[0].mode.tapping.texts, taken[0].mode.tapping.twins
     certificate = dumped.certificate.partition(" as in")[0]
-    modules = [row for row in outputs(by_module) if "/" not in row.key.op]
-    gradients = [r for r in by_op.rows if r.golden_key and r.key.slot.startswith("grad")]
+    modules = [row for row in outputs(by_module) if row.key.op.is_module]
+    gradients = [r for r in by_op.rows if r.golden_key and r.key.slot.is_gradient]
     return [
         case.model, case.words, case.way, certificate.replace("not certified: ", ""),
         part(outputs(by_op)), part(modules), part(gradients),
@@ -187,7 +188,7 @@ def measured(case: Case) -> list[str]:
 
 def outputs(outcome: Outcome) -> list[Row]:
     """The rows of what golden's ops and modules gave."""
-    return [row for row in outcome.rows if row.golden_key and row.key.slot.startswith("output")]
+    return [row for row in outcome.rows if row.golden_key and row.key.slot.is_output]
 
 
 def part(rows: list[Row]) -> str:

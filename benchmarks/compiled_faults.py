@@ -66,7 +66,9 @@ def becomes(target: Any) -> Change:
 
 def is_left_out(keeping: int) -> Change:
     def change(graph: fx.Graph, node: fx.Node) -> None:
-        node.replace_all_uses_with(node.args[keeping])
+        kept = node.args[keeping]
+        assert isinstance(kept, fx.Node)
+        node.replace_all_uses_with(kept)
         graph.erase_node(node)
 
     return change

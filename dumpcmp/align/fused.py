@@ -31,7 +31,7 @@ def by_provenance(
         kernel = kernel_of(pair)
         if pair.target is not None:
             by = PairedBy.PROVENANCE if kernel and pair.by is PairedBy.KEY else pair.by
-            by = PairedBy.TWIN if target.record(pair.target).seen_in else by
+            by = PairedBy.TWIN if target.record(pair.target).is_twin else by
             inner = pair.golden is None and pair.target.slot.kind in _INNER
             yield replace(pair, by=by, inside=kernel if inner else "")
             continue
@@ -39,7 +39,7 @@ def by_provenance(
         origin = golden.first(pair.golden)
         partner = partners.get(origin)
         if partner is not None:
-            twin = target.record(partner).seen_in
+            twin = target.record(partner).is_twin
             yield replace(pair, target=partner, by=PairedBy.TWIN if twin else PairedBy.PROVENANCE)
         else:
             yield replace(pair, inside=kernel_of(replace(pair, golden=origin)) or kernel)

@@ -22,7 +22,7 @@ from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.errors import CaptureError, CaptureWarning, SelectionError
 from dumpcmp.nouns.loading import load
 from dumpcmp.nouns.selection import Selection, make_tap
-from dumpcmp.taps.inductor.certificate import Evidence, certificate
+from dumpcmp.taps.inductor.certificate import GraphRuns, certificate
 from dumpcmp.taps.inductor.compiled import CompiledCapture, untapped_evidence, unwrapped
 from dumpcmp.taps.recording.arguments import slots_of
 from dumpcmp.taps.recording.values import Counts
@@ -111,7 +111,7 @@ class _Certifying:
     """Has run a compiled program twice without a tap; says whether the tap then changed it."""
 
     def __init__(self, program: Callable[[], object]) -> None:
-        self.tapped = Evidence()
+        self.tapped = GraphRuns()
         self._first, self._again = untapped_evidence(program)
 
     def certificate(self) -> dict[str, Any]:

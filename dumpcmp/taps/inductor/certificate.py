@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import xxhash
@@ -24,7 +24,7 @@ class GraphRun:
 
 
 @dataclass(slots=True)
-class Evidence:
+class GraphRuns:
     """All runs of generated code in one run of a program, in order."""
 
     runs: list[GraphRun] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a comparison of two Evidences says; None where that could not be known."""
+    """What a comparison of two GraphRuns says; None where that could not be known."""
 
     same_kernels: bool | None
     same_bits: bool | None
@@ -44,14 +44,12 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """As run.json holds it."""
-        return {
-            "same_kernels": self.same_kernels,
-            "same_bits": self.same_bits,
-            "text": self.text,
-        }
+        return asdict(self)
 
 
-def certificate(untapped: Evidence, tapped: Evidence, again: Evidence | None = None) -> Certificate:
+def certificate(
+    untapped: GraphRuns, tapped: GraphRuns, again: GraphRuns | None = None
+) -> Certificate:
     """Hold the run that was recorded against one that was not.
 
     `again` is a second untapped run: outputs in which the two of them differ, because of atomic
@@ -73,7 +71,7 @@ def certificate(untapped: Evidence, tapped: Evidence, again: Evidence | None = N
     return Certificate(kernels, not changed, _text(kernels, len(changed), len(spared), tapped))
 
 
-def _differing(one: Evidence, other: Evidence) -> set[tuple[int, int]]:
+def _differing(one: GraphRuns, other: GraphRuns) -> set[tuple[int, int]]:
     """Which outputs of which runs differ."""
     return {
         (i, j)
@@ -83,7 +81,7 @@ def _differing(one: Evidence, other: Evidence) -> set[tuple[int, int]]:
     }
 
 
-def _text(kernels: bool, num_changed: int, num_spared: int, tapped: Evidence) -> str:
+def _text(kernels: bool, num_changed: int, num_spared: int, tapped: GraphRuns) -> str:
     num_graphs = len({run.code for run in tapped.runs})
     num_outputs = sum(len(run.outputs) for run in tapped.runs)
     ran = f"{num_graphs} compiled graphs, {num_outputs} outputs"

@@ -14,7 +14,7 @@ from dumpcmp.nouns.record import Call, Record, Source
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.pytorch.names import private
 from dumpcmp.pytorch.randomness import Randomness
-from dumpcmp.taps.inductor.certificate import Evidence
+from dumpcmp.taps.inductor.certificate import GraphRuns
 from dumpcmp.taps.inductor.generated import Tapping
 from dumpcmp.taps.inductor.provenance import Provenance
 from dumpcmp.taps.modes.graph import UNTRACED, calling, untraced, untraced_mode
@@ -29,7 +29,8 @@ class CompiledCapture(ModuleCapture):
     """Runs what the program compiles as it is, and records what its kernels compute.
 
     A program that compiles nothing is compiled at its root module. What dynamo leaves outside
-    of its graphs runs as it would, and is recorded as in eager mode.
+    of its graphs runs as it would, and is recorded as in eager mode. `way` says how Inductor
+    compiles and is tapped, as `Provenance` takes it.
     """
 
     def __init__(
@@ -37,24 +38,15 @@ class CompiledCapture(ModuleCapture):
         recorder: Recorder,
         roots: Collection[nn.Module] = (),
         *,
-        fusion: bool = True,
-        realize: bool = False,
-        twin: bool = False,
         tapped: bool = True,
+        **way: bool,
     ) -> None:
         inner = [getattr(root, "_orig_mod", root) for root in roots]  # of what torch.compile gave
         super().__init__(recorder, inner, mode=untraced_mode if tapped else None)
         self.enter = untraced(self.enter)
         self.exit = untraced(self.exit)
         self.begin = untraced(self.begin)
-        self._provenance = Provenance(
-            self._where,
-            quietly=self.quietly,
-            tapped=tapped,
-            unfused=not fusion,
-            realize=realize,
-            twin=twin,
-        )
+        self._provenance = Provenance(self._where, self.quietly, tapped=tapped, **way)
         self.tapping = Tapping(lambda: self.step, self._provenance.known)
         self._compiled: dict[int, Callable[..., Any]] = {}
 
@@ -106,17 +98,10 @@ class CompiledCapture(ModuleCapture):
 class CompiledBackend(GraphBackend):
     """Inductor as a torch.compile backend of its own: tapped until it is closed."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        *,
-        fusion: bool = True,
-        realize: bool = False,
-        twin: bool = False,
-    ) -> None:
+    def __init__(self, recorder: Recorder, **way: bool) -> None:
         super().__init__(recorder)
         self._compiling = False
-        provenance = Provenance(self._where, unfused=not fusion, realize=realize, twin=twin)
+        provenance = Provenance(self._where, lambda run: run, **way)
         self.tapping = Tapping(self._step_in_scope, provenance.known)
         self._ends = ExitStack()
         self._ends.enter_context(provenance.watching())
@@ -157,9 +142,9 @@ def unwrapped(error: BaseException) -> BaseException:
     return inner if isinstance(inner, CaptureError) else error
 
 
-def untapped_evidence(program: Callable[[], object]) -> tuple[Evidence, Evidence]:
+def untapped_evidence(program: Callable[[], object]) -> tuple[GraphRuns, GraphRuns]:
     """Run `program` twice, compiled as it would be, with no tap, from the same random state."""
-    start, runs = Randomness.now(), (Evidence(), Evidence())
+    start, runs = Randomness.now(), (GraphRuns(), GraphRuns())
     capture = CompiledCapture(Recorder(_Nowhere(), Tap()), tapped=False)
     with capture.running():
         for evidence in runs:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dumpcmp.nouns.record import TWIN, Call
 from dumpcmp.pytorch.randomness import Randomness
-from dumpcmp.taps.inductor.certificate import Evidence, digest_of_all
+from dumpcmp.taps.inductor.certificate import GraphRuns, digest_of_all
 from dumpcmp.taps.inductor.ops import Mark, Traced, calls_of
 from dumpcmp.taps.inductor.tables import ENDING, Reading, kernel_of_each_op, read_table
 from dumpcmp.taps.inductor.twin import Check, TwinGraph, Twins
@@ -30,7 +30,7 @@ class Tapping:
     def __init__(self, step: Callable[[], Step | None], known: Mapping[str, Traced]) -> None:
         self.step = step  # that this thread is in the middle of
         self.known = known  # graphs of dynamo by digest, by which generated code refers to them
-        self.evidence: Evidence | None = None  # gathered for a certificate
+        self.evidence: GraphRuns | None = None  # gathered for a certificate
         self.twins = Twins()
         self.texts = Texts()
         # Forward runs by graph, for their backward to find.
@@ -85,20 +85,17 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def tapped_graph(names: dict[str, Any], table: str) -> TappedGraph:
-    """The table that stands at the end of generated code, read once when it is loaded."""
-    return TappedGraph(names, table)
-
-
 class TappedGraph:
-    """One piece of generated code. Calling it hands over a buffer that was just computed."""
+    """One piece of generated code, made when it is loaded, of the table at its end.
+
+    Calling it hands over a buffer that was just computed.
+    """
 
     def __init__(self, names: dict[str, Any], table: str) -> None:
         self.path = Path(names["__file__"])
         self.table = read_table(table)
         self.kernel_of = kernel_of_each_op(self.table)
-        twin = self.table.twin
-        self.twin = None if twin is None else TwinGraph(self.table, twin, names, _twin_tap)
+        self.twin = TwinGraph(self.table, names, _twin_tap) if self.table.twin else None
 
     def __call__(self, number: int, tensor: Tensor, *sizes: int) -> None:
         run = _thread.run

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,7 +27,7 @@ class Marking:
         self._gradients: dict[Any, list[Mark]] = {}
         self._began = 0  # autograd's number when the present node began
         self._arguments: tuple[Any, ...] = ()  # of the present node
-        self._known: list[tuple[Known, list[Mark]]] = []  # nodes before the passes
+        self._known: list[Known] = []
 
     # While AOTAutograd traces dynamo's graph
 
@@ -70,7 +69,7 @@ class Marking:
         argument of the graph others may add: it is watched when the graph runs.
         """
         which = _differentiated(tensor)
-        if which in self._given or traced_node(tensor) is None:
+        if which in self._given or _traced_node(tensor) is None:
             return
         marks = self._gradients.get(which)
         if marks is None:
@@ -83,30 +82,29 @@ class Marking:
 
     def remember(self, nodes: fx.Graph) -> None:
         """Note the marked `nodes` of the post-grad graph, before passes change it."""
-        marked = [node for node in nodes.nodes if node.meta.get(MARK)]
-        self._known = [(known_before(node), node.meta[MARK]) for node in marked]
+        self._known = [
+            Known(node.name, _kind(node), node.meta[MARK], tuple(_uses(node)))
+            for node in nodes.nodes
+            if node.meta.get(MARK)
+        ]
 
     def restore(self, nodes: fx.Graph) -> None:
         """Give the Marks of nodes that passes removed to what took their place."""
         present = {node.name: node for node in nodes.nodes}
-        for known, marks in self._known:
+        for known in self._known:
             if known.name in present:
                 continue
-            heir = self._rewritten(known, marks, nodes) or successor(known, present)
+            heir = self._rewritten(known, nodes) or _successor(known, present)
             if heir is not None:
-                theirs = heir.meta.setdefault(MARK, [])
-                theirs += [mark for mark in marks if mark not in theirs]
+                marks = heir.meta.setdefault(MARK, [])
+                marks += [mark for mark in known.marks if mark not in marks]
 
-    def _rewritten(self, known: Known, marks: list[Mark], nodes: fx.Graph) -> fx.Node | None:
+    def _rewritten(self, known: Known, nodes: fx.Graph) -> fx.Node | None:
         """The one new node that says it was made of the op whose node vanished: its result."""
-        ops = {mark.op for mark in marks if mark.slot.is_output}
-        found = [
-            node
-            for node in nodes.nodes
-            if not node.meta.get(MARK)
-            and kind_of(node) == known.kind
-            and op_of(self._graph, node) in ops
-        ]
+        ops = {mark.op for mark in known.marks if mark.slot.is_output}
+        unmarked = [node for node in nodes.nodes if not node.meta.get(MARK)]
+        alike = [node for node in unmarked if _kind(node) == known.kind]
+        found = [node for node in alike if op_of(self._graph, node) in ops]
         inner = {source for node in found for source in node.all_input_nodes}
         results = [node for node in found if node not in inner]
         return results[0] if len(results) == 1 else None
@@ -120,12 +118,12 @@ def _inputs_of(function: Function, args: tuple[Any, ...], kwargs: Any) -> slots.
 
 
 def _mark(tensor: Tensor, marks: list[Mark]) -> None:
-    node = traced_node(tensor)
+    node = _traced_node(tensor)
     if node is not None:
         node.meta.setdefault(MARK, []).extend(marks)
 
 
-def traced_node(tensor: Tensor) -> fx.Node | None:
+def _traced_node(tensor: Tensor) -> fx.Node | None:
     """The node of the graph being traced whose value `tensor` now is; None outside of tracing."""
     mode = private("torch.fx.experimental.proxy_tensor:get_proxy_mode")()
     if mode is None:
@@ -152,61 +150,53 @@ def _differentiated(tensor: Tensor) -> Any:
     return WeakIdRef(tensor) if made_by is None else (made_by._sequence_nr(), tensor.output_nr)
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """Where a node was used: which argument of which node."""
 
     user: str
     target: Any
     position: int
-    num_leaves: int
+    num_arguments: int
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A node before the passes ran: its kind of value, and all its uses."""
+class Known(NamedTuple):
+    """A marked node before the passes ran, and what is needed to find who took its place."""
 
     name: str
     kind: str  # shape and dtype
+    marks: list[Mark]
     uses: tuple[Use, ...]
 
 
-def known_before(node: fx.Node) -> Known:
-    """What is needed to find the successor of `node`, should it vanish."""
-    return Known(node.name, kind_of(node), tuple(_uses(node)))
-
-
-def _uses(node: fx.Node) -> Iterator[Use]:
-    for user in node.users:
-        leaves = pytree.tree_leaves((user.args, user.kwargs))
-        for position, leaf in enumerate(leaves):
-            if leaf is node:
-                yield Use(user.name, user.target, position, len(leaves))
-
-
-def kind_of(node: fx.Node) -> str:
+def _kind(node: fx.Node) -> str:
     """Shape and dtype of the value of `node`, as text: to compare symbols would fix them."""
     value = node.meta.get("val")
     return f"{list(value.shape)} {value.dtype}" if isinstance(value, Tensor) else ""
 
 
-def successor(known: Known, nodes: dict[str, fx.Node]) -> fx.Node | None:
+def _uses(node: fx.Node) -> Iterator[Use]:
+    for user in node.users:
+        arguments = pytree.tree_leaves((user.args, user.kwargs))
+        for position, argument in enumerate(arguments):
+            if argument is node:
+                yield Use(user.name, user.target, position, len(arguments))
+
+
+def _successor(known: Known, nodes: dict[str, fx.Node]) -> fx.Node | None:
     """The node that all former users of a vanished node now take in its stead.
 
     It stands for the vanished node, with the right value or, where a pass is at fault, a wrong
     one. None where the users are gone too, disagree, or take a value of another kind.
     """
     found = {_now_at(use, nodes) for use in known.uses} - {None}
-    if len(found) != 1:
-        return None
-    (node,) = found
-    return node if node is not None and kind_of(node) == known.kind else None
+    node = found.pop() if len(found) == 1 else None
+    return node if node is not None and _kind(node) == known.kind else None
 
 
 def _now_at(use: Use, nodes: dict[str, fx.Node]) -> fx.Node | None:
     user = nodes.get(use.user)
     if user is None or user.target != use.target:
         return None
-    leaves = pytree.tree_leaves((user.args, user.kwargs))
-    leaf = leaves[use.position] if len(leaves) == use.num_leaves else None
-    return leaf if isinstance(leaf, fx.Node) else None
+    arguments = pytree.tree_leaves((user.args, user.kwargs))
+    found = arguments[use.position] if len(arguments) == use.num_arguments else None
+    return found if isinstance(found, fx.Node) else None

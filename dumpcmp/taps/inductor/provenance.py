@@ -14,48 +14,16 @@ from torch import fx
 
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.key import Slot
-from dumpcmp.pytorch.names import TESTED, check_names, private
+from dumpcmp.pytorch.names import check_names, private
+from dumpcmp.taps.inductor import tables, written
 from dumpcmp.taps.inductor.again import lowered_again, replaced, standing_in
-from dumpcmp.taps.inductor.marks import Marking
 from dumpcmp.taps.inductor.ops import Mark, Traced, named, op_near, op_of
-from dumpcmp.taps.inductor.tables import (
-    SCHEMA,
-    Tapped,
-    TwinCode,
-    bases_of,
-    hidden,
-    is_computed,
-    lines_of,
-    readings_of,
-    table_of,
-    unrepeatable,
-)
 from dumpcmp.taps.inductor.views import Sizes
-from dumpcmp.taps.inductor.written import (
-    Written,
-    is_outermost,
-    lowering,
-    newly_written,
-    noting_kernel,
-)
+from dumpcmp.taps.inductor.written import Written, is_outermost, lowering
 from dumpcmp.taps.recording.models import Model
 
 Original = Callable[..., Any]  # the function of Inductor's that one of ours stands in for
 Pass = Callable[[fx.Graph], None]
-
-
-class Compilation:
-    """One graph of dynamo on its way through Inductor."""
-
-    def __init__(self, traced: Traced) -> None:
-        self.traced = traced
-        self.marks = Marking(traced)
-        self.tapped: list[Tapped] = []
-        self.kernels: dict[str, set[int]] = {}  # kernel -> the ops inside
-
-    def begin_code(self) -> None:
-        """Forget what was written: the code that comes now is another one."""
-        self.tapped, self.kernels = [], {}
 
 
 class Provenance:
@@ -64,22 +32,21 @@ class Provenance:
     def __init__(
         self,
         where: Callable[[], tuple[Model, str] | None],
+        quietly: Callable[[Callable[..., Any]], Callable[..., Any]],
+        /,
         *,
-        quietly: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda run: run,
         tapped: bool = True,
-        unfused: bool = False,
+        fusion: bool = True,
         realize: bool = False,
         twin: bool = False,
     ) -> None:
         self.known: dict[str, Traced] = {}  # by digest, which generated code refers to
         self._where = where  # the model that runs now, and the module of it that is being called
         self._quietly = quietly  # what is compiled runs with nothing recorded but by the tap
-        self._tapped, self._unfused, self._realize = tapped, unfused, realize
+        self._tapped, self._fusion, self._realize = tapped, fusion, realize
         self._twin = twin and tapped
-        self._tag = f"dumpcmp-{SCHEMA}-{unfused:d}{realize:d}{tapped:d}{self._twin:d}"
-        self._compilations: weakref.WeakKeyDictionary[object, Compilation] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._tag = f"dumpcmp-{tables.SCHEMA}-{fusion:d}{realize:d}{tapped:d}{self._twin:d}"
+        self._compilations = weakref.WeakKeyDictionary[object, tables.Compilation]()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -90,7 +57,7 @@ class Provenance:
         with ExitStack() as ends:
             for path, ours in self._stand_ins().items():
                 ends.enter_context(standing_in(path, ours))
-            if self._unfused:
+            if not self._fusion:
                 most = "torch._inductor.codegen.cpp:CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM"
                 ends.enter_context(replaced(most, lambda _: -1))
             ends.enter_context(config.patch(cache_key_tag=f"{config.cache_key_tag}{self._tag}"))
@@ -106,7 +73,7 @@ class Provenance:
             f"{shapes}.run_node": self._trace,
             "torch.fx:Interpreter.run_node": self._trace_body,
             "torch._inductor.graph:GraphLowering.run": self._lower,
-            f"{wrapper}.generate_kernel_call": noting_kernel,
+            f"{wrapper}.generate_kernel_call": written.noting_kernel,
             f"{scheduler}.free_buffers": self._free_buffers,
             "torch._inductor.graph:GraphLowering.codegen": self._codegen,
             "torch._inductor:aoti_load_package": _refuse_package,
@@ -118,10 +85,10 @@ class Provenance:
     @property
     def _materializes(self) -> bool:
         """Whether what is realised is also stored, if only one kernel uses it."""
-        return self._unfused or self._realize
+        return not self._fusion or self._realize
 
     @property
-    def _now(self) -> Compilation | None:
+    def _now(self) -> tables.Compilation | None:
         """The compilation that is under way; the same for the backward of its graph."""
         context = _tracing_context()
         return None if context is None else self._compilations.get(context)
@@ -140,7 +107,7 @@ class Provenance:
         context = _tracing_context()
         if context is not None and isinstance(model, fx.GraphModule):
             traced = named(model, *where)
-            self._compilations[context] = Compilation(traced)
+            self._compilations[context] = tables.Compilation(traced)
             self.known[traced.digest] = traced
         patch, settings = private("torch._inductor.config:patch"), self._settings()
         with patch(settings):
@@ -157,7 +124,7 @@ class Provenance:
         }
         if self._materializes:  # patterns put several ops into one call, such as mm and add
             settings |= {"inplace_buffers": False, "pattern_matcher": False}
-        if self._unfused:
+        if not self._fusion:
             settings["max_fusion_size"] = 1
         return settings
 
@@ -194,10 +161,10 @@ class Provenance:
     def _realize_in(self, nodes: fx.Graph) -> None:
         """Have the values of ops stored in memory with `realize`, all values without fusion."""
         wanted: Iterable[fx.Node] = ()
-        if self._unfused:
-            wanted = [node for node in nodes.nodes if is_computed(node)]
+        if not self._fusion:
+            wanted = [node for node in nodes.nodes if tables.is_computed(node)]
         elif self._realize:
-            wanted = bases_of(nodes)
+            wanted = tables.bases_of(nodes)
         for node in wanted:
             node.meta["inductor_realize_to_strides"] = True
 
@@ -223,26 +190,19 @@ class Provenance:
 
     def _lower(self, original: Original, graph: Any, *args: Any) -> Any:
         """Some passes run after all custom ones: what they made is marked before it is lowered."""
-        if self._unfused and is_outermost(graph):
+        if not self._fusion and is_outermost(graph):
             self._restore(graph.module.graph)
         return original(graph, *args)
 
     def _free_buffers(self, original: Original, scheduler: Any) -> None:
         """Inductor frees what it no longer needs after each kernel: the moment to read values."""
         if self._now is not None and is_outermost(lowering()):
-            try:
-                values = list(newly_written(scheduler))
-            except AttributeError as error:
-                raise CaptureError(
-                    f"torch {torch.__version__} is not as --mode compiled knows it: {error}",
-                    hint=f"use torch {TESTED}, or --mode boundary --backend inductor",
-                ) from error
-            for value in values:
+            for value in written.newly_written(scheduler):
                 for line in self._lines(self._now, value):
                     lowering().wrapper_code.writeline(line)
         original(scheduler)
 
-    def _lines(self, now: Compilation, value: Written) -> Iterator[str]:
+    def _lines(self, now: tables.Compilation, value: Written) -> Iterator[str]:
         """The line that reads `value`, if some op is waiting for it."""
         inside = {op_of(now.traced, node) for node in value.origins} - {None}
         now.kernels.setdefault(value.kernel, set()).update(inside)  # type: ignore[arg-type]
@@ -252,13 +212,13 @@ class Provenance:
         readings, op, origin = [], None, value.origin
         backward = bool(lowering().is_backward)
         if origin is not None:
-            readings, op = readings_of(origin, sizes, backward), op_of(now.traced, origin)
-        if origin is not None and self._unfused and not readings:
+            readings, op = tables.readings_of(origin, sizes, backward), op_of(now.traced, origin)
+        if origin is not None and not self._fusion and not readings:
             near = op_near(now.traced, origin)
             slot = Slot(f"{'grad_' if backward else ''}inner.{origin.name}")
             readings = [] if near is None else [([], [Mark(near, slot)])]
         if readings or self._twin:  # what is no op's value still vouches for its kernel
-            now.tapped.append(Tapped(value, op, readings))
+            now.tapped.append(tables.Tapped(value, op, readings))
             given = "".join(f", {_size_expression(size)}" for size in sizes)
             yield f"_dumpcmp({len(now.tapped) - 1}, {value.variable}{given})"
 
@@ -269,10 +229,7 @@ class Provenance:
         wrapper, kernels = original(graph)
         now = self._now
         if now is not None and hasattr(wrapper, "value") and is_outermost(graph):
-            backward = bool(graph.is_backward)
-            table = table_of(
-                now.traced.digest, graph.module, wrapper.value, backward, now.tapped, now.kernels
-            )
+            table = tables.table_of(now, graph.module, wrapper.value, bool(graph.is_backward))
             if self._twin:
                 stored = {each.value.name for each in now.tapped}
                 table = replace(table, twin=self._twin_code(now, original, graph, stored))
@@ -281,18 +238,18 @@ class Provenance:
         return wrapper, kernels
 
     def _twin_code(
-        self, now: Compilation, codegen: Original, graph: Any, stored: Set[str]
-    ) -> TwinCode:
+        self, now: tables.Compilation, codegen: Original, graph: Any, stored: Set[str]
+    ) -> tables.TwinCode:
         nodes = graph.module.graph
-        problem = unrepeatable(nodes)
+        problem = tables.unrepeatable(nodes)
         if problem:
-            return TwinCode(problem)
+            return tables.TwinCode(problem)
         now.begin_code()
         try:
-            code, changed = lowered_again(graph, codegen, hidden(nodes, stored))
+            code, changed = lowered_again(graph, codegen, tables.hidden(nodes, stored))
         except Exception as error:  # whatever Inductor raises: the program runs without a twin
-            return TwinCode(f"it cannot be compiled: {type(error).__name__}: {error}")
-        return TwinCode("", code, changed, lines_of(now.tapped))
+            return tables.TwinCode(f"it cannot be compiled: {type(error).__name__}: {error}")
+        return tables.TwinCode("", code, changed, tables.lines_of(now.tapped))
 
 
 def _tracing_context() -> object | None:

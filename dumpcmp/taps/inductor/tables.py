@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, fx
 
 from dumpcmp.nouns.key import Slot
-from dumpcmp.taps.inductor.ops import MARK, Mark
+from dumpcmp.taps.inductor.marks import Marking
+from dumpcmp.taps.inductor.ops import MARK, Mark, Traced
 from dumpcmp.taps.inductor.views import Sizes, View, base_of, is_same, view_name, views_of
 from dumpcmp.taps.inductor.written import Written
 
-SCHEMA = 9  # caches keep code with tables of different schemas apart
+SCHEMA = 10  # caches keep code with tables of different schemas apart
 # Of the generated code: ours comes then.
-ENDING = "\n\nfrom dumpcmp.taps.inductor.generated import tapped_graph"
+ENDING = "\n\nfrom dumpcmp.taps.inductor.generated import TappedGraph"
 
 _REPEATABLE = ("", "aten", "prims", "inductor", "inductor_prims")  # "": Python's own operators
 _SPARE_LINE = re.compile(r"^\s*(_dumpcmp\(.*|#.*|)\n", re.MULTILINE)  # the tap's, and comments
@@ -48,7 +49,7 @@ class TwinCode:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TapTable:
     """What generated code must know when it runs."""
 
     graph: str  # digest of dynamo's
@@ -68,13 +69,13 @@ class Table:
         """The end of the generated code: this table, and a watch around the code's entry."""
         return (
             f"{ENDING}\n\n"
-            f"_dumpcmp = tapped_graph(globals(), {json.dumps(asdict(self))!r})\n"
+            f"_dumpcmp = TappedGraph(globals(), {json.dumps(asdict(self))!r})\n"
             "call = _dumpcmp.watching(call)\n"
         )
 
 
-def read_table(text: str) -> Table:
-    """The Table that `Table.written` wrote down as JSON."""
+def read_table(text: str) -> TapTable:
+    """The table that `TapTable.written` wrote down as JSON."""
     found = json.loads(text)
     twin = found["twin"]
     if twin is not None:
@@ -82,7 +83,7 @@ def read_table(text: str) -> Table:
     found["lines"] = _lines(found["lines"])
     found["inputs"] = [(position, _readings(listed)) for position, listed in found["inputs"]]
     found["outputs"] = [(position, _mark(listed)) for position, listed in found["outputs"]]
-    return Table(**found)
+    return TapTable(**found)
 
 
 def _lines(listed: Iterable[Any]) -> list[TapLine]:
@@ -102,7 +103,7 @@ def marks_in(readings: Iterable[Reading]) -> Iterator[Mark]:
     return (mark for _, marks in readings for mark in marks)
 
 
-def kernel_of_each_op(table: Table) -> dict[int, str]:
+def kernel_of_each_op(table: TapTable) -> dict[int, str]:
     """The kernel that stores an op's output, or else the first that the op is inside of."""
     found: dict[int, str] = {}
     for line in table.lines:
@@ -135,27 +136,34 @@ def lines_of(tapped: Sequence[Tapped]) -> list[TapLine]:
     return [TapLine(v.kernel, op, names[id(v)], readings) for v, op, readings in tapped]
 
 
-def table_of(
-    graph: str,
-    module: fx.GraphModule,
-    code: str,
-    backward: bool,
-    tapped: Sequence[Tapped],
-    kernels: dict[str, set[int]],
-) -> Table:
+class Compilation:
+    """One graph of dynamo on its way through Inductor."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+        self.marks = Marking(traced)
+        self.begin_code()
+
+    def begin_code(self) -> None:
+        """Forget what was written: the code that comes now is another one."""
+        self.tapped: list[Tapped] = []
+        self.kernels: dict[str, set[int]] = {}  # kernel -> the ops inside
+
+
+def table_of(now: Compilation, module: fx.GraphModule, code: str, backward: bool) -> TapTable:
     """What the `code` that was generated for post-grad graph `module` must know when it runs."""
     nodes = list(module.graph.nodes)
-    captured = {each.value.name for each in tapped if each.readings}
+    captured = {each.value.name for each in now.tapped if each.readings}
     computed = [n for n in nodes if is_computed(n) and not _is_given(n)]
-    lines = lines_of(tapped)
-    return Table(
-        graph,
+    lines = lines_of(now.tapped)
+    return TapTable(
+        now.traced.digest,
         backward,
         lines,
         inputs=list(_inputs(nodes, backward)),
         outputs=list(_outputs(nodes)),
-        kernels={kernel: sorted(ops) for kernel, ops in kernels.items()},
-        proofs=_proofs(tapped, lines),
+        kernels={kernel: sorted(ops) for kernel, ops in now.kernels.items()},
+        proofs=_proofs(now.tapped, lines),
         computed=(sum(n.name in captured for n in computed), len(computed)),
         unwritten=list(_unwritten(nodes)),
         digest=code_digest(code),

@@ -9,7 +9,7 @@ all that the kernel does store, bit for bit; elsewhere it is dropped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -20,8 +20,8 @@ from torch import Tensor
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.taps.inductor.again import load_code
 from dumpcmp.taps.inductor.ops import Mark
-from dumpcmp.taps.inductor.tables import Table, TwinCode, marks_in
-from dumpcmp.taps.inductor.views import View, replay
+from dumpcmp.taps.inductor.tables import TapTable, marks_in
+from dumpcmp.taps.inductor.views import replay
 from dumpcmp.taps.recording.sources import digest_of
 
 Put = Callable[[Sequence[Mark], Tensor], None]
@@ -55,32 +55,28 @@ class Twins:
 class TwinGraph:
     """The twin of one piece of generated code, and what is known of both."""
 
-    def __init__(
-        self, table: Table, twin: TwinCode, constants: Mapping[str, Any], tap: Callable[..., None]
-    ) -> None:
-        self.problem = twin.problem
-        self.changed = twin.changed
-        self.lines = twin.lines
-        self._code, self._constants, self._tap = twin.code, constants, tap
+    def __init__(self, table: TapTable, names: dict[str, Any], tap: Callable[..., None]) -> None:
+        assert table.twin is not None
+        self._code, self._names, self._tap = table.twin.code, names, tap
+        self.problem = table.twin.problem
+        self.changed = table.twin.changed
+        self.lines = table.twin.lines
         self.kernels: dict[int | None, set[str]] = {}  # op -> the kernels that it is computed in
         for kernel, ops in table.kernels.items():
             for op in ops:
                 self.kernels.setdefault(op, set()).add(kernel)
         self.proofs = [line.name for line in table.lines]
         self.stored = table.proofs
-        lists = (*(line.readings for line in table.lines), *(read for _, read in table.inputs))
-        seen = {mark for readings in lists for mark in marks_in(readings)}
-        self.hidden = {  # what only the twin stores, and the op that computes it
-            mark: line.op
-            for line in self.lines
-            for mark in marks_in(line.readings)
-            if mark not in seen
-        }
+        read = [*(line.readings for line in table.lines), *(each for _, each in table.inputs)]
+        seen = {mark for readings in read for mark in marks_in(readings)}
+        shown = [(mark, line.op) for line in self.lines for mark in marks_in(line.readings)]
+        # What only the twin stores, and the op that computes it.
+        self.hidden = {mark: op for mark, op in shown if mark not in seen}
 
     @cached_property
     def call(self) -> Callable[[list[Any]], Any]:
         """The entry of the twin's code, which is compiled now."""
-        module = load_code(self._code, self._constants)
+        module = load_code(self._code, self._names)
         module._dumpcmp = self._tap
         entry: Callable[[list[Any]], Any] = module.call
         return entry
@@ -142,11 +138,14 @@ class Check:
         line = self._twin.lines[number]
         if line.name in self._prints:
             self._compare(line.name, tensor)
+        kernels = self._twin.kernels.get(line.op, set())
+        sound = bool(kernels) and all(self._sound.get(k, False) for k in kernels)
         for views, marks in line.readings:
             wanted = [mark for mark in marks if mark in self._wanted]
-            if wanted:
-                self._wanted.difference_update(wanted)
-                self._hold(self._twin.kernels.get(line.op, set()), wanted, tensor, views, sizes)
+            self._wanted.difference_update(wanted)
+            if wanted and sound:
+                self._held.append((kernels, wanted, replay(tensor, views, sizes).clone()))
+        self._release()
 
     def _compare(self, proof: str, tensor: Tensor) -> None:
         agrees = fingerprint(tensor) == self._prints.pop(proof)
@@ -155,19 +154,6 @@ class Check:
             self._open[kernel].discard(proof)
             if not self._open[kernel]:
                 del self._open[kernel]
-        self._release()
-
-    def _hold(
-        self,
-        kernels: set[str],
-        wanted: list[Mark],
-        tensor: Tensor,
-        views: Sequence[View],
-        sizes: Sequence[int],
-    ) -> None:
-        if kernels and all(self._sound.get(k, False) for k in kernels):
-            self._held.append((kernels, wanted, replay(tensor, views, sizes).clone()))
-            self._release()
 
     def _release(self) -> None:
         """Record what is held of kernels that have proved to agree; drop that of others."""

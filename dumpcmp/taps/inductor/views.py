@@ -4,43 +4,32 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 View = list[Any]  # [name of the op, its arguments after the tensor]: JSON, as it lies in caches
-Sizes = list[object]  # the symbolic sizes that views refer to as {"size": i}
+Sizes = list[object]  # the symbolic sizes that views refer to: "0" is the first
 
 _ATEN = torch.ops.aten
 
-# Only what never computes: the elements of the result are elements of the input. A view may
-# meet other strides than it was traced with, so it is replayed as a reshape.
+_SAME = ("alias", "clone", "detach", "lift_fresh_copy")  # equal in shape and value
+_RESHAPES = ("view", "_unsafe_view", "reshape")  # may meet other strides than they were traced with
+_PLAIN = (
+    *("permute", "t", "transpose", "expand", "slice", "select", "squeeze", "unsqueeze"),
+    *("split", "split_with_sizes", "unbind", "diagonal", "unfold"),
+)
+# Only what never computes: the elements of the result are elements of the input.
 _VIEWS: dict[str, Callable[..., Any]] = {
-    "alias": _ATEN.alias,
-    "clone": _ATEN.alias,
-    "detach": _ATEN.alias,
-    "lift_fresh_copy": _ATEN.alias,
-    "view": _ATEN.reshape,
-    "_unsafe_view": _ATEN.reshape,
-    "reshape": _ATEN.reshape,
+    **dict.fromkeys(_SAME, _ATEN.alias),
+    **dict.fromkeys(_RESHAPES, _ATEN.reshape),
+    **{name: getattr(_ATEN, name) for name in _PLAIN},
     "_reshape_alias": lambda tensor, size, _stride: tensor.reshape(size),
-    "permute": _ATEN.permute,
-    "t": _ATEN.t,
-    "transpose": _ATEN.transpose,
-    "expand": _ATEN.expand,
-    "slice": _ATEN.slice,
-    "select": _ATEN.select,
-    "squeeze": _ATEN.squeeze,
-    "unsqueeze": _ATEN.unsqueeze,
-    "split": _ATEN.split,
-    "split_with_sizes": _ATEN.split_with_sizes,
-    "unbind": _ATEN.unbind,
-    "diagonal": _ATEN.diagonal,
-    "unfold": _ATEN.unfold,
     "getitem": operator.getitem,
 }
-_SAME = frozenset(("alias", "clone", "detach", "lift_fresh_copy"))  # equal in shape and value
 
 
 def view_name(node: fx.Node) -> str:
@@ -97,21 +86,19 @@ def _view(node: fx.Node, sizes: Sizes) -> View | None:
         words = [argument.name for argument in schema.arguments][len(node.args) :]
         args += [node.kwargs[word] for word in words if word in node.kwargs]
     try:
-        return [name, [_written(argument, sizes) for argument in args]]
+        return [name, pytree.tree_map(partial(_written, sizes), args)]
     except TypeError:
         return None
 
 
-def _written(argument: object, sizes: Sizes) -> Any:
+def _written(sizes: Sizes, argument: object) -> int | str | None:
     if isinstance(argument, fx.Node):
         argument = argument.meta.get("val")
     if isinstance(argument, torch.SymInt):
         sizes.append(argument)
-        return {"size": len(sizes) - 1}
-    if isinstance(argument, (list, tuple)):
-        return [_written(part, sizes) for part in argument]
+        return str(len(sizes) - 1)
     if argument is None or type(argument) in (int, bool):
-        return argument
+        return argument  # type: ignore[return-value]
     raise TypeError(f"no view takes {argument!r}")
 
 
@@ -119,14 +106,8 @@ def replay(tensor: Tensor, views: Sequence[View], sizes: Sequence[int]) -> Tenso
     """Take `views` of `tensor`, one after the other."""
     value: Any = tensor
     for name, args in views:
-        value = _VIEWS[name](value, *(_read(argument, sizes) for argument in args))
+        if sizes:
+            args = pytree.tree_map_only(str, lambda word: sizes[int(word)], args)
+        value = _VIEWS[name](value, *args)
     assert isinstance(value, Tensor)
     return value
-
-
-def _read(argument: Any, sizes: Sequence[int]) -> Any:
-    if isinstance(argument, dict):
-        return sizes[argument["size"]]
-    if isinstance(argument, list):
-        return [_read(part, sizes) for part in argument]
-    return argument

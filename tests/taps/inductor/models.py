@@ -23,7 +23,8 @@ class Mlp(nn.Module):
         self.down = nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.tanh(self.gate(x)) * self.up(x))
+        out: Tensor = self.down(torch.tanh(self.gate(x)) * self.up(x))
+        return out
 
 
 class Block(nn.Module):
@@ -33,7 +34,8 @@ class Block(nn.Module):
         self.mlp = Mlp(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.mlp(self.norm(x))
+        inner: Tensor = self.mlp(self.norm(x))
+        return x + inner
 
 
 class Net(nn.Module):
@@ -95,7 +97,9 @@ def mul_becomes_add(graph: fx.Graph) -> None:
 
 def residual_is_dropped(graph: fx.Graph) -> None:
     for node in _nodes(graph, ATEN.add.Tensor, "blocks.0"):
-        node.replace_all_uses_with(node.args[1])
+        kept = node.args[1]
+        assert isinstance(kept, fx.Node)
+        node.replace_all_uses_with(kept)
         graph.erase_node(node)
 
 

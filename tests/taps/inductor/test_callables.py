@@ -36,13 +36,14 @@ class Gate(nn.Module):
         self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(x)))
+        inner: Tensor = self.down(torch.tanh(self.up(x)))
+        return x + inner
 
     def error(self, x: Tensor) -> Tensor:
         return F.mse_loss(self(x), x)
 
 
-@torch._dynamo.disable  # type: ignore[misc]
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
 def untraceable(x: Tensor) -> Tensor:
     return torch.exp(-x) * x
 
@@ -53,12 +54,15 @@ class Broken(Gate):
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(x)
         y = untraceable(x + torch.sin(x))
-        return self.down(y) * x
+        down: Tensor = self.down(y)
+        return down * x
 
 
 class Checkpointed(Gate):
     def forward(self, x: Tensor) -> Tensor:
-        return x + checkpoint(lambda v: self.down(torch.tanh(self.up(v))), x, use_reentrant=False)
+        again = checkpoint(lambda v: self.down(torch.tanh(self.up(v))), x, use_reentrant=False)
+        inner: Tensor = again
+        return x + inner
 
 
 def made(kind: type[Gate] = Gate) -> Gate:
@@ -74,7 +78,7 @@ def values() -> Tensor:
 def function_with_a_loss() -> None:
     model = made()
     compiled = torch.compile(lambda x: F.mse_loss(model(model(x)), x))
-    compiled(values()).backward()
+    compiled(values()).backward()  # type: ignore[no-untyped-call]
 
 
 @program("a function without any module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_a_fault_is_named_under_triton(fault: Fault, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", [{}, {"realize": True}, {"fusion": False}])
-def test_no_alarm_on_a_sound_compiler(way: dict[str, bool], tmp_path: Path) -> None:
+def test_no_alarm_on_a_sound_compiler(way: dict[str, Any], tmp_path: Path) -> None:
     dump(lambda: step(True), tmp_path / "golden", backward=True)
     dumped = dump(lambda: step(True), tmp_path / "target", mode=Compiled(**way), backward=True)
     assert dumped.error is None

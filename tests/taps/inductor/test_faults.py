@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.taps.inductor.models import FAULTS, Fault, net
 Golden = Callable[[bool], Path]
 
 
-def compared(golden: Golden, fault: Fault, path: Path, **way: bool) -> Outcome:
+def compared(golden: Golden, fault: Fault, path: Path, **way: Any) -> Outcome:
     model, x = net()
     with (
         fault.plant(),

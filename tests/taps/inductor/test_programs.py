@@ -96,7 +96,7 @@ def test_a_program_is_tapped_as_it_is(name: str, tmp_path: Path) -> None:
 
 def test_a_compiled_module_can_be_named(golden: Golden, tmp_path: Path) -> None:
     model, x = net()
-    compiled = torch.compile(model)
+    compiled: Any = torch.compile(model)
     with dumpcmp.capture(compiled, tmp_path / "d", mode="compiled"), torch.no_grad():
         compiled(x)
     outcome = dumpcmp.compare(golden(False), tmp_path / "d")

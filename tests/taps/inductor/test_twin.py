@@ -16,8 +16,8 @@ import dumpcmp
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import TWIN, Record
-from dumpcmp.nouns.row import Verdict
+from dumpcmp.nouns.record import Record
+from dumpcmp.nouns.row import PairedBy, Verdict
 from dumpcmp.taps.inductor import twin
 from tests.taps.inductor.conftest import run
 from tests.taps.inductor.models import ATEN, net
@@ -33,7 +33,7 @@ def twins(path: Path) -> dict[str, Any]:
     return facts
 
 
-def dumped(path: Path, planted: AbstractContextManager[Any] | None = None, **way: bool) -> Path:
+def dumped(path: Path, planted: AbstractContextManager[Any] | None = None, **way: Any) -> Path:
     model, x = net()
     with planted or nullcontext(), dumpcmp.capture(model, path, mode=dumpcmp.Compiled(**way)):
         run(model, x)
@@ -59,9 +59,9 @@ def test_a_backend_has_twins_too(tmp_path: Path) -> None:
 
 def test_rows_say_that_a_twin_saw_them(golden: Any, tmp_path: Path) -> None:
     outcome = dumpcmp.compare(golden(False), dumped(tmp_path / "d"))
-    by_op = {row.key.op: row for row in outcome.rows if row.key.slot == "output.0"}
-    assert by_op["<root>/sub"].paired_by == TWIN
-    assert by_op["head/linear"].paired_by == "provenance"
+    by_op = {str(row.key.op): row for row in outcome.rows if row.key.slot == "output.0"}
+    assert by_op["<root>/sub"].paired_by is PairedBy.TWIN
+    assert by_op["head/linear"].paired_by is PairedBy.PROVENANCE
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def test_a_twin_that_gives_other_bits_is_not_trusted(golden: Any, tmp_path: Path
     path = dumped(tmp_path / "d", differs_when_lowered_again())
     assert twins(path)["other"] == 1  # the kernel of the last ops; the others agree
     outcome = dumpcmp.compare(golden(False), path)
-    by_op = {row.key.op: row.verdict for row in outcome.rows if row.key.slot == "output.0"}
+    by_op = {str(row.key.op): row.verdict for row in outcome.rows if row.key.slot == "output.0"}
     assert by_op["<root>/sub"] is by_op["<root>/relu"] is Verdict.FUSED
     assert by_op["<root>/mul"] is Verdict.PASS  # which the kernel itself stores
     assert by_op["blocks.0.mlp/tanh"] is Verdict.PASS
@@ -94,6 +94,8 @@ def test_a_twin_that_gives_other_bits_is_not_trusted(golden: Any, tmp_path: Path
 
 class Restless(nn.Module):
     """Draws random numbers, and changes its own state in place."""
+
+    seen: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +142,8 @@ def _(x: Tensor) -> Tensor:
 
 class Counting(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return counted(x.sin().cos()).exp()
+        called: Tensor = counted(x.sin().cos())
+        return called.exp()
 
 
 def test_what_may_do_more_than_compute_runs_once(tmp_path: Path) -> None:

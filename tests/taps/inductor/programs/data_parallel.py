@@ -13,7 +13,8 @@ class Net(nn.Module):
         self.gate, self.up = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.gate(x)) * self.up(x)
+        out: Tensor = torch.tanh(self.gate(x)) * self.up(x)
+        return out
 
 
 def main() -> None:
