@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class Value:
             return Value(self.dtype, flat)
         return Value(dtype_named(flat.real.dtype.name), flat.view(flat.real.dtype))
 
-    def numbers(self) -> NDArray[np.generic]:
+    def numbers(self) -> NDArray[Any]:
         """The elements as numbers that numpy computes with (see `widen`)."""
         return widen(self.bits, self.dtype)
 

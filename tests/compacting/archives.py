@@ -1,12 +1,13 @@
 """Archives to compact, written through the writer that captures use."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.dtypes import DTYPES
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.record import Call, Record
 
 
@@ -24,18 +25,20 @@ class Numbers:
 OPS = ("embed", "layers.0.attn", "layers.0.attn/softmax", "layers.1.mlp", "<root>")
 
 
-def write_archive(path: Path, *, steps: int = 2, shape=(40, 64), seed: int = 0, **options) -> None:
+def write_archive(
+    path: Path, *, steps: int = 2, shape: tuple[int, ...] = (40, 64), seed: int = 0, **options: Any
+) -> None:
     """A run of a few ops: inputs linked to the outputs before them, and a small bias."""
     with ArchiveWriter(path, run={"mode": "test"}, **options) as sink:
         for step in range(steps):
             put_step(sink, step, shape, seed)
 
 
-def put_step(sink: ArchiveWriter, step: int, shape, seed: int) -> None:
+def put_step(sink: ArchiveWriter, step: int, shape: tuple[int, ...], seed: int) -> None:
     rng = np.random.default_rng(seed + step)
     before: Key | None = None
     for order, op in enumerate(OPS):
-        sink.call(Call("Model", step, op, 0, order, source="model.py:3"))
+        sink.call(Call("Model", step, Op(op), 0, order, source="model.py:3"))
         if before is not None:
             key = Key("Model", step, op, 0, "input.0")
             sink.put(Record(key, order, "float32", shape, same_as=before), None)

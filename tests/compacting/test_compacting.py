@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -14,7 +15,7 @@ from dumpcmp.archive.rewrite import LOCK_FILE, alone, sealed_parts
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import compact, nbytes_of
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.record import Call, Kept
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.sizes import parse_nbytes
@@ -22,6 +23,7 @@ from dumpcmp.summary.packing import unpack
 from dumpcmp.summary.reductions import load_reduction
 from dumpcmp.summary.summary import Recipe, Summary, summarise
 from tests.compacting.archives import put, put_step, write_archive
+from tests.summary.test_summary import sums_of
 
 
 def kept(archive: Archive) -> dict[Key, Kept]:
@@ -45,7 +47,7 @@ def whole(tmp_path: Path) -> Path:
     return tmp_path / "d"
 
 
-def test_large_tensors_become_summaries_and_all_else_stays(whole):
+def test_large_tensors_become_summaries_and_all_else_stays(whole: Path) -> None:
     before, plain = Archive(whole), contents(whole)
     values = {key: before.load(record) for key, record in before.items()}
     calls = dict(before.calls)
@@ -61,27 +63,27 @@ def test_large_tensors_become_summaries_and_all_else_stays(whole):
             assert record.kept is Kept.SUMMARY
             got, expected = summary_of(after, key), summarise(values[key])
             assert got.digest == expected.digest == before[key].digest
-            assert np.array_equal(got.sketch.sums, expected.sketch.sums)
+            assert np.array_equal(sums_of(got), sums_of(expected))
         else:
             assert record.kept is Kept.FULL
             assert after.load(record).bits.tobytes() == plain[key]
 
 
-def test_many_processes_come_to_the_same(tmp_path):
+def test_many_processes_come_to_the_same(tmp_path: Path) -> None:
     for name, jobs in (("one", 1), ("two", 2)):
         write_archive(tmp_path / name, steps=3)
         assert compact(tmp_path / name, jobs=jobs).total.num_parts == 3
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-def test_compacting_again_changes_nothing(whole):
+def test_compacting_again_changes_nothing(whole: Path) -> None:
     compact(whole)
     before = {part: part.read_bytes() for part in whole.glob("*/*/*/*.h5")}
     assert compact(whole).total.num_parts == 0
     assert {part: part.read_bytes() for part in whole.glob("*/*/*/*.h5")} == before
 
 
-def test_kept_ops_stay_whole_and_can_be_compacted_later(whole):
+def test_kept_ops_stay_whole_and_can_be_compacted_later(whole: Path) -> None:
     compact(whole, keep_full=["layers.0.*"])
     held = {
         key.op
@@ -95,7 +97,7 @@ def test_kept_ops_stay_whole_and_can_be_compacted_later(whole):
     }
 
 
-def test_a_compacted_part_is_plain_hdf5(whole):
+def test_a_compacted_part_is_plain_hdf5(whole: Path) -> None:
     compact(whole)
     part = next(iter(sealed_parts(whole)))
     with h5py.File(part, "r") as file:
@@ -112,7 +114,7 @@ def test_a_compacted_part_is_plain_hdf5(whole):
         )
 
 
-def test_links_across_parts_follow_what_they_lead_to(tmp_path):
+def test_links_across_parts_follow_what_they_lead_to(tmp_path: Path) -> None:
     write_archive(tmp_path / "d", steps=1, part_nbytes=20_000)
     parts = list(sealed_parts(tmp_path / "d"))
     assert len(parts) > 2
@@ -136,15 +138,15 @@ def test_links_across_parts_follow_what_they_lead_to(tmp_path):
     ({"hashes": 3, "seed": 7}, Recipe(512, 7, 3)),
     ({"segments": 16}, Recipe(512, 0, 1, 16)),
 ])  # fmt: skip
-def test_the_recipe_is_in_the_file(whole, options, recipe):
+def test_the_recipe_is_in_the_file(whole: Path, options: dict[str, Any], recipe: Recipe) -> None:
     compact(whole, **options)
     assert summary_of(Archive(whole), Key("Model", 0, "embed", 0, "output.0")).recipe == recipe
 
 
-def test_segments_name_the_tokens_in_the_reason(tmp_path):
+def test_segments_name_the_tokens_in_the_reason(tmp_path: Path) -> None:
     for name, error in (("golden", 0.0), ("target", 1.0)):
         with ArchiveWriter(tmp_path / name, run={}) as sink:
-            sink.call(Call("Model", 0, "up", 0, 0))
+            sink.call(Call("Model", 0, Op("up"), 0, 0))
             numbers = np.random.default_rng(0).standard_normal((160, 40)).astype(np.float32)
             numbers[73] += error
             put(sink, Key("Model", 0, "up", 0, "output.0"), 0, numbers)
@@ -153,23 +155,23 @@ def test_segments_name_the_tokens_in_the_reason(tmp_path):
     assert row.verdict is Verdict.FAIL and "mostly in rows 70 to 79" in row.judgement.reason
 
 
-def spread_of(numbers):
+def spread_of(numbers: np.ndarray) -> dict[str, float]:
     return {"spread": numbers.max() - numbers.min()}
 
 
-def test_own_reductions_are_kept_beside(whole):
+def test_own_reductions_are_kept_beside(whole: Path) -> None:
     compact(whole, reduce=f"{__name__}:spread_of")
     got = summary_of(Archive(whole), Key("Model", 0, "embed", 0, "output.0"))
     assert got.reduced["spread"] == pytest.approx(got.max - got.min)
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such.module:f", "math:nothing", "math:pi"])
-def test_a_reduction_that_cannot_be_loaded_is_named(name):
+def test_a_reduction_that_cannot_be_loaded_is_named(name: str) -> None:
     with pytest.raises(SelectionError, match=name.partition(":")[0]):
         load_reduction(name)
 
 
-def test_a_budget_compacts_the_oldest_parts_only(tmp_path):
+def test_a_budget_compacts_the_oldest_parts_only(tmp_path: Path) -> None:
     write_archive(tmp_path / "d", steps=4, shape=(100, 400))
     size = nbytes_of(tmp_path / "d")
     compact(tmp_path / "d", disk_budget=size - 1000)
@@ -179,11 +181,13 @@ def test_a_budget_compacts_the_oldest_parts_only(tmp_path):
     assert nbytes_of(tmp_path / "d") <= size // 2
 
 
-def test_a_damaged_part_stays_and_the_others_are_compacted(tmp_path):
+def test_a_damaged_part_stays_and_the_others_are_compacted(tmp_path: Path) -> None:
     write_archive(tmp_path / "d", steps=2)
     part = next(iter(sealed_parts(tmp_path / "d")))
     key = Key("Model", 0, "embed", 0, "output.0")
-    offset = Archive(tmp_path / "d")[key].location.offset
+    location = Archive(tmp_path / "d")[key].location
+    assert location is not None
+    offset = location.offset
     content = bytearray(part.read_bytes())
     content[offset] ^= 1
     part.write_bytes(content)
@@ -193,14 +197,14 @@ def test_a_damaged_part_stays_and_the_others_are_compacted(tmp_path):
     assert part.read_bytes() == bytes(content)
 
 
-def test_two_compactors_exclude_each_other(whole):
+def test_two_compactors_exclude_each_other(whole: Path) -> None:
     with alone(whole), pytest.raises(ArchiveError, match="another process"):
         compact(whole)
     compact(whole)
     assert not (whole / LOCK_FILE).exists()
 
 
-def test_a_part_that_is_being_written_is_left_alone(tmp_path):
+def test_a_part_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
     with ArchiveWriter(tmp_path / "d", run={}) as sink:
         put_step(sink, 0, (40, 64), 0)
         before = Archive(tmp_path / "d")
@@ -212,7 +216,7 @@ def test_a_part_that_is_being_written_is_left_alone(tmp_path):
     assert archive.complete and len(archive) == 28
 
 
-def test_watching_compacts_what_a_running_capture_finishes_and_then_stops(tmp_path):
+def test_watching_compacts_what_a_running_capture_finishes_and_then_stops(tmp_path: Path) -> None:
     path = tmp_path / "d"
     with ArchiveWriter(path, run={}) as sink:
         watcher = subprocess.Popen(
@@ -226,7 +230,7 @@ def test_watching_compacts_what_a_running_capture_finishes_and_then_stops(tmp_pa
     }
 
 
-def test_a_reader_that_is_overtaken_says_so(whole):
+def test_a_reader_that_is_overtaken_says_so(whole: Path) -> None:
     archive = Archive(whole)
     record = archive[Key("Model", 0, "embed", 0, "output.0")]
     compact(whole)
@@ -234,7 +238,7 @@ def test_a_reader_that_is_overtaken_says_so(whole):
         archive.load(record)
 
 
-def test_what_is_no_archive_is_refused(tmp_path):
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="not an archive"):
         compact(tmp_path)
 
@@ -250,11 +254,11 @@ def test_what_is_no_archive_is_refused(tmp_path):
         ("2GiB", 2 << 30),
     ],
 )
-def test_sizes(text, nbytes):
+def test_sizes(text: str, nbytes: int) -> None:
     assert parse_nbytes(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "G", "-1G", "many"])
-def test_sizes_that_are_none(text):
+def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(SelectionError):
         parse_nbytes(text)

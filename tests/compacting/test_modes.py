@@ -1,10 +1,11 @@
 """Laws of ``keep="summary"`` in every mode: what it keeps compares as full tensors would."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
@@ -32,15 +33,16 @@ class Net(nn.Module):
         self.norm = nn.LayerNorm(64)
         self.fault = 0.0
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         for number, layer in enumerate(self.layers):
             x = x + torch.tanh(layer(x))
             if number == 1 and self.fault:
                 x = x + self.fault * x.roll(1, 0)
-        return self.norm(x)
+        normed: Tensor = self.norm(x)
+        return normed
 
 
-def run(path: Path, device: str, fault: float = 0.0, **options) -> None:
+def run(path: Path, device: str, fault: float = 0.0, **options: Any) -> None:
     torch._dynamo.reset()
     torch.manual_seed(1)
     net, x = Net().to(device), torch.randn(40, 64).to(device)
@@ -51,7 +53,9 @@ def run(path: Path, device: str, fault: float = 0.0, **options) -> None:
 
 
 @pytest.fixture(scope="module", params=DEVICES)
-def golden(request, tmp_path_factory) -> tuple[Path, str]:
+def golden(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     path = tmp_path_factory.mktemp("golden") / "d"
@@ -60,7 +64,9 @@ def golden(request, tmp_path_factory) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_summaries_of_any_mode_compare_with_full_tensors(golden, mode, tmp_path):
+def test_summaries_of_any_mode_compare_with_full_tensors(
+    golden: tuple[Path, str], mode: str, tmp_path: Path
+) -> None:
     whole, device = golden
     run(tmp_path / "same", device, mode=MODES[mode], keep="summary")
     run(tmp_path / "faulty", device, 0.05, mode=MODES[mode], keep="summary")
@@ -72,7 +78,7 @@ def test_summaries_of_any_mode_compare_with_full_tensors(golden, mode, tmp_path)
     assert dumpcmp.compare(whole, tmp_path / "faulty").first_divergence is not None
 
 
-def test_segments_tell_which_tokens_differ(golden, tmp_path):
+def test_segments_tell_which_tokens_differ(golden: tuple[Path, str], tmp_path: Path) -> None:
     device = golden[1]
     net, x = Net().to(device), torch.randn(40, 64).to(device)
     for path, shift in (("one", 0.0), ("two", 1.0)):
@@ -86,7 +92,7 @@ def test_segments_tell_which_tokens_differ(golden, tmp_path):
     assert found and any("rows 20 to 24" in row.judgement.reason for row in found)
 
 
-def test_hashes_and_segments_are_kept_and_handed_to_the_compactor(tmp_path):
+def test_hashes_and_segments_are_kept_and_handed_to_the_compactor(tmp_path: Path) -> None:
     retention = Retention("summary", hashes=3, segments=5)
     assert {"--hashes=3", "--segments=5"} <= set(retention.command(tmp_path))
     run(tmp_path / "d", "cpu", keep=retention)
@@ -98,12 +104,12 @@ def test_hashes_and_segments_are_kept_and_handed_to_the_compactor(tmp_path):
 @pytest.mark.parametrize(
     "options", [{"hashes": 0}, {"hashes": 9}, {"segments": 257}, {"sketch": 0, "segments": 2}]
 )
-def test_wishes_that_no_sketch_meets_are_refused(options):
+def test_wishes_that_no_sketch_meets_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(SelectionError):
         Retention("summary", **options)
 
 
-def test_a_summary_leaves_the_storage_of_a_tensor_resizable(tmp_path):
+def test_a_summary_leaves_the_storage_of_a_tensor_resizable(tmp_path: Path) -> None:
     net, x = Net(), torch.randn(40, 64)
     with dumpcmp.capture(net, tmp_path / "d", keep="summary"), torch.no_grad():
         net(x)

@@ -3,6 +3,7 @@
 import math
 import resource
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -256,7 +257,7 @@ def test_equals_have_no_error_and_the_count_of_others(dtype: str) -> None:
     assert repr({name: getattr(found, name) for name in errors}) == repr(fine | constant)
 
 
-def test_memory_is_bounded_by_blocks(tmp_path) -> None:
+def test_memory_is_bounded_by_blocks(tmp_path: Path) -> None:
     """A pair of 512 MB compares in a few MB beyond the mapped files."""
     size = 1 << 27
     files = [np.memmap(tmp_path / name, np.float32, "w+", shape=(size,)) for name in "gt"]
@@ -265,7 +266,8 @@ def test_memory_is_bounded_by_blocks(tmp_path) -> None:
         file.flush()
     mapped = [np.memmap(tmp_path / name, np.float32, "r").view(np.ndarray) for name in "gt"]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = measure(*(Value(DTYPES["float32"], m) for m in mapped))
+    golden, target = (Value(DTYPES["float32"], m) for m in mapped)
+    found = measure(golden, target)
     beyond = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert found.rel_l2 == pytest.approx(1e-3, rel=1e-3)
     assert beyond < (2 * size * 4 >> 10) + 100_000  # kB: what was mapped, and 100 MB

@@ -27,7 +27,9 @@ def draw(length: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(length)
 
 
-def sketched(numbers: np.ndarray, size: int = 512, seed: int = 0, hashes: int = 1, start: int = 0):
+def sketched(
+    numbers: np.ndarray, size: int = 512, seed: int = 0, hashes: int = 1, start: int = 0
+) -> Sketch:
     sums = Accumulator(size, seed, hashes)
     sums.add(numbers.astype(np.float64), start)
     return sums.sketch()
@@ -44,7 +46,9 @@ def close(first: Sketch, second: Sketch) -> bool:
 
 @settings(deadline=None, max_examples=60)
 @given(LENGTHS, SEEDS, st.sampled_from(SIZES), st.integers(0, 99))
-def test_runs_give_what_the_specification_says(length, drawn, size, seed):
+def test_runs_give_what_the_specification_says(
+    length: int, drawn: int, size: int, seed: int
+) -> None:
     numbers = draw(length, drawn)
     got = sketched(numbers, size, seed).sums[0]
     assert np.allclose(got, by_definition(numbers, size, seed), rtol=1e-12, atol=1e-10)
@@ -52,14 +56,14 @@ def test_runs_give_what_the_specification_says(length, drawn, size, seed):
 
 @settings(deadline=None, max_examples=40)
 @given(LENGTHS, SEEDS)
-def test_a_difference_of_sketches_is_the_sketch_of_the_difference(length, drawn):
+def test_a_difference_of_sketches_is_the_sketch_of_the_difference(length: int, drawn: int) -> None:
     one, two = draw(length, drawn), draw(length, drawn + 1)
     assert close(sketched(one) - sketched(two), sketched(one - two))
 
 
 @settings(deadline=None, max_examples=40)
 @given(LENGTHS, SEEDS, st.integers(2, 5))
-def test_partial_sums_add_up(length, drawn, count):
+def test_partial_sums_add_up(length: int, drawn: int, count: int) -> None:
     terms = [draw(length, drawn + i) for i in range(count)]
     total = sketched(terms[0])
     for term in terms[1:]:
@@ -69,7 +73,9 @@ def test_partial_sums_add_up(length, drawn, count):
 
 @settings(deadline=None, max_examples=40)
 @given(LENGTHS, SEEDS, st.lists(st.floats(0, 1), max_size=6))
-def test_pieces_of_any_length_add_up_to_the_whole(length, drawn, cuts):
+def test_pieces_of_any_length_add_up_to_the_whole(
+    length: int, drawn: int, cuts: list[float]
+) -> None:
     numbers = draw(length, drawn)
     borders = [0, *sorted(int(c * length) for c in cuts), length]
     total = sketched(numbers[:0])
@@ -79,22 +85,22 @@ def test_pieces_of_any_length_add_up_to_the_whole(length, drawn, cuts):
 
 
 @pytest.mark.parametrize("size", SIZES[:-1])
-def test_folding_gives_the_smaller_sketch(size):
+def test_folding_gives_the_smaller_sketch(size: int) -> None:
     numbers = draw(40_000, 1)
     assert close(sketched(numbers, 4096, hashes=2).folded(size), sketched(numbers, size, hashes=2))
 
 
-def test_sketches_of_two_sizes_meet_at_the_smaller():
+def test_sketches_of_two_sizes_meet_at_the_smaller() -> None:
     numbers = draw(5_000, 2)
     assert np.abs((sketched(numbers, 1024) - sketched(numbers, 256)).sums).max() < 1e-10
 
 
-def test_sketches_of_two_seeds_do_not_compare():
+def test_sketches_of_two_seeds_do_not_compare() -> None:
     with pytest.raises(CheckError, match="seed 0 and 1"):
         sketched(draw(9, 0), seed=0) - sketched(draw(9, 0), seed=1)
 
 
-def test_a_size_that_is_no_power_of_two_is_refused():
+def test_a_size_that_is_no_power_of_two_is_refused() -> None:
     with pytest.raises(CheckError, match="500"):
         Accumulator(500)
 
@@ -104,7 +110,7 @@ DIMS = st.tuples(st.integers(1, 7), st.integers(1, 9), st.integers(1, 70))
 
 @settings(deadline=None, max_examples=60)
 @given(DIMS, SEEDS, st.data())
-def test_shards_of_any_dims_add_up(shape, drawn, data):
+def test_shards_of_any_dims_add_up(shape: tuple[int, ...], drawn: int, data: st.DataObject) -> None:
     numbers = draw(math.prod(shape), drawn).reshape(shape)
     owners = [
         np.array(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n))) for n in shape
@@ -138,13 +144,13 @@ CONTIGUOUS = [
 
 
 @pytest.mark.parametrize("portion, expected", CONTIGUOUS)
-def test_runs_are_as_long_as_they_can_be(portion, expected):
+def test_runs_are_as_long_as_they_can_be(portion: Portion, expected: list[tuple[int, int]]) -> None:
     starts, lengths = runs(portion)
     assert list(zip(starts.tolist(), lengths.tolist(), strict=True)) == expected
 
 
 @pytest.mark.parametrize("size, hashes", [(64, 1), (512, 1), (512, 3), (2048, 1)])
-def test_the_norm_is_estimated_as_closely_as_stated(size, hashes):
+def test_the_norm_is_estimated_as_closely_as_stated(size: int, hashes: int) -> None:
     errors = []
     for trial in range(60):
         numbers = draw(20_000, trial)
@@ -171,13 +177,15 @@ VECTORS = [
 
 
 @pytest.mark.parametrize("seed, size, index, bucket, sign", VECTORS)
-def test_one_element_lands_where_the_vectors_say(seed, size, index, bucket, sign):
+def test_one_element_lands_where_the_vectors_say(
+    seed: int, size: int, index: int, bucket: int, sign: int
+) -> None:
     one = sketched(np.ones(1), size, seed, start=index).sums[0]
     assert np.flatnonzero(one).tolist() == [bucket]
     assert one[bucket] == sign
 
 
-def test_the_sketch_of_counting_numbers():
+def test_the_sketch_of_counting_numbers() -> None:
     sums = sketched(np.arange(1.0, 100_001.0), 64).sums[0]
     assert sums[:4].tolist() == [385_111.0, 4_259_354.0, -2_041_809.0, -826_190.0]
     assert sums.sum() == 7_940_954.0
@@ -205,6 +213,6 @@ def cell(index: int, size: int, seed: int) -> tuple[int, int]:
 
 
 @given(st.integers(0, 2**40), st.sampled_from(SIZES), st.integers(0, 2**31))
-def test_the_tables_agree_with_plain_integers(index, size, seed):
+def test_the_tables_agree_with_plain_integers(index: int, size: int, seed: int) -> None:
     bucket, sign = cells(np.array([index]), size, seed)
     assert (int(bucket[0]), int(sign[0])) == cell(index, size, seed)
