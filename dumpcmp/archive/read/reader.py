@@ -1,35 +1,52 @@
-"""An archive opened for reading: a mapping from Keys to Records, its tensors mapped, not read."""
+"""An archive opened for reading, as a notebook wants it: tensors by name, selections, tables."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from functools import cached_property
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
+from dumpcmp.archive.read.captured import Captured
+from dumpcmp.nouns.errors import ArchiveError, MissingValueError
+from dumpcmp.nouns.key import Key, Op, Site, Slot
+from dumpcmp.nouns.record import Call, Kept, Record
+from dumpcmp.nouns.selection import Tap, closest, parse_layers, parse_steps, spelled
+from dumpcmp.nouns.value import to_torch
 
-from dumpcmp.archive.directory import parts_in, rank_directories, steps_in
-from dumpcmp.archive.escaping import listed, name_of_file
-from dumpcmp.archive.read.decoder import PartFile
-from dumpcmp.archive.read.rankstep import NameInStep, RankStep, read_part
-from dumpcmp.archive.read.scan import Found, part_facts, ring_records
-from dumpcmp.archive.read.values import ValueMap, spans
-from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
-from dumpcmp.archive.schema import MAX_RANK, RUN_FILE, SCHEMA_VERSION
-from dumpcmp.nouns.dtypes import DTYPES
-from dumpcmp.nouns.errors import ArchiveError
-from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.record import Call, Kept, Location, Record
-from dumpcmp.nouns.value import Value
-
-SMALLEST_MAPPED = 1 << 16  # bytes of a tensor that is worth a mapping of its own
-MOST_MAPPED = 64  # parts mapped at once; each keeps a file open
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
 
 
-class Archive(ValueMap):
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """One selection: of steps and ops as a Tap has them, and of slots by globs or kinds."""
+
+    tap: Tap
+    slots: tuple[str, ...]
+
+    def selects(self, key: Key) -> bool:
+        return (
+            self.tap.selects_step(key.step)
+            and self.tap.selects_op(key.op)
+            and (
+                not self.slots
+                or any(fnmatchcase(key.slot, glob) or key.slot.kind == glob for glob in self.slots)
+            )
+        )
+
+    def __str__(self) -> str:
+        steps = ",".join(map(spelled, self.tap.steps))
+        named = {"layers": self.tap.layers, "steps": (steps,) if steps else (), "slots": self.slots}
+        return " ".join(f"{name} {' '.join(told)}" for name, told in named.items() if told)
+
+
+class Archive(Captured):
     """A run's directory of parts, read-only: Key -> Record, in order of execution.
 
         archive = Archive("d1")
@@ -43,268 +60,226 @@ class Archive(ValueMap):
     that a crash has cut short, opens too: `complete` is False and `problems` says why.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._directories = self._find_ranks()
-        self._steps: dict[tuple[int, str, int], RankStep] = {}
-        self._mapped: dict[Path, NDArray[np.uint8]] = {}
-        self._files: dict[Path, int] = {}  # part -> which file it was when its index was read
+    _filters: tuple[_Filter, ...] = ()  # what `select` left of it
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
-        return type(self), (self.path,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path,), {"_filters": self._filters}
+
+    def _selects(self, key: Key) -> bool:
+        return not self._filters or all(each.selects(key) for each in self._filters)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the root modules that ran."""
+        every = super().models
+        return tuple(model for model in every if self.steps(model)) if self._filters else every
+
+    def steps(self, model: str) -> tuple[int, ...]:
+        """The steps of `model` that any rank has captured."""
+        every = super().steps(model)
+        return tuple(s for s in every if all(f.tap.selects_step(s) for f in self._filters))
+
+    def keys_of(self, model: str, step: int) -> Iterator[Key]:
+        """The Keys of one step, in order of execution; each once, whatever ranks hold it."""
+        every = super().keys_of(model, step)
+        return filter(self._selects, every) if self._filters else every
+
+    def shards(self, key: Key) -> tuple[Record, ...]:
+        """The Records of `key` on all ranks that have it, lowest rank first."""
+        return super().shards(key) if self._selects(key) else ()
+
+    def __getitem__(self, key: Key) -> Record:
+        if not self._selects(key):
+            raise KeyError(key)
+        return super().__getitem__(key)
+
+    def calls_of(self, rank: int) -> dict[Site, Call]:
+        """The calls that `rank` saw, by Site."""
+        taps = [each.tap for each in self._filters]
+        return {
+            site: call
+            for site, call in super().calls_of(rank).items()
+            if all(tap.selects_step(site.step) and tap.selects_op(site.op) for tap in taps)
+        }
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is a value of this Key, or, for a text, an op of this name."""
+        if isinstance(key, Key):
+            return self._selects(key) and super().__contains__(key)
+        return isinstance(key, str) and any(key in (each.op, each.op.plain) for each in self)
+
+    def __repr__(self) -> str:
+        return f"<Archive {self.path}: {'; '.join(filter(None, self._told().values()))}>"
+
+    def _repr_html_(self) -> str:
+        rows = {"archive": str(self.path), **self._told()}
+        cells = (
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(told)}</td></tr>"
+            for name, told in rows.items()
+            if told
+        )
+        return f"<table>{''.join(cells)}</table>"
 
     def _told(self) -> dict[str, str]:
         runs = self.run.values()
-        count = sum(facts.get("num_records", 0) for facts in runs) if self.complete else 0
+        counted = self.complete and not self._filters
+        count = sum(facts.get("num_records", 0) for facts in runs) if counted else 0
         models = (f"{model} {spans(self.steps(model))}" for model in self.models)
         return {
             "tokens": ", ".join(models) or "no model",
             "ranks": f"{len(self.ranks)} of {self.world_size} ranks" if self.world_size > 1 else "",
             "values": f"{count:,} values" if count else "",
+            "selected": ", ".join(map(str, self._filters)),
             "state": "complete" if self.complete else "incomplete: " + "; ".join(self.problems),
         }
 
-    def _find_ranks(self) -> dict[int, Path]:
-        found = rank_directories(self.path)
+    def tensor(
+        self,
+        op: str | Key | Record,
+        *,
+        step: int = 0,
+        slot: str = "output.0",
+        call: int = 0,
+        model: str | None = None,
+        rank: int | None = None,
+    ) -> torch.Tensor:
+        """A value as a torch tensor, by the name of its op, by its Key, or by its Record.
+
+            archive.tensor("layers.0.attn/linear", step=2, slot="input.0")
+
+        A large value is mapped, copy-on-write: nothing is read until it is used, and a change to
+        the tensor never reaches the file nor another tensor. `model` and `rank` may be left out
+        where only one has the value, or all ranks have the same.
+        """
+        if not isinstance(op, Key | Record):
+            op = self._key(Op(op), step, call, Slot(slot), model)
+        record = op if isinstance(op, Record) else self._shard(op, rank)
+        if record.kept is Kept.SUMMARY:
+            raise ArchiveError(
+                f"of {record.key} only a Summary is kept",
+                hint="archive.load(archive[key]) gives its numbers; --keep full keeps the elements",
+            )
+        return to_torch(self.load_own(record), share=True)
+
+    def _key(self, op: Op, step: int, call: int, slot: Slot, model: str | None) -> Key:
+        models = self.models if model is None else (model,)
+        keys = [Key(name, step, op, call, slot) for name in models]
+        found = [key for key in keys if key in self]
+        if len(found) > 1:
+            raise ArchiveError(
+                f"{op} ran in {' and in '.join(key.model for key in found)}",
+                hint=f"say which: model={found[0].model!r}",
+            )
         if not found:
+            raise self._missing(keys)
+        return found[0]
+
+    def _shard(self, key: Key, rank: int | None) -> Record:
+        shards = self.shards(key)
+        if not shards:
+            raise self._missing([key])
+        ranks = ", ".join(str(shard.rank) for shard in shards)
+        if rank is not None:
+            chosen = [shard for shard in shards if shard.rank == rank]
+            if not chosen:
+                raise MissingValueError(f"rank {rank} has no {key}", hint=f"it is on rank {ranks}")
+            return chosen[0]
+        if len({shard.digest or shard.rank for shard in shards}) > 1:
             raise ArchiveError(
-                f"{self.path} is not an archive: it has no worldsize*_global_rank* directory",
-                hint="give the path that was given to dumpcmp dump --path",
+                f"{key} lies in shards on ranks {ranks}",
+                hint=f"say which: rank={shards[0].rank}; archive.shards(key) lists them",
             )
-        if len(sizes := {world_size for world_size, _ in found.values()}) > 1:
-            raise ArchiveError(
-                f"{self.path} mixes runs with world sizes {sorted(sizes)}",
-                hint="dump each run into a path of its own",
+        return shards[0]
+
+    def _missing(self, keys: Sequence[Key]) -> MissingValueError:
+        """Say which part of the name is wrong, and what there is instead."""
+        wanted = keys[0] if keys else Key("", 0, "", 0, "")
+        models = [key.model for key in keys]
+        if not set(models) & set(self.models):
+            return _unknown(self.path, "model", wanted.model, self.models)
+        steps = {step for model in models for step in self.steps(model)}
+        if wanted.step not in steps:
+            known = spans(steps)
+            return MissingValueError(
+                f"{self.path} has no step {wanted.step}", hint=f"it has {known}"
             )
-        self.world_size = sizes.pop()
-        return {rank: path for path, (_, rank) in found.items()}
+        here = [key for model in models for key in self.keys_of(model, wanted.step)]
+        same = [key for key in here if key.op == wanted.op]
+        if not same:
+            return _unknown(self.path, "op", wanted.op, {key.op for key in here})
+        calls = {key.call for key in same}
+        if wanted.call not in calls:
+            hint = f"it has {spans(calls)}"
+            return MissingValueError(f"{wanted.op} has no call {wanted.call}", hint=hint)
+        slots = ", ".join(key.slot for key in same if key.call == wanted.call)
+        return MissingValueError(f"{wanted.site} has no slot {wanted.slot}", hint=f"it has {slots}")
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The ranks that have written something."""
-        return tuple(self._directories)
+    def select(
+        self,
+        layers: str | Sequence[str] | None = None,
+        steps: int | str | Iterable[int] | None = None,
+        slots: str | Sequence[str] | None = None,
+    ) -> Self:
+        """An Archive of the values that these filters leave, found when they are asked for.
 
-    @property
-    def missing_ranks(self) -> tuple[int, ...]:
-        """The ranks of the run that have written nothing here."""
-        return tuple(rank for rank in range(self.world_size) if rank not in self._directories)
-
-    @cached_property
-    def run(self) -> dict[int, dict[str, Any]]:
-        """run.json of each rank."""
-        return {rank: read_run(path) for rank, path in self._directories.items()}
-
-    @property
-    def complete(self) -> bool:
-        """Whether every rank is here and ended its capture in order."""
-        return not self.missing_ranks and all(_ended_well(facts) for facts in self.run.values())
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What a reader must know: ranks missing, captures cut short, parts damaged."""
-        missing = listed(self.missing_ranks)
-        found = [f"rank {missing} is missing"] if missing else []
-        for rank, facts in self.run.items():
-            if not _ended_well(facts):
-                found.append(f"rank {rank}: {_why_incomplete(facts, self._directories[rank])}")
-        parts = (part for step in self._steps.values() for part in step.parts.values())
-        found += [problem for part in parts for problem in part.problems]
-        return tuple(found)
-
-    @cached_property
-    def _tree(self) -> dict[str, dict[int, dict[int, Path]]]:
-        """Model -> step -> rank -> directory of parts."""
-        tree: dict[str, dict[int, dict[int, Path]]] = {}
-        for rank, directory in self._directories.items():
-            for place in sorted(directory.iterdir()):
-                if place.is_dir() and not place.name.startswith("."):
-                    held = tree.setdefault(_model_name(place), {})
-                    for step, parts in steps_in(place).items():
-                        held.setdefault(step, {})[rank] = parts
-        return {model: dict(sorted(steps.items())) for model, steps in tree.items()}
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The names of the root modules that ran."""
-        return tuple(self._tree)
-
-    def steps(self, model: str) -> tuple[int, ...]:
-        """The steps of `model` that any rank has captured."""
-        return tuple(self._tree.get(model, ()))
-
-    def ranks_with(self, model: str, step: int) -> tuple[int, ...]:
-        """The ranks that have captured this step."""
-        return tuple(self._tree.get(model, {}).get(step, ()))
-
-    @cached_property
-    def texts(self) -> dict[tuple[int, str, str], Path]:
-        """The readable companions, such as graphs as code, by rank, model and name."""
-        return {
-            (rank, _model_name(path.parent), name_of_file(path.name) or path.name): path
-            for rank, directory in self._directories.items()
-            for path in sorted(directory.glob("*/*"))
-            if path.is_file()
-        }
-
-    @cached_property
-    def _stranded(self) -> dict[int, list[Found]]:
-        """What the ring of a killed writer still holds, by rank."""
-        rings = {rank: ring_left_by(path) for rank, path in self._directories.items()}
-        return {rank: list(ring_records(ring)) if ring else [] for rank, ring in rings.items()}
-
-    def _rank_steps(self, model: str, step: int) -> Iterator[RankStep]:
-        """The step as each rank has it, lowest rank first."""
-        for rank, directory in self._tree.get(model, {}).get(step, {}).items():
-            if (rank, model, step) not in self._steps:
-                self._steps[rank, model, step] = self._read_step(rank, model, step, directory)
-            yield self._steps[rank, model, step]
-
-    def _read_step(self, rank: int, model: str, step: int, directory: Path) -> RankStep:
-        held = parts_in(directory)
-        self._files |= {path: path.stat().st_ino for path in held.values()}
-        parts = {
-            number: read_part(path, model, step, number, self._stranded[rank])
-            for number, path in held.items()
-        }
-        return RankStep(rank, model, step, parts)
-
-    def shards(self, key: Key) -> tuple[Record, ...]:
-        """The Records of `key` on all ranks that have it, lowest rank first."""
-        name = (key.op, key.call, key.slot)
-        held = self._rank_steps(key.model, key.step)
-        return tuple(step.record(key) for step in held if name in step.rows)
-
-    def __getitem__(self, key: Key) -> Record:
-        name = (key.op, key.call, key.slot)
-        for step in self._rank_steps(key.model, key.step):
-            if name in step.rows:
-                return step.record(key)
-        raise KeyError(key)
-
-    def __contains__(self, key: object) -> bool:
-        if not isinstance(key, Key):
-            return super().__contains__(key)
-        name = (key.op, key.call, key.slot)
-        return any(name in step.rows for step in self._rank_steps(key.model, key.step))
-
-    def keys_of(self, model: str, step: int) -> Iterator[Key]:
-        """The Keys of one step, in order of execution; each once, whatever ranks hold it."""
-        seen: set[NameInStep] = set()
-        for held in self._rank_steps(model, step):
-            for name in held.names():
-                if name not in seen:
-                    seen.add(name)
-                    yield Key(model, step, *name)
-
-    @cached_property
-    def calls(self) -> dict[Site, Call]:
-        """The calls by Site, each as the lowest rank that has it saw it."""
-        found: dict[Site, Call] = {}
-        for rank in self.ranks:
-            for site, call in self.calls_of(rank).items():
-                found.setdefault(site, call)
-        return found
-
-    def calls_of(self, rank: int) -> dict[Site, Call]:
-        """The calls that `rank` saw, by Site."""
-        return {
-            call.site: call
-            for model in self.models
-            for step in self.steps(model)
-            for held in self._rank_steps(model, step)
-            if held.rank == rank
-            for call in held.calls().values()
-        }
-
-    def load(self, record: Record) -> Value:
-        """The elements of `record`, mapped from the file: nothing is read until it is used.
-
-        Of a summarised value these are the elements of what stands for it (`record.stored`).
+        They are written as for ``--layer`` and ``--token``: globs over ops, ``"0,2-3"`` or numbers.
+        `slots` are globs too, ``"output.*"``, or kinds, ``"grad_input"``.
         """
-        if record.kept is Kept.NOTHING or record.location is None:
-            raise ArchiveError(f"{record.key} has no elements in the archive: {record.problem}")
-        stored = record.stored
-        dtype = DTYPES.get(stored.dtype if stored else record.dtype)
-        shape = stored.shape if stored else record.shape
-        if dtype is None or len(shape) > MAX_RANK:
-            raise ArchiveError(f"{record.location.part}: {record.key} has an unknown type or shape")
-        nbytes = math.prod(shape) * dtype.nbytes
-        if nbytes != record.location.nbytes:
-            raise ArchiveError(
-                f"{record.location.part}: {record.key} has shape {list(shape)} of {dtype}, which "
-                f"needs {nbytes} bytes, but {record.location.nbytes} are stored",
-                hint="dumpcmp audit says what is left of the part",
-            )
-        if record.location.dataset:
-            from dumpcmp.archive.read.walk import read_dataset
+        tap = Tap(parse_steps([steps] if isinstance(steps, int) else steps), parse_layers(layers))
+        chosen = copy(self)
+        vars(chosen).pop("calls", None)  # those of the whole, where they were asked for
+        globs = (slots,) if isinstance(slots, str) else tuple(slots or ())
+        chosen._filters = (*self._filters, _Filter(tap, globs))
+        return chosen
 
-            return Value(dtype, read_dataset(record.location, dtype, shape))
-        return Value(dtype, self._bytes(record.location).view(dtype.storage).reshape(shape))
+    def to_pandas(self) -> pd.DataFrame:
+        """A table with a line for each value on each rank, without the elements."""
+        import pandas as pd
 
-    def load_own(self, record: Record) -> Value:
-        """The elements of `record` in memory that may be written to, and never reaches the file.
-
-        Large ones are mapped, copy-on-write; small ones are copied, which is faster.
-        """
-        value, location = self.load(record), record.location
-        if location is None or location.dataset or value.nbytes < SMALLEST_MAPPED:
-            return Value(value.dtype, np.array(value.bits))
-        bits = np.memmap(location.part, value.bits.dtype, "c", location.offset, value.shape)
-        self._check_file(location.part)
-        return Value(value.dtype, bits.view(np.ndarray))
-
-    def _bytes(self, location: Location) -> NDArray[np.uint8]:
-        if not location.nbytes:
-            return np.empty(0, np.uint8)
-        whole = self._mapped.get(location.part)
-        if whole is None or location.offset + location.nbytes > len(whole):
-            whole = self._map(location.part)
-        if location.offset + location.nbytes > len(whole):
-            raise ArchiveError(
-                f"{location.part} is damaged at byte {location.offset}: {location.nbytes} bytes "
-                "are said to be here, but the file ends before",
-                hint="dumpcmp audit says what is left of the part",
-            )
-        return whole[location.offset : location.offset + location.nbytes]
-
-    def _map(self, part: Path) -> NDArray[np.uint8]:
-        while len(self._mapped) >= MOST_MAPPED:
-            del self._mapped[next(iter(self._mapped))]
-        try:
-            whole = np.memmap(part, np.uint8, "r")
-        except (OSError, ValueError) as error:
-            raise ArchiveError(f"cannot map {part}: {error}") from error
-        self._check_file(part)
-        self._mapped[part] = whole.view(np.ndarray)
-        return self._mapped[part]
-
-    def _check_file(self, part: Path) -> None:
-        """Raise where `part` is not the file any more whose index was read."""
-        if part in self._files and part.stat().st_ino != self._files[part]:
-            raise ArchiveError(
-                f"{part} was compacted while it was being read", hint="run the command again"
-            )
+        calls = self.calls
+        lines = [_line(shard, calls.get(key.site)) for key in self for shard in self.shards(key)]
+        return pd.DataFrame(lines, columns=None if lines else list(_EMPTY))
 
 
-def _ended_well(facts: dict[str, Any]) -> bool:
-    return facts.get("complete") is True and facts.get("schema") == SCHEMA_VERSION
+def _unknown(path: Path, what: str, name: str, known: Iterable[str]) -> MissingValueError:
+    near = ", ".join(closest(name, list(known))) or "none is like it"
+    return MissingValueError(f"{path} has no {what} {name!r}", hint=f"closest: {near}")
 
 
-def _why_incomplete(facts: dict[str, Any], directory: Path) -> str:
-    if not facts:
-        return f"{RUN_FILE} is missing or damaged"
-    if facts.get("schema") != SCHEMA_VERSION:
-        return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
-    if writer_lives(facts, directory):
-        return "the capture is still running"
-    return str(facts.get("problem") or "the capture was cut short; dumpcmp audit --repair mends it")
+def spans(numbers: Iterable[int]) -> str:
+    """Numbers as ``0-3, 7``."""
+    runs = groupby(enumerate(sorted(numbers)), lambda each: each[1] - each[0])
+    spans = ([number for _, number in run] for _, run in runs)
+    return ", ".join(f"{s[0]}-{s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)
 
 
-def _model_name(place: Path) -> str:
-    """The model whose parts lie in `place`."""
-    if (name := name_of_file(place.name)) is not None:
-        return name
-    for part in sorted(place.glob("*/part-*.h5")):
-        with PartFile(part) as file:
-            return str(part_facts(file)["model"])
-    return place.name
+def _line(record: Record, call: Call | None) -> dict[str, Any]:
+    """A Record as a line of a table."""
+    key, location = record.key, record.location
+    return {
+        "model": key.model,
+        "token": key.step,
+        "op": str(key.op),
+        "call": key.call,
+        "slot": str(key.slot),
+        "rank": record.rank,
+        "order": record.order,
+        "dtype": record.dtype,
+        "shape": record.shape,
+        "layout": record.layout,
+        "device": record.device,
+        "kept": str(record.kept),
+        "nbytes": location.nbytes if location else 0,
+        "digest": record.digest,
+        "same_as": str(record.same_as or ""),
+        "problem": record.problem,
+        "seen_in": record.seen_in,
+        "target": call.target if call else "",
+        "source": call.source if call else "",
+        "phase": str(call.phase) if call else "",
+        "kernel": call.kernel if call else "",
+    }
+
+
+_EMPTY = _line(Record(Key("", 0, "", 0, ""), 0, "", ()), None)  # for the columns of an empty table

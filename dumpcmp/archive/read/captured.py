@@ -1,0 +1,292 @@
+"""A captured run as its directory has it: Keys to Records, its tensors mapped, not read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dumpcmp.archive.directory import parts_in, rank_directories, steps_in
+from dumpcmp.archive.escaping import listed, name_of_file
+from dumpcmp.archive.read.decoder import PartFile
+from dumpcmp.archive.read.rankstep import NameInStep, RankStep, read_part
+from dumpcmp.archive.read.scan import Found, part_facts, ring_records
+from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
+from dumpcmp.archive.schema import MAX_RANK, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.nouns.dtypes import DTYPES
+from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.record import Call, Kept, Location, Record
+from dumpcmp.nouns.value import Value
+
+SMALLEST_MAPPED = 1 << 16  # bytes of a tensor that is worth a mapping of its own
+MOST_MAPPED = 64  # parts mapped at once; each keeps a file open
+
+
+class Captured(Mapping[Key, Record]):
+    """A run's directory of parts: Key -> Record, in order of execution; `Archive` is its face."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._directories = self._find_ranks()
+        self._steps: dict[tuple[int, str, int], RankStep] = {}
+        self._mapped: dict[Path, NDArray[np.uint8]] = {}
+        self._files: dict[Path, int] = {}  # part -> which file it was when its index was read
+
+    def _find_ranks(self) -> dict[int, Path]:
+        found = rank_directories(self.path)
+        if not found:
+            raise ArchiveError(
+                f"{self.path} is not an archive: it has no worldsize*_global_rank* directory",
+                hint="give the path that was given to dumpcmp dump --path",
+            )
+        if len(sizes := {world_size for world_size, _ in found.values()}) > 1:
+            raise ArchiveError(
+                f"{self.path} mixes runs with world sizes {sorted(sizes)}",
+                hint="dump each run into a path of its own",
+            )
+        self.world_size = sizes.pop()
+        return {rank: path for path, (_, rank) in found.items()}
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have written something."""
+        return tuple(self._directories)
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """The ranks of the run that have written nothing here."""
+        return tuple(rank for rank in range(self.world_size) if rank not in self._directories)
+
+    @cached_property
+    def run(self) -> dict[int, dict[str, Any]]:
+        """run.json of each rank."""
+        return {rank: read_run(path) for rank, path in self._directories.items()}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank is here and ended its capture in order."""
+        return not self.missing_ranks and all(_ended_well(facts) for facts in self.run.values())
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What a reader must know: ranks missing, captures cut short, parts damaged."""
+        missing = listed(self.missing_ranks)
+        found = [f"rank {missing} is missing"] if missing else []
+        for rank, facts in self.run.items():
+            if not _ended_well(facts):
+                found.append(f"rank {rank}: {_why_incomplete(facts, self._directories[rank])}")
+        parts = (part for step in self._steps.values() for part in step.parts.values())
+        found += [problem for part in parts for problem in part.problems]
+        return tuple(found)
+
+    @cached_property
+    def _tree(self) -> dict[str, dict[int, dict[int, Path]]]:
+        """Model -> step -> rank -> directory of parts."""
+        tree: dict[str, dict[int, dict[int, Path]]] = {}
+        for rank, directory in self._directories.items():
+            for place in sorted(directory.iterdir()):
+                if place.is_dir() and not place.name.startswith("."):
+                    held = tree.setdefault(_model_name(place), {})
+                    for step, parts in steps_in(place).items():
+                        held.setdefault(step, {})[rank] = parts
+        return {model: dict(sorted(steps.items())) for model, steps in tree.items()}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the root modules that ran."""
+        return tuple(self._tree)
+
+    def steps(self, model: str) -> tuple[int, ...]:
+        """The steps of `model` that any rank has captured."""
+        return tuple(self._tree.get(model, ()))
+
+    def ranks_with(self, model: str, step: int) -> tuple[int, ...]:
+        """The ranks that have captured this step."""
+        return tuple(self._tree.get(model, {}).get(step, ()))
+
+    @cached_property
+    def texts(self) -> dict[tuple[int, str, str], Path]:
+        """The readable companions, such as graphs as code, by rank, model and name."""
+        return {
+            (rank, _model_name(path.parent), name_of_file(path.name) or path.name): path
+            for rank, directory in self._directories.items()
+            for path in sorted(directory.glob("*/*"))
+            if path.is_file()
+        }
+
+    @cached_property
+    def _stranded(self) -> dict[int, list[Found]]:
+        """What the ring of a killed writer still holds, by rank."""
+        rings = {rank: ring_left_by(path) for rank, path in self._directories.items()}
+        return {rank: list(ring_records(ring)) if ring else [] for rank, ring in rings.items()}
+
+    def _rank_steps(self, model: str, step: int) -> Iterator[RankStep]:
+        """The step as each rank has it, lowest rank first."""
+        for rank, directory in self._tree.get(model, {}).get(step, {}).items():
+            if (rank, model, step) not in self._steps:
+                self._steps[rank, model, step] = self._read_step(rank, model, step, directory)
+            yield self._steps[rank, model, step]
+
+    def _read_step(self, rank: int, model: str, step: int, directory: Path) -> RankStep:
+        held = parts_in(directory)
+        self._files |= {path: path.stat().st_ino for path in held.values()}
+        parts = {
+            number: read_part(path, model, step, number, self._stranded[rank])
+            for number, path in held.items()
+        }
+        return RankStep(rank, model, step, parts)
+
+    def shards(self, key: Key) -> tuple[Record, ...]:
+        """The Records of `key` on all ranks that have it, lowest rank first."""
+        name = (key.op, key.call, key.slot)
+        held = self._rank_steps(key.model, key.step)
+        return tuple(step.record(key) for step in held if name in step.rows)
+
+    def __getitem__(self, key: Key) -> Record:
+        name = (key.op, key.call, key.slot)
+        for step in self._rank_steps(key.model, key.step):
+            if name in step.rows:
+                return step.record(key)
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, Key) and any(
+            (key.op, key.call, key.slot) in step.rows
+            for step in self._rank_steps(key.model, key.step)
+        )
+
+    def __iter__(self) -> Iterator[Key]:
+        for model in self.models:
+            for step in self.steps(model):
+                yield from self.keys_of(model, step)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def keys_of(self, model: str, step: int) -> Iterator[Key]:
+        """The Keys of one step, in order of execution; each once, whatever ranks hold it."""
+        seen: set[NameInStep] = set()
+        for held in self._rank_steps(model, step):
+            for name in held.names():
+                if name not in seen:
+                    seen.add(name)
+                    yield Key(model, step, *name)
+
+    @cached_property
+    def calls(self) -> dict[Site, Call]:
+        """The calls by Site, each as the lowest rank that has it saw it."""
+        found: dict[Site, Call] = {}
+        for rank in self.ranks:
+            for site, call in self.calls_of(rank).items():
+                found.setdefault(site, call)
+        return found
+
+    def calls_of(self, rank: int) -> dict[Site, Call]:
+        """The calls that `rank` saw, by Site."""
+        return {
+            call.site: call
+            for model in self.models
+            for step in self.steps(model)
+            for held in self._rank_steps(model, step)
+            if held.rank == rank
+            for call in held.calls().values()
+        }
+
+    def load(self, record: Record) -> Value:
+        """The elements of `record`, mapped from the file: nothing is read until it is used.
+
+        Of a summarised value these are the elements of what stands for it (`record.stored`).
+        """
+        if record.kept is Kept.NOTHING or record.location is None:
+            raise ArchiveError(f"{record.key} has no elements in the archive: {record.problem}")
+        stored = record.stored
+        dtype = DTYPES.get(stored.dtype if stored else record.dtype)
+        shape = stored.shape if stored else record.shape
+        if dtype is None or len(shape) > MAX_RANK:
+            raise ArchiveError(f"{record.location.part}: {record.key} has an unknown type or shape")
+        nbytes = math.prod(shape) * dtype.nbytes
+        if nbytes != record.location.nbytes:
+            raise ArchiveError(
+                f"{record.location.part}: {record.key} has shape {list(shape)} of {dtype}, which "
+                f"needs {nbytes} bytes, but {record.location.nbytes} are stored",
+                hint="dumpcmp audit says what is left of the part",
+            )
+        if record.location.dataset:
+            from dumpcmp.archive.read.walk import read_dataset
+
+            return Value(dtype, read_dataset(record.location, dtype, shape))
+        return Value(dtype, self._bytes(record.location).view(dtype.storage).reshape(shape))
+
+    def load_own(self, record: Record) -> Value:
+        """The elements of `record` in memory that may be written to, and never reaches the file.
+
+        Large ones are mapped, copy-on-write; small ones are copied, which is faster.
+        """
+        value, location = self.load(record), record.location
+        if location is None or location.dataset or value.nbytes < SMALLEST_MAPPED:
+            return Value(value.dtype, np.array(value.bits))
+        bits = np.memmap(location.part, value.bits.dtype, "c", location.offset, value.shape)
+        self._check_file(location.part)
+        return Value(value.dtype, bits.view(np.ndarray))
+
+    def _bytes(self, location: Location) -> NDArray[np.uint8]:
+        if not location.nbytes:
+            return np.empty(0, np.uint8)
+        whole = self._mapped.get(location.part)
+        if whole is None or location.offset + location.nbytes > len(whole):
+            whole = self._map(location.part)
+        if location.offset + location.nbytes > len(whole):
+            raise ArchiveError(
+                f"{location.part} is damaged at byte {location.offset}: {location.nbytes} bytes "
+                "are said to be here, but the file ends before",
+                hint="dumpcmp audit says what is left of the part",
+            )
+        return whole[location.offset : location.offset + location.nbytes]
+
+    def _map(self, part: Path) -> NDArray[np.uint8]:
+        while len(self._mapped) >= MOST_MAPPED:
+            del self._mapped[next(iter(self._mapped))]
+        try:
+            whole = np.memmap(part, np.uint8, "r")
+        except (OSError, ValueError) as error:
+            raise ArchiveError(f"cannot map {part}: {error}") from error
+        self._check_file(part)
+        self._mapped[part] = whole.view(np.ndarray)
+        return self._mapped[part]
+
+    def _check_file(self, part: Path) -> None:
+        """Raise where `part` is not the file any more whose index was read."""
+        if part in self._files and part.stat().st_ino != self._files[part]:
+            raise ArchiveError(
+                f"{part} was compacted while it was being read", hint="run the command again"
+            )
+
+
+def _ended_well(facts: dict[str, Any]) -> bool:
+    return facts.get("complete") is True and facts.get("schema") == SCHEMA_VERSION
+
+
+def _why_incomplete(facts: dict[str, Any], directory: Path) -> str:
+    if not facts:
+        return f"{RUN_FILE} is missing or damaged"
+    if facts.get("schema") != SCHEMA_VERSION:
+        return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
+    if writer_lives(facts, directory):
+        return "the capture is still running"
+    return str(facts.get("problem") or "the capture was cut short; dumpcmp audit --repair mends it")
+
+
+def _model_name(place: Path) -> str:
+    """The model whose parts lie in `place`."""
+    if (name := name_of_file(place.name)) is not None:
+        return name
+    for part in sorted(place.glob("*/part-*.h5")):
+        with PartFile(part) as file:
+            return str(part_facts(file)["model"])
+    return place.name
