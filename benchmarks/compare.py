@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -84,10 +85,10 @@ def rows() -> list[list[str]]:
             values = value_of(golden), value_of(target)
             times = medians(
                 {
-                    "ours": lambda v=values: measure(*v),
-                    "equal": lambda v=values: measure(v[0], v[0]),
-                    "naive": lambda g=golden, t=target: naive(g, t),
-                    "read": lambda g=golden, t=target: read_once(g, t),
+                    "ours": partial(measure, *values),
+                    "equal": partial(measure, values[0], values[0]),
+                    "naive": partial(naive, golden, target),
+                    "read": partial(read_once, golden, target),
                 },
                 2 * nbytes,
             )

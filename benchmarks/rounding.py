@@ -47,12 +47,13 @@ def _is_float(value: object) -> bool:
 def step_by_step(func: Any, x: Tensor, *_: Any, **kwargs: Any) -> Tensor:
     """A norm or softmax with every intermediate rounded to the dtype of its input."""
     if func is torch.softmax:
-        weights = (x - x.amax(-1, keepdim=True)).exp()
+        weights: Tensor = (x - x.amax(-1, keepdim=True)).exp()
         return weights / weights.sum(-1, keepdim=True)
     centred = x - x.mean(-1, keepdim=True)
     spread = (centred * centred).mean(-1, keepdim=True)
-    scaled: Tensor = centred * torch.rsqrt(spread + kwargs["eps"])
-    return scaled * kwargs["weight"] + kwargs["bias"]
+    scaled = centred * torch.rsqrt(spread + kwargs["eps"])
+    result: Tensor = scaled * kwargs["weight"] + kwargs["bias"]
+    return result
 
 
 WAYS: dict[Any, dict[str, Callable[..., Tensor]]] = {

@@ -106,8 +106,8 @@ def test_one_model_on_each_side_pairs_whatever_its_name() -> None:
 def test_of_several_models_those_of_one_name_pair() -> None:
     golden = joined(listing("a/mul", model="Net"), listing("a/mul", model="Loss"))
     target = joined(listing("a/mul", model="Loss"), listing("a/mul", model="Other"))
-    both = [m for m in pair_values(golden, target) if m.golden and m.target]
-    assert {(m.golden.model, m.target.model) for m in both} == {("Loss", "Loss"), ("Net", "Other")}
+    both = [(m.golden, m.target) for m in pair_values(golden, target) if m.golden and m.target]
+    assert {(one.model, other.model) for one, other in both} == {("Loss", "Loss"), ("Net", "Other")}
 
 
 def test_tokens_that_one_side_has_are_rows() -> None:
@@ -142,6 +142,16 @@ def test_a_frame_is_laid_beside_what_it_frames() -> None:
         ("a#0", "a/mul#0", "value"),
         ("a/mul#0", "a/mul#0", "key"),
     ]
+
+
+def test_a_value_that_both_sides_had_before_knows_where() -> None:
+    given, again = Key("M", 0, "a/mul", 0, "output.0"), Key("M", 0, "b/add", 0, "input.0")
+    linked = Record(again, 1, "float32", (2,), same_as=given)
+    run = Listing({given: (Record(given, 0, "float32", (2,)),), again: (linked,)})
+    first, second = pair_values(run, run)
+    assert first.repeats is None and second.repeats is first
+    apart = Listing({**run.values, again: (Record(again, 1, "float32", (2,)),)})
+    assert [pair.repeats for pair in pair_values(run, apart)] == [None, None]
 
 
 OPS = st.sampled_from(["a/mul", "a/add", "a", "b/mul", "b/add", "module.b/add", "c"])

@@ -54,7 +54,8 @@ def run(*lines: str) -> Written:
         )
         for text in filter(None, link.split("|")):
             where, _, source = text.rpartition(":")
-            first = Key("M", 0, *source.split(">")[:1], 0, source.split(">")[1])
+            first_op, _, first_slot = source.partition(">")
+            first = Key("M", 0, first_op, 0, first_slot)
             for name, links in (("golden", made.golden), ("target", made.target)):
                 if where in ("", name):
                     links[key] = first

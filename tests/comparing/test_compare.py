@@ -14,7 +14,8 @@ from benchmarks.subjects import SUBJECTS
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing import compare
 from dumpcmp.dumping.capturing import capture
-from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.judge import Fp64Checker
+from dumpcmp.nouns.errors import CheckError, SelectionError
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Verdict
 
@@ -74,6 +75,15 @@ def test_a_fault_is_farther_from_the_reference(runs: dict[str, Path]) -> None:
     assert first is not None and first.key.op == "layers.1.mlp.down_proj/linear"
     assert first.reference_errors is not None
     assert first.reference_errors[1] > 1000 * first.reference_errors[0]
+
+
+def test_a_rule_that_needs_a_reference_says_so(runs: dict[str, Path]) -> None:
+    with pytest.raises(CheckError, match="higher precision"):
+        compare(runs["float32"], runs["faulty"], checker=Fp64Checker())
+    sides = runs["float32"], runs["faulty"]
+    outcome = compare(*sides, reference=runs["float64"], checker=Fp64Checker())
+    first = outcome.first_divergence
+    assert first is not None and first.key.op == "layers.1.mlp.down_proj/linear"
 
 
 def test_a_benign_variant_is_as_near_to_the_reference(runs: dict[str, Path]) -> None:

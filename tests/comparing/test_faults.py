@@ -1,6 +1,6 @@
 """The truth table in small: planted faults are found at their op, benign variants do not alarm."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from benchmarks.cases import BENIGN, FAULTS, Case
 from benchmarks.faults import benign_alarms, dumped, finding
 from benchmarks.subjects import SUBJECTS
 from dumpcmp.comparing import compare
+from dumpcmp.nouns.row import Verdict
 
 Golden = Callable[[str, str], Path]
 
@@ -29,7 +30,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -85,4 +86,4 @@ def test_another_dtype_is_compared_after_promotion(
     mine = dumped(SUBJECTS[subject], tmp_path / "mine", dtype="bfloat16")
     outcome = compare(golden(subject, "float32"), mine)
     assert benign_alarms(outcome) == []
-    assert outcome.tally["DTYPE"] > 100
+    assert outcome.tally[Verdict.DTYPE] > 100
