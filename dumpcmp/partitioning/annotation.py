@@ -216,8 +216,9 @@ def lengths_of(
         if dims is not None and shape is not None
         for dim, size in _side_by_side(annotation, dims, shape)
     ]
-    lengths = dict(known)
-    for _ in range(len(pairs) + 1):  # each round settles at least one more name, or none will
+    lengths, settled = dict(known), -1
+    while len(lengths) > settled:  # each round settles at least one more name, or none will
+        settled = len(lengths)
         for dim, size in pairs:
             _learn(annotation, lengths, dim, size)
     return lengths

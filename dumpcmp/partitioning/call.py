@@ -1,7 +1,7 @@
-"""One call of an op as plain values: what runs, and which of its arguments are tensors."""
+"""Calls of ops as plain values: what runs, which arguments are tensors, what is to be verified."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ class Leaf:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether the op receives a tensor here."""
         return isinstance(self.value, TensorInfo)
 
     @property
@@ -35,11 +34,8 @@ class OpCall:
 
     fsig: str
     args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = None  # type: ignore[assignment]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     imports: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
 
     def __str__(self) -> str:
         words = [spoken(arg) for arg in self.args]
@@ -47,20 +43,42 @@ class OpCall:
         return f"{self.fsig}({', '.join(words)})"
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An op to be verified, or the reason why it is not, and what to call it in the report."""
+
+    call: OpCall
+    options: tuple[Mapping[str, Any], ...] | None = None  # None: every legal one
+    anno: str = ""
+    node: str = ""
+    source: str = ""
+    noutputs: int | None = None  # how many outputs the user expects
+    reason: str = ""  # why there is nothing to verify
+    computes: bool = True  # takes tensors and gives tensors
+
+    @property
+    def identity(self) -> str:
+        """What makes two ops the same here: op, shapes, dtypes, arguments, annotation."""
+        return f"{self.call} | {self.anno} | {self.call.imports} | {self.options} | {self.reason}"
+
+
+def merged(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Each op once, under the names of all nodes that are the same."""
+    groups: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.identity, []).append(candidate)
+    for group in groups.values():
+        yield replace(group[0], node=" ".join(each.node for each in group))
+
+
 def call_of(config: PartitionConfig) -> OpCall:
     """The call that `config` describes; only tensors of the wanted grads ask for them."""
-    wanted = [
-        plain(_without_grad(arg) if index in config.non_grad_indices else arg)
-        for index, arg in enumerate(config.args)
-    ]
-    kwargs = {name: plain(value) for name, value in config.kwargs.items()}
-    return OpCall(config.fsig, tuple(wanted), kwargs, config.import_customized_func)
-
-
-def _without_grad(arg: Any) -> Any:
-    if not isinstance(arg, TensorInfo):
-        return arg
-    return TensorInfo(arg.value_form, arg.value, arg.dtype, requires_grad=False)
+    args = list(config.args)
+    for index in config.non_grad_indices:
+        if index < len(args) and isinstance(args[index], TensorInfo):
+            args[index] = replace(args[index], requires_grad=False)
+    given = plain(tuple(args)), plain(dict(config.kwargs))
+    return OpCall(config.fsig, *given, config.import_customized_func)
 
 
 def plain(value: Any) -> Any:

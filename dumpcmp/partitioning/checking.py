@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.partitioning.annotation import Annotation
-from dumpcmp.partitioning.call import leaves
+from dumpcmp.partitioning.call import Candidate, leaves
 from dumpcmp.partitioning.configuration import PartitionError
 from dumpcmp.partitioning.differences import (
     compare_slots,
@@ -17,7 +17,6 @@ from dumpcmp.partitioning.differences import (
 )
 from dumpcmp.partitioning.findings import Finding
 from dumpcmp.partitioning.inputs import domains_of, wanted_grads
-from dumpcmp.partitioning.nodes import Candidate
 from dumpcmp.partitioning.partition import (
     Option,
     Refused,

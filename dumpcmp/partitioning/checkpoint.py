@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from dumpcmp.partitioning.call import OpCall, rebuilt, shape_of
+from dumpcmp.partitioning.call import Candidate, OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
-from dumpcmp.partitioning.nodes import Candidate
 from dumpcmp.partitioning.table import is_known
 
 
@@ -37,36 +36,25 @@ class Husk:
         """Do nothing."""
 
     def __setstate__(self, state: Any) -> None:
-        """Keep the state."""
-        both = state if isinstance(state, tuple) else (state,)
-        for each in both:
+        for each in state if isinstance(state, tuple) else (state,):
             if isinstance(each, dict):
                 self.__dict__.update({str(name): value for name, value in each.items()})
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Forget an item of what may have been a dict."""
+    def _forget(self, *items: Any) -> None:
+        """Forget items of what may have been a list or a dict."""
 
-    def append(self, item: Any) -> None:
-        """Forget an item of what may have been a list."""
-
-    def extend(self, items: Any) -> None:
-        """Forget the items of what may have been a list."""
+    __setitem__ = append = extend = _forget
 
     def __call__(self, *args: Any, **_kwargs: Any) -> "Husk":
         """Stand for whatever calling it would have given."""
         return Husk(*args)
 
 
+_BUILTINS = (slice, set, frozenset, list, dict, tuple, complex)
 _HARMLESS = {
     ("torch", "Size"): torch.Size,
     ("collections", "OrderedDict"): OrderedDict,
-    ("builtins", "slice"): slice,
-    ("builtins", "set"): set,
-    ("builtins", "frozenset"): frozenset,
-    ("builtins", "list"): list,
-    ("builtins", "dict"): dict,
-    ("builtins", "tuple"): tuple,
-    ("builtins", "complex"): complex,
+    **{("builtins", kind.__name__): kind for kind in _BUILTINS},
 }
 
 

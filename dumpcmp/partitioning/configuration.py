@@ -45,7 +45,6 @@ class TensorInfo:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's shape."""
         return tuple(self.value.shape) if self.value_form == VALUE else self.value
 
     def __str__(self) -> str:

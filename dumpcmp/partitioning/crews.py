@@ -93,7 +93,6 @@ class Crew:
     store: TCPStore
 
     def end(self) -> None:
-        """Stop all ranks."""
         for rank in self.ranks:
             rank.line.close()
         for rank in self.ranks:
@@ -127,38 +126,35 @@ class Ranks:
     def observe(self, trial: Trial, inputs: LeafTensors) -> Joined:  # noqa: ARG002
         """Run `trial` on as many ranks as it has parts."""
         num = trial.partition.num
-        crew = self._crews.get(num) or self._start(num)
+        if num not in self._crews:
+            self._start(num)
         with tempfile.TemporaryDirectory(prefix="ranks-") as room:
-            try:
-                for rank in crew.ranks:
-                    rank.line.send((trial, room))
-                _gather(crew, self.timeout)
-            except RankError:
-                self._crews.pop(num).end()
-                raise
+            for rank in self._crews[num].ranks:
+                rank.line.send((trial, room))
+            self._hear(num, self.timeout)
             files = (Path(room, f"{rank}.pt") for rank in range(num))
             return collected([Done(*torch.load(file, weights_only=True)) for file in files])
 
-    def _start(self, num: int) -> Crew:
+    def _start(self, num: int) -> None:
         if self.backend == "nccl" and torch.cuda.device_count() < num:
             raise PartitionError(
                 f"{num} NCCL ranks need {num} GPUs, and there are {torch.cuda.device_count()}",
                 hint="use backend='gloo', or fewer parts",
             )
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        ranks = (
-            _start_rank(rank, num, self.backend, store.port, self.timeout) for rank in range(num)
-        )
-        self._crews[num] = crew = Crew(tuple(ranks), store)
+        words = (num, self.backend, store.port, self.timeout)
+        self._crews[num] = Crew(tuple(_start_rank(rank, *words) for rank in range(num)), store)
+        self._hear(num, START)
+
+    def _hear(self, num: int, timeout: float) -> None:
+        """Wait until every rank is done; a crew with one that fails is ended."""
         try:
-            _gather(crew, START)
+            _gather(self._crews[num], timeout)
         except RankError:
             self._crews.pop(num).end()
             raise
-        return crew
 
     def close(self) -> None:
-        """End all ranks."""
         while self._crews:
             self._crews.popitem()[1].end()
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from dumpcmp.partitioning.call import OpCall, rebuilt, shape_of
+from dumpcmp.partitioning.call import Candidate, OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError
-from dumpcmp.partitioning.nodes import Candidate
 from dumpcmp.partitioning.rules.ruling import NoRule
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

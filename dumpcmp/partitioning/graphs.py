@@ -1,7 +1,7 @@
 """Verifies every op of a graph in every legal partition, and writes down what was found."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,28 +9,19 @@ import torch
 
 from dumpcmp.execute import executor_for, run_each
 from dumpcmp.nouns.files import write_whole
+from dumpcmp.partitioning.call import Candidate, merged
 from dumpcmp.partitioning.checking import Settings, check_op
 from dumpcmp.partitioning.checkpoint import read_checkpoint
 from dumpcmp.partitioning.configuration import PartitionError
 from dumpcmp.partitioning.crews import opened
 from dumpcmp.partitioning.exported import ops_of, read_exported
 from dumpcmp.partitioning.findings import Finding, Findings
-from dumpcmp.partitioning.nodes import Candidate, merged
 from dumpcmp.partitioning.parts import Runner
 from dumpcmp.partitioning.table import Registered, registered, restore
 from dumpcmp.partitioning.verified import Verified, key_of
 from dumpcmp.pytorch.names import check_names
 
 Announce = Callable[[int, int, list[Finding]], None]  # ops done, ops in all, rows of the last
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One op to verify, small enough to be sent to another process."""
-
-    candidate: Candidate
-    settings: Settings
-    known: tuple[tuple[str, Registered], ...]
 
 
 def verify_graph(
@@ -97,13 +88,10 @@ def _found(
 ) -> Iterator[list[Finding]]:
     """The rows of each op in turn: known from before, or verified now."""
     keys = [key_of(candidate, settings, backend) for candidate in candidates]
-    new = [
-        Work(candidate, settings, registered())
-        for candidate, key in zip(candidates, keys, strict=True)
-        if key not in verified
-    ]
+    new = [c for c, key in zip(candidates, keys, strict=True) if key not in verified]
+    check = partial(_check, runner=runner, settings=settings, known=registered())
     with executor_for(jobs) as executor:
-        results = run_each(partial(_check, runner=runner), new, executor, in_flight=2 * jobs - 1)
+        results = run_each(check, new, executor, in_flight=2 * jobs - 1)
         for candidate, key in zip(candidates, keys, strict=True):
             if key in verified:
                 known = verified.rows(key)
@@ -114,6 +102,11 @@ def _found(
                 yield rows
 
 
-def _check(work: Work, runner: Runner) -> list[Finding]:
-    restore(work.known)
-    return list(check_op(work.candidate, runner, work.settings))
+def _check(
+    candidate: Candidate,
+    runner: Runner,
+    settings: Settings,
+    known: tuple[tuple[str, Registered], ...],
+) -> list[Finding]:
+    restore(known)  # this may be another process
+    return list(check_op(candidate, runner, settings))

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dumpcmp.partitioning.call import call_of
+from dumpcmp.partitioning.call import Candidate, call_of
 from dumpcmp.partitioning.checking import Settings, check_op
 from dumpcmp.partitioning.configuration import PartitionConfig, PartitionError
 from dumpcmp.partitioning.crews import opened
 from dumpcmp.partitioning.findings import Findings
-from dumpcmp.partitioning.nodes import Candidate
 from dumpcmp.partitioning.parts import Runner
 from dumpcmp.pytorch.names import check_names
 

@@ -3,8 +3,10 @@
 It is made from names and lengths alone; no tensor is seen here.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import accumulate
 from typing import Any
 
@@ -52,31 +54,20 @@ class Split:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where each part begins."""
         return (0, *accumulate(self.lengths[:-1]))
 
     def __str__(self) -> str:
         return f"split {self.dim}"
 
 
-@dataclass(frozen=True, slots=True)
-class Replicate:
-    """The same on every part."""
+class Everywhere(StrEnum):
+    """What lies on every part: the same value, or terms whose sum is the value."""
 
-    def __str__(self) -> str:
-        return "whole"
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """Terms, whose sum is the value."""
-
-    def __str__(self) -> str:
-        return "sum"
+    WHOLE = "whole"
+    PARTIAL = "sum"
 
 
-Share = Split | Replicate | Partial
-WHOLE, PARTIAL = Replicate(), Partial()
+Share = Split | Everywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +89,7 @@ class Partition:
 
 def unpartitioned(num_inputs: int) -> Partition:
     """The op itself, on whole arguments, with as many outputs as it has."""
-    return Partition(1, (WHOLE,) * num_inputs, (), ((),))
+    return Partition(1, (Everywhere.WHOLE,) * num_inputs, (), ((),))
 
 
 def partition_by(
@@ -112,8 +103,10 @@ def partition_by(
     if option.num < 2 or length < option.num:
         raise Refused(f"{name.text!r} is {length} long: it cannot be split into {option.num} parts")
     units = _units(length, option.num)
-    inputs = tuple(_placed(dims, name, lengths, units, WHOLE) for dims in annotation.inputs)
-    without = PARTIAL if name.reduce is Reduce.SUM else WHOLE
+    inputs = tuple(
+        _placed(dims, name, lengths, units, Everywhere.WHOLE) for dims in annotation.inputs
+    )
+    without = Everywhere.PARTIAL if name.reduce is Reduce.SUM else Everywhere.WHOLE
     outputs = tuple(_placed(dims, name, lengths, units, without) for dims in annotation.outputs)
     adjusted = [a for a in entry.ruling.adjusted if a.name == name.text]
     changes = tuple(tuple(_changes(entry, adjusted, units, part)) for part in range(option.num))
@@ -153,13 +146,11 @@ def _placed(
     otherwise: Share,
 ) -> Share:
     if dims is None:
-        return WHOLE
+        return Everywhere.WHOLE
     for i, dim in enumerate(dims):
         if dim.leading.text == name.text:
-            inner = 1
-            for other in dim.names:
-                if other.text != name.text:
-                    inner *= other.length if other.length is not None else lengths[other.text]
+            others = [other for other in dim.names if other.text != name.text]
+            inner = math.prod(other.length or lengths[other.text] for other in others)
             return Split(i, tuple(unit * inner for unit in units))
     return otherwise
 
@@ -184,8 +175,7 @@ def _changed(a: Adjusted, value: Any, units: tuple[int, ...], part: int) -> Any:
         return type(value)([*value[:position], inside, *value[position + 1 :]])
     if a.how == "share":
         return value if value == -1 else value * units[part] // sum(units)
-    begin = sum(units[:part]) + (units[part] if a.how == "stop" else 0)
-    return value + begin - (sum(units) if a.how == "stop" else 0)
+    return value + sum(units[:part]) if a.how == "start" else value - sum(units[part + 1 :])
 
 
 def _said(call: OpCall, change: tuple[Path, Any]) -> str:

@@ -17,7 +17,7 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.partitioning.call import OpCall, Path, leaves, replaced
 from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
 from dumpcmp.partitioning.inputs import cotangent, make_tensor
-from dumpcmp.partitioning.partition import PARTIAL, WHOLE, Partial, Partition, Share, Split
+from dumpcmp.partitioning.partition import Everywhere, Partition, Share, Split
 from dumpcmp.partitioning.rules.ruling import Domain
 from dumpcmp.partitioning.signature import function_of, resolved
 from dumpcmp.pytorch.trees import tensors_in
@@ -131,7 +131,9 @@ def run_part(trial: Trial, inputs: LeafTensors, part: int) -> Generator[Request,
     values = {}
     for slot, piece in pieces.items():
         values[slot] = yield piece
-    yield Done(values, {slot: p.tensor for slot, p in pieces.items() if p.share == WHOLE})
+    yield Done(
+        values, {slot: p.tensor for slot, p in pieces.items() if p.share is Everywhere.WHOLE}
+    )
 
 
 def slice_of(tensor: Tensor, share: Share, part: int) -> Tensor:
@@ -176,7 +178,7 @@ def _shares(trial: Trial, found: int) -> tuple[Share, ...]:
     """How the outputs come together; an annotation with more or fewer than `found` is refused."""
     shares = trial.partition.outputs
     if trial.partition.num == 1:
-        return (WHOLE,) * found
+        return (Everywhere.WHOLE,) * found
     if found != len(shares):
         raise PartitionError(
             f"{trial.call.fsig} gives {found} tensors, its annotation has {len(shares)}",
@@ -200,7 +202,9 @@ def _gradients(
     grads = yield Backward([t for _, t in targets], arriving, [t for _, t in sources])
     shares = trial.partition.inputs
     return {
-        f"grad_input.{i}": Piece(grad, shares[i] if isinstance(shares[i], Split) else PARTIAL)
+        f"grad_input.{i}": Piece(
+            grad, shares[i] if isinstance(shares[i], Split) else Everywhere.PARTIAL
+        )
         for (i, _), grad in zip(sources, grads, strict=True)
         if grad is not None
     }
@@ -214,7 +218,7 @@ def _arriving(trial: Trial, index: int, output: Tensor, share: Share, part: int)
     native = trial.native[index] if trial.native else output.dtype
     whole = cotangent(tuple(shape), native, index, trial.seed)
     arriving = slice_of(whole.to(device=output.device, dtype=output.dtype), share, part)
-    return arriving / trial.partition.num if share == WHOLE else arriving
+    return arriving / trial.partition.num if share is Everywhere.WHOLE else arriving
 
 
 def _was_written(tensor: Tensor, before: Tensor) -> bool:
@@ -283,7 +287,7 @@ _FIELDS = ("outputs", "arriving", "leaves")
 def _joined(parts: list[Tensor], share: Share) -> Tensor:
     if isinstance(share, Split):
         return torch.cat(parts, share.dim)
-    return sum(parts[1:], parts[0]) if isinstance(share, Partial) else parts[0]
+    return sum(parts[1:], parts[0]) if share is Everywhere.PARTIAL else parts[0]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from dumpcmp.partitioning.partition import Partial, Share, Split
+from dumpcmp.partitioning.partition import Everywhere, Share, Split
 from dumpcmp.partitioning.parts import (
     Backward,
     Done,
@@ -118,7 +118,7 @@ def _summed(tensor: Tensor) -> Tensor:
 
 def _whole(tensor: Tensor, share: Share) -> Tensor:
     """What the ranks hold together, on every rank."""
-    if isinstance(share, Partial):
+    if share is Everywhere.PARTIAL:
         return _summed(tensor)
     if not isinstance(share, Split):
         return tensor

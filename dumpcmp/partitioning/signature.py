@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -100,43 +100,39 @@ def imported(statements: str) -> dict[str, Any]:
         raise PartitionError(
             f"import_customized_func {statements!r} is not Python: {error}"
         ) from None
-    namespace: dict[str, Any] = {}
+    nodes: list[ast.Import | ast.ImportFrom] = []
     for node in tree.body:
         if not isinstance(node, ast.Import | ast.ImportFrom) or getattr(node, "level", None):
             raise PartitionError(
                 f"import_customized_func holds {ast.unparse(node)!r}, which is not an import",
                 hint="write 'import package' or 'from package import function' lines only",
             )
-    for node in tree.body:
-        assert isinstance(node, ast.Import | ast.ImportFrom)
-        namespace.update(_bound(node))
-    return namespace
+        nodes.append(node)
+    return dict(pair for node in nodes for pair in _bound(node))
 
 
-def _bound(node: ast.Import | ast.ImportFrom) -> dict[str, Any]:
-    if isinstance(node, ast.Import):
-        return {
-            alias.asname or alias.name.split(".")[0]: (
-                _module(alias.name) if alias.asname else _module(alias.name, top=True)
-            )
-            for alias in node.names
-        }
-    module = _module(node.module or "")
-    return {alias.asname or alias.name: _member(module, alias.name) for alias in node.names}
+def _bound(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, Any]]:
+    for alias in node.names:
+        if isinstance(node, ast.ImportFrom):
+            yield alias.asname or alias.name, _member(node.module or "", alias.name)
+        elif alias.asname:
+            yield alias.asname, _module(alias.name)
+        else:  # "import a.b" binds a, and brings b
+            _module(alias.name)
+            top = alias.name.split(".")[0]
+            yield top, _module(top)
 
 
-def _module(name: str, *, top: bool = False) -> Any:
+def _member(module: str, name: str) -> Any:
+    home = _module(module)
+    return getattr(home, name) if hasattr(home, name) else _module(f"{module}.{name}")
+
+
+def _module(name: str) -> Any:
     try:
-        module = import_module(name)
+        return import_module(name)
     except ImportError as error:
         raise PartitionError(f"import_customized_func: cannot import {name!r}: {error}") from None
-    return import_module(name.split(".")[0]) if top else module
-
-
-def _member(module: Any, name: str) -> Any:
-    if hasattr(module, name):
-        return getattr(module, name)
-    return _module(f"{module.__name__}.{name}")
 
 
 def _schema_names(op: torch._ops.OpOverload) -> tuple[str, ...]:

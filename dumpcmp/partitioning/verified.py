@@ -16,9 +16,9 @@ import xxhash
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.version import __version__
+from dumpcmp.partitioning.call import Candidate
 from dumpcmp.partitioning.checking import Settings
 from dumpcmp.partitioning.findings import Finding
-from dumpcmp.partitioning.nodes import Candidate
 from dumpcmp.partitioning.rules.ruling import NoRule
 from dumpcmp.partitioning.table import entry_for
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from dumpcmp.nouns.row import Verdict
-from dumpcmp.partitioning.call import OpCall, shape_of
+from dumpcmp.partitioning.call import Candidate, OpCall, shape_of
 from dumpcmp.partitioning.checking import Settings, check_op
-from dumpcmp.partitioning.nodes import Candidate
 from dumpcmp.partitioning.parts import InProcess
 from dumpcmp.partitioning.rules import RULES
 

@@ -110,7 +110,6 @@ class Arguments:
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
-        """Arguments that are single tensors."""
         return {name: v for name, v in self.values.items() if isinstance(v, TensorInfo)}
 
     @property
