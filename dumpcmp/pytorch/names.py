@@ -65,292 +65,213 @@ def _words_of(code: CodeType) -> Iterator[str]:
             yield inner
 
 
-def _named(serves: str, *paths: str, loses: str = "") -> tuple[PrivateName, ...]:
-    return tuple(PrivateName(path, serves, loses) for path in paths)
+def _read(table: str, loses: str = "") -> tuple[PrivateName, ...]:
+    """Read what some names serve, and below it their modules; ``f>a,b``: the code of f says both."""
+    names: list[PrivateName] = []
+    serves = ""
+    for line in table.strip().splitlines():
+        module, is_listing, listed = line.strip().partition(": ")
+        serves = serves if is_listing else module
+        for name in listed.split():
+            path, _, words = name.partition(">")
+            found = (PrivateName(f"{module}:{path}", serves, loses, w) for w in words.split(","))
+            names.extend(found)
+    return tuple(names)
 
-
-_COMPILED_CALLS = (
-    "what compiled functions compute outside of modules is not recorded, nor are their steps"
-)
-_CONTEXT = "torch._dynamo.eval_frame:_TorchDynamoContext"
-_WRAPPER = "torch._dynamo.eval_frame:OptimizedModule"
 
 # What torch.compile leaves on the stack and around modules, by which a call of it is known.
-_CALLABLES = (
-    PrivateName(_CONTEXT, "to hear of calls", _COMPILED_CALLS),
-    PrivateName(f"{_CONTEXT}.__init__", "to hear of calls", _COMPILED_CALLS, "enter_exit_hooks"),
-    PrivateName(f"{_CONTEXT}.__call__", "to hear of calls", _COMPILED_CALLS, "enter_exit_hooks"),
-    PrivateName(f"{_CONTEXT}.__call__", "to find the call", _COMPILED_CALLS, "compile_wrapper"),
-    PrivateName(f"{_CONTEXT}.__call__", "to name what was compiled", _COMPILED_CALLS, "fn"),
+_CALLABLES = """
+    to hear of calls
+        torch._dynamo.eval_frame: _TorchDynamoContext _TorchDynamoContext.__init__>enter_exit_hooks
+        torch._dynamo.eval_frame: _TorchDynamoContext.__call__>enter_exit_hooks
+    to find the call
+        torch._dynamo.eval_frame: _TorchDynamoContext.__call__>compile_wrapper
+    to name what was compiled
+        torch._dynamo.eval_frame: _TorchDynamoContext.__call__>fn
+"""
+_WRAPPERS = """
+    to know what torch.compile made of a module, and to reach the module inside
+        torch._dynamo.eval_frame: OptimizedModule OptimizedModule.__init__>_orig_mod
+"""
+_DYNAMO = f"""{_WRAPPERS}
+    to keep dynamo out of our own frames
+        torch._dynamo.eval_frame: skip_code
+"""
+_DISPATCH = """
+    to see what reaches the dispatcher
+        torch.utils._python_dispatch: TorchDispatchMode
+        torch._ops: OpOverload OpOverload.__init__>_schema
+"""
+_BACKEND_NAMES = """
+    to find a backend by its name
+        torch._dynamo: lookup_backend
+"""
+_INDUCTOR = """
+    to stand at the door of Inductor
+        torch._inductor.compile_fx: compile_fx
+        torch._inductor: aoti_load_package
+        torch._guards: TracingContext.try_get
+        torch._C._dynamo.eval_frame: get_eval_frame_callback
+    to set how Inductor compiles, and to run passes of ours
+        torch._inductor.config: patch cpp_wrapper inplace_buffers pattern_matcher max_fusion_size
+        torch._inductor.config: triton.cudagraphs
+        torch._inductor.config: post_grad_custom_pre_pass post_grad_custom_post_pass
+        torch._inductor.custom_graph_pass: CustomGraphPass
+    to keep tapped code apart in caches
+        torch.compiler.config: patch cache_key_tag
+    to look on while AOTAutograd traces
+        torch.fx.experimental.symbolic_shapes: PropagateUnbackedSymInts.run_node
+        torch.fx: Interpreter.run_node Interpreter.fetch_args_kwargs_from_env
+    to find the node of a traced tensor
+        torch.fx.experimental.proxy_tensor: get_proxy_mode get_proxy_slot
+        torch._subclasses.functional_tensor: FunctionalTensor
+        torch: _sync _from_functional_tensor
+        torch._C._autograd: _get_sequence_nr
+        torch.autograd.graph: Node._sequence_nr
+        torch.utils._pytree: tree_leaves tree_map_only
+    to know which op a node was made of
+        torch.fx.traceback: NodeSource.__init__>from_node,node_info
+        torch.fx.traceback: NodeSource.NodeInfo.__init__>graph_id
+    to follow a lowering
+        torch._inductor.graph: GraphLowering.run GraphLowering.codegen
+        torch._inductor.virtualized: V.set_graph_handler
+    to leave the graphs of branches alone
+        torch._inductor.graph: SubgraphLowering
+    to tell what a kernel has written
+        torch._inductor.graph: GraphLowering.__init__>removed_buffers,inplaced_to_remove
+        torch._inductor.graph: GraphLowering.__init__>wrapper_code,sizevars,is_backward
+        torch._inductor.scheduler: Scheduler._init>mutation_real_name,name_to_buf
+        torch._inductor.scheduler: Scheduler._init>current_node,backends,nodes
+        torch._inductor.codegen.wrapper: PythonWrapperCodegen.__init__>allocated,freed
+    to refuse packages
+        torch._inductor.graph: GraphLowering.__init__>aot_mode
+    to wait until a kernel is called
+        torch._inductor.codegen.cpp: CppScheduling.reset_kernel_group>kernel_group
+    to read values between kernels
+        torch._inductor.scheduler: Scheduler.free_buffers
+        torch._inductor.codegen.wrapper: PythonWrapperCodegen.generate_kernel_call
+        torch._inductor.codegen.wrapper: PythonWrapperCodegen.codegen_python_sizevar
+        torch._inductor.codegen.wrapper: PythonWrapperCodegen.writeline
+        torch._inductor.ir: NoneLayout MultiOutputLayout MultiOutput TorchBindObject
+        torch._inductor.ir: ExternKernel.python_kernel_name ExternKernel.op_overload
+    to have values stored
+        torch._inductor.scheduler: Scheduler.can_buffer_be_removed_through_fusion
+        torch._inductor.codegen.cpp: CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM
+        torch._inductor.graph: GraphLowering.run_node>inductor_realize_to_strides
+    to lower a graph once more
+        torch._inductor.virtualized: V.set_extern_kernel_nodes
+        torch._inductor.scheduler: Scheduler.dead_node_elimination NodeUser OutputNode StarDep
+        torch._inductor.ir: TensorBox IRNode.current_origins IRNode._post_init_setattr
+        torch._inductor.lowering: clone
+        torch._inductor.codecache: PyCodeCache.load
+        torch._inductor.graph: GraphLowering.__init__>example_inputs,_shape_env,graph_id
+        torch._inductor.graph: GraphLowering.__init__>is_inference,inputs_to_check,constants
+        torch._inductor.graph: GraphLowering.__init__>bw_donated_idxs,mutated_input_idxs
+"""
+
+_NO_CALLS = (
+    "what compiled functions compute outside of modules is not recorded, nor are their steps"
 )
 _NO_WRAPPERS = "a module that the program compiled may stand under other names than in eager mode"
-_WRAPPERS = (
-    PrivateName(_WRAPPER, "to know what torch.compile made of a module", _NO_WRAPPERS),
-    PrivateName(f"{_WRAPPER}.__init__", "to reach the module inside", _NO_WRAPPERS, "_orig_mod"),
-)
-
-
-def _needed(names: tuple[PrivateName, ...]) -> tuple[PrivateName, ...]:
-    return tuple(PrivateName(name.path, name.serves, "", name.word) for name in names)
-
-
-_DYNAMO = (
-    *_needed(_WRAPPERS),
-    *_named("to keep dynamo out of our own frames", "torch._dynamo.eval_frame:skip_code"),
-)
-_DISPATCH = _named(
-    "to see what reaches the dispatcher",
-    "torch.utils._python_dispatch:TorchDispatchMode",
-    "torch._ops:OpOverload",
-)
-_SCHEMA = PrivateName("torch._ops:OpOverload.__init__", "to name overloads", word="_schema")
-
-
-def _words(serves: str, path: str, *words: str) -> tuple[PrivateName, ...]:
-    return tuple(PrivateName(path, serves, word=word) for word in words)
-
-
-_SCHEDULER = "torch._inductor.scheduler:Scheduler"
-_LOWERING = "torch._inductor.graph:GraphLowering"
-_WRAPPER_CODE = "torch._inductor.codegen.wrapper:PythonWrapperCodegen"
-_CPP = "torch._inductor.codegen.cpp:CppScheduling"
-_INDUCTOR = (
-    *_named(
-        "to stand at the door of Inductor",
-        "torch._inductor.compile_fx:compile_fx",
-        "torch._inductor:aoti_load_package",
-        "torch._guards:TracingContext.try_get",
-        "torch._C._dynamo.eval_frame:get_eval_frame_callback",
-    ),
-    *_named(
-        "to set how Inductor compiles, and to run passes of ours",
-        "torch._inductor.config:patch",
-        "torch._inductor.config:cpp_wrapper",
-        "torch._inductor.config:inplace_buffers",
-        "torch._inductor.config:pattern_matcher",
-        "torch._inductor.config:max_fusion_size",
-        "torch._inductor.config:triton.cudagraphs",
-        "torch._inductor.config:post_grad_custom_pre_pass",
-        "torch._inductor.config:post_grad_custom_post_pass",
-        "torch._inductor.custom_graph_pass:CustomGraphPass",
-    ),
-    *_named(
-        "to keep tapped code apart in caches",
-        "torch.compiler.config:patch",
-        "torch.compiler.config:cache_key_tag",
-    ),
-    *_named(
-        "to look on while AOTAutograd traces",
-        "torch.fx.experimental.symbolic_shapes:PropagateUnbackedSymInts.run_node",
-        "torch.fx:Interpreter.run_node",
-        "torch.fx:Interpreter.fetch_args_kwargs_from_env",
-    ),
-    *_named(
-        "to find the node of a traced tensor",
-        "torch.fx.experimental.proxy_tensor:get_proxy_mode",
-        "torch.fx.experimental.proxy_tensor:get_proxy_slot",
-        "torch._subclasses.functional_tensor:FunctionalTensor",
-        "torch:_sync",
-        "torch:_from_functional_tensor",
-        "torch._C._autograd:_get_sequence_nr",
-        "torch.autograd.graph:Node._sequence_nr",
-        "torch.utils._pytree:tree_leaves",
-        "torch.utils._pytree:tree_map_only",
-    ),
-    *_words(
-        "to know which op a node was made of",
-        "torch.fx.traceback:NodeSource.__init__",
-        "from_node",
-        "node_info",
-    ),
-    *_words(
-        "to know which op a node was made of",
-        "torch.fx.traceback:NodeSource.NodeInfo.__init__",
-        "graph_id",
-    ),
-    *_named("to follow a lowering", f"{_LOWERING}.run", f"{_LOWERING}.codegen"),
-    *_named("to follow a lowering", "torch._inductor.virtualized:V.set_graph_handler"),
-    *_named("to leave the graphs of branches alone", "torch._inductor.graph:SubgraphLowering"),
-    *_words(
-        "to tell what a kernel has written",
-        f"{_LOWERING}.__init__",
-        *("removed_buffers", "inplaced_to_remove", "wrapper_code", "sizevars", "is_backward"),
-    ),
-    *_words("to refuse packages", f"{_LOWERING}.__init__", "aot_mode"),
-    *_words(
-        "to tell what a kernel has written",
-        f"{_SCHEDULER}._init",
-        *("mutation_real_name", "name_to_buf", "current_node", "backends", "nodes"),
-    ),
-    *_words("to tell what a kernel has written", f"{_WRAPPER_CODE}.__init__", "allocated", "freed"),
-    *_words("to wait until a kernel is called", f"{_CPP}.reset_kernel_group", "kernel_group"),
-    *_named(
-        "to read values between kernels",
-        f"{_SCHEDULER}.free_buffers",
-        f"{_WRAPPER_CODE}.generate_kernel_call",
-        f"{_WRAPPER_CODE}.codegen_python_sizevar",
-        f"{_WRAPPER_CODE}.writeline",
-        "torch._inductor.ir:NoneLayout",
-        "torch._inductor.ir:MultiOutputLayout",
-        "torch._inductor.ir:MultiOutput",
-        "torch._inductor.ir:TorchBindObject",
-        "torch._inductor.ir:ExternKernel.python_kernel_name",
-        "torch._inductor.ir:ExternKernel.op_overload",
-    ),
-    *_named(
-        "to have values stored",
-        f"{_SCHEDULER}.can_buffer_be_removed_through_fusion",
-        f"{_CPP}.MAX_FUSED_KERNEL_ARGS_NUM",
-    ),
-    *_words("to have values stored", f"{_LOWERING}.run_node", "inductor_realize_to_strides"),
-    *_named(
-        "to lower a graph once more",
-        "torch._inductor.virtualized:V.set_extern_kernel_nodes",
-        f"{_SCHEDULER}.dead_node_elimination",
-        "torch._inductor.scheduler:NodeUser",
-        "torch._inductor.scheduler:OutputNode",
-        "torch._inductor.scheduler:StarDep",
-        "torch._inductor.ir:TensorBox",
-        "torch._inductor.ir:IRNode.current_origins",
-        "torch._inductor.ir:IRNode._post_init_setattr",
-        "torch._inductor.lowering:clone",
-        "torch._inductor.codecache:PyCodeCache.load",
-    ),
-    *_words(
-        "to lower a graph once more",
-        f"{_LOWERING}.__init__",
-        *("example_inputs", "_shape_env", "graph_id", "is_inference", "inputs_to_check"),
-        *("constants", "bw_donated_idxs", "mutated_input_idxs"),
-    ),
+_NO_NODES = "tensors in containers that only torch's pytree can open are not recorded"
+_NO_STAGES = (
+    "values of a pipeline do not say which microbatch they are of, and what its stages try out is "
+    "recorded as steps"
 )
 
 NAMES: dict[str, tuple[PrivateName, ...]] = {
     "every mode": (
-        *_named(
-            "to record without being recorded",
-            "torch._C:DisableTorchFunction",
-            "torch._C:DisableTorchFunctionSubclass",
-            "torch._C:_DisableTorchDispatch",
-            "torch._C:_disabled_torch_dispatch_impl",
-        ),
-        *_named(
-            "to see every call of a module",
-            "torch.nn:Module._compiled_call_impl",
-            "torch.nn:Module._call_impl",
-        ),
-        PrivateName(
-            "torch.nn:Module.__call__", "to see every call of a module", word="_compiled_call_impl"
-        ),
-        *_named(
-            "to know a value that was stored before",
-            "torch:Tensor._version",
-            "torch:UntypedStorage._cdata",
-        ),
-        *_named("to tell recomputation from forward", "torch._C:_current_autograd_node"),
-        *_named("to note what a call was cast to", "torch._C:_is_any_autocast_enabled"),
-        *_named(
-            "to open nested arguments",
-            "torch.utils._pytree:SUPPORTED_NODES",
-            loses="tensors in containers that only torch's pytree can open are not recorded",
-        ),
+        *_read("""
+    to record without being recorded
+        torch._C: DisableTorchFunction DisableTorchFunctionSubclass
+        torch._C: _DisableTorchDispatch _disabled_torch_dispatch_impl
+    to see every call of a module
+        torch.nn: Module._compiled_call_impl Module._call_impl
+        torch.nn: Module.__call__>_compiled_call_impl
+    to know a value that was stored before
+        torch: Tensor._version UntypedStorage._cdata
+    to tell recomputation from forward
+        torch._C: _current_autograd_node
+    to note what a call was cast to
+        torch._C: _is_any_autocast_enabled
+"""),
+        *_read("to open nested arguments\n torch.utils._pytree: SUPPORTED_NODES", _NO_NODES),
     ),
-    "--backward": _named(
-        "to know a tensor by what made it", "torch.autograd.graph:Node._sequence_nr"
-    ),
-    "--dtype": _named("to convert nested arguments", "torch.utils._pytree:tree_map_only"),
-    "compiled functions": _CALLABLES,
-    "compiled modules": _WRAPPERS,
+    "--backward": _read("""
+    to know a tensor by what made it
+        torch.autograd.graph: Node._sequence_nr
+"""),
+    "--dtype": _read("""
+    to convert nested arguments
+        torch.utils._pytree: tree_map_only
+"""),
+    "compiled functions": _read(_CALLABLES, _NO_CALLS),
+    "compiled modules": _read(_WRAPPERS, _NO_WRAPPERS),
     "--mode eager": (),
-    "--mode fx": (
-        *_DYNAMO,
-        *_named(
-            "to have one graph for each shape and module",
-            "torch._dynamo.config:patch",
-            "torch._dynamo.config:recompile_limit",
-            "torch._dynamo.config:accumulated_recompile_limit",
-            "torch._dynamo.config:suppress_errors",
-        ),
-    ),
-    "--mode aten": (
-        *_DISPATCH,
-        _SCHEMA,
-        *_named(
-            "to tell which op's backward runs",
-            "torch._C._autograd:_get_sequence_nr",
-            "torch.autograd.graph:Node._sequence_nr",
-        ),
-    ),
-    "--mode boundary": (
-        *_DYNAMO,
-        *_named("to find a backend by its name", "torch._dynamo:lookup_backend"),
-    ),
-    "--mode compiled": (*_DYNAMO, *_INDUCTOR),
-    "a torch.compile backend": _needed(_CALLABLES),
+    "--mode fx": _read(f"""{_DYNAMO}
+    to have one graph for each shape and module
+        torch._dynamo.config: patch recompile_limit accumulated_recompile_limit suppress_errors
+"""),
+    "--mode aten": _read(f"""{_DISPATCH}
+    to tell which op's backward runs
+        torch._C._autograd: _get_sequence_nr
+        torch.autograd.graph: Node._sequence_nr
+"""),
+    "--mode boundary": _read(_DYNAMO + _BACKEND_NAMES),
+    "--mode compiled": _read(_DYNAMO + _INDUCTOR),
+    "a torch.compile backend": _read(_CALLABLES),
     "several ranks": (
-        *_DISPATCH,
-        _SCHEMA,
-        *_named(
-            "to read what a rank holds",
-            "torch.distributed.tensor:DTensor._local_tensor",
-            "torch.distributed.tensor:DTensor._spec",
-            "torch.distributed.device_mesh:DeviceMesh._get_root_mesh",
-            "torch.distributed._functional_collectives:AsyncCollectiveTensor",
-        ),
-        *_named(
-            "to know the ranks of a group",
-            "torch.distributed.distributed_c10d:_resolve_process_group",
-        ),
-        *_named("to tell backward from forward", "torch._C:_current_graph_task_id"),
-        *_named(
-            "to wait for the reduction of gradients", "torch.autograd:Variable._execution_engine"
-        ),
-        *_named(
-            "to number microbatches",
-            "torch.distributed.pipelining.stage:_PipelineStageBase",
-            "torch.distributed.pipelining.stage:_PipelineStage._prepare_forward_infra",
-            "torch.distributed.pipelining.stage:PipelineStage._prepare_forward_infra",
-            loses="values of a pipeline do not say which microbatch they are of, and what its "
-            "stages try out is recorded as steps",
+        *_read(f"""{_DISPATCH}
+    to read what a rank holds
+        torch.distributed.tensor: DTensor._local_tensor DTensor._spec
+        torch.distributed.device_mesh: DeviceMesh._get_root_mesh
+        torch.distributed._functional_collectives: AsyncCollectiveTensor
+    to know the ranks of a group
+        torch.distributed.distributed_c10d: _resolve_process_group
+    to tell backward from forward
+        torch._C: _current_graph_task_id
+    to wait for the reduction of gradients
+        torch.autograd: Variable._execution_engine
+"""),
+        *_read(
+            """
+    to number microbatches
+        torch.distributed.pipelining.stage: _PipelineStageBase
+        torch.distributed.pipelining.stage: _PipelineStage._prepare_forward_infra
+        torch.distributed.pipelining.stage: PipelineStage._prepare_forward_infra
+""",
+            _NO_STAGES,
         ),
     ),
-    "summaries on a GPU": _named(
-        "to start kernels without waiting",
-        "torch._C:_cuda_getDevice",
-        "torch._C:_cuda_getCurrentRawStream",
-    ),
-    "verify": (
-        *_needed(_WRAPPERS),
-        *_named("to have Inductor draw eager's numbers", "torch._inductor.config:fallback_random"),
-    ),
-    "verifying_backend": (
-        *_named("to find a backend by its name", "torch._dynamo:lookup_backend"),
-        *_named("to tell examples without values", "torch._subclasses.fake_tensor:FakeTensor"),
-        *_named(
-            "to name the graph, and to run it outside of the compilation",
-            "torch._guards:CompileContext.current_compile_id",
-            "torch._guards:tracing",
-        ),
-        *_named(
-            "to have the backward graph compiled at once",
-            "torch._functorch.config:force_non_lazy_backward_lowering",
-        ),
-    ),
-    "verify_correctness": _named(
-        "to stand between dynamo and its backend",
-        "torch._dynamo.config:verify_correctness",
-        "torch._dynamo.output_graph:WrapperBackend",
-    ),
-    "verify --explain": (
-        *_needed(_WRAPPERS),
-        PrivateName(
-            "torch._dynamo.repro.after_dynamo:WrapBackendDebug.__init__",
-            "to find the backend of a compiled model",
-            word="_torchdynamo_orig_backend",
-        ),
-    ),
-    "verify-op": _named(
-        "to read the schema of an op", "torch._ops:OpOverload", "torch._ops:OpOverloadPacket"
-    ),
+    "summaries on a GPU": _read("""
+    to start kernels without waiting
+        torch._C: _cuda_getDevice _cuda_getCurrentRawStream
+"""),
+    "verify": _read(f"""{_WRAPPERS}
+    to have Inductor draw eager's numbers
+        torch._inductor.config: fallback_random
+"""),
+    "verifying_backend": _read(f"""{_BACKEND_NAMES}
+    to tell examples without values
+        torch._subclasses.fake_tensor: FakeTensor
+    to name the graph, and to run it outside of the compilation
+        torch._guards: CompileContext.current_compile_id tracing
+    to have the backward graph compiled at once
+        torch._functorch.config: force_non_lazy_backward_lowering
+"""),
+    "verify_correctness": _read("""
+    to stand between dynamo and its backend
+        torch._dynamo.config: verify_correctness
+        torch._dynamo.output_graph: WrapperBackend
+"""),
+    "verify --explain": _read(f"""{_WRAPPERS}
+    to find the backend of a compiled model
+        torch._dynamo.repro.after_dynamo: WrapBackendDebug.__init__>_torchdynamo_orig_backend
+"""),
+    "verify-op": _read("""
+    to read the schema of an op
+        torch._ops: OpOverload OpOverloadPacket
+"""),
 }
 
 
