@@ -150,14 +150,9 @@ def report(dumped: "Dumped", path: str) -> int:
         f"({counts.links} of them links), {counts.nbytes / 1e6:.1f} MB in {path}{ending}",
         err=True,
     )
-    if dumped.compacted:
-        click.echo(f"dumpcmp: {dumped.compacted}", err=True)
-    if dumped.twins:
-        click.echo(f"dumpcmp: {dumped.twins}", err=True)
-    if dumped.certificate:
-        click.echo(f"dumpcmp: {dumped.certificate}", err=True)
-    for remark in dumped.remarks:
-        click.echo(f"dumpcmp: warning: {remark}", err=True)
+    warnings = (f"warning: {remark}" for remark in dumped.remarks)
+    for said in filter(None, (dumped.compacted, dumped.twins, dumped.certificate, *warnings)):
+        click.echo(f"dumpcmp: {said}", err=True)
     if dumped.is_empty:
         click.echo("dumpcmp: nothing was recorded", err=True)
     else:

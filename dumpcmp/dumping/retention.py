@@ -168,15 +168,12 @@ class Budgeted:
     _told: bool = field(default=False, repr=False)
 
     def call(self, call: Call) -> None:
-        """Pass on."""
         self.sink.call(call)
 
     def text(self, model: str, name: str, text: str) -> None:
-        """Pass on."""
         self.sink.text(model, name, text)
 
     def finish_step(self, model: str, step: int) -> None:
-        """Pass on."""
         self.sink.finish_step(model, step)
 
     def put(self, record: Record, source: Source | None) -> None:

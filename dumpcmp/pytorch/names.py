@@ -66,7 +66,7 @@ def _words_of(code: CodeType) -> Iterator[str]:
 
 
 def _read(table: str, loses: str = "") -> tuple[PrivateName, ...]:
-    """Read what some names serve, and below it their modules; ``f>a,b``: the code of f says both."""
+    """Read what names serve, and below it their modules; ``f>a,b``: the code of f says both."""
     names: list[PrivateName] = []
     serves = ""
     for line in table.strip().splitlines():
@@ -169,9 +169,7 @@ _INDUCTOR = """
         torch._inductor.graph: GraphLowering.__init__>bw_donated_idxs,mutated_input_idxs
 """
 
-_NO_CALLS = (
-    "what compiled functions compute outside of modules is not recorded, nor are their steps"
-)
+_NO_CALLS = "what compiled functions compute outside of modules is not recorded"
 _NO_WRAPPERS = "a module that the program compiled may stand under other names than in eager mode"
 _NO_NODES = "tensors in containers that only torch's pytree can open are not recorded"
 _NO_STAGES = (

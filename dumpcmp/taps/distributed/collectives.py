@@ -24,7 +24,7 @@ _WRAPPERS = ("DTensor", "AsyncCollectiveTensor")
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _Signature:
     """How a collective of the c10d namespace takes its tensors: argument names of its schema."""
 
     name: Collective
@@ -33,22 +33,22 @@ class _Form:
 
 
 _IN_PLACE = {
-    "allreduce_": _Form(Collective.ALL_REDUCE, "tensors", "tensors"),
-    "broadcast_": _Form(Collective.BROADCAST, "tensors", "tensors"),
-    "reduce_": _Form(Collective.REDUCE, "tensors", "tensors"),
-    "allgather_": _Form(Collective.ALL_GATHER, "input_tensors", "output_tensors"),
-    "_allgather_base_": _Form(Collective.ALL_GATHER, "input_tensor", "output_tensor"),
-    "allgather_into_tensor_coalesced_": _Form(Collective.ALL_GATHER, "inputs", "outputs"),
-    "allgather_coalesced_": _Form(Collective.ALL_GATHER, "input_list", "output_lists"),
-    "reduce_scatter_": _Form(Collective.REDUCE_SCATTER, "input_tensors", "output_tensors"),
-    "_reduce_scatter_base_": _Form(Collective.REDUCE_SCATTER, "input_tensor", "output_tensor"),
-    "reduce_scatter_tensor_coalesced_": _Form(Collective.REDUCE_SCATTER, "inputs", "outputs"),
-    "alltoall_": _Form(Collective.ALL_TO_ALL, "input_tensors", "output_tensors"),
-    "alltoall_base_": _Form(Collective.ALL_TO_ALL, "input", "output"),
-    "gather_": _Form(Collective.GATHER, "input_tensors", "output_tensors"),
-    "scatter_": _Form(Collective.SCATTER, "input_tensors", "output_tensors"),
-    "send": _Form(Collective.SEND, given="tensors"),
-    "recv_": _Form(Collective.RECV, got="tensors"),
+    "allreduce_": _Signature(Collective.ALL_REDUCE, "tensors", "tensors"),
+    "broadcast_": _Signature(Collective.BROADCAST, "tensors", "tensors"),
+    "reduce_": _Signature(Collective.REDUCE, "tensors", "tensors"),
+    "allgather_": _Signature(Collective.ALL_GATHER, "input_tensors", "output_tensors"),
+    "_allgather_base_": _Signature(Collective.ALL_GATHER, "input_tensor", "output_tensor"),
+    "allgather_into_tensor_coalesced_": _Signature(Collective.ALL_GATHER, "inputs", "outputs"),
+    "allgather_coalesced_": _Signature(Collective.ALL_GATHER, "input_list", "output_lists"),
+    "reduce_scatter_": _Signature(Collective.REDUCE_SCATTER, "input_tensors", "output_tensors"),
+    "_reduce_scatter_base_": _Signature(Collective.REDUCE_SCATTER, "input_tensor", "output_tensor"),
+    "reduce_scatter_tensor_coalesced_": _Signature(Collective.REDUCE_SCATTER, "inputs", "outputs"),
+    "alltoall_": _Signature(Collective.ALL_TO_ALL, "input_tensors", "output_tensors"),
+    "alltoall_base_": _Signature(Collective.ALL_TO_ALL, "input", "output"),
+    "gather_": _Signature(Collective.GATHER, "input_tensors", "output_tensors"),
+    "scatter_": _Signature(Collective.SCATTER, "input_tensors", "output_tensors"),
+    "send": _Signature(Collective.SEND, given="tensors"),
+    "recv_": _Signature(Collective.RECV, got="tensors"),
 }
 _FUNCTIONAL = {  # DTensor and torch.compile use these; their result is ready after wait_tensor
     "all_reduce": Collective.ALL_REDUCE,

@@ -37,7 +37,7 @@ class GraphOp:
 
     node: str
     function: Function
-    place: graph_capture.Place
+    place: graph_capture.NodeHome
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _ops_of(
     graph: fx.GraphModule, model: Model, base: str, bodies: dict[fx.Graph, str], prefix: str = ""
 ) -> Iterator[GraphOp]:
     """The ops of `graph` in order; those of a checkpointed region stand in its place."""
-    places = graph_capture.places_of(graph, model, base)
+    places = graph_capture.homes_of(graph, model, base)
     for node in graph.graph.nodes:
         body = graph_capture.body_of(node)
         if body is not None:

@@ -22,13 +22,13 @@ from dumpcmp.taps.recording.naming import in_order
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
 
-Values = list[tuple[int, list[Mark]]]  # position among the arguments or results, and its Marks
+Passing = list[tuple[int, list[Mark]]]  # position among the arguments or results, and its Marks
 
 
 class BoundaryCapture(GraphCapture):
     """Compiles every root module with `backend`, and records what enters and leaves its graphs.
 
-    Values have the keys of the ops that take or give them, so that they pair with an FX or eager
+    Passing have the keys of the ops that take or give them, so that they pair with an FX or eager
     run. What the backend does inside a graph cannot be seen.
     """
 
@@ -92,7 +92,7 @@ def backend_named(name: str) -> Callable[..., Any]:
     return found
 
 
-def entering(graph: fx.GraphModule, traced: Traced) -> Values:
+def entering(graph: fx.GraphModule, traced: Traced) -> Passing:
     """The arguments of `graph` that ops of it take."""
     positions = {n: i for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
     found: dict[int, list[Mark]] = {}
@@ -121,7 +121,7 @@ def _taken(node: fx.Node, traced: Traced) -> list[tuple[str, fx.Node]]:
     return [(slot, sources[id(tensor)][1]) for slot, tensor in found]
 
 
-def leaving(graph: fx.GraphModule, traced: Traced) -> Values:
+def leaving(graph: fx.GraphModule, traced: Traced) -> Passing:
     """The results of `graph` that ops of it give."""
     (output,) = (n for n in graph.graph.nodes if n.op == "output")
     results: Sequence[Any] = output.args[0]
@@ -156,7 +156,7 @@ def _given(result: object, traced: Traced) -> Mark | None:
     return None
 
 
-def _put(step: Step, calls: Sequence[Call | None], values: Values, tensors: Sequence[Any]) -> None:
+def _put(step: Step, calls: Sequence[Call | None], values: Passing, tensors: Sequence[Any]) -> None:
     """Record `tensors` at their places, and watch for their gradients."""
     for position, places in values:
         tensor = tensors[position]

@@ -11,7 +11,7 @@ Leave = Callable[[], None]
 Enter = Callable[[Any], Leave]  # told the function that was compiled; returns what to do at its end
 
 _HOOKS = "enter_exit_hooks"  # dynamo runs those of its context around each call of a callable
-_WRAPPER = "compile_wrapper"  # the frame that runs them, outside of what dynamo traces
+WRAPPER = "compile_wrapper"  # the frame that runs them, outside of what dynamo traces
 
 
 class _Hooks:
@@ -24,7 +24,7 @@ class _Hooks:
         if context is None:
             return self
         theirs, frame = context.__dict__[_HOOKS], sys._getframe(1)
-        if frame.f_code.co_name != _WRAPPER:
+        if frame.f_code.co_name != WRAPPER:
             return theirs
         function = frame.f_locals["fn"]
         return [*theirs, lambda: self._enter(function)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ class GraphCapture(ModuleCapture):
         args: Any,
         kwargs: Any,
     ) -> Any:
-        """Run `module` under dynamo, whatever it was compiled with before."""
+        """GraphRun `module` under dynamo, whatever it was compiled with before."""
         compiled = self._compiled.get(id(module))
         if compiled is None:
             compiled = torch.compile(calling(module), backend=self.backend)
@@ -117,13 +118,13 @@ class GraphCapture(ModuleCapture):
         number = next(self._numbers.setdefault(step.model.name, itertools.count()))
         text = graph.print_readable(print_output=False)
         self.recorder.sink.text(step.model.name, f"graph-{number}.txt", text)
-        places = places_of(graph, step.model, step.scope.path)
+        homes = homes_of(graph, step.model, step.scope.path)
 
         def run(*args: Any) -> Any:
             now = self.step
             if now is None:
                 return graph.forward(*args)
-            return Run(graph, places, now, self._here.mode).run(*args)
+            return GraphRun(graph, homes, now, self._here.mode).run(*args)
 
         return run
 
@@ -152,60 +153,56 @@ def body_of(node: fx.Node) -> fx.GraphModule | None:
     return body if isinstance(body, fx.GraphModule) else None
 
 
-class Place:
+@dataclass(frozen=True, slots=True)
+class NodeHome:
     """Where a node stands: its module, as seen from the module that the graph began in."""
 
-    __slots__ = ("instance", "line", "owner", "path", "relative", "root", "root_instance")
-
-    def __init__(self, path: str, relative: bool, instance: str, line: str) -> None:
-        self.path = path
-        self.relative = relative
-        self.instance = instance  # tells two calls of one module apart: "id@1"
-        self.line = line
-        self.root: Callable[[], nn.Module | None] | None = None  # that a function calls
-        self.root_instance = ""
-        self.owner = ""  # the name of the root's model
+    path: str
+    relative: bool
+    instance: str  # tells two calls of one module apart: "id@1"
+    line: str
+    root: Callable[[], nn.Module | None] | None = None  # that a function calls
+    root_instance: str = ""
+    owner: str = ""  # the name of the root's model
 
     def under(self, base: str) -> str:
         """The module's path when the graph runs for the module `base`."""
         return f"{base}.{self.path}".strip(".") if self.relative else self.path
 
 
-def places_of(graph: fx.GraphModule, model: Model, base: str) -> dict[fx.Node, Place]:
-    """The places of the nodes of `graph`, which was traced just now in the module at `base`.
+def homes_of(graph: fx.GraphModule, model: Model, base: str) -> dict[fx.Node, NodeHome]:
+    """The homes of the nodes of `graph`, which was traced just now in the module at `base`.
 
     After a graph break one graph can serve several modules of a class, so that a path is kept
     relative to the module that was being called.
     """
-    return {node: _place(node, base, model) for node in graph.graph.nodes}
+    return {node: _home(node, base, model) for node in graph.graph.nodes}
 
 
-def _place(node: fx.Node, base: str, model: Model) -> Place:
+def _home(node: fx.Node, base: str, model: Model) -> NodeHome:
     stack = node.meta.get("nn_module_stack") or {}
     line = traced_line(node.meta.get("stack_trace"))
     if not stack:
-        return Place("", True, "", line)
+        return NodeHome("", True, "", line)
     if isinstance(model, FunctionModel):
-        return _place_in_function(stack, line, model)
+        return _home_in_function(stack, line, model)
     instance = next(reversed(stack))
     path = model.paths.get(int(instance.partition("@")[0]), base)
     if path == base:
-        return Place("", True, "", line)
+        return NodeHome("", True, "", line)
     inside = not base or path.startswith(base + ".")
-    return Place(path.removeprefix(base).lstrip(".") if inside else path, inside, instance, line)
+    return NodeHome(path.removeprefix(base).lstrip(".") if inside else path, inside, instance, line)
 
 
-def _place_in_function(stack: dict[str, Any], line: str, function: FunctionModel) -> Place:
-    """The place of a node that a compiled function's module computes; its root begins a step."""
+def _home_in_function(stack: dict[str, Any], line: str, function: FunctionModel) -> NodeHome:
+    """The home of a node that a compiled function's module computes; its root begins a step."""
     outermost, instance = next(iter(stack)), next(reversed(stack))
     root = function.root_with(_id_of(outermost))
     module = root()
     assert module is not None
     model = function.model_of(module)
     path = model.paths.get(_id_of(instance), "")
-    place = Place(path, False, instance if path else "", line)
-    place.root, place.root_instance, place.owner = root, outermost, model.name
-    return place
+    return NodeHome(path, False, instance if path else "", line, root, outermost, model.name)
 
 
 def _id_of(instance: str) -> int:
@@ -221,12 +218,12 @@ class Spots:
         self._scopes: dict[str, Scope] = {}
         self._steps: dict[str, Step | None] = {}
 
-    def step_of(self, place: Place) -> Step | None:
-        """The step of an op at `place`, with its scope set; None where it is not selected."""
-        step = self._step(place)
+    def step_of(self, home: NodeHome) -> Step | None:
+        """The step of an op at `home`, with its scope set; None where it is not selected."""
+        step = self._step(home)
         if step is not None:
             base = self.base if step is self.step else step.root_scope
-            step.stand_in(self._scope(step, place, base), place.line)
+            step.stand_in(self._scope(step, home, base), home.line)
         return step
 
     def leave(self) -> None:
@@ -236,40 +233,40 @@ class Spots:
                 step.stand_in(step.root_scope)
         self.step.stand_in(self.base)
 
-    def _step(self, place: Place) -> Step | None:
-        if place.root is None:
+    def _step(self, home: NodeHome) -> Step | None:
+        if home.root is None:
             return self.step
-        if place.root_instance not in self._steps:
-            root = place.root()
+        if home.root_instance not in self._steps:
+            root = home.root()
             inner = self.step.begin_inner(root) if root is not None else None
-            self._steps[place.root_instance] = inner
-        return self._steps[place.root_instance]
+            self._steps[home.root_instance] = inner
+        return self._steps[home.root_instance]
 
-    def _scope(self, step: Step, place: Place, base: Scope) -> Scope:
-        if not place.instance:
+    def _scope(self, step: Step, home: NodeHome, base: Scope) -> Scope:
+        if not home.instance:
             return base
-        if place.instance not in self._scopes:
-            self._scopes[place.instance] = step.new_scope(place.under(base.path))
-        return self._scopes[place.instance]
+        if home.instance not in self._scopes:
+            self._scopes[home.instance] = step.new_scope(home.under(base.path))
+        return self._scopes[home.instance]
 
 
-class Run(fx.Interpreter):
+class GraphRun(fx.Interpreter):
     """One run of a graph: each node runs in the scope of its module, where `mode` records it."""
 
     def __init__(
-        self, graph: fx.GraphModule, places: dict[fx.Node, Place], step: Step, mode: Any = None
+        self, graph: fx.GraphModule, homes: dict[fx.Node, NodeHome], step: Step, mode: Any = None
     ) -> None:
         super().__init__(graph)
-        self.places = places
+        self.homes = homes
         self.mode = mode  # is pointed at each step, since a function's graph has several
         self.spots = Spots(step)
         self.extra_traceback = False
 
     def run_node(self, n: fx.Node) -> Any:
-        place = self.places.get(n)
-        if place is None or n.op not in ("call_function", "call_method", "call_module"):
+        home = self.homes.get(n)
+        if home is None or n.op not in ("call_function", "call_method", "call_module"):
             return super().run_node(n)
-        step = self.spots.step_of(place)
+        step = self.spots.step_of(home)
         if step is None:
             with pointed_at(self.mode, None):
                 return super().run_node(n)
@@ -280,10 +277,10 @@ class Run(fx.Interpreter):
             self.spots.leave()
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Run a function; the body of a checkpointed region is run node by node."""
+        """GraphRun a function; the body of a checkpointed region is run node by node."""
         if _runs_body(target) and isinstance(args[0], fx.GraphModule):
             step, base = self.spots.step, self.spots.base
-            inner = Run(args[0], places_of(args[0], step.model, base.path), step, self.mode)
+            inner = GraphRun(args[0], homes_of(args[0], step.model, base.path), step, self.mode)
             inner.spots = self.spots
             return inner.run(*args[1:])
         return super().call_function(target, args, kwargs)

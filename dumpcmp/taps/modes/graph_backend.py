@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from dumpcmp.taps.modes.callables import function_name
+from dumpcmp.taps.modes.callables import WRAPPER, function_name
 from dumpcmp.taps.modes.functions import FunctionMode
-from dumpcmp.taps.modes.graph import Place, Run, places_of
+from dumpcmp.taps.modes.graph import GraphRun, NodeHome, homes_of
 from dumpcmp.taps.modes.modules import is_compile_wrapper
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.models import Model
@@ -22,7 +22,7 @@ from dumpcmp.taps.recording.scopes import Scope
 from dumpcmp.taps.recording.step import Step
 
 
-class _Here(threading.local):
+class _Outermost(threading.local):
     """The outermost compiled call that this thread is in, and its step."""
 
     outermost: FrameType | None = None
@@ -43,7 +43,7 @@ class GraphBackend:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.watches = Watches()
-        self._here = _Here()
+        self._here = _Outermost()
         self._numbers: dict[str, itertools.count[int]] = {}
         self._closed = False
 
@@ -53,8 +53,8 @@ class GraphBackend:
         number = next(self._numbers.setdefault(model.name, itertools.count()))
         text = graph.print_readable(print_output=False)
         self.recorder.sink.text(model.name, f"graph-{number}.txt", text)
-        places = places_of(graph, model, base)
-        return lambda *args: self._run(graph, places, args)
+        homes = homes_of(graph, model, base)
+        return lambda *args: self._run(graph, homes, args)
 
     def facts(self) -> dict[str, Any]:
         """What run.json says of the run once it has ended, besides what all runs say."""
@@ -64,15 +64,15 @@ class GraphBackend:
         """Remove the hooks that have not fired, and forget where the threads are."""
         self._closed = True
         self.watches.remove()
-        self._here = _Here()
+        self._here = _Outermost()
 
-    def _run(self, graph: fx.GraphModule, places: dict[fx.Node, Place], args: Any) -> Any:
+    def _run(self, graph: fx.GraphModule, homes: dict[fx.Node, NodeHome], args: Any) -> Any:
         step = None if self._closed else self._step()
         if step is None:
             return graph.forward(*args)
         step.stand_in(self._scope(step))
         with FunctionMode(step) as mode:
-            return Run(graph, places, step, mode).run(*args)
+            return GraphRun(graph, homes, step, mode).run(*args)
 
     def _model_and_base(self) -> tuple[Model, str]:
         root, called = root_of(outermost_call()), innermost_module()
@@ -91,14 +91,13 @@ class GraphBackend:
 
     def _begin(self, root: nn.Module) -> Step | None:
         step = self.recorder.begin(root)
-        if step is not None and self.recorder.tap.backward:
+        if step is not None:
             self.watches.begin(step, root)
         return step
 
     def _function(self, name: str) -> Step:
         step = self.recorder.begin_function(name, True, self._begin)
-        if self.recorder.tap.backward and not step.is_silent:
-            self.watches.begin(step, None)
+        self.watches.begin(step, None)
         return step
 
     def _scope(self, step: Step) -> Scope:
@@ -120,7 +119,7 @@ def outermost_call() -> FrameType | None:
     """The frame in which torch.compile was entered first on this thread."""
     found, frame = None, sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "compile_wrapper":
+        if frame.f_code.co_name == WRAPPER:
             found = frame
         frame = frame.f_back  # type: ignore[assignment]
     return found
@@ -144,7 +143,7 @@ def root_of(frame: FrameType | None) -> nn.Module | str:
 def innermost_module() -> tuple[FrameType, nn.Module] | None:
     """The call of a module that is running, below the outermost compiled call."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "compile_wrapper":
+    while frame is not None and frame.f_code.co_name != WRAPPER:
         if frame.f_code is nn.Module._call_impl.__code__:
             return frame, frame.f_locals["self"]
         frame = frame.f_back

@@ -84,7 +84,7 @@ def exit_module(step: Step, call: Call, result: object) -> None:
         step.outputs(call, result)
 
 
-class _Here(threading.local):
+class _Doing(threading.local):
     """What this thread is in the middle of."""
 
     step: Step | None = None
@@ -107,7 +107,7 @@ class ModuleCapture:
         self._roots = frozenset(id(root) for root in roots)
         self.mode = mode if recorder.tap.level is Level.FUNCTIONS else None
         self.precision: Precision | None = None
-        self._here = _Here()
+        self._here = _Doing()
         self.compiles = False  # whether what the program compiles stays compiled
         self.enter = enter_module
         self.exit = exit_module
@@ -177,8 +177,7 @@ class ModuleCapture:
         if here.muted or here.step is not None or not name or is_recomputing():
             return _nothing
         step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
-        if self.recorder.tap.backward and not step.is_silent:
-            self.watches.begin(step, None)
+        self.watches.begin(step, None)
         ends = ExitStack()
         here.mode = ends.enter_context(self.mode(step)) if self.mode else None
 
@@ -233,7 +232,7 @@ class ModuleCapture:
         if self._roots and id(module) not in self._roots:
             return None
         step = self.recorder.begin(module)
-        if step is not None and self.recorder.tap.backward:
+        if step is not None:
             self.watches.begin(step, module)
         return step
 

@@ -15,7 +15,7 @@ from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.arguments import Slots
 from dumpcmp.taps.recording.step import Step
 
-_Spots = list[tuple[Call, str]]  # the calls and slots that one gradient is recorded at
+_Targets = list[tuple[Call, str]]  # the calls and slots that one gradient is recorded at
 
 
 class Watches:
@@ -28,7 +28,9 @@ class Watches:
         self._running: dict[str, Gradients] = {}  # and the one that the backward pass has come to
 
     def begin(self, step: Step, root: nn.Module | None) -> None:
-        """Watch the tensors of `step` and the parameters of `root`."""
+        """Watch the tensors of `step` and the parameters of `root`, where gradients are wanted."""
+        if not step.tap.backward or step.is_silent:
+            return
         model = step.model.name
         gradients = self._latest[model] = Gradients(self, step)
         step.watched_by(gradients)
@@ -49,24 +51,24 @@ class Watches:
         for known in (self._parameters, self._tensors, self._latest, self._running):
             known.clear()
 
-    def add(self, tensor: Tensor, gradients: Gradients, spots: _Spots) -> None:
-        """Hook `tensor`, whose gradient is recorded at all of `spots`."""
-        fired = partial(self._fired, gradients, spots)
+    def add(self, tensor: Tensor, gradients: Gradients, targets: _Targets) -> None:
+        """Hook `tensor`, whose gradient is recorded at all of `targets`."""
+        fired = partial(self._fired, gradients, targets)
         handle = tensor.register_hook(fired)  # type: ignore[no-untyped-call]
-        self._tensors[id(spots)] = handle
+        self._tensors[id(targets)] = handle
         if len(self._tensors) % 4096 == 0:
             self._forget_freed()
 
-    def _fired(self, gradients: Gradients, spots: _Spots, grad: Tensor | None) -> None:
+    def _fired(self, gradients: Gradients, targets: _Targets, grad: Tensor | None) -> None:
         if grad is None:  # compiled code tells so of outputs that nothing was computed from
             return
-        handle = self._tensors.pop(id(spots), None)
+        handle = self._tensors.pop(id(targets), None)
         if handle is None:
             return
         handle.remove()
         self.running(gradients)
         with DisableTorchFunction(), DisableTorchDispatch():
-            gradients.put(spots, grad)
+            gradients.put(targets, grad)
 
     def _parameter_fired(self, model: str, name: str, parameter: Tensor) -> None:
         gradients = self._running.get(model) or self._latest[model]
@@ -88,7 +90,7 @@ class Gradients:
     def __init__(self, watches: Watches, step: Step) -> None:
         self.step = step
         self._watches = watches
-        self._spots: dict[Any, _Spots] = {}
+        self._targets: dict[Any, _Targets] = {}
         self._watched: set[tuple[str, int, str]] = set()
         self._recorded: set[str] = set()
 
@@ -113,20 +115,20 @@ class Gradients:
             ):
                 continue
             which = (id(tensor),) if node is None else (node._sequence_nr(), tensor.output_nr)
-            spots = self._spots.get(which)
-            if spots is None:
-                spots = self._spots[which] = []
-                self._watches.add(tensor, self, spots)
-            spots.append((call, slot))
+            targets = self._targets.get(which)
+            if targets is None:
+                targets = self._targets[which] = []
+                self._watches.add(tensor, self, targets)
+            targets.append((call, slot))
 
     def begin(self) -> None:
         """The backward pass has reached this step: gradients of parameters now belong to it."""
         self._watches.running(self)
 
-    def put(self, spots: _Spots, grad: Tensor) -> None:
-        """Record `grad` at the first of `spots`, and links to it at the others."""
+    def put(self, targets: _Targets, grad: Tensor) -> None:
+        """Record `grad` at the first of `targets`, and links to it at the others."""
         first = None
-        for call, slot in spots:
+        for call, slot in targets:
             key = self.step.put(call, slot, grad, same_as=first)
             first = first or key
 

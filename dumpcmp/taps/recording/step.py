@@ -60,8 +60,6 @@ class Step:
         self._again: Recomputation | None = None
         self._values = Values(outlet)
 
-    # Where it is.
-
     @property
     def scope(self) -> Scope:
         """The module call that is running."""
@@ -117,8 +115,6 @@ class Step:
     def owner_of(self, call: Call) -> Step:  # noqa: ARG002
         """The step that `call` is of: this one, or one that began inside of its graphs."""
         return self
-
-    # Its calls.
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
         """Open the scope of a call of `module`; its Call, with its inputs, where it is selected."""
@@ -197,8 +193,6 @@ class Step:
             self._first_calls[op] = self.call(op, 0, "", "", "")
         return self._first_calls[op]
 
-    # Their values.
-
     def inputs(self, call: Call, found: Slots) -> None:
         """Record the inputs of `call`, and watch for their gradients."""
         if self.tap.inputs:
@@ -233,13 +227,14 @@ class Step:
         fresh: bool = False,
         seen_in: str = "",
     ) -> Key:
-        """Record one value of `call`; see `Values.put`."""
+        """Record one value of `call` in the step that owns it; see `Values.put`."""
+        owner = self.owner_of(call)
+        if owner is not self:
+            return owner.put(call, slot, tensor, same_as, fresh, seen_in)
         key = Key(self.model.name, self.number, call.op, call.call, slot)
         if same_as is not None and (same_as.model, same_as.step) != (key.model, key.step):
             same_as = None  # links stay within a step, which can be read on its own
         return self._values.put(key, call.order, tensor, same_as, fresh, seen_in)
-
-    # Their gradients.
 
     def watched_by(self, watcher: Watcher) -> None:
         """Have `watcher` record the gradients of this step."""
@@ -328,20 +323,6 @@ class FunctionStep(Step):
 
     def owner_of(self, call: Call) -> Step:
         return self._inner.get((call.model, call.step), self)
-
-    def put(
-        self,
-        call: Call,
-        slot: str,
-        tensor: Tensor,
-        same_as: Key | None = None,
-        fresh: bool = False,
-        seen_in: str = "",
-    ) -> Key:
-        """Record one value of `call` in the step that `call` is of."""
-        owner = self.owner_of(call)
-        put = super().put if owner is self else owner.put
-        return put(call, slot, tensor, same_as, fresh, seen_in)
 
 
 def _weights_of(module: nn.Module) -> Slots:
