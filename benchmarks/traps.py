@@ -16,7 +16,15 @@ from torch._dynamo.utils import same
 
 import dumpcmp
 from benchmarks.tables import Table
-from dumpcmp import Fp64Checker, RoundingChecker, VerificationError, VerifyConfig, verify
+from dumpcmp import (
+    AutomaticValueChecker,
+    Checker,
+    Fp64Checker,
+    RoundingChecker,
+    VerificationError,
+    VerifyConfig,
+    verify,
+)
 from dumpcmp.nouns.errors import VerificationWarning
 
 X = torch.linspace(-3, 3, 4096).reshape(64, 64)
@@ -28,6 +36,7 @@ NAN_ELSEWHERE[3, 5] = torch.nan
 CONSTANT_AND_NAN = torch.tensor([1.0, 1.0, torch.nan])
 OUTLIER = X.clone()
 OUTLIER[5, 5] += 9
+FORGE = AutomaticValueChecker()
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ def table() -> Table:
 HOW = (
     "Every pair differs, except where the name says otherwise. tt-forge's rule is its default "
     "checker, written again from its description; same() is torch's own. dumpcmp is `verify` with "
-    "its default checker, which has tt-forge's meaning; after the dash, `RoundingChecker`."
+    "`AutomaticValueChecker`, which has tt-forge's meaning; after the dash, with its own default."
 )
 
 
@@ -118,9 +127,9 @@ def ours(pair: Pair) -> str:
     return f"{_said(golden, target)} – {_said(golden, target, RoundingChecker())}"
 
 
-def _said(golden: Any, target: Any, checker: Any = None, **options: Any) -> str:
+def _said(golden: Any, target: Any, checker: Checker = FORGE, **options: Any) -> str:
     """The verdict, and whether verify raises or warns."""
-    config = VerifyConfig(**options, **({"value_checker": checker} if checker else {}))
+    config = VerifyConfig(**options, value_checker=checker)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

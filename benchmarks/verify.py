@@ -17,7 +17,7 @@ import transformers
 from torch import nn
 
 from benchmarks.tables import Table
-from dumpcmp import RoundingChecker, VerificationError, VerifyConfig, explain, verify
+from dumpcmp import AutomaticValueChecker, VerificationError, VerifyConfig, explain, verify
 
 REPEATS = 5
 IDS = (torch.arange(512) * 37 % 1024).reshape(4, 128)
@@ -96,9 +96,9 @@ def measured() -> Iterator[list[str]]:
 
 def verdicts(model: nn.Module, compiled: Any, backward: bool) -> list[str]:
     with torch.enable_grad() if backward else torch.no_grad():
-        plain = checked(model, compiled, VerifyConfig(backward=backward))
-        strict = VerifyConfig(backward=backward, value_checker=RoundingChecker())
-        rounding = checked(model, compiled, strict)
+        forge = VerifyConfig(backward=backward, value_checker=AutomaticValueChecker())
+        plain = checked(model, compiled, forge)
+        rounding = checked(model, compiled, VerifyConfig(backward=backward))
     return [*plain, rounding[-1]]
 
 
@@ -118,15 +118,14 @@ def explained(model: nn.Module, place: str) -> list[str]:
     with torch.no_grad():
         wrong.get_submodule(place).weight.mul_(1.01)
     target = torch.compile(wrong)
-    config = VerifyConfig(value_checker=RoundingChecker())
-    said = checked(model, target, config)[-1]
+    said = checked(model, target, VerifyConfig())[-1]
     op = explain(inputs_of(model), model, target).op
     return ["missed" if said == "pass" else "caught", f"{op}, planted in {place}"]
 
 
 def costs(model: nn.Module, compiled: Any, backward: bool) -> list[str]:
     """CPU time of verify over that of both models, without and with the reference."""
-    plain = VerifyConfig(backward=backward, value_checker=RoundingChecker())
+    plain = VerifyConfig(backward=backward)
     wide = VerifyConfig(backward=backward, reference="float64")
     runs: list[Callable[[], Any]] = [
         lambda: (once(model, backward), once(compiled, backward)),
