@@ -15,20 +15,22 @@ def command(output: Path) -> None:
     """Dump a small decoder, dump it again with a planted fault, and find the op that is wrong."""
     from rich.console import Console
 
+    from dumpcmp import demo
     from dumpcmp.cli.compare import report
     from dumpcmp.comparing import compare
-    from dumpcmp.faults import Fault, on_output, scale
+    from dumpcmp.dumping.capturing import capture
+    from dumpcmp.faults import Fault, on_output, planted, scale
 
     console = Console()
     golden, mine = output / "golden", output / "mine"
     fault = Fault("scaled by 1.01", _FAULTY, "linear", on_output(scale))
-    say = console.print
+    say, model = console.print, demo.build()[0]
     say(f"[bold]1[/bold]  dump the golden run to {golden}")
-    _dump(golden, None)
-    say(
-        f"[bold]2[/bold]  dump the same model to {mine}; {fault.op} now gives 1.01 times its result"
-    )
-    _dump(mine, fault)
+    with capture(model, golden, overwrite=True):
+        demo.generate(model)
+    say(f"[bold]2[/bold]  dump it again to {mine}; {fault.op} now gives 1.01 times its result")
+    with planted(model, fault), capture(model, mine, overwrite=True):
+        demo.generate(model)
     say(f"[bold]3[/bold]  dumpcmp compare --my-path {mine} --golden-path {golden}\n")
     outcome = compare(golden, mine)
     report(outcome, output, ("csv",), console)
@@ -41,17 +43,3 @@ def command(output: Path) -> None:
     say("  dumpcmp dump --path d1 your_script.py      dump your own program, golden first")
     say("  dumpcmp dump --mode compiled --path d2 your_script.py")
     say("  dumpcmp compare --my-path d2 --golden-path d1")
-
-
-def _dump(path: Path, fault: object) -> None:
-    """Let the embedded model generate a few tokens, with `fault` or without."""
-    from contextlib import nullcontext
-
-    from dumpcmp import demo
-    from dumpcmp.dumping.capturing import capture
-    from dumpcmp.faults import Fault, planted
-
-    model, _ = demo.build()
-    strike = planted(model, fault) if isinstance(fault, Fault) else nullcontext()
-    with strike, capture(model, path, overwrite=True):
-        demo.generate(model)

@@ -1,6 +1,5 @@
 """Holds a compiled model against the framework model, on isolated copies of both."""
 
-from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.verifying.backend import VerifyingBackend, verify_correctness, verifying_backend
 from dumpcmp.verifying.config import VerifyConfig
 from dumpcmp.verifying.report import NEXT, Report
@@ -9,7 +8,6 @@ from dumpcmp.verifying.run import report_on, verify
 __all__ = [
     "NEXT",
     "Report",
-    "VerificationError",
     "VerifyConfig",
     "VerifyingBackend",
     "report_on",

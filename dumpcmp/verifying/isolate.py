@@ -28,6 +28,10 @@ class Inputs:
         """The tensors among the arguments: "0", "1.mask", "attention_mask"."""
         return tensors_in(self.args) | tensors_in(self.kwargs)
 
+    def mutable(self) -> dict[str, torch.Tensor]:
+        """The same by what they are called in a report if a run changes them: "mutated.0"."""
+        return {f"mutated.{path}": tensor for path, tensor in self.tensors().items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:

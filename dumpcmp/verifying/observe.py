@@ -20,8 +20,7 @@ class Observation:
     """What a run gave (`outputs`) and left behind (the rest), each value by its path."""
 
     outputs: dict[str, Any]  # "output.0", "output.logits"; tensors and plain values
-    inputs: dict[str, torch.Tensor]  # the arguments after the run: "0", "attention_mask"
-    state: dict[str, torch.Tensor]  # "buffer.bn.running_mean", "param.weight" after the run
+    left: dict[str, torch.Tensor]  # after the run: "mutated.0", "buffer.mean", "param.weight"
     grads: dict[str, torch.Tensor]  # "grad_input.0", "grad.weight"
     cotangents: Cotangents  # what was sent back into each differentiable output
 
@@ -42,13 +41,13 @@ def observe(
         with torch.enable_grad() if backward else nullcontext():
             result = subject.call(*subject.inputs.args, **subject.inputs.kwargs)
         outputs = named_outputs(result)
-        inputs = subject.inputs.tensors()
         state = subject.state()
         if not subject.copied:  # what is there now will be put back
             state = {name: value.detach().clone() for name, value in state.items()}
+        left = subject.inputs.mutable() | state
         sent = send_back(outputs, cotangents) if backward else {}
         grads = _grads(subject) if backward else {}
-        return Observation(outputs, inputs, state, grads, sent)
+        return Observation(outputs, left, grads, sent)
 
 
 def named_outputs(result: Any) -> dict[str, Any]:

@@ -33,53 +33,28 @@ class Sides:
     reference: Any = ABSENT
 
 
+Left = Mapping[str, torch.Tensor]  # inputs and state, by the paths of an Observation
+
+
 def paired(
-    golden: Observation, target: Observation, reference: Observation | None, before: Before
+    golden: Observation, target: Observation, reference: Observation | None, before: Sequence[Left]
 ) -> Iterator[Sides]:
     """Every value of either side in one Sides, golden's order first.
 
-    Inputs and state are paired where either side has changed them.
+    Inputs and state are paired where either side has changed what it had `before`.
     """
-    truth = reference or Observation({}, {}, {}, {}, {})
-    yield from _union(golden.outputs, target.outputs, truth.outputs)
-    changed = before.changed(golden, target)
-    yield from _union(
-        *(_only(changed, side.inputs, "mutated.") for side in (golden, target, truth))
-    )
-    yield from _union(*(_only(changed, side.state) for side in (golden, target, truth)))
-    yield from _union(golden.grads, target.grads, truth.grads)
+    sides = golden, target, reference or Observation({}, {}, {}, {})
+    changed = {*_differing(before[0], golden.left), *_differing(before[1], target.left)}
+    yield from _union(*(side.outputs for side in sides))
+    yield from _union(*({p: v for p, v in side.left.items() if p in changed} for side in sides))
+    yield from _union(*(side.grads for side in sides))
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
-    """The inputs and the state of both sides before they ran."""
-
-    inputs: Mapping[str, torch.Tensor]
-    golden_state: Mapping[str, torch.Tensor]
-    target_state: Mapping[str, torch.Tensor]
-
-    def changed(self, golden: Observation, target: Observation) -> set[str]:
-        """The paths whose bits either side has changed."""
-        inputs, ours, theirs = self.inputs, self.golden_state, self.target_state
-        return {
-            *(f"mutated.{path}" for path in _differing(inputs, golden.inputs)),
-            *(f"mutated.{path}" for path in _differing(inputs, target.inputs)),
-            *_differing(ours, golden.state),
-            *_differing(theirs, target.state),
-        }
-
-
-def _differing(
-    before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]
-) -> Iterator[str]:
+def _differing(before: Left, after: Left) -> Iterator[str]:
     for path, tensor in after.items():
         known = before.get(path)
         if known is None or known.shape != tensor.shape or not torch.equal(known, tensor):
             yield path
-
-
-def _only(paths: set[str], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    return {prefix + path: value for path, value in values.items() if prefix + path in paths}
 
 
 def _union(
@@ -103,7 +78,7 @@ class Way:
     @classmethod
     def of(cls, golden: Observation, depth: int) -> Way:
         """The way through a model of `depth` ops, from the values that were seen of it."""
-        seen = (golden.outputs, golden.inputs, golden.state)
+        seen = (golden.outputs, golden.left)
         tensors = (leaf for side in seen for leaf in side.values())
         names = {str(leaf.dtype) for leaf in tensors if isinstance(leaf, torch.Tensor)}
         known = [d for d in DTYPES.values() if f"torch.{d.name}" in names and d.kind is Kind.FLOAT]

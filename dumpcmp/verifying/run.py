@@ -8,16 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from dumpcmp.nouns.errors import CheckError, VerificationError, VerificationWarning
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.row import Judgement, Row, Verdict
 from dumpcmp.pytorch.randomness import same_randomness
 from dumpcmp.verifying.config import VerifyConfig, given
 from dumpcmp.verifying.isolate import Inputs, Subject, called, in_double, isolated, modules_of
-from dumpcmp.verifying.observe import Observation, as_inputs, observe
-from dumpcmp.verifying.pairs import Before, Way, paired, row_of, without_noise
+from dumpcmp.verifying.observe import Cotangents, Observation, as_inputs, observe
+from dumpcmp.verifying.pairs import Left, Way, paired, row_of, without_noise
 from dumpcmp.verifying.report import Report
 
 
@@ -99,19 +97,21 @@ def hold(
     """
     if not config.enabled:
         return Report(*names, (), config)
-    runs = _Runs(inputs, config)
-    before = Before(inputs.tensors(), _state_of(golden), _state_of(target))
+    remarks: dict[str, None] = {}
+    before = [_left_before(call, inputs) for call in (golden, target)]
     with same_randomness() as again:
-        ours = runs.observed(golden)
+        ours = _observed(golden, inputs, config, remarks)
         drawn = again()
         try:
             with eager_randomness():
-                theirs = runs.observed(target, ours)
+                theirs = _observed(target, inputs, config, remarks, ours.cotangents)
         except Exception as error:  # whatever the target raises is what it does differently
             raised = _raised(names[0], error)
-            return Report(*names, (raised,), config, tuple(runs.remarks), cause=error)
+            return Report(*names, (raised,), config, tuple(remarks), cause=error)
         again()
-        truth = runs.in_float64(golden, ours) if config.wants_reference else None
+        truth = None
+        if config.wants_reference:
+            truth = _observed(golden, inputs, config, remarks, ours.cotangents, wide=True)
     way = Way.of(ours, depth)
     rows = tuple(
         row_of(pair, names[0], order, config, way)
@@ -119,7 +119,7 @@ def hold(
     )
     if config.forgives_noise:
         rows = tuple(without_noise(rows, config))
-    return Report(*names, rows, config, (*runs.remarks, *_advice(rows, config, drawn)))
+    return Report(*names, rows, config, (*remarks, *_advice(rows, config, drawn)))
 
 
 def _advice(rows: tuple[Row, ...], config: VerifyConfig, drawn: bool) -> Iterator[str]:
@@ -136,32 +136,26 @@ def _raised(model: str, error: Exception) -> Row:
     return Row(Key(model, 0, ROOT, 0, "output"), 0, Judgement(Verdict.ERROR, said))
 
 
-def _state_of(call: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    """The buffers and parameters that `call` works on, by the paths of an Observation."""
-    return Subject(call, Inputs(), modules_of(call), copied=False).state()
+def _left_before(call: Callable[..., Any], inputs: Inputs) -> Left:
+    """The inputs, buffers and parameters that `call` works on, by the paths of an Observation."""
+    return inputs.mutable() | Subject(call, inputs, modules_of(call), copied=False).state()
 
 
-class _Runs:
-    """Runs sides on isolated copies, and keeps what is to be remarked about that."""
-
-    def __init__(self, inputs: Inputs, config: VerifyConfig) -> None:
-        self.inputs, self.config = inputs, config
-        self.remarks: list[str] = []
-
-    def observed(self, call: Callable[..., Any], golden: Observation | None = None) -> Observation:
-        """What `call` gives; with golden's cotangents where golden has been seen."""
-        subject = isolated(call, self.inputs)
-        if subject.remark:
-            self.remarks.append(subject.remark)
-        cotangents = golden.cotangents if golden else None
-        return observe(subject, backward=self.config.backward, cotangents=cotangents)
-
-    def in_float64(self, call: Callable[..., Any], golden: Observation) -> Observation:
-        """What `call` gives in float64."""
-        subject = isolated(call, self.inputs)
+def _observed(
+    call: Callable[..., Any],
+    inputs: Inputs,
+    config: VerifyConfig,
+    remarks: dict[str, None],
+    cotangents: Cotangents | None = None,
+    wide: bool = False,
+) -> Observation:
+    """What a copy of `call` gives, in float64 if it is `wide`; `remarks` get what is to be told."""
+    subject = isolated(call, inputs)
+    if subject.remark:
+        remarks[subject.remark] = None
+    if wide:
         subject = replace(subject, inputs=in_double(subject.inputs))
-        backward, cotangents = self.config.backward, golden.cotangents
-        return observe(subject, backward=backward, cotangents=cotangents, wide=True)
+    return observe(subject, backward=config.backward, cotangents=cotangents, wide=wide)
 
 
 @contextmanager
