@@ -4,11 +4,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-Steps = list[tuple[int, int]]  # indices on both sides, increasing
+Rungs = list[tuple[int, int]]  # indices on both sides, increasing
 Weigh = Callable[[int, int], int]  # what it is worth to lay item i beside item j; 0 forbids it
 
 
-def aligned(sizes: tuple[int, int], anchors: Sequence[tuple[int, int]], weigh: Weigh) -> Steps:
+def aligned(sizes: tuple[int, int], anchors: Sequence[tuple[int, int]], weigh: Weigh) -> Rungs:
     """Pairs of indices, increasing on both sides, of the largest total weight between `anchors`.
 
     Anchors are pairs that are known; those that cross are left out of account.
@@ -21,7 +21,7 @@ def aligned(sizes: tuple[int, int], anchors: Sequence[tuple[int, int]], weigh: W
     ]
 
 
-def _increasing(pairs: Sequence[tuple[int, int]]) -> Steps:
+def _increasing(pairs: Sequence[tuple[int, int]]) -> Rungs:
     """The longest subsequence of `pairs`, sorted by their first, whose second increases too."""
     tails: list[int] = []  # the smallest second that ends an increasing run of each length
     ends: list[int] = []  # the pair that has it
@@ -41,7 +41,7 @@ def _chain(ends: list[int], before: dict[int, int]) -> Iterator[int]:
         index = before.get(index)
 
 
-def _heaviest(left: range, right: range, weigh: Weigh) -> Steps:
+def _heaviest(left: range, right: range, weigh: Weigh) -> Rungs:
     """The heaviest alignment of two short ranges, by dynamic programming."""
     if not left or not right:
         return []

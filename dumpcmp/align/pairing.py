@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from dumpcmp.align.fused import by_provenance
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.deliveries import without_collectives
-from dumpcmp.align.moved import with_collectives
 from dumpcmp.align.order import aligned
+from dumpcmp.align.passes import by_provenance, with_collectives
 from dumpcmp.align.renaming import Renaming, unwrapped
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.pair import Pair
@@ -24,7 +23,7 @@ Naming = Callable[[Op], str | None]  # what an op is to be called in a pass; Non
 
 
 @dataclass
-class _Sides:
+class _Partners:
     """Which calls have found each other, and which are left on either side."""
 
     golden: Listing
@@ -87,7 +86,7 @@ def _pair_model(
     What only frames a value that is paired, such as a wrapper, is laid beside its partner once
     more: of each Pair either golden or the target is in no other.
     """
-    sides = _Sides(golden, target, renaming, _in_golden_terms(golden, target, token_offset))
+    sides = _Partners(golden, target, renaming, _in_golden_terms(golden, target, token_offset))
     _by_name(sides, PairedBy.KEY, sides.unmapped, lambda op: op)
     _by_name(sides, PairedBy.PREFIX, lambda op: sides.unmapped(op) and unwrapped(op), unwrapped)
     _by_name(sides, PairedBy.MAPPING, renaming.renamed, unwrapped)
@@ -114,7 +113,7 @@ def _in_golden_terms(golden: Listing, target: Listing, token_offset: int) -> dic
 
 
 def _by_name(
-    sides: _Sides,
+    sides: _Partners,
     by: PairedBy,
     golden_name: Naming,
     target_name: Naming,
@@ -149,7 +148,7 @@ def _named(
     return found
 
 
-def _by_order(sides: _Sides) -> None:
+def _by_order(sides: _Partners) -> None:
     """Pair what is left by its order among the calls of the same module."""
     golden = _families(((site, site) for site in sides.golden.sites), sides.golden_name)
     target = _families(sides.terms.items(), unwrapped)
@@ -171,7 +170,7 @@ def _families(
     return found
 
 
-def _align_family(sides: _Sides, golden: Family, target: Family) -> None:
+def _align_family(sides: _Partners, golden: Family, target: Family) -> None:
     position = {site: j for j, (site, _) in enumerate(target)}
     partners = ((i, sides.partner.get(site)) for i, (site, _) in enumerate(golden))
     anchors = [(i, position[p]) for i, p in partners if p is not None and p in position]
@@ -186,7 +185,7 @@ def _align_family(sides: _Sides, golden: Family, target: Family) -> None:
         sides.pair(golden[i][0], target[j][0], PairedBy.ORDER)
 
 
-def _likeness(sides: _Sides, golden: Site, target: Site) -> int:
+def _likeness(sides: _Partners, golden: Site, target: Site) -> int:
     """How alike two calls of one function are; 0 where their outputs have other shapes."""
     ours = {key.slot: sides.golden.record(key) for key in sides.golden.sites[golden]}
     theirs = {key.slot: sides.target.record(key) for key in sides.target.sites[target]}
@@ -200,7 +199,7 @@ def _likeness(sides: _Sides, golden: Site, target: Site) -> int:
     return weight
 
 
-def _paired_values(sides: _Sides) -> Iterator[Pair]:
+def _paired_values(sides: _Partners) -> Iterator[Pair]:
     """The slots of calls that found each other: same names first, then the same kind in order."""
     for site, partner in sides.partner.items():
         by = sides.passes[site]
@@ -215,7 +214,7 @@ def _paired_values(sides: _Sides) -> Iterator[Pair]:
                 yield from _maybe(sides, one, other)
 
 
-def _maybe(sides: _Sides, golden: Key | None, target: Key | None) -> Iterator[Pair]:
+def _maybe(sides: _Partners, golden: Key | None, target: Key | None) -> Iterator[Pair]:
     """A pair where both are there and of one shape, else each alone."""
     if golden and target and sides.golden.record(golden).shape == sides.target.record(target).shape:
         yield Pair(golden, target, PairedBy.ORDER)
@@ -226,13 +225,13 @@ def _maybe(sides: _Sides, golden: Key | None, target: Key | None) -> Iterator[Pa
         yield Pair(None, target)
 
 
-def _left_values(sides: _Sides) -> Iterator[Pair]:
+def _left_values(sides: _Partners) -> Iterator[Pair]:
     """The values of calls without a partner."""
     yield from (Pair(key, None) for s in sides.golden_left() for key in sides.golden.sites[s])
     yield from (Pair(None, key) for s in sides.target_left() for key in sides.target.sites[s])
 
 
-def _framed(sides: _Sides, pairs: Sequence[Pair]) -> Iterator[Pair]:
+def _framed(sides: _Partners, pairs: Sequence[Pair]) -> Iterator[Pair]:
     """`pairs`; values that stand alone and only frame others, beside the partners of those.
 
     A module computes nothing itself: what it takes and gives are values of the functions in it, so
@@ -251,7 +250,7 @@ def _framed(sides: _Sides, pairs: Sequence[Pair]) -> Iterator[Pair]:
         yield Pair(golden, target, PairedBy.VALUE) if framed else pair
 
 
-def _in_order(sides: _Sides, pairs: Sequence[Pair]) -> list[Pair]:
+def _in_order(sides: _Partners, pairs: Sequence[Pair]) -> list[Pair]:
     """`pairs` in golden's execution order; what only the target has after what it followed."""
     position = {site: i for i, site in enumerate(sides.golden.sites)}
     names = dict.fromkeys(site.model for site in (*sides.golden.sites, *sides.terms.values()))

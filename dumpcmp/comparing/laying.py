@@ -18,7 +18,7 @@ from dumpcmp.judge import RoundingChecker
 from dumpcmp.judge.tolerances import FIT
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
-from dumpcmp.nouns.pair import Laid, Measured, Pair, Trouble
+from dumpcmp.nouns.pair import LaidOut, Measured, Pair, Trouble
 from dumpcmp.nouns.row import Closeness, PairedBy
 
 _NUMBER = re.compile(r"\d+")
@@ -50,7 +50,7 @@ class Handover:
     nbytes: int = 0
 
 
-Work = Task | Handover
+Job = Task | Handover
 
 
 def lay_out(
@@ -60,7 +60,7 @@ def lay_out(
     finer: Side | None,
     ways: Ways,
     closeness: Closeness,
-) -> dict[Pair, Work]:
+) -> dict[Pair, Job]:
     """The work on each pair; a value that repeats is measured where it first appears.
 
     Unless the user states how it lies where it appears again.
@@ -68,7 +68,7 @@ def lay_out(
     partners = _partners(golden, finer) if finer else {}
     partitioned = golden.facts.num_ranks > 1 or target.facts.num_ranks > 1
     rule = RoundingChecker()
-    work: dict[Pair, Work] = {}
+    work: dict[Pair, Job] = {}
     for pair in pairs:
         if pair.golden is None or pair.target is None:
             if pair.by is PairedBy.COLLECTIVE:
@@ -98,7 +98,7 @@ def _handover(key: Key, side: Side) -> Handover:
     return Handover(side.archive.path, tuple(keys))
 
 
-def look_again(work: Mapping[Pair, Work], measured: Mapping[Pair, Measured]) -> dict[Pair, Task]:
+def look_again(work: Mapping[Pair, Job], measured: Mapping[Pair, Measured]) -> dict[Pair, Task]:
     """The pairs that no layout fitted and that have a like one of a known layout: with that."""
     known: dict[Key, Counter[str]] = defaultdict(Counter)
     for pair, found in measured.items():
@@ -118,6 +118,6 @@ def like(key: Key) -> Key:
     return replace(key, step=0, op=Op(_NUMBER.sub("*", key.op)))
 
 
-def is_partial(laid: Laid) -> bool:
+def is_partial(laid: LaidOut) -> bool:
     """Whether the target's ranks hold terms of a sum."""
     return any(p.mode is Mode.PARTIAL for p in parse_layout(laid.layout).over)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, Basis, assemble, explain
 from dumpcmp.align.mesh.deliveries import Traffic
-from dumpcmp.comparing.laying import Handover, Task, Work, look_again
+from dumpcmp.comparing.laying import Handover, Job, Task, look_again
 from dumpcmp.comparing.side import Shares, archive_at
 from dumpcmp.comparing.summaries import (
     Summed,
@@ -24,7 +24,7 @@ from dumpcmp.comparing.summaries import (
 from dumpcmp.execute import run_each
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError, LayoutError
-from dumpcmp.nouns.pair import Laid, Measured, Pair, Trouble
+from dumpcmp.nouns.pair import LaidOut, Measured, Pair, Trouble
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.row import Metrics, ReferenceErrors
 from dumpcmp.nouns.value import Value
@@ -35,7 +35,7 @@ Tell = Callable[[int, int], None]  # is told how many bytes are measured, and ho
 
 
 def measure_all(
-    work: Mapping[Pair, Work], executor: Executor, tell: Tell | None = None
+    work: Mapping[Pair, Job], executor: Executor, tell: Tell | None = None
 ) -> dict[Pair, Measured]:
     """Do all `work`; what no layout fits, once more with the layout of its likes."""
     measured = dict(_measure_each(work, executor, tell))
@@ -43,7 +43,7 @@ def measure_all(
 
 
 def _measure_each(
-    work: Mapping[Pair, Work], executor: Executor, tell: Tell | None = None
+    work: Mapping[Pair, Job], executor: Executor, tell: Tell | None = None
 ) -> Iterator[tuple[Pair, Measured]]:
     total, done = sum(task.nbytes for task in work.values()), 0
     results = run_each(measure_task, work.values(), executor)
@@ -54,7 +54,7 @@ def _measure_each(
         yield pair, result
 
 
-def measure_task(task: Work) -> Measured:
+def measure_task(task: Job) -> Measured:
     """Measure one pair. Whatever is wrong with it is told: the others go on."""
     if isinstance(task, Handover):
         return _handed_over(task)
@@ -96,7 +96,7 @@ def _misshapen(golden: tuple[int, ...], target: tuple[int, ...]) -> Measured:
     return Measured(trouble=Trouble.SHAPE, said=said)
 
 
-def _laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) -> Laid:
+def _laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) -> LaidOut:
     """What to say of two sides now that they are measured: how they lay, and who differs."""
     apart = [d for side in (golden, target) for d in side.disagreements if d.rel_l2 > limit]
     remark = ""
@@ -106,7 +106,7 @@ def _laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) 
     note = golden.note or target.note
     if golden.note and target.note:
         note = f"golden: {golden.note}; target: {target.note}"
-    return Laid(note, target.layout, target.basis is Basis.SOLVED, finding, remark)
+    return LaidOut(note, target.layout, target.basis is Basis.SOLVED, finding, remark)
 
 
 def _same_bytes(golden: Shares, target: Shares) -> bool:
@@ -152,7 +152,7 @@ def _estimated(task: Task) -> Measured:
     return Measured(
         estimate(golden, target),
         reference=_estimated_errors(task, golden, target),
-        laid=Laid(finding=finding, remark=said_of_rows(golden, target)),
+        laid=LaidOut(finding=finding, remark=said_of_rows(golden, target)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,8 +18,6 @@ from dumpcmp.nouns.value import Value
 from dumpcmp.summary.estimates import estimate, worst_rows
 from dumpcmp.summary.packing import unpack
 from dumpcmp.summary.summary import DEFAULT, Recipe, Summary, join, join_partial, summarise
-
-Load = Callable[[int], Summary]  # the Summary of the shard at a position
 
 
 def load_summary(archive: Archive, record: Record, recipe: Recipe = DEFAULT) -> Summary:
@@ -44,8 +42,6 @@ def whole_summary(archive: Archive, held: Held) -> Summed:
     known = next(record for record in held.records if record.kept is Kept.SUMMARY)
     recipe = load_summary(archive, known).recipe
     found = [load_summary(archive, record, recipe) for record in held.records]
-    if len(found) == 1 and found[0].whole[: len(found[0].shape)] == found[0].shape:
-        return Summed(found[0])
     if _are_replicas(found):
         return Summed(found[0])
     if is_unstated(held):
@@ -53,7 +49,7 @@ def whole_summary(archive: Archive, held: Held) -> Summed:
     plan = plan_unshard(held.shards())
     if any(s.whole == s.shape != plan.shape for s in found):  # nobody knew when it was dumped
         raise unstated(held)
-    return Summed(joined(plan, found.__getitem__), tuple(_disagreements(plan, found)))
+    return Summed(joined(plan, found), tuple(_disagreements(plan, found)))
 
 
 def is_unstated(held: Held) -> bool:
@@ -87,8 +83,7 @@ def _numbers(summary: Summary) -> object:
 def whole_elements(held: Held) -> Value:
     """The elements of a value that is not summarised, by what its layouts say."""
     first = held.records[0]
-    alike = len({record.digest for record in held.records}) == 1 and not first.layout
-    if (len(held.records) == 1 and not first.layout) or alike:
+    if len({record.digest for record in held.records}) == 1 and not first.layout:
         return held.load(first)
     return unshard(plan_unshard(held.shards()), held.loader()).value
 
@@ -110,11 +105,11 @@ def said_of_rows(golden: Summary, target: Summary) -> str:
     return f"mostly in rows {first} to {last}, {excess:.3g} times the median of the segments"
 
 
-def joined(plan: Plan, load: Load) -> Summary:
+def joined(plan: Plan, held: Sequence[Summary]) -> Summary:
     """Follow `plan` as unsharding does, with sketches that add up in the place of elements."""
     if plan.missing:
         raise LayoutError(f"shards are missing: {', '.join(plan.missing)}")
-    whole = join([_term(plan, tile, load) for tile in plan.tiles], plan.shape)
+    whole = join([_term(plan, tile, held) for tile in plan.tiles], plan.shape)
     if whole.whole != plan.shape:
         raise LayoutError(
             f"the summaries were taken of shards alone, not of their places in {plan.shape}",
@@ -123,9 +118,9 @@ def joined(plan: Plan, load: Load) -> Summary:
     return whole
 
 
-def _term(plan: Plan, tile: Tile, load: Load) -> Summary:
+def _term(plan: Plan, tile: Tile, held: Sequence[Summary]) -> Summary:
     """The Summary of one region: the sum of its partial terms, divided where the layout says so."""
-    terms = [load(replicas[0]) for replicas in tile.terms]
+    terms = [held[replicas[0]] for replicas in tile.terms]
     if len(terms) > 1 and plan.reduction != "sum":
         raise LayoutError(
             f"summaries of partial terms cannot be reduced by {plan.reduction}",

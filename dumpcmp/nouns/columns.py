@@ -24,10 +24,17 @@ class Column:
     cell: Callable[[Row], Cell]
 
 
+def _column(name: str, doc: str, path: str) -> Column:
+    """A column that is an attribute of a Row, or of something that a Row may not have."""
+    holder, _, rest = path.partition(".")
+    if not rest:
+        return Column(name, doc, attrgetter(holder))
+    held, read = attrgetter(holder), attrgetter(rest)
+    return Column(name, doc, lambda row: None if held(row) is None else read(held(row)))
+
+
 def _metric(name: str, doc: str, path: str = "") -> Column:
-    """A column that is empty where nothing was measured."""
-    read = attrgetter(path or name)
-    return Column(name, doc, lambda row: None if row.metrics is None else read(row.metrics))
+    return _column(name, doc, f"metrics.{path or name}")
 
 
 def _shape(shape: tuple[int, ...] | None) -> str | None:
@@ -38,25 +45,28 @@ def _place(row: Row) -> str | None:
     return None if row.metrics is None or row.metrics.equal else str(list(row.metrics.worst))
 
 
-def _error(name: str) -> Callable[[Row], Cell]:
-    read = attrgetter(name)
-    return lambda row: None if row.reference_errors is None else read(row.reference_errors)
+def _how_known(row: Row) -> str | None:
+    if row.metrics is None:
+        return None
+    return "exact" if row.metrics.exact else "estimated"
+
+
+def _other_name(row: Row) -> str | None:
+    same = row.golden_key is None or row.golden_key == row.target_key
+    return None if row.target_key is None or same else str(row.target_key)
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("model", "name of the root module", lambda row: row.key.model),
-    Column("token", "step: the nth call of the model, from 0", lambda row: row.key.step),
-    Column("op", "module path, or module path/function", lambda row: row.key.op),
-    Column("call", "nth call of the op, from 0", lambda row: row.key.call),
-    Column("slot", "which value of the call: input.0, output.0, ...", lambda row: row.key.slot),
-    Column("verdict", "PASS, FAIL, UNPAIRED, SHAPE, ...", lambda row: row.verdict.value),
-    Column("root", "True where a divergence began", lambda row: row.root),
-    Column(
-        "cause",
-        "the root that this row inherits from",
-        lambda row: str(row.cause) if row.cause else "",
-    ),
-    Column("reason", "why the verdict is not PASS", lambda row: row.reason),
+    _column("model", "name of the root module", "key.model"),
+    _column("token", "step: the nth call of the model, from 0", "key.step"),
+    _column("op", "module path, or module path/function", "key.op"),
+    _column("call", "nth call of the op, from 0", "key.call"),
+    _column("slot", "which value of the call: input.0, output.0, ...", "key.slot"),
+    _column("verdict", "PASS, FAIL, UNPAIRED, SHAPE, ...", "verdict.value"),
+    _column("root", "True where a divergence began", "root"),
+    Column("cause", "the root that this row inherits from",
+           lambda row: str(row.cause) if row.cause else ""),
+    _column("reason", "why the verdict is not PASS", "reason"),
     _metric("cosine", "cosine of the angle between golden and mine"),
     _metric("max_abs_diff", "largest |mine - golden|"),
     Column("worst", "index of the element with max_abs_diff", _place),
@@ -64,8 +74,8 @@ COLUMNS: tuple[Column, ...] = (
     _metric("mean_rel_err", "mean of |mine - golden| / (|golden| + rms of golden)"),
     _metric("max_rel_err_plain", "largest |mine - golden| / |golden|; inf at golden zeros"),
     _metric("rel_l2", "norm of mine - golden over the norm of golden"),
-    Column("tolerance", "the rel_l2 that was admissible, where that was the rule",
-           lambda row: row.judgement.limit),
+    _column("tolerance", "the rel_l2 that was admissible, where that was the rule",
+            "judgement.limit"),
     _metric("cosine_distance", "1 - cosine, from the differences, so that it keeps its digits"),
     _metric("rmse", "root of the mean squared difference"),
     _metric("mean_abs_diff", "mean |mine - golden|"),
@@ -80,8 +90,8 @@ COLUMNS: tuple[Column, ...] = (
     _metric("my_nan", "NaN in mine", "target.num_nan"),
     _metric("golden_inf", "infinities in golden", "golden.num_inf"),
     _metric("my_inf", "infinities in mine", "target.num_inf"),
-    Column("golden_dtype", "element type of golden", lambda row: row.golden_dtype),
-    Column("my_dtype", "element type of mine", lambda row: row.target_dtype),
+    _column("golden_dtype", "element type of golden", "golden_dtype"),
+    _column("my_dtype", "element type of mine", "target_dtype"),
     Column("golden_shape", "shape of golden", lambda row: _shape(row.golden_shape)),
     Column("my_shape", "shape of mine", lambda row: _shape(row.target_shape)),
     _metric("golden_min", "smallest finite element of golden", "golden.min"),
@@ -92,35 +102,22 @@ COLUMNS: tuple[Column, ...] = (
     _metric("my_max", "largest finite element of mine", "target.max"),
     _metric("my_mean", "mean of my finite elements", "target.mean"),
     _metric("my_norm", "Euclidean norm of my finite elements", "target.norm"),
-    Column("golden_error", "rmse of golden against --reference", _error("golden")),
-    Column("my_error", "rmse of mine against --reference", _error("target")),
-    Column("error_ratio", "my_error over golden_error; below 1, mine is the better",
-           _error("ratio")),
+    _column("golden_error", "rmse of golden against --reference", "reference_errors.golden"),
+    _column("my_error", "rmse of mine against --reference", "reference_errors.target"),
+    _column("error_ratio", "my_error over golden_error; below 1, mine is the better",
+           "reference_errors.ratio"),
     Column("metrics", "exact, or estimated from Summaries",
-           lambda row: _how_known(row)),
+           _how_known),
     _metric("confidence", "relative standard deviation of estimates; inf: only a lower bound",
             "confidence"),
     Column("paired_by",
            "how the two sides found each other: key, prefix, mapping, order, provenance, twin, ...",
            lambda row: row.paired_by),
-    Column("layout", "of a partitioned run: how the shards became whole", lambda row: row.layout),
+    _column("layout", "of a partitioned run: how the shards became whole", "layout"),
     Column("my_op", "the op on my side, where it has another name or call",
-           lambda row: _other_name(row)),
-    Column("source", "line of the program that ran the op", lambda row: row.source),
+           _other_name),
+    _column("source", "line of the program that ran the op", "source"),
 )  # fmt: skip
-
-
-def _how_known(row: Row) -> str | None:
-    if row.metrics is None:
-        return None
-    return "exact" if row.metrics.exact else "estimated"
-
-
-def _other_name(row: Row) -> str | None:
-    golden, target = row.golden_key, row.target_key
-    if golden is None or target is None or golden == target:
-        return None
-    return f"{target.model}[{target.step}] {target.op}#{target.call} {target.slot}"
 
 
 def cells(row: Row) -> dict[str, Cell]:

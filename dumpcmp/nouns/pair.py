@@ -43,7 +43,7 @@ class Trouble(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class LaidOut:
     """How both sides of a partitioned pair became whole, and what was noticed on the way."""
 
     note: str = ""  # how the shards became whole
@@ -61,7 +61,7 @@ class Measured:
     trouble: Trouble | None = None
     said: str = ""
     reference: ReferenceErrors | None = None
-    laid: Laid | None = None
+    laid: LaidOut | None = None
     rank: int | None = None  # of a collective alone: who got what is farthest from what it should
 
 

@@ -33,14 +33,14 @@ class Verdict(StrEnum):
 
 
 FAILING = frozenset(
-    (
+    {
         Verdict.FAIL,
         Verdict.UNPAIRED,
         Verdict.SHAPE,
         Verdict.NONFINITE,
         Verdict.ERROR,
         Verdict.REFUSED,
-    )
+    }
 )
 
 

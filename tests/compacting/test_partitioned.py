@@ -54,7 +54,7 @@ def test_the_sketches_of_any_layout_add_up(text: str, mesh: str) -> None:
             (replace(one, layout=parse_layout(layout)), summarise(value, Recipe(), portion))
         )
     plan = plan_unshard([one for one, _ in held])
-    got = joined(plan, lambda position: held[position][1])
+    got = joined(plan, [summary for _, summary in held])
     alike(got, summarise(whole))
     if ":partial" not in text:
         expected = summarise(whole)
@@ -73,7 +73,7 @@ def test_summaries_of_shards_alone_do_not_add_up() -> None:
     shards = [Shard(r, SHAPE, parse_layout(f"b s h[tp] @ tp:{r}/2 of 12x12x48")) for r in range(2)]
     alone = [summarise(drawn(seed=r)) for r in range(2)]
     with pytest.raises(LayoutError, match="of shards alone"):
-        joined(plan_unshard(shards), alone.__getitem__)
+        joined(plan_unshard(shards), alone)
 
 
 def write_ranks(path: Path, shards: list[tuple[str, np.ndarray]]) -> None:

@@ -6,7 +6,7 @@ from dumpcmp.judge import Conditions, Evidence, RoundingChecker, judge_all
 from dumpcmp.judge.checkers import Fp64Checker
 from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.pair import UNMEASURED, Laid, Measured, Pair, Trouble
+from dumpcmp.nouns.pair import UNMEASURED, LaidOut, Measured, Pair, Trouble
 from dumpcmp.nouns.record import NO_KERNEL
 from dumpcmp.nouns.row import Metrics, PairedBy, Verdict, Why
 
@@ -21,7 +21,7 @@ LATE = Measured(FAR.metrics, rank=3)
 
 
 def near(**noticed: str) -> Measured:
-    return Measured(NEAR.metrics, laid=Laid(**noticed))  # type: ignore[arg-type]
+    return Measured(NEAR.metrics, laid=LaidOut(**noticed))  # type: ignore[arg-type]
 
 
 def troubled(trouble: Trouble) -> Measured:

@@ -1,9 +1,10 @@
-"""The pass for partitioned runs: the values of collectives, beside the values that they moved."""
+"""The passes for special runs: what kernels of compiled targets keep, and what collectives move."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.deliveries import collective_keys, is_collective, source_of
@@ -11,6 +12,39 @@ from dumpcmp.nouns.collectives import Collective
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.pair import Pair
 from dumpcmp.nouns.row import PairedBy
+
+_INNER = ("inner", "grad_inner")  # slots of what an op computes on its way, with fusion off
+
+
+def by_provenance(
+    pairs: Sequence[Pair], golden: Listing, target: Listing, kernel_of: Callable[[Pair], str]
+) -> Iterator[Pair]:
+    """`pairs`, with what a compiled target explains of them.
+
+    A compiled run tells of every op in its graphs, also of those that no kernel stores: such a
+    call has the kernel's name and no values. What golden holds of it is not missing, it is fused.
+    What golden had before, such as a module's output, is laid beside the partner of its first
+    appearance. `kernel_of` names the kernel in which the target computes the call of a pair, and
+    is empty for what was not compiled.
+    """
+    both = [(pair.golden, pair.target) for pair in pairs if pair.golden and pair.target]
+    partners = {golden.first(ours): theirs for ours, theirs in reversed(both)}
+    for pair in pairs:
+        kernel = kernel_of(pair)
+        if pair.target is not None:
+            by = PairedBy.PROVENANCE if kernel and pair.by is PairedBy.KEY else pair.by
+            by = PairedBy.TWIN if target.record(pair.target).is_twin else by
+            inner = pair.golden is None and pair.target.slot.kind in _INNER
+            yield replace(pair, by=by, inside=kernel if inner else "")
+            continue
+        assert pair.golden is not None
+        origin = golden.first(pair.golden)
+        partner = partners.get(origin)
+        if partner is not None:
+            twin = target.record(partner).is_twin
+            yield replace(pair, target=partner, by=PairedBy.TWIN if twin else PairedBy.PROVENANCE)
+        else:
+            yield replace(pair, inside=kernel_of(replace(pair, golden=origin)) or kernel)
 
 
 def with_collectives(pairs: Sequence[Pair], golden: Listing, target: Listing) -> list[Pair]:
