@@ -34,7 +34,7 @@ def command(file: Path, out: Path | None, **options: Any) -> None:
     FILE is your own Python code and runs as such. Exit 0: every partition is the same as the op
     alone, 1: one is different or not allowed, 2: trouble, or a partition that cannot be judged.
     """
-    from dumpcmp.partitioning.ops import verify_file
+    from dumpcmp.partitioning.asked import verify_file
 
     findings = verify_file(file, **options)
     for row in findings.rows:

@@ -2,7 +2,7 @@
 
 The way of an op through this room, one file a stop:
 
-    ops.py, graphs.py       what a user wrote down, or a graph's ops (exported.py, checkpoint.py)
+    asked.py, graphs.py     what a user wrote down, or a graph's ops (exported.py, checkpoint.py)
       -> call.py            a Candidate: the call as plain values, tensors as shapes
       -> signature.py       the function that it names, and its parameters
       -> table.py, rules/   an Entry: its annotation (annotation.py), from our table or the user's
@@ -15,6 +15,7 @@ The way of an op through this room, one file a stop:
 `checking.py` leads an op along it; `verified.py` remembers which ops have passed.
 """
 
+from dumpcmp.partitioning.asked import check_partition_options, verify_partition_options
 from dumpcmp.partitioning.configuration import (
     IRObject,
     PartitionConfig,
@@ -23,7 +24,6 @@ from dumpcmp.partitioning.configuration import (
 )
 from dumpcmp.partitioning.findings import Finding, Findings
 from dumpcmp.partitioning.graphs import verify_graph
-from dumpcmp.partitioning.ops import check_partition_options, verify_partition_options
 from dumpcmp.partitioning.rules.ruling import Adjusted, DimKind, Domain
 from dumpcmp.partitioning.table import register_annotation
 
