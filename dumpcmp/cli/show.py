@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from dumpcmp.archive.read.generated import kernel_of
-from dumpcmp.archive.read.glance import excerpt, extremes
+from dumpcmp.archive.read.glance import excerpt, extremes, kernel_of
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
 from dumpcmp.nouns.key import Key

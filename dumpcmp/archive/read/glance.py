@@ -1,12 +1,17 @@
-"""What a value looks like at a glance: its extremes, and a few of its elements."""
+"""What a reader is shown: a value's extremes, a few of its elements, the kernel of an op."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.dtypes import widen
+from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.value import Value
 
+_CODE = "code-"  # how the names of the texts with generated code begin
 _BLOCK = 1 << 20  # elements widened at once
 
 
@@ -30,3 +35,33 @@ def excerpt(value: Value, most: int = 6) -> str:
     """The elements of `value`, the middle left out where there are many."""
     with np.printoptions(threshold=most**2, edgeitems=most // 2, precision=6, linewidth=88):
         return str(value.numbers())
+
+
+def kernel_of(archive: Archive, call: Call) -> str:
+    """What computes `call` in a compiled run, for a reader: its line, its kernel, the source."""
+    lines = [f"{call.op}#{call.call}  {call.source}".rstrip()]
+    if not call.is_compiled:
+        return "\n".join([*lines, "  not compiled: this run has no kernels"])
+    if call.is_removed:
+        return "\n".join([*lines, "  no kernel computes it: the compiler folded or removed it"])
+    lines.append(f"  {call.kernel}")
+    if call.origins:
+        lines.append(f"  together with {', '.join(call.origins)}")
+    sources = (source_of(code, call.kernel) for code in _codes(archive, call.model))
+    source = next(filter(None, sources), "  no source: it is called, not generated")
+    return "\n".join([*lines, "", source])
+
+
+def _codes(archive: Archive, model: str) -> Iterator[str]:
+    for (_, owner, name), path in archive.texts.items():
+        if owner == model and name.startswith(_CODE):
+            yield path.read_text()
+
+
+def source_of(code: str, kernel: str) -> str:
+    """The definition of `kernel` in generated `code`; empty if it has none."""
+    begin = code.find(f"\n{kernel} = async_compile.")
+    if begin < 0:
+        return ""
+    end = code.find("\n'''", begin)
+    return code[begin + 1 : code.find("\n", end + 1)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_128
 
 from dumpcmp.archive import encoder
 from dumpcmp.archive.directory import RankDirectory, now, parts_in, rank_directories, steps_in
@@ -17,7 +17,7 @@ from dumpcmp.archive.read.contents import Contents
 from dumpcmp.archive.read.decoder import PartFile, dataset
 from dumpcmp.archive.read.rankstep import read_part
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.archive.read.scan import Found, ring_records
+from dumpcmp.archive.read.scan import ring_records
 from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
 from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW, RUN_FILE, SCHEMA_VERSION
 from dumpcmp.archive.write.recovery import recover
@@ -70,59 +70,77 @@ def audit(path: str | Path, *, repair: bool = False) -> Audit:
     written, and invents nothing: a value whose digest is wrong stays a finding.
     """
     archive = Archive(path)
-    auditing = _Auditing(archive.path, repair)
+    flaws: list[Flaw] = []
     if missing := listed(archive.missing_ranks):
-        auditing.find(archive.path, f"rank {missing} of {archive.world_size} is missing")
-    for directory, (world_size, rank) in rank_directories(archive.path).items():
-        auditing.check_rank(directory, RankDirectory(archive.path, rank, world_size))
-    auditing.compare_steps(archive)
-    return auditing.audit()
+        flaws.append(Flaw(archive.path, f"rank {missing} of {archive.world_size} is missing"))
+    ranks = [
+        _RankAudit(directory, RankDirectory(archive.path, rank, world_size), repair)
+        for directory, (world_size, rank) in rank_directories(archive.path).items()
+    ]
+    for each in ranks:
+        each.check()
+        flaws += each.flaws
+    flaws += _uneven_steps(archive)
+    counts = ((each.num_parts, each.num_records, each.nbytes) for each in ranks)
+    return Audit(archive.path, tuple(flaws), *map(sum, zip(*counts, strict=True)))
 
 
-class _Auditing:
-    def __init__(self, path: Path, repair: bool) -> None:
-        self.path, self.repair = path, repair
-        self.findings: list[Flaw] = []
+def _uneven_steps(archive: Archive) -> Iterator[Flaw]:
+    """The steps that some ranks have and others have not."""
+    for model in archive.models:
+        for step in archive.steps(model):
+            for rank in set(archive.ranks) - set(archive.ranks_with(model, step)):
+                told = f"rank {rank} has no step {step} of {model}, others do"
+                yield Flaw(archive.path, told)
+
+
+class _RankAudit:
+    """Checks one rank: its run.json, its parts, and what should not be there."""
+
+    def __init__(self, directory: Path, rank: RankDirectory, repair: bool) -> None:
+        self.directory, self.rank = directory, rank
+        self.facts = read_run(directory)
+        self.live = writer_lives(self.facts, directory)
+        self.mends = repair and not self.live
+        self.ring = ring_left_by(directory)
+        self.stranded = list(ring_records(self.ring)) if self.ring else []
+        self.flaws: list[Flaw] = []
         self.num_parts = self.num_records = self.nbytes = 0
 
-    def audit(self) -> Audit:
-        found = tuple(self.findings)
-        return Audit(self.path, found, self.num_parts, self.num_records, self.nbytes)
+    def find(self, place: Path, problem: str, mended: str = "", *, harmless: bool = False) -> None:
+        """Note a flaw; `mended` says what a repair does about it."""
+        self.flaws.append(Flaw(place, problem, mended if self.mends else "", harmless))
 
-    def find(
-        self, place: Path, problem: str, repaired: str = "", *, harmless: bool = False
-    ) -> None:
-        self.findings.append(Flaw(place, problem, repaired, harmless))
-
-    def check_rank(self, directory: Path, rank: RankDirectory) -> None:
-        """Check one rank: its run.json, its parts, and what should not be there."""
-        facts = read_run(directory)
-        live = writer_lives(facts, directory)
-        if live:
-            self.find(directory, "the capture is still running", harmless=True)
-        ring = ring_left_by(directory)
-        stranded = list(ring_records(ring)) if ring else []
-        mends = self.repair and not live
-        if ring is not None:
-            self.find(ring, f"{len(stranded)} records of a dead writer are still in its ring",
-                      "moved into their parts" if mends else "")  # fmt: skip
-        self._check_leftovers(directory, mends, live)
-        for model in sorted(path for path in directory.iterdir() if path.is_dir()):
+    def check(self) -> None:
+        if self.live:
+            self.find(self.directory, "the capture is still running", harmless=True)
+        else:
+            self._check_leftovers()
+        if self.ring is not None:
+            told = f"{len(self.stranded)} records of a dead writer are still in its ring"
+            self.find(self.ring, told, "moved into their parts")
+        models = sorted(path for path in self.directory.iterdir() if path.is_dir())
+        for model in models:
             for step in steps_in(model).values():
-                self._check_step(step, stranded, mends, live)
-        if mends and ring is not None:
-            ring.unlink(missing_ok=True)
-        self._check_run(directory, facts, rank, mends, live)
-        self._check_tokens(directory, facts)
+                self._check_step(step)
+        if self.mends and self.ring is not None:
+            self.ring.unlink(missing_ok=True)
+        self._check_run()
+        for model in models:
+            self._check_tokens(model)
 
-    def _check_run(
-        self, directory: Path, facts: dict[str, Any], rank: RankDirectory, mends: bool, live: bool
-    ) -> None:
-        place = directory / RUN_FILE
+    def _check_leftovers(self) -> None:
+        for draft in (*self.directory.glob("**/.draft-*"), *self.directory.glob("**/.new-*")):
+            if self.mends:
+                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+            self.find(draft, "a draft that nobody finished", "removed")
+
+    def _check_run(self) -> None:
+        place, facts = self.directory / RUN_FILE, self.facts
         if facts and facts.get("schema") != SCHEMA_VERSION:
             self.find(place, f"schema {facts.get('schema')}; this dumpcmp knows {SCHEMA_VERSION}")
             return
-        if live or facts.get("complete") is True:
+        if self.live or facts.get("complete") is True:
             return
         told = "is missing or cannot be read" if not facts else "says that the capture "
         if facts:
@@ -130,66 +148,61 @@ class _Auditing:
         if facts.get("repaired"):
             self.find(place, f"{told}; repaired at {facts['repaired']}", harmless=True)
             return
-        if mends:
-            rank.write_run(_mended(facts, rank))
-        self.find(place, told, "the run is marked as repaired" if mends else "")
+        if self.mends:
+            self.rank.write_run(_mended(facts, self.rank))
+        self.find(place, told, "the run is marked as repaired")
 
-    def _check_tokens(self, directory: Path, facts: dict[str, Any]) -> None:
+    def _check_tokens(self, model: Path) -> None:
         """Find steps that are not there, although the capture was told to leave out none."""
-        told = facts.get("run")
+        told = self.facts.get("run")
         filters = told.get("filters") if isinstance(told, dict) else None
         everything = isinstance(filters, dict) and not (
             filters.get("tokens") or filters.get("layers")
         )
-        for model in sorted(path for path in directory.iterdir() if path.is_dir()):
-            steps = steps_in(model)
-            first = 0 if everything else min(steps, default=0)
-            if missing := listed(gaps(steps, first)):
-                self.find(model, f"token {missing} is not there", harmless=not everything)
+        steps = steps_in(model)
+        first = 0 if everything else min(steps, default=0)
+        if missing := listed(gaps(steps, first)):
+            self.find(model, f"token {missing} is not there", harmless=not everything)
 
-    def _check_step(self, directory: Path, stranded: list[Found], mends: bool, live: bool) -> None:
+    def _check_step(self, directory: Path) -> None:
         """Check the parts of one step, the earlier first: later ones link to them."""
         paths = parts_in(directory)
         if missing := listed(gaps(paths)):
             self.find(directory, f"part {missing} is missing")
-        if not paths and not live:
-            empty = mends and not any(directory.iterdir())
-            if empty:
+        if not paths and not self.live:
+            empty = not any(directory.iterdir())
+            if empty and self.mends:
                 directory.rmdir()
             self.find(directory, "the step has no parts", "removed" if empty else "")
         known: dict[int, Contents] = {}
         for number, path in paths.items():
-            contents = self._open(path, number, stranded, mends, live, known)
+            try:
+                contents = self._open(path, number, known)
+            except (ArchiveError, OSError) as error:
+                self.find(path, getattr(error, "message", str(error)))
+                continue
             if contents is not None:
                 known[number] = contents
                 self.num_parts += 1
         for contents in known.values():
             self._check_values(contents, known)
 
-    def _open(
-        self, path: Path, number: int, stranded: list[Found], mends: bool, live: bool,
-        known: dict[int, Contents],
-    ) -> Contents | None:  # fmt: skip
+    def _open(self, path: Path, number: int, known: dict[int, Contents]) -> Contents | None:
         """The contents of a part, sealed first where that is asked for and due."""
-        try:
-            contents = read_part(path, path.parent.parent.name, 0, number, stranded)
-            if contents.sealed:
-                return contents
-            if path.stat().st_size <= JOURNAL_AT:
-                if mends:
-                    path.unlink()
-                self.find(path, "the part holds nothing", "removed" if mends else "")
-                return None
-            done, problems = "", contents.problems
-            if mends:
-                done = f"sealed with {recover(path, stranded, known)} records"
-                contents = read_part(path, path.parent.parent.name, 0, number, [])
-            if not live:
-                for problem in ("the part was not sealed", *problems):
-                    self.find(path, problem, done)
-        except (ArchiveError, OSError) as error:
-            self.find(path, getattr(error, "message", str(error)))
+        contents = read_part(path, path.parent.parent.name, 0, number, self.stranded)
+        if contents.sealed:
+            return contents
+        if path.stat().st_size <= JOURNAL_AT:
+            if self.mends:
+                path.unlink()
+            self.find(path, "the part holds nothing", "removed")
             return None
+        done, problems = "", contents.problems
+        if self.mends:
+            done = f"sealed with {recover(path, self.stranded, known)} records"
+            contents = read_part(path, path.parent.parent.name, 0, number, [])
+        for problem in ("the part was not sealed", *problems) if not self.live else ():
+            self.find(path, problem, done)
         return contents
 
     def _check_values(self, contents: Contents, known: dict[int, Contents]) -> None:
@@ -198,7 +211,7 @@ class _Auditing:
             with PartFile(contents.path) as file:
                 for number, row in enumerate(contents.rows):
                     for problem in self._check_row(file, contents, number, row.item(), known):
-                        self.find(contents.path, f"{_named(contents, row)}: {problem}")
+                        self.find(contents.path, f"{_named(contents, number)}: {problem}")
         except ArchiveError as error:
             self.find(contents.path, error.message)
 
@@ -212,8 +225,7 @@ class _Auditing:
             return
         self.num_records += 1
         if same != NO_ROW:
-            holder = known.get(part)
-            if holder is None or not holder.has_row(same):
+            if part not in known or not known[part].has_row(same):
                 yield f"links to row {same} of part {part}, which is not there"
             return
         if number in contents.elsewhere or number in contents.datasets:
@@ -226,22 +238,6 @@ class _Auditing:
         if header:
             yield from _check_header(file, header, offset, nbytes)
         self.nbytes += nbytes
-
-    def _check_leftovers(self, directory: Path, mends: bool, live: bool) -> None:
-        if live:
-            return
-        for draft in (*directory.glob("**/.draft-*"), *directory.glob("**/.new-*")):
-            if mends:
-                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
-            self.find(draft, "a draft that nobody finished", "removed" if mends else "")
-
-    def compare_steps(self, archive: Archive) -> None:
-        """Find the steps that some ranks have and others have not."""
-        for model in archive.models:
-            for step in archive.steps(model):
-                here = set(archive.ranks_with(model, step))
-                for rank in set(archive.ranks) - here:
-                    self.find(archive.path, f"rank {rank} has no step {step} of {model}, others do")
 
 
 def _check_header(file: PartFile, header: int, offset: int, nbytes: int) -> Iterator[str]:
@@ -257,21 +253,17 @@ def _check_header(file: PartFile, header: int, offset: int, nbytes: int) -> Iter
 
 
 def _digest(file: PartFile, offset: int, nbytes: int) -> bytes:
-    if nbytes <= _PIECE:
-        return xxh3_128_hexdigest(file.read(offset, nbytes)).encode()
-    import xxhash
-
-    running = xxhash.xxh3_128()
+    running = xxh3_128()
     for start in range(offset, offset + nbytes, _PIECE):
         running.update(file.read(start, min(_PIECE, offset + nbytes - start)))
     return running.hexdigest().encode()
 
 
-def _named(contents: Contents, row: Any) -> str:
-    if row["call"] == ABSENT:
+def _named(contents: Contents, row: int) -> str:
+    if not contents.has_row(row):
         return "a record"
-    op, call = contents.ops[row["call"]]
-    return f"{op}#{call} {contents.forms[row['form']].slot}"
+    op, call, slot = contents.name(row)
+    return f"{op}#{call} {slot}"
 
 
 def _mended(facts: dict[str, Any], rank: RankDirectory) -> dict[str, Any]:
