@@ -36,7 +36,6 @@ class PartFile:
         os.close(self.descriptor)
 
     def fail(self, place: int, what: str) -> NoReturn:
-        """Raise an ArchiveError that names the file and the place."""
         raise ArchiveError(
             f"{self.path} is damaged at byte {place}: {what}",
             hint="dumpcmp audit says what is left of it",

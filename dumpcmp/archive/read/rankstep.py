@@ -96,7 +96,6 @@ class RankStep:
         return sorted(order, key=order.__getitem__)
 
     def record(self, key: Key) -> Record:
-        """The Record of the value `key`."""
         contents, row = self.rows[key.op, key.call, key.slot]
         _, form, order, part, same, _, offset, nbytes, digest = contents.rows[row].item()
         facts = contents.forms[form].facts

@@ -70,22 +70,18 @@ class Archive(Captured):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names of the root modules that ran."""
         every = super().models
         return tuple(model for model in every if self.steps(model)) if self._filters else every
 
     def steps(self, model: str) -> tuple[int, ...]:
-        """The steps of `model` that any rank has captured."""
         every = super().steps(model)
         return tuple(s for s in every if all(f.tap.selects_step(s) for f in self._filters))
 
     def keys_of(self, model: str, step: int) -> Iterator[Key]:
-        """The Keys of one step, in order of execution; each once, whatever ranks hold it."""
         every = super().keys_of(model, step)
         return filter(self._selects, every) if self._filters else every
 
     def shards(self, key: Key) -> tuple[Record, ...]:
-        """The Records of `key` on all ranks that have it, lowest rank first."""
         return super().shards(key) if self._selects(key) else ()
 
     def __getitem__(self, key: Key) -> Record:
@@ -94,7 +90,6 @@ class Archive(Captured):
         return super().__getitem__(key)
 
     def calls_of(self, rank: int) -> dict[Site, Call]:
-        """The calls that `rank` saw, by Site."""
         taps = [each.tap for each in self._filters]
         return {
             site: call

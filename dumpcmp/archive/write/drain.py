@@ -61,7 +61,6 @@ class Pen:
                 raise error
 
     def stop(self) -> None:
-        """End the thread."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -104,7 +103,6 @@ class Drain:
         self._thread = threading.Thread(target=self._work, name="dumpcmp writer", daemon=True)
 
     def start(self) -> None:
-        """Begin to write."""
         self._thread.start()
 
     def submit(self, entry: Laid) -> None:

@@ -73,7 +73,6 @@ class Group:
             self.describe([("origins", json.dumps(call.origins))])
 
     def add(self, link: bytes) -> None:
-        """Take one more link message."""
         self.links += link
         self.num_links += 1
 
@@ -90,7 +89,6 @@ class Group:
             encoder.ADDRESS.pack_into(self.parent.links, self.address_at, address)
 
     def header(self) -> bytes:
-        """The group's object header as it is now."""
         num_links = self.num_links + bool(self.foremost)
         links = self.foremost + self.links
         return encoder.group_header(links, num_links, self.attributes, self.num_attributes)

@@ -94,7 +94,6 @@ class Part:
         self.dirty: set[Group] = {self.root}
 
     def write(self, content: bytes | bytearray | memoryview, address: int) -> None:
-        """Write all of `content` at `address`."""
         rest = memoryview(content)
         while rest:
             written = os.pwrite(self.descriptor, rest, address)
@@ -126,11 +125,9 @@ class Part:
         return len(self.rows) // ROW.size
 
     def row(self, number: int) -> tuple[Any, ...]:
-        """The row `number`, unpacked."""
         return ROW.unpack_from(self.rows, number * ROW.size)
 
     def append_call(self, call: Call) -> None:
-        """Append the next call."""
         text = call_json(call)
         numbers = (len(self.calls), 0, 0, call.order)
         self.append(journal.CALL, journal.text_prefix(text), numbers=numbers)

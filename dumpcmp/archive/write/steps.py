@@ -80,7 +80,6 @@ class Steps:
         self._open: OrderedDict[tuple[str, int], StepPlan] = OrderedDict()
 
     def get(self, model: str, number: int) -> StepPlan:
-        """The step, opened if need be."""
         step = self._open.get((model, number))
         if step is None:
             if len(self._open) >= MOST_OPEN:
