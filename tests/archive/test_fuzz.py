@@ -25,6 +25,7 @@ from dumpcmp.archive.repair.integrity import audit
 from dumpcmp.archive.rewrite import Condensing, rewrite
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call, Record, Stored
 from tests.archive.values import SMALL_NUMBERS, Dense, key, loaded, parts, put, record
 
@@ -37,7 +38,7 @@ def sample(path: Path, *, sealed: bool) -> bytes:
     """A part with some of everything, small, so that a change hits something that matters."""
     sink = ArchiveWriter(path)
     for order, (name, bits) in enumerate(SMALL_NUMBERS.items()):
-        op = f"layers.{order}/{name}"
+        op = Op(f"layers.{order}/{name}")
         sink.call(Call("Model", 0, op, 0, order, "torch.f", "m.py:1", arguments="[1]"))
         sink.put(record(key(op), bits, name, order), Dense(bits))
         again = record(key(op, "input.0"), bits, name, order)

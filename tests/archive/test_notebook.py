@@ -14,10 +14,11 @@ import torch
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError, MissingValueError, SelectionError
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.record import Call, Kept, Record, Stored
 from tests.archive.values import SMALL_NUMBERS, Dense, key, parts, put, record
 
+LINEAR = Op("layers.0.attn/linear")
 LAYERS = {"layers.0.attn/linear", "layers.1", "layers.1@1/gelu"}
 LARGE = np.arange(40_000.0)
 
@@ -27,7 +28,7 @@ def archive(tmp_path: Path) -> Archive:
     """Two models; the larger has three steps, a function called twice, links and a Summary."""
     with ArchiveWriter(tmp_path / "d") as sink:
         for step in range(3):
-            sink.call(Call("Model", step, "layers.0.attn/linear", 0, 0, "torch.f", "m.py:7"))
+            sink.call(Call("Model", step, LINEAR, 0, 0, "torch.f", "m.py:7"))
             put(sink, key("layers.0.attn/linear", step=step), np.full(3, float(step)))
             put(sink, key("layers.0.attn/linear", "input.0", step), np.full(2, 9.0))
             put(sink, key("layers.0.attn/linear", step=step, call=1), np.full(3, -1.0))
@@ -141,8 +142,10 @@ def test_shards_need_a_rank_and_replicas_do_not(tmp_path: Path) -> None:
 
 
 def test_ops_and_keys_are_in_the_archive(archive: Archive) -> None:
-    assert "layers.0.attn/linear" in archive and "layers.1/gelu" in archive
-    assert "layers.9" not in archive and 3 not in archive
+    there: list[object] = ["layers.0.attn/linear", "layers.1/gelu", "layers.1@1/gelu"]
+    assert all(name in archive for name in there)
+    nowhere: list[object] = ["layers.9", 3, None]
+    assert not any(name in archive for name in nowhere)
     assert key("large") in archive and key("large", step=8) not in archive
 
 
@@ -180,7 +183,8 @@ def test_selections_narrow_and_travel(archive: Archive) -> None:
         ("layers.0.attn/linear", 1), ("layers.1@1/gelu", 1),
     }  # fmt: skip
     assert chosen.models == ("Model",) and chosen.steps("Model") == (1,)
-    assert "layers.0.attn/linear" in chosen and "large" not in chosen
+    asked: list[object] = ["layers.0.attn/linear", "large"]
+    assert [name in chosen for name in asked] == [True, False]
     assert chosen.tensor("layers.0.attn/linear", step=1)[0] == 1
     assert {site.op for site in chosen.calls} == {each.op for each in archive} & LAYERS
     assert {site.step for site in chosen.calls} == {1}
