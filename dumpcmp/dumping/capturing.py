@@ -48,12 +48,10 @@ class Capture:
 
     @property
     def counts(self) -> Counts:
-        """What has been seen so far."""
         return self.mode.recorder.counts
 
     @property
     def progress(self) -> Progress:
-        """How far the archive has come."""
         return self.writer.progress
 
     @property
@@ -63,7 +61,6 @@ class Capture:
 
     @property
     def path(self) -> Path:
-        """The archive's directory."""
         return self.writer.path.parent
 
     def remarks(self) -> list[str]:

@@ -10,10 +10,10 @@ from functools import cache
 from typing import TypedDict, TypeVar
 
 from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.key import Op
 
 _SPAN = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 _Words = TypeVar("_Words", bound=StrEnum)
-_SCOPE_CALL = re.compile(r"@\w+(?=/|$)")
 
 
 class Io(StrEnum):
@@ -52,12 +52,10 @@ class Tap:
 
     @property
     def inputs(self) -> bool:
-        """Whether inputs are recorded."""
         return self.io is not Io.OUTPUT
 
     @property
     def outputs(self) -> bool:
-        """Whether outputs are recorded."""
         return self.io is not Io.INPUT
 
     def unmatched(self, num_steps: int, ops: Collection[str]) -> list[str]:
@@ -161,14 +159,14 @@ def _member(words: type[_Words], word: str, option: str) -> _Words:
 
 @cache
 def _matches(op: str, globs: tuple[str, ...]) -> bool:
-    plain = _SCOPE_CALL.sub("", op)
-    names = (plain, plain.partition("/")[0])
+    plain = Op(op).plain
+    names = (plain, plain.scope)
     return any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs)
 
 
 def closest(glob: str, ops: Collection[str]) -> list[str]:
     """Up to three of `ops` whose names are most like `glob`."""
-    names = sorted({_SCOPE_CALL.sub("", op) for op in ops})
+    names = sorted({Op(op).plain for op in ops})
     wanted = glob.replace("*", "")
     within = [name for name in names if wanted and wanted in name]
     near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.3)

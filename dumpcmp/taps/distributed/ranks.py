@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dumpcmp.nouns.errors import CaptureError
-from dumpcmp.nouns.key import ROOT
+from dumpcmp.nouns.key import ROOT, Slot
 from dumpcmp.nouns.layouts import (
     MICROBATCH,
     Coordinate,
@@ -202,7 +202,7 @@ def of_model(op: str, found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor
     if op != ROOT or _state.stage is None:
         return found
     kept = {"input": _state.stage.is_first, "output": _state.stage.is_last}
-    return [(slot, tensor) for slot, tensor in found if kept.get(slot.partition(".")[0], True)]
+    return [(slot, tensor) for slot, tensor in found if kept.get(Slot(slot).kind, True)]
 
 
 def origin_of(tensor: Tensor) -> Tensor:

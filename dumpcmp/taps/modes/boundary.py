@@ -162,7 +162,7 @@ def _put(step: Step, calls: Sequence[Call | None], values: Passing, tensors: Seq
         tensor = tensors[position]
         for number, slot in places if isinstance(tensor, Tensor) else ():
             call = calls[number]
-            wanted = step.tap.outputs if slot.startswith("output") else step.tap.inputs
+            wanted = step.tap.outputs if slot.is_output else step.tap.inputs
             if call is not None and wanted:
                 step.put(call, slot, tensor)
                 step.watch(call, [(slot, tensor)])

@@ -103,7 +103,7 @@ class GraphCapture(ModuleCapture):
         args: Any,
         kwargs: Any,
     ) -> Any:
-        """GraphRun `module` under dynamo, whatever it was compiled with before."""
+        """NodeRunner `module` under dynamo, whatever it was compiled with before."""
         compiled = self._compiled.get(id(module))
         if compiled is None:
             compiled = torch.compile(calling(module), backend=self.backend)
@@ -124,7 +124,7 @@ class GraphCapture(ModuleCapture):
             now = self.step
             if now is None:
                 return graph.forward(*args)
-            return GraphRun(graph, homes, now, self._here.mode).run(*args)
+            return NodeRunner(graph, homes, now, self._here.mode).run(*args)
 
         return run
 
@@ -250,7 +250,7 @@ class Spots:
         return self._scopes[home.instance]
 
 
-class GraphRun(fx.Interpreter):
+class NodeRunner(fx.Interpreter):
     """One run of a graph: each node runs in the scope of its module, where `mode` records it."""
 
     def __init__(
@@ -277,10 +277,10 @@ class GraphRun(fx.Interpreter):
             self.spots.leave()
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """GraphRun a function; the body of a checkpointed region is run node by node."""
+        """NodeRunner a function; the body of a checkpointed region is run node by node."""
         if _runs_body(target) and isinstance(args[0], fx.GraphModule):
             step, base = self.spots.step, self.spots.base
-            inner = GraphRun(args[0], homes_of(args[0], step.model, base.path), step, self.mode)
+            inner = NodeRunner(args[0], homes_of(args[0], step.model, base.path), step, self.mode)
             inner.spots = self.spots
             return inner.run(*args[1:])
         return super().call_function(target, args, kwargs)

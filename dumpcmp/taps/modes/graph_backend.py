@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from dumpcmp.taps.modes.callables import WRAPPER, function_name
 from dumpcmp.taps.modes.functions import FunctionMode
-from dumpcmp.taps.modes.graph import GraphRun, NodeHome, homes_of
+from dumpcmp.taps.modes.graph import NodeHome, NodeRunner, homes_of
 from dumpcmp.taps.modes.modules import is_compile_wrapper
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.models import Model
@@ -72,7 +72,7 @@ class GraphBackend:
             return graph.forward(*args)
         step.stand_in(self._scope(step))
         with FunctionMode(step) as mode:
-            return GraphRun(graph, homes, step, mode).run(*args)
+            return NodeRunner(graph, homes, step, mode).run(*args)
 
     def _model_and_base(self) -> tuple[Model, str]:
         root, called = root_of(outermost_call()), innermost_module()

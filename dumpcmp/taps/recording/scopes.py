@@ -54,7 +54,6 @@ class Scopes:
 
     @property
     def is_open(self) -> bool:
-        """Whether a module is running."""
         return bool(self._outer)
 
     def next_of(self, path: str) -> Scope:

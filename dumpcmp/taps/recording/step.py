@@ -76,7 +76,6 @@ class Step:
         return self._scopes.is_open
 
     def new_scope(self, path: str) -> Scope:
-        """The scope of the next call of the module at `path`."""
         return self._scopes.next_of(path)
 
     def stand_in(self, scope: Scope, line: str | None = None) -> None:

@@ -26,9 +26,7 @@ class Condensed(Protocol):
     """What is kept in place of a tensor: its numbers, on the tensor's own device."""
 
     @property
-    def stored(self) -> Stored:
-        """What the numbers are."""
-        ...
+    def stored(self) -> Stored: ...
 
     @property
     def numbers(self) -> Tensor:
@@ -76,7 +74,6 @@ class Outlet:
         self.condense: Condense | None = None  # takes Summaries, where they are all that is kept
 
     def call(self, call: Call) -> None:
-        """Tell the Sink of `call`."""
         with self.lock:
             self.counts.calls += 1
             self.sink.call(call)
