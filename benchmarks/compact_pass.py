@@ -12,7 +12,7 @@ import numpy as np
 
 from dumpcmp.archive.rewrite import sealed_parts
 from dumpcmp.compacting import compact, nbytes_of
-from dumpcmp.summary import accumulator
+from dumpcmp.summary import sketch
 
 
 def spent(run: Callable[[], object]) -> float:
@@ -40,5 +40,5 @@ def rates(path: Path) -> dict[str, float]:
 
 if __name__ == "__main__":
     if sys.argv[2] == "numpy":
-        accumulator.absorb = None
+        sketch.absorb = None
     print(json.dumps(rates(Path(sys.argv[1]))))

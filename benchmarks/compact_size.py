@@ -14,8 +14,8 @@ from dumpcmp import demo
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.compacting import compact, nbytes_of
 from dumpcmp.dumping.capturing import capture
+from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.record import Kept
-from dumpcmp.nouns.sizes import readable
 
 
 def decoder() -> None:

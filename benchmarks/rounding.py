@@ -15,9 +15,8 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.subjects import SUBJECTS
 from benchmarks.tables import Table
 from dumpcmp.measure.metrics import measure
-from dumpcmp.nouns.dtypes import dtype_named
 from dumpcmp.nouns.row import Metrics
-from dumpcmp.nouns.value import value_of
+from dumpcmp.nouns.value import dtype_named, value_of
 
 
 def in_parts(num: int) -> Callable[..., Tensor]:

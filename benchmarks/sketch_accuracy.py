@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.tables import Table
-from dumpcmp.nouns.dtypes import DTYPES
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import DTYPES, Value
 from dumpcmp.summary.estimates import estimate
 from dumpcmp.summary.sketch import spread
 from dumpcmp.summary.summary import Recipe, Summary, summarise

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from benchmarks.tables import Table
 from dumpcmp.archive.write.writer import ArchiveWriter
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.layouts import parse_layout, parse_mesh
 from dumpcmp.nouns.record import Call, Record
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import DTYPES, Value
 from tests.align.mesh.sharding import shard
 
 SHAPE = (4, 512, 2048)  # 16 MiB in float32

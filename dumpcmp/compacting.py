@@ -16,11 +16,10 @@ from dumpcmp.archive.remains import read_run, writer_lives
 from dumpcmp.archive.rewrite import Condensing, Rewritten, alone, is_sealed, parts_of, rewrite
 from dumpcmp.execute import executor_for, run_each
 from dumpcmp.nouns.errors import ArchiveError, DumpcmpError
+from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.record import Record, Stored
-from dumpcmp.nouns.sizes import readable
 from dumpcmp.nouns.value import Value
-from dumpcmp.summary.packing import pack
-from dumpcmp.summary.reductions import Reduction, load_reduction, reduced
+from dumpcmp.summary.packing import Reduction, load_reduction, pack, reduced
 from dumpcmp.summary.sketch import Floats
 from dumpcmp.summary.summary import DEFAULT, RAW_LIMIT, Recipe, summarise
 

@@ -16,8 +16,7 @@ from dumpcmp.align.order import aligned
 from dumpcmp.align.passes import by_provenance, with_collectives
 from dumpcmp.align.renaming import Renaming, unwrapped
 from dumpcmp.nouns.key import Key, Op, Site
-from dumpcmp.nouns.pair import Pair
-from dumpcmp.nouns.row import PairedBy
+from dumpcmp.nouns.row import Pair, PairedBy
 
 Naming = Callable[[Op], str | None]  # what an op is to be called in a pass; None leaves it out
 

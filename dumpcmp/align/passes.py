@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.deliveries import collective_keys, is_collective, source_of
-from dumpcmp.nouns.collectives import Collective
+from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.pair import Pair
-from dumpcmp.nouns.row import PairedBy
+from dumpcmp.nouns.row import Pair, PairedBy
 
 _INNER = ("inner", "grad_inner")  # slots of what an op computes on its way, with fusion off
 

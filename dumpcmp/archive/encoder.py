@@ -8,7 +8,7 @@ from struct import Struct
 
 import numpy as np
 
-from dumpcmp.nouns.dtypes import DTYPES, Kind
+from dumpcmp.nouns.value import DTYPES, Kind
 
 UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
 SIGNATURE = b"\x89HDF\r\n\x1a\n"

@@ -26,12 +26,11 @@ from dumpcmp.archive.read.scan import part_facts
 from dumpcmp.archive.schema import ABSENT, INDEX_GROUP, NO_ROW, form_key, form_of
 from dumpcmp.archive.write.part import LOST_PATH, Elsewhere, Owner, Part
 from dumpcmp.archive.write.template import Template
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept, Record, Stored
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import DTYPES, Value
 
 LOCK_FILE = ".compacting"
 Bytes = NDArray[np.uint8]

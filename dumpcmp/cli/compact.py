@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dumpcmp.compacting import Compacted, compact
-from dumpcmp.nouns.sizes import parse_nbytes
+from dumpcmp.nouns.options import parse_nbytes
 from dumpcmp.summary.sketch import SIZES
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dumpcmp.nouns.errors import DumpcmpError, SelectionError
-from dumpcmp.nouns.sizes import parse_nbytes
+from dumpcmp.nouns.options import parse_nbytes
 
 if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
     from dumpcmp.dumping.capturing import Capture

@@ -12,7 +12,7 @@ from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import Evidence
 from dumpcmp.nouns.arithmetic import is_reduction, is_sum
 from dumpcmp.nouns.key import Key, Op, Site
-from dumpcmp.nouns.pair import UNMEASURED, Measured, Pair
+from dumpcmp.nouns.row import UNMEASURED, Measured, Pair
 
 
 def gather(pairs: Sequence[Pair], measured: Mapping[Pair, Measured], ways: Ways) -> list[Evidence]:

@@ -18,8 +18,7 @@ from dumpcmp.judge import RoundingChecker
 from dumpcmp.judge.tolerances import FIT
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
-from dumpcmp.nouns.pair import LaidOut, Measured, Pair, Trouble
-from dumpcmp.nouns.row import Closeness, PairedBy
+from dumpcmp.nouns.row import Closeness, LaidOut, Measured, Pair, PairedBy, Trouble
 
 _NUMBER = re.compile(r"\d+")
 

@@ -24,9 +24,8 @@ from dumpcmp.comparing.summaries import (
 from dumpcmp.execute import run_each
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError, LayoutError
-from dumpcmp.nouns.pair import LaidOut, Measured, Pair, Trouble
 from dumpcmp.nouns.record import Kept, Record
-from dumpcmp.nouns.row import Metrics, ReferenceErrors
+from dumpcmp.nouns.row import LaidOut, Measured, Metrics, Pair, ReferenceErrors, Trouble
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.estimates import estimate
 from dumpcmp.summary.summary import Recipe, Summary, summarise

@@ -11,9 +11,9 @@ from typing import Any
 from dumpcmp.align.listing import Listing
 from dumpcmp.judge import Conditions
 from dumpcmp.nouns.arithmetic import Arithmetic, arithmetic_of, is_reduction
-from dumpcmp.nouns.dtypes import Dtype, dtype_named
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.pair import Pair
+from dumpcmp.nouns.row import Pair
+from dumpcmp.nouns.value import Dtype, dtype_named
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dumpcmp.dumping.capturing import Capture, capturing
 from dumpcmp.dumping.modes import Compiled, PlainMode, check_mode, parse_mode
 from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.errors import CaptureError, CaptureWarning, SelectionError
-from dumpcmp.nouns.loading import load
+from dumpcmp.nouns.options import load
 from dumpcmp.nouns.selection import Selection, make_tap
 from dumpcmp.taps.inductor.certificate import GraphRuns, certificate
 from dumpcmp.taps.inductor.compiled import CompiledCapture, untapped_evidence, unwrapped

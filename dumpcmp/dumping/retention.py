@@ -20,8 +20,8 @@ from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Record, Sink, Source
 from dumpcmp.summary.gpu.device import Packed, Summariser
-from dumpcmp.summary.gpu.rows import DeviceRow
-from dumpcmp.summary.reductions import load_reduction
+from dumpcmp.summary.gpu.memory import DeviceRow
+from dumpcmp.summary.packing import load_reduction
 from dumpcmp.summary.sketch import SIZES
 from dumpcmp.summary.summary import Recipe
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from dumpcmp.judge.conditions import INEXACT, Conditions, exact, verdict
 from dumpcmp.judge.tolerances import OUTLIER, SCALE, credible
-from dumpcmp.nouns.dtypes import Kind
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import (
     EXACTLY,
@@ -19,6 +18,7 @@ from dumpcmp.nouns.row import (
     Verdict,
     Why,
 )
+from dumpcmp.nouns.value import Kind
 
 
 @dataclass(frozen=True, slots=True)

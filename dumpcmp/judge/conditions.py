@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dumpcmp.nouns.arithmetic import Arithmetic
-from dumpcmp.nouns.dtypes import Dtype, Kind
 from dumpcmp.nouns.row import Closeness, Judgement, Metrics, ReferenceErrors, Verdict
+from dumpcmp.nouns.value import Dtype, Kind
 
 INEXACT = frozenset((Kind.FLOAT, Kind.COMPLEX))  # kinds whose arithmetic rounds
 

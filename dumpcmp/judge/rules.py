@@ -9,9 +9,8 @@ from dumpcmp.judge.checkers import ExactChecker
 from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge, verdict
 from dumpcmp.judge.tolerances import noise
 from dumpcmp.nouns.errors import CheckError
-from dumpcmp.nouns.pair import Measured, Pair, Trouble
 from dumpcmp.nouns.record import NO_KERNEL
-from dumpcmp.nouns.row import Judgement, PairedBy, Verdict, Why
+from dumpcmp.nouns.row import Judgement, Measured, Pair, PairedBy, Trouble, Verdict, Why
 
 
 @dataclass(frozen=True, slots=True)

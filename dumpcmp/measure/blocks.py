@@ -1,4 +1,4 @@
-"""Values read block by block, and sums over a block that keep float64's precision."""
+"""Values read block by block, sums over a block that keep float64's precision, and ULPs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.nouns.dtypes import Kind, widen
 from dumpcmp.nouns.row import Extent
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import Dtype, Kind, Value, widen
 
 BLOCK = 1 << 17  # elements worked on together: few enough for the cache, many for few calls
 _ROW = (64, 8192)  # shortest and longest row whose error is measured on its own
@@ -220,3 +219,34 @@ def surveyed(line: Value, width: Width, unit: float = 1.0) -> Survey:
 def unit_for(magnitude: float) -> float:
     """A power of two near `magnitude`, so that dividing by it rounds nothing."""
     return 2.0 ** min(1000, math.frexp(magnitude)[1])
+
+
+def ulps_between(golden: NDArray[np.generic], target: NDArray[np.generic]) -> float:
+    """The largest number of steps from `golden` to `target`, both the finite bits of one dtype.
+
+    Bits of one sign are in the order of their floats; across zero the two magnitudes add up.
+    """
+    if not golden.size:
+        return math.nan
+    a, b = _integers(golden), _integers(target)
+    across = (a ^ b) < 0
+    apart = a - b
+    if not across.any():
+        return float(np.abs(apart, out=apart).max())
+    apart[across] = 0
+    top = np.iinfo(a.dtype).max
+    sums = (a[across] & top).astype(np.float64) + (b[across] & top)
+    return max(float(np.abs(apart, out=apart).max()), float(sums.max()))
+
+
+def _integers(bits: NDArray[np.generic]) -> NDArray[np.int64]:
+    return bits.view(f"i{bits.itemsize}")
+
+
+def spacings_between(golden: Numbers, error: Numbers, dtype: Dtype) -> float:
+    """The largest `error`, in spacings of `dtype` around the `golden` number."""
+    if not golden.size:
+        return math.nan
+    _, exponent = np.frexp(golden)
+    spacing = np.ldexp(dtype.eps, np.maximum(exponent - 1, dtype.least_exponent))
+    return float((error / spacing).max())

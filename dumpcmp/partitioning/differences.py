@@ -9,9 +9,8 @@ from torch import Tensor
 from dumpcmp.judge import Conditions, Fp64Checker, ReferenceErrors, RoundingChecker, judge
 from dumpcmp.judge.tolerances import credible, one_op
 from dumpcmp.measure.metrics import measure
-from dumpcmp.nouns.dtypes import Kind
 from dumpcmp.nouns.row import Judgement, Metrics, Verdict
-from dumpcmp.nouns.value import value_of
+from dumpcmp.nouns.value import Kind, value_of
 from dumpcmp.partitioning.findings import Finding
 from dumpcmp.partitioning.parts import Joined
 

@@ -10,11 +10,10 @@ from operator import attrgetter
 import numpy as np
 
 from dumpcmp.judge.tolerances import SINGLE
-from dumpcmp.nouns.dtypes import Kind, dtype_named
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import Metrics
-from dumpcmp.summary.accumulator import Accumulator
-from dumpcmp.summary.sketch import Sketch, alike, cells, spread
+from dumpcmp.nouns.value import Kind, dtype_named
+from dumpcmp.summary.sketch import Accumulator, Sketch, alike, cells, spread
 from dumpcmp.summary.summary import Summary
 
 _CHUNK = 1 << 18  # elements whose places are looked up together

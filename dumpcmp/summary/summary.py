@@ -15,12 +15,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from dumpcmp.measure.blocks import BLOCK, FLOAT64, nonfinite_counts, read, scratch_of, width_of
-from dumpcmp.nouns.dtypes import Dtype, Kind
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import Extent
-from dumpcmp.nouns.value import Integers, Portion, Value
-from dumpcmp.summary.accumulator import Accumulator, Totals
-from dumpcmp.summary.sketch import SIZES, Reals, Sketch, runs
+from dumpcmp.nouns.value import Dtype, Integers, Kind, Portion, Value
+from dumpcmp.summary.sketch import SIZES, Accumulator, Reals, Sketch, Totals, runs
 
 RAW_LIMIT = 512  # a tensor of so few elements is smaller than its sketch, and is kept whole
 SEGMENT_SIZE = 64  # buckets of one segment's sketch

@@ -11,11 +11,10 @@ import torch
 
 from dumpcmp.judge import INEXACT, Checker, Conditions, Fp64Checker, ReferenceErrors, judge
 from dumpcmp.measure.metrics import measure
-from dumpcmp.nouns.dtypes import DTYPES, Dtype, Kind, dtype_named
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT, Key, Slot
 from dumpcmp.nouns.row import Judgement, Metrics, PairedBy, Row, Verdict
-from dumpcmp.nouns.value import Value, value_of
+from dumpcmp.nouns.value import DTYPES, Dtype, Kind, Value, dtype_named, value_of
 from dumpcmp.pytorch.trees import PLAIN
 from dumpcmp.verifying.config import VerifyConfig
 from dumpcmp.verifying.observe import Observation

@@ -11,8 +11,8 @@ from dumpcmp.align.order import aligned
 from dumpcmp.align.pairing import pair_values
 from dumpcmp.align.renaming import Renaming, parse_rule
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.pair import Pair
 from dumpcmp.nouns.record import Record
+from dumpcmp.nouns.row import Pair
 
 
 def listing(

@@ -12,7 +12,7 @@ import pytest
 from dumpcmp.archive import encoder
 from dumpcmp.archive.schema import ROW_TYPE
 from dumpcmp.archive.write.writer import ArchiveWriter
-from dumpcmp.nouns.dtypes import DTYPES, widen
+from dumpcmp.nouns.value import DTYPES, widen
 from tests.archive.values import SMALL_NUMBERS, Dense, key, parts, record
 
 H5DUMP = shutil.which("h5dump")

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from dumpcmp.archive.escaping import file_name, group_path, link_name, name_of_file
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Phase, Record
-from dumpcmp.nouns.value import to_torch, value_of
+from dumpcmp.nouns.value import DTYPES, to_torch, value_of
 from tests.archive.values import Dense, key, loaded, parts, put, record
 
 NASTY = ["", ".", "..", "../../etc/passwd", "a/../b", "/", "//", "a//b", "\0", "a\0b", "%", "%2E",

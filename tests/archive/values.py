@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Record
+from dumpcmp.nouns.value import DTYPES
 
 # Bits of every dtype that stand for numbers which all tools print alike.
 SMALL_NUMBERS = {

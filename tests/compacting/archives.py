@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from dumpcmp.archive.write.writer import ArchiveWriter
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.record import Call, Record
+from dumpcmp.nouns.value import DTYPES
 
 
 class Numbers:

@@ -16,11 +16,10 @@ from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import compact, nbytes_of
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
 from dumpcmp.nouns.key import Key, Op
+from dumpcmp.nouns.options import parse_nbytes
 from dumpcmp.nouns.record import Call, Kept
 from dumpcmp.nouns.row import Verdict
-from dumpcmp.nouns.sizes import parse_nbytes
-from dumpcmp.summary.packing import unpack
-from dumpcmp.summary.reductions import load_reduction
+from dumpcmp.summary.packing import load_reduction, unpack
 from dumpcmp.summary.summary import Recipe, Summary, summarise
 from tests.compacting.archives import put, put_step, write_archive
 from tests.summary.test_summary import sums_of

@@ -14,13 +14,12 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import compact
 from dumpcmp.comparing.summaries import joined, whole_summary
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import parse_layout, parse_mesh
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.row import Verdict
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import DTYPES, Value
 from dumpcmp.summary.summary import Recipe, Summary, summarise
 from tests.align.mesh.sharding import shard
 from tests.align.mesh.test_unshard import LAYOUTS, UNEVEN

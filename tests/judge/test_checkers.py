@@ -22,11 +22,10 @@ from dumpcmp.judge import (
 )
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.arithmetic import Arithmetic, arithmetic_of, is_reduction
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.row import Verdict
-from dumpcmp.nouns.value import value_of
+from dumpcmp.nouns.value import DTYPES, value_of
 
 ROUNDS, MOVES, COMPOSITE = Arithmetic.ROUNDS, Arithmetic.MOVES, Arithmetic.COMPOSITE
 

@@ -4,11 +4,20 @@ import pytest
 
 from dumpcmp.judge import Conditions, Evidence, RoundingChecker, judge_all
 from dumpcmp.judge.checkers import Fp64Checker
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.pair import UNMEASURED, LaidOut, Measured, Pair, Trouble
 from dumpcmp.nouns.record import NO_KERNEL
-from dumpcmp.nouns.row import Metrics, PairedBy, Verdict, Why
+from dumpcmp.nouns.row import (
+    UNMEASURED,
+    LaidOut,
+    Measured,
+    Metrics,
+    Pair,
+    PairedBy,
+    Trouble,
+    Verdict,
+    Why,
+)
+from dumpcmp.nouns.value import DTYPES
 
 CONDITIONS = Conditions(DTYPES["float32"], DTYPES["float32"])
 OUTPUT, STATE = Key("M", 0, "a/mul", 0, "output.0"), Key("M", 0, "a/mul", 0, "rng.cpu")

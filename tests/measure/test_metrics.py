@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dumpcmp.measure.metrics import measure
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import Closeness, Metrics
-from dumpcmp.nouns.value import Value, value_of
+from dumpcmp.nouns.value import DTYPES, Value, value_of
 
 NAN, INF = math.nan, math.inf
 

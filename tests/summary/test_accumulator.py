@@ -11,25 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumpcmp.measure.blocks import BLOCK
-from dumpcmp.nouns.dtypes import DTYPES
-from dumpcmp.nouns.value import Portion, Value
-from dumpcmp.summary import accumulator
-from dumpcmp.summary.accumulator import Accumulator, Totals
-from dumpcmp.summary.sketch import SIZES, hash_of
+from dumpcmp.nouns.value import DTYPES, Portion, Value
+from dumpcmp.summary import sketch
+from dumpcmp.summary.sketch import SIZES, Accumulator, Totals, hash_of
 from dumpcmp.summary.summary import Recipe, Summary, summarise
 from tests.summary.test_summary import as_value, drawn, sums_of
 
-built = pytest.mark.skipif(accumulator.absorb is None, reason="compiled code was not built")
+built = pytest.mark.skipif(sketch.absorb is None, reason="compiled code was not built")
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
     """As on a machine where the extension was not built."""
-    held, accumulator.absorb = accumulator.absorb, None
+    held, sketch.absorb = sketch.absorb, None
     try:
         yield
     finally:
-        accumulator.absorb = held
+        sketch.absorb = held
 
 
 def by_numpy(value: Value, *given: Any) -> Summary:
@@ -123,9 +121,9 @@ def test_what_is_not_finite_adds_nothing() -> None:
 @pytest.mark.parametrize("width, nbytes, room", [(3, 9, 128), (8, 0, 256), (8, 8, 200), (8, 8, 8)])
 def test_buffers_that_do_not_fit_are_refused(width: int, nbytes: int, room: int) -> None:
     table = hash_of(0)
-    assert accumulator.absorb is not None
+    assert sketch.absorb is not None
     with pytest.raises(ValueError, match="do not fit"):
-        accumulator.absorb(
+        sketch.absorb(
             np.zeros(nbytes, np.uint8), width, 0, 1, table.signs, table.bases, np.zeros(room)
         )
 

@@ -8,8 +8,7 @@ import torch
 
 from dumpcmp.nouns.value import Portion, value_of
 from dumpcmp.summary.gpu.device import Summariser
-from dumpcmp.summary.packing import unpack
-from dumpcmp.summary.reductions import Reduction
+from dumpcmp.summary.packing import Reduction, unpack
 from dumpcmp.summary.summary import RAW_LIMIT, Recipe, Summary, summarise
 from tests.summary.test_summary import sums_of
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.value import Portion
-from dumpcmp.summary.accumulator import Accumulator
 from dumpcmp.summary.sketch import (
     SIZES,
+    Accumulator,
     Sketch,
     cells,
     runs,

@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumpcmp.measure.metrics import measure
-from dumpcmp.nouns.dtypes import DTYPES, Kind
 from dumpcmp.nouns.errors import CheckError
-from dumpcmp.nouns.value import Portion, Value
+from dumpcmp.nouns.value import DTYPES, Kind, Portion, Value
 from dumpcmp.summary.estimates import estimate, locate, worst_rows
-from dumpcmp.summary.packing import ATTRIBUTES, COUNTS, NUMBERS, pack, unpack
-from dumpcmp.summary.reductions import reduced
+from dumpcmp.summary.packing import ATTRIBUTES, COUNTS, NUMBERS, pack, reduced, unpack
 from dumpcmp.summary.sketch import Sketch
 from dumpcmp.summary.summary import Recipe, Summary, join, join_partial, summarise
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from dumpcmp.nouns.dtypes import dtype_named
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Record, Source
+from dumpcmp.nouns.value import dtype_named
 
 
 class MemorySink:

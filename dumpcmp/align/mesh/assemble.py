@@ -14,13 +14,12 @@ from dumpcmp.align.mesh.regions import Shape, Shard
 from dumpcmp.align.mesh.solve import Question, Solved, solve, supposing
 from dumpcmp.align.mesh.unshard import Disagreement, Load, Plan, Whole, plan_unshard, unshard
 from dumpcmp.judge.tolerances import NEAREST
-from dumpcmp.nouns.dtypes import Kind
 from dumpcmp.nouns.errors import AlignError, LayoutError
 from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.layouts import Layout, Mesh, parse_layout
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Metrics
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import Kind, Value
 
 _SAID = 3  # disagreements of replicas that an explanation quotes
 

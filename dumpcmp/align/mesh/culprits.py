@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dumpcmp.align.mesh.reduce import distance, reduce_terms
 from dumpcmp.align.mesh.solve import Question, hypotheses
-from dumpcmp.align.mesh.unshard import Plan
+from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
-from dumpcmp.nouns.dtypes import Kind
 from dumpcmp.nouns.layouts import ReduceOp
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import Kind, Value
 
 _FACTORS = (*range(2, 65), *(1 / n for n in range(2, 65)))  # sizes of meshes, and means over them
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.mesh.reduce import reduce_terms
-from dumpcmp.nouns.collectives import Collective
+from dumpcmp.align.mesh.unshard import reduce_terms
+from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.layouts import ReduceOp

@@ -11,14 +11,22 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.align.mesh.reduce import Distance, distance
 from dumpcmp.align.mesh.regions import Shape, Shard
-from dumpcmp.align.mesh.unshard import Load, Plan, Whole, axis_sizes, plan_unshard, slices, unshard
+from dumpcmp.align.mesh.unshard import (
+    Distance,
+    Load,
+    Plan,
+    Whole,
+    axis_sizes,
+    distance,
+    plan_unshard,
+    slices,
+    unshard,
+)
 from dumpcmp.judge.tolerances import REGION
-from dumpcmp.nouns.dtypes import widen
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.layouts import MICROBATCH, Dim, Layout, Mesh, Mode, Name, Placement
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import Value, widen
 
 _MERGED = ("a", "b", "c", "d", "e", "f", "g", "h")  # names for parts that nobody named
 _SAMPLED = 1 << 20  # elements of a block that decide whether it fits

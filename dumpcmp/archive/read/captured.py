@@ -18,11 +18,10 @@ from dumpcmp.archive.read.rankstep import NameInStep, RankStep, read_part
 from dumpcmp.archive.read.scan import Found, part_facts, ring_records
 from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
 from dumpcmp.archive.schema import MAX_RANK, RUN_FILE, SCHEMA_VERSION
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Kept, Location, Record
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import DTYPES, Value
 
 SMALLEST_MAPPED = 1 << 16  # bytes of a tensor that is worth a mapping of its own
 MOST_MAPPED = 64  # parts mapped at once; each keeps a file open

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.nouns.dtypes import widen
 from dumpcmp.nouns.record import Call
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import Value, widen
 
 _CODE = "code-"  # how the names of the texts with generated code begin
 _BLOCK = 1 << 20  # elements widened at once

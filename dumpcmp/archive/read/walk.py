@@ -25,9 +25,9 @@ from dumpcmp.archive.schema import (
     ROW_TYPE,
     Form,
 )
-from dumpcmp.nouns.dtypes import DTYPES, Dtype
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.record import Kept, Location, Stored
+from dumpcmp.nouns.value import DTYPES, Dtype
 
 _TROUBLE = (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError)
 

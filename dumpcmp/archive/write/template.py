@@ -12,8 +12,8 @@ from dumpcmp.archive.encoder import padded
 from dumpcmp.archive.escaping import link_name
 from dumpcmp.archive.journal import form_json, text_prefix
 from dumpcmp.archive.schema import ALIGNMENT, DATASET_ATTRS, MAX_RANK, PREFIX_HEADER, Form
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.record import Kept
+from dumpcmp.nouns.value import DTYPES
 
 _DIGEST = "0" * 32
 _ALWAYS = ("dtype", "stride")  # attributes that are there even where they are empty

@@ -15,14 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dumpcmp.nouns.dtypes import dtype_named
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.record import Stored
-from dumpcmp.nouns.value import Portion, Value
-from dumpcmp.summary.gpu.lookup import Tables
-from dumpcmp.summary.gpu.rows import DeviceRow
-from dumpcmp.summary.packing import DIGEST_WORDS, HEAD, pack, stored_as
-from dumpcmp.summary.reductions import Reduction, reduced, results
+from dumpcmp.nouns.value import Portion, Value, dtype_named
+from dumpcmp.summary.gpu.memory import DeviceRow, Tables
+from dumpcmp.summary.packing import DIGEST_WORDS, HEAD, Reduction, pack, reduced, results, stored_as
 from dumpcmp.summary.sketch import BLOCK, RUN
 from dumpcmp.summary.summary import RAW_LIMIT, SEGMENT_SIZE, Recipe, borders, summarise
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dumpcmp.summary.gpu.lookup import Tables
+from dumpcmp.summary.gpu.memory import Batch, Room, Tables
 from dumpcmp.summary.gpu.onepass import finish, sum_units, tl
-from dumpcmp.summary.gpu.rows import Batch, Room
 
 _BLOCK = 16384
 _SLABS = 8  # of a turned block, each summed by programs of its own

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dumpcmp.nouns.collectives import Collective
+from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.taps.distributed.ranks import hearing, patched
 from dumpcmp.taps.recording.naming import Function

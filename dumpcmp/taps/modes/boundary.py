@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.key import Slot
-from dumpcmp.nouns.loading import load
+from dumpcmp.nouns.options import load
 from dumpcmp.nouns.record import Call
 from dumpcmp.taps.inductor.ops import Mark, Traced, calls_of, named
 from dumpcmp.taps.modes.graph import GraphCapture, untraced

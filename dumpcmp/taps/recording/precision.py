@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dumpcmp.nouns.dtypes import DTYPES, Kind
 from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.value import DTYPES, Kind
 
 _CASTS = frozenset((torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16))
 

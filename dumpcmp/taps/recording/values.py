@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Kept, Record, Sink, Source, Stored
 from dumpcmp.nouns.selection import Tap
+from dumpcmp.nouns.value import DTYPES
 from dumpcmp.taps.recording.plain import Plain, plain_of
 from dumpcmp.taps.recording.sources import DeviceSource, HostSource, Stagings, digest_of
 

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from dumpcmp.align.mesh.assemble import AssemblyError, Basis, Held, RunFacts, assemble, explain
 from dumpcmp.align.mesh.declared import Declarations, read_stated
 from dumpcmp.measure.metrics import measure
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.layouts import parse_layout, parse_mesh
 from dumpcmp.nouns.record import Record
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import DTYPES, Value
 from tests.align.mesh.sharding import shard
 
 LIMIT = 1e-5

@@ -8,10 +8,9 @@ import pytest
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.deliveries import Traffic, is_collective, without_collectives
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.record import Call, Record
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import DTYPES, Value
 
 Arrays = list[list[Any]]  # of each rank
 

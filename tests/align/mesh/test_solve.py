@@ -8,9 +8,8 @@ import pytest
 
 from dumpcmp.align.mesh.regions import Shape, Shard
 from dumpcmp.align.mesh.solve import Question, Solved, Unsolved, solve
-from dumpcmp.nouns.dtypes import DTYPES
 from dumpcmp.nouns.layouts import Layout, parse_layout, parse_mesh
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import DTYPES, Value
 from tests.align.mesh.sharding import Shares, shard
 
 LIMIT = 1e-5

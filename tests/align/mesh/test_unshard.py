@@ -7,13 +7,11 @@ import pytest
 from numpy.typing import NDArray
 
 from dumpcmp.align.mesh.declared import complete
-from dumpcmp.align.mesh.reduce import distance
 from dumpcmp.align.mesh.regions import Shape, Shard
-from dumpcmp.align.mesh.unshard import Plan, Whole, plan_unshard, unshard
-from dumpcmp.nouns.dtypes import DTYPES, dtype_named
+from dumpcmp.align.mesh.unshard import Plan, Whole, distance, plan_unshard, unshard
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.layouts import parse_coordinates, parse_layout, parse_mesh
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import DTYPES, Value, dtype_named
 from tests.align.mesh.sharding import Shares, shard
 
 SENTENCES = [
