@@ -20,6 +20,7 @@ from dumpcmp.judge import Checker
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
+from dumpcmp.pytorch.names import check_names
 from dumpcmp.pytorch.randomness import same_randomness
 from dumpcmp.verifying.isolate import Subject, isolated, put_back
 from dumpcmp.verifying.observe import Cotangents, as_inputs, named_outputs, send_back
@@ -80,6 +81,7 @@ def explain(
         except VerificationError:
             print(explain([x], model, compiled))
     """
+    check_names("verify", "verify --explain")
     arguments = as_inputs(inputs)
     way = _way_of(target)
     # A compiled graph has no weights but those it reads, so they are compared op by op only.

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from dumpcmp.nouns.errors import CheckError, VerificationWarning
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.row import Row
+from dumpcmp.pytorch.names import check_names
 from dumpcmp.verifying.config import VerifyConfig, given
 from dumpcmp.verifying.isolate import Inputs
 from dumpcmp.verifying.report import Report
@@ -46,6 +47,7 @@ def verifying_backend(
 
         model = torch.compile(model, backend=dumpcmp.verifying_backend("inductor"))
     """
+    check_names("verifying_backend")
     config = _configured(config, reference)
     if on_failure not in ("raise", "warn", "record"):
         raise CheckError(f"on_failure is {on_failure!r}", hint="say 'raise', 'warn' or 'record'")
@@ -72,6 +74,7 @@ def verify_correctness(
         with dumpcmp.verify_correctness() as reports:
             torch.compile(model)(x)
     """
+    check_names("verifying_backend", "verify_correctness")
     from torch._dynamo import config as dynamo
     from torch._dynamo import output_graph
 

@@ -11,6 +11,7 @@ from typing import Any
 from dumpcmp.nouns.errors import CheckError, VerificationError, VerificationWarning
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.row import Judgement, Row, Verdict
+from dumpcmp.pytorch.names import check_names
 from dumpcmp.pytorch.randomness import same_randomness
 from dumpcmp.verifying.config import VerifyConfig, given
 from dumpcmp.verifying.isolate import Inputs, Subject, called, in_double, isolated, modules_of
@@ -51,6 +52,7 @@ def report_on(
     config: VerifyConfig | None = None,
 ) -> Report:
     """What `verify` reports, without raising for what differs."""
+    check_names("verify")
     config = given(config) or VerifyConfig()
     arguments = _checked(inputs, golden, target)
     names = called(golden), called(target)

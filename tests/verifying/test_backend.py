@@ -11,7 +11,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import dumpcmp
 from dumpcmp import ExactChecker, Fp64Checker, VerifyConfig
-from dumpcmp.nouns.errors import CheckError, VerificationWarning
+from dumpcmp.nouns.errors import CaptureError, CheckError, VerificationWarning
+from dumpcmp.pytorch.names import PrivateName
 from dumpcmp.verifying import VerifyingBackend
 
 Compiled = Callable[..., Any]
@@ -223,6 +224,37 @@ def test_dynamic_sizes_are_checked_as_numbers() -> None:
     for size in (4, 8):
         assert compiled(torch.ones(size))[1] == size * 2
     assert len(backend.reports) == 1  # type: ignore[attr-defined]
+
+
+LACKING = {
+    "fallback_random": ("torch._inductor.config", lambda: dumpcmp.verify([A, B], toy, toy)),
+    "tracing": ("torch._guards", lambda: dumpcmp.verifying_backend("eager")),
+    "WrapperBackend": (
+        "torch._dynamo.output_graph",
+        lambda: dumpcmp.verify_correctness().__enter__(),
+    ),
+    "WrapBackendDebug": (
+        "torch._dynamo.repro.after_dynamo",
+        lambda: dumpcmp.explain([A, B], toy, toy),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_a_torch_that_lacks_a_private_name_is_refused_by_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = PrivateName.find
+
+    def find(self: PrivateName) -> Any:
+        if self.path.startswith(f"{module}:{name}"):
+            raise AttributeError(name)
+        return there(self)
+
+    module, call = LACKING[name]
+    monkeypatch.setattr(PrivateName, "find", find)
+    with pytest.raises(CaptureError, match=name):
+        call()
 
 
 class TestVerifyCorrectness:
