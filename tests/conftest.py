@@ -34,8 +34,3 @@ def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("golden")
     launched(1, "tests.taps.distributed.programs.campaign", str(path), "goldens")
     return path
-
-
-def pytest_make_parametrize_id(val: object) -> str | None:
-    """Name cases of sets in the same order in every process: workers must collect the same."""
-    return ",".join(sorted(map(str, val))) if isinstance(val, set | frozenset) else None

@@ -45,7 +45,7 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("layers, selected", LAYERS, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("layers, selected", LAYERS, ids=[str(layers) for layers, _ in LAYERS])
 def test_layers(layers: list[str] | str | None, selected: set[str]) -> None:
     tap = make_tap(layers=layers)
     assert {op for op in OPS if tap.selects_op(op)} == selected
