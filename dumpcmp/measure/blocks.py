@@ -93,11 +93,6 @@ def is_safe(magnitude: float) -> bool:
 _ONES = {width: np.ones(BLOCK, width) for width in (FLOAT32, FLOAT64)}
 
 
-def dot(a: Numbers, b: Numbers) -> float:
-    """The inner product of two blocks."""
-    return float(np.dot(a, b))
-
-
 def sum_of(numbers: Numbers) -> float:
     """The sum of a block."""
     return float(np.dot(numbers, _ONES[numbers.dtype][: numbers.size]))
@@ -172,7 +167,7 @@ class Survey:
         elif not is_safe(max(-low, high)):
             numbers = numbers.astype(np.float64)
         self.sum += sum_of(numbers)
-        self.squares += dot(numbers, numbers)
+        self.squares += float(np.dot(numbers, numbers))
 
     @property
     def num_odd(self) -> int:

@@ -18,7 +18,6 @@ from dumpcmp.measure.blocks import (
     Numbers,
     Scratch,
     Survey,
-    dot,
     is_safe,
     read,
     row_dots,
@@ -237,10 +236,11 @@ class Sums:
         errors, norms, along = row_dots(d, d, row), row_dots(a, a, row), row_dots(a, d, row)
         dd, aa, da = float(errors.sum()), float(norms.sum()), float(along.sum())
         self.dd, self.aa, self.da = self.dd + dd, self.aa + aa, self.da + da
-        self.ab += aa + da if dd < _NEAR * aa else dot(a, b)
+        self.ab += aa + da if dd < _NEAR * aa else float(np.dot(a, b))
         self.num_rows += norms.size
         if self.careful:
-            self.a, self.d, self.bb = self.a + sum_of(a), self.d + sum_of(d), self.bb + dot(b, b)
+            self.a, self.d = self.a + sum_of(a), self.d + sum_of(d)
+            self.bb += float(np.dot(b, b))
         if dd and self.survey.rms:
             if shift:
                 norms = np.maximum(norms + shift * (2 * row_sums(a, row) + row * shift), 0)
@@ -268,7 +268,9 @@ class Sums:
         n = self.num_finite or math.nan  # without a finite pair there are no errors: NaN
         known = bool(self.survey.rms)  # a golden of zeros has no unit for a relative error
         unknown = math.inf if self.dd else 0.0
-        cosine, cosine_distance = _direction(*self._products(), self.dd)
+        aa, bb, ab, da = self._products()
+        cosine, cosine_distance = _direction(aa, bb, ab, da, self.dd)
+        rel_l2 = math.sqrt(self.dd / aa) if aa else unknown
         return Metrics(
             count=count,
             equal=False,
@@ -276,8 +278,8 @@ class Sums:
             cosine=cosine,
             cosine_distance=cosine_distance,
             pcc=self._pcc(),
-            rel_l2=self._rel_l2(),
-            gain=self._gain(),
+            rel_l2=rel_l2 if self.num_finite else math.nan,
+            gain=da / aa if aa else math.nan,
             gain_score=self._gain_score(),
             max_row_err=self.max_row if known else unknown,
             rmse=self.unit * math.sqrt(self.dd / n),
@@ -304,20 +306,6 @@ class Sums:
             self.ab + s * (a + b + n * s),
             self.da + s * self.d,
         )
-
-    def _rel_l2(self) -> float:
-        """|d| / |golden|; infinite where golden is zero and the target is not."""
-        aa, *_ = self._products()
-        if not self.num_finite:
-            return math.nan
-        if not aa:
-            return math.inf if self.dd else 0.0
-        return math.sqrt(self.dd / aa)
-
-    def _gain(self) -> float:
-        """The factor by which the target is a larger golden, less 1."""
-        aa, _, _, da = self._products()
-        return da / aa if aa else math.nan
 
     def _gain_score(self) -> float:
         """The mean gain of the rows over its standard error; NaN for too few rows to tell."""

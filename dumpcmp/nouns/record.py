@@ -119,14 +119,12 @@ class Source(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of all elements, dense."""
-        ...
 
     def copy_into(self, room: memoryview) -> Callable[[], None] | None:
         """Copy the elements, dense and in row-major order, into `room` of just `nbytes`.
 
         Returns None when they are there, or a function that waits until they are.
         """
-        ...
 
 
 class Sink(Protocol):
@@ -134,12 +132,9 @@ class Sink(Protocol):
 
     def call(self, call: Call) -> None:
         """Receive a call, before the Records of its values."""
-        ...
 
     def put(self, record: Record, source: Source | None) -> None:
         """Receive a value; `source` is None for a link (`same_as`) or a `problem`."""
-        ...
 
     def text(self, model: str, name: str, text: str) -> None:
         """Receive a readable companion of the run, such as a graph as code."""
-        ...

@@ -32,16 +32,7 @@ class Verdict(StrEnum):
         return self in FAILING
 
 
-FAILING = frozenset(
-    {
-        Verdict.FAIL,
-        Verdict.UNPAIRED,
-        Verdict.SHAPE,
-        Verdict.NONFINITE,
-        Verdict.ERROR,
-        Verdict.REFUSED,
-    }
-)
+FAILING = frozenset(map(Verdict, ("FAIL", "UNPAIRED", "SHAPE", "NONFINITE", "ERROR", "REFUSED")))
 
 
 @dataclass(frozen=True, slots=True)

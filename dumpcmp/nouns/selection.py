@@ -60,21 +60,14 @@ class Tap:
 
     def unmatched(self, num_steps: int, ops: Collection[str]) -> list[str]:
         """A sentence for each filter that selected nothing of what ran, with the closest names."""
-        return [*self._unmatched_steps(num_steps), *self._unmatched_layers(ops)]
-
-    def _unmatched_steps(self, num_steps: int) -> Iterable[str]:
-        for span in self.steps:
-            if span.start >= num_steps:
-                ran = (
-                    f"the program ran tokens 0 to {num_steps - 1}" if num_steps else "no token ran"
-                )
-                yield f"--token {spelled(span)} matched nothing: {ran}"
-
-    def _unmatched_layers(self, ops: Collection[str]) -> Iterable[str]:
-        for glob in self.layers:
-            if not any(_matches(op, (glob,)) for op in ops):
-                near = ", ".join(closest(glob, ops)) or "none"
-                yield f"--layer {glob!r} matched nothing; closest: {near}"
+        ran = f"the program ran tokens 0 to {num_steps - 1}" if num_steps else "no token ran"
+        late = [spelled(span) for span in self.steps if span.start >= num_steps]
+        lost = [glob for glob in self.layers if not any(_matches(op, (glob,)) for op in ops)]
+        near = {glob: ", ".join(closest(glob, ops)) or "none" for glob in lost}
+        return [
+            *(f"--token {span} matched nothing: {ran}" for span in late),
+            *(f"--layer {glob!r} matched nothing; closest: {near[glob]}" for glob in lost),
+        ]
 
 
 class Selection(TypedDict, total=False):
@@ -98,8 +91,8 @@ def make_tap(
 ) -> Tap:
     """Read a selection as users write it, on the command line or in Python."""
     return Tap(
-        parse_steps(tokens), parse_layers(layers), parse_io(io), backward, weights,
-        parse_level(level),
+        parse_steps(tokens), parse_layers(layers), _member(Io, io, "--io"), backward, weights,
+        _member(Level, level, "--level"),
     )  # fmt: skip
 
 
@@ -137,16 +130,6 @@ def parse_layers(layers: str | Sequence[str] | None) -> tuple[str, ...]:
                 hint="write a module's path or a glob over it, such as 'layers.*.attn*'",
             )
     return globs
-
-
-def parse_io(io: str) -> Io:
-    """Read which side of each call is recorded."""
-    return _member(Io, io, "--io")
-
-
-def parse_level(level: str) -> Level:
-    """Read how deep the capture looks."""
-    return _member(Level, level, "--level")
 
 
 def _member(words: type[_Words], word: str, option: str) -> _Words:

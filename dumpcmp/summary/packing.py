@@ -98,21 +98,18 @@ def unpack(stored: Stored, numbers: Floats, dtype: str, shape: tuple[int, ...]) 
     rest = np.array(numbers[HEAD + len(names) :], np.float64)
     sketch, tail = rest[: size * rows], rest[size * rows :]
     words = [int(word) for word in numbers[HEAD - DIGEST_WORDS : HEAD]]
-    counts: dict[str, Any] = {name: int(head[name]) for name in COUNTS}
+    known: dict[str, Any] = {name: int(head[name]) for name in COUNTS}
+    known |= {name: head[name] for name in ("min", "max", "sum", "sum_squares")}
     return Summary(
         dtype=dtype,
         shape=shape,
-        min=head["min"],
-        max=head["max"],
-        sum=head["sum"],
-        sum_squares=head["sum_squares"],
         digest="" if words[0] < 0 else "".join(f"{word:08x}" for word in words),
         sketch=Sketch(sketch.reshape(rows, size), seed) if size else None,
         segments=tuple(Sketch(sums, seed) for sums in tail.reshape(-1, rows, SEGMENT_SIZE) if size),
         whole=tuple(json.loads(str(told["whole"]))),
         reduced=dict(zip(names, numbers[HEAD : HEAD + len(names)].tolist(), strict=True)),
         reduce_problem=str(told.get("reduce_problem", "")),
-        **counts,
+        **known,
     )
 
 

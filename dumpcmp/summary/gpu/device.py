@@ -94,7 +94,10 @@ class Summariser:
             if made is not None:
                 self._learn(tensor, flat, stored, maker)
                 row = DeviceRow(stored, *made)
-                return _joined(row, own) if own else row
+                if not own:
+                    return row
+                parts = (row.numbers[:HEAD], *own, row.numbers[HEAD:])
+                return Packed(stored, torch.cat(parts))
         cuts = borders(whole, recipe.segments) if recipe.size else [0, flat.numel()]
         if portion is None:
             sums, totals = self._passes(flat, cuts)
@@ -204,12 +207,6 @@ def _lent(dense: Tensor) -> Value:
     dtype = dtype_named(str(dense.dtype))
     lent = memoryview((ctypes.c_char * dense.nbytes).from_address(dense.data_ptr()))
     return Value(dtype, np.frombuffer(lent, dtype.storage).reshape(dense.shape))
-
-
-def _joined(row: DeviceRow, own: list[Tensor]) -> Packed:
-    """The row with the user's own numbers behind its head."""
-    numbers = row.numbers
-    return Packed(row.stored, torch.cat([numbers[:HEAD], *own, numbers[HEAD:]]))
 
 
 def _summable(flat: Tensor) -> Tensor:

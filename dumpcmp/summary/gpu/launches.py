@@ -79,12 +79,12 @@ class RowMaker:
         places = tables.places(size)
         self._tensors = (turns, tables.half_words, places)  # which stay alive with the maker
         self._addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
-        self._sum = _Launch(
-            sum_units, (_SLABS, self.groups), (flat.dtype, *_SUM), tuning.constants, tuning.options
-        )
+        grid, dtypes = (_SLABS, self.groups, 1), (flat.dtype, *_SUM)
+        self._sum = _Launch(sum_units, grid, dtypes, tuning.constants, tuning.options)
         many = 1 << (self.groups * _SLABS - 1).bit_length()
         constants = (head, places.shape[1], many)
-        self._finish = _Launch(finish, (size // 8 + 1,), _FINISH, constants, {"num_warps": 16})
+        grid = (size // 8 + 1, 1, 1)
+        self._finish = _Launch(finish, grid, _FINISH, constants, {"num_warps": 16})
 
     def row(self, flat: Tensor) -> tuple[Batch, int]:
         """The packed summary of a whole tensor with one sketch: a row of a Batch."""
@@ -129,25 +129,18 @@ class RowMaker:
         return room
 
 
+@dataclass(slots=True, eq=False)
 class _Launch:
     """A kernel with its grid and constants, launched without Triton's look-ups when it can be."""
 
-    def __init__(
-        self,
-        kernel: Any,
-        grid: tuple[int, ...],
-        dtypes: tuple[torch.dtype, ...],  # of what the pointers point to
-        constants: tuple[Any, ...],
-        options: dict[str, int],
-    ) -> None:
-        self._kernel = kernel
-        self._grid = (*grid, 1, 1)[:3]
-        self._dtypes = dtypes
-        self._constants = constants
-        self._options = options
-        self._before: tuple[Any, ...] = ()  # what the compiled kernel wants before the arguments
-        self._launch: Any = None
-        self._direct = True  # until it fails once
+    _kernel: Any
+    _grid: tuple[int, int, int]
+    _dtypes: tuple[torch.dtype, ...]  # of what the pointers point to
+    _constants: tuple[Any, ...]
+    _options: dict[str, int]
+    _before: tuple[Any, ...] = ()  # what the compiled kernel wants before the arguments
+    _launch: Any = None
+    _direct: bool = True  # until it fails once
 
     def __call__(self, stream: int, pointers: tuple[int, ...], numbers: tuple[int, ...]) -> None:
         if self._launch is None:
