@@ -58,16 +58,14 @@ _odd = attrgetter("num_nan", "num_posinf", "num_neginf")
 
 
 def _bounded(known: Metrics, golden: Summary, target: Summary) -> Metrics:
-    least = max(
-        abs(target.norm - golden.norm),
-        abs(target.sum - golden.sum) / math.sqrt(golden.count),
-        abs(target.max - golden.max) if golden.num_finite and target.num_finite else 0.0,
-        abs(target.min - golden.min) if golden.num_finite and target.num_finite else 0.0,
-    )
+    root = math.sqrt(golden.count)
+    least = max(abs(target.norm - golden.norm), abs(target.sum - golden.sum) / root)
+    if golden.num_finite and target.num_finite:
+        least = max(least, abs(target.max - golden.max), abs(target.min - golden.min))
     return replace(
         known,
         rel_l2=_ratio(least, golden.norm),
-        rmse=least / math.sqrt(golden.count),
+        rmse=least / root,
         mismatched=max(known.mismatched, int(least > 0)),
         confidence=math.inf,
     )
