@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -18,7 +19,9 @@ from tests.archive.values import SMALL_NUMBERS, Dense, key, parts, record
 H5DUMP = shutil.which("h5dump")
 
 
-def short_float(sign, exponent, width, mantissa, bias, nbytes) -> h5py.h5t.TypeFloatID:
+def short_float(
+    sign: Any, exponent: Any, width: Any, mantissa: Any, bias: Any, nbytes: Any
+) -> h5py.h5t.TypeFloatID:
     kind = h5py.h5t.IEEE_F32LE.copy()
     kind.set_fields(sign, exponent, width, 0, mantissa)
     kind.set_precision(8 * nbytes)

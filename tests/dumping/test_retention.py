@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ class Net(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
         self.fault = fault
 
-    def forward(self, x):
+    def forward(self, x: Any) -> Any:
         for number, layer in enumerate(self.layers):
             x = x + torch.tanh(layer(x))
             if number == 1 and self.fault:
@@ -36,7 +38,7 @@ class Net(nn.Module):
         return x
 
 
-def run(path, fault: float = 0.0, **options) -> None:
+def run(path: Any, fault: float = 0.0, **options: Any) -> None:
     torch.manual_seed(1)
     x, net = torch.randn(40, 64), Net(fault)
     with dumpcmp.capture(net, path, **options), torch.no_grad():
@@ -44,7 +46,7 @@ def run(path, fault: float = 0.0, **options) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     room = tmp_path_factory.mktemp("runs")
     run(room / "full")
     run(room / "summary", keep="summary")
@@ -54,7 +56,7 @@ def runs(tmp_path_factory):
     return room
 
 
-def test_a_summary_at_capture_is_what_compaction_gives(runs):
+def test_a_summary_at_capture_is_what_compaction_gives(runs: Any) -> None:
     one, two = Archive(runs / "summary"), Archive(runs / "compacted")
     assert list(one) == list(two)
     summarised = [key for key, record in one.items() if record.kept is Kept.SUMMARY]
@@ -66,7 +68,7 @@ def test_a_summary_at_capture_is_what_compaction_gives(runs):
         )
 
 
-def test_links_are_kept_between_summaries(runs):
+def test_links_are_kept_between_summaries(runs: Any) -> None:
     full, summary = Archive(runs / "full"), Archive(runs / "summary")
     assert {k: r.same_as for k, r in full.items()} == {k: r.same_as for k, r in summary.items()}
 
@@ -75,7 +77,7 @@ MIXES = [(a, b) for a in ("full", "summary", "compacted") for b in ("full", "sum
 
 
 @pytest.mark.parametrize("golden, target", MIXES)
-def test_any_mix_of_one_run_is_the_same(runs, golden, target):
+def test_any_mix_of_one_run_is_the_same(runs: Any, golden: Any, target: Any) -> None:
     outcome = dumpcmp.compare(runs / golden, runs / target)
     assert {row.verdict for row in outcome.rows} == {Verdict.PASS}
     assert all(row.metrics.exact and row.metrics.equal for row in outcome.rows)
@@ -83,14 +85,14 @@ def test_any_mix_of_one_run_is_the_same(runs, golden, target):
 
 @pytest.mark.parametrize("golden", ["full", "summary", "compacted"])
 @pytest.mark.parametrize("target", ["faulty", "faulty_summary"])
-def test_any_mix_finds_the_same_first_divergence(runs, golden, target):
+def test_any_mix_finds_the_same_first_divergence(runs: Any, golden: Any, target: Any) -> None:
     found = dumpcmp.compare(runs / golden, runs / target).first_divergence
     expected = dumpcmp.compare(runs / "full", runs / "faulty").first_divergence
     assert expected is not None and found is not None
     assert found.key == expected.key
 
 
-def test_estimates_are_said_to_be_estimates(runs):
+def test_estimates_are_said_to_be_estimates(runs: Any) -> None:
     frame = dumpcmp.compare(runs / "summary", runs / "faulty").to_pandas()
     exact = dumpcmp.compare(runs / "full", runs / "faulty").to_pandas()
     assert set(frame["metrics"].dropna()) == {"exact", "estimated"}
@@ -98,24 +100,24 @@ def test_estimates_are_said_to_be_estimates(runs):
     assert (frame["confidence"][frame["metrics"] == "estimated"] > 0).all()
 
 
-def test_chosen_ops_stay_whole(tmp_path):
+def test_chosen_ops_stay_whole(tmp_path: Path) -> None:
     run(tmp_path / "d", keep=Retention("summary", keep_full=("layers.0*",)))
     kept = {key.op: record.kept for key, record in Archive(tmp_path / "d").items()}
     assert kept["layers.0/linear"] is Kept.FULL and kept["layers.1/linear"] is Kept.SUMMARY
 
 
-def largest(numbers):
+def largest(numbers: Any) -> Any:
     return abs(numbers).max()
 
 
-def test_own_reductions_at_capture(tmp_path):
+def test_own_reductions_at_capture(tmp_path: Path) -> None:
     run(tmp_path / "d", keep=Retention("summary", reduce=f"{__name__}:largest"))
     archive = Archive(tmp_path / "d")
     held = [load_summary(archive, r) for r in archive.values() if r.kept is Kept.SUMMARY]
     assert held and all(s.reduced["largest"] == pytest.approx(max(-s.min, s.max)) for s in held)
 
 
-def test_a_budget_is_kept_while_the_run_goes_on(tmp_path):
+def test_a_budget_is_kept_while_the_run_goes_on(tmp_path: Path) -> None:
     path, retention = tmp_path / "d", Retention(disk_budget=8 << 20)
     most = 0
     nbytes = retention.part_nbytes
@@ -133,12 +135,12 @@ def test_a_budget_is_kept_while_the_run_goes_on(tmp_path):
 @pytest.mark.parametrize(
     "options", [{"keep": "some"}, {"sketch": 100}, {"keep": "summary", "compact": True}]
 )
-def test_wishes_that_clash_are_refused(options):
+def test_wishes_that_clash_are_refused(options: Any) -> None:
     with pytest.raises(SelectionError):
         Retention(**options)
 
 
-def test_the_command_line(tmp_path):
+def test_the_command_line(tmp_path: Path) -> None:
     words = [
         sys.executable,
         "-m",

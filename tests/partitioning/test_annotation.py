@@ -1,5 +1,7 @@
 """Laws of the annotation language and of the plans that follow from it."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text, canonical", TEXTS)
-def test_parsing_settles_what_may_be_split(text, canonical):
+def test_parsing_settles_what_may_be_split(text: Any, canonical: Any) -> None:
     assert str(parse_annotation(text)) == canonical
     assert str(parse_annotation(canonical)) == canonical
 
@@ -36,7 +38,7 @@ UNREADABLE += ["a+ -> a", "a-b -> a", "a, -> a", "(a (b c)) -> a", "(a *) -> a"]
 
 
 @pytest.mark.parametrize("text", UNREADABLE)
-def test_what_cannot_be_read_is_refused_with_the_text(text):
+def test_what_cannot_be_read_is_refused_with_the_text(text: Any) -> None:
     with pytest.raises(AnnotationError, match="cannot read annotation"):
         parse_annotation(text)
 
@@ -52,7 +54,7 @@ _SIDE = st.lists(_SHAPE, min_size=1, max_size=3).map(", ".join)
 
 
 @given(_SIDE, _SIDE)
-def test_printing_and_parsing_are_inverse(inputs, outputs):
+def test_printing_and_parsing_are_inverse(inputs: Any, outputs: Any) -> None:
     annotation = parse_annotation(f"{inputs} -> {outputs}")
     assert parse_annotation(str(annotation)) == annotation
 
@@ -67,7 +69,7 @@ LENGTHS = [
 
 
 @pytest.mark.parametrize("text, shapes, known, lengths", LENGTHS)
-def test_lengths_follow_from_shapes(text, shapes, known, lengths):
+def test_lengths_follow_from_shapes(text: Any, shapes: Any, known: Any, lengths: Any) -> None:
     annotation = expanded(parse_annotation(text), shapes)
     assert lengths_of(annotation, shapes, known) == lengths
 
@@ -82,7 +84,9 @@ CLASHES = [
 
 
 @pytest.mark.parametrize("text, shapes, why", CLASHES)
-def test_shapes_that_clash_with_the_annotation_are_refused(text, shapes, why):
+def test_shapes_that_clash_with_the_annotation_are_refused(
+    text: Any, shapes: Any, why: Any
+) -> None:
     with pytest.raises(AnnotationError, match=why):
         lengths_of(expanded(parse_annotation(text), shapes), shapes, {})
 
@@ -116,7 +120,7 @@ RULES = {
 }
 
 
-def planned(given, option):
+def planned(given: Any, option: Any) -> Any:
     entry = entry_for(call_of(given), given.anno)
     annotation = entry.annotation(1)
     lengths = entry.lengths(annotation, [])
@@ -124,13 +128,13 @@ def planned(given, option):
 
 
 @pytest.mark.parametrize("name, given", [*SMALL.items(), *LARGE.items()])
-def test_options_of_the_examples_become_these_rules(name, given):
+def test_options_of_the_examples_become_these_rules(name: Any, given: Any) -> None:
     options = [Option(o["idx"], o["dim"]) for o in given.parti_options]
     assert [str(planned(given, option)) for option in options] == RULES[name]
 
 
 @given(st.integers(2, 40), st.integers(2, 7))
-def test_parts_are_as_even_as_can_be_and_cover_the_whole(length, num):
+def test_parts_are_as_even_as_can_be_and_cover_the_whole(length: Any, num: Any) -> None:
     if length < num:
         return
     partition = planned(config("torch.relu", (length, 3)), Option(0, 0, num))
@@ -140,7 +144,7 @@ def test_parts_are_as_even_as_can_be_and_cover_the_whole(length, num):
     assert partition.inputs[0].starts == tuple(sum(lengths[:i]) for i in range(num))
 
 
-def test_each_name_is_offered_once():
+def test_each_name_is_offered_once() -> None:
     entry = entry_for(call_of(config("torch.matmul", (4, 6), (6, 8))))
     annotation = entry.annotation(1)
     options = every_option(annotation, entry.lengths(annotation, []), 2)

@@ -4,6 +4,8 @@ import enum
 import pickle
 import sys
 import types
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ CLASSES = {
 
 
 @pytest.fixture
-def ir(monkeypatch):
+def ir(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The classes that such a file names, for as long as it is being written."""
     made = {}
     parents = {home.rsplit(".", i)[0] for home in CLASSES for i in (1, 2, 3)}
@@ -44,32 +46,34 @@ def ir(monkeypatch):
     return types.SimpleNamespace(**made)
 
 
-def build(cls, **state):
+def build(cls, **state: Any) -> Any:
     thing = cls()
     thing.__dict__.update(state)
     return thing
 
 
-def tensor(ir, shape, dtype=torch.float32):
+def tensor(ir: Any, shape: Any, dtype: Any = torch.float32) -> Any:
     full = build(ir.IRFullTensor, _shape=shape, _dtype=dtype, _requires_grad=True)
     return build(ir.IRSubTensor, _shape=shape, _full_tensor=full, name="t", _id=1)
 
 
-def anno(ir, text):
-    def dim(word):
+def anno(ir: Any, text: Any) -> Any:
+    def dim(word: Any) -> Any:
         names = word.strip("()").split("_") if word.startswith("(") else [word]
         marks = [ir.ReduceType(n[-1]) if n[-1] in "+^" else ir.ReduceType("") for n in names]
         bare = tuple(n.rstrip("+^") for n in names)
         return build(ir.DimAnno, _identifiers=bare, _reduces=tuple(marks))
 
-    def shape(words):
+    def shape(words: Any) -> Any:
         return build(ir.ShapeAnno, _dims=tuple(map(dim, words.split())))
 
     inputs, outputs = (tuple(map(shape, side.split(","))) for side in text.split("->"))
     return build(ir.OpAnno, _inputs=inputs, _outputs=outputs)
 
 
-def op(ir, name, signature, inputs, outputs, text, **kwargs):
+def op(
+    ir: Any, name: Any, signature: Any, inputs: Any, outputs: Any, text: Any, **kwargs: Any
+) -> Any:
     return build(
         ir.IRDimops,
         name=name,
@@ -83,7 +87,7 @@ def op(ir, name, signature, inputs, outputs, text, **kwargs):
     )
 
 
-def write(ir, path, *extra):
+def write(ir: Any, path: Any, *extra: Any) -> None:
     size = build(ir.IRObject, name="size", _value=(-1, 8), _id=5)
     nodes = [
         op(ir, "linear", "torch.nn.functional.linear",
@@ -107,7 +111,9 @@ def write(ir, path, *extra):
     path.write_bytes(pickle.dumps(((1, 2, 3), build(ir.IRGraph, _nodes=nodes)), protocol=4))
 
 
-def test_a_graph_is_read_without_its_classes(ir, tmp_path, monkeypatch):
+def test_a_graph_is_read_without_its_classes(
+    ir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "graph.ckp"
     write(ir, path)
     for home in CLASSES:
@@ -125,7 +131,7 @@ def test_a_graph_is_read_without_its_classes(ir, tmp_path, monkeypatch):
     assert nodes[5].reason
 
 
-def test_its_annotations_are_verified_as_they_stand(ir, tmp_path):
+def test_its_annotations_are_verified_as_they_stand(ir: Any, tmp_path: Path) -> None:
     path = tmp_path / "graph.ckp"
     write(ir, path)
     found = verify_graph(path, tmp_path / "out")
@@ -139,16 +145,16 @@ def test_its_annotations_are_verified_as_they_stand(ir, tmp_path):
 class Hostile:
     """Runs a command when it is unpickled in the usual way."""
 
-    def __init__(self, path):
+    def __init__(self, path: Any) -> None:
         self.path = path
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         import os
 
         return os.system, (f"touch {self.path}",)
 
 
-def test_a_hostile_pickle_executes_nothing(ir, tmp_path):
+def test_a_hostile_pickle_executes_nothing(ir: Any, tmp_path: Path) -> None:
     touched, path = tmp_path / "touched", tmp_path / "graph.ckp"
     bad = build(ir.IRFwOperation, name="bad", signature="os.system", _inputs=[Hostile(touched)])
     bad._anno = anno(ir, "a -> a")
@@ -167,7 +173,7 @@ def test_a_hostile_pickle_executes_nothing(ir, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps(3), pickle.dumps((1, 2))])
-def test_what_is_no_graph_says_so(content, tmp_path):
+def test_what_is_no_graph_says_so(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "graph.ckp"
     path.write_bytes(content)
     with pytest.raises(PartitionError, match="graph"):

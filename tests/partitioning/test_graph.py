@@ -2,6 +2,8 @@
 
 import csv
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +18,14 @@ from tests.partitioning.models import exported
 
 
 @pytest.fixture(scope="module")
-def resnet(tmp_path_factory):
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("graphs") / "resnet.pt2"
     torch.export.save(exported("resnet"), path)
     return path
 
 
 @pytest.mark.parametrize("name", ["demo", "bert", "gpt2", "llama"])
-def test_models_are_annotated_and_none_of_their_partitions_fails(name, tmp_path):
+def test_models_are_annotated_and_none_of_their_partitions_fails(name: Any, tmp_path: Path) -> None:
     found = verify_graph(exported(name), tmp_path)
     assert [str(row) for row in found.rows if row.verdict.fails] == []
     assert found.num_annotated >= 0.9 * found.num_compute
@@ -31,7 +33,7 @@ def test_models_are_annotated_and_none_of_their_partitions_fails(name, tmp_path)
     assert found.exit_code == 0
 
 
-def test_a_conv_net_in_training_passes_and_is_written_down(resnet, tmp_path):
+def test_a_conv_net_in_training_passes_and_is_written_down(resnet: Any, tmp_path: Path) -> None:
     seen = []
     found = verify_graph(resnet, tmp_path, progress=lambda *step: seen.append(step[:2]))
     assert {row.verdict for row in found.rows} == {Verdict.PASS}
@@ -46,7 +48,7 @@ def test_a_conv_net_in_training_passes_and_is_written_down(resnet, tmp_path):
     assert (tmp_path / "summary.txt").read_text().startswith("SKIPPED 0 of 28 nodes")
 
 
-def test_columns_are_as_documented():
+def test_columns_are_as_documented() -> None:
     assert ",".join(COLUMNS) == (
         "node,op,annotation,idx,dim,num,rule,verdict,loss_single,loss_multi,max_abs_diff,"
         "max_rel_err,rmse_reference,rmse_single,rmse_partitioned,worst_slot,reason,source,seconds"
@@ -60,7 +62,7 @@ class Odd(nn.Module):
         return torch.linalg.inv(torch.nn.functional.dropout(x, 0.5, True) + 9 * torch.eye(4))
 
 
-def test_what_is_not_known_is_skipped_and_what_is_random_is_inconclusive(tmp_path):
+def test_what_is_not_known_is_skipped_and_what_is_random_is_inconclusive(tmp_path: Path) -> None:
     found = verify_graph(torch.export.export(Odd(), (torch.randn(4, 4),)), tmp_path)
     by_op = {row.op: row.verdict for row in found.rows}
     assert by_op["aten.linalg_inv_ex.default" if "aten.linalg_inv_ex.default" in by_op else
@@ -70,7 +72,7 @@ def test_what_is_not_known_is_skipped_and_what_is_random_is_inconclusive(tmp_pat
     assert "no annotation" in (tmp_path / "summary.txt").read_text().split("annotated")[0]
 
 
-def test_a_second_run_skips_what_passed(resnet, tmp_path):
+def test_a_second_run_skips_what_passed(resnet: Any, tmp_path: Path) -> None:
     first = verify_graph(resnet, tmp_path)
     memory = tmp_path / "verified.jsonl"
     lines = memory.read_text().splitlines()
@@ -88,7 +90,7 @@ def test_a_second_run_skips_what_passed(resnet, tmp_path):
     )
 
 
-def test_what_passed_under_another_annotation_is_run_again(tmp_path):
+def test_what_passed_under_another_annotation_is_run_again(tmp_path: Path) -> None:
     class Scaled(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.special.i0(x)
@@ -102,14 +104,14 @@ def test_what_passed_under_another_annotation_is_run_again(tmp_path):
     assert found.num_remembered == 1
 
 
-def test_jobs_find_the_same(resnet, tmp_path):
+def test_jobs_find_the_same(resnet: Any, tmp_path: Path) -> None:
     one, two = (verify_graph(resnet, tmp_path / str(jobs), jobs=jobs) for jobs in (1, 2))
     assert [(row.node, row.rule, row.verdict) for row in one.rows] == [
         (row.node, row.rule, row.verdict) for row in two.rows
     ]
 
 
-def test_what_is_no_graph_says_so(tmp_path):
+def test_what_is_no_graph_says_so(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     with pytest.raises(PartitionError, match="no file"):
         verify_graph(path, tmp_path)
@@ -136,7 +138,9 @@ FILES = [
 
 
 @pytest.mark.parametrize("name, text, code, word", FILES, ids=[name for name, *_ in FILES])
-def test_verify_op_runs_a_file_and_exits_with_its_verdict(name, text, code, word, tmp_path):
+def test_verify_op_runs_a_file_and_exits_with_its_verdict(
+    name: Any, text: Any, code: Any, word: Any, tmp_path: Path
+) -> None:
     file = tmp_path / f"{name}.py"
     file.write_text(text)
     told = CliRunner().invoke(main, ["verify-op", str(file), "-o", str(tmp_path / "out.csv")])
@@ -145,7 +149,7 @@ def test_verify_op_runs_a_file_and_exits_with_its_verdict(name, text, code, word
     assert name == "empty" or (tmp_path / "out.csv").read_text().startswith("node,op,")
 
 
-def test_verify_graph_shows_what_it_skipped_first(resnet, tmp_path):
+def test_verify_graph_shows_what_it_skipped_first(resnet: Any, tmp_path: Path) -> None:
     told = CliRunner().invoke(
         main, ["verify-graph", "--graph", str(resnet), "--outdir", str(tmp_path)]
     )

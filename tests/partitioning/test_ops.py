@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,12 +23,12 @@ from dumpcmp.partitioning.table import entry_for
 from tests.partitioning.cases import BATCHNORM, LARGE, SMALL, WRONG, config
 
 
-def verdicts(found):
+def verdicts(found: Any) -> Any:
     return [row.verdict for row in found.rows]
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_examples_of_nnscaler_pass(name):
+def test_examples_of_nnscaler_pass(name: Any) -> None:
     found = check_partition_options(SMALL[name])
     assert verdicts(found) == [Verdict.PASS] * (1 + len(SMALL[name].parti_options)), found
     assert verify_partition_options(SMALL[name]) is True
@@ -35,13 +36,13 @@ def test_examples_of_nnscaler_pass(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
-def test_large_examples_of_nnscaler_pass(name):
+def test_large_examples_of_nnscaler_pass(name: Any) -> None:
     found = check_partition_options(LARGE[name])
     assert verdicts(found) == [Verdict.PASS, Verdict.PASS], found
 
 
 @pytest.mark.parametrize("num", [2, 3, 4, 5])
-def test_rows_of_an_embedding_table_can_be_split_evenly_or_not(num):
+def test_rows_of_an_embedding_table_can_be_split_evenly_or_not(num: Any) -> None:
     ids = config(
         "nnscaler.runtime.function.embedding", (3, 7), (11, 4),
         options=[{"idx": 1, "dim": 0, "num": num}], padding_idx=2, start=0, stop=11,
@@ -50,7 +51,7 @@ def test_rows_of_an_embedding_table_can_be_split_evenly_or_not(num):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_partitions_fail_with_a_reason(name):
+def test_wrong_partitions_fail_with_a_reason(name: Any) -> None:
     single, partitioned = check_partition_options(WRONG[name]).rows
     assert single.verdict is Verdict.PASS
     assert partitioned.verdict is Verdict.FAIL
@@ -59,7 +60,7 @@ def test_wrong_partitions_fail_with_a_reason(name):
     assert verify_partition_options(WRONG[name]) is False
 
 
-def test_a_sum_of_outputs_misses_some_of_them():
+def test_a_sum_of_outputs_misses_some_of_them() -> None:
     missed = set()
     for name, wrong in WRONG.items():
         row = check_partition_options(wrong).rows[1]
@@ -74,20 +75,20 @@ def test_a_sum_of_outputs_misses_some_of_them():
 
 
 @pytest.mark.parametrize("fsig", ["torch.nn.functional.batch_norm", BATCHNORM])
-def test_batch_norm_along_n_needs_synchronised_statistics(fsig):
+def test_batch_norm_along_n_needs_synchronised_statistics(fsig: Any) -> None:
     shapes = [(8, 4, 5, 5), (4,), (4,), (4,), (4,)] + ([(1,)] if fsig == BATCHNORM else [])
     options = [{"idx": 0, "dim": 0}, {"idx": 0, "dim": 0, "sync": False}, {"idx": 0, "dim": 1}]
     given = config(fsig, *shapes, options=options, training=True)
     assert verdicts(check_partition_options(given)) == ["PASS", "PASS", "FAIL", "PASS"]
 
 
-def test_uneven_parts_of_a_synchronised_norm_are_the_whole():
+def test_uneven_parts_of_a_synchronised_norm_are_the_whole() -> None:
     shapes = [(7, 4, 5, 5), (4,), (4,), (4,), (4,), (1,)]
     given = config(BATCHNORM, *shapes, options=[{"idx": 0, "dim": 0, "num": 3}], training=True)
     assert bool(check_partition_options(given))
 
 
-def test_random_ops_are_inconclusive():
+def test_random_ops_are_inconclusive() -> None:
     given = config("torch.nn.functional.dropout", (8, 64), options=[(0, 0)], p=0.5, training=True)
     found = check_partition_options(given)
     assert verdicts(found) == [Verdict.INCONCLUSIVE] * 2
@@ -106,7 +107,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("given, why", REFUSED)
-def test_an_option_that_the_annotation_forbids_is_refused(given, why):
+def test_an_option_that_the_annotation_forbids_is_refused(given: Any, why: Any) -> None:
     row = check_partition_options(given).rows[1]
     assert row.verdict is Verdict.REFUSED
     assert why in row.reason
@@ -123,14 +124,14 @@ TROUBLE = [
 
 
 @pytest.mark.parametrize("given, verdict, why", TROUBLE)
-def test_what_cannot_be_verified_says_why(given, verdict, why):
+def test_what_cannot_be_verified_says_why(given: Any, verdict: Any, why: Any) -> None:
     (row,) = check_partition_options(given).rows
     assert row.verdict is verdict
     assert why in row.reason
     assert verify_partition_options(given) is False
 
 
-def test_a_part_that_raises_fails():
+def test_a_part_that_raises_fails() -> None:
     given = config("torch.Tensor.view", (4, 6), options=[(0, 1)], anno="a b -> a b", size=(4, -1))
     assert verify_partition_options(given) is True  # -1 follows the part
     given = config("torch.reshape", (4, 6), options=[(0, 0)], anno="x c -> (x c)", shape=(24,))
@@ -149,7 +150,7 @@ def test_another_configuration_is_refused_by_name(call: Callable[..., object]) -
         call(dumpcmp.VerifyConfig())
 
 
-def test_an_annotation_can_be_registered():
+def test_an_annotation_can_be_registered() -> None:
     register_annotation("tests.partitioning.functions.scaled", "a b, ? -> a b")
     given = config("tests.partitioning.functions.scaled", (4, 6), 2.0, options=[(0, 0), (0, 1)])
     assert verify_partition_options(given) is True
@@ -158,7 +159,7 @@ def test_an_annotation_can_be_registered():
     assert verdicts(check_partition_options(given)) == ["PASS", "PASS", "FAIL"]
 
 
-def test_tensors_may_come_by_value_and_by_keyword():
+def test_tensors_may_come_by_value_and_by_keyword() -> None:
     eye = TensorInfo("value", torch.eye(4))
     given = PartitionConfig(
         "torch.nn.functional.linear",
@@ -170,7 +171,7 @@ def test_tensors_may_come_by_value_and_by_keyword():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_short_and_long_floats_are_judged_by_their_own_rounding(dtype):
+def test_short_and_long_floats_are_judged_by_their_own_rounding(dtype: Any) -> None:
     shapes = [(64, 256), (32, 256)]
     tensors = [TensorInfo("shape", shape, dtype=dtype) for shape in shapes]
     given = PartitionConfig(
@@ -179,13 +180,13 @@ def test_short_and_long_floats_are_judged_by_their_own_rounding(dtype):
     assert verify_partition_options(given) is True
 
 
-def test_an_op_without_a_derivative_is_verified_forward_only():
+def test_an_op_without_a_derivative_is_verified_forward_only() -> None:
     found = check_partition_options(config("torch.heaviside", (4, 6), (4, 6)))
     assert found.rows[0].verdict is Verdict.PASS
     assert "forward only" in found.rows[0].reason
 
 
-def test_excluded_gradients_are_not_compared():
+def test_excluded_gradients_are_not_compared() -> None:
     given = config("torch.mul", (4, 6), (4, 6), options=[(0, 0)])
     for excluded, slots in ([], 2), ([1], 1):
         asked = PartitionConfig(

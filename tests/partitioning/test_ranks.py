@@ -1,5 +1,7 @@
 """Real ranks: the same verdicts as in process, and crashes that are told, not hidden."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,19 +14,19 @@ PLAIN = "a b -> a b"
 
 
 @pytest.fixture(scope="module")
-def gloo():
+def gloo() -> Any:
     with opened("gloo", timeout=120) as ranks:
         yield ranks
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_examples_of_nnscaler_pass_on_two_ranks(name, gloo):
+def test_examples_of_nnscaler_pass_on_two_ranks(name: Any, gloo: Any) -> None:
     found = check_partition_options(SMALL[name], backend=gloo)
     assert [str(row) for row in found.rows if row.verdict is not Verdict.PASS] == []
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_partitions_fail_on_two_ranks(name, gloo):
+def test_wrong_partitions_fail_on_two_ranks(name: Any, gloo: Any) -> None:
     single, partitioned = check_partition_options(WRONG[name], backend=gloo).rows
     assert (single.verdict, partitioned.verdict) == (Verdict.PASS, Verdict.FAIL)
     assert "off the float64 run" in partitioned.reason
@@ -38,7 +40,7 @@ UNEVEN = [
 
 
 @pytest.mark.parametrize("given", UNEVEN, ids=lambda c: c.fsig)
-def test_uneven_parts_agree_with_those_in_process(given, gloo):
+def test_uneven_parts_agree_with_those_in_process(given: Any, gloo: Any) -> None:
     here = check_partition_options(given)
     there = check_partition_options(given, backend=gloo)
     assert [row.verdict for row in there.rows] == [row.verdict for row in here.rows]
@@ -52,7 +54,9 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("name, words", FAILURES)
-def test_a_rank_that_fails_is_reported_and_the_next_task_runs(name, words, gloo):
+def test_a_rank_that_fails_is_reported_and_the_next_task_runs(
+    name: Any, words: Any, gloo: Any
+) -> None:
     fsig = f"tests.partitioning.functions.{name}"
     given = config(fsig, (6, 4), options=[(0, 0), (0, 1)], anno=PLAIN)
     single, failed, later = check_partition_options(given, backend=gloo).rows
@@ -61,14 +65,14 @@ def test_a_rank_that_fails_is_reported_and_the_next_task_runs(name, words, gloo)
     assert later.verdict is Verdict.PASS  # a new group of ranks has taken over
 
 
-def test_a_rank_that_hangs_is_ended_at_the_time_limit():
+def test_a_rank_that_hangs_is_ended_at_the_time_limit() -> None:
     given = config("tests.partitioning.functions.hangs", (6, 4), options=[(0, 0)], anno=PLAIN)
     row = check_partition_options(given, backend="gloo", timeout=2.0).rows[1]
     assert row.verdict is Verdict.FAIL
     assert "did not answer within 2 s" in row.reason
 
 
-def test_nccl_needs_as_many_gpus_as_parts():
+def test_nccl_needs_as_many_gpus_as_parts() -> None:
     given = config("torch.relu", (6, 4), options=[{"idx": 0, "dim": 0, "num": 6}])
     if torch.cuda.device_count() >= 6:
         pytest.skip("this machine has them")
@@ -77,6 +81,6 @@ def test_nccl_needs_as_many_gpus_as_parts():
     assert "6 NCCL ranks need 6 GPUs" in row.reason
 
 
-def test_there_are_three_backends():
+def test_there_are_three_backends() -> None:
     with pytest.raises(PartitionError, match="no backend 'mpi'"):
         check_partition_options(SMALL["addmm"], backend="mpi")

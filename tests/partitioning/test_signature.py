@@ -1,6 +1,7 @@
 """From text to functions: only imports are carried out, and nothing else runs."""
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from tests.partitioning.cases import EMBEDDING
         ("import torch.nn.functional", ["torch"]),
     ],
 )
-def test_imports_bind_names(text, names):
+def test_imports_bind_names(text: Any, names: Any) -> None:
     assert list(imported(text)) == names
 
 
@@ -40,7 +41,9 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_anything_but_an_import_is_refused_and_not_executed(text, monkeypatch):
+def test_anything_but_an_import_is_refused_and_not_executed(
+    text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TOUCHED", raising=False)
     with pytest.raises(PartitionError):
         imported(text)
@@ -49,7 +52,7 @@ def test_anything_but_an_import_is_refused_and_not_executed(text, monkeypatch):
     assert "TOUCHED" not in os.environ
 
 
-def test_nothing_is_imported_before_all_statements_are_read():
+def test_nothing_is_imported_before_all_statements_are_read() -> None:
     with pytest.raises(PartitionError):
         imported("import this\nx = 1")
     assert "this" not in sys.modules
@@ -67,17 +70,17 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("fsig, imports, run", FUNCTIONS)
-def test_signatures_name_functions(fsig, imports, run):
+def test_signatures_name_functions(fsig: Any, imports: Any, run: Any) -> None:
     assert function_of(OpCall(fsig, imports=imports)).run == run
 
 
 @pytest.mark.parametrize("fsig", ["torch.no_such_function", "nowhere.at.all", "torch.pi"])
-def test_what_is_no_function_is_refused(fsig):
+def test_what_is_no_function_is_refused(fsig: Any) -> None:
     with pytest.raises(PartitionError, match=fsig):
         function_of(OpCall(fsig))
 
 
-def test_parameters_have_names():
+def test_parameters_have_names() -> None:
     x, ints = shape_of((4, 8), torch.float32), shape_of((4, 8), torch.int64)
     scatter = OpCall("torch.scatter", (x, 1, ints, x))
     assert function_of(scatter).parameters == ("self", "dim", "index", "src")
@@ -102,7 +105,7 @@ DOMAINS = [
 
 
 @pytest.mark.parametrize("domain, dtype, holds", DOMAINS)
-def test_inputs_are_valid_and_seeded(domain, dtype, holds):
+def test_inputs_are_valid_and_seeded(domain: Any, dtype: Any, holds: Any) -> None:
     wanted = TensorInfo("shape", (8, 16), dtype=dtype)
     one, same, other = (make_tensor(wanted, domain, seed) for seed in (3, 3, 4))
     assert holds(one)

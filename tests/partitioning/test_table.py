@@ -1,5 +1,7 @@
 """Laws of the table: whatever its annotations allow is right, in two parts and in three."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,19 +12,19 @@ from dumpcmp.partitioning.parts import InProcess
 from dumpcmp.partitioning.rules import RULES
 
 
-def f(*shape):
+def f(*shape: Any) -> Any:
     return shape_of(shape, torch.float32)
 
 
-def i(*shape):
+def i(*shape: Any) -> Any:
     return shape_of(shape, torch.int64)
 
 
-def b(*shape):
+def b(*shape: Any) -> Any:
     return shape_of(shape, torch.bool)
 
 
-def call(fsig, *args, **kwargs):
+def call(fsig: Any, *args: Any, **kwargs: Any) -> Any:
     return OpCall(fsig, args, kwargs)
 
 
@@ -206,7 +208,7 @@ CALLS = [
 
 @pytest.mark.parametrize("num", [2, 3])
 @pytest.mark.parametrize("given, names", CALLS, ids=[str(c) for c, _ in CALLS])
-def test_all_that_the_table_allows_is_right(given, names, num):
+def test_all_that_the_table_allows_is_right(given: Any, names: Any, num: Any) -> None:
     single, *parts = check_op(Candidate(given), InProcess(), Settings(num=num))
     assert single.verdict is Verdict.PASS, single
     assert [str(row) for row in parts if row.verdict is not Verdict.PASS] == []
@@ -222,13 +224,13 @@ NO_RULE = [
 
 
 @pytest.mark.parametrize("given", NO_RULE, ids=str)
-def test_what_the_table_does_not_know_is_skipped_by_name(given):
+def test_what_the_table_does_not_know_is_skipped_by_name(given: Any) -> None:
     (row,) = check_op(Candidate(given), InProcess(), Settings())
     assert row.verdict is Verdict.SKIPPED
     assert row.reason
 
 
-def test_the_table_is_wide():
+def test_the_table_is_wide() -> None:
     asked = (
         "matmul linear bmm addmm layer_norm rms_norm batch_norm instance_norm group_norm softmax"
     )

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ CLEAN = [
 
 
 @pytest.fixture
-def found(goldens: Path, request: pytest.FixtureRequest):
+def found(goldens: Path, request: pytest.FixtureRequest) -> Any:
     """Where a run is, by its name; a campaign is run when one of its runs is asked for."""
     places = {"2": "two", "4": "four", "8": "eight"}
 
@@ -67,7 +68,7 @@ def _paired(outcome: Outcome) -> float:
 
 
 @pytest.mark.parametrize("golden, target", CLEAN)
-def test_a_right_partitioned_run_raises_no_alarm(found, golden, target) -> None:
+def test_a_right_partitioned_run_raises_no_alarm(found: Any, golden: Any, target: Any) -> None:
     outcome = compare(found(golden), found(target))
     odd = [row for row in outcome.rows if row.verdict is not Verdict.PASS]
     assert not [row for row in odd if row.verdict.fails]
@@ -75,7 +76,7 @@ def test_a_right_partitioned_run_raises_no_alarm(found, golden, target) -> None:
     assert _paired(outcome) >= 0.95 and outcome.exit_code == 0 and not outcome.roots
 
 
-def test_nothing_passes_unseen(found) -> None:
+def test_nothing_passes_unseen(found: Any) -> None:
     """Every row that passes was measured on all elements of the whole value."""
     outcome = compare(found("golden-fused"), found("megatron-2"))
     golden = Archive(found("golden-fused"))
@@ -89,7 +90,7 @@ def test_nothing_passes_unseen(found) -> None:
             assert row.metrics.count == count
 
 
-def test_solved_layouts_are_said_to_be_solved(found) -> None:
+def test_solved_layouts_are_said_to_be_solved(found: Any) -> None:
     outcome = compare(found("golden-fused"), found("megatron-2"))
     said = {(row.key.op, row.key.slot): row.layout for row in outcome.rows}
     assert "solved" in said["layers.0.attn.qkv", "output.0"]
@@ -97,7 +98,7 @@ def test_solved_layouts_are_said_to_be_solved(found) -> None:
     assert "[ranks:partial]" in said["layers.0.mlp.down/linear", "output.0"]
 
 
-def test_dtensor_layouts_are_recorded_and_not_solved(found) -> None:
+def test_dtensor_layouts_are_recorded_and_not_solved(found: Any) -> None:
     outcome = compare(found("golden-plain"), found("fsdp-tp-4"))
     rows = {(row.key.op, row.key.slot): row for row in outcome.rows}
     for op in ("embed", "layers.0.attn.q", "layers.0.mlp.up"):
@@ -106,7 +107,7 @@ def test_dtensor_layouts_are_recorded_and_not_solved(found) -> None:
     assert sorted(record.shape[0] for record in records) == [16, 16, 16, 17]  # 65 over four
 
 
-def test_layouts_can_be_declared_in_a_file(found, tmp_path: Path) -> None:
+def test_layouts_can_be_declared_in_a_file(found: Any, tmp_path: Path) -> None:
     path = tmp_path / "layouts.yaml"
     path.write_text(LAYOUTS)
     outcome = compare(found("golden-fused"), found("megatron-2"), layouts=str(path))
@@ -125,7 +126,7 @@ WRONG = [
 
 @pytest.mark.parametrize("layout, verdict", WRONG)
 def test_a_wrong_layout_does_not_pass_and_is_corrected_without_a_new_dump(
-    found, layout, verdict
+    found: Any, layout: Any, verdict: Any
 ) -> None:
     def verdicts(*layouts: str) -> set[Verdict]:
         outcome = compare(found("golden-fused"), found("megatron-2"), layouts=layouts)
@@ -159,7 +160,9 @@ NAMED = [
 
 
 @pytest.mark.parametrize("fault, golden, op, said", NAMED)
-def test_a_planted_fault_is_named_at_its_op_and_rank(found, fault, golden, op, said) -> None:
+def test_a_planted_fault_is_named_at_its_op_and_rank(
+    found: Any, fault: Any, golden: Any, op: Any, said: Any
+) -> None:
     outcome = compare(found(f"golden-{golden}"), found(f"{fault}-2"))
     first = outcome.first_divergence
     assert outcome.exit_code == 1 and first is not None
@@ -175,14 +178,16 @@ BY_DECLARATION = [
 
 
 @pytest.mark.parametrize("fault, op, said", BY_DECLARATION)
-def test_with_declared_layouts_the_fault_is_where_they_do_not_hold(found, fault, op, said) -> None:
+def test_with_declared_layouts_the_fault_is_where_they_do_not_hold(
+    found: Any, fault: Any, op: Any, said: Any
+) -> None:
     outcome = compare(found("golden-fused"), found(f"{fault}-2"), layouts=DECLARED)
     first = outcome.first_divergence
     assert first is not None and first.key.op == op and said in first.judgement.reason
 
 
 def test_a_rank_that_is_missing_is_named_and_the_rest_is_compared(
-    found, eight: Path, tmp_path: Path
+    found: Any, eight: Path, tmp_path: Path
 ) -> None:
     assert compare(found("golden-fused"), eight / "megatron-8").exit_code == 0
     shutil.copytree(eight / "megatron-8", tmp_path / "d")
@@ -196,7 +201,7 @@ def test_a_rank_that_is_missing_is_named_and_the_rest_is_compared(
     assert not [row for row in outcome.rows if row.verdict is Verdict.FAIL]
 
 
-def test_every_collective_is_recorded_with_its_group_and_gives_what_it_should(found) -> None:
+def test_every_collective_is_recorded_with_its_group_and_gives_what_it_should(found: Any) -> None:
     path = found("letters-2")
     archive = Archive(path)
     names = [name[2].rpartition("/")[2] for name in archive.calls_of(0)]
@@ -211,7 +216,7 @@ def test_every_collective_is_recorded_with_its_group_and_gives_what_it_should(fo
     assert {row.verdict for row in moved} == {Verdict.PASS}
 
 
-def test_no_value_of_a_partitioned_run_is_lost(found) -> None:
+def test_no_value_of_a_partitioned_run_is_lost(found: Any) -> None:
     for name in ("dtensor-2", "fsdp-2", "ddp-2", "pipeline-2", "megatron-2"):
         archive = Archive(found(name))
         assert archive.complete and archive.ranks == (0, 1)

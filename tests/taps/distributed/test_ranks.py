@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ LONELY = "tests.taps.distributed.programs.lonely"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stated(monkeypatch: pytest.MonkeyPatch):
+def _nothing_stated(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     yield
@@ -39,21 +40,25 @@ LAUNCHED = [
 
 
 @pytest.mark.parametrize("environment, expected", LAUNCHED)
-def test_the_environment_says_which_rank_this_is(monkeypatch, environment, expected) -> None:
+def test_the_environment_says_which_rank_this_is(
+    monkeypatch: pytest.MonkeyPatch, environment: Any, expected: Any
+) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert world() == expected
 
 
 @pytest.mark.parametrize("rank, size", [("8", "8"), ("one", "2"), ("-1", "2")])
-def test_an_environment_that_names_no_rank_is_refused(monkeypatch, rank, size) -> None:
+def test_an_environment_that_names_no_rank_is_refused(
+    monkeypatch: pytest.MonkeyPatch, rank: Any, size: Any
+) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(CaptureError, match="name no rank"):
         world()
 
 
-def test_what_is_stated_goes_before_the_environment(monkeypatch) -> None:
+def test_what_is_stated_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     set_rank(1, 2, mesh="tp:1/2")
@@ -77,7 +82,7 @@ def test_a_tensor_can_be_told_its_layout() -> None:
         layout(tensor, "b h[tp")
 
 
-def _spec(names, sizes, at, placements, shape, root=None):
+def _spec(names: Any, sizes: Any, at: Any, placements: Any, shape: Any, root: Any = None) -> Any:
     """A DTensorSpec as far as a layout looks at it, on a mesh that needs no network."""
     mesh = SimpleNamespace(
         mesh_dim_names=names, shape=sizes, ndim=len(sizes), get_coordinate=lambda: at
@@ -110,7 +115,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec, sentence", SPECS)
-def test_a_dtensor_is_described_by_a_sentence(spec, sentence) -> None:
+def test_a_dtensor_is_described_by_a_sentence(spec: Any, sentence: Any) -> None:
     assert str(layout_of_spec(_spec(*spec))) == sentence
     assert parse_layout(sentence) == layout_of_spec(_spec(*spec))
 
@@ -122,7 +127,9 @@ def _lonely(path: Path, what: str) -> list[int]:
     return [rank.wait(timeout=120) for rank in ranks]
 
 
-def test_ranks_that_only_state_who_they_are_write_one_archive(goldens: Path, tmp_path) -> None:
+def test_ranks_that_only_state_who_they_are_write_one_archive(
+    goldens: Path, tmp_path: Path
+) -> None:
     assert _lonely(tmp_path / "d", "states") == [0, 0]
     assert sorted(p.name for p in (tmp_path / "d").iterdir()) == [
         "worldsize2_global_rank0",
@@ -134,7 +141,9 @@ def test_ranks_that_only_state_who_they_are_write_one_archive(goldens: Path, tmp
     assert any("[dp]" in row.layout for row in shared)
 
 
-def test_a_rank_that_dies_is_named_and_leaves_the_rest_usable(goldens: Path, tmp_path) -> None:
+def test_a_rank_that_dies_is_named_and_leaves_the_rest_usable(
+    goldens: Path, tmp_path: Path
+) -> None:
     assert _lonely(tmp_path / "d", "dies") == [0, -9]
     archive = Archive(tmp_path / "d")
     assert not archive.complete and any("rank 1" in problem for problem in archive.problems)

@@ -1,5 +1,7 @@
 """Tensor parallelism written by hand on plain tensors, and the faults that such code has."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -15,11 +17,11 @@ class _Copy(torch.autograd.Function):
     """Identity forward, sum of the gradients backward: the entrance of a column-parallel layer."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx: Any, x: Any) -> Any:
         return x
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Any) -> Any:
         grad = grad.contiguous().clone()
         dist.all_reduce(grad)
         return grad
@@ -29,14 +31,14 @@ class _Sum(torch.autograd.Function):
     """Sum forward, identity backward: the exit of a row-parallel layer."""
 
     @staticmethod
-    def forward(ctx, x, times):
+    def forward(ctx: Any, x: Any, times: Any) -> Any:
         ctx.mark_dirty(x)
         for _ in range(times):
             dist.all_reduce(x)
         return x
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Any) -> Any:
         return grad, None
 
 
@@ -81,7 +83,9 @@ def _place() -> str:
     return f"tp:{dist.get_rank()}/{dist.get_world_size()}"
 
 
-def parallelise(model: Decoder, fault: str = NO_FAULT, layer: str = "1", annotate: bool = False):
+def parallelise(
+    model: Decoder, fault: str = NO_FAULT, layer: str = "1", annotate: bool = False
+) -> Any:
     """Give each rank its share of `model`; the fault, if any, is in the layer `layer` only."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for name, block in model.layers.items():

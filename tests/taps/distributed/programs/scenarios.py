@@ -170,14 +170,14 @@ class _Gathering(Decoder):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx: Any, x: Any) -> Any:
         with torch._C.DisableTorchFunction():  # how a value is moved is no op of the model
             out = torch.zeros(x.shape[1] * dist.get_world_size(), x.shape[2])
             dist.all_gather_into_tensor(out, x[0].contiguous())
             return out[None]
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Any) -> Any:
         return grad.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
 
 
