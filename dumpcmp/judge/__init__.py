@@ -1,5 +1,6 @@
 """Turns Metrics into a Verdict: what numbers are admissible for which dtypes, and how deep."""
 
+from dumpcmp.judge.catalogue import checker_named
 from dumpcmp.judge.checkers import (
     AllCloseValueChecker,
     AutomaticValueChecker,
@@ -9,7 +10,6 @@ from dumpcmp.judge.checkers import (
     FullValueChecker,
 )
 from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge
-from dumpcmp.judge.naming import checker_named
 from dumpcmp.judge.rounding import ReferenceChecker, RoundingChecker
 from dumpcmp.judge.rules import Evidence, judge_all
 from dumpcmp.nouns.row import ReferenceErrors
