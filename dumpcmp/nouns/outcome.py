@@ -123,9 +123,15 @@ class Answer(ABC):
 
     def message(self, most: int = 3) -> str:
         """What failed, in a headline and a line for each of the `most` worst rows."""
-        left = len(self.failures) - most
-        lines = [self.headline, *(f"  {self.sentence(row)}" for row in self.failures[:most])]
+        shown = self.worst[:most]
+        left = len(self.failures) - len(shown)
+        lines = [self.headline, *(f"  {self.sentence(row)}" for row in shown)]
         return "\n".join([*lines, f"  and {left} more"] if left > 0 else lines)
+
+    @property
+    def worst(self) -> Sequence[Any]:
+        """The failing rows that a reader should see first."""
+        return self.failures
 
     @property
     def notable(self) -> Sequence[Any]:
@@ -191,9 +197,14 @@ class Outcome(Answer):
         return f"{self.word}{where} ({self.tally})"
 
     @property
+    def worst(self) -> Sequence[Row]:
+        """Where divergences began; or else what fails."""
+        return self.roots or self.failures
+
+    @property
     def notable(self) -> Sequence[Row]:
-        """Where divergences began; or else what fails; or else the first rows."""
-        return self.roots or self.failures or self.rows
+        """The worst, or else the first rows."""
+        return self.worst or self.rows
 
     def cells(self, row: Row) -> tuple[str, ...]:
         """One row under `COLUMNS`."""

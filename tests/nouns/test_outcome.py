@@ -62,6 +62,12 @@ def test_what_does_not_pass_raises_with_its_worst_rows() -> None:
         Outcome(()).raise_for_status()
 
 
+def test_the_message_begins_with_where_it_began() -> None:
+    last = replace(FAILING[-1], root=True)
+    headline, first, more = Outcome(FAILING, (last,)).message().splitlines()
+    assert first.startswith(f"  {last.key}: FAIL") and more == "  and 2 more"
+
+
 def test_html_escapes_what_the_model_is_called() -> None:
     page = Outcome(FAILING, ROOTS, ("<script>",))._repr_html_()
     assert "mlp&lt;b&gt;" in page and "<b>" not in page and "<script>" not in page
