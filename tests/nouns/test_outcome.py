@@ -64,7 +64,7 @@ def test_what_does_not_pass_raises_with_its_worst_rows() -> None:
 
 def test_the_message_begins_with_where_it_began() -> None:
     last = replace(FAILING[-1], root=True)
-    headline, first, more = Outcome(FAILING, (last,)).message().splitlines()
+    _, first, more = Outcome(FAILING, (last,)).message().splitlines()
     assert first.startswith(f"  {last.key}: FAIL") and more == "  and 2 more"
 
 
