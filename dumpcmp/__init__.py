@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` brings each name
     from dumpcmp.archive.read.reader import Archive  # noqa: I001 - packed
-    from dumpcmp.archive.repair.integrity import audit
+    from dumpcmp.archive.integrity import audit
     from dumpcmp.archive.write.writer import ArchiveWriter
     from dumpcmp.compacting import compact
     from dumpcmp.comparing import compare
@@ -55,7 +55,7 @@ __all__ = [
 # name is used. tests/test_front_door.py holds this, `__all__` and the imports above together.
 _HOMES = {
     "archive.read.reader": "Archive",
-    "archive.repair.integrity": "audit",
+    "archive.integrity": "audit",
     "archive.write.writer": "ArchiveWriter",
     "compacting": "compact",
     "comparing": "compare",

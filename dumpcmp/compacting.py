@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from dumpcmp.align.mesh.regions import portion_of
-from dumpcmp.archive.directory import rank_directories
-from dumpcmp.archive.remains import read_run, writer_lives
+from dumpcmp.archive.paths import rank_directories, read_run, writer_lives
 from dumpcmp.archive.rewrite import Condensing, Rewritten, alone, is_sealed, parts_of, rewrite
 from dumpcmp.execute import executor_for, run_each
 from dumpcmp.nouns.errors import ArchiveError, DumpcmpError

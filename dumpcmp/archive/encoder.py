@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
+from typing import Any
 
 import numpy as np
 
-from dumpcmp.nouns.value import DTYPES, Kind
+from dumpcmp.nouns.value import DTYPES
 
 UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -28,7 +29,6 @@ _SCALAR = bytes((1, 0, 0, 0, 0, 0, 0, 0))
 LAYOUT_FIELDS = Struct("<BBQQ")
 _ATTRIBUTE = Struct("<BxHHH")
 _LINK = Struct("<BBBQB")
-_SHORT_LINK = Struct("<HHBxxxBBBQBB")
 _MEMBER = Struct("<IB3xI4x4I")
 
 # name -> size, sign bit, exponent bit and width, mantissa width, exponent bias
@@ -65,11 +65,6 @@ def message(kind: int, body: bytes) -> bytes:
     return MESSAGE.pack(kind, nbytes, 0) + body.ljust(nbytes, b"\0")
 
 
-def object_header(messages: bytes, count: int) -> bytes:
-    """A version-1 object header of `count` messages, with one hard link to it."""
-    return OBJECT_HEADER.pack(1, count, 1, len(messages)) + messages
-
-
 def _integer(size: int, signed: bool) -> bytes:
     return Struct("<B3BIHH").pack(0x10, 8 * signed, 0, 0, size, 0, 8 * size)
 
@@ -86,46 +81,38 @@ def text_type(nbytes: int) -> bytes:
     return _TEXT_TYPE.pack(0x13, 0x11, 0, 0, nbytes)
 
 
-def _compound(size: int, members: Sequence[tuple[str, int, bytes]]) -> bytes:
-    body = Struct("<BHBI").pack(0x16, len(members), 0, size)
-    for name, offset, datatype in members:
-        body += _filled(name.encode() + b"\0") + _MEMBER.pack(offset, 0, 0, 0, 0, 0, 0) + datatype
-    return body
-
-
-def _boolean() -> bytes:
-    names = _filled(b"FALSE\0") + _filled(b"TRUE\0")
-    return Struct("<BHBI").pack(0x18, 2, 0, 1) + _integer(1, signed=True) + names + b"\0\1"
-
-
-def numpy_datatype(dtype: np.dtype[np.void] | np.dtype[np.generic]) -> bytes:
-    """The Datatype message of a numpy type: integers, floats, bytes, or a compound of them."""
-    if dtype.fields:
-        members = [(name, int(at), numpy_datatype(kind)) for name, (kind, at) in
-                   ((n, f[:2]) for n, f in dtype.fields.items())]  # fmt: skip
-        return _compound(dtype.itemsize, members)
+def numpy_datatype(dtype: np.dtype[Any]) -> bytes:
+    """The Datatype message of a numpy type: numbers, bytes, or a compound of them."""
+    size = dtype.itemsize
     match dtype.kind:
+        case "V":
+            members = (dtype.fields or {}).items()
+            body = Struct("<BHBI").pack(0x16, len(members), 0, size)
+            for name, (kind, at, *_) in members:
+                place = _MEMBER.pack(at, 0, 0, 0, 0, 0, 0)
+                body += _filled(name.encode() + b"\0") + place + numpy_datatype(kind)
+            return body
+        case "c":
+            half = f"<f{size // 2}"
+            return numpy_datatype(np.dtype([("r", half), ("i", half)]))
+        case "b":
+            names = _filled(b"FALSE\0") + _filled(b"TRUE\0")
+            return Struct("<BHBI").pack(0x18, 2, 0, 1) + _integer(1, signed=True) + names + b"\0\1"
         case "i" | "u":
-            return _integer(dtype.itemsize, signed=dtype.kind == "i")
+            return _integer(size, signed=dtype.kind == "i")
         case "f":
-            return _float(*_FLOATS[f"float{8 * dtype.itemsize}"])
+            return _float(*_FLOATS[dtype.name])
         case "S":
-            return text_type(dtype.itemsize)
+            return text_type(size)
     raise TypeError(f"no HDF5 type for numpy's {dtype}")
 
 
 @lru_cache
 def datatype(name: str) -> bytes:
     """The body of the Datatype message for the element type that torch calls `name`."""
-    dtype = DTYPES[name]
     if name in _FLOATS:
         return _float(*_FLOATS[name])
-    if dtype.kind is Kind.BOOL:
-        return _boolean()
-    if dtype.kind is Kind.COMPLEX:
-        half = datatype("float32" if name == "complex64" else "float64")
-        return _compound(dtype.nbytes, [("r", 0, half), ("i", dtype.nbytes // 2, half)])
-    return _integer(dtype.nbytes, signed=name.startswith("int"))
+    return numpy_datatype(np.dtype(DTYPES[name].storage))
 
 
 def dataspace(shape: Sequence[int] | None) -> bytes:
@@ -137,60 +124,33 @@ def dataspace(shape: Sequence[int] | None) -> bytes:
     return bytes((1, len(shape), 0, 0, 0, 0, 0, 0)) + Struct(f"<{len(shape)}Q").pack(*shape)
 
 
-def _attribute_parts(value: str | int | float | Sequence[int]) -> tuple[bytes, bytes, bytes]:
-    """Datatype, dataspace and bytes of an attribute's value."""
-    if isinstance(value, str):
-        text = value.encode("utf-8", "surrogatepass") or b"\0"
-        return text_type(len(text)), dataspace(()), text
-    if isinstance(value, float):
-        return datatype("float64"), dataspace(()), _DOUBLE.pack(value)
-    if isinstance(value, int):
-        return datatype("int64"), dataspace(()), _INTEGER.pack(value)
-    return datatype("int64"), dataspace((len(value),)), Struct(f"<{len(value)}q").pack(*value)
-
-
-@lru_cache
-def _title(name: str, kind_nbytes: int, space_nbytes: int) -> bytes:
+@lru_cache(maxsize=1024)
+def _title(name: str, kind: bytes, space: bytes, nbytes: int) -> bytes:
+    """What stands before an attribute's value of `nbytes`."""
     title = name.encode() + b"\0"
-    return _ATTRIBUTE.pack(1, len(title), kind_nbytes, space_nbytes) + _filled(title)
+    fields = _ATTRIBUTE.pack(1, len(title), len(kind), len(space))
+    body = b"".join((fields, _filled(title), _filled(kind), space))
+    return MESSAGE.pack(ATTRIBUTE, len(body) + padded(nbytes), 0) + body
 
 
 def attribute(name: str, value: str | int | float | Sequence[int]) -> bytes:
     """An Attribute message: UTF-8 text, a number, or a vector of integers."""
-    kind, space, content = _attribute_parts(value)
-    title = _title(name, len(kind), len(space))
-    return message(ATTRIBUTE, b"".join((title, _filled(kind), _filled(space), content)))
+    kind, space = _INT64, _SCALAR
+    if isinstance(value, str):
+        content = value.encode("utf-8", "surrogatepass") or b"\0"
+        kind = text_type(len(content))
+    elif isinstance(value, int):
+        content = _INTEGER.pack(value)
+    elif isinstance(value, float):
+        kind, content = datatype("float64"), _DOUBLE.pack(value)
+    else:
+        space, content = dataspace((len(value),)), Struct(f"<{len(value)}q").pack(*value)
+    nbytes = len(content)
+    return _title(name, kind, space, nbytes) + content.ljust(nbytes + 7 & -8, b"\0")
 
 
-@lru_cache
-def _integer_title(name: str) -> bytes:
-    return attribute(name, 0)[:-8]
-
-
-def integer_attribute(name: str, value: int) -> bytes:
-    """`attribute` of one integer, for those that are made often."""
-    return _integer_title(name) + _INTEGER.pack(value)
-
-
-def text_attribute(name: str, text: str) -> bytes:
-    """`attribute` of a text, for those that are made often."""
-    content = text.encode("utf-8", "surrogatepass") or b"\0"
-    title = _title(name, _TEXT_TYPE.size, len(_SCALAR))
-    nbytes = len(content) + 7 & -8
-    head = MESSAGE.pack(ATTRIBUTE, len(title) + 16 + nbytes, 0)
-    kind = _TEXT_TYPE.pack(0x13, 0x11, 0, 0, len(content))
-    return b"".join((head, title, kind, _SCALAR, content.ljust(nbytes, b"\0")))
-
-
+_INT64 = datatype("int64")
 _FILL_VALUE = message(FILL_VALUE, bytes((2, 1, 1, 0)))  # allocated early, never filled
-
-
-def layout(address: int, nbytes: int) -> bytes:
-    """A Data Layout message: `nbytes` in one piece at `address`."""
-    return message(LAYOUT, LAYOUT_FIELDS.pack(3, 1, address if nbytes else UNDEFINED, nbytes))
-
-
-LAYOUT_ADDRESS = MESSAGE.size + 2  # where the address lies in `layout`'s message
 
 
 def dataset_header(
@@ -201,49 +161,47 @@ def dataset_header(
     `attributes` are messages too, so a writer can keep the header as a template and patch the
     address (at `DATASET_ADDRESS`) and the last attribute's text in place.
     """
+    layout = message(LAYOUT, LAYOUT_FIELDS.pack(3, 1, address if nbytes else UNDEFINED, nbytes))
     described = message(DATATYPE, kind) + message(DATASPACE, dataspace(shape))
-    return object_header(layout(address, nbytes) + described + _FILL_VALUE + attributes, n + 4)
+    messages = layout + described + _FILL_VALUE + attributes
+    return OBJECT_HEADER.pack(1, n + 4, 1, len(messages)) + messages
 
 
-DATASET_ADDRESS = OBJECT_HEADER.size + LAYOUT_ADDRESS
+DATASET_ADDRESS = OBJECT_HEADER.size + MESSAGE.size + 2
 
 
-def _link(name: str, order: int, kind: int, target: bytes) -> bytes:
+def _link(name: str, order: int, kind: int) -> bytes:
+    """A Link message's body, up to what it leads to."""
     encoded = name.encode()
     wide = len(encoded) > 255
-    length = len(encoded).to_bytes(2 if wide else 1, "little")
-    charset = not name.isascii()
-    body = _LINK.pack(1, 0b11100 | wide, kind, order, charset) + length + encoded + target
-    return message(LINK, body)
+    fields = _LINK.pack(1, 0b11100 | wide, kind, order, not name.isascii())
+    return fields + len(encoded).to_bytes(1 + wide, "little") + encoded
 
 
-def address_in_link(name: str) -> int:
-    """Where the address lies in the message of `hard_link` for `name`."""
-    nbytes = len(name.encode())
-    return MESSAGE.size + 12 + (2 if nbytes > 255 else 1) + nbytes
-
-
-def group_link(name: str, order: int) -> tuple[bytes, int]:
-    """`hard_link` of a group that has no address yet, and where the address belongs in it."""
-    encoded = name.encode()
-    size = len(encoded)
-    if size > 255:
-        return hard_link(name, order, 0), address_in_link(name)
-    head = _SHORT_LINK.pack(
-        LINK, size + 28 & -8, 0, 1, 0b11100, 0, order, 0 if name.isascii() else 1, size
+@lru_cache(maxsize=16_384)
+def link_form(name: str) -> tuple[Struct, bytes, bytes, int]:
+    """How `hard_link` is packed for `name`, and where the address then lies in the message."""
+    body = _link(name, 0, 0)
+    whole, order_at, end = (
+        message(LINK, body + bytes(8)),
+        MESSAGE.size + 3,
+        MESSAGE.size + len(body),
     )
-    return (head + encoded).ljust(8 + (size + 28 & -8), b"\0"), 21 + size
+    before, between = whole[:order_at], whole[order_at + 8 : end]
+    form = Struct(f"<{order_at}sQ{len(between)}sQ{len(whole) - end - 8}x")
+    return form, before, between, end
 
 
 def hard_link(name: str, order: int, address: int) -> bytes:
     """A Link message: `name` is the object whose header is at `address`."""
-    return _link(name, order, 0, ADDRESS.pack(address))
+    form, before, between, _ = link_form(name)
+    return form.pack(before, order, between, address)
 
 
 def external_link(name: str, order: int, file: str, path: str) -> bytes:
     """A Link message: `name` is what `file`, beside this one, has at `path`."""
     target = b"\0" + file.encode() + b"\0" + path.encode() + b"\0"
-    return _link(name, order, 64, len(target).to_bytes(2, "little") + target)
+    return message(LINK, _link(name, order, 64) + len(target).to_bytes(2, "little") + target)
 
 
 _GROUP = Struct("<BxHIIxxxx HHBxxx BBQQQ6x HHBxxx BBHHxx".replace(" ", ""))

@@ -18,14 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
-from dumpcmp.archive.directory import part_name, parts_in, rank_directories
-from dumpcmp.archive.escaping import dataset_path
-from dumpcmp.archive.read.contents import Contents, read_index
-from dumpcmp.archive.read.decoder import PartFile, hard_links, root_address
+from dumpcmp.archive.paths import dataset_path, part_name, parts_in, rank_directories
+from dumpcmp.archive.read.contents import Contents, PartFile, hard_links, read_index, root_address
 from dumpcmp.archive.read.scan import part_facts
 from dumpcmp.archive.schema import ABSENT, INDEX_GROUP, NO_ROW, form_key, form_of
+from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import LOST_PATH, Elsewhere, Owner, Part
-from dumpcmp.archive.write.template import Template
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.key import Key

@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from dumpcmp.archive.repair.integrity import Audit, Flaw, audit
+from dumpcmp.archive.integrity import Audit, Flaw, audit
 
 
 @click.command()

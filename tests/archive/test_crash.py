@@ -16,8 +16,8 @@ from pathlib import Path
 import h5py
 import pytest
 
+from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.archive.repair.integrity import audit
 from tests.archive.doomed import name_of
 
 KILLS = int(os.environ.get("DUMPCMP_KILLS", "4"))

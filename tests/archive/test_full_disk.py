@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.archive.repair.integrity import audit
 from tests.archive.values import key, loaded
 
 LIMIT = 4 << 20

@@ -17,11 +17,11 @@ import h5py
 import numpy as np
 import pytest
 
-from dumpcmp.archive import journal
-from dumpcmp.archive.read.decoder import PartFile
+from dumpcmp.archive import schema
+from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.read.contents import PartFile
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import Found, journal_records
-from dumpcmp.archive.repair.integrity import audit
 from dumpcmp.archive.rewrite import Condensing, rewrite
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError
@@ -146,7 +146,7 @@ def missing(content: bytearray, start: int, end: int) -> None:
 
 
 DAMAGES: dict[str, Callable[[bytearray, int, int], None]] = {"torn": torn, "missing": missing}
-KINDS = {"call": journal.CALL, "form": journal.FORM, "link": journal.LINK, "value": journal.VALUE}
+KINDS = {"call": schema.CALL, "form": schema.FORM, "link": schema.LINK, "value": schema.VALUE}
 STATES = ("unsealed", "index damaged", "sealed")
 
 
@@ -159,7 +159,7 @@ def in_state(path: Path, state: str) -> bytes:
     """The part of a sample whose index is not there yet, cannot be read, or is sound."""
     content = bytearray(sample(path, sealed=state != "unsealed"))
     if state == "index damaged":
-        (index,) = (r for r in records_of(parts(path)[0]) if r.fields.kind == journal.INDEX)
+        (index,) = (r for r in records_of(parts(path)[0]) if r.fields.kind == schema.INDEX)
         content[index.data_start] ^= 0xFF
     return bytes(content)
 
@@ -170,10 +170,10 @@ def lost_with(lost: Found, records: list[Found]) -> set[int]:
     gone = {
         row for row, found in rows.items()
         if found is lost
-        or (kind == journal.CALL and found.fields.call == lost.fields.call)
-        or (kind == journal.FORM and found.fields.form == lost.fields.form)
+        or (kind == schema.CALL and found.fields.call == lost.fields.call)
+        or (kind == schema.FORM and found.fields.form == lost.fields.form)
     }  # fmt: skip
-    links = {row for row, found in rows.items() if found.fields.kind == journal.LINK}
+    links = {row for row, found in rows.items() if found.fields.kind == schema.LINK}
     return gone | {row for row in links if rows[row].listed()[1] in gone}
 
 
@@ -246,10 +246,10 @@ def test_a_link_to_a_lost_value_of_another_part_is_told(tmp_path: Path) -> None:
     first, *_, last = parts(path)
     for part in (first, last):
         content, records = bytearray(part.read_bytes()), records_of(part)
-        index = next(r for r in records if r.fields.kind == journal.INDEX)
+        index = next(r for r in records if r.fields.kind == schema.INDEX)
         content[index.data_start] ^= 0xFF
         if part is first:
-            value = [r for r in records if r.fields.kind == journal.VALUE][1]
+            value = [r for r in records if r.fields.kind == schema.VALUE][1]
             missing(content, value.start, value.end)
         part.write_bytes(content)
     for repair in (False, True):

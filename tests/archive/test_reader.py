@@ -11,8 +11,8 @@ import h5py
 import numpy as np
 import pytest
 
+from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.archive.repair.integrity import audit
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Key

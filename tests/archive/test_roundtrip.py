@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from dumpcmp.archive.escaping import file_name, group_path, link_name, name_of_file
+from dumpcmp.archive.paths import file_name, group_path, link_name, name_of_file
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.key import Key

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from xxhash import xxh3_128_hexdigest
 
+from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.archive.repair.integrity import audit
 from dumpcmp.archive.write import ring as rings
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.writer import ArchiveWriter, Memory

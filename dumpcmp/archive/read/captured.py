@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,24 +13,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.archive.directory import parts_in, rank_directories, steps_in
-from dumpcmp.archive.escaping import listed, name_of_file
-from dumpcmp.archive.read.decoder import PartFile
-from dumpcmp.archive.read.rankstep import NameInStep, RankStep, read_part
-from dumpcmp.archive.read.scan import Found, part_facts, ring_records
-from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
+from dumpcmp.archive import paths
+from dumpcmp.archive.read.contents import PartFile, RankStep
+from dumpcmp.archive.read.scan import Found, part_facts, read_part, ring_records
 from dumpcmp.archive.schema import MAX_RANK, RUN_FILE, SCHEMA_VERSION
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Kept, Location, Record
+from dumpcmp.nouns.selection import Tap, spelled
 from dumpcmp.nouns.value import DTYPES, Value
 
 SMALLEST_MAPPED = 1 << 16  # bytes of a tensor that is worth a mapping of its own
 MOST_MAPPED = 64  # parts mapped at once; each keeps a file open
 
 
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One selection: of steps and ops as a Tap has them, and of slots by globs or kinds."""
+
+    tap: Tap
+    slots: tuple[str, ...]
+
+    def selects(self, key: Key) -> bool:
+        return (
+            self.tap.selects_step(key.step)
+            and self.tap.selects_op(key.op)
+            and (
+                not self.slots
+                or any(fnmatchcase(key.slot, glob) or key.slot.kind == glob for glob in self.slots)
+            )
+        )
+
+    def __str__(self) -> str:
+        steps = ",".join(map(spelled, self.tap.steps))
+        named = {"layers": self.tap.layers, "steps": (steps,) if steps else (), "slots": self.slots}
+        return " ".join(f"{name} {' '.join(told)}" for name, told in named.items() if told)
+
+
 class Captured(Mapping[Key, Record]):
     """A run's directory of parts: Key -> Record, in order of execution; `Archive` is its face."""
+
+    _filters: tuple[Filter, ...] = ()  # what `select` left of it
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -37,8 +62,11 @@ class Captured(Mapping[Key, Record]):
         self._mapped: dict[Path, NDArray[np.uint8]] = {}
         self._files: dict[Path, int] = {}  # part -> which file it was when its index was read
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path,), {"_filters": self._filters}
+
     def _find_ranks(self) -> dict[int, Path]:
-        found = rank_directories(self.path)
+        found = paths.rank_directories(self.path)
         if not found:
             raise ArchiveError(
                 f"{self.path} is not an archive: it has no worldsize*_global_rank* directory",
@@ -65,7 +93,7 @@ class Captured(Mapping[Key, Record]):
     @cached_property
     def run(self) -> dict[int, dict[str, Any]]:
         """run.json of each rank."""
-        return {rank: read_run(path) for rank, path in self._directories.items()}
+        return {rank: paths.read_run(path) for rank, path in self._directories.items()}
 
     @property
     def complete(self) -> bool:
@@ -75,7 +103,7 @@ class Captured(Mapping[Key, Record]):
     @property
     def problems(self) -> tuple[str, ...]:
         """What a reader must know: ranks missing, captures cut short, parts damaged."""
-        missing = listed(self.missing_ranks)
+        missing = paths.listed(self.missing_ranks)
         found = [f"rank {missing} is missing"] if missing else []
         for rank, facts in self.run.items():
             if not _ended_well(facts):
@@ -92,18 +120,19 @@ class Captured(Mapping[Key, Record]):
             for place in sorted(directory.iterdir()):
                 if place.is_dir() and not place.name.startswith("."):
                     held = tree.setdefault(_model_name(place), {})
-                    for step, parts in steps_in(place).items():
+                    for step, parts in paths.steps_in(place).items():
                         held.setdefault(step, {})[rank] = parts
         return {model: dict(sorted(steps.items())) for model, steps in tree.items()}
 
     @property
     def models(self) -> tuple[str, ...]:
         """The names of the root modules that ran."""
-        return tuple(self._tree)
+        return tuple(model for model in self._tree if not self._filters or self.steps(model))
 
     def steps(self, model: str) -> tuple[int, ...]:
         """The steps of `model` that any rank has captured."""
-        return tuple(self._tree.get(model, ()))
+        every = self._tree.get(model, ())
+        return tuple(s for s in every if all(f.tap.selects_step(s) for f in self._filters))
 
     def ranks_with(self, model: str, step: int) -> tuple[int, ...]:
         """The ranks that have captured this step."""
@@ -113,7 +142,7 @@ class Captured(Mapping[Key, Record]):
     def texts(self) -> dict[tuple[int, str, str], Path]:
         """The readable companions, such as graphs as code, by rank, model and name."""
         return {
-            (rank, _model_name(path.parent), name_of_file(path.name) or path.name): path
+            (rank, _model_name(path.parent), paths.name_of_file(path.name) or path.name): path
             for rank, directory in self._directories.items()
             for path in sorted(directory.glob("*/*"))
             if path.is_file()
@@ -122,7 +151,7 @@ class Captured(Mapping[Key, Record]):
     @cached_property
     def _stranded(self) -> dict[int, list[Found]]:
         """What the ring of a killed writer still holds, by rank."""
-        rings = {rank: ring_left_by(path) for rank, path in self._directories.items()}
+        rings = {rank: paths.ring_left_by(path) for rank, path in self._directories.items()}
         return {rank: list(ring_records(ring)) if ring else [] for rank, ring in rings.items()}
 
     def _rank_steps(self, model: str, step: int) -> Iterator[RankStep]:
@@ -133,7 +162,7 @@ class Captured(Mapping[Key, Record]):
             yield self._steps[rank, model, step]
 
     def _read_step(self, rank: int, model: str, step: int, directory: Path) -> RankStep:
-        held = parts_in(directory)
+        held = paths.parts_in(directory)
         self._files |= {path: path.stat().st_ino for path in held.values()}
         parts = {
             number: read_part(path, model, step, number, self._stranded[rank])
@@ -141,24 +170,26 @@ class Captured(Mapping[Key, Record]):
         }
         return RankStep(rank, model, step, parts)
 
+    def _selects(self, key: Key) -> bool:
+        return all(each.selects(key) for each in self._filters)
+
+    def _holders(self, key: Key) -> Iterator[RankStep]:
+        """The step of `key` on each rank that has the value, lowest rank first."""
+        if self._selects(key):
+            name = (key.op, key.call, key.slot)
+            yield from (s for s in self._rank_steps(key.model, key.step) if name in s.rows)
+
     def shards(self, key: Key) -> tuple[Record, ...]:
         """The Records of `key` on all ranks that have it, lowest rank first."""
-        name = (key.op, key.call, key.slot)
-        held = self._rank_steps(key.model, key.step)
-        return tuple(step.record(key) for step in held if name in step.rows)
+        return tuple(step.record(key) for step in self._holders(key))
 
     def __getitem__(self, key: Key) -> Record:
-        name = (key.op, key.call, key.slot)
-        for step in self._rank_steps(key.model, key.step):
-            if name in step.rows:
-                return step.record(key)
+        for step in self._holders(key):
+            return step.record(key)
         raise KeyError(key)
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, Key) and any(
-            (key.op, key.call, key.slot) in step.rows
-            for step in self._rank_steps(key.model, key.step)
-        )
+        return isinstance(key, Key) and any(True for _ in self._holders(key))
 
     def __iter__(self) -> Iterator[Key]:
         for model in self.models:
@@ -170,12 +201,9 @@ class Captured(Mapping[Key, Record]):
 
     def keys_of(self, model: str, step: int) -> Iterator[Key]:
         """The Keys of one step, in order of execution; each once, whatever ranks hold it."""
-        seen: set[NameInStep] = set()
-        for held in self._rank_steps(model, step):
-            for name in held.names():
-                if name not in seen:
-                    seen.add(name)
-                    yield Key(model, step, *name)
+        names = (name for held in self._rank_steps(model, step) for name in held.names())
+        keys = (Key(model, step, *name) for name in dict.fromkeys(names))
+        yield from filter(self._selects, keys) if self._filters else keys
 
     @cached_property
     def calls(self) -> dict[Site, Call]:
@@ -195,6 +223,7 @@ class Captured(Mapping[Key, Record]):
             for held in self._rank_steps(model, step)
             if held.rank == rank
             for call in held.calls().values()
+            if all(each.tap.selects_op(call.op) for each in self._filters)
         }
 
     def load(self, record: Record) -> Value:
@@ -276,14 +305,14 @@ def _why_incomplete(facts: dict[str, Any], directory: Path) -> str:
         return f"{RUN_FILE} is missing or damaged"
     if facts.get("schema") != SCHEMA_VERSION:
         return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
-    if writer_lives(facts, directory):
+    if paths.writer_lives(facts, directory):
         return "the capture is still running"
     return str(facts.get("problem") or "the capture was cut short; dumpcmp audit --repair mends it")
 
 
 def _model_name(place: Path) -> str:
     """The model whose parts lie in `place`."""
-    if (name := name_of_file(place.name)) is not None:
+    if (name := paths.name_of_file(place.name)) is not None:
         return name
     for part in sorted(place.glob("*/part-*.h5")):
         with PartFile(part) as file:

@@ -1,34 +1,145 @@
-"""What one part holds, however it was found: by its index, by its journal, or by its groups."""
+"""A part opened with suspicion: its bytes by address, its HDF5 objects, its index.
+
+Every address and length is checked before use.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from struct import Struct
+from struct import error as StructError
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.archive import encoder
-from dumpcmp.archive.journal import LOST_CALL, call_json, read_call, read_form
-from dumpcmp.archive.read.decoder import PartFile, dataset, hard_links, root_address
-from dumpcmp.archive.schema import (
-    ABSENT,
-    CALL_FIELDS,
-    INDEX_DATASETS,
-    INDEX_GROUP,
-    LOST_FORM,
-    ROW_TYPE,
-    Form,
-)
+from dumpcmp.archive import encoder, schema
+from dumpcmp.archive.encoder import ADDRESS, MESSAGE, OBJECT_HEADER, SIGNATURE, UNDEFINED
+from dumpcmp.archive.schema import ABSENT, INDEX_GROUP, NO_ROW, ROW_TYPE, Form
 from dumpcmp.nouns.errors import ArchiveError
-from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Call, Kept, Location, Record
 
-LISTED_LOST = json.loads(call_json(LOST_CALL))
+LARGEST_READ = 256 << 20  # bytes of an index or a group that a reader is willing to hold
+PEEK = 1024  # enough for the header of an index group or of one of its datasets
+
+
+class PartFile:
+    """A part opened for reading: bytes by address, never past the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.nbytes = os.fstat(self.descriptor).st_size
+        except OSError as error:
+            raise ArchiveError(f"cannot open {path}: {error.strerror}") from error
+
+    def __enter__(self) -> PartFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+    def fail(self, place: int, what: str) -> NoReturn:
+        raise ArchiveError(
+            f"{self.path} is damaged at byte {place}: {what}",
+            hint="dumpcmp audit says what is left of it",
+        )
+
+    def read(self, place: int, nbytes: int) -> bytes:
+        """Exactly `nbytes` at `place`."""
+        if nbytes > LARGEST_READ or place + nbytes > self.nbytes:
+            self.fail(place, f"{nbytes} bytes are said to be here, but the file ends before")
+        content = os.pread(self.descriptor, nbytes, place)
+        if len(content) != nbytes:
+            self.fail(place, "the file became shorter while it was read")
+        return content
+
+    def peek(self, place: int, nbytes: int) -> bytes:
+        """At most `nbytes` at `place`."""
+        return self.read(place, max(0, min(nbytes, self.nbytes - place)))
+
+
+class Dataset(NamedTuple):
+    """What a dataset's header says: its type, its shape, and where its bytes are."""
+
+    datatype: bytes
+    shape: tuple[int, ...]
+    address: int
+    nbytes: int
+
+
+def root_address(file: PartFile) -> int:
+    """Where the superblock says that the root group's header is; it must be of our kind."""
+    fields = encoder.SUPERBLOCK.unpack(file.read(0, encoder.SUPERBLOCK.size))
+    if fields[0] != SIGNATURE:
+        file.fail(0, "this is no HDF5 file")
+    if fields[1:8] != (0, 0, 0, 0, 0, 8, 8) or fields[18] != 0:
+        file.fail(8, "the superblock is not of the kind that dumpcmp writes")
+    return int(fields[17])
+
+
+def messages(file: PartFile, address: int) -> Iterator[tuple[int, int, bytes]]:
+    """Place, kind and body of the messages in the first bytes of an object header."""
+    if address == UNDEFINED or address % 8:
+        file.fail(address, "no object header can be here")
+    head = file.peek(address, PEEK)
+    version, count, _, nbytes = OBJECT_HEADER.unpack_from(head.ljust(OBJECT_HEADER.size, b"\0"))
+    if version != 1 or address + OBJECT_HEADER.size + nbytes > file.nbytes:
+        file.fail(address, "an object header should be here")
+    at = OBJECT_HEADER.size
+    end = min(len(head), at + nbytes)
+    while count and at + MESSAGE.size <= end:
+        kind, size, _ = MESSAGE.unpack_from(head, at)
+        if at + MESSAGE.size + size > end:
+            return
+        yield address + at, kind, head[at + MESSAGE.size : at + MESSAGE.size + size]
+        at += MESSAGE.size + size
+        count -= 1
+
+
+def hard_links(file: PartFile, address: int) -> Iterator[tuple[str, int]]:
+    """Name and address of the hard links in the first bytes of a group's header."""
+    for place, kind, body in messages(file, address):
+        if kind != encoder.LINK:
+            continue
+        if len(body) < 24 or body[0] != 1 or body[1] & 0b11100 != 0b11100 or body[1] & 0b10:
+            file.fail(place, "a link should be here")
+        start = 12 + (2 if body[1] & 1 else 1)
+        length = int.from_bytes(body[12:start], "little")
+        if start + length + 8 > len(body):
+            file.fail(place, "a link's name is longer than the link")
+        if body[2] == 0:
+            name = body[start : start + length].decode("utf-8", "replace")
+            yield name, ADDRESS.unpack_from(body, start + length)[0]
+
+
+def dataset(file: PartFile, address: int) -> Dataset:
+    """The dataset whose header is at `address`, its bytes known to lie within the file."""
+    found = {kind: body for _, kind, body in messages(file, address)}
+    try:
+        datatype, space = found[encoder.DATATYPE], found[encoder.DATASPACE]
+        version, layout, start, nbytes = encoder.LAYOUT_FIELDS.unpack_from(found[encoder.LAYOUT])
+        shape = Struct(f"<{space[1]}Q").unpack_from(space, 8)
+    except (KeyError, IndexError, StructError):
+        file.fail(address, "a dataset's header should be here")
+    if (version, layout, space[0]) != (3, 1, 1):
+        file.fail(address, "the dataset is not of the kind that dumpcmp writes")
+    if nbytes and start + nbytes > file.nbytes:
+        file.fail(
+            start, f"a dataset of {nbytes} bytes is said to be here, but the file ends before"
+        )
+    return Dataset(datatype, shape, start, nbytes)
+
+
+LISTED_LOST = json.loads(schema.call_json(schema.LOST_CALL))
 
 
 @dataclass(eq=False)
@@ -60,7 +171,7 @@ class Contents:
 
     def _op(self, listed: Any) -> tuple[str, int]:
         match listed:
-            case [str(op), int(call), *_] if len(listed) == len(CALL_FIELDS):
+            case [str(op), int(call), *_] if len(listed) == len(schema.CALL_FIELDS):
                 return op, call
         raise damaged(self.path, "a call", listed)
 
@@ -71,7 +182,7 @@ class Contents:
 
     def _call(self, listed: Any) -> Call:
         try:
-            return read_call(listed, self.model, self.step)
+            return schema.read_call(listed, self.model, self.step)
         except (TypeError, ValueError):
             raise damaged(self.path, "a call", listed) from None
 
@@ -98,7 +209,7 @@ def read_forms(path: Path, listed: Iterable[Any]) -> list[Form]:
     found = []
     for each in listed:
         try:
-            found.append(LOST_FORM if each is None else read_form(each))
+            found.append(schema.LOST_FORM if each is None else schema.read_form(each))
         except (TypeError, ValueError):
             raise damaged(path, "a form", each) from None
     return found
@@ -110,7 +221,7 @@ def read_index(file: PartFile) -> Contents | None:
     if INDEX_GROUP not in root:
         return None
     links = dict(hard_links(file, root[INDEX_GROUP]))
-    if links.keys() < set(INDEX_DATASETS):
+    if links.keys() < set(schema.INDEX_DATASETS):
         file.fail(root[INDEX_GROUP], "the index is not whole")
     rows = _read_rows(file, links["records"])
     calls, forms = (_read_list(file, links[name]) for name in ("calls", "forms"))
@@ -137,3 +248,81 @@ def _read_list(file: PartFile, address: int) -> list[Any]:
     if not isinstance(listed, list):
         file.fail(found.address, "a JSON list should be here")
     return listed
+
+
+NameInStep = tuple[str, int, str]  # op, call and slot: a Key within its step
+
+
+@dataclass(eq=False)
+class RankStep:
+    """One step as one rank wrote it: its parts, and where in them each value is."""
+
+    rank: int
+    model: str
+    step: int
+    parts: dict[int, Contents]
+    rows: dict[NameInStep, tuple[Contents, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for contents in self.parts.values():
+            ops = contents.ops
+            slots = [form.slot for form in contents.forms]
+            calls, forms = contents.rows["call"].tolist(), contents.rows["form"].tolist()
+            for row, (call, form) in enumerate(zip(calls, forms, strict=True)):
+                if call != ABSENT:
+                    self.rows.setdefault((*ops[call], slots[form]), (contents, row))
+
+    def calls(self) -> dict[tuple[str, int], Call]:
+        """The calls of the step, in order of execution."""
+        found: dict[tuple[str, int], Call] = {}
+        for contents in self.parts.values():
+            for call in contents.calls().values():
+                found.setdefault((call.op, call.call), call)
+        return dict(sorted(found.items(), key=lambda entry: entry[1].order))
+
+    def names(self) -> list[NameInStep]:
+        """The values of the step, in order of execution."""
+        order = {name: int(c.rows["order"][row]) for name, (c, row) in self.rows.items()}
+        return sorted(order, key=order.__getitem__)
+
+    def record(self, key: Key) -> Record:
+        contents, row = self.rows[key.op, key.call, key.slot]
+        _, form, order, part, same, _, offset, nbytes, digest = contents.rows[row].item()
+        facts = contents.forms[form].facts
+        holder = self.parts.get(part)
+        if holder is None:
+            facts = _gone(facts, f"part {part}, which holds its bytes, is missing")
+        elif same != NO_ROW and not holder.has_row(same):
+            facts = _gone(facts, f"row {same} of part {part}, which holds its bytes, was lost")
+            holder = None
+        elif same != NO_ROW:  # the row that has the bytes says what they are: perhaps a Summary
+            offset, nbytes, digest = holder.rows[same].item()[6:]
+            held = holder.forms[holder.rows[same]["form"]]
+            facts = {**facts, "kept": held.kept, "stored": held.stored}
+        first = holder.name(same) if holder and same != NO_ROW else None
+        return Record(
+            key,
+            order,
+            rank=self.rank,
+            same_as=Key(self.model, self.step, *first) if first else None,
+            digest=digest.decode("ascii", "replace"),
+            location=_location(contents, holder, row, same, offset, nbytes),
+            **facts,
+        )
+
+
+def _gone(facts: dict[str, Any], problem: str) -> dict[str, Any]:
+    return {**facts, "kept": Kept.NOTHING, "problem": problem}
+
+
+def _location(
+    contents: Contents, holder: Contents | None, row: int, same: int, offset: int, nbytes: int
+) -> Location | None:
+    if holder is None:
+        return None
+    if holder is not contents:
+        contents, row = holder, same
+    if row in contents.elsewhere:
+        path, offset = contents.elsewhere[row]
+        return Location(path, offset, nbytes)
+    return Location(contents.path, offset, nbytes, contents.datasets.get(row, ""))

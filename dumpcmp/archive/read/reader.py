@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dumpcmp.archive.read.captured import Captured
+from dumpcmp.archive.read.captured import Captured, Filter
 from dumpcmp.nouns.errors import ArchiveError, MissingValueError
-from dumpcmp.nouns.key import Key, Op, Site, Slot
+from dumpcmp.nouns.key import Key, Op, Slot
 from dumpcmp.nouns.record import Call, Kept, Record
-from dumpcmp.nouns.selection import Tap, closest, parse_layers, parse_steps, spelled
+from dumpcmp.nouns.selection import Tap, closest, parse_layers, parse_steps
 from dumpcmp.nouns.value import to_torch
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-
-
-@dataclass(frozen=True, slots=True)
-class _Filter:
-    """One selection: of steps and ops as a Tap has them, and of slots by globs or kinds."""
-
-    tap: Tap
-    slots: tuple[str, ...]
-
-    def selects(self, key: Key) -> bool:
-        return (
-            self.tap.selects_step(key.step)
-            and self.tap.selects_op(key.op)
-            and (
-                not self.slots
-                or any(fnmatchcase(key.slot, glob) or key.slot.kind == glob for glob in self.slots)
-            )
-        )
-
-    def __str__(self) -> str:
-        steps = ",".join(map(spelled, self.tap.steps))
-        named = {"layers": self.tap.layers, "steps": (steps,) if steps else (), "slots": self.slots}
-        return " ".join(f"{name} {' '.join(told)}" for name, told in named.items() if told)
 
 
 class Archive(Captured):
@@ -60,48 +35,11 @@ class Archive(Captured):
     that a crash has cut short, opens too: `complete` is False and `problems` says why.
     """
 
-    _filters: tuple[_Filter, ...] = ()  # what `select` left of it
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path,), {"_filters": self._filters}
-
-    def _selects(self, key: Key) -> bool:
-        return not self._filters or all(each.selects(key) for each in self._filters)
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        every = super().models
-        return tuple(model for model in every if self.steps(model)) if self._filters else every
-
-    def steps(self, model: str) -> tuple[int, ...]:
-        every = super().steps(model)
-        return tuple(s for s in every if all(f.tap.selects_step(s) for f in self._filters))
-
-    def keys_of(self, model: str, step: int) -> Iterator[Key]:
-        every = super().keys_of(model, step)
-        return filter(self._selects, every) if self._filters else every
-
-    def shards(self, key: Key) -> tuple[Record, ...]:
-        return super().shards(key) if self._selects(key) else ()
-
-    def __getitem__(self, key: Key) -> Record:
-        if not self._selects(key):
-            raise KeyError(key)
-        return super().__getitem__(key)
-
-    def calls_of(self, rank: int) -> dict[Site, Call]:
-        taps = [each.tap for each in self._filters]
-        return {
-            site: call
-            for site, call in super().calls_of(rank).items()
-            if all(tap.selects_step(site.step) and tap.selects_op(site.op) for tap in taps)
-        }
-
     def __contains__(self, key: object) -> bool:
         """Whether there is a value of this Key, or, for a text, an op of this name."""
-        if isinstance(key, Key):
-            return self._selects(key) and super().__contains__(key)
-        return isinstance(key, str) and any(key in (each.op, each.op.plain) for each in self)
+        if isinstance(key, str):
+            return any(key in (each.op, each.op.plain) for each in self)
+        return super().__contains__(key)
 
     def __repr__(self) -> str:
         return f"<Archive {self.path}: {'; '.join(filter(None, self._told().values()))}>"
@@ -225,7 +163,7 @@ class Archive(Captured):
         chosen = copy(self)
         vars(chosen).pop("calls", None)  # those of the whole, where they were asked for
         globs = (slots,) if isinstance(slots, str) else tuple(slots or ())
-        chosen._filters = (*self._filters, _Filter(tap, globs))
+        chosen._filters = (*self._filters, Filter(tap, globs))
         return chosen
 
     def to_pandas(self) -> pd.DataFrame:

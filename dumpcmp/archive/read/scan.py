@@ -1,37 +1,35 @@
-"""A part read by its journal: what a crash left, as far as it can be trusted."""
+"""A part in whatever state: by its index, by its journal after a crash, or by its groups."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import namedtuple
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from dumpcmp.archive import journal
-from dumpcmp.archive.encoder import padded
-from dumpcmp.archive.read.contents import LISTED_LOST, Contents, read_forms
-from dumpcmp.archive.read.decoder import PartFile
-from dumpcmp.archive.remains import HEADER_NBYTES, read_header
-from dumpcmp.archive.schema import (
-    ABSENT,
-    ALIGNMENT,
-    JOURNAL_AT,
-    JOURNAL_FIELDS,
-    MAGIC,
-    NO_ROW,
-    PREFIX_HEADER,
-    ROW_TYPE,
-    WAITING,
-    lost_row,
+from dumpcmp.archive import schema
+from dumpcmp.archive.encoder import SIGNATURE, padded
+from dumpcmp.archive.paths import HEADER_NBYTES, read_header
+from dumpcmp.archive.read.contents import (
+    LISTED_LOST,
+    Contents,
+    PartFile,
+    read_forms,
+    read_index,
+    root_address,
 )
+from dumpcmp.archive.schema import ABSENT, ALIGNMENT, JOURNAL_AT, MAGIC, NO_ROW, PREFIX_HEADER
+from dumpcmp.nouns.errors import ArchiveError
 
 _MOST_IN_RING = 1 << 22
 _STRIDE = 1 << 20  # bytes looked through at once for the next record
 
-Fields = NamedTuple("Fields", [(name, Any) for name, _, _ in JOURNAL_FIELDS])  # type: ignore[misc]
+Fields = namedtuple("Fields", [n for n, _, _ in schema.JOURNAL_FIELDS])  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -61,17 +59,12 @@ class Found:
             return None
 
 
-def fields_of(prefix: bytes) -> Any:
-    """The fields at the beginning of a prefix, by name."""
-    return Fields(*journal.HEADER.unpack_from(prefix))
-
-
 def record_at(file: PartFile, start: int, nonce: int | None) -> Found | None:
     """The journal record at `start`, or None where there is no whole and sound one."""
     if start + PREFIX_HEADER > file.nbytes:
         return None
     head = file.peek(start, 1024)
-    fields = fields_of(head)
+    fields: Any = Fields(*schema.HEADER.unpack_from(head))
     prefix_nbytes = fields.blocks * ALIGNMENT
     if fields.magic != MAGIC or fields.address != start or prefix_nbytes < PREFIX_HEADER:
         return None
@@ -80,7 +73,7 @@ def record_at(file: PartFile, start: int, nonce: int | None) -> Found | None:
     if start + prefix_nbytes + fields.nbytes > file.nbytes:
         return None
     prefix = head[:prefix_nbytes] if prefix_nbytes <= 1024 else file.read(start, prefix_nbytes)
-    if journal.checksum(prefix, fields.kind) != fields.crc:
+    if schema.checksum(prefix, fields.kind) != fields.crc:
         return None
     return Found(fields, prefix, start, file.path)
 
@@ -88,7 +81,7 @@ def record_at(file: PartFile, start: int, nonce: int | None) -> Found | None:
 def first_record(file: PartFile) -> Found:
     """The record that begins a part's journal."""
     found = record_at(file, JOURNAL_AT, None)
-    if found is None or found.fields.kind != journal.PART:
+    if found is None or found.fields.kind != schema.PART:
         file.fail(JOURNAL_AT, "the journal of a part should begin here")
     return found
 
@@ -122,7 +115,7 @@ def journal_records(file: PartFile, problems: list[str]) -> Iterator[Found]:
 
 def _next_record(file: PartFile, start: int, nonce: int) -> int | None:
     """The next sound record at or after `start`: its nonce is looked for in the bytes."""
-    pattern = journal.SEQUENCE.pack(nonce)
+    pattern = schema.SEQUENCE.pack(nonce)
     while start < file.nbytes:
         window = file.peek(start, _STRIDE + 8)
         at = window.find(pattern)
@@ -144,11 +137,11 @@ def ring_records(path: Path) -> Iterator[Found]:
             start = HEADER_NBYTES + place
             if start + PREFIX_HEADER > file.nbytes:
                 return
-            fields = fields_of(file.read(start, PREFIX_HEADER))
-            if fields.magic not in (MAGIC, WAITING) or fields.sequence != sequence:
+            fields: Any = Fields(*schema.HEADER.unpack(file.read(start, PREFIX_HEADER)))
+            if fields.magic not in (MAGIC, schema.WAITING) or fields.sequence != sequence:
                 return
             sequence += 1
-            if fields.kind == journal.WRAP:
+            if fields.kind == schema.WRAP:
                 place = 0
                 continue
             prefix_nbytes = fields.blocks * ALIGNMENT
@@ -163,10 +156,8 @@ def ring_records(path: Path) -> Iterator[Found]:
 class _Gathering:
     """Builds Contents from journal records, taking nothing twice and nothing on trust."""
 
-    def __init__(self, file: PartFile, number: int) -> None:
-        self.path = file.path
-        self.number = number  # of the part
-        self.problems: list[str] = []
+    def __init__(self, file: PartFile, number: int, problems: list[str]) -> None:
+        self.path, self.number, self.problems = file.path, number, problems
         self.rows: list[tuple[Any, ...]] = []
         self.calls: list[Any] = []
         self.forms: list[Any] = []
@@ -176,13 +167,13 @@ class _Gathering:
     def take(self, found: Found) -> None:
         """Take one record; a call, form or row that is already known is left as it is."""
         match found.fields.kind:
-            case journal.CALL:
+            case schema.CALL:
                 self._insert(self.calls, found.fields.call, found.listed())
-            case journal.FORM:
+            case schema.FORM:
                 self._insert(self.forms, found.fields.form, found.listed())
-            case journal.VALUE:
+            case schema.VALUE:
                 self._take_row(found, self._value_row(found))
-            case journal.LINK:
+            case schema.LINK:
                 self._take_row(found, self._link_row(found))
 
     def _insert(self, known: list[Any], number: int, listed: Any) -> None:
@@ -203,7 +194,7 @@ class _Gathering:
             place = f"{found.file} at byte {found.start}"
             self.problems.append(f"{place}: a record that is torn, or refers to nothing known")
             return
-        self.rows += [lost_row(self.number)] * (number + 1 - len(self.rows))
+        self.rows += [schema.lost_row(self.number)] * (number + 1 - len(self.rows))
         self.rows[number] = (fields.call, fields.form, fields.order, *rest)
         if found.file != self.path and fields.nbytes:
             self.elsewhere[number] = found.file, found.data_start
@@ -225,7 +216,7 @@ class _Gathering:
                 own = part == self.number and row < len(self.rows)
                 if own and row in self.elsewhere:
                     self.elsewhere[found.fields.row] = self.elsewhere[row]
-                target = self.rows[row] if own else lost_row(part)
+                target = self.rows[row] if own else schema.lost_row(part)
                 return (part, row, *target[5:])
         return None
 
@@ -234,18 +225,16 @@ def _has(known: list[Any], number: int) -> bool:
     return number < len(known) and known[number] is not None
 
 
-def scan(file: PartFile, stranded: list[Found]) -> Contents:
-    """The contents of a part by its journal, and by what a dead writer's ring has for it."""
+def gather(file: PartFile, records: Iterable[Found], problems: list[str]) -> Contents:
+    """The contents of a part by those of `records` that are its own."""
     facts, nonce = part_facts(file), first_record(file).fields.nonce
-    gathered = _Gathering(file, facts["part"])
-    for found in journal_records(file, gathered.problems):
-        gathered.take(found)
-    for found in stranded:
+    gathered = _Gathering(file, facts["part"], problems)
+    for found in records:
         if found.fields.nonce == nonce:
             gathered.take(found)
     return Contents(
         file.path,
-        np.array(gathered.rows, ROW_TYPE),
+        np.array(gathered.rows, schema.ROW_TYPE),
         [LISTED_LOST if call is None else call for call in gathered.calls],
         read_forms(file.path, gathered.forms),
         facts["model"],
@@ -253,3 +242,48 @@ def scan(file: PartFile, stranded: list[Found]) -> Contents:
         problems=tuple(gathered.problems),
         elsewhere=gathered.elsewhere,
     )
+
+
+def scan(file: PartFile, stranded: list[Found]) -> Contents:
+    """The contents of a part by its journal, and by what a dead writer's ring has for it."""
+    problems: list[str] = []
+    return gather(file, chain(journal_records(file, problems), stranded), problems)
+
+
+def read_part(path: Path, model: str, step: int, number: int, stranded: list[Found]) -> Contents:
+    """What `path` holds: by its index, else by its journal, else, not being ours, by its groups."""
+    with PartFile(path) as file:
+        if file.nbytes <= JOURNAL_AT:
+            problem = f"{file.path} ends at byte {file.nbytes}, before its first record"
+            rows = np.empty(0, schema.ROW_TYPE)
+            return Contents(path, rows, [], [], model, step, problems=(problem,))
+        try:
+            root_address(file)
+        except ArchiveError as error:
+            return _read_other(file, model, step, number, error)
+        damage: tuple[str, ...] = ()
+        try:
+            contents = read_index(file)
+        except ArchiveError as error:
+            contents, damage = None, (error.message,)
+        if contents is None:
+            contents = scan(file, stranded)
+            contents.problems += damage
+        contents.model, contents.step = model, step
+        return contents
+
+
+def _read_other(
+    file: PartFile, model: str, step: int, number: int, error: ArchiveError
+) -> Contents:
+    """A part whose superblock is not ours: damaged, if the journal is; else some other writer's."""
+    try:
+        contents = scan(file, [])
+    except ArchiveError:
+        if file.peek(0, 8) != SIGNATURE or file.peek(8, 1) == b"\0" == file.peek(80, 1):
+            raise error from None
+        from dumpcmp.archive.read.walk import walk
+
+        return walk(file.path, model, step, number)
+    contents.problems += (error.message,)
+    return contents

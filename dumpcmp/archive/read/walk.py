@@ -13,18 +13,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.archive.escaping import unescaped
-from dumpcmp.archive.journal import checked_sizes
+from dumpcmp.archive import schema
+from dumpcmp.archive.paths import unescaped
 from dumpcmp.archive.read.contents import Contents
-from dumpcmp.archive.schema import (
-    CALL_ATTRS,
-    CALL_FIELDS,
-    DATASET_ATTRS,
-    INDEX_GROUP,
-    NO_ROW,
-    ROW_TYPE,
-    Form,
-)
+from dumpcmp.archive.schema import CALL_FIELDS, Form
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.record import Kept, Location, Stored
 from dumpcmp.nouns.value import DTYPES, Dtype
@@ -79,10 +71,10 @@ def _contents(file: h5py.File, path: Path, model: str, step: int, part: int) -> 
             forms.append(form)
             rows.append((
                 len(calls) - 1, row, _number(group, "order"), part,
-                NO_ROW if same == row else same, 0, offset, nbytes,
+                schema.NO_ROW if same == row else same, 0, offset, nbytes,
                 _text(dataset.attrs.get("digest", b"")).encode(),
             ))  # fmt: skip
-    table = np.array(rows, ROW_TYPE)
+    table = np.array(rows, schema.ROW_TYPE)
     return Contents(path, table, calls, forms, model, step, sealed=True, datasets=datasets)
 
 
@@ -90,7 +82,7 @@ def _call_groups(group: h5py.Group) -> Iterator[h5py.Group]:
     """All groups below `group` that are calls: they have an op."""
     for name in group:
         link = group.get(name, getlink=True)
-        if name == INDEX_GROUP or not isinstance(link, h5py.HardLink):
+        if name == schema.INDEX_GROUP or not isinstance(link, h5py.HardLink):
             continue
         child = group[name]
         if isinstance(child, h5py.Group):
@@ -108,8 +100,8 @@ def _number(holder: Any, name: str) -> int:
 
 
 def _call(group: h5py.Group) -> list[Any]:
-    told: dict[str, Any] = {name: _text(group.attrs.get(name, "")) for name in CALL_ATTRS}
-    for name in CALL_ATTRS:
+    told: dict[str, Any] = {name: _text(group.attrs.get(name, "")) for name in CALL_FIELDS}
+    for name in CALL_FIELDS:
         if f"_{name}" in group:
             told[name] = _text(group[f"_{name}"][()])
     told |= {"call": _number(group, "call"), "order": _number(group, "order")}
@@ -122,7 +114,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {  # of an attribute, by the type of
     "str": _text,
     "int": int,
     "Kept": lambda value: Kept(_text(value)),
-    "tuple[int, ...]": lambda sizes: checked_sizes(list(map(int, sizes))),
+    "tuple[int, ...]": lambda sizes: schema.checked_sizes(list(map(int, sizes))),
 }
 
 
@@ -146,6 +138,6 @@ def _stored(dataset: h5py.Dataset) -> Stored:
     others = tuple(
         (name, value.item() if isinstance(value, np.generic) and value.dtype.kind in "iuf"
          else _text(value))
-        for name, value in dataset.attrs.items() if name not in DATASET_ATTRS
+        for name, value in dataset.attrs.items() if name not in schema.DATASET_ATTRS
     )  # fmt: skip
     return Stored(dataset.dtype.name, tuple(map(int, dataset.shape)), others)

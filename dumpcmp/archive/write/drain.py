@@ -12,10 +12,9 @@ from zlib import crc32
 
 from xxhash import xxh3_128_hexdigest
 
-from dumpcmp.archive import journal
+from dumpcmp.archive import schema
 from dumpcmp.archive.encoder import UNDEFINED
-from dumpcmp.archive.journal import ADDRESS, ADDRESS_AT, CRC, CRC_AT
-from dumpcmp.archive.schema import MAGIC, PREFIX_HEADER
+from dumpcmp.archive.schema import ADDRESS_AT, CRC_AT, MAGIC, PREFIX_HEADER
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.ring import Ring
 
@@ -26,14 +25,13 @@ SMALL_RUN = 1 << 20  # bytes that are finished at once, or a quarter of what the
 LARGE_NBYTES = 4 << 20  # a value that is written while it is digested
 SMALLEST_SHARED = 1 << 17  # bytes worth another thread
 PATIENCE_SECONDS = 0.5  # a producer waits so long in all before the ring takes more memory
-_CALL, _VALUE = journal.CALL, journal.VALUE
-_PACK_ADDRESS = ADDRESS.pack_into
-_PACK_CRC = CRC.pack_into
+_CALL, _VALUE = schema.CALL, schema.VALUE
+_PACK_ADDRESS = schema.ADDRESS.pack_into
+_PACK_CRC = schema.CRC.pack_into
 SEAL = 0  # an entry that has no bytes in the ring: the part is finished
 
-Laid = tuple[
-    Any, ...
-]  # a record in the ring: kind, part, place in the ring, bytes there, and what the kind needs
+# A record in the ring: its kind, its part, its place and bytes there, and what the kind needs.
+Laid = tuple[Any, ...]
 
 
 class Pen:
@@ -193,7 +191,7 @@ class Drain:
                 self.pending.popleft()
                 self._settle()
                 self._seal(part)
-            elif kind == journal.WRAP:
+            elif kind == schema.WRAP:
                 self.pending.popleft()
                 self._settle()
                 with self.lock:
@@ -279,7 +277,7 @@ class Drain:
         part.end = address + total
         if kind == _CALL:
             part.add_call(*rest)
-        elif kind == journal.FORM:
+        elif kind == schema.FORM:
             part.forms.append(*rest)
         else:
             part.add_link(*rest)

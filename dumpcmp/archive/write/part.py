@@ -15,22 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
-from dumpcmp.archive import encoder, journal
+from dumpcmp.archive import encoder, schema
 from dumpcmp.archive.encoder import padded
-from dumpcmp.archive.escaping import group_path
-from dumpcmp.archive.journal import call_json
-from dumpcmp.archive.schema import (
-    ALIGNMENT,
-    INDEX_GROUP,
-    JOURNAL_AT,
-    NO_ROW,
-    PREFIX_HEADER,
-    ROW,
-    ROW_TYPE,
-    lost_row,
-)
-from dumpcmp.archive.write.groups import Group
-from dumpcmp.archive.write.template import Template
+from dumpcmp.archive.paths import group_path
+from dumpcmp.archive.schema import ALIGNMENT, NO_ROW, PREFIX_HEADER, ROW, call_json, lost_row
+from dumpcmp.archive.write.objects import Group, Template
 from dumpcmp.nouns.record import Call, Source
 
 _PACK_ROW = ROW.pack
@@ -65,7 +54,7 @@ class Part:
         draft = path.with_name(f".new-{path.name}")  # a kill must not leave half a beginning
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._set_out(path, facts, secrets.randbits(64), os.open(draft, flags, 0o644))
-        self.append(journal.PART, journal.text_prefix(journal.json_text(facts)))
+        self.append(schema.PART, schema.text_prefix(schema.json_text(facts)))
         self.commit()
         draft.rename(path)
 
@@ -82,7 +71,7 @@ class Part:
         self.nonce = nonce
         self.descriptor = descriptor
         self.sequence = 0
-        self.end = JOURNAL_AT
+        self.end = schema.JOURNAL_AT
         self.root = Group(None)
         self.root.describe(list(facts.items()))
         self.groups: dict[tuple[str, ...], Group] = {}
@@ -112,7 +101,7 @@ class Part:
         """
         at, nbytes = self.end, len(content)
         record = bytearray(prefix)
-        journal.write_fields(record, kind, self.nonce, self.sequence, at, nbytes, numbers)
+        schema.write_fields(record, kind, self.nonce, self.sequence, at, nbytes, numbers)
         self.sequence += 1
         self.end = at + len(record) + padded(nbytes, ALIGNMENT)
         self.write(record, at)
@@ -130,13 +119,13 @@ class Part:
     def append_call(self, call: Call) -> None:
         text = call_json(call)
         numbers = (len(self.calls), 0, 0, call.order)
-        self.append(journal.CALL, journal.text_prefix(text), numbers=numbers)
+        self.append(schema.CALL, schema.text_prefix(text), numbers=numbers)
         self.add_call(call, text)
 
     def append_form(self, form: Template) -> int:
         """Append the next form; gives its number."""
         number = len(self.forms)
-        self.append(journal.FORM, form.text, numbers=(0, number, 0, 0))
+        self.append(schema.FORM, form.text, numbers=(0, number, 0, 0))
         self.forms.append(form)
         return number
 
@@ -146,7 +135,7 @@ class Part:
         digest = xxh3_128_hexdigest(content).encode()
         prefix = bytearray(form.prefix)
         form.write_header(prefix, self.end + len(prefix), digest)
-        at = self.append(journal.VALUE, prefix, content, (call, number, self.num_rows, order))
+        at = self.append(schema.VALUE, prefix, content, (call, number, self.num_rows, order))
         self.add_value(*owner, at, at + len(prefix) if form.nbytes else 0, digest)
 
     def append_large(self, owner: Owner, source: Source) -> None:
@@ -167,8 +156,8 @@ class Part:
             digest = xxh3_128_hexdigest(room).encode()
             form.write_header(head, at + prefix, digest)
             numbers = (call, number, self.num_rows, order)
-            journal.write_fields(
-                head, journal.VALUE, self.nonce, self.sequence, at, form.nbytes, numbers
+            schema.write_fields(
+                head, schema.VALUE, self.nonce, self.sequence, at, form.nbytes, numbers
             )
         self.add_value(*owner, at, at + prefix, digest)
         self.end += form.total
@@ -176,8 +165,8 @@ class Part:
     def append_link(self, owner: Owner, holder: Part | Elsewhere, row: int, path: str) -> None:
         """Append a link to row `row` of `holder`, which has it at `path`, as the next row."""
         call, _, number, order = owner
-        prefix = journal.text_prefix(b"[%d,%d]" % (holder.number, row))
-        self.append(journal.LINK, prefix, numbers=(call, number, self.num_rows, order))
+        prefix = schema.text_prefix(b"[%d,%d]" % (holder.number, row))
+        self.append(schema.LINK, prefix, numbers=(call, number, self.num_rows, order))
         self.add_link(owner, holder, row, path)
 
     def add_call(self, call: Call, text: bytes) -> None:
@@ -190,7 +179,7 @@ class Part:
     def add_lost_call(self) -> None:
         """Leave a number for a call that was lost, so that the others keep theirs."""
         self.call_groups.append(Group(None))
-        self.calls.append(call_json(journal.LOST_CALL))
+        self.calls.append(call_json(schema.LOST_CALL))
 
     def _group(self, path: tuple[str, ...]) -> Group:
         """The group at `path`, made along with its parents where it is missing."""
@@ -256,7 +245,7 @@ class Part:
             address = start + len(block)
             block += group.header()
             group.moved(address)
-        self.append(journal.COMMIT, bytes(PREFIX_HEADER), bytes(block))
+        self.append(schema.COMMIT, bytes(PREFIX_HEADER), bytes(block))
         self.write(encoder.superblock(address, self.end), 0)
         self.dirty.clear()
 
@@ -278,7 +267,7 @@ class Part:
         room = len(encoder.group_header(b"", 0, b"", 0)) + 256
         block = bytearray(room)
         for name, kind, shape, content in (
-            ("records", encoder.numpy_datatype(ROW_TYPE), (self.num_rows,), self.rows),
+            ("records", encoder.numpy_datatype(schema.ROW_TYPE), (self.num_rows,), self.rows),
             ("calls", encoder.text_type(len(calls)), (), calls),
             ("forms", encoder.text_type(len(forms)), (), forms),
         ):
@@ -292,8 +281,8 @@ class Part:
         """Write the index, count the hard links, and close the file."""
         index = self._index(self.end + PREFIX_HEADER)
         at = self.end + PREFIX_HEADER
-        self.append(journal.INDEX, bytes(PREFIX_HEADER), index)
-        self.root.foremost = encoder.hard_link(INDEX_GROUP, self.root.num_links, at)
+        self.append(schema.INDEX, bytes(PREFIX_HEADER), index)
+        self.root.foremost = encoder.hard_link(schema.INDEX_GROUP, self.root.num_links, at)
         self.dirty.add(self.root)
         for row, extra in self.num_links_to.items():
             header = self.row(row)[5]

@@ -6,16 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dumpcmp.archive import journal
-from dumpcmp.archive.directory import part_name, parts_in
-from dumpcmp.archive.escaping import dataset_path
-from dumpcmp.archive.journal import call_json
-from dumpcmp.archive.read.contents import Contents, read_index
-from dumpcmp.archive.read.decoder import PartFile
-from dumpcmp.archive.read.scan import Found, journal_records, part_facts, scan
-from dumpcmp.archive.schema import JOURNAL_AT
+from dumpcmp.archive.paths import dataset_path, part_name, parts_in
+from dumpcmp.archive.read.contents import Contents, PartFile, read_index
+from dumpcmp.archive.read.scan import Found, gather, journal_records, part_facts
+from dumpcmp.archive.schema import ABSENT, NO_ROW, PREFIX_HEADER, call_json
+from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import LOST_PATH, Elsewhere, Owner, Part
-from dumpcmp.archive.write.template import Template
 from dumpcmp.nouns.errors import ArchiveError
 
 
@@ -25,21 +21,16 @@ def recover(path: Path, stranded: list[Found], others: dict[int, Contents]) -> i
     `others` are the contents of the other parts of the step, to which it may link.
     """
     with PartFile(path) as file:
-        contents = scan(file, stranded)
-        records = list(journal_records(file, []))
-        facts = part_facts(file)
-    nonce = records[0].fields.nonce
-    part = Part.resume(path, facts, nonce)
-    mending = _Mending(part, contents, others)
-    for found in records:
-        mending.take(found, new=False)
-    part.end = max((found.end for found in records), default=JOURNAL_AT)
-    for found in stranded:
-        if found.fields.nonce == nonce:
-            mending.take(found, new=True)
-    mending.leave_room(len(contents.rows))
+        facts, records = part_facts(file), list(journal_records(file, []))
+        written, contents = gather(file, records, []), gather(file, [*records, *stranded], [])
+    part = Part.resume(path, facts, records[0].fields.nonce)
+    part.end = records[-1].end
+    part.sequence = 1 + max(found.fields.sequence for found in records)
+    _declare(part, written, contents)
+    for number, row in enumerate(contents.rows.tolist()):
+        _take(part, number, row, written, contents, others)
     part.seal()
-    return part.num_rows - mending.num_lost
+    return int((contents.rows["call"] != ABSENT).sum())
 
 
 def rescue(path: Path) -> None:
@@ -53,70 +44,57 @@ def rescue(path: Path) -> None:
         recover(path, [], others)
 
 
-class _Mending:
-    """Tells a resumed part what is in it already, and appends what is new: only in the ring."""
-
-    def __init__(self, part: Part, contents: Contents, others: dict[int, Contents]) -> None:
-        self.part, self.contents, self.others = part, contents, others
-        self.num_lost = 0
-        self.calls = contents.calls()
-        self.forms = [Template(form) for form in contents.forms]
-
-    def take(self, found: Found, *, new: bool) -> None:
-        fields, kind = found.fields, found.fields.kind
-        if not new:
-            self.part.sequence = max(self.part.sequence, fields.sequence + 1)
-        if kind == journal.CALL and fields.call >= len(self.part.calls):
-            self._declare_calls(fields.call + (not new))
-            if new:
-                self.part.append_call(self.calls[fields.call])
-        elif kind == journal.FORM and fields.form >= len(self.part.forms):
-            self._declare_forms(fields.form + (not new))
-            if new:
-                self.part.append_form(self.forms[fields.form])
-        elif kind in (journal.VALUE, journal.LINK) and self._is_next(fields.row):
-            self._take_row(found, new)
-
-    def _is_next(self, row: int) -> bool:
-        return row >= self.part.num_rows and self.contents.has_row(row)
-
-    def _take_row(self, found: Found, new: bool) -> None:
-        self.leave_room(found.fields.row)
-        row = self.contents.rows[found.fields.row].item()
-        owner: Owner = (row[0], self.forms[row[1]], row[1], row[2])
-        if found.fields.kind == journal.LINK:
-            add_link = self.part.append_link if new else self.part.add_link
-            add_link(owner, *self._target(row))
-        elif new:
-            with PartFile(found.file) as ring:
-                content = ring.read(found.data_start, found.fields.nbytes)
-            self.part.append_value(owner, memoryview(content))
+def _declare(part: Part, written: Contents, contents: Contents) -> None:
+    """Tell `part` of the calls and forms that it has, and append those that only the ring has."""
+    calls = contents.calls()
+    for number in range(len(contents.listed_calls)):
+        if number not in calls:
+            part.add_lost_call()
+        elif number < len(written.listed_calls):
+            part.add_call(calls[number], call_json(calls[number]))
         else:
-            self.part.add_value(*owner, found.start, row[6], row[8])
+            part.append_call(calls[number])
+    forms, num_written = [Template(form) for form in contents.forms], len(written.forms)
+    part.forms += forms[:num_written]
+    for form in forms[num_written:]:
+        part.append_form(form)
 
-    def leave_room(self, row: int) -> None:
-        """Mark all rows before `row` that did not come as lost."""
-        while self.part.num_rows < row:
-            self.part.add_lost()
-            self.num_lost += 1
 
-    def _declare_calls(self, end: int) -> None:
-        for number in range(len(self.part.calls), end):
-            if call := self.calls.get(number):
-                self.part.add_call(call, call_json(call))
-            else:
-                self.part.add_lost_call()
+def _take(
+    part: Part, number: int, row: tuple[Any, ...], written: Contents, contents: Contents,
+    others: dict[int, Contents],
+) -> None:  # fmt: skip
+    """Tell `part` of a row that it has; append one that only the ring has."""
+    call, form, order, where, same, header, offset, nbytes, digest = row
+    if call == ABSENT:
+        part.add_lost()
+        return
+    owner: Owner = (call, part.forms[form], form, order)
+    new = not written.has_row(number)
+    if same != NO_ROW:
+        holder, path = _target(part, where, same, contents, others)
+        (part.append_link if new else part.add_link)(owner, holder, same, path)
+    elif new:
+        part.append_value(owner, memoryview(_stranded(contents, number, nbytes)))
+    else:
+        part.add_value(*owner, header - PREFIX_HEADER, offset, digest)
 
-    def _declare_forms(self, end: int) -> None:
-        self.part.forms += self.forms[len(self.part.forms) : end]
 
-    def _target(self, row: tuple[Any, ...]) -> tuple[Part | Elsewhere, int, str]:
-        """The part and row that a link leads to, and the path of its dataset there."""
-        number, same = row[3], row[4]
-        own = number == self.part.number
-        holder = self.contents if own else self.others.get(number)
-        if holder is None or not holder.has_row(same):
-            lost = self.part.path.with_name(part_name(number))
-            return Elsewhere(number, lost, None), same, LOST_PATH
-        path = dataset_path(*holder.name(same))
-        return self.part if own else Elsewhere(number, holder.path, holder.rows), same, path
+def _stranded(contents: Contents, row: int, nbytes: int) -> bytes:
+    if not nbytes:
+        return b""
+    path, start = contents.elsewhere[row]
+    with PartFile(path) as ring:
+        return ring.read(start, nbytes)
+
+
+def _target(
+    part: Part, number: int, row: int, contents: Contents, others: dict[int, Contents]
+) -> tuple[Part | Elsewhere, str]:
+    """The part that a link leads to, and the path of the dataset there."""
+    own = number == part.number
+    holder = contents if own else others.get(number)
+    if holder is None or not holder.has_row(row):
+        return Elsewhere(number, part.path.with_name(part_name(number)), None), LOST_PATH
+    path = dataset_path(*holder.name(row))
+    return part if own else Elsewhere(number, holder.path, holder.rows), path

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 
-from dumpcmp.archive.remains import HEADER_NBYTES, RING_HEADER, RING_MAGIC, SHARED_MEMORY
+from dumpcmp.archive.paths import HEADER_NBYTES, RING_HEADER, RING_MAGIC, SHARED_MEMORY
 
 SMALLEST = 1 << 20
 FILE_NBYTES = 64 << 20  # of a ring that lies on the disk

@@ -5,30 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dumpcmp.archive import journal
-from dumpcmp.archive.escaping import dataset_path
-from dumpcmp.archive.journal import HEADER, SEQUENCE, SEQUENCE_AT, call_json, text_prefix
-from dumpcmp.archive.schema import (
-    ALIGNMENT,
-    MAGIC,
-    MAX_LINKS,
-    MAX_TEXT,
-    PREFIX_HEADER,
-    WAITING,
-    form_key,
-    form_of,
-)
+from dumpcmp.archive import schema
+from dumpcmp.archive.paths import dataset_path
+from dumpcmp.archive.schema import ALIGNMENT, MAGIC, MAX_LINKS, call_json, form_key, text_prefix
 from dumpcmp.archive.write.drain import GATHER_NBYTES, SEAL, Drain
+from dumpcmp.archive.write.objects import Template, trouble_with
 from dumpcmp.archive.write.part import Owner, Part
 from dumpcmp.archive.write.steps import CallPlan, Holding, PartPlan, StepPlan, Steps
-from dumpcmp.archive.write.template import Template, trouble_with
 from dumpcmp.nouns.record import Call, Kept, Record, Source
 
 MOST_FORMS = 65_536
 _ZEROS = bytes(ALIGNMENT)
-_VALUE = journal.VALUE
-_PACK = HEADER.pack_into
-_PACK_SEQUENCE = SEQUENCE.pack_into
+_VALUE = schema.VALUE
+_PACK = schema.HEADER.pack_into
+_PACK_SEQUENCE = schema.SEQUENCE.pack_into
+_SEQUENCE_AT = schema.SEQUENCE_AT
 
 
 class Staging:
@@ -144,10 +135,10 @@ class Staging:
             start = place + form.prefix_nbytes
             wait = source.copy_into(room[start : start + nbytes])
             if wait is not None:
-                room[place : place + 4] = WAITING
+                room[place : place + 4] = schema.WAITING
             else:
                 digest = getattr(source, "digest", "")
-        _PACK_SEQUENCE(room, place + SEQUENCE_AT, self._sequence)
+        _PACK_SEQUENCE(room, place + _SEQUENCE_AT, self._sequence)
         self._sequence += 1
         ring.head += total
         ring.used += total
@@ -175,14 +166,14 @@ class Staging:
         prefix = text_prefix(b"[%d,%d]" % (holder.part.number, row))
         order = record.order
         rest = ((call.number, form, number, order), holder.part, row, path)
-        self._lay(journal.LINK, prefix, plan, (call.number, number, plan.num_rows, order), rest)
+        self._lay(schema.LINK, prefix, plan, (call.number, number, plan.num_rows, order), rest)
         call.slots[record.key.slot] = to
         plan.num_rows += 1
         plan.full = plan.full or plan.num_rows > MAX_LINKS
         self.num_records += 1
 
     def _new_form(self, record: Record) -> Template:
-        form = form_of(record)
+        form = schema.form_of(record)
         if form.kept is not Kept.NOTHING and (trouble := form.problem or trouble_with(form)):
             form = replace(form, kept=Kept.NOTHING, problem=trouble, stored=None)
         if len(self._forms) >= MOST_FORMS:
@@ -192,18 +183,18 @@ class Staging:
 
     def _declare_form(self, form: Template, plan: PartPlan) -> int:
         number = plan.forms[form] = len(plan.forms)
-        self._lay(journal.FORM, form.text, plan, (0, number, 0, 0), (form,))
+        self._lay(schema.FORM, form.text, plan, (0, number, 0, 0), (form,))
         return number
 
     def _declare(self, planned: CallPlan, plan: PartPlan) -> None:
         """Give the call a number in the part, and write it down there."""
         planned.plan, planned.number = plan, plan.count_call()
         text = call_json(planned.call)
-        if len(text) > MAX_TEXT:
+        if len(text) > schema.MAX_TEXT:
             planned.call = replace(planned.call, arguments=_omitted(planned.call.arguments))
             text = call_json(planned.call)
         header = (planned.number, 0, 0, planned.call.order)
-        self._lay(journal.CALL, text_prefix(text), plan, header, (planned.call, text))
+        self._lay(schema.CALL, text_prefix(text), plan, header, (planned.call, text))
 
     def _lay(
         self, kind: int, prefix: bytes, plan: PartPlan, numbers: tuple[int, int, int, int],
@@ -239,10 +230,10 @@ class Staging:
     def _wrap(self) -> None:
         """Leave a record that says where the next one is, if there is room for it."""
         ring = self._ring
-        place, nbytes = ring.head, min(PREFIX_HEADER, ring.capacity - ring.head)
-        entry = (journal.WRAP, None, place, nbytes)
+        place, nbytes = ring.head, min(schema.PREFIX_HEADER, ring.capacity - ring.head)
+        entry = (schema.WRAP, None, place, nbytes)
         if nbytes:
-            HEADER.pack_into(self._room, place, MAGIC, 0, 0, 0, 0, 0, journal.WRAP, *(0,) * 5)
+            _PACK(self._room, place, MAGIC, 0, 0, 0, 0, 0, schema.WRAP, *(0,) * 5)
             self._publish(entry)
         else:
             self._drain.submit(entry)
@@ -250,7 +241,7 @@ class Staging:
 
     def _publish(self, entry: tuple[Any, ...]) -> None:
         """Number the record, which makes it valid in the ring, and hand it to the thread."""
-        SEQUENCE.pack_into(self._room, entry[2] + SEQUENCE_AT, self._sequence)
+        _PACK_SEQUENCE(self._room, entry[2] + _SEQUENCE_AT, self._sequence)
         self._sequence += 1
         ring, drain, nbytes = self._ring, self._drain, entry[3]
         ring.head += nbytes

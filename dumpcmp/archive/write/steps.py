@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dumpcmp.archive.directory import RankDirectory, part_name, parts_in
+from dumpcmp.archive.paths import RankDirectory, part_name, parts_in
 from dumpcmp.archive.schema import MAX_LINKS, SCHEMA_VERSION
+from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Part
-from dumpcmp.archive.write.template import Template
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call
 

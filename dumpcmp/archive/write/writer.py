@@ -14,8 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from dumpcmp.archive.directory import RankDirectory, now
-from dumpcmp.archive.remains import RING_FILE, RING_PREFIX, process_start
+from dumpcmp.archive.paths import RING_FILE, RING_PREFIX, RankDirectory, now, process_start
 from dumpcmp.archive.schema import SCHEMA_VERSION
 from dumpcmp.archive.write.drain import Drain
 from dumpcmp.archive.write.recovery import rescue

@@ -11,8 +11,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.archive.repair.integrity import audit
 from dumpcmp.comparing import compare
 from dumpcmp.nouns.errors import CaptureError, LayoutError
 from dumpcmp.nouns.layouts import parse_layout

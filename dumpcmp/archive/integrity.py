@@ -11,14 +11,21 @@ from typing import Any
 from xxhash import xxh3_128
 
 from dumpcmp.archive import encoder
-from dumpcmp.archive.directory import RankDirectory, now, parts_in, rank_directories, steps_in
-from dumpcmp.archive.escaping import gaps, listed
-from dumpcmp.archive.read.contents import Contents
-from dumpcmp.archive.read.decoder import PartFile, dataset
-from dumpcmp.archive.read.rankstep import read_part
+from dumpcmp.archive.paths import (
+    RankDirectory,
+    gaps,
+    listed,
+    now,
+    parts_in,
+    rank_directories,
+    read_run,
+    ring_left_by,
+    steps_in,
+    writer_lives,
+)
+from dumpcmp.archive.read.contents import Contents, PartFile, dataset
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.archive.read.scan import ring_records
-from dumpcmp.archive.remains import read_run, ring_left_by, writer_lives
+from dumpcmp.archive.read.scan import read_part, ring_records
 from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW, RUN_FILE, SCHEMA_VERSION
 from dumpcmp.archive.write.recovery import recover
 from dumpcmp.nouns.errors import ArchiveError

@@ -1,0 +1,285 @@
+"""Where things lie: names as files and groups, rank directories, run.json, a dead writer's ring."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from struct import Struct
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from xxhash import xxh3_128_hexdigest
+
+from dumpcmp.archive.schema import (
+    CALL_ATTRS,
+    INDEX_GROUP,
+    PART_FILE,
+    RANK_DIRECTORY,
+    RUN_FILE,
+    STEP_DIRECTORY,
+)
+from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.files import write_whole
+
+LONGEST = 150  # bytes of an escaped name; a longer one ends in a digest of itself instead
+LARGEST_RUN_FILE = 64 << 20
+SHARED_MEMORY = Path("/dev/shm")
+RING_PREFIX = "dumpcmp-"  # of a ring in shared memory
+RING_FILE = ".ring"  # of one in the rank's directory
+RING_MAGIC = b"dumpcmp ring 1\0\0"
+HEADER_NBYTES = 4096
+RING_HEADER = Struct("<16sQQQ")  # magic, capacity, place and sequence of the oldest record
+QUIET_SECONDS = 3600
+
+_RESERVED = frozenset((INDEX_GROUP, *(f"_{name}" for name in CALL_ATTRS)))
+_UNSAFE_LINK = re.compile(r"[%#/\x00-\x1f\x7f\ud800-\udfff]")
+_UNSAFE_FILE = re.compile(r"[^A-Za-z0-9_.+=,@ -]")
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
+
+
+def _escape(name: str, unsafe: re.Pattern[str]) -> str:
+    """`name` with unsafe characters as %XX; the empty name is a lone %."""
+    if not name:
+        return "%"
+    safe = unsafe.sub(_percent, name)
+    if safe in _RESERVED or safe.startswith((".", " ")):
+        safe = f"%{ord(safe[0]):02X}{safe[1:]}"
+    encoded = safe.encode()
+    if len(encoded) <= LONGEST:
+        return safe
+    digest = xxh3_128_hexdigest(name.encode("utf-8", "surrogatepass"))
+    return f"{encoded[:LONGEST].decode(errors='ignore')}~{digest}"
+
+
+@lru_cache(maxsize=65_536)
+def link_name(name: str) -> str:
+    """The name of an HDF5 link for one component of an op, or for a slot."""
+    return _escape(name, _UNSAFE_LINK)
+
+
+def group_path(op: str, call: int) -> tuple[str, ...]:
+    """The groups from a part's root to the call of `op`: ``("layers.0.attn", "linear#0")``."""
+    outer, last = _op_path(op)
+    return (*outer, f"{last}#{call}")
+
+
+def dataset_path(op: str, call: int, slot: str) -> str:
+    """Where a part has the dataset of a value: ``layers.0.attn/linear#0/output.0``."""
+    return "/".join((*group_path(op, call), link_name(slot)))
+
+
+@lru_cache(maxsize=16_384)
+def _op_path(op: str) -> tuple[tuple[str, ...], str]:
+    *outer, last = op.split("/")
+    return tuple(map(link_name, outer)), link_name(last)
+
+
+def file_name(name: str) -> str:
+    """The name of a directory or file that stands for `name`."""
+    return _escape(name, _UNSAFE_FILE)
+
+
+def unescaped(name: str) -> str:
+    """The name that was escaped to `name`; one that was too long stays as it is."""
+    if name == "%":
+        return ""
+    return unquote_to_bytes(name.encode()).decode("utf-8", "surrogatepass")
+
+
+def name_of_file(escaped: str) -> str | None:
+    """The name that `file_name` escaped, or None where it was too long to be kept."""
+    return None if len(escaped.encode()) > LONGEST else unescaped(escaped)
+
+
+def listed(numbers: Iterable[int], most: int = 10) -> str:
+    """The first `most` of `numbers` in words: ``1, 2, 5 and more``."""
+    first = list(islice(numbers, most + 1))
+    return ", ".join(map(str, first[:most])) + (" and more" if len(first) > most else "")
+
+
+def gaps(numbers: Iterable[int], start: int = 0) -> Iterator[int]:
+    """The numbers from `start` to the largest of `numbers` that are not among them, lazily."""
+    for number in sorted(numbers):
+        yield from range(start, number)
+        start = number + 1
+
+
+def rank_directories(root: Path) -> dict[Path, tuple[int, int]]:
+    """The rank directories in `root`, each with its world size and rank, in order of rank."""
+    found: dict[Path, tuple[int, int]] = {}
+    for path in root.iterdir() if root.is_dir() else ():
+        if (match := re.fullmatch(RANK_DIRECTORY, path.name)) and path.is_dir():
+            found[path] = int(match["world_size"]), int(match["rank"])
+    return dict(sorted(found.items(), key=lambda entry: entry[1]))
+
+
+def now() -> str:
+    """The time, as run.json has it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def steps_in(directory: Path) -> dict[int, Path]:
+    """The directories of steps in a model's `directory` by their number, in order."""
+    found = {
+        int(path.name): path
+        for path in directory.iterdir()
+        if re.fullmatch(STEP_DIRECTORY, path.name) and path.is_dir()
+    }
+    return dict(sorted(found.items()))
+
+
+def parts_in(directory: Path) -> dict[int, Path]:
+    """The parts in a step's `directory` by their number."""
+    names = (re.fullmatch(PART_FILE, path.name) for path in directory.iterdir())
+    found = {int(match["number"]): directory / match[0] for match in names if match}
+    return dict(sorted(found.items()))
+
+
+def part_name(number: int) -> str:
+    """The file name of a step's part `number`."""
+    return f"part-{number:04d}.h5"
+
+
+def read_run(directory: Path) -> dict[str, Any]:
+    """run.json of a rank directory, or an empty dictionary where it cannot be read."""
+    path = directory / RUN_FILE
+    try:
+        if path.stat().st_size > LARGEST_RUN_FILE:
+            return {}
+        facts = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def writer_lives(facts: dict[str, Any], directory: Path | None = None) -> bool:
+    """Whether the process that writes this run still runs, as far as this machine can tell.
+
+    Another host cannot be asked: its writer counts as alive until nothing in `directory` has
+    changed for an hour.
+    """
+    writer = facts.get("writer")
+    if not isinstance(writer, dict):
+        return False
+    if writer.get("host") != socket.gethostname():
+        return directory is None or _changed_lately(directory)
+    pid, began = writer.get("pid"), writer.get("began")
+    return isinstance(pid, int) and pid > 0 and process_start(pid) == began
+
+
+def _changed_lately(directory: Path) -> bool:
+    changes = [path.stat().st_mtime for path in directory.rglob("*") if path.is_file()]
+    return time.time() - max(changes, default=0.0) < QUIET_SECONDS
+
+
+def process_start(pid: int) -> str:
+    """When process `pid` began, in the system's ticks: tells it from a later one of its number."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return _alive_without_proc(pid)
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def _alive_without_proc(pid: int) -> str:
+    if Path("/proc/self/stat").exists():
+        return ""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        pass
+    return "alive"
+
+
+def ring_left_by(directory: Path) -> Path | None:
+    """The ring of a writer that is no more, where it can still be found."""
+    facts = read_run(directory)
+    writer = facts.get("writer")
+    if not isinstance(writer, dict) or writer_lives(facts, directory):
+        return None
+    name = writer.get("ring")
+    if not isinstance(name, str) or "/" in name:
+        return None
+    if name != RING_FILE and not name.startswith(RING_PREFIX):
+        return None
+    path = directory / name if name == RING_FILE else SHARED_MEMORY / name
+    return path if path.is_file() and not path.is_symlink() else None
+
+
+def read_header(first_page: bytes, nbytes: int) -> tuple[int, int, int]:
+    """Capacity, place and sequence of the oldest record of a ring file of `nbytes`."""
+    if len(first_page) < RING_HEADER.size:
+        return 0, 0, 0
+    magic, capacity, place, sequence = RING_HEADER.unpack_from(first_page)
+    if magic != RING_MAGIC or capacity + HEADER_NBYTES != nbytes:
+        return 0, 0, 0
+    return capacity, place, sequence
+
+
+class RankDirectory:
+    """Where one rank of a run writes: ``root/worldsizeW_global_rankR``."""
+
+    def __init__(self, root: Path, rank: int, world_size: int) -> None:
+        if not 0 <= rank < world_size:
+            raise ArchiveError(f"rank {rank} does not exist in a world of {world_size}")
+        self.root = root
+        self.world_size, self.rank = world_size, rank
+        self.path = root / f"worldsize{world_size}_global_rank{rank}"
+
+    def create(self, *, overwrite: bool) -> None:
+        """Make the directory; refuse one that another run has filled, unless told to replace it."""
+        for other, (world_size, rank) in rank_directories(self.root).items():
+            if world_size == self.world_size and rank != self.rank:
+                continue
+            if not overwrite:
+                raise ArchiveError(
+                    f"{self.root} already holds a run: {other.name}",
+                    hint="choose another path, or replace that run with --overwrite",
+                )
+            _remove(other)
+        try:
+            self.path.mkdir(parents=True)
+        except OSError as error:
+            raise ArchiveError(
+                f"cannot make {self.path}: {error.strerror}",
+                hint="choose a path that can be written to",
+            ) from error
+
+    def write_run(self, facts: Mapping[str, Any]) -> None:
+        """Replace run.json."""
+        write_whole(self.path / RUN_FILE, json.dumps(facts, indent=2, default=str) + "\n")
+
+    def write_text(self, model: str, name: str, text: str) -> None:
+        """Write a readable companion of `model`."""
+        directory = self.path / file_name(model)
+        directory.mkdir(exist_ok=True)
+        write_whole(directory / file_name(name), text)
+
+    def step_directory(self, model: str, step: int) -> Path:
+        """The directory of a step's parts, made where it is missing."""
+        path = self.path / file_name(model) / str(step)
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def _remove(directory: Path) -> None:
+    """Remove a rank directory, and the ring that its writer may have left in shared memory."""
+    ring = ring_left_by(directory)
+    shutil.rmtree(directory)
+    if ring is not None:
+        ring.unlink(missing_ok=True)

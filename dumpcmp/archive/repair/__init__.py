@@ -1,1 +1,0 @@
-"""Checking an archive, and mending what a crash left."""

@@ -1,0 +1,172 @@
+"""The objects of a part as bytes: groups that grow, and what all datasets of a form share."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from operator import attrgetter
+from struct import Struct
+from typing import Any
+
+from dumpcmp.archive import encoder, schema
+from dumpcmp.archive.encoder import padded
+from dumpcmp.archive.paths import link_name
+from dumpcmp.archive.schema import ALIGNMENT, CALL_FIELDS, MAX_ATTRIBUTE, PREFIX_HEADER, Form
+from dumpcmp.nouns.record import Call, Kept
+from dumpcmp.nouns.value import DTYPES
+
+# Attributes that many calls share, in the order in which they are written.
+_SHARED = ("call", "phase", *(n for n in CALL_FIELDS[3:] if n not in ("phase", "origins")))
+_shared_of = attrgetter(*_SHARED)
+
+
+@lru_cache(maxsize=4096)
+def _shared_attributes(*values: str | int) -> tuple[bytes, int]:
+    """The attributes that many calls share, as messages, and how many they are."""
+    told = [each for each in zip(_SHARED, values, strict=True) if each[1] != ""]
+    return b"".join(encoder.attribute(*each) for each in told), len(told)
+
+
+class Group:
+    """A group that grows: its links as messages, and where its parent's link to it is."""
+
+    __slots__ = (
+        "address_at", "attributes", "depth", "foremost", "links", "long_texts", "num_attributes",
+        "num_links", "parent",
+    )  # fmt: skip
+
+    def __init__(self, parent: Group | None) -> None:
+        self.parent = parent
+        self.depth: int = parent.depth + 1 if parent else 0
+        self.links = bytearray()
+        self.num_links = 0
+        self.foremost = b""  # a link to be found before all others
+        self.address_at = 0  # of this group's own address, in the parent's links
+        self.attributes = b""
+        self.num_attributes = 0
+        self.long_texts: list[tuple[str, str]] | None = None
+
+    def describe(self, attributes: Sequence[tuple[str, Any]]) -> None:
+        """Set the attributes; a text too long for one becomes a dataset of its own."""
+        for name, value in attributes:
+            if isinstance(value, str) and len(value) > MAX_ATTRIBUTE:
+                self.long_texts = [*(self.long_texts or ()), (f"_{name}", value)]
+                continue
+            self.attributes += encoder.attribute(name, value)
+            self.num_attributes += 1
+
+    def describe_call(self, call: Call) -> None:
+        """Set the attributes of the group of `call`; empty ones are left out."""
+        long = len(call.arguments) > schema.MAX_CACHED
+        shared, count = _shared_attributes(
+            *_shared_of(replace(call, arguments="") if long else call)
+        )
+        self.attributes = shared + encoder.attribute("order", call.order)
+        self.num_attributes = count + 1
+        if len(call.op) <= MAX_ATTRIBUTE:
+            self.attributes += encoder.attribute("op", call.op)
+            self.num_attributes += 1
+        else:
+            self.describe([("op", call.op)])
+        if long:
+            self.describe([("arguments", call.arguments)])
+        if call.origins:
+            self.describe([("origins", json.dumps(call.origins))])
+
+    def add(self, link: bytes) -> None:
+        self.links += link
+        self.num_links += 1
+
+    def add_group(self, name: str, child: Group) -> None:
+        """Take `child` as `name`; its address is patched in at each commit."""
+        form, before, between, address_at = encoder.link_form(name)
+        child.address_at = len(self.links) + address_at
+        self.add(form.pack(before, self.num_links, between, 0))
+
+    def moved(self, address: int) -> None:
+        """Tell the parent that this group's header is now at `address`."""
+        if self.parent is not None:
+            encoder.ADDRESS.pack_into(self.parent.links, self.address_at, address)
+
+    def header(self) -> bytes:
+        num_links = self.num_links + bool(self.foremost)
+        links = self.foremost + self.links
+        return encoder.group_header(links, num_links, self.attributes, self.num_attributes)
+
+
+_DIGEST = "0" * 32
+_ALWAYS = ("dtype", "stride")  # attributes that are there even where they are empty
+
+
+def trouble_with(form: Form) -> str:
+    """Why a value of `form` cannot be stored as it is, or the empty string."""
+    dtype, shape = form.held
+    if dtype not in DTYPES:
+        return f"elements of type {dtype} cannot be stored"
+    if len(shape) > schema.MAX_RANK:
+        return f"{len(shape)} dims are more than the {schema.MAX_RANK} that HDF5 has"
+    return ""
+
+
+def _attributes(form: Form) -> list[tuple[str, Any]]:
+    """The dataset's attributes; the digest comes last, where the writer finds it."""
+    differs = form.stored is not None or form.kept is Kept.NOTHING  # from the dataset's own shape
+    told = [
+        (name, value)
+        for name, value in form.facts.items()
+        if name in schema.DATASET_ATTRS and name != "kept"
+        if (differs if name == "shape" else value or name in _ALWAYS)
+    ]
+    beside = form.stored.attributes if form.stored else ()
+    return [*told, ("kept", str(form.kept)), *beside, ("digest", _DIGEST)]
+
+
+class Template:
+    """The templates for one form: the dataset's prefix and the link to it."""
+
+    def __init__(self, form: Form) -> None:
+        self.form = form
+        self.slot = link_name(form.slot)
+        self.nbytes = 0
+        dtype, shape = form.held
+        whole = form.kept is not Kept.NOTHING
+        if whole:
+            self.nbytes = math.prod(shape) * DTYPES[dtype].nbytes
+        told = _attributes(form)
+        header = encoder.dataset_header(
+            encoder.datatype(dtype if dtype in DTYPES else "uint8"), shape if whole else None, 0,
+            self.nbytes, b"".join(encoder.attribute(*each) for each in told), len(told),
+        )  # fmt: skip
+        self.prefix = bytes(PREFIX_HEADER) + header.ljust(padded(len(header), ALIGNMENT), b"\0")
+        self.prefix_nbytes = len(self.prefix)
+        self.blocks = self.prefix_nbytes // ALIGNMENT
+        self.total = self.prefix_nbytes + padded(self.nbytes, ALIGNMENT)
+        self._make_patch(header)
+        self.links, self.before_order, self.before_target, _ = encoder.link_form(self.slot)
+
+    def _make_patch(self, header: bytes) -> None:
+        """Prepare to write the object header, whose address and digest differ, in one go."""
+        at, end = encoder.DATASET_ADDRESS, len(header) - len(_DIGEST)
+        rest = len(self.prefix) - PREFIX_HEADER - len(header)
+        self.header = Struct(f"<{at}sQ{end - at - 8}s32s{rest}x")
+        self.before_address, self.before_digest = header[:at], header[at + 8 : end]
+
+    def write_header(self, record: memoryview | bytearray, address: int, digest: bytes) -> None:
+        """Write the object header, for bytes at `address` of the part, behind a record's fields."""
+        where = address if self.nbytes else encoder.UNDEFINED
+        self.header.pack_into(
+            record, PREFIX_HEADER, self.before_address, where, self.before_digest, digest
+        )
+
+    @cached_property
+    def json(self) -> bytes:
+        """The form as the JSON list that the journal and the index hold."""
+        return schema.form_json(self.form)
+
+    @cached_property
+    def text(self) -> bytes:
+        """The prefix of the form's journal record."""
+        return schema.text_prefix(self.json)
