@@ -27,7 +27,7 @@ lint: $(READY)  ## ruff, mypy --strict and the import contracts
 test: lint  ## everything CI runs: lint, then all tests
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
-bench: $(READY)  ## print the benchmark tables (TABLE=archive for one of them)
+bench: $(READY)  ## print the benchmark tables (TABLE=archive,capture for some of them)
 	$(BIN)/python -m benchmarks $(TABLE)
 
 samples: $(READY)  ## rebuild sample_dumps/

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [TABLE ...]``: print the benchmark tables as Markdown."""
+"""``python -m benchmarks [TABLE,... ...]``: print the benchmark tables as Markdown."""
 
 import sys
 from importlib import import_module
@@ -15,4 +15,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main([name for word in sys.argv[1:] for name in word.split(",")])
