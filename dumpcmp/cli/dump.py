@@ -46,7 +46,8 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               help="Tensors, or only Summaries of them, taken where they live.")  # fmt: skip
 @click.option("--compact", is_flag=True,
               help="Replace finished tensors by Summaries, beside the run.")  # fmt: skip
-@click.option("--disk-budget", metavar="SIZE", callback=lambda _ctx, _option, size: nbytes_of(size),
+@click.option("--disk-budget", metavar="SIZE",
+              callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
               help="Compact the oldest tensors so that PATH stays under SIZE: 20G.")  # fmt: skip
 @click.option("--keep-full", metavar="GLOB", multiple=True, help="Ops whose tensors stay whole.")
 @click.option("--sketch", type=int, default=512, show_default=True,
@@ -83,11 +84,6 @@ def command(
     with live_line() as watch:
         dumped = dump(run, path, mode=how, keep=kept, watch=watch, tokens=token, **options)
     sys.exit(report(dumped, str(path)))
-
-
-def nbytes_of(size: str | None) -> int | None:
-    """A size as the command line has it, in bytes."""
-    return parse_nbytes(size) if size else None
 
 
 def chosen_program(

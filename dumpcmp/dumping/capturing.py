@@ -25,7 +25,7 @@ from dumpcmp.nouns.selection import Selection, Tap, make_tap
 from dumpcmp.nouns.version import __version__
 from dumpcmp.pytorch.names import check_names
 from dumpcmp.taps.distributed.ranks import world
-from dumpcmp.taps.modes.graph_backend import GraphBackend
+from dumpcmp.taps.modes.graph import GraphBackend
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder

@@ -8,7 +8,7 @@ import runpy
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -22,9 +22,9 @@ from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.errors import CaptureError, CaptureWarning, SelectionError
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.selection import Selection, make_tap
-from dumpcmp.taps.inductor.certificate import GraphRuns, certificate
+from dumpcmp.taps.inductor.certificate import Evidence, certificate
 from dumpcmp.taps.inductor.compiled import CompiledCapture, untapped_evidence, unwrapped
-from dumpcmp.taps.recording.arguments import slots_of
+from dumpcmp.taps.recording.calls import slots_of
 from dumpcmp.taps.recording.values import Counts
 
 
@@ -73,20 +73,22 @@ def dump(
     if seed is not None:
         seed_everything(seed)
     check_mode(mode, tap, dtype)
-    certifying = _Certifying(program) if certify else None
+    untapped = untapped_evidence(program) if certify else None
+    tapped: Evidence = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         with capturing(
             (), path, tap, mode, retention, dtype=dtype, overwrite=overwrite, facts={"seed": seed}
         ) as now:
             watch(now)
-            if certifying is not None and isinstance(now.mode, CompiledCapture):
-                now.mode.tapping.evidence = certifying.tapped
+            if certify and isinstance(now.mode, CompiledCapture):
+                now.mode.tapping.evidence = tapped
             error = _error_of(program)
             if error is not None:
                 now.writer.run["error"] = f"{type(error).__name__}: {error}"
-            if certifying is not None:
-                now.writer.run["certificate"] = certifying.certificate()
+            if untapped is not None:
+                first, again = untapped
+                now.writer.run["certificate"] = asdict(certificate(first, tapped, again))
     told = now.writer.run
     return Dumped(
         now.path,
@@ -105,18 +107,6 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True, warn_only=True)
-
-
-class _Certifying:
-    """Has run a compiled program twice without a tap; says whether the tap then changed it."""
-
-    def __init__(self, program: Callable[[], object]) -> None:
-        self.tapped = GraphRuns()
-        self._first, self._again = untapped_evidence(program)
-
-    def certificate(self) -> dict[str, Any]:
-        """What run.json says of it."""
-        return certificate(self._first, self.tapped, again=self._again).to_json()
 
 
 def _error_of(program: Callable[[], object]) -> BaseException | None:

@@ -72,7 +72,6 @@ class Retention:
 
     @property
     def compacts(self) -> bool:
-        """Whether a compactor works beside the dump."""
         return self.compact or self.disk_budget is not None
 
     @property
@@ -129,7 +128,6 @@ class Compactor:
 
     @property
     def lives(self) -> bool:
-        """Whether it is still at work."""
         return self.child is not None and self.child.poll() is None
 
 
@@ -177,7 +175,6 @@ class Budgeted:
         self.sink.finish_step(model, step)
 
     def put(self, record: Record, source: Source | None) -> None:
-        """Pass on, once there is room."""
         self._since += source.nbytes if source is not None else 0
         if self._since > self.budget // 64:
             self._since = 0

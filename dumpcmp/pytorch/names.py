@@ -7,10 +7,12 @@ docs/design/capture.md says what a new release of torch needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from types import CodeType
+from functools import update_wrapper
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -39,7 +41,6 @@ class PrivateName:
 
     @property
     def is_there(self) -> bool:
-        """Whether this torch has it."""
         try:
             found = self.find()
         except (ImportError, AttributeError):
@@ -47,12 +48,7 @@ class PrivateName:
         return not self.word or self.word in _words_of(found.__code__)
 
     def find(self) -> Any:
-        """What the name stands for now."""
-        module, _, attribute = self.path.partition(":")
-        found: Any = import_module(module)
-        for word in filter(None, attribute.split(".")):
-            found = getattr(found, word)
-        return found
+        return pkgutil.resolve_name(self.path)
 
 
 def _words_of(code: CodeType) -> Iterator[str]:
@@ -63,20 +59,6 @@ def _words_of(code: CodeType) -> Iterator[str]:
             yield from _words_of(inner)
         elif isinstance(inner, str):
             yield inner
-
-
-def _read(table: str, loses: str = "") -> tuple[PrivateName, ...]:
-    """Read what names serve, and below it their modules; ``f>a,b``: the code of f says both."""
-    names: list[PrivateName] = []
-    serves = ""
-    for line in table.strip().splitlines():
-        module, is_listing, listed = line.strip().partition(": ")
-        serves = serves if is_listing else module
-        for name in listed.split():
-            path, _, words = name.partition(">")
-            found = (PrivateName(f"{module}:{path}", serves, loses, w) for w in words.split(","))
-            names.extend(found)
-    return tuple(names)
 
 
 # What torch.compile leaves on the stack and around modules, by which a call of it is known.
@@ -169,17 +151,10 @@ _INDUCTOR = """
         torch._inductor.graph: GraphLowering.__init__>bw_donated_idxs,mutated_input_idxs
 """
 
-_NO_CALLS = "what compiled functions compute outside of modules is not recorded"
-_NO_WRAPPERS = "a module that the program compiled may stand under other names than in eager mode"
-_NO_NODES = "tensors in containers that only torch's pytree can open are not recorded"
-_NO_STAGES = (
-    "values of a pipeline do not say which microbatch they are of, and what its stages try out is "
-    "recorded as steps"
-)
-
-NAMES: dict[str, tuple[PrivateName, ...]] = {
-    "every mode": (
-        *_read("""
+# Who needs names, what for, and where they are: ``f>a,b`` means that the code of f says both. What
+# is lost without them stands behind "or"; where nothing does, there is no doing without.
+_TABLE = f"""
+every mode
     to record without being recorded
         torch._C: DisableTorchFunction DisableTorchFunctionSubclass
         torch._C: _DisableTorchDispatch _disabled_torch_dispatch_impl
@@ -192,34 +167,38 @@ NAMES: dict[str, tuple[PrivateName, ...]] = {
         torch._C: _current_autograd_node
     to note what a call was cast to
         torch._C: _is_any_autocast_enabled
-"""),
-        *_read("to open nested arguments\n torch.utils._pytree: SUPPORTED_NODES", _NO_NODES),
-    ),
-    "--backward": _read("""
+every mode, or tensors in containers that only torch's pytree can open are not recorded
+    to open nested arguments
+        torch.utils._pytree: SUPPORTED_NODES
+--backward
     to know a tensor by what made it
         torch.autograd.graph: Node._sequence_nr
-"""),
-    "--dtype": _read("""
+--dtype
     to convert nested arguments
         torch.utils._pytree: tree_map_only
-"""),
-    "compiled functions": _read(_CALLABLES, _NO_CALLS),
-    "compiled modules": _read(_WRAPPERS, _NO_WRAPPERS),
-    "--mode eager": (),
-    "--mode fx": _read(f"""{_DYNAMO}
+compiled functions, or what compiled functions compute outside of modules is not recorded
+{_CALLABLES}
+compiled modules, or a module that the program compiled may stand under other names than in \
+eager mode
+{_WRAPPERS}
+--mode eager
+--mode fx
+{_DYNAMO}
     to have one graph for each shape and module
         torch._dynamo.config: patch recompile_limit accumulated_recompile_limit suppress_errors
-"""),
-    "--mode aten": _read(f"""{_DISPATCH}
+--mode aten
+{_DISPATCH}
     to tell which op's backward runs
         torch._C._autograd: _get_sequence_nr
         torch.autograd.graph: Node._sequence_nr
-"""),
-    "--mode boundary": _read(_DYNAMO + _BACKEND_NAMES),
-    "--mode compiled": _read(_DYNAMO + _INDUCTOR),
-    "a torch.compile backend": _read(_CALLABLES),
-    "several ranks": (
-        *_read(f"""{_DISPATCH}
+--mode boundary
+{_DYNAMO}{_BACKEND_NAMES}
+--mode compiled
+{_DYNAMO}{_INDUCTOR}
+a torch.compile backend
+{_CALLABLES}
+several ranks
+{_DISPATCH}
     to read what a rank holds
         torch.distributed.tensor: DTensor._local_tensor DTensor._spec
         torch.distributed.device_mesh: DeviceMesh._get_root_mesh
@@ -230,47 +209,60 @@ NAMES: dict[str, tuple[PrivateName, ...]] = {
         torch._C: _current_graph_task_id
     to wait for the reduction of gradients
         torch.autograd: Variable._execution_engine
-"""),
-        *_read(
-            """
+several ranks, or values of a pipeline do not say which microbatch they are of, and what its \
+stages try out is recorded as steps
     to number microbatches
         torch.distributed.pipelining.stage: _PipelineStageBase
         torch.distributed.pipelining.stage: _PipelineStage._prepare_forward_infra
         torch.distributed.pipelining.stage: PipelineStage._prepare_forward_infra
-""",
-            _NO_STAGES,
-        ),
-    ),
-    "summaries on a GPU": _read("""
+summaries on a GPU
     to start kernels without waiting
         torch._C: _cuda_getDevice _cuda_getCurrentRawStream
-"""),
-    "verify": _read(f"""{_WRAPPERS}
+verify
+{_WRAPPERS}
     to have Inductor draw eager's numbers
         torch._inductor.config: fallback_random
-"""),
-    "verifying_backend": _read(f"""{_BACKEND_NAMES}
+verifying_backend
+{_BACKEND_NAMES}
     to tell examples without values
         torch._subclasses.fake_tensor: FakeTensor
     to name the graph, and to run it outside of the compilation
         torch._guards: CompileContext.current_compile_id tracing
     to have the backward graph compiled at once
         torch._functorch.config: force_non_lazy_backward_lowering
-"""),
-    "verify_correctness": _read("""
+verify_correctness
     to stand between dynamo and its backend
         torch._dynamo.config: verify_correctness
         torch._dynamo.output_graph: WrapperBackend
-"""),
-    "verify --explain": _read(f"""{_WRAPPERS}
+verify --explain
+{_WRAPPERS}
     to find the backend of a compiled model
         torch._dynamo.repro.after_dynamo: WrapBackendDebug.__init__>_torchdynamo_orig_backend
-"""),
-    "verify-op": _read("""
+verify-op
     to read the schema of an op
         torch._ops: OpOverload OpOverloadPacket
-"""),
-}
+"""
+
+
+def _read(table: str) -> dict[str, list[PrivateName]]:
+    names: dict[str, list[PrivateName]] = {}
+    user = loses = serves = ""
+    for line in filter(str.strip, table.splitlines()):
+        match len(line) - len(line.lstrip()):
+            case 0:
+                user, _, loses = line.partition(", or ")
+                names.setdefault(user, [])
+            case 4:
+                serves = line.strip()
+            case 8:
+                module, _, listed = line.strip().partition(": ")
+                for path, _, words in (name.partition(">") for name in listed.split()):
+                    at = f"{module}:{path}"
+                    names[user] += [PrivateName(at, serves, loses, w) for w in words.split(",")]
+    return names
+
+
+NAMES = _read(_TABLE)
 
 
 def _holders(path: str) -> Iterator[str]:
@@ -290,9 +282,44 @@ def private(path: str) -> Any:
     return PrivateName(path, "").find()
 
 
+Patch = tuple[Any, str, Callable[[Any], Any]]  # owner, attribute, what makes the new of the old one
+
+
+@contextmanager
+def patched(*patches: Patch) -> Iterator[None]:
+    """Have attributes of classes and modules changed while the block runs."""
+    with ExitStack() as undo:
+        for owner, name, change in patches:
+            own, before = vars(owner).get(name), getattr(owner, name)
+            after, is_own = change(before), name in vars(owner)
+            if isinstance(after, FunctionType):
+                update_wrapper(after, before)
+            setattr(owner, name, staticmethod(after) if isinstance(own, staticmethod) else after)
+            undo.callback(*((setattr, owner, name, own) if is_own else (delattr, owner, name)))
+        yield
+
+
+def patch(path: str, change: Callable[[Any], Any]) -> Patch:
+    """The Patch that changes what `path` names."""
+    _, owner, *_ = _holders(path)
+    return private(owner), path[len(owner) + 1 :], change
+
+
+def standing_in(path: str, ours: Callable[..., Any]) -> Patch:
+    """The Patch by which `ours` is called for what `path` names, and is given that first."""
+
+    def around(original: Any) -> Any:
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            return ours(original, *args, **kwargs)
+
+        return stand_in
+
+    return patch(path, around)
+
+
 # What to do where a torch lacks what one of them needs, if not to take another torch.
 _INSTEAD = {
-    "--mode compiled": "use torch {}, or --mode boundary --backend inductor, which needs less",
+    "--mode compiled": "use torch {}, or --mode boundary --backend inductor, which needs less"
 }
 
 
@@ -303,11 +330,10 @@ def check_names(*users: str) -> list[str]:
         lacking = [name for name in NAMES[user] if not name.is_there]
         if needed := [name for name in lacking if not name.loses]:
             listed = ", ".join(f"{name} ({name.serves})" for name in needed)
+            hint = _INSTEAD.get(user, "use a torch that dumpcmp is tested with: {}")
             raise CaptureError(
                 f"torch {torch.__version__} has no {listed}, which {user} needs",
-                hint=_INSTEAD.get(user, "use a torch that dumpcmp is tested with: {}").format(
-                    TESTED
-                ),
+                hint=hint.format(TESTED),
             )
         missing += [f"torch {torch.__version__} has no {name}: {name.loses}" for name in lacking]
     return missing

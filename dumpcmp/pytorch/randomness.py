@@ -32,7 +32,6 @@ class Randomness:
         return Randomness(torch.get_rng_state(), _cuda_states(), *others)
 
     def restore(self) -> None:
-        """Put the generators back into this state."""
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(list(self.cuda))
@@ -42,9 +41,8 @@ class Randomness:
 
     def drawn_since(self) -> bool:
         """Whether torch's generators have given numbers since this state."""
-        if self.cuda and any(map(_differs, self.cuda, _cuda_states())):
-            return True
-        return _differs(self.cpu, torch.get_rng_state())
+        now = (torch.get_rng_state(), *(_cuda_states() if self.cuda else ()))
+        return not all(map(torch.equal, (self.cpu, *self.cuda), now))
 
 
 @contextmanager
@@ -68,7 +66,3 @@ def same_randomness() -> Iterator[Callable[[], bool]]:
 
 def _cuda_states() -> tuple[Tensor, ...]:
     return tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else ()
-
-
-def _differs(before: Tensor, after: Tensor) -> bool:
-    return not torch.equal(before, after)

@@ -146,7 +146,7 @@ def test_the_programs_exception_is_shown_as_its_own(tmp_path: Path) -> None:
     ran = dumpcmp_dump("--path", "d1", str(PROGRAMS / "fails.py"), cwd=tmp_path)
     assert ran.returncode == 2
     assert "ValueError: the user's own trouble" in ran.stderr
-    assert "fails.py" in ran.stderr and "dumpcmp/capture" not in ran.stderr
+    assert "fails.py" in ran.stderr and "dumpcmp/taps" not in ran.stderr
     assert "up to where the program stopped" in ran.stderr
     archive = Archive(tmp_path / "d1")
     assert Key("Fragile", 1, "proj/linear", 0, "output.0") in archive
@@ -168,6 +168,7 @@ def test_saved_values_lie_where_they_were_saved(tmp_path: Path, here: Callable[.
     assert np.array_equal(second.numbers(), [3.0, 3.0])
     outside = archive.load(archive[Key("saved", 0, "<root>/before", 0, "output.0")])
     assert np.array_equal(outside.numbers(), [0, 1, 2])
+    assert "saves.py:" in archive.calls["saved", 0, "<root>/before", 0].source
 
 
 NONSENSE = [

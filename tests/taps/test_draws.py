@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dumpcmp.taps.recording.naming import function_of
+from dumpcmp.taps.recording.functions import function_of
 
 CALLS: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], bool]] = [
     (F.dropout, ("x",), {}, True),

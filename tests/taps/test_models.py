@@ -16,7 +16,7 @@ from dumpcmp.nouns.value import value_of
 from dumpcmp.taps.modes.aten import AtenCapture
 from dumpcmp.taps.modes.graph import GraphCapture
 from dumpcmp.taps.modes.modules import ModuleCapture
-from dumpcmp.taps.recording.arguments import slots_of
+from dumpcmp.taps.recording.calls import slots_of
 from dumpcmp.taps.recording.recorder import Recorder
 from tests.taps.byhand import catch
 from tests.taps.memory import MemorySink

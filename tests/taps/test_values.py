@@ -15,7 +15,7 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.selection import make_tap
 from dumpcmp.taps.modes.modules import ModuleCapture
-from dumpcmp.taps.recording.arguments import arguments_of
+from dumpcmp.taps.recording.calls import arguments_of
 from dumpcmp.taps.recording.recorder import Recorder
 from tests.taps.memory import MemorySink
 

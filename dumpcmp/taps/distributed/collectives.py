@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,40 +15,34 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.record import Call, Phase
-from dumpcmp.taps.distributed.ranks import hearing, patched
-from dumpcmp.taps.recording.naming import Function
-from dumpcmp.taps.recording.scopes import Scope
+from dumpcmp.pytorch.names import patched
+from dumpcmp.taps.distributed.ranks import hearing
+from dumpcmp.taps.recording.functions import Function
+from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.step import Step
 
 _WRAPPERS = ("DTensor", "AsyncCollectiveTensor")
 
 
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    """How a collective of the c10d namespace takes its tensors: argument names of its schema."""
-
-    name: Collective
-    given: str = ""  # the argument that holds what this rank gives
-    got: str = ""  # the argument that holds, afterwards, what it gets
-
-
+# Collectives of the c10d namespace, and the arguments of its schema that hold what this rank gives
+# and, afterwards, what it gets.
 _IN_PLACE = {
-    "allreduce_": _Signature(Collective.ALL_REDUCE, "tensors", "tensors"),
-    "broadcast_": _Signature(Collective.BROADCAST, "tensors", "tensors"),
-    "reduce_": _Signature(Collective.REDUCE, "tensors", "tensors"),
-    "allgather_": _Signature(Collective.ALL_GATHER, "input_tensors", "output_tensors"),
-    "_allgather_base_": _Signature(Collective.ALL_GATHER, "input_tensor", "output_tensor"),
-    "allgather_into_tensor_coalesced_": _Signature(Collective.ALL_GATHER, "inputs", "outputs"),
-    "allgather_coalesced_": _Signature(Collective.ALL_GATHER, "input_list", "output_lists"),
-    "reduce_scatter_": _Signature(Collective.REDUCE_SCATTER, "input_tensors", "output_tensors"),
-    "_reduce_scatter_base_": _Signature(Collective.REDUCE_SCATTER, "input_tensor", "output_tensor"),
-    "reduce_scatter_tensor_coalesced_": _Signature(Collective.REDUCE_SCATTER, "inputs", "outputs"),
-    "alltoall_": _Signature(Collective.ALL_TO_ALL, "input_tensors", "output_tensors"),
-    "alltoall_base_": _Signature(Collective.ALL_TO_ALL, "input", "output"),
-    "gather_": _Signature(Collective.GATHER, "input_tensors", "output_tensors"),
-    "scatter_": _Signature(Collective.SCATTER, "input_tensors", "output_tensors"),
-    "send": _Signature(Collective.SEND, given="tensors"),
-    "recv_": _Signature(Collective.RECV, got="tensors"),
+    "allreduce_": (Collective.ALL_REDUCE, "tensors", "tensors"),
+    "broadcast_": (Collective.BROADCAST, "tensors", "tensors"),
+    "reduce_": (Collective.REDUCE, "tensors", "tensors"),
+    "allgather_": (Collective.ALL_GATHER, "input_tensors", "output_tensors"),
+    "_allgather_base_": (Collective.ALL_GATHER, "input_tensor", "output_tensor"),
+    "allgather_into_tensor_coalesced_": (Collective.ALL_GATHER, "inputs", "outputs"),
+    "allgather_coalesced_": (Collective.ALL_GATHER, "input_list", "output_lists"),
+    "reduce_scatter_": (Collective.REDUCE_SCATTER, "input_tensors", "output_tensors"),
+    "_reduce_scatter_base_": (Collective.REDUCE_SCATTER, "input_tensor", "output_tensor"),
+    "reduce_scatter_tensor_coalesced_": (Collective.REDUCE_SCATTER, "inputs", "outputs"),
+    "alltoall_": (Collective.ALL_TO_ALL, "input_tensors", "output_tensors"),
+    "alltoall_base_": (Collective.ALL_TO_ALL, "input", "output"),
+    "gather_": (Collective.GATHER, "input_tensors", "output_tensors"),
+    "scatter_": (Collective.SCATTER, "input_tensors", "output_tensors"),
+    "send": (Collective.SEND, "tensors", ""),
+    "recv_": (Collective.RECV, "", "tensors"),
 }
 _FUNCTIONAL = {  # DTensor and torch.compile use these; their result is ready after wait_tensor
     "all_reduce": Collective.ALL_REDUCE,
@@ -70,22 +64,7 @@ class _Pending:
     call: Call
     outputs: list[Tensor]
     work: Any = None  # of a functional collective: none, its result is waited for
-    waited: bool = False
-
-    def is_done(self) -> bool:
-        """Whether the outputs are there. Some works never say so, but were waited for."""
-        return self.waited or (self.work is not None and self.work.is_completed())
-
-
-@dataclass(slots=True)
-class _Waiting:
-    pending: list[_Pending] = field(default_factory=list)
-
-    def record_finished(self) -> None:
-        """Record the outputs of every collective that has ended."""
-        for one in [one for one in self.pending if one.is_done()]:
-            self.pending.remove(one)
-            one.step.outputs(one.call, _alone(one.outputs))
+    waited: bool = False  # some works never say that they are completed
 
 
 class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -95,10 +74,9 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._step_here = step_here
         self._reduction = "sum"  # of the collective that is being called
-        self.waiting = _Waiting()
+        self._pending: list[_Pending] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
-        self._scopes: weakref.WeakKeyDictionary[Step, dict[str, Scope]]
-        self._scopes = weakref.WeakKeyDictionary()
+        self._scopes = weakref.WeakKeyDictionary[Step, dict[str, Scope]]()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -118,20 +96,20 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _in_place(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        form = _IN_PLACE.get(func._schema.name.removeprefix("c10d::"))
-        if form is None:
+        known = _IN_PLACE.get(func._schema.name.removeprefix("c10d::"))
+        if known is None:
             return func(*args, **kwargs)
-        bound = _bound(func, args, kwargs)
-        self._count(form.name, bound)
+        (name, given, got), bound = known, _bound(func, args, kwargs)
+        self._count(name, bound)
         step = self._step_here()
         if step is None:
             return func(*args, **kwargs)
-        call = self._begin(step, form.name, _flat(bound.get(form.given)), bound)
+        call = self._begin(step, name, _flat(bound.get(given)), bound)
         result = func(*args, **kwargs)
-        outputs = _flat(bound.get(form.got))
+        outputs = _flat(bound.get(got))
         if call is not None and outputs:
             work = result[-1] if isinstance(result, tuple) else result
-            self.waiting.pending.append(_Pending(step, call, outputs, dist.Work.unbox(work)))
+            self._pending.append(_Pending(step, call, outputs, dist.Work.unbox(work)))
         return result
 
     def _count(self, name: Collective, bound: dict[str, Any]) -> None:
@@ -154,24 +132,31 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = self._begin(step, _FUNCTIONAL[word], [bound["input"]], bound)
         result = func(*args, **kwargs)
         if call is not None:
-            self.waiting.pending.append(_Pending(step, call, [result]))
+            self._pending.append(_Pending(step, call, [result]))
         return result
 
     def finish(self, result: Tensor) -> None:
         """Record the functional collective whose result was just waited for."""
-        for one in self.waiting.pending:
+        for one in self._pending:
             if one.outputs[0].data_ptr() == result.data_ptr():
                 one.waited = True
-        self.waiting.record_finished()
+        self.record_finished()
+
+    def record_finished(self) -> None:
+        for one in list(self._pending):
+            if one.waited or (one.work is not None and one.work.is_completed()):
+                self._pending.remove(one)
+                single = len(one.outputs) == 1
+                one.step.outputs(one.call, one.outputs[0] if single else one.outputs)
 
     def waited(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap Work.wait: what it waited for is recorded before the program can change it."""
 
         def call(work: Any, *args: Any, **kwargs: Any) -> Any:
             result = wait(work, *args, **kwargs)
-            for one in self.waiting.pending:
+            for one in self._pending:
                 one.waited = one.waited or one.work is work
-            self.waiting.record_finished()
+            self.record_finished()
             return result
 
         return call
@@ -192,7 +177,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _begin(
         self, step: Step, name: Collective, given: Sequence[Tensor], bound: dict[str, Any]
     ) -> Call | None:
-        self.waiting.record_finished()
+        self.record_finished()
         function = Function(name, target=name.target)
         words = {word: bound[word] for word in _WORDS if word in bound}
         if "reduce_op" in bound:
@@ -205,13 +190,12 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def _placed(self, step: Step) -> Iterator[None]:
         """The scope for a collective: its module's, or its own after the model's forward pass."""
-        backward = torch._C._current_graph_task_id() != -1
-        if step.is_open:
+        if step.scopes.is_open:
             yield
             return
+        backward = torch._C._current_graph_task_id() != -1
+        mark, phase = ("@backward", Phase.BACKWARD) if backward else ("@after", Phase.FORWARD)
         scopes = self._scopes.setdefault(step, {})
-        mark = "@backward" if backward else "@after"
-        phase = Phase.BACKWARD if backward else Phase.FORWARD
         with step.aside_in(scopes.setdefault(mark, Scope("", 0, mark)), phase):
             yield
 
@@ -227,7 +211,7 @@ def collectives(step_here: Callable[[], Step | None]) -> Iterator[None]:
             with hearing(mode.finish), mode:
                 yield
         finally:
-            mode.waiting.record_finished()
+            mode.record_finished()
 
 
 def _bound(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -239,10 +223,6 @@ def _flat(tensors: Any) -> list[Tensor]:
     if isinstance(tensors, Tensor):
         return [tensors]
     return [tensor for one in tensors or () for tensor in _flat(one)]
-
-
-def _alone(tensors: list[Tensor]) -> Any:
-    return tensors[0] if len(tensors) == 1 else tensors
 
 
 def _ranks(bound: dict[str, Any]) -> list[int]:

@@ -68,17 +68,12 @@ def _axis_names(mesh: Any) -> tuple[str, ...]:
 
 def _coordinates(mesh: Any, names: tuple[str, ...], strange: set[str]) -> Coordinates:
     """Where this rank is on the axes of `mesh`, and on those of the mesh that it is cut from."""
-    here = _here(mesh, names)
-    mine = tuple(Coordinate(c.axis, c.index, c.size, c.axis not in strange) for c in here)
+    mine = {c.axis: c.with_share(c.axis not in strange) for c in _here(mesh, names)}
     root = mesh._get_root_mesh()
     root_names = _axis_names(root)
     if root is mesh or not set(names) <= set(root_names):
-        return mine
-    known = {c.axis: c for c in mine}
-    return tuple(
-        known.get(c.axis) or Coordinate(c.axis, c.index, c.size, known=False)
-        for c in _here(root, root_names)
-    )
+        return tuple(mine.values())
+    return tuple(mine.get(c.axis) or c.with_share(known=False) for c in _here(root, root_names))
 
 
 def _here(mesh: Any, names: tuple[str, ...]) -> Coordinates:

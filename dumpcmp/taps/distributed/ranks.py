@@ -6,9 +6,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -26,19 +25,13 @@ from dumpcmp.nouns.layouts import (
     parse_coordinates,
     parse_layout,
 )
-from dumpcmp.pytorch.names import check_names
+from dumpcmp.pytorch.names import Patch, check_names, patched
 from dumpcmp.taps.distributed.dtensor import layout_of_spec, masked
 
 _MACHINERY = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")  # of torch.ops
 _BETWEEN = (
-    "dumpcmp.taps.",
-    "torch.overrides",
-    "torch._ops",
-    "torch._utils",
-    "torch.utils.",
-    "torch.autograd.",
-    "torch.nn.parameter",
-    "torch.nn.functional",
+    *("dumpcmp.taps.", "torch.overrides", "torch._ops", "torch._utils", "torch.utils."),
+    *("torch.autograd.", "torch.nn.parameter", "torch.nn.functional"),
 )
 
 
@@ -59,7 +52,7 @@ class _State(threading.local):
     inferring: bool = False  # a pipeline is trying its stages out: the values are arbitrary
 
 
-_state = _State()
+here = _State()
 _begun: list[World] = []  # at most one: what this process was when its capture began
 _stated: list[World] = []  # at most one: what set_rank was last told
 _layouts: Any = WeakIdKeyDictionary()  # Layouts of plain tensors, by the tensor's identity
@@ -120,12 +113,12 @@ def layout(tensor: _AnyTensor, text: str) -> _AnyTensor:
 def layout_of(tensor: Tensor) -> str:
     """What is known of a plain tensor's layout, as the text of its Record."""
     coordinates = _stated[0].coordinates if _stated else ()
-    if not coordinates and not _layouts.data and _state.microbatch is None:
+    if not coordinates and not _layouts.data and here.microbatch is None:
         return ""
     known = _layouts.get(tensor, Layout())
-    here = {c.axis for c in known.coordinates}
+    axes = {c.axis for c in known.coordinates}
     spoken = bool(known.dims or known.over)
-    stated = tuple(c.with_share(known=spoken) for c in coordinates if c.axis not in here)
+    stated = tuple(c.with_share(known=spoken) for c in coordinates if c.axis not in axes)
     return str(_in_microbatch(replace(known, coordinates=(*known.coordinates, *stated))))
 
 
@@ -165,14 +158,12 @@ def is_machinery(func: Any) -> bool:
     return getattr(func, "namespace", "") in _MACHINERY or _caller().startswith("torch.distributed")
 
 
-def hands_on(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an autograd.Function hands its input on as it is, which torch does by a view."""
-    return func is Tensor.view_as and args[0] is args[1]
+def handed_on(tensor: Tensor) -> Tensor:
+    """`tensor` as a view of itself, by which an autograd.Function hands its input on as it is.
 
-
-def handed_on(tensor: Tensor, func: Callable[..., Any]) -> Any:
-    """Run the view of `tensor`; what is recorded of it is `tensor`'s, its gradient above all."""
-    view = func(tensor, tensor)
+    What is recorded of the view is `tensor`'s, its gradient above all.
+    """
+    view = tensor.view_as(tensor)
     _origins[view] = tensor
     return view
 
@@ -188,20 +179,15 @@ def _caller() -> str:
     return ""
 
 
-def is_inferring() -> bool:
-    """Whether a pipeline is trying its stages out on arbitrary values."""
-    return _state.inferring
-
-
 def of_model(op: str, found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     """Of the values of `op` those that the whole model has too.
 
     What a pipeline stage takes from the one before it, or gives to the next, is no input or
     output of the model: the modules inside the stage and the sends and receives have it.
     """
-    if op != ROOT or _state.stage is None:
+    if op != ROOT or here.stage is None:
         return found
-    kept = {"input": _state.stage.is_first, "output": _state.stage.is_last}
+    kept = {"input": here.stage.is_first, "output": here.stage.is_last}
     return [(slot, tensor) for slot, tensor in found if kept.get(Slot(slot).kind, True)]
 
 
@@ -234,7 +220,11 @@ def captured() -> Iterator[World]:
 @contextmanager
 def remembering() -> Iterator[None]:
     """Remember, while the block runs, the layouts of what leaves DTensors, and microbatches."""
-    with patched(*_dtensor_patches(), *_pipeline_patches()):
+    from torch.distributed.tensor import DTensor
+
+    leaving = (DTensor, "to_local", _remembering_layout)
+    entering = (DTensor, "from_local", _remembering_origin)
+    with patched(leaving, entering, *_pipeline_patches()):
         yield
 
 
@@ -260,39 +250,10 @@ def _waited(tensor: Tensor) -> Tensor:
 
 
 def _in_microbatch(known: Layout) -> Layout:
-    microbatch = _state.microbatch
+    microbatch = here.microbatch
     if microbatch is None:
         return known
     return replace(known, coordinates=(*known.coordinates, microbatch))
-
-
-_Patch = tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]
-
-
-@contextmanager
-def patched(*patches: _Patch) -> Iterator[None]:
-    """Wrap methods of classes while the block runs, and put the old ones back."""
-    with ExitStack() as undo:
-        for owner, name, wrap in patches:
-            own = vars(owner).get(name)
-            call = getattr(owner, name)
-            wrapped = wraps(call)(wrap(call))
-            setattr(
-                owner, name, staticmethod(wrapped) if isinstance(own, staticmethod) else wrapped
-            )
-            undo.callback(*((setattr, owner, name, own) if own else (delattr, owner, name)))
-        yield
-
-
-def _dtensor_patches() -> list[_Patch]:
-    if not torch.distributed.is_available():
-        return []
-    from torch.distributed.tensor import DTensor
-
-    return [
-        (DTensor, "to_local", _remembering_layout),
-        (DTensor, "from_local", _remembering_origin),
-    ]
 
 
 def _remembering_layout(to_local: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -313,31 +274,30 @@ def _remembering_origin(from_local: Callable[..., Tensor]) -> Callable[..., Tens
     return call
 
 
-def _pipeline_patches() -> list[_Patch]:
-    if not torch.distributed.is_available() or check_names("several ranks"):
+def _pipeline_patches() -> list[Patch]:
+    if check_names("several ranks"):
         return []
     from torch.distributed.pipelining import stage
 
-    base = stage._PipelineStageBase
     chunks = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
-    infer = [
-        (kind, "_prepare_forward_infra", _inferring)
-        for kind in (stage.PipelineStage, stage._PipelineStage)
+    kinds = (stage.PipelineStage, stage._PipelineStage)
+    return [
+        *((stage._PipelineStageBase, name, _numbered) for name in chunks),
+        *((kind, "_prepare_forward_infra", _inferring) for kind in kinds),
     ]
-    return [*((base, name, _numbered) for name in chunks), *infer]
 
 
 def _numbered(run: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a stage's work on one microbatch, so that its values say which one it is."""
 
     def call(self: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
-        before = _state.microbatch, _state.stage
-        _state.microbatch = Coordinate(MICROBATCH, chunk, self.chunks, known=False)
-        _state.stage = self
+        before = here.microbatch, here.stage
+        here.microbatch = Coordinate(MICROBATCH, chunk, self.chunks, known=False)
+        here.stage = self
         try:
             return run(self, chunk, *args, **kwargs)
         finally:
-            _state.microbatch, _state.stage = before
+            here.microbatch, here.stage = before
 
     return call
 
@@ -346,10 +306,10 @@ def _inferring(run: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the trial of a stage that finds out its shapes: it is not a step of the model."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _state.inferring = True
+        here.inferring = True
         try:
             return run(self, *args, **kwargs)
         finally:
-            _state.inferring = False
+            here.inferring = False
 
     return call

@@ -2,8 +2,8 @@
 
 The way of a value, in the order of the files:
 
-1. ``ops``: dynamo hands over its graph. Its nodes that are ops get the names of an eager run,
-   and a number each.
+1. ``modes.traced``: dynamo hands over its graph. Its nodes that are ops get the names of an eager
+   run, and a number each.
 2. ``marks``: AOTAutograd traces the graph, node by node. The traced node of whatever an op takes
    or gives, and of its gradient, gets a Mark. Passes rewrite the graph; what takes the place of a
    marked node inherits its Marks.
@@ -11,7 +11,7 @@ The way of a value, in the order of the files:
    tells which nodes' values now lie in which variable.
 4. ``views``, ``tables``: a line is added that reads the variable, and a table at the end of the
    generated code says which Marks that value, or which view of it, has.
-5. ``again``: the same graph is lowered once more, with every op's value stored. This code of the
+5. ``twin``: the same graph is lowered once more, with every op's value stored. This code of the
    twin lies in the table.
 6. ``provenance`` does 1 to 5 at the right moment: it stands in for functions of Inductor's, and
    keeps tapped code apart in caches.

@@ -14,12 +14,12 @@ from dumpcmp.nouns.record import Call, Record, Source
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.pytorch.names import private
 from dumpcmp.pytorch.randomness import Randomness
-from dumpcmp.taps.inductor.certificate import GraphRuns
+from dumpcmp.taps.inductor.certificate import Evidence
 from dumpcmp.taps.inductor.generated import Tapping
 from dumpcmp.taps.inductor.provenance import Provenance
-from dumpcmp.taps.modes.graph import UNTRACED, calling, untraced, untraced_mode
-from dumpcmp.taps.modes.graph_backend import GraphBackend
-from dumpcmp.taps.modes.modules import ModuleCapture, is_compile_wrapper
+from dumpcmp.taps.modes.callables import is_compile_wrapper
+from dumpcmp.taps.modes.graph import UNTRACED, GraphBackend, calling, untraced, untraced_mode
+from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.models import Model
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
@@ -69,7 +69,7 @@ class CompiledCapture(ModuleCapture):
 
     def _where(self) -> tuple[Model, str] | None:
         step = self.step
-        return None if step is None else (step.model, step.scope.path)
+        return None if step is None else (step.model, step.scopes.here.path)
 
     def run_root(
         self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
@@ -108,7 +108,6 @@ class CompiledBackend(GraphBackend):
         self._ends.enter_context(self.tapping.running())
 
     def __call__(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        """Compile `graph` with Inductor."""
         self._compiling = True
         try:
             compile_fx: Callable[..., Any] = private("torch._inductor.compile_fx:compile_fx")
@@ -121,7 +120,6 @@ class CompiledBackend(GraphBackend):
         return self.tapping.facts()
 
     def close(self) -> None:
-        """Tap nothing from now on."""
         super().close()
         self._ends.close()
 
@@ -142,9 +140,10 @@ def unwrapped(error: BaseException) -> BaseException:
     return inner if isinstance(inner, CaptureError) else error
 
 
-def untapped_evidence(program: Callable[[], object]) -> tuple[GraphRuns, GraphRuns]:
+def untapped_evidence(program: Callable[[], object]) -> tuple[Evidence, Evidence]:
     """Run `program` twice, compiled as it would be, with no tap, from the same random state."""
-    start, runs = Randomness.now(), (GraphRuns(), GraphRuns())
+    start = Randomness.now()
+    runs: tuple[Evidence, Evidence] = [], []
     capture = CompiledCapture(Recorder(_Nowhere(), Tap()), tapped=False)
     with capture.running():
         for evidence in runs:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from dumpcmp.nouns.record import TWIN, Call
 from dumpcmp.pytorch.randomness import Randomness
-from dumpcmp.taps.inductor.certificate import GraphRuns, digest_of_all
-from dumpcmp.taps.inductor.ops import Mark, Traced, calls_of
+from dumpcmp.taps.inductor.certificate import CodeRun, Evidence, digest_of_all, digests_of
 from dumpcmp.taps.inductor.tables import ENDING, Reading, kernel_of_each_op, read_table
 from dumpcmp.taps.inductor.twin import Check, TwinGraph, Twins
 from dumpcmp.taps.inductor.views import replay
+from dumpcmp.taps.modes.traced import Mark, Traced, calls_of
 from dumpcmp.taps.recording.step import Step
 
 Generated = Callable[[list[Any]], Any]  # the entry of generated code
@@ -30,7 +30,7 @@ class Tapping:
     def __init__(self, step: Callable[[], Step | None], known: Mapping[str, Traced]) -> None:
         self.step = step  # that this thread is in the middle of
         self.known = known  # graphs of dynamo by digest, by which generated code refers to them
-        self.evidence: GraphRuns | None = None  # gathered for a certificate
+        self.evidence: Evidence | None = None  # gathered for a certificate
         self.twins = Twins()
         self.texts = Texts()
         # Forward runs by graph, for their backward to find.
@@ -47,7 +47,6 @@ class Tapping:
             _tapping = None
 
     def facts(self) -> dict[str, Any]:
-        """What run.json says of it: what came of the twins."""
         return {"twins": self.twins.to_json()}
 
 
@@ -105,7 +104,7 @@ class TappedGraph:
                 run.check.note(number, tensor)
 
     def watching(self, call: Generated) -> Generated:
-        """`call`, the entry of the generated code, with its runs begun and ended."""
+        """Have the runs of `call`, the entry of the generated code, begun and ended."""
         return partial(_watched, self, call)
 
 
@@ -132,7 +131,7 @@ def _watched(graph: TappedGraph, call: Generated, args: list[Any]) -> Any:
         _thread.run = outer
     if evidence is not None:
         kept = [value for i, value in enumerate(outputs) if i not in graph.table.unwritten]
-        evidence.add(graph.table.digest, started, kept)
+        evidence.append(CodeRun(graph.table.digest, started, digests_of(kept)))
     return outputs
 
 
@@ -170,26 +169,20 @@ def _check(tapping: Tapping, graph: TappedGraph) -> Check | None:
 
 
 def _begin(tapping: Tapping, graph: TappedGraph, inputs: list[Any]) -> Execution | None:
-    table = graph.table
+    table, run = graph.table, None
     traced = tapping.known.get(table.graph)
     if traced is None:
         return None
     if table.backward:
         run = _backward_run(tapping.pending[table.graph], inputs)
-    else:
-        run = _forward_run(tapping.step(), graph, traced)
+    elif (step := tapping.step()) is not None:
+        run = Execution(step, calls_of(step, traced, graph.kernel_of, table.kernels))
     if run is not None:
         tapping.texts.keep(graph, run.step)
         for position, readings in table.inputs:
             run.read(readings, inputs[position], ())
             run.watch(readings, inputs[position])
     return run
-
-
-def _forward_run(step: Step | None, graph: TappedGraph, traced: Traced) -> Execution | None:
-    if step is None:
-        return None
-    return Execution(step, calls_of(step, traced, graph.kernel_of, graph.table.kernels))
 
 
 def _backward_run(pending: Iterable[Execution], inputs: list[Any]) -> Execution | None:
@@ -264,7 +257,6 @@ class Execution:
                 self.step.owner_of(call).watch(call, [(mark.slot, tensor)])
 
     def wants(self, mark: Mark) -> bool:
-        """Whether this value is selected."""
         if self.calls[mark.op] is None:
             return False
         return self.step.tap.inputs if mark.slot.value.is_input else self.step.tap.outputs

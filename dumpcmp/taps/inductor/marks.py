@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,9 +13,49 @@ from torch.utils.weak import WeakIdRef
 
 from dumpcmp.nouns.key import Slot
 from dumpcmp.pytorch.names import private
-from dumpcmp.taps.inductor.ops import MARK, Mark, Traced, op_of
-from dumpcmp.taps.recording import arguments as slots
-from dumpcmp.taps.recording.naming import Function, in_order
+from dumpcmp.taps.modes.traced import Mark, Traced
+from dumpcmp.taps.recording.calls import Slots, arguments_of, slots_of
+from dumpcmp.taps.recording.functions import Function, in_order
+
+MARK = "dumpcmp"  # in Node.meta: the Marks of the node
+
+
+def op_of(graph: Traced, node: fx.Node) -> int | None:
+    """The op that `node` of an AOT or post-grad graph belongs to.
+
+    A forward node remembers dynamo's node; a backward node has autograd's number of the
+    forward node whose gradient it computes.
+    """
+    prefixes = {id(body): prefix for body, prefix in graph.bodies.items()}
+    sources = node.meta.get("from_node")
+    while sources:
+        source = sources[-1]
+        name = prefixes.get(source.node_info.graph_id, "") + source.name
+        if name in graph.index and not source.from_node:
+            return graph.index[name]
+        sources = source.from_node
+    marks: list[Mark] | None = node.meta.get(MARK)
+    return marks[0].op if marks else graph.sequence.get(node.meta.get("seq_nr", -1))
+
+
+def op_near(graph: Traced, node: fx.Node) -> int | None:
+    """The op that `node` or its nearest user belongs to: sums of gradients belong to none.
+
+    Of what only leaves the graph, such as the sum of a shared weight's gradients, the op of what
+    it was computed from.
+    """
+    waiting = deque([node])
+    seen = {node}
+    while waiting:
+        each = waiting.popleft()
+        found = op_of(graph, each)
+        if found is not None:
+            return found
+        new = [user for user in each.users if user not in seen]
+        seen.update(new)
+        waiting.extend(new)
+    sources = (op_of(graph, source) for source in node.all_input_nodes)
+    return next((number for number in sources if number is not None), None)
 
 
 class Marking:
@@ -52,9 +93,9 @@ class Marking:
             self._graph.sequence.update(dict.fromkeys(made, number))
             changes = self._graph.ops[number].function.returns_nothing
             given = self._arguments[0] if changes else result
-            self._mark_all(number, slots.slots_of("output", given))
+            self._mark_all(number, slots_of("output", given))
 
-    def _mark_all(self, number: int, found: slots.Slots) -> None:
+    def _mark_all(self, number: int, found: Slots) -> None:
         """Mark the traced nodes of the tensors in `found` as slots of op `number`."""
         for name, tensor in found:
             slot = Slot(name)
@@ -110,11 +151,11 @@ class Marking:
         return results[0] if len(results) == 1 else None
 
 
-def _inputs_of(function: Function, args: tuple[Any, ...], kwargs: Any) -> slots.Slots:
+def _inputs_of(function: Function, args: tuple[Any, ...], kwargs: Any) -> Slots:
     """The input slots; symbolic sizes are left out, since to read one would fix it."""
     symbolic = (torch.SymInt, torch.SymFloat)
     args, kwargs = pytree.tree_map_only(symbolic, lambda _: 0, (args, kwargs))
-    return slots.arguments_of(args, kwargs, function.positions)[0]
+    return arguments_of(args, kwargs, function.positions)[0]
 
 
 def _mark(tensor: Tensor, marks: list[Mark]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,13 @@ from torch import fx
 
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.key import Slot
-from dumpcmp.pytorch.names import check_names, private
+from dumpcmp.pytorch.names import check_names, patch, patched, private, standing_in
 from dumpcmp.taps.inductor import tables, written
-from dumpcmp.taps.inductor.again import lowered_again, replaced, standing_in
-from dumpcmp.taps.inductor.ops import Mark, Traced, named, op_near, op_of
+from dumpcmp.taps.inductor.marks import op_near, op_of
+from dumpcmp.taps.inductor.twin import lowered_again
 from dumpcmp.taps.inductor.views import Sizes
 from dumpcmp.taps.inductor.written import Written, is_outermost, lowering
+from dumpcmp.taps.modes.traced import Mark, Traced, named
 from dumpcmp.taps.recording.models import Model
 
 Original = Callable[..., Any]  # the function of Inductor's that one of ours stands in for
@@ -54,13 +55,12 @@ class Provenance:
         check_names("--mode compiled")
         refuse_cpp_wrapper()
         config = private("torch.compiler.config")
-        with ExitStack() as ends:
-            for path, ours in self._stand_ins().items():
-                ends.enter_context(standing_in(path, ours))
-            if not self._fusion:
-                most = "torch._inductor.codegen.cpp:CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM"
-                ends.enter_context(replaced(most, lambda _: -1))
-            ends.enter_context(config.patch(cache_key_tag=f"{config.cache_key_tag}{self._tag}"))
+        patches = [standing_in(path, ours) for path, ours in self._stand_ins().items()]
+        if not self._fusion:
+            most = "torch._inductor.codegen.cpp:CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM"
+            patches.append(patch(most, lambda _: -1))
+        tag = f"{config.cache_key_tag}{self._tag}"
+        with patched(*patches), config.patch(cache_key_tag=tag):
             yield
 
     def _stand_ins(self) -> dict[str, Original]:
@@ -154,18 +154,13 @@ class Provenance:
             self._now.marks.remember(nodes)
 
     def _restore(self, nodes: fx.Graph) -> None:
+        """Mark what passes made; have values of ops stored with `realize`, all without fusion."""
         if self._now is not None:
             self._now.marks.restore(nodes)
-        self._realize_in(nodes)
-
-    def _realize_in(self, nodes: fx.Graph) -> None:
-        """Have the values of ops stored in memory with `realize`, all values without fusion."""
-        wanted: Iterable[fx.Node] = ()
+        stored: Iterable[fx.Node] = tables.bases_of(nodes) if self._realize else ()
         if not self._fusion:
-            wanted = [node for node in nodes.nodes if tables.is_computed(node)]
-        elif self._realize:
-            wanted = tables.bases_of(nodes)
-        for node in wanted:
+            stored = filter(tables.is_computed, nodes.nodes)
+        for node in stored:
             node.meta["inductor_realize_to_strides"] = True
 
     # AOTAutograd traces dynamo's graph by running it node by node, and bodies in it as well

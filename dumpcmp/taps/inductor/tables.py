@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, fx
 
 from dumpcmp.nouns.key import Slot
-from dumpcmp.taps.inductor.marks import Marking
-from dumpcmp.taps.inductor.ops import MARK, Mark, Traced
+from dumpcmp.taps.inductor.marks import MARK, Marking
 from dumpcmp.taps.inductor.views import Sizes, View, base_of, is_same, view_name, views_of
 from dumpcmp.taps.inductor.written import Written
+from dumpcmp.taps.modes.traced import Mark, Traced, results_of
 
 SCHEMA = 10  # caches keep code with tables of different schemas apart
 # Of the generated code: ours comes then.
@@ -152,20 +152,20 @@ class Compilation:
 
 def table_of(now: Compilation, module: fx.GraphModule, code: str, backward: bool) -> TapTable:
     """What the `code` that was generated for post-grad graph `module` must know when it runs."""
-    nodes = list(module.graph.nodes)
+    graph = module.graph
     captured = {each.value.name for each in now.tapped if each.readings}
-    computed = [n for n in nodes if is_computed(n) and not _is_given(n)]
+    computed = [n for n in graph.nodes if is_computed(n) and not _is_given(n)]
     lines = lines_of(now.tapped)
     return TapTable(
         now.traced.digest,
         backward,
         lines,
-        inputs=list(_inputs(nodes, backward)),
-        outputs=list(_outputs(nodes)),
+        inputs=list(_inputs(graph, backward)),
+        outputs=list(_outputs(graph)),
         kernels={kernel: sorted(ops) for kernel, ops in now.kernels.items()},
         proofs=_proofs(now.tapped, lines),
         computed=(sum(n.name in captured for n in computed), len(computed)),
-        unwritten=list(_unwritten(nodes)),
+        unwritten=list(_unwritten(graph)),
         digest=code_digest(code),
         text=module.print_readable(print_output=False, include_stride=True),
     )
@@ -183,8 +183,8 @@ def readings_of(node: fx.Node, sizes: Sizes, backward: bool) -> list[Reading]:
     return found
 
 
-def _inputs(nodes: Sequence[fx.Node], backward: bool) -> Iterator[tuple[int, list[Reading]]]:
-    for position, node in enumerate(n for n in nodes if n.op == "placeholder"):
+def _inputs(graph: fx.Graph, backward: bool) -> Iterator[tuple[int, list[Reading]]]:
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
         sizes: Sizes = []
         readings = readings_of(node, sizes, backward)
         if sizes:  # only code that is written after a kernel can compute them
@@ -193,22 +193,16 @@ def _inputs(nodes: Sequence[fx.Node], backward: bool) -> Iterator[tuple[int, lis
             yield position, readings
 
 
-def _results(nodes: Sequence[fx.Node]) -> Iterator[tuple[int, fx.Node]]:
-    (output,) = (node for node in nodes if node.op == "output")
-    results: Any = output.args[0]
-    yield from ((i, node) for i, node in enumerate(results) if isinstance(node, fx.Node))
-
-
-def _outputs(nodes: Sequence[fx.Node]) -> Iterator[tuple[int, Mark]]:
-    for position, node in _results(nodes):
+def _outputs(graph: fx.Graph) -> Iterator[tuple[int, Mark]]:
+    for position, node in results_of(graph):
         given = [mark for mark in node.meta.get(MARK, ()) if mark.slot.is_output]
         if given:
             yield position, given[0]
 
 
-def _unwritten(nodes: Sequence[fx.Node]) -> Iterator[int]:
+def _unwritten(graph: fx.Graph) -> Iterator[int]:
     """Which outputs are memory that nothing writes: attention's seeds where nothing is dropped."""
-    for position, node in _results(nodes):
+    for position, node in results_of(graph):
         parent = node.args[0] if node.args else None
         if not isinstance(parent, fx.Node) or "scaled_dot_product" not in str(parent.target):
             continue

@@ -9,22 +9,102 @@ all that the kernel does store, bit for bit; elsewhere it is dropped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.taps.inductor.again import load_code
-from dumpcmp.taps.inductor.ops import Mark
+from dumpcmp.nouns.errors import CaptureError, DumpcmpError
+from dumpcmp.pytorch.names import patched, private, standing_in
 from dumpcmp.taps.inductor.tables import TapTable, marks_in
 from dumpcmp.taps.inductor.views import replay
+from dumpcmp.taps.modes.traced import Mark
 from dumpcmp.taps.recording.sources import digest_of
 
 Put = Callable[[Sequence[Mark], Tensor], None]
+
+
+def lowered_again(
+    graph: Any, codegen: Callable[..., Any], stored: Iterable[fx.Node]
+) -> tuple[str, tuple[int, ...]]:
+    """The code of Inductor's `graph` with `stored` nodes copied out.
+
+    Beside it, which arguments the code of the first time writes to.
+    """
+    handlers = private("torch._inductor.virtualized:V")
+    twin = type(graph)(
+        graph.module,
+        example_inputs=graph.example_inputs,
+        shape_env=graph._shape_env,
+        graph_id=graph.graph_id,
+        is_inference=graph.is_inference,
+        is_backward=graph.is_backward,
+        inputs_to_check=graph.inputs_to_check,
+    )
+    with (
+        _copying(twin, set(stored)),
+        handlers.set_graph_handler(twin),
+        handlers.set_extern_kernel_nodes([]),
+    ):
+        twin.run(*graph.example_inputs)
+        code = codegen(twin)[0].value
+    if not set(twin.constants) <= set(graph.constants):
+        raise CaptureError("the twin of a graph has constants that the graph does not have")
+    donated = graph.bw_donated_idxs or ()
+    return code, tuple(sorted({*graph.mutated_input_idxs, *donated}))
+
+
+@contextmanager
+def _copying(twin: Any, nodes: set[fx.Node]) -> Iterator[None]:
+    """Have `twin` store a copy of the value of each of `nodes`, which nothing else reads.
+
+    The expressions that other nodes are computed by stay as they are: to store the value
+    itself would have them read it back, rounded to its dtype.
+    """
+    run_node, copies = twin.run_node, list[str]()
+    scheduler = "torch._inductor.scheduler:Scheduler"
+
+    def copying(node: fx.Node) -> Any:
+        result = run_node(node)
+        if node in nodes:
+            copies.extend(_stored_copy(node, result))
+        return result
+
+    def eliminating(original: Callable[..., Any], scheduler: Any) -> None:
+        scheduling = private("torch._inductor.scheduler")
+        for name in copies:
+            reader = scheduling.OutputNode(scheduling.StarDep(name))
+            scheduler.name_to_buf[name].users.append(scheduling.NodeUser(reader))
+        original(scheduler)
+
+    twin.run_node = copying
+    with (
+        private("torch._inductor.config:patch")(inplace_buffers=False),
+        patched(standing_in(f"{scheduler}.dead_node_elimination", eliminating)),
+    ):
+        yield
+
+
+def _stored_copy(node: fx.Node, value: Any) -> Iterator[str]:
+    """The name of a new buffer that holds what `node` was lowered to."""
+    ir = private("torch._inductor.ir")
+    if isinstance(value, ir.TensorBox):
+        with ir.IRNode.current_origins({node}):
+            copy = private("torch._inductor.lowering:clone")(value)
+            copy.data.data._post_init_setattr("origin_node", node)
+            yield copy.realize() or copy.get_name()
+
+
+def load_code(code: str, constants: Mapping[str, Any]) -> Any:
+    """The module of generated `code`; of its `constants`, those that it leaves open are set."""
+    module = private("torch._inductor.codecache:PyCodeCache").load(code)
+    for name in [name for name, value in vars(module).items() if value is None]:
+        if constants.get(name) is not None:
+            setattr(module, name, constants[name])
+    return module
 
 
 class Twins:
@@ -36,16 +116,11 @@ class Twins:
         self.problems: Counter[str] = Counter()  # why graphs ran without one
 
     def to_json(self) -> dict[str, Any]:
-        """As run.json holds it."""
-        told = {"same": self.same, "other": self.other, "problems": dict(self.problems)}
-        return {**told, "text": self.words()}
-
-    def words(self) -> str:
-        """What it came to, in one line; empty where no twin ran."""
+        """As run.json holds it; the text is empty where no twin ran."""
         ran = self.same + self.other
-        if not ran:
-            return ""
-        return f"twins: {self.same} of {ran} runs of fused kernels seen inside, with the same bits"
+        text = f"twins: {self.same} of {ran} runs of fused kernels seen inside, with the same bits"
+        told = {"same": self.same, "other": self.other, "problems": dict(self.problems)}
+        return {**told, "text": text if ran else ""}
 
     def remarks(self) -> list[str]:
         """What the user must hear: which graphs ran without a twin, and why."""
@@ -57,10 +132,8 @@ class TwinGraph:
 
     def __init__(self, table: TapTable, names: dict[str, Any], tap: Callable[..., None]) -> None:
         assert table.twin is not None
-        self._code, self._names, self._tap = table.twin.code, names, tap
+        self.code, self._names, self._tap = table.twin, names, tap
         self.problem = table.twin.problem
-        self.changed = table.twin.changed
-        self.lines = table.twin.lines
         self.kernels: dict[int | None, set[str]] = {}  # op -> the kernels that it is computed in
         for kernel, ops in table.kernels.items():
             for op in ops:
@@ -69,14 +142,14 @@ class TwinGraph:
         self.stored = table.proofs
         read = [*(line.readings for line in table.lines), *(each for _, each in table.inputs)]
         seen = {mark for readings in read for mark in marks_in(readings)}
-        shown = [(mark, line.op) for line in self.lines for mark in marks_in(line.readings)]
+        shown = [(mark, line.op) for line in self.code.lines for mark in marks_in(line.readings)]
         # What only the twin stores, and the op that computes it.
         self.hidden = {mark: op for mark, op in shown if mark not in seen}
 
     @cached_property
     def call(self) -> Callable[[list[Any]], Any]:
         """The entry of the twin's code, which is compiled now."""
-        module = load_code(self._code, self._names)
+        module = load_code(self.code.code, self._names)
         module._dumpcmp = self._tap
         entry: Callable[[list[Any]], Any] = module.call
         return entry
@@ -100,7 +173,7 @@ class Check:
     def begin(self, args: Sequence[Any]) -> None:
         """Keep the arguments for the twin: of those that the graph writes to, copies."""
         with self._sparing():
-            changed = self._twin.changed
+            changed = self._twin.code.changed
             self._args = [_copy(a) if i in changed else a for i, a in enumerate(args)]
 
     def note(self, number: int, tensor: Tensor) -> None:
@@ -110,7 +183,6 @@ class Check:
             self._prints[proof] = fingerprint(tensor)
 
     def end(self) -> None:
-        """Run the twin, now that the graph itself has run."""
         with self._sparing():
             if not self._twin.problem:
                 self._twin.call(self._args)
@@ -135,7 +207,7 @@ class Check:
 
     def read(self, number: int, tensor: Tensor, sizes: Sequence[int]) -> None:
         """The twin has just stored `tensor`."""
-        line = self._twin.lines[number]
+        line = self._twin.code.lines[number]
         if line.name in self._prints:
             self._compare(line.name, tensor)
         kernels = self._twin.kernels.get(line.op, set())

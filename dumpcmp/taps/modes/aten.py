@@ -14,11 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dumpcmp.nouns.record import Phase
 from dumpcmp.nouns.selection import Level
-from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
-from dumpcmp.taps.modes.modules import ModuleCapture, is_recomputing
-from dumpcmp.taps.recording.naming import NO_OP, Function
+from dumpcmp.taps.modes.modules import ModuleCapture, is_recomputing, run_recorded
+from dumpcmp.taps.recording.functions import NO_OP, Function
+from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.recorder import Recorder
-from dumpcmp.taps.recording.scopes import Scope
 from dumpcmp.taps.recording.step import Step
 
 _NO_OPS = frozenset(("aten::_local_scalar_dense", "aten::equal", "aten::is_same_size"))
@@ -59,11 +58,7 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         function = aten_function(func)
@@ -72,20 +67,8 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if step is not None:
             self.capture.claim(step)
-            return _recorded(step, function, func, args, kwargs)
+            return run_recorded(step, function, func, args, kwargs)
         return self.capture.backward_op(function, func, args, kwargs)
-
-
-def _recorded(
-    step: Step, function: Function, func: Callable[..., Any], args: Any, kwargs: Any
-) -> Any:
-    with DisableTorchFunction(), DisableTorchDispatch():
-        call = step.function(function, args, kwargs)
-    result = func(*args, **kwargs)
-    if call is not None:
-        with DisableTorchFunction(), DisableTorchDispatch():
-            step.outputs(call, result)
-    return result
 
 
 class AtenCapture(ModuleCapture):
@@ -110,7 +93,8 @@ class AtenCapture(ModuleCapture):
     def claim(self, step: Step) -> None:
         """Remember in which scope the autograd node that was made last was made."""
         if self.recorder.tap.backward and torch.is_grad_enabled():
-            self._claims.setdefault(torch._C._autograd._get_sequence_nr() - 1, (step, step.scope))
+            latest = torch._C._autograd._get_sequence_nr() - 1
+            self._claims.setdefault(latest, (step, step.scopes.here))
             if len(self._claims) > _MOST_CLAIMS:  # the oldest graph is long gone
                 del self._claims[next(iter(self._claims))]
 
@@ -124,4 +108,4 @@ class AtenCapture(ModuleCapture):
             return func(*args, **kwargs)
         step, scope = owner
         with step.aside_in(scope, Phase.BACKWARD):
-            return _recorded(step, _in_backward(function), func, args, kwargs)
+            return run_recorded(step, _in_backward(function), func, args, kwargs)

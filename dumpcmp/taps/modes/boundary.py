@@ -15,10 +15,10 @@ from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.record import Call
-from dumpcmp.taps.inductor.ops import Mark, Traced, calls_of, named
 from dumpcmp.taps.modes.graph import GraphCapture, untraced
-from dumpcmp.taps.recording import arguments as slots
-from dumpcmp.taps.recording.naming import in_order
+from dumpcmp.taps.modes.traced import Mark, Traced, calls_of, named, results_of
+from dumpcmp.taps.recording.calls import arguments_of
+from dumpcmp.taps.recording.functions import in_order
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
 
@@ -28,7 +28,7 @@ Passing = list[tuple[int, list[Mark]]]  # position among the arguments or result
 class BoundaryCapture(GraphCapture):
     """Compiles every root module with `backend`, and records what enters and leaves its graphs.
 
-    Passing have the keys of the ops that take or give them, so that they pair with an FX or eager
+    Values have the keys of the ops that take or give them, so that they pair with an FX or eager
     run. What the backend does inside a graph cannot be seen.
     """
 
@@ -41,20 +41,21 @@ class BoundaryCapture(GraphCapture):
     ) -> None:
         super().__init__(recorder, roots)
         self._name = backend if isinstance(backend, str) else backend.__name__
-        self._inner = backend_named(backend) if isinstance(backend, str) else backend
+        inner = backend_named(backend) if isinstance(backend, str) else backend
+        self._inner: Callable[..., Callable[..., Any]] = inner
         self._graphs = itertools.count()
 
     def backend(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         """Compile `graph` with the backend; what is returned records its runs."""
         step = self.step
         if step is None:
-            return self._compiled_by_inner(graph, example_inputs)
+            return self._inner(graph, example_inputs)
         name = f"graph-{next(self._graphs)} of {self._name}"
         text = graph.print_readable(print_output=False)
         self.recorder.sink.text(step.model.name, f"{name.partition(' ')[0]}.txt", text)
-        traced = named(graph, step.model, step.scope.path)
+        traced = named(graph, step.model, step.scopes.here.path)
         taken, given, kept = entering(graph, traced), leaving(graph, traced), used_inside(graph)
-        run, ops = self._compiled_by_inner(graph, example_inputs), range(len(traced.ops))
+        run, ops = self._inner(graph, example_inputs), range(len(traced.ops))
 
         def recorded(*args: Any) -> Any:
             now = self.step
@@ -69,10 +70,6 @@ class BoundaryCapture(GraphCapture):
             return results
 
         return untraced(recorded)
-
-    def _compiled_by_inner(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        run: Callable[..., Any] = self._inner(graph, inputs)
-        return run
 
 
 def backend_named(name: str) -> Callable[..., Any]:
@@ -94,7 +91,7 @@ def backend_named(name: str) -> Callable[..., Any]:
 
 def entering(graph: fx.GraphModule, traced: Traced) -> Passing:
     """The arguments of `graph` that ops of it take."""
-    positions = {n: i for i, n in enumerate(n for n in graph.graph.nodes if n.op == "placeholder")}
+    positions = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     found: dict[int, list[Mark]] = {}
     for node in graph.graph.nodes:
         number = traced.index.get(node.name)
@@ -117,24 +114,20 @@ def _taken(node: fx.Node, traced: Traced) -> list[tuple[str, fx.Node]]:
 
     function = traced.ops[traced.index[node.name]].function
     args, kwargs = fx.map_arg((node.args, node.kwargs), stand_in)
-    found, _ = slots.arguments_of(in_order(function, args), kwargs, function.positions)
+    found, _ = arguments_of(in_order(function, args), kwargs, function.positions)
     return [(slot, sources[id(tensor)][1]) for slot, tensor in found]
 
 
 def leaving(graph: fx.GraphModule, traced: Traced) -> Passing:
     """The results of `graph` that ops of it give."""
-    (output,) = (n for n in graph.graph.nodes if n.op == "output")
-    results: Sequence[Any] = output.args[0]
-    places = [(i, _given(result, traced)) for i, result in enumerate(results)]
-    return [(i, [place]) for i, place in places if place is not None]
+    marks = [(i, _given(node, traced)) for i, node in results_of(graph.graph)]
+    return [(i, [mark]) for i, mark in marks if mark is not None]
 
 
 def used_inside(graph: fx.GraphModule) -> list[int]:
     """The results of `graph` that it computes further with."""
-    (output,) = (n for n in graph.graph.nodes if n.op == "output")
-    results: Sequence[Any] = output.args[0]
-    nodes = [(i, node) for i, node in enumerate(results) if isinstance(node, fx.Node)]
-    return [i for i, node in nodes if set(node.users) != {output}]
+    output = graph.graph.output_node()
+    return [i for i, node in results_of(graph.graph) if set(node.users) != {output}]
 
 
 def _share(step: Step, positions: Sequence[int], results: Sequence[Any]) -> None:
@@ -144,10 +137,8 @@ def _share(step: Step, positions: Sequence[int], results: Sequence[Any]) -> None
             step.share(results[position], [])
 
 
-def _given(result: object, traced: Traced) -> Mark | None:
+def _given(result: fx.Node, traced: Traced) -> Mark | None:
     """The output slot that `result` of a graph is."""
-    if not isinstance(result, fx.Node):
-        return None
     if result.name in traced.index:
         return Mark(traced.index[result.name], Slot("output.0"))
     if result.target is operator.getitem and isinstance(result.args[0], fx.Node):
@@ -158,9 +149,9 @@ def _given(result: object, traced: Traced) -> Mark | None:
 
 def _put(step: Step, calls: Sequence[Call | None], values: Passing, tensors: Sequence[Any]) -> None:
     """Record `tensors` at their places, and watch for their gradients."""
-    for position, places in values:
+    for position, marks in values:
         tensor = tensors[position]
-        for number, slot in places if isinstance(tensor, Tensor) else ():
+        for number, slot in marks if isinstance(tensor, Tensor) else ():
             call = calls[number]
             wanted = step.tap.outputs if slot.is_output else step.tap.inputs
             if call is not None and wanted:

@@ -1,11 +1,15 @@
-"""Tells when a compiled callable is entered and left, whenever torch.compile made it."""
+"""What torch.compile made: when it is entered and left, and where on the stack it is called."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
+
+import torch
+from torch import nn
 
 Leave = Callable[[], None]
 Enter = Callable[[Any], Leave]  # told the function that was compiled; returns what to do at its end
@@ -50,3 +54,65 @@ def function_name(function: Any) -> str:
     if str(getattr(function, "__module__", "")).partition(".")[0] == "torch":
         return ""
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def is_compile_wrapper(module: nn.Module) -> bool:
+    """Whether `module` is what torch.compile made of another; it has no path of its own."""
+    return type(module).__name__ == "OptimizedModule" and "torch._dynamo" in sys.modules
+
+
+@contextmanager
+def once_dynamo_is_there(listen: Callable[[], None]) -> Iterator[None]:
+    """Call `listen` now, or when the program compiles first: to import dynamo takes seconds."""
+    if "torch._dynamo" in sys.modules:
+        listen()
+        yield
+        return
+    compile_now = torch.compile
+
+    def compile_later(*args: Any, **kwargs: Any) -> Any:
+        if torch.compile is compile_later:
+            torch.compile = compile_now
+            listen()
+        return compile_now(*args, **kwargs)
+
+    torch.compile = compile_later
+    try:
+        yield
+    finally:
+        torch.compile = compile_now
+
+
+def outermost_call() -> FrameType | None:
+    """The frame in which torch.compile was entered first on this thread."""
+    found, frame = None, sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == WRAPPER:
+            found = frame
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+def root_of(frame: FrameType | None) -> nn.Module | str:
+    """What was compiled: a module, or the name of a function."""
+    if frame is None:
+        return "compiled"
+    above = frame.f_back
+    wrapper = above.f_locals.get("self") if above is not None else None
+    if isinstance(wrapper, nn.Module) and is_compile_wrapper(wrapper):
+        inner: nn.Module = wrapper._orig_mod  # type: ignore[assignment]
+        return inner
+    function = frame.f_locals.get("fn")
+    owner = getattr(function, "__self__", None)
+    name = function_name(function)
+    return owner if isinstance(owner, nn.Module) and not name else name or "compiled"
+
+
+def innermost_module() -> tuple[FrameType, nn.Module] | None:
+    """The call of a module that is running, below the outermost compiled call."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != WRAPPER:
+        if frame.f_code is nn.Module._call_impl.__code__:
+            return frame, frame.f_locals["self"]
+        frame = frame.f_back
+    return None

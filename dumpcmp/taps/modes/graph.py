@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from dumpcmp.taps.modes.functions import FunctionMode
-from dumpcmp.taps.modes.modules import CallDoor, ModuleCapture, is_compile_wrapper, pointed_at
-from dumpcmp.taps.recording.lines import traced_line
-from dumpcmp.taps.recording.models import FunctionModel, Model
+from dumpcmp.taps.modes import callables
+from dumpcmp.taps.modes.modules import CallDoor, FunctionMode, ModuleCapture, pointed_at
+from dumpcmp.taps.modes.traced import NodeHome, Spots, homes_of, runs_body
+from dumpcmp.taps.recording.gradients import Watches
+from dumpcmp.taps.recording.models import Model, Scope, Scopes
 from dumpcmp.taps.recording.recorder import Recorder
-from dumpcmp.taps.recording.scopes import Scope, Scopes
 from dumpcmp.taps.recording.step import Step
-
-_BODY_RUNNERS = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
-
 
 _STEP: Any = ModuleCapture.step
 
@@ -53,8 +50,7 @@ UNTRACED: tuple[Any, ...] = (
     ModuleCapture._recording.__wrapped__,  # type: ignore[attr-defined]
     ModuleCapture.run_root,
     pointed_at.__wrapped__,  # type: ignore[attr-defined]
-    is_compile_wrapper,
-    Step.leave,
+    callables.is_compile_wrapper,
     Scopes.close,
 )
 
@@ -72,7 +68,6 @@ class GraphCapture(ModuleCapture):
         self.exit = untraced(self.exit)
         self.begin = untraced(self.begin)
         self._compiled: dict[int, Callable[..., Any]] = {}
-        self._numbers: dict[str, itertools.count[int]] = {}
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -90,35 +85,27 @@ class GraphCapture(ModuleCapture):
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
         step = self.step
         outermost = step is None or step.is_function
-        if is_compile_wrapper(module) and outermost:  # traced for us, not for its backend
+        if callables.is_compile_wrapper(module) and outermost:  # traced for us, not for its backend
             module = module._orig_mod  # type: ignore[assignment]
             run = module._call_impl
         return super()._intercept(module, run)
 
     def run_root(
-        self,
-        step: Step,
-        module: nn.Module,
-        run: Callable[..., Any],  # noqa: ARG002
-        args: Any,
-        kwargs: Any,
+        self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """NodeRunner `module` under dynamo, whatever it was compiled with before."""
-        compiled = self._compiled.get(id(module))
-        if compiled is None:
-            compiled = torch.compile(calling(module), backend=self.backend)
-            self._compiled[id(module)] = compiled
-        return super().run_root(step, module, compiled, args, kwargs)
+        """Run `module` under dynamo, whatever it was compiled with before."""
+        if id(module) not in self._compiled:
+            self._compiled[id(module)] = torch.compile(calling(module), backend=self.backend)
+        run = self._compiled[id(module)]
+        return super().run_root(step, module, run, args, kwargs)
 
     def backend(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:  # noqa: ARG002
         """The torch.compile backend: what it returns runs `graph` and records it."""
         step = self.step
         if step is None:
             return graph.forward
-        number = next(self._numbers.setdefault(step.model.name, itertools.count()))
-        text = graph.print_readable(print_output=False)
-        self.recorder.sink.text(step.model.name, f"graph-{number}.txt", text)
-        homes = homes_of(graph, step.model, step.scope.path)
+        self.recorder.keep_graph(step.model, graph)
+        homes = homes_of(graph, step.model, step.scopes.here.path)
 
         def run(*args: Any) -> Any:
             now = self.step
@@ -138,116 +125,6 @@ def calling(module: nn.Module) -> Callable[..., Any]:
 
     call.__code__ = call.__code__.replace()  # its own, as dynamo remembers by code what to skip
     return call
-
-
-def _runs_body(target: object) -> bool:
-    return getattr(target, "__name__", "") in _BODY_RUNNERS
-
-
-def body_of(node: fx.Node) -> fx.GraphModule | None:
-    """The graph of the checkpointed region that `node` runs, if it runs one."""
-    first = node.args[0] if node.args and _runs_body(node.target) else None
-    if not isinstance(first, fx.Node) or first.op != "get_attr":
-        return None
-    body = getattr(node.graph.owning_module, str(first.target))
-    return body if isinstance(body, fx.GraphModule) else None
-
-
-@dataclass(frozen=True, slots=True)
-class NodeHome:
-    """Where a node stands: its module, as seen from the module that the graph began in."""
-
-    path: str
-    relative: bool
-    instance: str  # tells two calls of one module apart: "id@1"
-    line: str
-    root: Callable[[], nn.Module | None] | None = None  # that a function calls
-    root_instance: str = ""
-    owner: str = ""  # the name of the root's model
-
-    def under(self, base: str) -> str:
-        """The module's path when the graph runs for the module `base`."""
-        return f"{base}.{self.path}".strip(".") if self.relative else self.path
-
-
-def homes_of(graph: fx.GraphModule, model: Model, base: str) -> dict[fx.Node, NodeHome]:
-    """The homes of the nodes of `graph`, which was traced just now in the module at `base`.
-
-    After a graph break one graph can serve several modules of a class, so that a path is kept
-    relative to the module that was being called.
-    """
-    return {node: _home(node, base, model) for node in graph.graph.nodes}
-
-
-def _home(node: fx.Node, base: str, model: Model) -> NodeHome:
-    stack = node.meta.get("nn_module_stack") or {}
-    line = traced_line(node.meta.get("stack_trace"))
-    if not stack:
-        return NodeHome("", True, "", line)
-    if isinstance(model, FunctionModel):
-        return _home_in_function(stack, line, model)
-    instance = next(reversed(stack))
-    path = model.paths.get(int(instance.partition("@")[0]), base)
-    if path == base:
-        return NodeHome("", True, "", line)
-    inside = not base or path.startswith(base + ".")
-    return NodeHome(path.removeprefix(base).lstrip(".") if inside else path, inside, instance, line)
-
-
-def _home_in_function(stack: dict[str, Any], line: str, function: FunctionModel) -> NodeHome:
-    """The home of a node that a compiled function's module computes; its root begins a step."""
-    outermost, instance = next(iter(stack)), next(reversed(stack))
-    root = function.root_with(_id_of(outermost))
-    module = root()
-    assert module is not None
-    model = function.model_of(module)
-    path = model.paths.get(_id_of(instance), "")
-    return NodeHome(path, False, instance if path else "", line, root, outermost, model.name)
-
-
-def _id_of(instance: str) -> int:
-    return int(instance.partition("@")[0])
-
-
-class Spots:
-    """The steps and scopes of the module calls that one run of a graph stands for."""
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self.base = step.scope
-        self._scopes: dict[str, Scope] = {}
-        self._steps: dict[str, Step | None] = {}
-
-    def step_of(self, home: NodeHome) -> Step | None:
-        """The step of an op at `home`, with its scope set; None where it is not selected."""
-        step = self._step(home)
-        if step is not None:
-            base = self.base if step is self.step else step.root_scope
-            step.stand_in(self._scope(step, home, base), home.line)
-        return step
-
-    def leave(self) -> None:
-        """Go back to where the run of the graph began."""
-        for step in self._steps.values():
-            if step is not None:
-                step.stand_in(step.root_scope)
-        self.step.stand_in(self.base)
-
-    def _step(self, home: NodeHome) -> Step | None:
-        if home.root is None:
-            return self.step
-        if home.root_instance not in self._steps:
-            root = home.root()
-            inner = self.step.begin_inner(root) if root is not None else None
-            self._steps[home.root_instance] = inner
-        return self._steps[home.root_instance]
-
-    def _scope(self, step: Step, home: NodeHome, base: Scope) -> Scope:
-        if not home.instance:
-            return base
-        if home.instance not in self._scopes:
-            self._scopes[home.instance] = step.new_scope(home.under(base.path))
-        return self._scopes[home.instance]
 
 
 class NodeRunner(fx.Interpreter):
@@ -277,10 +154,99 @@ class NodeRunner(fx.Interpreter):
             self.spots.leave()
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """NodeRunner a function; the body of a checkpointed region is run node by node."""
-        if _runs_body(target) and isinstance(args[0], fx.GraphModule):
+        """Run a function; the body of a checkpointed region is run node by node."""
+        if runs_body(target) and isinstance(args[0], fx.GraphModule):
             step, base = self.spots.step, self.spots.base
             inner = NodeRunner(args[0], homes_of(args[0], step.model, base.path), step, self.mode)
             inner.spots = self.spots
             return inner.run(*args[1:])
         return super().call_function(target, args, kwargs)
+
+
+class _Outermost(threading.local):
+    """The outermost compiled call that this thread is in, and its step."""
+
+    outermost: FrameType | None = None
+    step: Step | None = None
+
+    def __init__(self) -> None:
+        self.scopes: list[tuple[FrameType, Scope]] = []
+
+
+class GraphBackend:
+    """Records each graph that it is given, node by node, whenever it runs.
+
+    A step is one outermost call of a compiled callable. The stack says which call it is: all
+    graphs that run below the same frame of torch.compile belong to one step, and below the same
+    call of a module to one scope.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.watches = Watches()
+        self._here = _Outermost()
+        self._closed = False
+
+    def __call__(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:  # noqa: ARG002
+        """Compile `graph`: keep it as text, and return what runs and records it."""
+        model, base = self._model_and_base()
+        self.recorder.keep_graph(model, graph)
+        homes = homes_of(graph, model, base)
+        return lambda *args: self._run(graph, homes, args)
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Remove the hooks that have not fired, and forget where the threads are."""
+        self._closed = True
+        self.watches.remove()
+        self._here = _Outermost()
+
+    def _run(self, graph: fx.GraphModule, homes: dict[fx.Node, NodeHome], args: Any) -> Any:
+        step = None if self._closed else self._step()
+        if step is None:
+            return graph.forward(*args)
+        step.stand_in(self._scope(step))
+        with FunctionMode(step) as mode:
+            return NodeRunner(graph, homes, step, mode).run(*args)
+
+    def _model_and_base(self) -> tuple[Model, str]:
+        root, called = callables.root_of(callables.outermost_call()), callables.innermost_module()
+        names = self.recorder
+        model = names.function_model(root) if isinstance(root, str) else names.model_of(root)
+        return model, model.paths.get(id(called[1]), "") if called else ""
+
+    def _step(self) -> Step | None:
+        """The step of the outermost call; a new one where that call is new."""
+        here, frame = self._here, callables.outermost_call()
+        if frame is None or frame is not here.outermost:
+            here.outermost, here.scopes = frame, []
+            root = callables.root_of(frame)
+            here.step = self._begin(root) if isinstance(root, nn.Module) else self._function(root)
+        return here.step
+
+    def _begin(self, root: nn.Module) -> Step | None:
+        step = self.recorder.begin(root)
+        if step is not None:
+            self.watches.begin(step, root)
+        return step
+
+    def _function(self, name: str) -> Step:
+        step = self.recorder.begin_function(name, True, self._begin)
+        self.watches.begin(step, None)
+        return step
+
+    def _scope(self, step: Step) -> Scope:
+        """The scope of the module call that is running; the frame of that call identifies it."""
+        called = callables.innermost_module()
+        path = step.model.paths.get(id(called[1]), "") if called else ""
+        if not called or not path:
+            return step.scopes.root
+        frame = called[0]
+        for known, scope in self._here.scopes:
+            if known is frame:
+                return scope
+        scope = step.scopes.next_of(path)
+        self._here.scopes.append((frame, scope))
+        return scope

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -10,15 +9,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
 
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import Level
-from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, check_names
+from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, check_names, patched
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.modes.callables import Leave, compiled_calls, function_name
-from dumpcmp.taps.modes.functions import FunctionMode
+from dumpcmp.taps.modes import callables
+from dumpcmp.taps.recording.functions import Function, function_of
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
@@ -51,25 +51,62 @@ class CallDoor:
         module.__dict__[_ATTRIBUTE] = call
 
 
-def is_compile_wrapper(module: nn.Module) -> bool:
-    """Whether `module` is what torch.compile made of another; it has no path of its own."""
-    return type(module).__name__ == "OptimizedModule" and "torch._dynamo" in sys.modules
-
-
 @contextmanager
 def module_calls(intercept: Intercept) -> Iterator[None]:
     """Send every call of a module in this process through `intercept` while the block runs."""
-    before = nn.Module.__dict__[_ATTRIBUTE]
-    if isinstance(before, CallDoor):
+    if isinstance(nn.Module.__dict__[_ATTRIBUTE], CallDoor):
         raise CaptureError(
             "another capture is running in this process",
             hint="end it first: only one capture can be active at a time",
         )
-    setattr(nn.Module, _ATTRIBUTE, CallDoor(intercept))
-    try:
+    with patched((nn.Module, _ATTRIBUTE, lambda _: CallDoor(intercept))):
         yield
-    finally:
-        setattr(nn.Module, _ATTRIBUTE, before)
+
+
+class FunctionMode(TorchFunctionMode):
+    """Records each torch function: inputs as they are before it runs, outputs after."""
+
+    def __init__(self, step: Step | None) -> None:
+        super().__init__()
+        self.step = step  # None: what runs now is not recorded
+        self.run: Callable[..., Any] = self.recorded
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if torch.compiler.is_compiling():  # dynamo traces the program as if there were no mode
+            if func is Tensor.__rsub__:  # which is written in Python, and would be taken apart
+                return args[1] - args[0]
+            if func is Tensor.__rdiv__:
+                return args[1] / args[0]
+            return func(*args, **(kwargs or {}))
+        return self.run(func, args, kwargs or {})
+
+    def recorded(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        step = self.step
+        if step is None or (step.is_function and torch._C._current_autograd_node() is not None):
+            return func(*args, **kwargs)
+        if step.precision is not None:
+            func, args, kwargs = step.precision.call(func, args, kwargs)
+        function = function_of(func)
+        if not function.name or distributed.is_machinery(func):
+            return func(*args, **kwargs)
+        if func is Tensor.view_as and args[0] is args[1]:
+            return distributed.handed_on(args[0])
+        return run_recorded(step, function, func, args, kwargs)
+
+
+def run_recorded(
+    step: Step, function: Function, func: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """Run `func`, which is `function`, and record in `step` what it takes and gives."""
+    with DisableTorchFunction(), DisableTorchDispatch():
+        call = step.function(function, args, kwargs)
+    result = func(*args, **kwargs)
+    if call is not None:
+        with DisableTorchFunction(), DisableTorchDispatch():
+            step.outputs(call, args[0] if function.returns_nothing else result)
+    return result
 
 
 def enter_module(step: Step, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
@@ -164,18 +201,18 @@ class ModuleCapture:
                 lacking = check_names("compiled functions")
                 self.recorder.lacking += [*lacking, *check_names("compiled modules")]
                 if not lacking:
-                    ends.enter_context(compiled_calls(self._function_called))
+                    ends.enter_context(callables.compiled_calls(self._function_called))
                 if not self.compiles:
                     ends.enter_context(torch.compiler.set_stance("force_eager"))
 
-            ends.enter_context(once_dynamo_is_there(listen))
+            ends.enter_context(callables.once_dynamo_is_there(listen))
             yield
 
-    def _function_called(self, function: Any) -> Leave:
+    def _function_called(self, function: Any) -> callables.Leave:
         """Open a step for a compiled function, unless one is open; returns what closes it."""
-        here, name = self._here, function_name(function)
+        here, name = self._here, callables.function_name(function)
         if here.muted or here.step is not None or not name or is_recomputing():
-            return _nothing
+            return lambda: None
         step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
         self.watches.begin(step, None)
         ends = ExitStack()
@@ -190,15 +227,14 @@ class ModuleCapture:
 
         return leave
 
-    def save(self, name: str, tensor: torch.Tensor) -> None:
-        """Record a value that the program names itself."""
+    def save(self, name: str, tensor: Tensor) -> None:
         if not self._here.muted:
             with DisableTorchFunction(), DisableTorchDispatch():
                 (self.step or self.recorder.outside()).save(name, tensor)
 
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
         here = self._here
-        if here.muted or is_compile_wrapper(module):
+        if here.muted or callables.is_compile_wrapper(module):
             return run
         if here.step is None or here.step.is_function:
             return partial(self._root_call, module, run)
@@ -213,10 +249,7 @@ class ModuleCapture:
             return self._recompute(module, run, args, kwargs)
         if self._roots and id(module) not in self._roots:
             return run(*args, **kwargs)
-        if distributed.is_inferring():
-            with self._muting():
-                return run(*args, **kwargs)
-        step = self.begin(module)
+        step = None if distributed.here.inferring else self.begin(module)
         if step is None:
             with self._muting():
                 return run(*args, **kwargs)
@@ -228,7 +261,6 @@ class ModuleCapture:
             return self.run_root(step, module, run, args, kwargs)
 
     def _begin(self, module: nn.Module) -> Step | None:
-        """Begin a step of `module`, where it is selected."""
         if self._roots and id(module) not in self._roots:
             return None
         step = self.recorder.begin(module)
@@ -249,7 +281,7 @@ class ModuleCapture:
         try:
             result = run(*args, **kwargs)
         finally:
-            step.leave()
+            step.scopes.close()
         if call is not None:
             self.exit(step, call, result)
         return result
@@ -308,9 +340,6 @@ class ModuleCapture:
             self._here.muted = False
 
 
-def _nothing() -> None: ...
-
-
 @contextmanager
 def pointed_at(mode: Any, step: Step | None) -> Iterator[None]:
     """Have `mode` record in `step` while the block runs, or nowhere."""
@@ -322,28 +351,6 @@ def pointed_at(mode: Any, step: Step | None) -> Iterator[None]:
     finally:
         if mode is not None:
             mode.step = before
-
-
-@contextmanager
-def once_dynamo_is_there(listen: Callable[[], None]) -> Iterator[None]:
-    """Call `listen` now, or when the program compiles first: to import dynamo takes seconds."""
-    if "torch._dynamo" in sys.modules:
-        listen()
-        yield
-        return
-    compile_now = torch.compile
-
-    def compile_later(*args: Any, **kwargs: Any) -> Any:
-        if torch.compile is compile_later:
-            torch.compile = compile_now
-            listen()
-        return compile_now(*args, **kwargs)
-
-    torch.compile = compile_later
-    try:
-        yield
-    finally:
-        torch.compile = compile_now
 
 
 def is_recomputing() -> bool:

@@ -12,7 +12,7 @@ from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.recording.arguments import Slots
+from dumpcmp.taps.recording.calls import Slots
 from dumpcmp.taps.recording.step import Step
 
 _Targets = list[tuple[Call, str]]  # the calls and slots that one gradient is recorded at
@@ -45,7 +45,6 @@ class Watches:
         self._running[gradients.step.model.name] = gradients
 
     def remove(self) -> None:
-        """Remove every hook that has not fired."""
         for handle in (*self._parameters.values(), *self._tensors.values()):
             handle.remove()
         for known in (self._parameters, self._tensors, self._latest, self._running):
@@ -56,8 +55,9 @@ class Watches:
         fired = partial(self._fired, gradients, targets)
         handle = tensor.register_hook(fired)  # type: ignore[no-untyped-call]
         self._tensors[id(targets)] = handle
-        if len(self._tensors) % 4096 == 0:
-            self._forget_freed()
+        if len(self._tensors) % 4096 == 0:  # forget those whose tensor is gone
+            alive = {k: h for k, h in self._tensors.items() if h.hooks_dict_ref() is not None}
+            self._tensors = alive
 
     def _fired(self, gradients: Gradients, targets: _Targets, grad: Tensor | None) -> None:
         if grad is None:  # compiled code tells so of outputs that nothing was computed from
@@ -78,10 +78,6 @@ class Watches:
             return
         with DisableTorchFunction(), DisableTorchDispatch():
             put()
-
-    def _forget_freed(self) -> None:
-        alive = {k: h for k, h in self._tensors.items() if h.hooks_dict_ref() is not None}
-        self._tensors = alive
 
 
 class Gradients:

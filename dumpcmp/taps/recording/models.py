@@ -1,4 +1,4 @@
-"""Root modules as a capture names them, and the paths of the modules inside them."""
+"""Where an op stands: its model, as a capture names it, and the call of a module inside that."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable
 
 from torch import nn
+
+from dumpcmp.nouns.key import ROOT
 
 
 def has_state(module: nn.Module) -> bool:
@@ -21,11 +23,11 @@ class Model:
     def __init__(self, name: str) -> None:
         self.name = name
         self.num_steps = 0
+        self.graphs = itertools.count()  # numbers those of its graphs that are kept as text
         self.paths: dict[int, str] = {}
         self._root: Callable[[], nn.Module | None] = lambda: None
 
     def next_step(self) -> int:
-        """The number of the step that begins now."""
         self.num_steps += 1
         return self.num_steps - 1
 
@@ -65,3 +67,67 @@ class FunctionModel(Model):
             self._roots = {id(module): weakref.ref(module) for module in modules}
             found = self._roots[number]
         return found
+
+
+class Scope:
+    """One call of a module, within which its functions are counted."""
+
+    __slots__ = ("_functions", "call", "path", "prefix")
+
+    def __init__(self, path: str, call: int, mark: str = "") -> None:
+        self.path = path
+        self.call = call
+        self.prefix = (path or ROOT) + (f"@{call}" if call else "") + mark
+        self._functions: dict[str, _Counter] = {}
+
+    def count(self, function: str, selects: Callable[[str], bool]) -> tuple[str, int] | None:
+        """The op of `function` here and the number of this call of it; None if not selected.
+
+        `selects` is asked about an op once.
+        """
+        counter = self._functions.get(function)
+        if counter is None:
+            op = f"{self.prefix}/{function}"
+            counter = self._functions[function] = _Counter(op, selects(op))
+        if not counter.selected:
+            return None
+        number = counter.next
+        counter.next = number + 1
+        return counter.op, number
+
+
+class _Counter:
+    __slots__ = ("next", "op", "selected")
+
+    def __init__(self, op: str, selected: bool) -> None:
+        self.op = op
+        self.next = 0
+        self.selected = selected
+
+
+class Scopes:
+    """The scopes of one step; `mark` stands behind the path in the ops of a recomputation."""
+
+    def __init__(self, mark: str = "") -> None:
+        self.root = self.here = Scope("", 0)
+        self.mark = mark
+        self._outer: list[Scope] = []
+        self._calls: dict[str, int] = {}
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._outer)
+
+    def next_of(self, path: str) -> Scope:
+        """The scope of the next call of the module at `path`."""
+        number = self._calls.get(path, 0)
+        self._calls[path] = number + 1
+        return Scope(path, number, self.mark)
+
+    def open(self, path: str) -> Scope:
+        self._outer.append(self.here)
+        self.here = self.next_of(path)
+        return self.here
+
+    def close(self) -> None:
+        self.here = self._outer.pop()

@@ -25,7 +25,6 @@ class Precision:
             raise SelectionError(f"--dtype {name!r} is not known", hint=f"valid are: {floats}")
         self.dtype: torch.dtype = getattr(torch, name)
         self._before: list[tuple[Tensor, Tensor]] = []
-        self._converted: set[int] = set()
 
     def convert(self, root: nn.Module) -> None:
         """Convert the parameters and buffers of `root`, in place, once."""
@@ -35,7 +34,6 @@ class Precision:
                 tensor.data = tensor.data.to(self.dtype)
 
     def restore(self) -> None:
-        """Give the converted tensors their own values back."""
         while self._before:
             tensor, own = self._before.pop()
             tensor.data = own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
-from torch import nn
+from torch import fx, nn
 
 from dumpcmp.nouns.record import Sink
 from dumpcmp.nouns.selection import Tap
@@ -20,8 +20,8 @@ class Recorder(Outlet):
     def __init__(self, sink: Sink, tap: Tap, rank: int = 0) -> None:
         super().__init__(sink, tap, rank)
         self.num_steps = 0  # of the model that ran most
-        self._models: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
-        self._latest: weakref.WeakKeyDictionary[nn.Module, Step] = weakref.WeakKeyDictionary()
+        self._models = weakref.WeakKeyDictionary[nn.Module, Model]()
+        self._latest = weakref.WeakKeyDictionary[nn.Module, Step]()
         self._stateless: dict[type | str, Model] = {}
         self._taken: dict[str, int] = {}
         self._outside: Step | None = None
@@ -56,7 +56,6 @@ class Recorder(Outlet):
             return FunctionStep(self, model, number, begin, is_silent)
 
     def function_model(self, name: str) -> Model:
-        """The model that the compiled function `name` is."""
         return self._sharing(name, lambda: FunctionModel(self._unique(name), self.model_of))
 
     def model_of(self, root: nn.Module) -> Model:
@@ -76,6 +75,11 @@ class Recorder(Outlet):
         if kind not in self._stateless:
             self._stateless[kind] = new()
         return self._stateless[kind]
+
+    def keep_graph(self, model: Model, graph: fx.GraphModule) -> None:
+        """Hand `graph`, which runs as a part of `model`, to the Sink as text."""
+        text = graph.print_readable(print_output=False)
+        self.sink.text(model.name, f"graph-{next(model.graphs)}.txt", text)
 
     def finish(self, step: Step) -> None:
         """Tell a Sink that wants to know that nothing more of `step` will come."""

@@ -53,7 +53,6 @@ class Stagings:
         self._lock = threading.Lock()
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
-        """The stream on which values leave `device`."""
         with self._lock:
             if device not in self._streams:
                 self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -69,7 +68,6 @@ class Stagings:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def give(self, buffer: Tensor) -> None:
-        """Take back a buffer whose bytes have left it."""
         with self._lock:
             self._idle.setdefault(buffer.nbytes, []).append(buffer)
 

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.recording.arguments import Slots, arguments_of, slots_of
-from dumpcmp.taps.recording.lines import current_line
-from dumpcmp.taps.recording.models import Model
-from dumpcmp.taps.recording.naming import Function, in_order
+from dumpcmp.taps.recording.calls import Slots, arguments_of, current_line, slots_of
+from dumpcmp.taps.recording.functions import Function, in_order
+from dumpcmp.taps.recording.models import Model, Scope, Scopes
 from dumpcmp.taps.recording.precision import Precision
-from dumpcmp.taps.recording.scopes import Scope, Scopes
 from dumpcmp.taps.recording.values import Outlet, Values
 
 Asked = list[tuple["Step", Call, str]]  # where a gradient is wanted that a compiled graph computes
@@ -28,13 +26,9 @@ _RECOMPUTE = "@recompute"
 class Watcher(Protocol):
     """Records the gradients of a step's values, once they are known."""
 
-    def watch(self, call: Call, found: Slots) -> None:
-        """Wait for the gradients of `found`, which are slots of `call`."""
-        ...
+    def watch(self, call: Call, found: Slots) -> None: ...  # for those of `found`, slots of `call`
 
-    def begin(self) -> None:
-        """The backward pass has reached the step."""
-        ...
+    def begin(self) -> None: ...  # the backward pass has reached the step
 
 
 class Step:
@@ -49,7 +43,7 @@ class Step:
         self.model = model
         self.number = number
         self.precision: Precision | None = None
-        self._scopes = Scopes()
+        self.scopes = Scopes()
         self._phase = Phase.FORWARD
         self._line: str | None = None  # of the graph node that runs now; None: ask the stack
         self._orders = itertools.count()
@@ -60,27 +54,9 @@ class Step:
         self._again: Recomputation | None = None
         self._values = Values(outlet)
 
-    @property
-    def scope(self) -> Scope:
-        """The module call that is running."""
-        return self._scopes.here
-
-    @property
-    def root_scope(self) -> Scope:
-        """The call of the root module."""
-        return self._scopes.root
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a module of this step is running."""
-        return self._scopes.is_open
-
-    def new_scope(self, path: str) -> Scope:
-        return self._scopes.next_of(path)
-
     def stand_in(self, scope: Scope, line: str | None = None) -> None:
         """What comes next runs in `scope`: a graph says so, and the user's line, of each node."""
-        self._scopes.here = scope
+        self.scopes.here = scope
         self._line = line
 
     def run_in(self, precision: Precision) -> None:
@@ -90,12 +66,12 @@ class Step:
     @contextmanager
     def aside_in(self, scope: Scope, phase: Phase) -> Iterator[None]:
         """Record what runs in the block in `scope`, as part of `phase`, without its gradients."""
-        before = self.scope, self._phase, self._watcher
-        self._scopes.here, self._phase, self._watcher = scope, phase, None
+        before = self.scopes.here, self._phase, self._watcher
+        self.scopes.here, self._phase, self._watcher = scope, phase, None
         try:
             yield
         finally:
-            self._scopes.here, self._phase, self._watcher = before
+            self.scopes.here, self._phase, self._watcher = before
 
     def recompute(self) -> Step:
         """The step in which activation checkpointing runs parts of this one again."""
@@ -117,9 +93,9 @@ class Step:
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
         """Open the scope of a call of `module`; its Call, with its inputs, where it is selected."""
-        path = self.model.path_of(module, self.scope.path)
-        number = self._scopes.open(path).call
-        op = (path or ROOT) + self._scopes.mark
+        path = self.model.path_of(module, self.scopes.here.path)
+        number = self.scopes.open(path).call
+        op = (path or ROOT) + self.scopes.mark
         self.outlet.ops.add(op)
         if not self.tap.selects_op(op):
             return None
@@ -131,10 +107,6 @@ class Step:
             self._store(call, _weights_of(module))
         self.inputs(call, found)
         return call
-
-    def leave(self) -> None:
-        """Close the scope that `enter` opened."""
-        self._scopes.close()
 
     def function(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -157,7 +129,7 @@ class Step:
 
     def count(self, function: Function) -> tuple[str, int] | None:
         """The op that `function` is in the present scope, and the number of this call of it."""
-        return self._scopes.here.count(function.name, self._selects)
+        return self.scopes.here.count(function.name, self._selects)
 
     def _selects(self, op: str) -> bool:
         if self.is_silent:
@@ -236,7 +208,6 @@ class Step:
         return self._values.put(key, call.order, tensor, same_as, fresh, seen_in)
 
     def watched_by(self, watcher: Watcher) -> None:
-        """Have `watcher` record the gradients of this step."""
         self._watcher = watcher
 
     def watch(self, call: Call, found: Slots) -> None:
@@ -275,7 +246,7 @@ class Recomputation(Step):
     def __init__(self, forward: Step) -> None:
         super().__init__(forward.outlet, forward.model, forward.number)
         self._forward = forward
-        self._scopes = Scopes(_RECOMPUTE)
+        self.scopes = Scopes(_RECOMPUTE)
         self._phase = Phase.RECOMPUTE
         self._orders = forward._orders
         self._watcher = forward._watcher

@@ -6,17 +6,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Kept, Record, Sink, Source, Stored
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.nouns.value import DTYPES
-from dumpcmp.taps.recording.plain import Plain, plain_of
+from dumpcmp.pytorch.names import NO_DISPATCH
+from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.sources import DeviceSource, HostSource, Stagings, digest_of
 
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
@@ -26,22 +27,16 @@ class Condensed(Protocol):
     """What is kept in place of a tensor: its numbers, on the tensor's own device."""
 
     @property
-    def stored(self) -> Stored: ...
+    def stored(self) -> Stored: ...  # what the numbers are
 
     @property
-    def numbers(self) -> Tensor:
-        """The numbers, which nobody else writes to."""
-        ...
+    def numbers(self) -> Tensor: ...  # which nobody else writes to
 
     @property
-    def digest(self) -> str:
-        """Of the tensor's bytes, where they were read on the host; else empty."""
-        ...
+    def digest(self) -> str: ...  # of the tensor's bytes, where they were read on the host
 
     @property
-    def source(self) -> Source | None:
-        """What brings the numbers to the host, where they know a way of their own."""
-        ...
+    def source(self) -> Source | None: ...  # of the numbers, where they know a way of their own
 
 
 # Gives what is kept of a tensor that lies over the mesh as the layout says, or None: all of it.
@@ -161,22 +156,52 @@ class Values:
         stored: Stored | None = None,
     ) -> Record:
         tensor, problem = plain.tensor, plain.problem
+        dtype = _DTYPES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
+        shape = () if problem and tensor.is_nested else tuple(tensor.shape)
+        stride, offset = ((), 0) if problem else (tensor.stride(), int(tensor.storage_offset()))
         return Record(
-            key,
-            order,
-            _DTYPES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch."),
-            () if problem and tensor.is_nested else tuple(tensor.shape),
-            () if problem else tensor.stride(),
-            0 if problem else int(tensor.storage_offset()),
-            _device_name(tensor.device),
-            self._outlet.rank,
-            plain.layout,
-            same_as,
-            Kept.NOTHING if problem else kept,
-            problem,
-            stored=stored,
-            seen_in=plain.seen_in,
-        )
+            key, order, dtype, shape, stride, offset, _device_name(tensor.device),
+            self._outlet.rank, plain.layout, same_as, Kept.NOTHING if problem else kept, problem,
+            stored=stored, seen_in=plain.seen_in,
+        )  # fmt: skip
+
+
+class Plain(NamedTuple):
+    """The tensor whose elements are recorded; `problem` says why there are none to record."""
+
+    tensor: Tensor
+    layout: str = ""
+    problem: str = ""
+    seen_in: str = ""
+
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def plain_of(tensor: Tensor) -> Plain:
+    """Unwrap `tensor`, without running any code of a tensor subclass."""
+    layout = distributed.layout_of(tensor)
+    if type(tensor) not in _PLAIN:
+        if (held := distributed.unwrapped(tensor)) is not None:
+            return Plain(*held)
+        if getattr(type(tensor), "__torch_dispatch__", NO_DISPATCH) is not NO_DISPATCH:
+            kind = type(tensor).__name__
+            return Plain(tensor, problem=f"{kind} is a wrapper without elements of its own")
+        with torch._C.DisableTorchFunctionSubclass():
+            tensor = tensor.as_subclass(Tensor)
+    if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
+        if tensor.device.type == "meta":
+            return Plain(tensor, problem="meta tensors have no elements")
+        if (tensor.dtype.is_complex and tensor.is_conj()) or tensor.is_neg():
+            return Plain(tensor.detach().resolve_conj().resolve_neg(), layout)
+        return Plain(tensor, layout)
+    return Plain(tensor, problem=f"{_kind(tensor)} tensors have no dense bytes")
+
+
+def _kind(tensor: Tensor) -> str:
+    if tensor.is_nested:
+        return "nested"
+    return "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
 
 
 @cache

@@ -19,7 +19,7 @@ from dumpcmp.dumping.modes import mode_with
 from dumpcmp.dumping.programs import dump
 from dumpcmp.nouns.errors import CaptureError, SelectionError
 from dumpcmp.nouns.row import Verdict
-from dumpcmp.taps.inductor.certificate import GraphRun, GraphRuns, certificate
+from dumpcmp.taps.inductor.certificate import CodeRun, certificate
 from tests.taps.inductor.conftest import run
 from tests.taps.inductor.models import net
 
@@ -62,17 +62,17 @@ CERTIFICATES = {
 @pytest.mark.parametrize("name", CERTIFICATES)
 def test_certificates_leave_out_what_no_run_repeats(name: str) -> None:
     *outputs, same = CERTIFICATES[name]
-    runs = [GraphRuns([GraphRun("code", "inputs", tuple(out))]) for out in outputs]
+    runs = [[CodeRun("code", "inputs", tuple(out))] for out in outputs]
     stated = certificate(runs[0], runs[1], again=runs[2])
     assert (stated.same_kernels, stated.same_bits) == (True, same)
     assert stated.text.startswith("certified" if same else "not certified")
 
 
 def test_other_kernels_or_other_inputs_are_not_certified() -> None:
-    plain = GraphRuns([GraphRun("code", "inputs", ("a",))])
-    for other in (GraphRun("changed", "inputs", ("a",)), GraphRun("code", "others", ("a",))):
-        assert certificate(plain, GraphRuns([other])).text.startswith("not certified")
-    assert certificate(plain, GraphRuns()).same_bits is None
+    plain = [CodeRun("code", "inputs", ("a",))]
+    for other in (CodeRun("changed", "inputs", ("a",)), CodeRun("code", "others", ("a",))):
+        assert certificate(plain, [other], again=plain).text.startswith("not certified")
+    assert certificate(plain, [], again=plain).same_bits is None
 
 
 def test_a_comparison_says_whether_its_target_is_certified(

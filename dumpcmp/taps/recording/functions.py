@@ -109,7 +109,7 @@ def function_of(func: Callable[..., Any]) -> Function:
     """Name `func`, which is what a TorchFunctionMode, or a call_function node, was given."""
     spelled = getattr(func, "__name__", type(func).__name__)
     if spelled == "__get__":
-        return _attribute(getattr(getattr(func, "__self__", None), "__name__", ""))
+        return attribute_of(getattr(getattr(func, "__self__", None), "__name__", ""))
     if spelled in _NO_OPS or func in (builtins.getattr, builtins.setattr):
         return NO_OP
     name = _plain(spelled, func)
@@ -127,10 +127,6 @@ def function_of(func: Callable[..., Any]) -> Function:
 @cache
 def attribute_of(name: str) -> Function:
     """Name the attribute `name` of a tensor, as the node ``getattr(x, name)`` of a graph asks."""
-    return _attribute(name)
-
-
-def _attribute(name: str) -> Function:
     if name not in _COMPUTED_ATTRIBUTES:
         return NO_OP
     return Function(name, target=f"torch.Tensor.{name}.__get__")
