@@ -174,14 +174,14 @@ def measured(case: Case) -> list[str]:
         if dumped.error is not None:
             raise dumped.error
         by_op, by_module = dumpcmp.compare(graph, target), dumpcmp.compare(eager, target)
-    texts, twins = taken[0].mode.tapping.texts, taken[0].mode.tapping.twins
+    tap, twins = taken[0].mode.tapping, taken[0].mode.tapping.twins
     certificate = dumped.certificate.partition(" as in")[0]
     modules = [row for row in outputs(by_module) if row.key.op.is_module]
     gradients = [r for r in by_op.rows if r.golden_key and r.key.slot.is_gradient]
     return [
         case.model, case.words, case.way, certificate.replace("not certified: ", ""),
         part(outputs(by_op)), part(modules), part(gradients),
-        share(texts.num_captured, texts.num_computed), share(twins.same, twins.same + twins.other),
+        share(tap.num_captured, tap.num_computed), share(twins.same, twins.same + twins.other),
         str(sum(row.verdict.fails for row in by_op.rows)),
     ]  # fmt: skip
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,7 +77,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._step_here = step_here
         self._reduction = "sum"  # of the collective that is being called
         self._pending: list[_Pending] = []
-        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._numbers = defaultdict[tuple[Any, ...], itertools.count[int]](itertools.count)
         self._scopes = weakref.WeakKeyDictionary[Step, dict[str, Scope]]()
 
     @classmethod
@@ -116,8 +118,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Number sends and receives with each peer from the first on: so they find each other."""
         if name.is_letter:
             peer = (name, bound.get("dst", bound.get("src")), bound["tag"], str(_ranks(bound)))
-            bound["number"] = self._numbers.get(peer, 0)
-            self._numbers[peer] = bound["number"] + 1
+            bound["number"] = next(self._numbers[peer])
 
     def _functional(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         word = func._schema.name.removeprefix("_c10d_functional::")

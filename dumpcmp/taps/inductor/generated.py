@@ -32,7 +32,9 @@ class Tapping:
         self.known = known  # graphs of dynamo by digest, by which generated code refers to them
         self.evidence: Evidence | None = None  # gathered for a certificate
         self.twins = Twins()
-        self.texts = Texts()
+        self.num_computed = 0  # nodes of the post-grad graphs that compute a tensor
+        self.num_captured = 0  # those of them whose value a kernel stores
+        self._kept: set[tuple[str, str]] = set()  # model and code, whose texts the Sink has
         # Forward runs by graph, for their backward to find.
         self.pending: defaultdict[str, deque[Execution]] = defaultdict(lambda: deque(maxlen=256))
 
@@ -49,20 +51,8 @@ class Tapping:
     def facts(self) -> dict[str, Any]:
         return {"twins": self.twins.to_json()}
 
-
-_tapping: Tapping | None = None  # one at a time, seen by every thread: backward has its own
-
-
-class Texts:
-    """Keeps each piece of generated code, and the graph that it came from, once."""
-
-    def __init__(self) -> None:
-        self._kept: set[tuple[str, str]] = set()
-        self.num_computed = 0  # nodes of the post-grad graphs that compute a tensor
-        self.num_captured = 0  # those of them whose value a kernel stores
-
-    def keep(self, graph: TappedGraph, step: Step) -> None:
-        """Hand both texts of `graph` to the Sink, unless it has them."""
+    def keep_texts(self, graph: TappedGraph, step: Step) -> None:
+        """Hand generated code, and the graph that it came from, to the Sink once for a model."""
         model = step.model.name
         if (model, graph.path.stem) in self._kept:
             return
@@ -75,6 +65,9 @@ class Texts:
         code = graph.path.read_text().partition(ENDING)[0]
         step.outlet.sink.text(model, f"graph-{name}", graph.table.text)
         step.outlet.sink.text(model, f"code-{name}", code)
+
+
+_tapping: Tapping | None = None  # one at a time, seen by every thread: backward has its own
 
 
 class _Thread(threading.local):
@@ -178,7 +171,7 @@ def _begin(tapping: Tapping, graph: TappedGraph, inputs: list[Any]) -> Execution
     elif (step := tapping.step()) is not None:
         run = Execution(step, calls_of(step, traced, graph.kernel_of, table.kernels))
     if run is not None:
-        tapping.texts.keep(graph, run.step)
+        tapping.keep_texts(graph, run.step)
         for position, readings in table.inputs:
             run.read(readings, inputs[position], ())
             run.watch(readings, inputs[position])

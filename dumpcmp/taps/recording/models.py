@@ -78,31 +78,18 @@ class Scope:
         self.path = path
         self.call = call
         self.prefix = (path or ROOT) + (f"@{call}" if call else "") + mark
-        self._functions: dict[str, _Counter] = {}
+        self._functions: dict[str, tuple[str, itertools.count[int]] | None] = {}
 
     def count(self, function: str, selects: Callable[[str], bool]) -> tuple[str, int] | None:
         """The op of `function` here and the number of this call of it; None if not selected.
 
         `selects` is asked about an op once.
         """
-        counter = self._functions.get(function)
-        if counter is None:
+        if function not in self._functions:
             op = f"{self.prefix}/{function}"
-            counter = self._functions[function] = _Counter(op, selects(op))
-        if not counter.selected:
-            return None
-        number = counter.next
-        counter.next = number + 1
-        return counter.op, number
-
-
-class _Counter:
-    __slots__ = ("next", "op", "selected")
-
-    def __init__(self, op: str, selected: bool) -> None:
-        self.op = op
-        self.next = 0
-        self.selected = selected
+            self._functions[function] = (op, itertools.count()) if selects(op) else None
+        found = self._functions[function]
+        return None if found is None else (found[0], next(found[1]))
 
 
 class Scopes:
