@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -18,12 +18,12 @@ from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import Call, Record, Sink, Source
-from dumpcmp.summary.gpu.device import Packed, Summariser
-from dumpcmp.summary.gpu.memory import DeviceRow
+from dumpcmp.nouns.record import Record, Sink, Source
+from dumpcmp.summary.gpu.device import Summariser
 from dumpcmp.summary.packing import load_reduction
 from dumpcmp.summary.sketch import SIZES
 from dumpcmp.summary.summary import Recipe
+from dumpcmp.taps.recording.values import Condense, Condensed
 
 PART_NBYTES = 1 << 30
 MOST_HASHES, MOST_SEGMENTS = 8, 256
@@ -48,27 +48,23 @@ class Retention:
         if self.keep not in ("full", "summary"):
             raise SelectionError(f"--keep {self.keep!r} is not known", hint="valid: full, summary")
         if self.sketch and self.sketch not in SIZES:
-            raise SelectionError(
-                f"--sketch {self.sketch} is not possible",
-                hint=f"the sizes are 0, {', '.join(map(str, SIZES))}",
-            )
+            hint = f"the sizes are 0, {', '.join(map(str, SIZES))}"
+            raise SelectionError(f"--sketch {self.sketch} is not possible", hint=hint)
         for option, value, low, high in (
             ("hashes", self.hashes, 1, MOST_HASHES),
             ("segments", self.segments, 0, MOST_SEGMENTS),
         ):
             if not low <= value <= high:
-                raise SelectionError(
-                    f"--{option} {value} is not possible", hint=f"give {low} to {high}"
-                )
+                hint = f"give {low} to {high}"
+                raise SelectionError(f"--{option} {value} is not possible", hint=hint)
         if not self.sketch and (self.hashes > 1 or self.segments):
             raise SelectionError(
                 "--hashes and --segments are of the sketch, and --sketch 0 keeps none",
                 hint="leave --sketch 0 out, or the others",
             )
         if self.keep == "summary" and self.compacts:
-            raise SelectionError(
-                "--keep summary leaves nothing to compact", hint="leave --compact out"
-            )
+            hint = "leave --compact out"
+            raise SelectionError("--keep summary leaves nothing to compact", hint=hint)
 
     @property
     def compacts(self) -> bool:
@@ -81,9 +77,20 @@ class Retention:
             return PART_NBYTES
         return min(PART_NBYTES, max(1 << 20, self.disk_budget // 16))
 
-    def condenser(self) -> Condenser | None:
-        """What takes Summaries at capture, where they are all that is kept."""
-        return Condenser(self) if self.keep == "summary" else None
+    def condenser(self) -> Condense | None:
+        """What takes Summaries of values where they live, if those are all that is kept."""
+        if self.keep != "summary":
+            return None
+        reduction = load_reduction(self.reduce) if self.reduce else None
+        summarise = Summariser(Recipe(self.sketch, 0, self.hashes, self.segments), reduction)
+
+        def condense(key: Key, tensor: Tensor, layout: str) -> Condensed | None:
+            if self.keep_full and any(fnmatch.fnmatchcase(key.op, g) for g in self.keep_full):
+                return None
+            portion = portion_of(layout, tuple(tensor.shape)) if layout else None
+            return summarise(tensor, portion)
+
+        return condense
 
     def words(self) -> dict[str, object]:
         """What run.json says of it."""
@@ -100,23 +107,6 @@ class Retention:
         if self.disk_budget is not None and not self.compact:
             words.append(f"--disk-budget={self.disk_budget * 3 // 4}")
         return words
-
-
-class Condenser:
-    """Takes the Summary of a value where it lives, unless the value is to stay whole."""
-
-    def __init__(self, retention: Retention) -> None:
-        reduction = load_reduction(retention.reduce) if retention.reduce else None
-        self._globs = retention.keep_full
-        recipe = Recipe(retention.sketch, 0, retention.hashes, retention.segments)
-        self._summariser = Summariser(recipe, reduction)
-
-    def __call__(self, key: Key, tensor: Tensor, layout: str) -> Packed | DeviceRow | None:
-        """The Summary of `tensor`; None where the tensor itself is kept."""
-        if self._globs and any(fnmatch.fnmatchcase(key.op, glob) for glob in self._globs):
-            return None
-        portion = portion_of(layout, tuple(tensor.shape)) if layout else None
-        return self._summariser(tensor, portion)
 
 
 @dataclass(slots=True)
@@ -154,25 +144,14 @@ def compactor_beside(path: Path, retention: Retention, rank: int) -> Iterator[Co
             warnings.warn(f"the compactor: {trouble.strip()}", CaptureWarning, stacklevel=2)
 
 
-@dataclass(slots=True)
 class Budgeted:
     """A Sink that waits while the archive is larger than its budget and a compactor is at it."""
 
-    sink: ArchiveWriter
-    path: Path
-    budget: int
-    compactor: Compactor
-    _since: int = 0
-    _told: bool = field(default=False, repr=False)
-
-    def call(self, call: Call) -> None:
-        self.sink.call(call)
-
-    def text(self, model: str, name: str, text: str) -> None:
-        self.sink.text(model, name, text)
-
-    def finish_step(self, model: str, step: int) -> None:
-        self.sink.finish_step(model, step)
+    def __init__(self, sink: ArchiveWriter, budget: int, compactor: Compactor) -> None:
+        self.call, self.text, self.finish_step = sink.call, sink.text, sink.finish_step
+        self.sink, self.budget, self.compactor = sink, budget, compactor
+        self._since = 0  # bytes that were written since it looked
+        self._told = False
 
     def put(self, record: Record, source: Source | None) -> None:
         self._since += source.nbytes if source is not None else 0
@@ -194,22 +173,19 @@ class Budgeted:
                 return
 
     def _nbytes(self) -> int:
-        found = self.path.glob("worldsize*/*/*/part-*.h5")
+        found = self.sink.path.parent.glob("worldsize*/*/*/part-*.h5")
         return sum(part.stat().st_size for part in found if part.exists())
 
     def _tell(self) -> None:
         if not self._told:
             self._told = True
-            warnings.warn(
-                f"the archive cannot be kept under {self.budget} bytes: all finished parts are "
-                "compacted",
-                CaptureWarning,
-                stacklevel=2,
-            )
+            why = "all finished parts are compacted"
+            said = f"the archive cannot be kept under {self.budget} bytes: {why}"
+            warnings.warn(said, CaptureWarning, stacklevel=2)
 
 
 def within_budget(sink: ArchiveWriter, retention: Retention, compactor: Compactor) -> Sink:
     """`sink`, made to wait for the compactor where there is a disk budget."""
     if retention.disk_budget is None:
         return sink
-    return Budgeted(sink, sink.path.parent, retention.disk_budget, compactor)
+    return Budgeted(sink, retention.disk_budget, compactor)
