@@ -22,7 +22,7 @@ from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.errors import CaptureError, CaptureWarning, SelectionError
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.selection import Selection, make_tap
-from dumpcmp.taps.inductor.certificate import Evidence, certificate
+from dumpcmp.taps.inductor.certificate import CodeRuns, certificate
 from dumpcmp.taps.inductor.compiled import CompiledCapture, untapped_evidence, unwrapped
 from dumpcmp.taps.recording.calls import slots_of
 from dumpcmp.taps.recording.values import Counts
@@ -74,7 +74,7 @@ def dump(
         seed_everything(seed)
     check_mode(mode, tap, dtype)
     untapped = untapped_evidence(program) if certify else None
-    tapped: Evidence = []
+    tapped: CodeRuns = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         with capturing(

@@ -23,7 +23,7 @@ class CodeRun:
     outputs: tuple[str, ...]  # digest of each
 
 
-Evidence = list[CodeRun]  # all of them in one run of a program, in order
+CodeRuns = list[CodeRun]  # all of them in one run of a program, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Certificate:
     text: str
 
 
-def certificate(untapped: Evidence, tapped: Evidence, again: Evidence) -> Certificate:
+def certificate(untapped: CodeRuns, tapped: CodeRuns, again: CodeRuns) -> Certificate:
     """Hold the run that was recorded against one that was not.
 
     `again` is a second untapped run: outputs in which the two of them differ, because of atomic
@@ -55,7 +55,7 @@ def certificate(untapped: Evidence, tapped: Evidence, again: Evidence) -> Certif
     return Certificate(kernels, not changed, _text(kernels, len(changed), len(spared), tapped))
 
 
-def _differing(one: Evidence, other: Evidence) -> set[tuple[int, int]]:
+def _differing(one: CodeRuns, other: CodeRuns) -> set[tuple[int, int]]:
     """Which outputs of which runs differ."""
     return {
         (i, j)
@@ -65,7 +65,7 @@ def _differing(one: Evidence, other: Evidence) -> set[tuple[int, int]]:
     }
 
 
-def _text(kernels: bool, num_changed: int, num_spared: int, tapped: Evidence) -> str:
+def _text(kernels: bool, num_changed: int, num_spared: int, tapped: CodeRuns) -> str:
     num_graphs = len({run.code for run in tapped})
     num_outputs = sum(len(run.outputs) for run in tapped)
     ran = f"{num_graphs} compiled graphs, {num_outputs} outputs"

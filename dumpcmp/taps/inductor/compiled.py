@@ -14,7 +14,7 @@ from dumpcmp.nouns.record import Call, Record, Source
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.pytorch.names import private
 from dumpcmp.pytorch.randomness import Randomness
-from dumpcmp.taps.inductor.certificate import Evidence
+from dumpcmp.taps.inductor.certificate import CodeRuns
 from dumpcmp.taps.inductor.generated import Tapping
 from dumpcmp.taps.inductor.provenance import Provenance
 from dumpcmp.taps.modes.callables import is_compile_wrapper
@@ -140,10 +140,10 @@ def unwrapped(error: BaseException) -> BaseException:
     return inner if isinstance(inner, CaptureError) else error
 
 
-def untapped_evidence(program: Callable[[], object]) -> tuple[Evidence, Evidence]:
+def untapped_evidence(program: Callable[[], object]) -> tuple[CodeRuns, CodeRuns]:
     """Run `program` twice, compiled as it would be, with no tap, from the same random state."""
     start = Randomness.now()
-    runs: tuple[Evidence, Evidence] = [], []
+    runs: tuple[CodeRuns, CodeRuns] = [], []
     capture = CompiledCapture(Recorder(_Nowhere(), Tap()), tapped=False)
     with capture.running():
         for evidence in runs:

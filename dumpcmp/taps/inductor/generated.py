@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dumpcmp.nouns.record import TWIN, Call
 from dumpcmp.pytorch.randomness import Randomness
-from dumpcmp.taps.inductor.certificate import CodeRun, Evidence, digest_of_all, digests_of
+from dumpcmp.taps.inductor.certificate import CodeRun, CodeRuns, digest_of_all, digests_of
 from dumpcmp.taps.inductor.tables import ENDING, Reading, kernel_of_each_op, read_table
 from dumpcmp.taps.inductor.twin import Check, TwinGraph, Twins
 from dumpcmp.taps.inductor.views import replay
@@ -30,7 +30,7 @@ class Tapping:
     def __init__(self, step: Callable[[], Step | None], known: Mapping[str, Traced]) -> None:
         self.step = step  # that this thread is in the middle of
         self.known = known  # graphs of dynamo by digest, by which generated code refers to them
-        self.evidence: Evidence | None = None  # gathered for a certificate
+        self.evidence: CodeRuns | None = None  # gathered for a certificate
         self.twins = Twins()
         self.num_computed = 0  # nodes of the post-grad graphs that compute a tensor
         self.num_captured = 0  # those of them whose value a kernel stores
