@@ -77,7 +77,8 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._step_here = step_here
         self._reduction = "sum"  # of the collective that is being called
         self._pending: list[_Pending] = []
-        self._numbers = defaultdict[tuple[Any, ...], itertools.count[int]](itertools.count)
+        self._numbers: defaultdict[tuple[Any, ...], itertools.count[int]]
+        self._numbers = defaultdict(itertools.count)
         self._scopes = weakref.WeakKeyDictionary[Step, dict[str, Scope]]()
 
     @classmethod
