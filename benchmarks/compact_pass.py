@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dumpcmp.archive.rewrite import sealed_parts
+from dumpcmp.archive.rewrite import is_sealed, parts_of
 from dumpcmp.compacting import compact, nbytes_of
 from dumpcmp.summary import sketch
 
@@ -24,7 +24,7 @@ def spent(run: Callable[[], object]) -> float:
 
 def read_once(path: Path, room: np.ndarray) -> None:
     """Read every byte of the parts once, from the page cache into 4 MB of memory."""
-    for part in sealed_parts(path):
+    for part in filter(is_sealed, parts_of(path)):
         with part.open("rb", buffering=0) as file:
             while file.readinto(room.data):
                 pass

@@ -6,10 +6,9 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property
-from itertools import islice
+from functools import cache, cached_property
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive.paths import dataset_path, part_name, parts_in, rank_directories
-from dumpcmp.archive.read.contents import Contents, PartFile, hard_links, read_index, root_address
+from dumpcmp.archive.read.contents import Contents, PartFile, index_address, read_index
 from dumpcmp.archive.read.scan import part_facts
-from dumpcmp.archive.schema import ABSENT, INDEX_GROUP, NO_ROW, form_key, form_of
+from dumpcmp.archive.schema import ABSENT, NO_ROW, form_key, form_of, lost_row
 from dumpcmp.archive.write.objects import Template
-from dumpcmp.archive.write.part import LOST_PATH, Elsewhere, Owner, Part
+from dumpcmp.archive.write.part import LOST_PATH, Owner, Part
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.key import Key
@@ -56,7 +55,6 @@ class Rewritten:
 
     @property
     def nbytes_freed(self) -> int:
-        """Bytes that the disk has back."""
         return self.nbytes_before - self.nbytes_after
 
 
@@ -87,32 +85,18 @@ def alone(root: Path) -> Iterator[None]:
 
 def parts_of(root: Path) -> list[Path]:
     """The parts of the archive at `root`, those that were written to first before the others."""
-    found = {
-        part: _stamp(part)
-        for directory in rank_directories(root)
-        for step in directory.glob("*/*/")
-        for part in parts_in(step).values()
-    }
+    found: dict[Path, int] = {}
+    for directory in rank_directories(root):
+        for part in (part for step in directory.glob("*/*/") for part in parts_in(step).values()):
+            with suppress(FileNotFoundError):  # the run was overwritten meanwhile
+                found[part] = part.stat().st_mtime_ns
     return sorted(found, key=lambda part: (found[part], part))
-
-
-def _stamp(part: Path) -> int:
-    try:
-        return part.stat().st_mtime_ns
-    except FileNotFoundError:  # the run was overwritten meanwhile
-        return 0
 
 
 def is_sealed(part: Path) -> bool:
     """Whether nothing more will be written to `part`: it has its index."""
     with PartFile(part) as file:
-        first = dict(islice(hard_links(file, root_address(file)), 1))
-        return INDEX_GROUP in first
-
-
-def sealed_parts(root: Path) -> Iterator[Path]:
-    """The parts of the archive at `root` to which nothing more will be written, oldest first."""
-    return filter(is_sealed, parts_of(root))
+        return index_address(file) is not None
 
 
 def rewrite(path: Path, condensing: Condensing) -> Rewritten:
@@ -129,17 +113,12 @@ def rewrite(path: Path, condensing: Condensing) -> Rewritten:
         _Rewriting(source, draft, chosen, condensing).write()
         _check(source, draft, chosen)
         after = draft.stat().st_size
-    _settle(path.parent)
-    return Rewritten(1, len(chosen), source.nbytes, after)
-
-
-def _settle(directory: Path) -> None:
-    """Have the directory's entries on the disk before anyone relies on them."""
-    descriptor = os.open(directory, os.O_RDONLY)
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        os.fsync(descriptor)  # the directory's entries are on the disk before anyone relies on them
     finally:
         os.close(descriptor)
+    return Rewritten(1, len(chosen), source.nbytes, after)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,14 +170,15 @@ class _Sealed:
         """Whether the bytes of `row` are its own: it is no link, and was not lost."""
         return self.records[row] is not None and bool(self.rows["same"][row] == NO_ROW)
 
-    def mapped(self) -> Bytes:
+    @cached_property
+    def room(self) -> Bytes:
         """The bytes of the part, read when they are used."""
         return np.memmap(self.path, np.uint8, "r").view(np.ndarray)
 
-    def content(self, row: int, room: Bytes) -> Bytes:
+    def content(self, row: int) -> Bytes:
         """The bytes of `row`, as their digest says that they were written."""
         offset, nbytes, digest = (self.rows[name][row] for name in ("offset", "nbytes", "digest"))
-        content = room[offset : offset + nbytes]
+        content = self.room[offset : offset + nbytes]
         if xxh3_128_hexdigest(content.data).encode() != digest:
             raise ArchiveError(
                 f"{self.path}: {self.keys[row]} is damaged, and the part stays as it is",
@@ -213,12 +193,12 @@ class _Rewriting:
     def __init__(
         self, source: _Sealed, draft: Path, chosen: set[int], condensing: Condensing
     ) -> None:
-        self.source, self.room = source, source.mapped()
-        self.chosen, self.condensing = chosen, condensing
+        self.source, self.chosen, self.condensing = source, chosen, condensing
         self.part = Part(draft, source.facts)
         self._forms: dict[Any, tuple[Template, int]] = {}
         self._records: list[Record | None] = []  # as they are in the draft
-        self._others: dict[int, _Sealed] = {}
+        # The parts of the step to which this one links, by their names.
+        self._other = cache(lambda name: _Sealed.at(source.path.with_name(name)))
 
     def write(self) -> None:
         """Write and seal the draft, and have its bytes on the disk."""
@@ -244,7 +224,7 @@ class _Rewriting:
             return None
         if not self.source.holds(row):
             return self._put_link(row, record)
-        content = self.source.content(row, self.room)
+        content = self.source.content(row)
         if row in self.chosen:
             dtype = DTYPES[record.dtype]
             value = Value(dtype, content.view(dtype.storage).reshape(record.shape))
@@ -257,23 +237,16 @@ class _Rewriting:
     def _put_link(self, row: int, record: Record) -> Record:
         """A link stays a link; what it leads to says how much is kept of it."""
         where, first = self.source.rows["part"][row], self.source.rows["same"][row]
-        other = None if where == self.part.number else self._other(where)
+        other = None if where == self.part.number else self._other(part_name(where))
         records = other.records if other else self._records
-        target, path = records[first] if first < len(records) else None, LOST_PATH
-        holder: Part | Elsewhere = self.part
-        if other is not None or target is None:
-            rows = other.contents.rows if other else None
-            holder = Elsewhere(where, self.source.path.with_name(part_name(where)), rows)
+        target = records[first] if first < len(records) else None
+        place, path = lost_row(where), LOST_PATH
         if target is not None:
             record = replace(record, kept=target.kept, stored=target.stored, problem=target.problem)
+            place = other.contents.rows[first].item() if other else self.part.row(first)
             path = dataset_path(target.key.op, target.key.call, target.key.slot)
-        self.part.append_link(self._owner(row, record), holder, first, path)
+        self.part.append_link(self._owner(row, record), first, place, path)
         return record
-
-    def _other(self, number: int) -> _Sealed:
-        if number not in self._others:
-            self._others[number] = _Sealed.at(self.source.path.with_name(part_name(number)))
-        return self._others[number]
 
     def _owner(self, row: int, record: Record) -> Owner:
         key = form_key(record)
@@ -290,9 +263,8 @@ def _check(source: _Sealed, draft: Path, chosen: set[int]) -> None:
         raise ArchiveError(f"{source.path}: the draft lists other values; the part stays as it is")
     if found.contents.listed_calls != source.contents.listed_calls:
         raise ArchiveError(f"{source.path}: the draft lists other calls; the part stays as it is")
-    room = found.mapped()
     for row in filter(found.holds, range(len(found.records))):
-        found.content(row, room)
+        found.content(row)
         if row not in chosen and found.rows["digest"][row] != source.rows["digest"][row]:
             raise ArchiveError(
                 f"{source.path}: {found.keys[row]} changed in the draft; the part stays as it is"

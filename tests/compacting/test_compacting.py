@@ -11,7 +11,7 @@ import pytest
 
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.archive.rewrite import LOCK_FILE, alone, sealed_parts
+from dumpcmp.archive.rewrite import LOCK_FILE, alone, is_sealed, parts_of
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import compact, nbytes_of
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
@@ -98,7 +98,7 @@ def test_kept_ops_stay_whole_and_can_be_compacted_later(whole: Path) -> None:
 
 def test_a_compacted_part_is_plain_hdf5(whole: Path) -> None:
     compact(whole)
-    part = next(iter(sealed_parts(whole)))
+    part = next(filter(is_sealed, parts_of(whole)))
     with h5py.File(part, "r") as file:
         dataset = file["layers.0.attn#0/output.0"]
         names = dataset.attrs["fields"]
@@ -115,7 +115,7 @@ def test_a_compacted_part_is_plain_hdf5(whole: Path) -> None:
 
 def test_links_across_parts_follow_what_they_lead_to(tmp_path: Path) -> None:
     write_archive(tmp_path / "d", steps=1, part_nbytes=20_000)
-    parts = list(sealed_parts(tmp_path / "d"))
+    parts = list(filter(is_sealed, parts_of(tmp_path / "d")))
     assert len(parts) > 2
     before = Archive(tmp_path / "d")
     values = {key: before.load(record) for key, record in before.items()}
@@ -182,7 +182,7 @@ def test_a_budget_compacts_the_oldest_parts_only(tmp_path: Path) -> None:
 
 def test_a_damaged_part_stays_and_the_others_are_compacted(tmp_path: Path) -> None:
     write_archive(tmp_path / "d", steps=2)
-    part = next(iter(sealed_parts(tmp_path / "d")))
+    part = next(filter(is_sealed, parts_of(tmp_path / "d")))
     key = Key("Model", 0, "embed", 0, "output.0")
     location = Archive(tmp_path / "d")[key].location
     assert location is not None

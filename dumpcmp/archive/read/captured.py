@@ -222,7 +222,7 @@ class Captured(Mapping[Key, Record]):
             for step in self.steps(model)
             for held in self._rank_steps(model, step)
             if held.rank == rank
-            for call in held.calls().values()
+            for call in held.calls()
             if all(each.tap.selects_op(call.op) for each in self._filters)
         }
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
@@ -177,14 +178,14 @@ class Contents:
 
     def calls(self) -> dict[int, Call]:
         """The calls by their numbers, checked; those that were lost are left out."""
-        found = enumerate(self.listed_calls)
-        return {number: self._call(listed) for number, listed in found if listed != LISTED_LOST}
-
-    def _call(self, listed: Any) -> Call:
-        try:
-            return schema.read_call(listed, self.model, self.step)
-        except (TypeError, ValueError):
-            raise damaged(self.path, "a call", listed) from None
+        found: dict[int, Call] = {}
+        for number, listed in enumerate(self.listed_calls):
+            try:
+                if listed != LISTED_LOST:
+                    found[number] = schema.read_call(listed, self.model, self.step)
+            except (TypeError, ValueError):
+                raise damaged(self.path, "a call", listed) from None
+        return found
 
     def has_row(self, row: int) -> bool:
         """Whether `row` is there and was not lost."""
@@ -194,6 +195,11 @@ class Contents:
         """Op, call and slot of the value in `row`."""
         call, form = self.rows[row].item()[:2]
         return *self.ops[call], self.forms[form].slot
+
+    def location(self, row: int, offset: int, nbytes: int) -> Location:
+        """Where the bytes of `row` lie, which are at `offset` unless a ring still has them."""
+        path, offset = self.elsewhere.get(row, (self.path, offset))
+        return Location(path, offset, nbytes, self.datasets.get(row, ""))
 
 
 def damaged(path: Path, what: str, found: Any) -> ArchiveError:
@@ -215,28 +221,31 @@ def read_forms(path: Path, listed: Iterable[Any]) -> list[Form]:
     return found
 
 
+def index_address(file: PartFile) -> int | None:
+    """Where the index of a part is; None where it has none yet: more may be written to it."""
+    first = dict(islice(hard_links(file, root_address(file)), 1))  # the index comes first
+    return first.get(INDEX_GROUP)
+
+
 def read_index(file: PartFile) -> Contents | None:
     """The contents of a sealed part by its index; None where there is none yet."""
-    root = dict(islice(hard_links(file, root_address(file)), 1))  # the index comes first
-    if INDEX_GROUP not in root:
+    if (address := index_address(file)) is None:
         return None
-    links = dict(hard_links(file, root[INDEX_GROUP]))
+    links = dict(hard_links(file, address))
     if links.keys() < set(schema.INDEX_DATASETS):
-        file.fail(root[INDEX_GROUP], "the index is not whole")
+        file.fail(address, "the index is not whole")
     rows = _read_rows(file, links["records"])
     calls, forms = (_read_list(file, links[name]) for name in ("calls", "forms"))
     return Contents(file.path, rows, calls, read_forms(file.path, forms), sealed=True)
 
 
 def _read_rows(file: PartFile, address: int) -> NDArray[np.void]:
-    found = dataset(file, address)
-    wanted = encoder.numpy_datatype(ROW_TYPE)
+    found, wanted = dataset(file, address), encoder.numpy_datatype(ROW_TYPE)
     if not found.datatype.startswith(wanted) or len(found.shape) != 1:
         file.fail(address, "the index has other columns than this version of dumpcmp knows")
     if found.nbytes != found.shape[0] * ROW_TYPE.itemsize:
         file.fail(address, "the index has another length than its rows")
-    content = file.read(found.address, found.nbytes) if found.nbytes else b""
-    return np.frombuffer(content, ROW_TYPE)
+    return np.frombuffer(file.read(found.address, found.nbytes) if found.nbytes else b"", ROW_TYPE)
 
 
 def _read_list(file: PartFile, address: int) -> list[Any]:
@@ -272,13 +281,13 @@ class RankStep:
                 if call != ABSENT:
                     self.rows.setdefault((*ops[call], slots[form]), (contents, row))
 
-    def calls(self) -> dict[tuple[str, int], Call]:
-        """The calls of the step, in order of execution."""
+    def calls(self) -> list[Call]:
+        """The calls of the step, in order of execution; the first of a name stays."""
         found: dict[tuple[str, int], Call] = {}
         for contents in self.parts.values():
             for call in contents.calls().values():
                 found.setdefault((call.op, call.call), call)
-        return dict(sorted(found.items(), key=lambda entry: entry[1].order))
+        return sorted(found.values(), key=attrgetter("order"))
 
     def names(self) -> list[NameInStep]:
         """The values of the step, in order of execution."""
@@ -289,40 +298,22 @@ class RankStep:
         contents, row = self.rows[key.op, key.call, key.slot]
         _, form, order, part, same, _, offset, nbytes, digest = contents.rows[row].item()
         facts = contents.forms[form].facts
-        holder = self.parts.get(part)
+        holder, problem, first = self.parts.get(part), "", None
         if holder is None:
-            facts = _gone(facts, f"part {part}, which holds its bytes, is missing")
+            problem = f"part {part}, which holds its bytes, is missing"
         elif same != NO_ROW and not holder.has_row(same):
-            facts = _gone(facts, f"row {same} of part {part}, which holds its bytes, was lost")
-            holder = None
+            problem = f"row {same} of part {part}, which holds its bytes, was lost"
         elif same != NO_ROW:  # the row that has the bytes says what they are: perhaps a Summary
             offset, nbytes, digest = holder.rows[same].item()[6:]
             held = holder.forms[holder.rows[same]["form"]]
             facts = {**facts, "kept": held.kept, "stored": held.stored}
-        first = holder.name(same) if holder and same != NO_ROW else None
+            first = Key(self.model, self.step, *holder.name(same))
+        location = None
+        if holder is None or problem:
+            facts = {**facts, "kept": Kept.NOTHING, "problem": problem}
+        else:
+            location = holder.location(row if same == NO_ROW else same, offset, nbytes)
         return Record(
-            key,
-            order,
-            rank=self.rank,
-            same_as=Key(self.model, self.step, *first) if first else None,
-            digest=digest.decode("ascii", "replace"),
-            location=_location(contents, holder, row, same, offset, nbytes),
-            **facts,
-        )
-
-
-def _gone(facts: dict[str, Any], problem: str) -> dict[str, Any]:
-    return {**facts, "kept": Kept.NOTHING, "problem": problem}
-
-
-def _location(
-    contents: Contents, holder: Contents | None, row: int, same: int, offset: int, nbytes: int
-) -> Location | None:
-    if holder is None:
-        return None
-    if holder is not contents:
-        contents, row = holder, same
-    if row in contents.elsewhere:
-        path, offset = contents.elsewhere[row]
-        return Location(path, offset, nbytes)
-    return Location(contents.path, offset, nbytes, contents.datasets.get(row, ""))
+            key, order, rank=self.rank, same_as=first, digest=digest.decode("ascii", "replace"),
+            location=location, **facts,
+        )  # fmt: skip

@@ -161,7 +161,7 @@ class Drain:
 
     def _rest(self) -> None:
         """Sleep until there is something to write or to commit."""
-        if self.pending or self._open_and_dirty():
+        if self.pending or any(part.dirty for part in self.open_parts):
             self._wake.wait(GATHER_SECONDS)
         else:
             self.asleep = True
@@ -169,9 +169,6 @@ class Drain:
                 self._wake.wait()
             self.asleep = False
         self._wake.clear()
-
-    def _open_and_dirty(self) -> bool:
-        return any(part.dirty for part in self.open_parts)
 
     def _commit(self) -> None:
         self._settle()
@@ -280,7 +277,8 @@ class Drain:
         elif kind == schema.FORM:
             part.forms.append(*rest)
         else:
-            part.add_link(*rest)
+            owner, holder, row, path = rest
+            part.add_link(owner, row, holder.row(row), path)
 
     def _finish_value(self, entry: Laid, part: Part) -> None:
         """Wait for the copy, digest the bytes, and fill in what depends on the place.

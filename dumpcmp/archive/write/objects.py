@@ -47,16 +47,16 @@ class Group:
         self.address_at = 0  # of this group's own address, in the parent's links
         self.attributes = b""
         self.num_attributes = 0
-        self.long_texts: list[tuple[str, str]] | None = None
+        self.long_texts: tuple[tuple[str, str], ...] = ()
 
     def describe(self, attributes: Sequence[tuple[str, Any]]) -> None:
         """Set the attributes; a text too long for one becomes a dataset of its own."""
         for name, value in attributes:
             if isinstance(value, str) and len(value) > MAX_ATTRIBUTE:
-                self.long_texts = [*(self.long_texts or ()), (f"_{name}", value)]
-                continue
-            self.attributes += encoder.attribute(name, value)
-            self.num_attributes += 1
+                self.long_texts += ((f"_{name}", value),)
+            else:
+                self.attributes += encoder.attribute(name, value)
+                self.num_attributes += 1
 
     def describe_call(self, call: Call) -> None:
         """Set the attributes of the group of `call`; empty ones are left out."""
@@ -64,17 +64,13 @@ class Group:
         shared, count = _shared_attributes(
             *_shared_of(replace(call, arguments="") if long else call)
         )
-        self.attributes = shared + encoder.attribute("order", call.order)
-        self.num_attributes = count + 1
-        if len(call.op) <= MAX_ATTRIBUTE:
-            self.attributes += encoder.attribute("op", call.op)
-            self.num_attributes += 1
-        else:
-            self.describe([("op", call.op)])
+        self.attributes, self.num_attributes = shared, count
+        told: list[tuple[str, Any]] = [("order", call.order), ("op", call.op)]
         if long:
-            self.describe([("arguments", call.arguments)])
+            told.append(("arguments", call.arguments))
         if call.origins:
-            self.describe([("origins", json.dumps(call.origins))])
+            told.append(("origins", json.dumps(call.origins)))
+        self.describe(told)
 
     def add(self, link: bytes) -> None:
         self.links += link
@@ -144,15 +140,11 @@ class Template:
         self.prefix_nbytes = len(self.prefix)
         self.blocks = self.prefix_nbytes // ALIGNMENT
         self.total = self.prefix_nbytes + padded(self.nbytes, ALIGNMENT)
-        self._make_patch(header)
-        self.links, self.before_order, self.before_target, _ = encoder.link_form(self.slot)
-
-    def _make_patch(self, header: bytes) -> None:
-        """Prepare to write the object header, whose address and digest differ, in one go."""
+        # The object header, whose address and digest differ, is written in one go.
         at, end = encoder.DATASET_ADDRESS, len(header) - len(_DIGEST)
-        rest = len(self.prefix) - PREFIX_HEADER - len(header)
-        self.header = Struct(f"<{at}sQ{end - at - 8}s32s{rest}x")
+        self.header = Struct(f"<{at}sQ{end - at - 8}s32s{-len(header) % ALIGNMENT}x")
         self.before_address, self.before_digest = header[:at], header[at + 8 : end]
+        self.links, self.before_order, self.before_target, _ = encoder.link_form(self.slot)
 
     def write_header(self, record: memoryview | bytearray, address: int, digest: bytes) -> None:
         """Write the object header, for bytes at `address` of the part, behind a record's fields."""

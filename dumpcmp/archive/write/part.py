@@ -5,20 +5,25 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from struct import Struct
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import encoder, schema
 from dumpcmp.archive.encoder import padded
-from dumpcmp.archive.paths import group_path
-from dumpcmp.archive.schema import ALIGNMENT, NO_ROW, PREFIX_HEADER, ROW, call_json, lost_row
+from dumpcmp.archive.paths import group_path, part_name
+from dumpcmp.archive.schema import (
+    ABSENT,
+    ALIGNMENT,
+    NO_ROW,
+    PREFIX_HEADER,
+    ROW,
+    call_json,
+    lost_row,
+)
 from dumpcmp.archive.write.objects import Group, Template
 from dumpcmp.nouns.record import Call, Source
 
@@ -28,23 +33,8 @@ LINK_COUNT_AT = 4  # of the number of hard links, in an object header
 _NUMBER = Struct("<I")
 _DEPTH = attrgetter("depth")
 
+Octets = bytes | bytearray | memoryview
 Owner = tuple[int, Template, int, int]  # of a row: its call, its form and that one's number, order
-
-
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """Another part of the step, as far as a link to one of its rows needs it."""
-
-    number: int
-    path: Path
-    rows: NDArray[np.void] | None  # None: the part is missing
-
-    def row(self, number: int) -> tuple[Any, ...]:
-        """The row `number`; one that was lost where it is not known."""
-        if self.rows is None or number >= len(self.rows):
-            return lost_row(self.number)
-        row: tuple[Any, ...] = self.rows[number].item()
-        return row
 
 
 class Part:
@@ -82,19 +72,16 @@ class Part:
         self.num_links_to: dict[int, int] = {}  # row -> hard links beyond the first
         self.dirty: set[Group] = {self.root}
 
-    def write(self, content: bytes | bytearray | memoryview, address: int) -> None:
+    def write(self, content: Octets, address: int) -> None:
         rest = memoryview(content)
         while rest:
             written = os.pwrite(self.descriptor, rest, address)
             rest, address = rest[written:], address + written
 
     def append(
-        self,
-        kind: int,
-        prefix: bytes | bytearray,
-        content: bytes | bytearray | memoryview = b"",
+        self, kind: int, prefix: Octets, content: Octets = b"",
         numbers: tuple[int, int, int, int] = (0, 0, 0, 0),
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Append a journal record that does not come through the ring; gives where it begins.
 
         `numbers` are its call, form, row and order.
@@ -162,12 +149,12 @@ class Part:
         self.add_value(*owner, at, at + prefix, digest)
         self.end += form.total
 
-    def append_link(self, owner: Owner, holder: Part | Elsewhere, row: int, path: str) -> None:
-        """Append a link to row `row` of `holder`, which has it at `path`, as the next row."""
+    def append_link(self, owner: Owner, row: int, target: tuple[Any, ...], path: str) -> None:
+        """Append a link to `target`, row `row` of its part, which has it at `path`."""
         call, _, number, order = owner
-        prefix = schema.text_prefix(b"[%d,%d]" % (holder.number, row))
+        prefix = schema.text_prefix(b"[%d,%d]" % (target[3], row))
         self.append(schema.LINK, prefix, numbers=(call, number, self.num_rows, order))
-        self.add_link(owner, holder, row, path)
+        self.add_link(owner, row, target, path)
 
     def add_call(self, call: Call, text: bytes) -> None:
         """Take the next call: its group, with its attributes."""
@@ -212,21 +199,18 @@ class Part:
             call, number, order, self.number, NO_ROW, header, offset, form.nbytes, digest
         )
 
-    def add_link(self, owner: Owner, holder: Part | Elsewhere, row: int, path: str) -> None:
-        """Take a value that row `row` of `holder`, this part or an earlier one, has at `path`."""
+    def add_link(self, owner: Owner, row: int, target: tuple[Any, ...], path: str) -> None:
+        """Take a value that `target`, row `row` of this part or an earlier one, has at `path`."""
         call, form, number, order = owner
-        _, _, _, part, same, header, offset, nbytes, digest = holder.row(row)
-        first = row if same == NO_ROW else same
+        first, _, _, part, _, header, *_ = target
         group = self.call_groups[call]
-        if holder is self:
-            group.add(
-                form.links.pack(form.before_order, group.num_links, form.before_target, header)
-            )
-            self.num_links_to[first] = self.num_links_to.get(first, 0) + 1
+        if part == self.number and first != ABSENT:
+            group.add(encoder.hard_link(form.slot, group.num_links, header))
+            self.num_links_to[row] = self.num_links_to.get(row, 0) + 1
         else:
-            group.add(encoder.external_link(form.slot, group.num_links, holder.path.name, path))
+            group.add(encoder.external_link(form.slot, group.num_links, part_name(part), path))
         self._touch(group)
-        self.rows += ROW.pack(call, number, order, part, first, header, offset, nbytes, digest)
+        self.rows += ROW.pack(call, number, order, part, row, *target[5:])
 
     def add_lost(self) -> None:
         """Leave a row for a value that was lost, so that the others keep their numbers."""
@@ -240,24 +224,16 @@ class Part:
         start = self.end + PREFIX_HEADER
         address = start
         for group in sorted(self.dirty, key=_DEPTH, reverse=True):
-            if group.long_texts:
-                self._place_texts(group, group.long_texts, block, start)
+            for name, text in group.long_texts:
+                group.add(encoder.hard_link(name, group.num_links, start + len(block)))
+                block += encoder.text_dataset(text, start + len(block))
+            group.long_texts = ()
             address = start + len(block)
             block += group.header()
             group.moved(address)
         self.append(schema.COMMIT, bytes(PREFIX_HEADER), bytes(block))
         self.write(encoder.superblock(address, self.end), 0)
         self.dirty.clear()
-
-    @staticmethod
-    def _place_texts(
-        group: Group, texts: list[tuple[str, str]], block: bytearray, start: int
-    ) -> None:
-        for name, text in texts:
-            address = start + len(block)
-            group.add(encoder.hard_link(name, group.num_links, address))
-            block += encoder.text_dataset(text, address)
-        group.long_texts = None
 
     def _index(self, start: int) -> bytes:
         """The index group and its datasets, to lie at `start`; the group's header is first."""
@@ -279,14 +255,12 @@ class Part:
 
     def seal(self) -> None:
         """Write the index, count the hard links, and close the file."""
-        index = self._index(self.end + PREFIX_HEADER)
         at = self.end + PREFIX_HEADER
-        self.append(schema.INDEX, bytes(PREFIX_HEADER), index)
+        self.append(schema.INDEX, bytes(PREFIX_HEADER), self._index(at))
         self.root.foremost = encoder.hard_link(schema.INDEX_GROUP, self.root.num_links, at)
         self.dirty.add(self.root)
         for row, extra in self.num_links_to.items():
-            header = self.row(row)[5]
-            self.write(_NUMBER.pack(1 + extra), header + LINK_COUNT_AT)
+            self.write(_NUMBER.pack(1 + extra), self.row(row)[5] + LINK_COUNT_AT)
         self.commit()
         os.ftruncate(self.descriptor, self.end)
         self.close()

@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dumpcmp.archive.paths import dataset_path, part_name, parts_in
+from dumpcmp.archive.paths import dataset_path, parts_in
 from dumpcmp.archive.read.contents import Contents, PartFile, read_index
 from dumpcmp.archive.read.scan import Found, gather, journal_records, part_facts
-from dumpcmp.archive.schema import ABSENT, NO_ROW, PREFIX_HEADER, call_json
+from dumpcmp.archive.schema import ABSENT, NO_ROW, PREFIX_HEADER, call_json, lost_row
 from dumpcmp.archive.write.objects import Template
-from dumpcmp.archive.write.part import LOST_PATH, Elsewhere, Owner, Part
+from dumpcmp.archive.write.part import LOST_PATH, Owner, Part
 from dumpcmp.nouns.errors import ArchiveError
 
 
@@ -72,8 +72,8 @@ def _take(
     owner: Owner = (call, part.forms[form], form, order)
     new = not written.has_row(number)
     if same != NO_ROW:
-        holder, path = _target(part, where, same, contents, others)
-        (part.append_link if new else part.add_link)(owner, holder, same, path)
+        target, path = _target(part, where, same, contents, others)
+        (part.append_link if new else part.add_link)(owner, same, target, path)
     elif new:
         part.append_value(owner, memoryview(_stranded(contents, number, nbytes)))
     else:
@@ -90,11 +90,10 @@ def _stranded(contents: Contents, row: int, nbytes: int) -> bytes:
 
 def _target(
     part: Part, number: int, row: int, contents: Contents, others: dict[int, Contents]
-) -> tuple[Part | Elsewhere, str]:
-    """The part that a link leads to, and the path of the dataset there."""
+) -> tuple[tuple[Any, ...], str]:
+    """The row that a link leads to, and the path of its dataset in that part."""
     own = number == part.number
     holder = contents if own else others.get(number)
     if holder is None or not holder.has_row(row):
-        return Elsewhere(number, part.path.with_name(part_name(number)), None), LOST_PATH
-    path = dataset_path(*holder.name(row))
-    return part if own else Elsewhere(number, holder.path, holder.rows), path
+        return lost_row(number), LOST_PATH
+    return part.row(row) if own else holder.rows[row].item(), dataset_path(*holder.name(row))
