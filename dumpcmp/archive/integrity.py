@@ -10,19 +10,8 @@ from typing import Any
 
 from xxhash import xxh3_128
 
-from dumpcmp.archive import encoder
-from dumpcmp.archive.paths import (
-    RankDirectory,
-    gaps,
-    listed,
-    now,
-    parts_in,
-    rank_directories,
-    read_run,
-    ring_left_by,
-    steps_in,
-    writer_lives,
-)
+from dumpcmp.archive import encoder, paths
+from dumpcmp.archive.paths import RankDirectory, gaps, listed
 from dumpcmp.archive.read.contents import Contents, PartFile, dataset
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import read_part, ring_records
@@ -82,7 +71,7 @@ def audit(path: str | Path, *, repair: bool = False) -> Audit:
         flaws.append(Flaw(archive.path, f"rank {missing} of {archive.world_size} is missing"))
     ranks = [
         _RankAudit(directory, RankDirectory(archive.path, rank, world_size), repair)
-        for directory, (world_size, rank) in rank_directories(archive.path).items()
+        for directory, (world_size, rank) in paths.rank_directories(archive.path).items()
     ]
     for each in ranks:
         each.check()
@@ -106,10 +95,10 @@ class _RankAudit:
 
     def __init__(self, directory: Path, rank: RankDirectory, repair: bool) -> None:
         self.directory, self.rank = directory, rank
-        self.facts = read_run(directory)
-        self.live = writer_lives(self.facts, directory)
+        self.facts = paths.read_run(directory)
+        self.live = paths.writer_lives(self.facts, directory)
         self.mends = repair and not self.live
-        self.ring = ring_left_by(directory)
+        self.ring = paths.ring_left_by(directory)
         self.stranded = list(ring_records(self.ring)) if self.ring else []
         self.flaws: list[Flaw] = []
         self.num_parts = self.num_records = self.nbytes = 0
@@ -128,7 +117,7 @@ class _RankAudit:
             self.find(self.ring, told, "moved into their parts")
         models = sorted(path for path in self.directory.iterdir() if path.is_dir())
         for model in models:
-            for step in steps_in(model).values():
+            for step in paths.steps_in(model).values():
                 self._check_step(step)
         if self.mends and self.ring is not None:
             self.ring.unlink(missing_ok=True)
@@ -166,23 +155,23 @@ class _RankAudit:
         everything = isinstance(filters, dict) and not (
             filters.get("tokens") or filters.get("layers")
         )
-        steps = steps_in(model)
+        steps = paths.steps_in(model)
         first = 0 if everything else min(steps, default=0)
         if missing := listed(gaps(steps, first)):
             self.find(model, f"token {missing} is not there", harmless=not everything)
 
     def _check_step(self, directory: Path) -> None:
         """Check the parts of one step, the earlier first: later ones link to them."""
-        paths = parts_in(directory)
-        if missing := listed(gaps(paths)):
+        parts = paths.parts_in(directory)
+        if missing := listed(gaps(parts)):
             self.find(directory, f"part {missing} is missing")
-        if not paths and not self.live:
+        if not parts and not self.live:
             empty = not any(directory.iterdir())
             if empty and self.mends:
                 directory.rmdir()
             self.find(directory, "the step has no parts", "removed" if empty else "")
         known: dict[int, Contents] = {}
-        for number, path in paths.items():
+        for number, path in parts.items():
             try:
                 contents = self._open(path, number, known)
             except (ArchiveError, OSError) as error:
@@ -216,9 +205,13 @@ class _RankAudit:
         """Check what every row says against the bytes that it points to."""
         try:
             with PartFile(contents.path) as file:
-                for number, row in enumerate(contents.rows):
-                    for problem in self._check_row(file, contents, number, row.item(), known):
-                        self.find(contents.path, f"{_named(contents, number)}: {problem}")
+                for number, row in enumerate(contents.rows.tolist()):
+                    for problem in self._check_row(file, contents, number, row, known):
+                        known_row = contents.has_row(number)
+                        name = (
+                            "{}#{} {}".format(*contents.name(number)) if known_row else "a record"
+                        )
+                        self.find(contents.path, f"{name}: {problem}")
         except ArchiveError as error:
             self.find(contents.path, error.message)
 
@@ -266,17 +259,10 @@ def _digest(file: PartFile, offset: int, nbytes: int) -> bytes:
     return running.hexdigest().encode()
 
 
-def _named(contents: Contents, row: int) -> str:
-    if not contents.has_row(row):
-        return "a record"
-    op, call, slot = contents.name(row)
-    return f"{op}#{call} {slot}"
-
-
 def _mended(facts: dict[str, Any], rank: RankDirectory) -> dict[str, Any]:
     """run.json of a capture that was cut short, once its parts are sealed."""
     told = {"schema": SCHEMA_VERSION, "world_size": rank.world_size, "rank": rank.rank, "run": {}}
     told |= facts
-    told |= {"complete": False, "writer": None, "repaired": now()}
+    told |= {"complete": False, "writer": None, "repaired": paths.now()}
     told["problem"] = facts.get("problem") or "the capture was cut short"
     return told

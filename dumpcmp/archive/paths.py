@@ -261,11 +261,9 @@ class RankDirectory:
             ) from error
 
     def write_run(self, facts: Mapping[str, Any]) -> None:
-        """Replace run.json."""
         write_whole(self.path / RUN_FILE, json.dumps(facts, indent=2, default=str) + "\n")
 
     def write_text(self, model: str, name: str, text: str) -> None:
-        """Write a readable companion of `model`."""
         directory = self.path / file_name(model)
         directory.mkdir(exist_ok=True)
         write_whole(directory / file_name(name), text)

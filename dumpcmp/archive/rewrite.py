@@ -172,7 +172,6 @@ class _Sealed:
 
     @cached_property
     def room(self) -> Bytes:
-        """The bytes of the part, read when they are used."""
         return np.memmap(self.path, np.uint8, "r").view(np.ndarray)
 
     def content(self, row: int) -> Bytes:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dumpcmp.archive.write.writer import ArchiveWriter, Memory
+from dumpcmp.archive.write.ring import Memory
+from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Record
 from tests.archive.values import Dense

@@ -20,7 +20,8 @@ from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write import ring as rings
 from dumpcmp.archive.write.part import Part
-from dumpcmp.archive.write.writer import ArchiveWriter, Memory
+from dumpcmp.archive.write.ring import Memory
+from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
 from dumpcmp.nouns.record import Call, Kept, Record, Stored
 from tests.archive.values import Dense, key, loaded, parts, put, record
@@ -73,7 +74,7 @@ def test_a_slow_disk_makes_the_producer_wait_in_bounded_memory(
         for number in range(100):
             put(sink, key(f"op{number}"), np.full(8_000, float(number)))
         assert sink.progress.seconds_waited > 0
-        assert len(sink.staging) == 1 << 20
+        assert len(sink._ring.room) == 1 << 20
     assert len(Archive(tmp_path / "d")) == 100
 
 
@@ -274,7 +275,7 @@ def test_the_ring_takes_what_shared_memory_allows_and_leaves_nothing(tmp_path: P
     sink = ArchiveWriter(tmp_path / "d")
     told = json.loads((sink.path / "run.json").read_text())["writer"]
     ring = Path("/dev/shm", told["ring"])
-    assert ring.stat().st_size == len(sink.staging) + rings.HEADER_NBYTES
+    assert ring.stat().st_size == len(sink._ring.room) + rings.HEADER_NBYTES
     sink.close()
     assert not ring.exists()
     with ArchiveWriter(tmp_path / "e", memory="file") as sink:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.value import Value, widen
 
-_CODE = "code-"  # how the names of the texts with generated code begin
 _BLOCK = 1 << 20  # elements widened at once
 
 
@@ -46,15 +43,13 @@ def kernel_of(archive: Archive, call: Call) -> str:
     lines.append(f"  {call.kernel}")
     if call.origins:
         lines.append(f"  together with {', '.join(call.origins)}")
-    sources = (source_of(code, call.kernel) for code in _codes(archive, call.model))
+    sources = (
+        source_of(path.read_text(), call.kernel)
+        for (_, model, name), path in archive.texts.items()
+        if model == call.model and name.startswith("code-")  # generated code
+    )
     source = next(filter(None, sources), "  no source: it is called, not generated")
     return "\n".join([*lines, "", source])
-
-
-def _codes(archive: Archive, model: str) -> Iterator[str]:
-    for (_, owner, name), path in archive.texts.items():
-        if owner == model and name.startswith(_CODE):
-            yield path.read_text()
 
 
 def source_of(code: str, kernel: str) -> str:

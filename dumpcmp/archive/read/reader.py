@@ -133,18 +133,16 @@ class Archive(Captured):
             return _unknown(self.path, "model", wanted.model, self.models)
         steps = {step for model in models for step in self.steps(model)}
         if wanted.step not in steps:
-            known = spans(steps)
-            return MissingValueError(
-                f"{self.path} has no step {wanted.step}", hint=f"it has {known}"
-            )
+            told = f"{self.path} has no step {wanted.step}"
+            return MissingValueError(told, hint=f"it has {spans(steps)}")
         here = [key for model in models for key in self.keys_of(model, wanted.step)]
         same = [key for key in here if key.op == wanted.op]
         if not same:
             return _unknown(self.path, "op", wanted.op, {key.op for key in here})
         calls = {key.call for key in same}
         if wanted.call not in calls:
-            hint = f"it has {spans(calls)}"
-            return MissingValueError(f"{wanted.op} has no call {wanted.call}", hint=hint)
+            told = f"{wanted.op} has no call {wanted.call}"
+            return MissingValueError(told, hint=f"it has {spans(calls)}")
         slots = ", ".join(key.slot for key in same if key.call == wanted.call)
         return MissingValueError(f"{wanted.site} has no slot {wanted.slot}", hint=f"it has {slots}")
 
@@ -187,32 +185,21 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(f"{s[0]}-{s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)
 
 
+_OF_RECORD = (
+    "rank", "order", "dtype", "shape", "layout", "device", "kept", "nbytes", "digest", "same_as",
+    "problem", "seen_in",
+)  # fmt: skip
+_OF_CALL = ("target", "source", "phase", "kernel")
+
+
 def _line(record: Record, call: Call | None) -> dict[str, Any]:
     """A Record as a line of a table."""
     key, location = record.key, record.location
-    return {
-        "model": key.model,
-        "token": key.step,
-        "op": str(key.op),
-        "call": key.call,
-        "slot": str(key.slot),
-        "rank": record.rank,
-        "order": record.order,
-        "dtype": record.dtype,
-        "shape": record.shape,
-        "layout": record.layout,
-        "device": record.device,
-        "kept": str(record.kept),
-        "nbytes": location.nbytes if location else 0,
-        "digest": record.digest,
-        "same_as": str(record.same_as or ""),
-        "problem": record.problem,
-        "seen_in": record.seen_in,
-        "target": call.target if call else "",
-        "source": call.source if call else "",
-        "phase": str(call.phase) if call else "",
-        "kernel": call.kernel if call else "",
-    }
+    line = {"model": key.model, "token": key.step, "op": str(key.op), "call": key.call}
+    line |= {"slot": str(key.slot)} | {name: getattr(record, name, 0) for name in _OF_RECORD}
+    line |= {"kept": str(record.kept), "same_as": str(record.same_as or "")}
+    line |= {name: str(getattr(call, name, "")) for name in _OF_CALL}
+    return line | {"nbytes": location.nbytes if location else 0}
 
 
 _EMPTY = _line(Record(Key("", 0, "", 0, ""), 0, "", ()), None)  # for the columns of an empty table

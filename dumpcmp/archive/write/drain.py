@@ -110,7 +110,6 @@ class Drain:
             self.nudge()
 
     def nudge(self) -> None:
-        """Wake the thread, if it is not awake."""
         if not self._wake.is_set():
             self._wake.set()
 

@@ -155,10 +155,8 @@ class Template:
 
     @cached_property
     def json(self) -> bytes:
-        """The form as the JSON list that the journal and the index hold."""
         return schema.form_json(self.form)
 
     @cached_property
     def text(self) -> bytes:
-        """The prefix of the form's journal record."""
         return schema.text_prefix(self.json)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
+from typing import Literal
 
-from dumpcmp.archive.paths import HEADER_NBYTES, RING_HEADER, RING_MAGIC, SHARED_MEMORY
+from dumpcmp.archive.paths import (
+    HEADER_NBYTES,
+    RING_FILE,
+    RING_HEADER,
+    RING_MAGIC,
+    RING_PREFIX,
+    SHARED_MEMORY,
+)
 
+Memory = Literal["shared", "file", "private"]  # where a ring lies, if it can
 SMALLEST = 1 << 20
 FILE_NBYTES = 64 << 20  # of a ring that lies on the disk
+PRIVATE_NBYTES = 8 << 20  # small, so that it is drained within the promised 100 ms
 WARM_NBYTES = 2 << 20  # pages that are used again and again are in the cache, and need no fault
 
 LARGE_REACH = 16 << 20  # for larger records, lest threads wait for each other after each one
@@ -48,25 +59,6 @@ class Ring:
         self.wrapped = False
         self.reach = min(WARM_NBYTES, self.capacity)
         RING_HEADER.pack_into(self._memory, 0, RING_MAGIC, self.capacity, 0, 1)
-
-    @classmethod
-    def shared(cls, wanted: int, name: str, directory: Path = SHARED_MEMORY) -> Ring | None:
-        """A ring in shared memory, as near to `wanted` as the system allows, or None."""
-        capacity = affordable(wanted, directory)
-        return cls._or_none(capacity, directory / name) if capacity else None
-
-    @classmethod
-    def in_file(cls, wanted: int, path: Path) -> Ring | None:
-        """A ring in a file on the disk, whose pages outlive the process as well, or None."""
-        return cls._or_none(min(wanted, FILE_NBYTES), path)
-
-    @classmethod
-    def _or_none(cls, capacity: int, path: Path) -> Ring | None:
-        try:
-            return cls(capacity, path)
-        except OSError:
-            path.unlink(missing_ok=True)
-            return None
 
     def _map(self) -> mmap.mmap:
         nbytes = HEADER_NBYTES + self.capacity
@@ -129,3 +121,19 @@ class Ring:
             self._memory.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def make_ring(wanted: int, memory: Memory, directory: Path) -> Ring:
+    """A ring that outlives a kill: in shared memory, else in `directory`; else a private one."""
+    choices = []
+    if memory == "shared" and (nbytes := affordable(wanted)):
+        name = f"{RING_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
+        choices.append((nbytes, SHARED_MEMORY / name))
+    if memory != "private":
+        choices.append((min(wanted, FILE_NBYTES), directory / RING_FILE))
+    for nbytes, path in choices:
+        try:
+            return Ring(nbytes, path)
+        except OSError:
+            path.unlink(missing_ok=True)
+    return Ring(min(wanted, PRIVATE_NBYTES))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dumpcmp.archive import schema
-from dumpcmp.archive.paths import dataset_path
+from dumpcmp.archive.paths import RankDirectory, dataset_path, part_name, parts_in
 from dumpcmp.archive.schema import ALIGNMENT, MAGIC, MAX_LINKS, call_json, form_key, text_prefix
 from dumpcmp.archive.write.drain import GATHER_NBYTES, SEAL, Drain
 from dumpcmp.archive.write.objects import Template, trouble_with
 from dumpcmp.archive.write.part import Owner, Part
-from dumpcmp.archive.write.steps import CallPlan, Holding, PartPlan, StepPlan, Steps
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Kept, Record, Source
 
+MOST_OPEN = 8  # steps; an older one is sealed, and a late value of it begins a new part
 MOST_FORMS = 65_536
 _ZEROS = bytes(ALIGNMENT)
 _VALUE = schema.VALUE
@@ -22,40 +24,134 @@ _PACK_SEQUENCE = schema.SEQUENCE.pack_into
 _SEQUENCE_AT = schema.SEQUENCE_AT
 
 
+@dataclass(slots=True, eq=False)
+class PartPlan:
+    """A part as the producer sees it: what it will hold once the ring is written."""
+
+    part: Part
+    nonce: int
+    most_nbytes: int
+    nbytes: int = 0
+    num_rows: int = 0
+    num_calls: int = 0
+    full: bool = False  # the next value belongs into a new part
+    forms: dict[Template, int] = field(default_factory=dict)
+
+    def count_call(self) -> int:
+        """Count one more call; gives its number."""
+        self.num_calls += 1
+        self.full = self.full or self.num_calls >= MAX_LINKS // 2
+        return self.num_calls - 1
+
+
+Holding = tuple[PartPlan, int, Key]  # the part and row that hold a value, and its first Key
+
+
+@dataclass(slots=True, eq=False)
+class CallPlan:
+    """A call of a step: its number in the part that is being written, and where its slots lie."""
+
+    call: Call
+    plan: PartPlan | None = None
+    number: int = 0
+    slots: dict[str, Holding] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class StepPlan:
+    """A step that is being written."""
+
+    model: str
+    number: int
+    plan: PartPlan
+    calls: dict[tuple[str, int], CallPlan] = field(default_factory=dict)
+
+    def holding_of(self, key: Key) -> Holding | None:
+        """Where the value `key` of this step lies, if it has been received."""
+        if (key.model, key.step) != (self.model, self.number):
+            return None
+        call = self.calls.get((key.op, key.call))
+        return call.slots.get(key.slot) if call else None
+
+
+class Steps:
+    """The open steps, the latest last; `drain` seals each part that is finished."""
+
+    def __init__(self, directory: RankDirectory, part_nbytes: int, drain: Drain) -> None:
+        self._directory, self._part_nbytes, self._drain = directory, part_nbytes, drain
+        self._open: dict[tuple[str, int], StepPlan] = {}
+
+    def get(self, model: str, number: int) -> StepPlan:
+        step = self._open.pop((model, number), None)
+        if step is None:
+            if len(self._open) >= MOST_OPEN:
+                self.end(*next(iter(self._open)))
+            step = StepPlan(model, number, self._new_plan(model, number))
+        self._open[model, number] = step
+        return step
+
+    def turn(self, step: StepPlan) -> PartPlan:
+        """A new part for `step`, whose last is full."""
+        self._seal(step.plan.part)
+        step.plan = self._new_plan(step.model, step.number)
+        return step.plan
+
+    def end(self, model: str, number: int) -> None:
+        """Seal the step's part; a value that comes late begins a new one."""
+        if step := self._open.pop((model, number), None):
+            self._seal(step.plan.part)
+
+    def _seal(self, part: Part) -> None:
+        """Let `part` be sealed once all that was laid down for it is written."""
+        self._drain.submit((SEAL, part, 0, 0))
+
+    def _new_plan(self, model: str, step: int) -> PartPlan:
+        directory = self._directory.step_directory(model, step)
+        number = max(parts_in(directory), default=-1) + 1
+        facts = {
+            "schema": schema.SCHEMA_VERSION,
+            "model": model,
+            "step": step,
+            "rank": self._directory.rank,
+            "world_size": self._directory.world_size,
+            "part": number,
+        }
+        part = Part(directory / part_name(number), facts)
+        return PartPlan(part, part.nonce, self._part_nbytes)
+
+
 class Staging:
     """Lays calls and values into the ring of `drain`. Whoever calls holds the drain's lock.
 
     A record becomes valid in the ring with its sequence number, which is written last.
     """
 
-    def __init__(self, drain: Drain) -> None:
-        self.num_records = 0
-        self.nbytes = 0
-        self._drain = drain
-        self._ring = drain.ring
-        self._room = drain.ring.room
+    def __init__(self, drain: Drain, steps: Steps) -> None:
+        self.num_records = self.nbytes = 0
+        self._drain, self._steps = drain, steps
+        self._ring, self._room = drain.ring, drain.ring.room
         self._largest = drain.ring.capacity // 2
         self._sequence = 1
         self._forms: dict[Any, Template] = {}
         self._step: StepPlan | None = None
 
-    def take_call(self, call: Call, steps: Steps) -> None:
+    def take_call(self, call: Call) -> None:
         """Take a call; the first of its name stays."""
         step = self._step
         if step is None or step.number != call.step or step.model != call.model:
-            step = self._step = steps.get(call.model, call.step)
+            step = self._step = self._steps.get(call.model, call.step)
         name = (call.op, call.call)
         if name not in step.calls:
             step.calls[name] = planned = CallPlan(call)
-            self._declare(planned, steps.turn(step) if step.plan.full else step.plan)
+            self._declare(planned, self._steps.turn(step) if step.plan.full else step.plan)
 
-    def take(self, record: Record, source: Source | None, steps: Steps) -> None:
+    def take(self, record: Record, source: Source | None) -> None:
         """Take a value: its elements, a link to an earlier value, or why there is neither."""
         key = record.key
         step = self._step
         if step is None or step.number != key.step or step.model != key.model:
-            step = self._step = steps.get(key.model, key.step)
-        plan = steps.turn(step) if step.plan.full else step.plan
+            step = self._step = self._steps.get(key.model, key.step)
+        plan = self._steps.turn(step) if step.plan.full else step.plan
         call = step.calls.get((key.op, key.call))
         if call is None or call.plan is not plan:
             call = self._call_in(step, plan, record)
@@ -69,14 +165,9 @@ class Staging:
             record = _unstorable(record, f"same as {record.same_as}, which is not in the archive")
         self._take_value(record, source, plan, call)
 
-    def end_step(self, model: str, number: int, steps: Steps) -> None:
-        """Nothing more will come of this step."""
+    def end_step(self, model: str, number: int) -> None:
         self._step = None
-        steps.end(model, number)
-
-    def seal(self, part: Part) -> None:
-        """Let `part` be sealed once all that was laid down for it is written."""
-        self._drain.submit((SEAL, part, 0, 0))
+        self._steps.end(model, number)
 
     def _call_in(self, step: StepPlan, plan: PartPlan, record: Record) -> CallPlan:
         """The call of `record`, declared in the part `plan`; made up if nobody told of it."""
@@ -94,7 +185,10 @@ class Staging:
         form = self._forms.get(form_key(record)) or self._new_form(record)
         nbytes = form.nbytes
         if nbytes and (source is None or source.nbytes != nbytes):
-            record = _unstorable(record, _mismatch(source, nbytes))
+            problem = "its elements were not given"
+            if source is not None:
+                problem = f"its shape and type need {nbytes} bytes, but it has {source.nbytes}"
+            record = _unstorable(record, problem)
             form, nbytes = self._new_form(record), 0
         number = plan.forms.get(form)
         if number is None:
@@ -191,7 +285,8 @@ class Staging:
         planned.plan, planned.number = plan, plan.count_call()
         text = call_json(planned.call)
         if len(text) > schema.MAX_TEXT:
-            planned.call = replace(planned.call, arguments=_omitted(planned.call.arguments))
+            omitted = json.dumps({"omitted": f"{len(planned.call.arguments)} characters"})
+            planned.call = replace(planned.call, arguments=omitted)
             text = call_json(planned.call)
         header = (planned.number, 0, 0, planned.call.order)
         self._lay(schema.CALL, text_prefix(text), plan, header, (planned.call, text))
@@ -261,13 +356,3 @@ def _renamed(record: Record, call: CallPlan) -> Record:
 
 def _unstorable(record: Record, problem: str) -> Record:
     return replace(record, kept=Kept.NOTHING, problem=problem, same_as=None, stored=None)
-
-
-def _mismatch(source: Source | None, nbytes: int) -> str:
-    if source is None:
-        return "its elements were not given"
-    return f"its shape and type need {nbytes} bytes, but it has {source.nbytes}"
-
-
-def _omitted(arguments: str) -> str:
-    return f'{{"omitted": "{len(arguments)} characters"}}'

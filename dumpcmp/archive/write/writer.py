@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
 import socket
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from dumpcmp.archive.paths import RING_FILE, RING_PREFIX, RankDirectory, now, process_start
+from dumpcmp.archive.paths import RankDirectory, now, process_start
 from dumpcmp.archive.schema import SCHEMA_VERSION
 from dumpcmp.archive.write.drain import Drain
 from dumpcmp.archive.write.recovery import rescue
-from dumpcmp.archive.write.ring import Ring
-from dumpcmp.archive.write.staging import Staging
-from dumpcmp.archive.write.steps import Steps
+from dumpcmp.archive.write.ring import Memory, make_ring
+from dumpcmp.archive.write.staging import Staging, Steps
 from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
 from dumpcmp.nouns.record import Call, Record, Source
 
 RING_NBYTES = 256 << 20
-Memory = Literal["shared", "file", "private"]  # where the ring lies, if it can
-PRIVATE_RING_NBYTES = 8 << 20  # small, so that it is drained within the promised 100 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +58,14 @@ class ArchiveWriter:
         self._directory = RankDirectory(Path(path), rank, world_size)
         self._directory.create(overwrite=overwrite)
         self.run: dict[str, Any] = dict(run or {})
-        self._ring = self._make_ring(ring_nbytes, memory)
+        self._ring = make_ring(ring_nbytes, memory, self.path)
         self._drain = Drain(self._ring)
         self._lock = self._drain.lock
-        self._staging = Staging(self._drain)
-        self._steps = Steps(self._directory, part_nbytes, self._staging.seal)
-        self._error: BaseException | None = None  # the producer's own
+        self._staging = Staging(self._drain, Steps(self._directory, part_nbytes, self._drain))
+        self._error: BaseException | None = None  # where the program is, not in the thread
         self._told = False
         self._closed = self._stopped = False
         self._facts = self._opening_facts()
-        self._write_beginning()
-        _LIVE.add(self)
-        atexit.register(self.close)
-        self._drain.start()
-
-    def _write_beginning(self) -> None:
         try:
             self._directory.write_run(self._facts)
         except OSError as error:
@@ -85,21 +73,12 @@ class ArchiveWriter:
             raise ArchiveError(
                 f"cannot write {self.path}: {error.strerror}", hint="choose a disk with room"
             ) from error
-
-    def _make_ring(self, nbytes: int, memory: Memory) -> Ring:
-        """A ring that outlives a kill: in shared memory, else on the disk; else a private one."""
-        name = f"{RING_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
-        if memory == "shared" and (ring := Ring.shared(nbytes, name)):
-            return ring
-        if memory != "private" and (ring := Ring.in_file(nbytes, self.path / RING_FILE)):
-            return ring
-        return Ring(min(nbytes, PRIVATE_RING_NBYTES))
+        _LIVE.add(self)
+        atexit.register(self.close)
+        self._drain.start()
 
     def _opening_facts(self) -> dict[str, Any]:
-        ring = self._ring.path.name if self._ring.path else None
         pid = os.getpid()
-        began = process_start(pid)
-        writer = {"host": socket.gethostname(), "pid": pid, "began": began, "ring": ring}
         return {
             "schema": SCHEMA_VERSION,
             "world_size": self._directory.world_size,
@@ -110,7 +89,12 @@ class ArchiveWriter:
             "problem": "",
             "num_records": 0,
             "nbytes": 0,
-            "writer": writer,
+            "writer": {
+                "host": socket.gethostname(),
+                "pid": pid,
+                "began": process_start(pid),
+                "ring": self._ring.path.name if self._ring.path else None,
+            },
             "run": self.run,
         }
 
@@ -118,11 +102,6 @@ class ArchiveWriter:
     def path(self) -> Path:
         """The rank's own directory."""
         return self._directory.path
-
-    @property
-    def staging(self) -> memoryview:
-        """The ring's memory, for a capture that wants to pin it."""
-        return self._ring.room
 
     @property
     def active(self) -> bool:
@@ -137,54 +116,44 @@ class ArchiveWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        stopped = "" if kind is None else f"the program raised {kind.__name__}: {error}"
-        self.close(problem=stopped)
+    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
+        self.close("" if kind is None else f"the program raised {kind.__name__}: {error}")
 
     def call(self, call: Call) -> None:
         """Receive a call, before the Records of its values. The first of its name stays."""
-        with self._lock:
-            if not self._stopped and self._drain.error is None:
-                try:
-                    self._staging.take_call(call, self._steps)
-                    return
-                except Exception as error:
-                    self._stop(error)
-        self._tell()
+        self._receive(self._staging.take_call, call)
 
     def put(self, record: Record, source: Source | None) -> None:
         """Receive a value; `source` is None for a link (`same_as`) or a `problem`."""
         self._lock.acquire()  # twice as fast as a with block, and this runs for every value
         try:
             if not self._stopped and self._drain.error is None:
-                self._staging.take(record, source, self._steps)
+                self._staging.take(record, source)
                 return
         except Exception as error:
-            self._stop(error)
+            self._error, self._stopped = error, True
         finally:
             self._lock.release()
         self._tell()
 
     def text(self, model: str, name: str, text: str) -> None:
         """Receive a readable companion of the run, such as a graph as code."""
-        with self._lock:
-            if self.active:
-                try:
-                    self._directory.write_text(model, name, text)
-                except Exception as error:
-                    self._stop(error)
-        self._tell()
+        self._receive(self._directory.write_text, model, name, text)
 
     def finish_step(self, model: str, step: int) -> None:
         """Say that nothing more of this step will come, so that its part can be sealed now."""
+        self._receive(self._staging.end_step, model, step)
+
+    def _receive(self, take: Callable[..., None], *what: Any) -> None:
+        """Have `take` do it, unless the capture has ended; trouble here ends it."""
         with self._lock:
-            if self.active:
-                self._staging.end_step(model, step, self._steps)
+            if not self._stopped and self._drain.error is None:
+                try:
+                    take(*what)
+                    return
+                except Exception as error:
+                    self._error, self._stopped = error, True
+        self._tell()
 
     def close(self, problem: str = "") -> None:
         """Write everything that was received, seal the parts, and say so in run.json."""
@@ -215,10 +184,6 @@ class ArchiveWriter:
             self._directory.write_run(self._facts)
         except OSError as error:
             self._error = self._error or error
-
-    def _stop(self, error: Exception) -> None:
-        """Take nothing more: something went wrong where the program is, not in the thread."""
-        self._error, self._stopped = error, True
 
     def _trouble(self) -> str:
         error = self._drain.error or self._error
