@@ -17,7 +17,10 @@ import torch
 
 from dumpcmp.partitioning.call import Candidate, OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
+from dumpcmp.partitioning.files import read_plain
 from dumpcmp.partitioning.table import is_known
+
+_LARGEST = 1 << 30  # bytes of a graph; it holds shapes, and small tensors at most
 
 
 class Husk:
@@ -77,7 +80,7 @@ class InertUnpickler(pickle.Unpickler):
 def read_checkpoint(path: Path) -> list[Candidate]:
     """The ops of the graph at `path`."""
     try:
-        loaded = InertUnpickler(io.BytesIO(path.read_bytes())).load()
+        loaded = InertUnpickler(io.BytesIO(read_plain(path, _LARGEST))).load()
         graph = loaded[1] if isinstance(loaded, tuple) and len(loaded) == 2 else loaded
         return list(_nodes(_state(graph, "_nodes")))
     except PartitionError:

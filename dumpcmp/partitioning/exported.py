@@ -2,7 +2,6 @@
 
 import re
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +10,19 @@ from torch import fx
 
 from dumpcmp.partitioning.call import Candidate, OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError
+from dumpcmp.partitioning.packages import clean_copy
 from dumpcmp.partitioning.rules.ruling import NoRule
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_PICKLED = ("opaque_obj", "custom_obj")
 
 
 def read_exported(path: Path) -> list[Candidate]:
-    """The ops of the program at `path`. Programs with pickled objects inside are not loaded."""
+    """The ops of the program at `path`. Nothing but its graph is loaded, and that checked."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            pickled = [n for n in archive.namelist() if Path(n).name.startswith(_PICKLED)]
-        if pickled:
-            raise PartitionError(
-                f"{path} holds pickled objects ({pickled[0]}), which loading would execute",
-                hint="export the model without custom objects",
-            )
+        copy = clean_copy(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.export.load(path)
+            program = torch.export.load(copy)
     except PartitionError:
         raise
     except Exception as error:

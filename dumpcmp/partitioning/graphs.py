@@ -73,8 +73,6 @@ def graph_of(graph: str | Path | torch.export.ExportedProgram) -> Sequence[Candi
     if isinstance(graph, torch.export.ExportedProgram):
         return ops_of(graph)
     path = Path(graph)
-    if not path.is_file():
-        raise PartitionError(f"there is no file {path}")
     return read_checkpoint(path) if path.suffix == ".ckp" else read_exported(path)
 
 

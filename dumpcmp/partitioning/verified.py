@@ -18,9 +18,12 @@ from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.version import __version__
 from dumpcmp.partitioning.call import Candidate
 from dumpcmp.partitioning.checking import Settings
+from dumpcmp.partitioning.files import read_plain
 from dumpcmp.partitioning.findings import Finding
 from dumpcmp.partitioning.rules.ruling import NoRule
 from dumpcmp.partitioning.table import entry_for
+
+_LARGEST = 1 << 30  # bytes of what is remembered
 
 
 def key_of(candidate: Candidate, settings: Settings, backend: str) -> str:
@@ -68,7 +71,7 @@ class Verified:
 
 def _read(path: Path) -> list[tuple[str, list[Finding]]]:
     known = []
-    for line in path.read_text().splitlines():
+    for line in read_plain(path, _LARGEST).decode(errors="replace").splitlines():
         try:
             stored = json.loads(line)
             known.append((stored["key"], [_found(row) for row in stored["rows"]]))
