@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -31,7 +32,12 @@ def executor_for(jobs: int) -> AbstractContextManager[Executor]:
     """An executor of `jobs` processes; of none but this one where `jobs` is 1."""
     if jobs <= 1:
         return SerialExecutor()
-    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    return ProcessPoolExecutor(
+        jobs,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=signal.signal,  # Ctrl-C ends them without a word: this process speaks for all
+        initargs=(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def run_each(

@@ -1,12 +1,11 @@
 """The command line: one small file per command, and the one place that prints errors."""
 
-import sys
 from importlib import import_module
 from typing import Any
 
 import click
 
-from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.cli.trouble import told
 
 # Command -> the line that `dumpcmp --help` shows; its code is imported only when it runs.
 COMMANDS: dict[str, str] = {
@@ -41,12 +40,15 @@ class Commands(click.Group):
             if COMMANDS:
                 formatter.write_dl(list(COMMANDS.items()))
 
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with told():
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except DumpcmpError as error:
-            click.echo(f"dumpcmp: {error}", err=True)
-            sys.exit(2)
+        """Run the command. What it returns is its verdict; whatever else ends it is none."""
+        with told():
+            verdict = super().invoke(ctx)
+        ctx.exit(verdict or 0)
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,39 +1,39 @@
 """``dumpcmp audit``: check an archive against itself, and mend it."""
 
-import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from dumpcmp.archive.integrity import Audit, Flaw, audit
+from dumpcmp.report.terminal import Screen, plain
 
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--repair", is_flag=True, help="Recover what a crash left, and clear leftovers away.")
-def command(path: Path, repair: bool) -> None:
+def command(path: Path, repair: bool) -> int:
     """Check the archive at PATH: schema, digests, torn records, missing ranks and tokens.
 
     Exit 0: it is sound, or sound again; 1: it is not; 2: it is no archive.
     """
     found = audit(path, repair=repair)
-    _print(found, Console(soft_wrap=True), repair)
-    sys.exit(found.exit_code)
+    _print(found, Screen(soft_wrap=True), repair)
+    return found.exit_code
 
 
-def _print(found: Audit, console: Console, repair: bool) -> None:
+def _print(found: Audit, console: Screen, repair: bool) -> None:
     for finding in found.findings:
-        console.print(f"{_mark(finding)} {escape(str(finding.place))}: {escape(finding.problem)}")
+        told = plain(f" {finding.place}: {finding.problem}")
+        console.print(Text.assemble(_mark(finding), told))
         if finding.repair:
-            console.print(f"  [green]{escape(finding.repair)}[/]")
+            console.print(plain(f"  {finding.repair}", "green"))
     checked = f"{found.num_records} records in {found.num_parts} parts, {found.nbytes:,} bytes"
-    verdict = "[green]sound[/]" if found.sound else "[red]not sound[/]"
-    console.print(f"{verdict}: {checked} checked")
+    verdict = ("sound", "green") if found.sound else ("not sound", "red")
+    console.print(Text.assemble(verdict, f": {checked} checked"))
     if not found.sound and not repair:
         console.print("  dumpcmp audit --repair recovers what can be recovered")
 
 
-def _mark(finding: Flaw) -> str:
-    return "[yellow]note[/]" if not finding.stands else "[red]wrong[/]"
+def _mark(finding: Flaw) -> tuple[str, str]:
+    return ("wrong", "red") if finding.stands else ("note", "yellow")

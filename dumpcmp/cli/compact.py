@@ -8,6 +8,7 @@ import click
 
 from dumpcmp.compacting import Compacted, compact
 from dumpcmp.nouns.options import parse_nbytes
+from dumpcmp.report.escaping import visible
 from dumpcmp.summary.sketch import SIZES
 
 
@@ -37,7 +38,7 @@ def command(
     path: Path, watch: bool, sketch: str, hashes: int, segments: int, seed: int,
     min_max_only: bool, keep_full: tuple[str, ...], reduce: str | None, disk_budget: str | None,
     jobs: int, quiet: bool,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Replace the tensors in PATH by Summaries that still tell how far two runs differ.
 
     A part is replaced only after its draft was checked. Stop it at any time: what is done stays.
@@ -53,8 +54,8 @@ def command(
     if not quiet:
         click.echo(f"\r\033[K{done}" if sys.stderr.isatty() else str(done))
     for problem in done.problems:
-        click.echo(f"dumpcmp: {problem}", err=True)
-    sys.exit(2 if done.problems else 0)
+        click.echo(visible(f"dumpcmp: {problem}"), err=True)
+    return 2 if done.problems else 0
 
 
 def _show(so_far: Compacted) -> None:

@@ -1,7 +1,6 @@
 """``dumpcmp compare``: hold a run against golden and say where it first goes wrong."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count
@@ -50,17 +49,16 @@ def command(
     my_path: Path, golden_path: Path, output: Path, layers: tuple[str, ...], token: str | None,
     checker: str, rtol: float | None, atol: float | None, pcc: float | None,
     cosine: float | None, formats: str, **options: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Compare MY run with GOLDEN, value by value, and name the op where it first goes wrong.
 
     Exits with 0 where they are the same, 1 where they differ, 2 where there was trouble.
     """
     # A block is too small to share: threads of numpy's BLAS would only wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from rich.console import Console
-
     from dumpcmp.comparing import compare
     from dumpcmp.judge import checker_named
+    from dumpcmp.report.terminal import Screen
 
     tolerances = {"rtol": rtol, "atol": atol, "pcc": pcc, "cosine": cosine}
     chosen = checker_named(checker, tolerances)
@@ -70,7 +68,7 @@ def command(
             golden_path, my_path, layers=layers, tokens=token, checker=chosen,
             progress=progress, **options,
         )  # fmt: skip
-    sys.exit(report(outcome, output, writers, Console()))
+    return report(outcome, output, writers, Screen())
 
 
 def report(outcome: "Outcome", output: Path, formats: tuple[str, ...], console: "Console") -> int:
@@ -80,8 +78,12 @@ def report(outcome: "Outcome", output: Path, formats: tuple[str, ...], console: 
 
     writers = {"csv": write_csv, "json": write_json}
     stem = free_stem(output)
-    files = [str(writers[name](outcome, output / f"{stem}.{name}")) for name in formats]
-    show(outcome, console, files)
+    files: list[str] = []
+    try:
+        for name in formats:
+            files.append(str(writers[name](outcome, output / f"{stem}.{name}")))
+    finally:  # a report that cannot be written is trouble, but what was found is not lost
+        show(outcome, console, files)
     return outcome.exit_code
 
 
@@ -105,10 +107,11 @@ def chosen_formats(text: str) -> tuple[str, ...]:
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None]]:
     """A bar over bytes on a terminal, which vanishes at the end; nothing elsewhere."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    from dumpcmp.report.terminal import Screen
+
+    console = Screen(stderr=True)
     columns = ("comparing", BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal

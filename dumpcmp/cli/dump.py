@@ -12,6 +12,7 @@ import click
 
 from dumpcmp.nouns.errors import DumpcmpError, SelectionError
 from dumpcmp.nouns.options import parse_nbytes
+from dumpcmp.report.escaping import visible
 
 if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
     from dumpcmp.dumping.capturing import Capture
@@ -69,7 +70,7 @@ def command(
     backend: str | None, keep: str, compact: bool, keep_full: tuple[str, ...], sketch: int,
     reduce: str | None, disk_budget: int | None, hashes: int, segments: int, factory: str | None,
     module: str | None, program: tuple[str, ...], **options: Any,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Run PROGRAM, a script with its arguments, and record what every op takes in and gives out.
 
     Without a program, a small decoder that comes with dumpcmp generates four tokens.
@@ -83,7 +84,7 @@ def command(
     kept = Retention(keep, compact, keep_full, sketch, reduce, disk_budget, hashes, segments)
     with live_line() as watch:
         dumped = dump(run, path, mode=how, keep=kept, watch=watch, tokens=token, **options)
-    sys.exit(report(dumped, str(path)))
+    return report(dumped, str(path))
 
 
 def chosen_program(
@@ -113,15 +114,16 @@ def live_line() -> Iterator["Callable[[Capture], None]"]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    from rich.console import Console
     from rich.live import Live
+
+    from dumpcmp.report.terminal import Screen
 
     shown: list[Capture] = []
 
     def render() -> str:
         return line_of(shown[0]) if shown else ""
 
-    with Live(console=Console(stderr=True), get_renderable=render, transient=True):
+    with Live(console=Screen(stderr=True), get_renderable=render, transient=True):
         yield shown.append
 
 
@@ -148,7 +150,7 @@ def report(dumped: "Dumped", path: str) -> int:
     )
     warnings = (f"warning: {remark}" for remark in dumped.remarks)
     for said in filter(None, (dumped.compacted, dumped.twins, dumped.certificate, *warnings)):
-        click.echo(f"dumpcmp: {said}", err=True)
+        click.echo(visible(f"dumpcmp: {said}", keep="\n"), err=True)
     if dumped.is_empty:
         click.echo("dumpcmp: nothing was recorded", err=True)
     else:
@@ -163,7 +165,7 @@ _OURS = (str(Path(__file__).parents[1]), runpy.__file__, "<frozen runpy>")
 def show_error(error: BaseException) -> None:
     """Print the program's own exception as Python would, without the frames of the capture."""
     if isinstance(error, DumpcmpError):
-        click.echo(f"dumpcmp: {error}", err=True)
+        click.echo(visible(f"dumpcmp: {error}", keep="\n"), err=True)
         return
     if isinstance(error, SystemExit):
         click.echo(f"dumpcmp: the program exited with {error.code}", err=True)

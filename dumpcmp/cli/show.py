@@ -6,7 +6,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
@@ -16,6 +15,8 @@ from dumpcmp.nouns.errors import ArchiveError, SelectionError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.value import Value
+from dumpcmp.report.escaping import visible
+from dumpcmp.report.terminal import Screen, plain
 
 
 @click.command()
@@ -30,9 +31,9 @@ def command(path: Path, key_glob: str, values: bool, kernel: bool) -> None:
     before it (`TinyDecoder/0/layers.0.attn#0/*`).
     """
     archive = Archive(path)
-    console = Console(soft_wrap=True)
+    console = Screen(soft_wrap=True)
     for problem in archive.problems:
-        console.print(Text(f"incomplete: {problem}", style="yellow"))
+        console.print(plain(f"incomplete: {problem}", "yellow"))
     if kernel:
         _show_kernels(archive, key_glob)
         return
@@ -53,7 +54,7 @@ def _show_kernels(archive: Archive, glob: str) -> None:
     """Print what computes each op that `glob` selects; what several steps share, once."""
     calls = [call for call in archive.calls.values() if fnmatchcase(call.op, glob)]
     for told in dict.fromkeys(kernel_of(archive, call) for call in calls):
-        click.echo(told + "\n")
+        click.echo(visible(told, keep="\n\t") + "\n")
     if not calls:
         raise SelectionError(f"no op in {archive.path} is called {glob!r}", hint="quote the glob")
 
@@ -66,7 +67,7 @@ def _selects(glob: str, key: Key) -> bool:
 
 def _tree(archive: Archive, title: str, keys: Iterable[Key], values: bool) -> Tree:
     """The ops of one token, functions below the module that called them, in execution order."""
-    tree = Tree(Text(title, style="bold"))
+    tree = Tree(plain(title, "bold"))
     nodes: dict[tuple[str, ...], Tree] = {(): tree}
     for key in keys:
         node = _node(nodes, (*key.op.split("/"), f"#{key.call}"))
@@ -77,34 +78,34 @@ def _tree(archive: Archive, title: str, keys: Iterable[Key], values: bool) -> Tr
 
 def _node(nodes: dict[tuple[str, ...], Tree], path: tuple[str, ...]) -> Tree:
     if path not in nodes:
-        nodes[path] = _node(nodes, path[:-1]).add(Text(path[-1]))
+        nodes[path] = _node(nodes, path[:-1]).add(plain(path[-1]))
     return nodes[path]
 
 
-def _line(archive: Archive, record: Record, values: bool) -> Iterator[str | tuple[str, str]]:
+def _line(archive: Archive, record: Record, values: bool) -> Iterator[Text]:
     """One value in one line: slot, type, shape, and what its elements span."""
-    yield (record.key.slot, "cyan")
-    yield f" {record.dtype} {list(record.shape)}"
+    yield plain(record.key.slot, "cyan")
+    yield plain(f" {record.dtype} {list(record.shape)}")
     if len(archive.ranks) > 1:
-        yield f" rank {record.rank}"
+        yield plain(f" rank {record.rank}")
     if record.layout:
-        yield f" {record.layout}"
+        yield plain(f" {record.layout}")
     if record.same_as is not None:
-        yield (f" = {record.same_as.op}#{record.same_as.call} {record.same_as.slot}", "dim")
+        yield plain(f" = {record.same_as.op}#{record.same_as.call} {record.same_as.slot}", "dim")
     yield from _elements(archive, record, values)
 
 
-def _elements(archive: Archive, record: Record, values: bool) -> Iterator[str | tuple[str, str]]:
+def _elements(archive: Archive, record: Record, values: bool) -> Iterator[Text]:
     if record.kept is Kept.NOTHING:
-        yield (f" not stored: {record.problem}", "yellow")
+        yield plain(f" not stored: {record.problem}", "yellow")
         return
     try:
         value = archive.load(record)
-        yield f"  {_summary(record, value) or extremes(value)}"
+        yield plain(f"  {_summary(record, value) or extremes(value)}")
         if values:
-            yield "\n" + excerpt(value)
+            yield Text("\n" + excerpt(value))
     except ArchiveError as error:
-        yield (f" {error.message}", "red")
+        yield plain(f" {error.message}", "red")
 
 
 def _summary(record: Record, value: Value) -> str:

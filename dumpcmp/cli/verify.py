@@ -1,9 +1,10 @@
 """``dumpcmp verify``: hold a compiled model against the model itself, in one command."""
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from dumpcmp.report.escaping import visible
 
 if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
     from torch import nn
@@ -28,7 +29,7 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 def command(
     factory: str | None, backend: str, backward: bool, reference: Any, checker: str,
     explains: bool, **tolerances: float | None,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Compile a model with torch.compile, run both on the same inputs, and compare every value.
 
     Exits with 0 where they are the same, 1 where they differ, 2 where there was trouble.
@@ -46,10 +47,11 @@ def command(
     model, inputs = chosen_model(factory)
     compiled = torch.compile(model, backend=backend_named(backend))
     report = report_on(inputs, model, compiled, config)
-    click.echo(report.text())
+    click.echo(visible(report.text(), keep="\n"))
     if not report:
-        click.echo(repr(explain(inputs, model, compiled)) if explains else f"  {NEXT}")
-    sys.exit(report.exit_code)
+        told = repr(explain(inputs, model, compiled)) if explains else f"  {NEXT}"
+        click.echo(visible(told, keep="\n"))
+    return report.exit_code
 
 
 def chosen_model(factory: str | None) -> "tuple[nn.Module, Any]":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dumpcmp.cli.verify_op import partition_options
+from dumpcmp.report.escaping import visible
 
 if TYPE_CHECKING:
     from dumpcmp.partitioning.findings import Finding
@@ -20,25 +21,27 @@ if TYPE_CHECKING:
               help="For results.csv and summary.txt, and what has passed.")  # fmt: skip
 @partition_options
 @click.option("-j", "--jobs", default=1, show_default=True, help="Processes to use.")
-def command(graph: Path, outdir: Path, **options: Any) -> None:
+def command(graph: Path, outdir: Path, **options: Any) -> int:
     """Verify every op of a graph: alone, and in every legal partition, forward and backward.
 
     A second run with the same OUTDIR skips the ops that passed. Exit 0: no partition differs,
     1: one does, 2: trouble, or nothing could be verified.
     """
-    from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     from dumpcmp.partitioning import verify_graph
+    from dumpcmp.report.terminal import Screen
 
-    console = Console(stderr=True)
+    console = Screen(stderr=True)
     with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("verifying", total=None)
 
         def show(done: int, total: int, rows: "list[Finding]") -> None:
-            bar.update(task, completed=done, total=total, description=rows[0].op if rows else "")
+            name = escape(visible(rows[0].op)) if rows else ""
+            bar.update(task, completed=done, total=total, description=name)
 
         findings = verify_graph(graph, outdir, progress=show, **options)
-    click.echo(findings.summary(), nl=False)
+    click.echo(visible(findings.summary(), keep="\n"), nl=False)
     click.echo(f"results: {outdir / 'results.csv'}")
-    sys.exit(findings.exit_code)
+    return findings.exit_code

@@ -1,11 +1,12 @@
 """``dumpcmp verify-op``: verify all partition configurations of a Python file."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+
+from dumpcmp.report.escaping import visible
 
 _OPTIONS = (
     click.option("--backend", type=click.Choice(["inprocess", "gloo", "nccl"]), default="inprocess",
@@ -17,7 +18,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def partition_options(command: Callable[..., None]) -> Callable[..., None]:
+def partition_options(command: Callable[..., int]) -> Callable[..., int]:
     """Give `command` the options that say how partitions are run."""
     for option in reversed(_OPTIONS):
         command = option(command)
@@ -28,7 +29,7 @@ def partition_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @partition_options
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="CSV to write.")
-def command(file: Path, out: Path | None, **options: Any) -> None:
+def command(file: Path, out: Path | None, **options: Any) -> int:
     """Run FILE, and verify every PartitionConfig in it: those it verifies itself, and the others.
 
     FILE is your own Python code and runs as such. Exit 0: every partition is the same as the op
@@ -38,8 +39,8 @@ def command(file: Path, out: Path | None, **options: Any) -> None:
 
     findings = verify_file(file, **options)
     for row in findings.rows:
-        click.echo(str(row))
-    click.echo(findings.summary(), nl=False)
+        click.echo(visible(str(row)))
+    click.echo(visible(findings.summary(), keep="\n"), nl=False)
     if out:
         out.write_text(findings.to_csv())
-    sys.exit(0 if findings else findings.exit_code or 2)
+    return 0 if findings else findings.exit_code or 2

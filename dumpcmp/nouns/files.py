@@ -9,10 +9,21 @@ from tempfile import TemporaryDirectory
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a draft to write; it takes `path`'s place whole, and only if the block succeeds."""
-    with TemporaryDirectory(prefix=".draft-", dir=path.parent) as room:
+    with named(path), TemporaryDirectory(prefix=".draft-", dir=path.parent) as room:
         draft = Path(room, path.name)
         yield draft
         draft.replace(path)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Let errors of the system name `path`, and no draft of it or nothing, as a full disk does."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or ".draft-" in str(error.filename):
+            error.filename, error.filename2 = str(path), None
+        raise
 
 
 def write_whole(path: Path, text: str) -> None:

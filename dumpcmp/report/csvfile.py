@@ -12,6 +12,7 @@ from dumpcmp.nouns.columns import COLUMNS, Cell, cells
 from dumpcmp.nouns.files import replacing, write_whole
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
+from dumpcmp.report.escaping import as_cell
 
 JSON_VERSION = 1  # any change to the keys below bumps it
 
@@ -19,13 +20,17 @@ JSON_VERSION = 1  # any change to the keys below bumps it
 def write_csv(outcome: Outcome, path: Path) -> Path:
     """Write one line for each row, in execution order."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft, draft.open("w", newline="") as file:
+    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow(column.name for column in COLUMNS)
-        lines.writerows(
-            ["" if c is None else c for c in cells(row).values()] for row in outcome.rows
-        )
+        lines.writerows(map(_in_csv, cells(row).values()) for row in outcome.rows)
     return path
+
+
+def _in_csv(cell: Cell) -> Cell:
+    if cell is None:
+        return ""
+    return as_cell(cell) if isinstance(cell, str) else cell
 
 
 def write_json(outcome: Outcome, path: Path) -> Path:

@@ -12,10 +12,30 @@ from rich.text import Text
 
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Extent, Row, Verdict
+from dumpcmp.report.escaping import visible
 
+_UNBROKEN = 100_000  # columns
 _WORST = 10
 _MOST_ROOTS = 5
 _STYLES = {Verdict.PASS: "green", Verdict.FUSED: "dim", Verdict.DTYPE: "yellow"}
+
+
+class Screen(Console):
+    """Where commands print; in a pipe or file no line is broken, since nobody has a width there."""
+
+    def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
+        super().__init__(stderr=stderr, soft_wrap=soft_wrap, markup=False)
+        if not self.is_terminal:
+            self.width = _UNBROKEN
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command: rich would exit with 1, which means different."""
+        raise
+
+
+def plain(text: str, style: str = "") -> Text:
+    """`text` as it stands: no markup and no control character of a name means anything."""
+    return Text(visible(text), style)
 
 
 def show(outcome: Outcome, console: Console, files: Sequence[str] = ()) -> None:
@@ -27,13 +47,13 @@ def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
     """The answer first, then what supports it."""
     style = "bold green" if outcome.passed else "bold red"
     parts: list[RenderableType] = [Text(outcome.word, style), *_coverage(outcome)]
-    parts += [Text(f"note: {remark}", style="yellow") for remark in outcome.remarks]
+    parts += [plain(f"note: {remark}", "yellow") for remark in outcome.remarks]
     first = outcome.first_divergence
     if first is not None:
         parts += [Text(), *_divergence(outcome, first), *_further(outcome)]
     if worst := _worst(outcome.rows):
         parts += [Text(), _table(worst)]
-    parts += [Text(), *(Text(f"report: {file}") for file in files)]
+    parts += [Text(), *(plain(f"report: {file}") for file in files)]
     return Group(*parts)
 
 
@@ -55,15 +75,15 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
     key = row.key
     yield Text.assemble(
         ("First divergence: ", "bold"),
-        (f"{key.op}", "bold red"),
-        f" (call {key.call}, token {key.step}, {key.slot})",
-        f"  {row.source}" if row.source else "",
+        plain(key.op, "bold red"),
+        plain(f" (call {key.call}, token {key.step}, {key.slot})"),
+        plain(f"  {row.source}" if row.source else ""),
     )
     yield Text(f"  {_why(row)}")
-    yield Text(f"  {row.verdict.value}: {row.reason}")
+    yield plain(f"  {row.verdict.value}: {row.reason}")
     if row.metrics is not None:
         yield Text(f"  {_numbers(row)}")
-        yield Padding(_sides(row), (0, 0, 0, 2))
+        yield Padding(_sides(row), (0, 0, 0, 2), expand=False)
     heirs = sum(r.cause == key for r in outcome.rows)
     if heirs:
         yield Text(f"  {heirs} failing rows after it only inherit from it")
@@ -97,7 +117,7 @@ def _sides(row: Row) -> Table:
         ("mine", row.target_dtype, row.target_shape, row.metrics.target),
     )
     for name, dtype, shape, extent in sides:
-        table.add_row(name, dtype, str(list(shape or ())), *_extent(extent))
+        table.add_row(name, plain(dtype), str(list(shape or ())), *_extent(extent))
     return table
 
 
@@ -112,7 +132,7 @@ def _further(outcome: Outcome) -> Iterable[Text]:
         yield Text(f"Further roots, whose inputs agree as well: {len(further)}", style="bold")
     for row in further[:_MOST_ROOTS]:
         key = row.key
-        yield Text(f"  token {key.step}  {key.op}#{key.call} {key.slot}  {row.reason}")
+        yield plain(f"  token {key.step}  {key.op}#{key.call} {key.slot}  {row.reason}")
     if len(further) > _MOST_ROOTS:
         yield Text(f"  and {len(further) - _MOST_ROOTS} more; in the report they have root = True")
 
@@ -148,6 +168,6 @@ def _table(rows: Sequence[Row]) -> Table:
             f"{row.metrics.rel_l2:.3g}",
             f"{row.metrics.cosine:.6f}",
             Text(row.verdict.value + role, style=_STYLES.get(row.verdict, "red")),
-            f"{row.key.op}#{row.key.call} {row.key.slot}",
+            plain(f"{row.key.op}#{row.key.call} {row.key.slot}"),
         )
     return table
