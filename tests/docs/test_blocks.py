@@ -143,7 +143,6 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(room)
     monkeypatch.setattr(sys, "path", [str(room), *sys.path])
     monkeypatch.setattr(sys, "argv", [""])
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(ranks, "_stated", [])  # what set_rank says is for a whole process
     torch._dynamo.reset()
     yield room
