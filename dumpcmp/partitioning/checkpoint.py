@@ -8,10 +8,12 @@ nothing. Ops are run only if our table or the user's registrations know them.
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import count
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,8 +21,6 @@ from dumpcmp.partitioning.call import Candidate, OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
 from dumpcmp.partitioning.files import read_plain
 from dumpcmp.partitioning.table import is_known
-
-_LARGEST = 1 << 30  # bytes of a graph; it holds shapes, and small tensors at most
 
 
 class Husk:
@@ -53,22 +53,46 @@ class Husk:
         return Husk(*args)
 
 
+class Maker(Husk):
+    """Stands for a function that makes a class, as dill stores namedtuples: the class is inert."""
+
+    def __new__(cls, name: Any = "", *_rest: Any, **_kwargs: Any) -> Any:
+        """A fresh kind of Husk."""
+        return type("Husk", (Husk,), {"home": f"dill.{_text(name)}"})
+
+
 _BUILTINS = (slice, set, frozenset, list, dict, tuple, complex)
+_MAKERS = ("_create_namedtuple", "_create_type", "_load_type")
 _HARMLESS = {
     ("torch", "Size"): torch.Size,
     ("collections", "OrderedDict"): OrderedDict,
     **{("builtins", kind.__name__): kind for kind in _BUILTINS},
+    **{("dill._dill", name): Maker for name in _MAKERS},
 }
+_LARGEST = 1 << 28  # bytes of a graph; it holds shapes, and small tensors at most
+_MOST = 1_000_000  # ops, elements of an argument, elements that calls copy
+_DEEPEST = 40  # segments in segments, lists in lists
+_LARGEST_TENSOR = 1 << 32  # elements
+_WIDEST = 64  # bits of an int, elements of a tuple that is a key
 
 
-class InertUnpickler(pickle.Unpickler):
-    """Reads the structure of a pickle, and runs none of what it names."""
+class InertUnpickler(pickle._Unpickler):
+    """Reads the structure of a pickle, and runs none of what it names.
+
+    It is the one that is written in Python: what hashes or copies can be held back before it does,
+    so that the time is that of reading the bytes, however often a pickle refers to itself.
+    """
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+    stack: list[Any]
+    copied = 0
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """A harmless class, a torch dtype, or a fresh kind of Husk."""
+        """A harmless class, a dtype or memory format of torch, or a fresh kind of Husk."""
         if (module, name) in _HARMLESS:
             return _HARMLESS[module, name]
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+        found = getattr(torch, name.removeprefix("torch."), None) if module == "torch" else None
+        if isinstance(found, torch.dtype | torch.memory_format):
             return found
         return type("Husk", (Husk,), {"home": f"{module}.{name}"})
 
@@ -76,20 +100,88 @@ class InertUnpickler(pickle.Unpickler):
         """Stand for an object that lies elsewhere."""
         return Husk(pid)
 
+    def _key_last(self) -> None:
+        _check_key(self.stack[-2])
+
+    def _keys_alternate(self) -> None:
+        _check_keys(self.stack[::2])
+
+    def _all_keys(self) -> None:
+        _check_keys(self.stack)
+
+    def _refuse(self) -> None:
+        raise PartitionError("the graph makes objects in a way that nnScaler does not")
+
+    def _call(self) -> None:
+        """Copies are counted; what a set or a dict is made from becomes keys."""
+        for given in self.stack[-1]:
+            if isinstance(given, list | tuple | dict | set | frozenset | str | bytes):
+                self.copied += len(given)
+            if self.copied > _MOST:
+                raise PartitionError("calls in the graph copy too much")
+            if self.stack[-2] in (set, frozenset):
+                _check_keys(given)
+            elif self.stack[-2] in (dict, OrderedDict):
+                _check_keys(pair[0] for pair in given if isinstance(pair, list | tuple) and pair)
+
+
+def _guarded(opcode: bytes, check: Callable[[InertUnpickler], None]) -> None:
+    """Let `check` look at the stack before `opcode` does its work."""
+    work = InertUnpickler.dispatch[opcode[0]]
+
+    def guarded(unpickler: InertUnpickler) -> None:
+        check(unpickler)
+        work(unpickler)
+
+    InertUnpickler.dispatch[opcode[0]] = guarded
+
+
+for _code, _check in {
+    pickle.SETITEM: InertUnpickler._key_last,
+    pickle.SETITEMS: InertUnpickler._keys_alternate,
+    pickle.DICT: InertUnpickler._keys_alternate,
+    pickle.ADDITEMS: InertUnpickler._all_keys,
+    pickle.FROZENSET: InertUnpickler._all_keys,
+    pickle.REDUCE: InertUnpickler._call,
+    pickle.NEWOBJ: InertUnpickler._call,
+    **dict.fromkeys((pickle.NEWOBJ_EX, pickle.INST, pickle.OBJ), InertUnpickler._refuse),
+}.items():
+    _guarded(_code, _check)
+
+
+def _check_keys(keys: Iterable[Any]) -> None:
+    for key in keys:
+        _check_key(key)
+
+
+def _check_key(key: Any) -> None:
+    """Refuse a key whose hash takes long, or is chosen to be that of others."""
+    parts = key if isinstance(key, tuple) else (key,)
+    if len(parts) > _WIDEST or any(
+        isinstance(part, tuple) or (isinstance(part, int) and part.bit_length() > _WIDEST)
+        for part in parts
+    ):
+        raise PartitionError("a key in the graph is too large")
+
 
 def read_checkpoint(path: Path) -> list[Candidate]:
     """The ops of the graph at `path`."""
     try:
         loaded = InertUnpickler(io.BytesIO(read_plain(path, _LARGEST))).load()
         graph = loaded[1] if isinstance(loaded, tuple) and len(loaded) == 2 else loaded
-        return list(_nodes(_state(graph, "_nodes")))
-    except PartitionError:
-        raise
+        return list(_nodes(_state(graph, "_nodes"), count(1)))
+    except PartitionError as error:
+        raise PartitionError(f"{path}: {error.message}", hint=error.hint) from error
     except Exception as error:
         raise PartitionError(
             f"{path} is not a graph checkpoint: {type(error).__name__}: {error}",
             hint="give the graph.ckp that nnScaler's parallelize writes",
         ) from error
+
+
+def _text(value: Any) -> str:
+    """A text or a number as text; of anything else, which may be endless, nothing."""
+    return str(value) if isinstance(value, str | int) else ""
 
 
 def _state(husk: Any, name: str, default: Any = ...) -> Any:
@@ -102,18 +194,20 @@ def _state(husk: Any, name: str, default: Any = ...) -> Any:
     return found
 
 
-def _nodes(cells: Any) -> Iterator[Candidate]:
+def _nodes(cells: Any, budget: Iterator[int], depth: int = 0) -> Iterator[Candidate]:
     for cell in cells:
+        if next(budget) > _MOST or depth > _DEEPEST:
+            raise PartitionError("segments of the graph hold each other")
         if "_nodes" in cell.__dict__:  # a segment
-            yield from _nodes(_state(cell, "_nodes"))
+            yield from _nodes(_state(cell, "_nodes"), budget, depth + 1)
         else:
             yield _candidate(cell)
 
 
 def _candidate(cell: Any) -> Candidate:
-    fsig = str(_state(cell, "signature"))
-    name = f"{_state(cell, 'name', 'node')}{_state(cell, '_id', '')}"
-    named = Candidate(OpCall(fsig), node=name, source=_line(_state(cell, "_comment", "")))
+    fsig = _text(_state(cell, "signature"))
+    name = f"{_text(_state(cell, 'name', 'node'))}{_text(_state(cell, '_id', ''))}"
+    named = Candidate(OpCall(fsig), node=name, source=_line(_text(_state(cell, "_comment", ""))))
     try:
         return _op(cell, named)
     except PartitionError as error:
@@ -121,43 +215,49 @@ def _candidate(cell: Any) -> Candidate:
 
 
 def _op(cell: Any, named: Candidate) -> Candidate:
-    fsig, inputs = named.call.fsig, [_plain(value) for value in _state(cell, "_inputs")]
-    anno = _state(cell, "_anno", None)
-    if anno is None:
-        return replace(named, reason="the graph has no annotation for it", computes=False)
+    fsig, budget = named.call.fsig, count(1)
+    inputs = [_plain(value, budget) for value in _state(cell, "_inputs")]
+    anno = _state(cell, "_anno", None)  # None where nnScaler replicates: our table may know it
     if not any(isinstance(value, TensorInfo) for value in inputs):
         return replace(named, reason="takes no tensor: nothing to partition", computes=False)
     if not is_known(fsig):
+        if anno is None:
+            return replace(named, reason="the graph has no annotation for it", computes=False)
         reason = f"{fsig} is not a function that we know: register_annotation lets it run"
         return replace(named, reason=reason)
-    kwargs = {str(k): _plain(v) for k, v in _state(cell, "_kwargs", {}).items()}
-    return replace(named, call=OpCall(fsig, tuple(inputs), kwargs), anno=_said(anno))
+    kwargs = {_text(k): _plain(v, budget) for k, v in _state(cell, "_kwargs", {}).items()}
+    call = OpCall(fsig, tuple(inputs), kwargs)
+    return replace(named, call=call, anno=_said(anno) if anno is not None else "")
 
 
-def _line(comment: Any) -> str:
+def _line(comment: str) -> str:
     """The user's line: of ``File "/a/b.py", line 7, in forward`` the file's name and the number."""
-    words = str(comment or "").split('"')
+    words = comment.split('"')
     if len(words) < 3 or ", line " not in words[2]:
-        return str(comment or "").strip().split("\n")[0]
+        return comment.strip().split("\n")[0]
     return f"{Path(words[1]).name}:{words[2].split(', line ')[1].split(',')[0].strip()}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, budget: Iterator[int], depth: int = 0) -> Any:
     """An argument: tensors as their shapes, other traced objects as their values."""
+    if next(budget) > _MOST or depth > _DEEPEST:
+        raise PartitionError("cannot read an argument that is nested without end")
     if isinstance(value, Husk):
         state = value.__dict__
         if "_shape" in state:
             return _tensor(state)
         if "_value" in state:
-            return _plain(state["_value"])
-        raise PartitionError(f"cannot read an argument that was a {value.home}")
-    return rebuilt(value, _plain)
+            return _plain(state["_value"], budget, depth + 1)
+        raise PartitionError(f"cannot read an argument that was a {_text(value.home)}")
+    return rebuilt(value, lambda inside: _plain(inside, budget, depth + 1))
 
 
 def _tensor(state: dict[str, Any]) -> TensorInfo:
     whole = getattr(state.get("_full_tensor"), "__dict__", state)
     dtype = whole.get("_dtype", torch.float32)
     shape = tuple(int(size) for size in state["_shape"])
+    if not isinstance(dtype, torch.dtype) or len(shape) > _WIDEST or prod(shape) > _LARGEST_TENSOR:
+        raise PartitionError(f"cannot make a tensor of {len(shape)} dims, {prod(shape)} elements")
     grad = bool(whole.get("_requires_grad", True)) and dtype.is_floating_point
     return shape_of(() if state.get("_is_scalar_tensor") else shape, dtype, grad=grad)
 
@@ -167,24 +267,30 @@ _MARKS = {"Dim": "", "Sum": "+", "Freeze": "^"}
 
 def _said(anno: Any) -> str:
     """The annotation as text, from the objects that it was parsed into."""
-    sides = (_state(anno, side) for side in ("_inputs", "_outputs"))
+    sides = (_few(_state(anno, side)) for side in ("_inputs", "_outputs"))
     return " -> ".join(", ".join(_shape(shape) for shape in side) for side in sides)
 
 
+def _few(things: Any) -> Any:
+    if len(things) > _WIDEST:
+        raise PartitionError(f"an annotation has more than {_WIDEST} words")
+    return things
+
+
 def _shape(shape: Any) -> str:
-    return " ".join(_dim(dim) for dim in _state(shape, "_dims"))
+    return " ".join(_dim(dim) for dim in _few(_state(shape, "_dims")))
 
 
 def _dim(dim: Any) -> str:
-    names, marks = _state(dim, "_identifiers"), _state(dim, "_reduces")
+    names, marks = _few(_state(dim, "_identifiers")), _state(dim, "_reduces")
     words = [
-        str(name) + ("" if str(name).isdecimal() or name in "?*" else _mark(mark))
-        for name, mark in zip(names, marks, strict=True)
+        name + ("" if name.isdecimal() or name in "?*" else _mark(mark))
+        for name, mark in zip(map(_text, names), marks, strict=True)
     ]
     return words[0] if len(words) == 1 else f"({' '.join(words)})"
 
 
 def _mark(mark: Any) -> str:
     """``+``, ``^`` or nothing: enum members are pickled by value or by name."""
-    last = mark.made_with[-1] if isinstance(mark, Husk) else mark
-    return _MARKS.get(str(last), str(last))
+    last = _text(mark.made_with[-1] if isinstance(mark, Husk) else mark)
+    return _MARKS.get(last, last)

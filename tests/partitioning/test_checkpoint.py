@@ -178,3 +178,107 @@ def test_what_is_no_graph_says_so(content: Any, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(PartitionError, match="graph"):
         read_checkpoint(path)
+
+
+REAL = Path(__file__).parent / "data" / "nnscaler_linear_relu.ckp"
+
+
+def test_a_graph_that_nnscaler_wrote_verifies_whole(tmp_path: Path) -> None:
+    nodes = read_checkpoint(REAL)
+    assert [(node.node, node.call.fsig, node.anno) for node in nodes] == [
+        ("linear1", "torch.nn.functional.linear", "a k^, n k^, n -> a n"),
+        ("relu2", "torch.relu", ""),
+        ("backward4", "torch.autograd.grad", ""),
+        ("backward5", "torch.autograd.grad", ""),
+    ]
+    assert nodes[0].source == "minmod.py:5"
+    found = verify_graph(REAL, tmp_path)
+    assert found.num_annotated == found.num_compute == 2
+    assert [(row.op, row.rule) for row in found.rows if row.verdict is Verdict.PASS] == [
+        ("torch.nn.functional.linear", "single"),
+        ("torch.nn.functional.linear", "split 0, whole, whole -> split 0"),
+        ("torch.nn.functional.linear", "whole, split 0, split 0 -> split 1"),
+        ("torch.relu", "single"),
+        ("torch.relu", "split 0 -> split 0"),
+        ("torch.relu", "split 1 -> split 1"),
+    ]
+    assert {row.op for row in found.rows if row.verdict is not Verdict.PASS} == {
+        "torch.autograd.grad"
+    }
+
+
+def doubled(times: int) -> Any:
+    """A tuple of two of itself, `times` deep: small to write, endless to walk."""
+    nested: Any = ()
+    for _ in range(times):
+        nested = (nested, nested)
+    return nested
+
+
+def circle() -> Any:
+    endless: list[Any] = []
+    endless.append(endless)
+    return endless
+
+
+@pytest.mark.parametrize("nested", [doubled(60), circle(), [[[doubled(60)]]]])
+def test_an_argument_without_end_is_said(nested: Any, ir: Any, tmp_path: Path) -> None:
+    path = tmp_path / "graph.ckp"
+    write(ir, path, op(ir, "deep", "torch.relu", [tensor(ir, (2, 2)), nested], [], "a b -> a b"))
+    assert read_checkpoint(path)[-1].reason == (
+        "cannot read an argument that is nested without end"
+    )
+
+
+def test_texts_without_end_are_not_spoken(ir: Any, tmp_path: Path) -> None:
+    path = tmp_path / "graph.ckp"
+    cell = op(ir, "deep", doubled(60), [tensor(ir, (2, 2))], [], "a b -> a b")
+    cell._comment = cell._id = doubled(60)
+    write(ir, path, cell)
+    assert read_checkpoint(path)[-1].node == "deep"
+
+
+def as_keys(nested: Any) -> list[bytes]:
+    """Pickles that hash `nested`: as a key, in a set, in what a call makes."""
+    wrapped = pickle.dumps(nested, protocol=4)[2:-1]  # without its protocol and its end
+    wrapped = wrapped[9:] if wrapped[:1] == pickle.FRAME else wrapped
+    start = pickle.PROTO + b"\x04"
+    called = pickle.GLOBAL + b"builtins\nset\n" + pickle.MARK + wrapped
+    return [
+        start + pickle.EMPTY_DICT + wrapped + pickle.NONE + pickle.SETITEM + pickle.STOP,
+        start + pickle.EMPTY_SET + pickle.MARK + wrapped + pickle.ADDITEMS + pickle.STOP,
+        start + pickle.MARK + wrapped + pickle.FROZENSET + pickle.STOP,
+        start + called + pickle.LIST + pickle.TUPLE1 + pickle.REDUCE + pickle.STOP,
+        start + pickle.MARK + wrapped + pickle.NONE + pickle.DICT + pickle.STOP,
+    ]
+
+
+@pytest.mark.parametrize("content", as_keys(doubled(60)) + as_keys(1 << 4000))
+def test_keys_that_take_long_are_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "graph.ckp"
+    path.write_bytes(content)
+    with pytest.raises(PartitionError, match="key in the graph is too large"):
+        read_checkpoint(path)
+
+
+def test_segments_that_hold_each_other_are_refused(ir: Any, tmp_path: Path) -> None:
+    path = tmp_path / "graph.ckp"
+    around = build(ir.IRSegment, name="segment", signature="segment", _nodes=[])
+    around._nodes += [around, around]
+    doubled = build(ir.IRSegment, name="segment", signature="segment", _nodes=[])
+    for _ in range(30):
+        nodes = [doubled, doubled]
+        doubled = build(ir.IRSegment, name="segment", signature="segment", _nodes=nodes)
+    for segment in (around, doubled):
+        write(ir, path, segment)
+        with pytest.raises(PartitionError, match="hold each other"):
+            read_checkpoint(path)
+
+
+def test_copies_of_copies_are_refused(tmp_path: Path) -> None:
+    path, many = tmp_path / "graph.ckp", pickle.dumps([0] * 500_000, protocol=2)[2:-1]
+    call = pickle.GLOBAL + b"builtins\nlist\n" + pickle.BINGET + b"\x00"
+    copies = (call + pickle.TUPLE1 + pickle.REDUCE + pickle.POP) * 9
+    path.write_bytes(pickle.PROTO + b"\x02" + many + copies + pickle.STOP)
+    with pytest.raises(PartitionError, match="copy too much"):
+        read_checkpoint(path)
