@@ -20,16 +20,15 @@ NAMES = (MARKUP, CONTROL, FORMULA, LONG)
 
 
 class Named(nn.Module):
-    """Runs a Linear of each name; the first is wrong by `factor`."""
+    """Runs a Linear of each name, with its weight times `factor`."""
 
     def __init__(self, factor: float = 1.0) -> None:
         super().__init__()
         torch.manual_seed(0)
         for name in NAMES:
-            self.add_module(name, nn.Linear(8, 8))
-        with torch.no_grad():
-            for module in self.children():
-                module.weight.mul_(factor)
+            linear = nn.Linear(8, 8)
+            linear.weight.data *= factor
+            self.add_module(name, linear)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(module(x) for module in self.children())
@@ -76,7 +75,7 @@ def test_names_are_shown_as_they_are(room: Path, arguments: tuple[str, ...]) -> 
 def test_piped_lines_are_not_broken(room: Path) -> None:
     told = comparing(room, "--output", "deep/" * 40).stdout
     assert f"report: {'deep/' * 40}compare.csv\n" in told
-    assert f"{LONG}/linear#0 output.0" in told
+    assert f"{LONG}/linear#0 input.1" in told
     assert all(len(line) < 400 for line in told.splitlines()), "no line is filled up with blanks"
 
 
