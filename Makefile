@@ -21,7 +21,7 @@ demo: $(READY)  ## the main job on the embedded model: dump, break, compare, exp
 lint: $(READY)  ## ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check dumpcmp tests benchmarks
 	$(BIN)/ruff format --check dumpcmp tests benchmarks
-	$(BIN)/mypy --strict dumpcmp
+	$(BIN)/mypy --strict dumpcmp tests benchmarks
 	$(BIN)/lint-imports
 
 test: lint  ## everything CI runs: lint, then all tests

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.tables import Table
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.record import Call, Record
 
 PER_CALL = 4  # values of one op: two inputs, a weight, an output
@@ -50,7 +50,7 @@ class Dense:
 
     def __init__(self, bits: NDArray[np.float32]) -> None:
         self._array = bits.view(np.uint8)
-        self._bytes = memoryview(self._array)
+        self._bytes = self._array.data
         self.nbytes = bits.nbytes
 
     def copy_into(self, room: memoryview) -> None:
@@ -76,7 +76,7 @@ def load_of(case: Case) -> Load:
     rng = np.random.default_rng(0)
     pool = [rng.random(case.nbytes // 4, np.float32) for _ in range(count)]
     arrays = [pool[number % count] for number in range(case.count)]
-    ops = [(f"layers.{number // PER_CALL}.linear", number) for number in range(case.count)]
+    ops = [(Op(f"layers.{number // PER_CALL}.linear"), number) for number in range(case.count)]
     keys = [Key("Model", 0, op, 0, f"input.{number % PER_CALL}") for op, number in ops]
     records = [
         Record(key, number // PER_CALL, "float32", array.shape, (1,))
@@ -93,7 +93,7 @@ def load_of(case: Case) -> Load:
 def write_raw(load: Load, path: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     for array in load.arrays:
-        os.write(descriptor, array)
+        os.write(descriptor, array.data)
     os.close(descriptor)
 
 

@@ -36,7 +36,8 @@ class Block(nn.Module):
         q, k, v = (t.view(batch, length, self.num_heads, -1).transpose(1, 2) for t in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.ln2(x))))
+        out: Tensor = x + self.down(F.gelu(self.up(self.ln2(x))))
+        return out
 
 
 class Transformer(nn.Module):
@@ -52,7 +53,8 @@ class Transformer(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x)).mean()
+        out: Tensor = self.head(self.norm(x)).mean()
+        return out
 
 
 VARIANTS: list[tuple[str, dict[str, Any] | None, str]] = [

@@ -117,7 +117,7 @@ def unturned_rest(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
 def with_forward(path: str, forward: Callable[..., Any]) -> Callable[[nn.Module], None]:
     def edit(model: nn.Module) -> None:
         module = model.get_submodule(path)
-        module.forward = MethodType(forward, module)  # type: ignore[method-assign]
+        module.forward = MethodType(forward, module)
 
     return edit
 

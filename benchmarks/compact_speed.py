@@ -10,6 +10,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,7 +72,7 @@ def offline() -> list[list[str]]:
     return rows
 
 
-WAYS = {
+WAYS: dict[str, dict[str, Any] | None] = {
     "no capture": None,
     "full": {},
     "full, --compact": {"keep": Retention(compact=True)},
@@ -80,14 +81,12 @@ WAYS = {
 
 
 def step(
-    model: torch.nn.Module, tokens: torch.Tensor, options: dict[str, object] | None
+    model: torch.nn.Module, tokens: torch.Tensor, options: dict[str, Any] | None
 ) -> tuple[float, float]:
     """Wall seconds of the steps, and CPU seconds of this process until the archive is closed."""
     with torch.no_grad(), tempfile.TemporaryDirectory() as room, ExitStack() as capturing:
         if options is not None:
-            capturing.enter_context(
-                capture(model, Path(room, "d"), level="modules", **options)  # type: ignore[arg-type]
-            )
+            capturing.enter_context(capture(model, Path(room, "d"), level="modules", **options))
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(STEPS):
             model(tokens)

@@ -59,8 +59,8 @@ def count(subject: Subject, dtype: str, room: Path) -> Counts:
     for number, plant in enumerate(BENIGN.values()):
         target = dumped(subject, room / f"benign{number}", plant, dtype)
         counts.alarms_full += len(benign_alarms(compare(golden, target)))
-        small = compare(compacted(golden, room), compacted(target, room))
-        counts.alarms_compacted += len(benign_alarms(small))
+        outcome = compare(compacted(golden, room), compacted(target, room))
+        counts.alarms_compacted += len(benign_alarms(outcome))
     return counts
 
 

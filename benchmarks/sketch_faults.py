@@ -58,7 +58,8 @@ def moments_change(one: Summary, two: Summary) -> float:
     """The largest change of min, max, mean, std and L2, in units of golden's std."""
     names = ("min", "max", "mean", "std")
     changes = [abs(getattr(one, name) - getattr(two, name)) / one.std for name in names]
-    return max(*changes, abs(one.norm - two.norm) / one.norm)
+    largest: float = max(*changes, abs(one.norm - two.norm) / one.norm)
+    return largest
 
 
 def seen(change: float) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._dynamo.debug_utils import same_two_models
 from torch._dynamo.utils import same
+from torch._logging._internal import set_logs
 
 import dumpcmp
 from benchmarks.tables import Table
@@ -67,7 +68,7 @@ PAIRS = [
 
 
 def table() -> Table:
-    torch._logging.set_logs(dynamo=logging.CRITICAL)  # it logs each failure that we provoke
+    set_logs(dynamo=logging.CRITICAL)  # it logs each failure that we provoke
     rows = [(pair.name, *map(str, (forge(pair), dynamo(pair), ours(pair)))) for pair in PAIRS]
     rows += [(name, *says()) for name, says in SITUATIONS.items()]
     headings = ("trap", "tt-forge's rule", "same() or verify_correctness", "dumpcmp")
@@ -107,7 +108,7 @@ def _correlation(golden: torch.Tensor, target: torch.Tensor) -> float:
         return 0.0
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        least = np.ma.min(np.ma.corrcoef(a, b))
+        least = np.ma.min(np.ma.corrcoef(a, b))  # type: ignore[no-untyped-call]
     return 1.0 if least is np.ma.masked else float(least)
 
 
@@ -177,7 +178,7 @@ class SevenTimes(torch.autograd.Function):
 
 
 def seven_times(graph: Any, _: Any) -> Callable[..., Any]:
-    return lambda *args: tuple(SevenTimes.apply(value) for value in graph(*args))
+    return lambda *args: tuple(SevenTimes.apply(value) for value in graph(*args))  # type: ignore[no-untyped-call]
 
 
 def wrong_backward() -> tuple[str, str, str]:
@@ -189,10 +190,10 @@ def shared_grads() -> tuple[str, str, str]:
     model = nn.Linear(64, 2)
     model(X).sum().backward()
     expected = [parameter.grad for parameter in model.parameters()]
-    SevenTimes.apply(model(X)).sum().backward()
+    SevenTimes.apply(model(X)).sum().backward()  # type: ignore[no-untyped-call]
     actual = [parameter.grad for parameter in model.parameters()]
     wrong = copy.deepcopy(model)
-    wrong.register_forward_hook(lambda *called: SevenTimes.apply(called[-1]))
+    wrong.register_forward_hook(lambda *called: SevenTimes.apply(called[-1]))  # type: ignore[no-untyped-call]
     said = _said(model, wrong, RoundingChecker(), backward=True)
     return "–", _passes(same(expected, actual)), said
 
@@ -202,7 +203,10 @@ def random_model() -> tuple[str, str, str]:
     return "–", _compiling("eager", ours=False, model=noisy), _compiling("eager", True, noisy)
 
 
-def _compiling(backend: Any, ours: bool, model: Any = None) -> str:
+Model = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _compiling(backend: Any, ours: bool, model: Model | None = None) -> str:
     torch._dynamo.reset()
     model = model or nn.Linear(64, 2)
     plain = torch._dynamo.config.patch(verify_correctness=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.tables import Table
 from dumpcmp.archive.write.writer import ArchiveWriter
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import parse_layout, parse_mesh
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.value import DTYPES, Value
@@ -74,7 +74,7 @@ def write(path: Path, held: list[list[tuple[str, Value]]]) -> None:
     for rank, mine in enumerate(held):
         with ArchiveWriter(path, rank=rank, world_size=len(held)) as out:
             for n, (layout, value) in enumerate(mine):
-                call = Call("Model", 0, f"layers.{n}", 0, n)
+                call = Call("Model", 0, Op(f"layers.{n}"), 0, n)
                 out.call(call)
                 key = Key("Model", 0, call.op, 0, "output.0")
                 record = Record(key, n, "float32", value.shape, rank=rank, layout=layout)

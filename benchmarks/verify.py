@@ -35,7 +35,8 @@ def llama() -> nn.Module:
         vocab_size=1024, hidden_size=256, intermediate_size=688, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=256,
     )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model
 
 
 def gpt2() -> nn.Module:
@@ -43,7 +44,8 @@ def gpt2() -> nn.Module:
         vocab_size=1024, n_positions=256, n_embd=256, n_layer=2, n_head=4,
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
+    model: nn.Module = transformers.GPT2LMHeadModel(config)
+    return model
 
 
 MODELS = {
@@ -116,7 +118,7 @@ def explained(model: nn.Module, place: str) -> list[str]:
     """Whether a fault in one layer is caught, and what explain calls it."""
     wrong = copy.deepcopy(model)
     with torch.no_grad():
-        wrong.get_submodule(place).weight.mul_(1.01)
+        wrong.get_parameter(f"{place}.weight").mul_(1.01)
     target = torch.compile(wrong)
     said = checked(model, target, VerifyConfig())[-1]
     op = explain(inputs_of(model), model, target).op
@@ -127,8 +129,13 @@ def costs(model: nn.Module, compiled: Any, backward: bool) -> list[str]:
     """CPU time of verify over that of both models, without and with the reference."""
     plain = VerifyConfig(backward=backward)
     wide = VerifyConfig(backward=backward, reference="float64")
+
+    def both() -> None:
+        once(model, backward)
+        once(compiled, backward)
+
     runs: list[Callable[[], Any]] = [
-        lambda: (once(model, backward), once(compiled, backward)),
+        both,
         lambda: verify(inputs_of(model), model, compiled, plain),
         lambda: verify(inputs_of(model), model, compiled, wide),
     ]

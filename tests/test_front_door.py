@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import TypeGuard
 
 import dumpcmp
 
@@ -20,7 +21,7 @@ def imported_for_types() -> dict[str, str]:
     return {name.name: str(node.module) for node in imports for name in node.names}
 
 
-def _is_type_checking(node: ast.stmt) -> bool:
+def _is_type_checking(node: ast.stmt) -> TypeGuard[ast.If]:
     return (
         isinstance(node, ast.If)
         and isinstance(node.test, ast.Name)

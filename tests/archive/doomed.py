@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -45,4 +46,5 @@ def main(path: str, log: str, ring: Memory) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    path, log, ring = sys.argv[1:]
+    main(path, log, cast(Memory, ring))

@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dumpcmp.archive import encoder
 from dumpcmp.archive.schema import ROW_TYPE
@@ -96,7 +97,7 @@ def test_h5dump_reads_a_whole_part_without_complaint(every_dtype: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-ALL_CODES = {
+ALL_CODES: dict[str, NDArray[Any]] = {
     "bfloat16": np.arange(65_536, dtype=np.uint16),
     "float8_e5m2": np.arange(256, dtype=np.uint8),
     "float8_e4m3fn": np.arange(256, dtype=np.uint8),
@@ -113,7 +114,7 @@ def test_every_code_of_a_short_float_shows_its_number(tmp_path: Path, name: str)
         shown = file["layers.0#0/output.0"][()].astype(np.float32)
     numbers = widen(codes, DTYPES[name]).astype(np.float32)
     # HDF5 has no float type without infinities: e4m3fn's largest binade, |x| >= 256, shows as such.
-    fair = np.abs(numbers) < 256 if name == "float8_e4m3fn" else np.ones(codes.shape, bool)
+    fair = np.abs(numbers) < 256 if name == "float8_e4m3fn" else np.ones(codes.shape, np.bool_)
     np.testing.assert_array_equal(shown[fair], numbers[fair])
 
 

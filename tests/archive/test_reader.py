@@ -15,7 +15,7 @@ from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.record import Call, Phase
 from tests.archive.values import SMALL_NUMBERS, Dense, key, loaded, parts, put, record
 
@@ -89,7 +89,7 @@ def test_a_live_archive_can_be_read_and_says_that_it_is(tmp_path: Path) -> None:
     assert {name.op for name in Archive(tmp_path / "d")} == {"early", "late"}
 
 
-CALL = Call("Model", 0, "layers.0/linear", 0, 1, "torch.f", "m.py:3", Phase.BACKWARD, '["x"]',
+CALL = Call("Model", 0, Op("layers.0/linear"), 0, 1, "torch.f", "m.py:3", Phase.BACKWARD, '["x"]',
             ("a#0",), "triton")  # fmt: skip
 
 
@@ -128,7 +128,9 @@ def _compress(file: h5py.File, **options: object) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"deflate": 6}])
-def test_a_part_rewritten_by_hdf5_is_read_by_its_groups(tmp_path: Path, options: dict) -> None:
+def test_a_part_rewritten_by_hdf5_is_read_by_its_groups(
+    tmp_path: Path, options: dict[str, int]
+) -> None:
     with ArchiveWriter(tmp_path / "d") as sink:
         sink.call(CALL)
         for order, (name, bits) in enumerate(SMALL_NUMBERS.items()):
@@ -140,12 +142,12 @@ def test_a_part_rewritten_by_hdf5_is_read_by_its_groups(tmp_path: Path, options:
     rewritten(parts(tmp_path)[0], **options)
     after = Archive(tmp_path / "d")
     assert {name: loaded(after, name).tobytes() for name in after} == wanted
-    for name, was in told.items():
-        found = after[name]
+    for where, was in told.items():
+        found = after[where]
         assert (found.dtype, found.shape, found.stride, found.digest) == (
             was.dtype, was.shape, was.stride, was.digest,
         )  # fmt: skip
-    assert after.calls["Model", 0, "layers.0/linear", 0] == CALL
+    assert after.calls[key("layers.0/linear").site] == CALL
     assert audit(tmp_path / "d").sound
 
 
@@ -210,7 +212,7 @@ def test_a_part_that_plain_h5py_wrote_is_read(tmp_path: Path) -> None:
     first = key("layers.0/linear", "input.0", call=1)
     assert found.same_as == first or archive[first].same_as == found.key
     np.testing.assert_array_equal(loaded(archive, found.key), np.arange(6.0).reshape(2, 3))
-    assert archive.calls["Model", 0, "layers.0/linear", 1].target == "f"
+    assert archive.calls[found.key.site].target == "f"
 
 
 def test_directories_that_are_no_steps_are_let_alone(archive: Archive) -> None:

@@ -17,12 +17,14 @@ import pytest
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.paths import HEADER_NBYTES
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write import ring as rings
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.ring import Memory
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
+from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call, Kept, Record, Stored
 from tests.archive.values import Dense, key, loaded, parts, put, record
 
@@ -275,7 +277,7 @@ def test_the_ring_takes_what_shared_memory_allows_and_leaves_nothing(tmp_path: P
     sink = ArchiveWriter(tmp_path / "d")
     told = json.loads((sink.path / "run.json").read_text())["writer"]
     ring = Path("/dev/shm", told["ring"])
-    assert ring.stat().st_size == len(sink._ring.room) + rings.HEADER_NBYTES
+    assert ring.stat().st_size == len(sink._ring.room) + HEADER_NBYTES
     sink.close()
     assert not ring.exists()
     with ArchiveWriter(tmp_path / "e", memory="file") as sink:
@@ -288,7 +290,7 @@ def test_what_stands_for_a_value_keeps_its_numbers_beside_it(tmp_path: Path) -> 
     stored = Stored("float64", (4,), (("min", -1.5), ("count", 7), ("note", "é")))
     told = Record(key(), 0, "bfloat16", (1000, 1000), kept=Kept.SUMMARY, stored=stored)
     with ArchiveWriter(tmp_path / "d") as sink:
-        sink.call(Call("Model", 0, "layers.0", 0, 0))
+        sink.call(Call("Model", 0, Op("layers.0"), 0, 0))
         sink.put(told, Dense(sketch))
     archive = Archive(tmp_path / "d")
     found = archive[key()]
@@ -316,7 +318,7 @@ class Digested(Dense):
 @pytest.mark.parametrize("true", [True, False])
 def test_a_digest_that_comes_with_a_value_is_taken_over(tmp_path: Path, true: bool) -> None:
     source = Digested(np.arange(9.0))
-    source.digest = xxh3_128_hexdigest(source.bits) if true else "f" * 32
+    source.digest = xxh3_128_hexdigest(source.bits.data) if true else "f" * 32
     with ArchiveWriter(tmp_path / "d") as sink:
         sink.put(record(key(), np.arange(9.0)), source)
     assert Archive(tmp_path / "d")[key()].digest == source.digest

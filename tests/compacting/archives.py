@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.dumping.retention import Budgeted
 from dumpcmp.nouns.key import Key, Op
-from dumpcmp.nouns.record import Call, Record
+from dumpcmp.nouns.record import Call, Record, Sink
 from dumpcmp.nouns.value import DTYPES
 
 
@@ -34,7 +36,7 @@ def write_archive(
             put_step(sink, step, shape, seed)
 
 
-def put_step(sink: ArchiveWriter, step: int, shape: tuple[int, ...], seed: int) -> None:
+def put_step(sink: ArchiveWriter | Budgeted, step: int, shape: tuple[int, ...], seed: int) -> None:
     rng = np.random.default_rng(seed + step)
     before: Key | None = None
     for order, op in enumerate(OPS):
@@ -49,9 +51,7 @@ def put_step(sink: ArchiveWriter, step: int, shape: tuple[int, ...], seed: int) 
     sink.finish_step("Model", step)
 
 
-def put(
-    sink: ArchiveWriter, key: Key, order: int, bits: np.ndarray, dtype: str = "float32"
-) -> None:
+def put(sink: Sink, key: Key, order: int, bits: NDArray[Any], dtype: str = "float32") -> None:
     assert bits.dtype == DTYPES[dtype].storage
     stride = tuple(s // bits.itemsize for s in np.ascontiguousarray(bits).strides)
     sink.put(Record(key, order, dtype, bits.shape, stride), Numbers(bits))

@@ -32,7 +32,8 @@ class ResNet(nn.Module):
         self.head = nn.Linear(12, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.flatten(self.pool(self.blocks(self.stem(x))), 1))
+        out: torch.Tensor = self.head(torch.flatten(self.pool(self.blocks(self.stem(x))), 1))
+        return out
 
 
 _SIZES = {
@@ -56,18 +57,21 @@ def hugging_face(name: str) -> nn.Module:
     shallow = {"num_layers": 2, "num_heads": 4, "d_model": 32, "d_ff": 48, "d_kv": 8}
     wide = {"n_layer": 2, "n_head": 4, "n_embd": 32, "n_positions": 64}
     few = {k: sizes[k] for k in ("vocab_size", "bos_token_id", "eos_token_id", "use_cache")}
+    model: nn.Module
     match name:
         case "llama":
-            return hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)).eval()
+            model = hf.LlamaForCausalLM(hf.LlamaConfig(**sizes))
         case "qwen2":
-            return hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes)).eval()
+            model = hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes))
         case "bert":
-            return hf.BertModel(hf.BertConfig(**_SIZES)).eval()
+            model = hf.BertModel(hf.BertConfig(**_SIZES))
         case "gpt2":
-            return hf.GPT2LMHeadModel(hf.GPT2Config(**few, **wide)).eval()
+            model = hf.GPT2LMHeadModel(hf.GPT2Config(**few, **wide))
         case "t5":
-            return hf.T5EncoderModel(hf.T5Config(**few, **shallow)).eval()
-    raise ValueError(name)
+            model = hf.T5EncoderModel(hf.T5Config(**few, **shallow))
+        case _:
+            raise ValueError(name)
+    return model.eval()
 
 
 def exported(name: str) -> torch.export.ExportedProgram:

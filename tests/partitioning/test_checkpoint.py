@@ -28,7 +28,7 @@ CLASSES = {
 @pytest.fixture
 def ir(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The classes that such a file names, for as long as it is being written."""
-    made = {}
+    made: dict[str, Any] = {}
     parents = {home.rsplit(".", i)[0] for home in CLASSES for i in (1, 2, 3)}
     for parent in sorted(parents):
         monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
@@ -39,14 +39,14 @@ def ir(monkeypatch: pytest.MonkeyPatch) -> Any:
         for name in names:
             made[name] = type(name, (), {"__module__": home, "__qualname__": name})
             setattr(module, name, made[name])
-    reduce_type = enum.Enum("ReduceType", {"Dim": "", "Sum": "+", "Freeze": "^"})
-    reduce_type.__module__, reduce_type.__qualname__ = DIMOPS, "DimAnno.ReduceType"
-    made["DimAnno"].ReduceType = reduce_type
-    made["ReduceType"] = reduce_type
+    ReduceType = enum.Enum("ReduceType", {"Dim": "", "Sum": "+", "Freeze": "^"})
+    ReduceType.__module__, ReduceType.__qualname__ = DIMOPS, "DimAnno.ReduceType"
+    made["DimAnno"].ReduceType = ReduceType
+    made["ReduceType"] = ReduceType
     return types.SimpleNamespace(**made)
 
 
-def build(cls, **state: Any) -> Any:
+def build(cls: type[Any], **state: Any) -> Any:
     thing = cls()
     thing.__dict__.update(state)
     return thing

@@ -59,7 +59,8 @@ class Odd(nn.Module):
     """Has an op that no table knows, a random one, and one that is in order."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.inv(torch.nn.functional.dropout(x, 0.5, True) + 9 * torch.eye(4))
+        out: torch.Tensor = torch.linalg.inv(nn.functional.dropout(x, 0.5, True) + 9 * torch.eye(4))
+        return out
 
 
 def test_what_is_not_known_is_skipped_and_what_is_random_is_inconclusive(tmp_path: Path) -> None:
@@ -93,7 +94,8 @@ def test_a_second_run_skips_what_passed(resnet: Any, tmp_path: Path) -> None:
 def test_what_passed_under_another_annotation_is_run_again(tmp_path: Path) -> None:
     class Scaled(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.special.i0(x)
+            out: torch.Tensor = torch.special.i0(x)
+            return out
 
     program = torch.export.export(Scaled(), (torch.randn(4, 6),))
     (op,) = {row.op for row in verify_graph(program, tmp_path).rows}  # no annotation: skipped

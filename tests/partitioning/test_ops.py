@@ -140,8 +140,8 @@ def test_a_part_that_raises_fails() -> None:
     given = config(
         "torch.Tensor.unfold", (4, 6), 0, 3, 1, options=[(0, 0)], anno="a b, ?, ?, ? -> a b 3"
     )
-    row = check_partition_options(given).rows
-    assert row[-1].verdict in (Verdict.FAIL, Verdict.ERROR)
+    row = check_partition_options(given).rows[-1]
+    assert row.verdict in (Verdict.FAIL, Verdict.ERROR)
 
 
 @pytest.mark.parametrize("call", [verify_partition_options, check_partition_options])

@@ -22,7 +22,8 @@ class SharedModule(nn.Module):
         self.act, self.again = act, act
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.again(self.second(self.act(self.first(x))))
+        out: Tensor = self.again(self.second(self.act(self.first(x))))
+        return out
 
 
 class InplaceRelu(nn.Module):
@@ -34,7 +35,7 @@ class InplaceRelu(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.relu(self.conv(x)) * 2
+        y: Tensor = self.relu(self.conv(x)) * 2
         y += 1
         return y
 
@@ -47,7 +48,8 @@ class KeywordOnly(nn.Module):
         self.proj = nn.Linear(4, 4)
 
     def forward(self, *, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.proj(hidden).masked_fill(mask, 0.0)
+        out: Tensor = self.proj(hidden).masked_fill(mask, 0.0)
+        return out
 
 
 class DictOutput(nn.Module):
@@ -104,7 +106,8 @@ class TiedWeights(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.embed(tokens))
+        out: Tensor = self.head(self.embed(tokens))
+        return out
 
 
 class Checkpointed(nn.Module):
@@ -142,7 +145,8 @@ class CalledTwice(nn.Module):
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(1 - self.layer(x))
+        out: Tensor = self.layer(1 - self.layer(x))
+        return out
 
 
 class Tagged(Tensor):
@@ -150,7 +154,7 @@ class Tagged(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 class Subclassed(nn.Module):
@@ -161,7 +165,8 @@ class Subclassed(nn.Module):
         self.proj = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x.as_subclass(Tagged) + 1).as_subclass(Tensor)
+        out: Tensor = self.proj(x.as_subclass(Tagged) + 1).as_subclass(Tensor)
+        return out
 
 
 class Broken(nn.Module):
@@ -186,7 +191,7 @@ class BrokenBlock(nn.Module):
         self.proj = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.proj(x).sigmoid()
+        y: Tensor = self.proj(x).sigmoid()
         torch._dynamo.graph_break()
         return y * x
 
@@ -199,7 +204,7 @@ class DynamicBatch(nn.Module):
         self.proj = nn.Linear(4, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.proj(x).view(x.shape[0], 2, 3)
+        y: Tensor = self.proj(x).view(x.shape[0], 2, 3)
         return y.transpose(1, 2).reshape(x.shape[0] * 3, 2)
 
 
@@ -211,7 +216,8 @@ class Dropped(nn.Module):
         self.proj, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.proj(x)) + torch.rand_like(x)
+        out: Tensor = self.drop(self.proj(x)) + torch.rand_like(x)
+        return out
 
 
 class Strided(nn.Module):
@@ -222,7 +228,7 @@ class Strided(nn.Module):
         self.proj = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.proj(x.T[1:, :])
+        y: Tensor = self.proj(x.T[1:, :])
         y = y.clone()
         y[:, 0] = 0.0
         return y.mT @ y

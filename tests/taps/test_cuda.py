@@ -74,10 +74,10 @@ def test_several_streams(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             outs, here = [], torch.cuda.current_stream()
             for i in range(4):
-                side = torch.cuda.Stream()
+                side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
                 side.wait_stream(here)
                 with torch.cuda.stream(side):
-                    torch.cuda._sleep(2_000_000)
+                    torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]
                     outs.append(x * (i + 1))
                 here.wait_stream(side)
             return torch.stack(outs).sum(0)
@@ -109,13 +109,15 @@ def test_a_capture_changes_nothing(mode: str, dtype: torch.dtype, tmp_path: Path
 
 
 def test_gradients_and_random_states(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU(inplace=True)).cuda()
+    first = nn.Linear(8, 8)
+    model = nn.Sequential(first, nn.Dropout(0.5), nn.ReLU(inplace=True)).cuda()
     x = torch.randn(4, 8, device="cuda")
     with dumpcmp.capture(model, tmp_path / "d1", backward=True):
         model(x).square().sum().backward()
     archive = Archive(tmp_path / "d1")
     grad = numbers(archive, "Sequential", 0, "0", 0, "grad.weight")
-    assert np.array_equal(grad, model[0].weight.grad.cpu().numpy())
+    assert first.weight.grad is not None
+    assert np.array_equal(grad, first.weight.grad.cpu().numpy())
     state = numbers(archive, "Sequential", 0, "1/dropout", 0, "rng.cuda")
     torch.cuda.set_rng_state(torch.from_numpy(state.copy()))
     hidden = numbers(archive, "Sequential", 0, "1/dropout", 0, "input.0")

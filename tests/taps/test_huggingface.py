@@ -24,7 +24,8 @@ def llama() -> nn.Module:
         vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
     )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model
 
 
 def gpt2() -> nn.Module:
@@ -32,7 +33,8 @@ def gpt2() -> nn.Module:
         vocab_size=128, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0,
         eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
+    model: nn.Module = transformers.GPT2LMHeadModel(config)
+    return model
 
 
 def train(model: nn.Module) -> list[torch.Tensor]:
@@ -46,7 +48,11 @@ def generate(model: nn.Module) -> list[torch.Tensor]:
     return [model.generate(TOKENS, **options)]  # type: ignore[operator]
 
 
-def seen(mode: type[ModuleCapture], build: Callable[[], nn.Module], run: Callable) -> MemorySink:
+Build = Callable[[], nn.Module]
+Use = Callable[[nn.Module], list[torch.Tensor]]
+
+
+def seen(mode: type[ModuleCapture], build: Build, run: Use) -> MemorySink:
     torch.manual_seed(0)
     model = build()
     torch.manual_seed(0)
@@ -68,7 +74,7 @@ NAMES = ["llama train", "gpt2 train", "llama generate", "gpt2 generate"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build, run, share", SHARES, ids=NAMES)
-def test_eager_and_fx_agree(build: Callable[[], nn.Module], run: Callable, share: float) -> None:
+def test_eager_and_fx_agree(build: Build, run: Use, share: float) -> None:
     eager, fx = seen(ModuleCapture, build, run), seen(GraphCapture, build, run)
     assert len(ops(eager)) > 100
     assert len(ops(eager) & ops(fx)) >= share * len(ops(eager) | ops(fx))

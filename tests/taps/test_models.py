@@ -39,7 +39,9 @@ def exercise(model: nn.Module, case: Case, backward: bool) -> list[Tensor]:
         seen += outputs
         leaves = [t for t in outputs if t.requires_grad]
         if backward and leaves:
-            sum((t * t).sum() for t in leaves).backward()
+            loss = sum((t * t).sum() for t in leaves)
+            assert isinstance(loss, Tensor)
+            loss.backward()  # type: ignore[no-untyped-call]
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     inputs = [a for args, kwargs in case.calls for a in (*args, *kwargs.values())]
     grads += [a.grad.clone() for a in inputs if getattr(a, "grad", None) is not None]

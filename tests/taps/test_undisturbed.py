@@ -17,7 +17,7 @@ from torch.nn.modules import module as nn_module
 import dumpcmp
 from dumpcmp import Archive, demo
 from dumpcmp.nouns.errors import CaptureError
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.selection import make_tap
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.recorder import Recorder
@@ -47,7 +47,7 @@ class Fragile(nn.Module):
         self.inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
 
     def forward(self, x: Tensor, fail: bool = False) -> Tensor:
-        y = self.inner(x)
+        y: Tensor = self.inner(x)
         if fail:
             raise KeyError("mine")
         return y * 2
@@ -103,9 +103,9 @@ def test_autocast_is_recorded_with_the_call(tmp_path: Path) -> None:
         with dumpcmp.capture(model, tmp_path / "d1"):
             assert torch.equal(model(torch.ones(2, 4)), plain)
     archive = Archive(tmp_path / "d1")
-    call = archive.calls["Linear", 0, "<root>/linear", 0]
-    assert '"autocast":{"cpu":"bfloat16"}' in call.arguments
-    assert archive[Key("Linear", 0, "<root>/linear", 0, "output.0")].dtype == "bfloat16"
+    output = Key("Linear", 0, "<root>/linear", 0, "output.0")
+    assert '"autocast":{"cpu":"bfloat16"}' in archive.calls[output.site].arguments
+    assert archive[output].dtype == "bfloat16"
 
 
 def test_threads_do_not_mix(tmp_path: Path) -> None:
@@ -196,10 +196,13 @@ def test_programs_that_compile_under_a_capture(tmp_path: Path) -> None:
 
 
 def test_saving_costs_nothing_without_a_capture() -> None:
+    def saving(x: Tensor) -> Tensor:
+        dumpcmp.save("n", x)
+        return x + 1
+
     dumpcmp.save("nothing", torch.ones(1))
-    assert torch.compile(lambda x: dumpcmp.save("n", x) or x + 1, fullgraph=True, backend="eager")(
-        torch.ones(1)
-    ).equal(torch.tensor([2.0]))
+    compiled = torch.compile(saving, fullgraph=True, backend="eager")
+    assert compiled(torch.ones(1)).equal(torch.tensor([2.0]))
 
 
 def test_a_notebook_cell_that_defines_its_model(tmp_path: Path) -> None:
@@ -213,7 +216,7 @@ def test_a_notebook_cell_that_defines_its_model(tmp_path: Path) -> None:
         "    y = Cell()(torch.ones(2))\n"
     )
     exec(compile(cell, "<ipython-input-1>", "exec"), {"path": tmp_path / "d1"})
-    call = Archive(tmp_path / "d1").calls["Cell", 0, "<root>/sin", 0]
+    call = Archive(tmp_path / "d1").calls[Site("Cell", 0, Op("<root>/sin"), 0)]
     assert call.source == "<ipython-input-1>:4"
 
 

@@ -30,7 +30,8 @@ def faithful(graph: fx.GraphModule, examples: Sequence[Any]) -> Compiled:
 
 
 def traced(graph: fx.GraphModule, examples: Sequence[Any]) -> Compiled:
-    return torch.jit.trace(graph, tuple(examples))
+    compiled: Compiled = torch.jit.trace(graph, tuple(examples))  # type: ignore[no-untyped-call]
+    return compiled
 
 
 def adding_for_multiplying(graph: fx.GraphModule, examples: Sequence[Any]) -> Compiled:
@@ -75,7 +76,7 @@ class SevenTimesBack(torch.autograd.Function):
 
 def wrong_backward(graph: fx.GraphModule, examples: Sequence[Any]) -> Compiled:
     """Right forward, wrong backward: what forward checks cannot see."""
-    return lambda *args: tuple(SevenTimesBack.apply(value) for value in graph.forward(*args))
+    return lambda *args: tuple(SevenTimesBack.apply(value) for value in graph.forward(*args))  # type: ignore[no-untyped-call]
 
 
 def toy(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -226,7 +227,7 @@ def test_dynamic_sizes_are_checked_as_numbers() -> None:
     assert len(backend.reports) == 1  # type: ignore[attr-defined]
 
 
-LACKING = {
+LACKING: dict[str, tuple[str, Callable[[], object]]] = {
     "fallback_random": ("torch._inductor.config", lambda: dumpcmp.verify([A, B], toy, toy)),
     "tracing": ("torch._guards", lambda: dumpcmp.verifying_backend("eager")),
     "WrapperBackend": (

@@ -59,11 +59,18 @@ def test_nothing_is_blamed_where_nothing_differs() -> None:
     assert repr(explanation).startswith("no op diverges")
 
 
+Grads = tuple[torch.Tensor, ...] | torch.Tensor
+
+
+def enlarged(_: nn.Module, given: Grads, taken: Grads) -> tuple[torch.Tensor]:
+    return (given[0] * 1.5,)
+
+
 def test_a_fault_in_the_backward_is_named() -> None:
     model, inputs = build()
     wrong = copy.deepcopy(model)
-    place = wrong.layers[1].mlp.up_proj
-    place.register_full_backward_hook(lambda _, given, taken: (given[0] * 1.5,))
+    place = wrong.get_submodule("layers.1.mlp.up_proj")
+    place.register_full_backward_hook(enlarged)
     explanation = explain(inputs, model, wrong, backward=True)
     row = explanation.first_divergence
     assert row is not None

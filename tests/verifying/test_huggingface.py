@@ -29,7 +29,8 @@ def llama() -> nn.Module:
         vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
     )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model
 
 
 def gpt2() -> nn.Module:
@@ -37,7 +38,8 @@ def gpt2() -> nn.Module:
         vocab_size=128, n_positions=64, n_embd=64, n_layer=2, n_head=4,
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
+    model: nn.Module = transformers.GPT2LMHeadModel(config)
+    return model
 
 
 def made(build: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
@@ -78,7 +80,7 @@ def without_a_head(module: nn.Module) -> None:
     module.register_forward_pre_hook(lambda _, args: (args[0] * (torch.arange(64) >= 16),))
 
 
-FAULTS = {
+FAULTS: dict[str, tuple[Callable[[], nn.Module], str, Callable[[nn.Module], None]]] = {
     "a scaled projection": (llama, "model.layers.1.mlp.up_proj", lambda m: scaled(m, 1.01)),
     "a dropped head": (llama, "model.layers.0.self_attn.o_proj", without_a_head),
     "a scaled output": (gpt2, "transformer.h.1.mlp.c_proj", lambda m: scaled(m, 1.01)),

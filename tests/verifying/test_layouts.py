@@ -54,7 +54,8 @@ class TwoConvs(nn.Module):
         x = self.conv1(x)
         if self.breaks:
             torch._dynamo.graph_break()
-        return self.conv2(x)
+        out: torch.Tensor = self.conv2(x)
+        return out
 
 
 class ThreeConvs(nn.Module):
@@ -71,7 +72,8 @@ class ThreeConvs(nn.Module):
         x = self.depthwise(self.patches(x))
         if self.breaks:
             torch._dynamo.graph_break()
-        return self.pointwise(x)
+        out: torch.Tensor = self.pointwise(x)
+        return out
 
 
 LARGE = {TwoConvs: 256, ThreeConvs: 544}  # more than the megabyte of DDP's first bucket
@@ -108,7 +110,7 @@ def test_a_backward_seven_times_too_large_is_caught(compiled: Any, gloo: None) -
     """The two sides never share a `.grad`, so neither is compared with itself."""
 
     def seven_times(graph: Any, examples: Any) -> Callable[..., Any]:
-        return lambda *args: tuple(SevenTimes.apply(value) for value in graph(*args))
+        return lambda *args: tuple(SevenTimes.apply(value) for value in graph(*args))  # type: ignore[no-untyped-call]
 
     model = TwoConvs(breaks=False)
     verify([image()], model, compiled(model, seven_times), INFER)
@@ -173,7 +175,9 @@ def mutate_base(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("function", [mutate_view, mutate_base])
-def test_mutation_reaches_base_and_view(function: Any, backend: str) -> None:
+def test_mutation_reaches_base_and_view(
+    function: Callable[[torch.Tensor], torch.Tensor | None], backend: str
+) -> None:
     x = torch.ones(2, 3)
     compiled = torch.compile(function, backend=backend)
     report = verify([x], function, compiled, EXACT)
@@ -221,7 +225,7 @@ def test_dynamic_shapes_with_backward() -> None:
         report = verify([a, b], lambda a, b: a.sin() + b.cos(), compiled, config)
         assert [row.key.slot for row in report.rows] == ["output.0", "grad_input.0"]
         compiled(a, b).sum().backward()
-        assert torch.allclose(a.grad, a.detach().cos())
+        assert a.grad is not None and torch.allclose(a.grad, a.detach().cos())
     assert len(backend.reports) == 1  # type: ignore[attr-defined]
 
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from dumpcmp import (
     VerifyConfig,
     verify,
 )
+from dumpcmp.judge.conditions import Checker
 from dumpcmp.nouns.errors import CheckError, VerificationWarning
 from dumpcmp.verifying import report_on
 
@@ -72,7 +73,7 @@ FLIPPED = X > 0
 FLIPPED[0, 0] = True
 AUTO, FULL, CLOSE = AutomaticValueChecker, FullValueChecker, AllCloseValueChecker
 
-CHECKERS = {
+CHECKERS: dict[str, tuple[torch.Tensor, torch.Tensor, Checker | Sequence[Checker], str]] = {
     "equal": (X, X, AUTO(), "PASS"),
     "noise is correlated": (X, X + NOISE, AUTO(), "PASS"),
     "noise is not close": (X, X + NOISE, FULL(), "FAIL"),
@@ -284,7 +285,8 @@ def test_a_report_answers_by_the_words_of_every_answer() -> None:
 
 def test_a_config_of_partitions_is_refused_by_name() -> None:
     with pytest.raises(CheckError, match="PartitionConfig") as caught:
-        verify([X], giving(X), giving(X), PartitionConfig("torch.neg", [TensorInfo("shape", (2,))]))
+        config = PartitionConfig("torch.neg", [TensorInfo("shape", (2,))])
+        verify([X], giving(X), giving(X), config)  # type: ignore[arg-type]
     assert "VerifyConfig" in caught.value.hint
     assert "verify_partition_options" in caught.value.hint
 
@@ -307,14 +309,14 @@ def test_what_the_target_raises_is_its_difference() -> None:
         verify([X], broken, giving(X))
 
 
-WRONG_USES = {
+WRONG_USES: dict[str, tuple[Callable[[], object], type[Exception]]] = {
     "no inputs": (lambda: verify([], Add(), Add()), ValueError),
-    "no model": (lambda: verify([X], X, Add()), TypeError),
-    "models first": (lambda: verify(Add(), [X], Add()), TypeError),
+    "no model": (lambda: verify([X], X, Add()), TypeError),  # type: ignore[arg-type]
+    "models first": (lambda: verify(Add(), [X], Add()), TypeError),  # type: ignore[arg-type]
     "a number": (lambda: verify(3, Add(), Add()), CheckError),
     "no gradient": (lambda: verify([X], giving(X), giving(X), VerifyConfig(backward=True)),
                     CheckError),
-    "unknown reference": (lambda: VerifyConfig(reference="float32"), CheckError),
+    "unknown reference": (lambda: VerifyConfig(reference="float32"), CheckError),  # type: ignore[arg-type]
     "no checker": (lambda: VerifyConfig(value_checker=()), CheckError),
 }  # fmt: skip
 
@@ -331,6 +333,8 @@ def test_wrong_use_is_refused(case: str) -> None:
 
 class Net(nn.Module):
     """Two outputs of which one is not differentiable, a buffer, an unused parameter."""
+
+    seen: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -364,7 +368,7 @@ class WrongBackward(Net):
 
     def forward(self, x: torch.Tensor) -> Any:
         outputs = list(super().forward(x))
-        outputs[self.which] = Scaled.apply(outputs[self.which], self.factor)
+        outputs[self.which] = Scaled.apply(outputs[self.which], self.factor)  # type: ignore[no-untyped-call]
         return tuple(outputs)
 
 
@@ -402,7 +406,10 @@ def test_a_missing_gradient_is_a_difference_and_a_zero_one_is_not() -> None:
     wrong.load_state_dict(net.state_dict())
     with pytest.raises(VerificationError, match=r"grad\.linear"):
         verify([X], net, wrong, BACKWARD)
-    first = lambda module: lambda x: module(x)[0]  # noqa: E731
+
+    def first(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: module(x)[0]
+
     report = verify([X], first(net), first(wrong), BACKWARD)
     (unused,) = (row for row in report.rows if row.key.slot == "grad.unused")
     assert "zero in the target" in unused.judgement.reason
@@ -450,12 +457,13 @@ def test_the_gradient_of_a_bias_before_a_norm_is_noise() -> None:
     """Its true value is zero; what either side computes is the rounding of what cancels."""
     golden = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 8))
     noise = 1e-7 * torch.randn(8, generator=torch.Generator().manual_seed(1))
-    golden[0].bias.register_hook(lambda grad: noise)  # a function runs the module itself, hooked
+    bias = golden.get_parameter("0.bias")  # a function runs the module itself, hooked
+    bias.register_hook(lambda grad: noise)  # type: ignore[no-untyped-call]
     target = lambda x: golden(x)  # noqa: E731
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(2))
     report = verify([x], golden, target, VerifyConfig(backward=True))
-    (bias,) = (row for row in report.rows if row.key.slot == "grad.0.bias")
-    assert "rounding noise" in bias.judgement.reason
+    (row,) = (row for row in report.rows if row.key.slot == "grad.0.bias")
+    assert "rounding noise" in row.judgement.reason
     with pytest.raises(VerificationError, match=r"grad\.0\.bias"):
         verify([x], golden, target, VerifyConfig(backward=True, noise=0.0))
 

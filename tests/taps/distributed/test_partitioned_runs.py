@@ -10,7 +10,7 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing import compare
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.record import Kept
-from dumpcmp.nouns.row import Verdict
+from dumpcmp.nouns.row import Row, Verdict
 
 LAYOUTS = """
 mesh: tp=2
@@ -63,6 +63,11 @@ def found(goldens: Path, request: pytest.FixtureRequest) -> Any:
     return find
 
 
+def _by_place(outcome: Outcome) -> dict[tuple[str, str], Row]:
+    """The rows by op and slot."""
+    return {(row.key.op, row.key.slot): row for row in outcome.rows}
+
+
 def _paired(outcome: Outcome) -> float:
     return sum(row.paired_by != "" for row in outcome.rows) / len(outcome.rows)
 
@@ -92,7 +97,7 @@ def test_nothing_passes_unseen(found: Any) -> None:
 
 def test_solved_layouts_are_said_to_be_solved(found: Any) -> None:
     outcome = compare(found("golden-fused"), found("megatron-2"))
-    said = {(row.key.op, row.key.slot): row.layout for row in outcome.rows}
+    said = {where: row.layout for where, row in _by_place(outcome).items()}
     assert "solved" in said["layers.0.attn.qkv", "output.0"]
     assert "[ranks:interleaved]" in said["layers.0.attn.qkv", "param.weight"]
     assert "[ranks:partial]" in said["layers.0.mlp.down/linear", "output.0"]
@@ -100,10 +105,12 @@ def test_solved_layouts_are_said_to_be_solved(found: Any) -> None:
 
 def test_dtensor_layouts_are_recorded_and_not_solved(found: Any) -> None:
     outcome = compare(found("golden-plain"), found("fsdp-tp-4"))
-    rows = {(row.key.op, row.key.slot): row for row in outcome.rows}
+    rows = _by_place(outcome)
     for op in ("embed", "layers.0.attn.q", "layers.0.mlp.up"):
         assert rows[op, "grad.weight"].layout == "layout 'd0[tp,dp] d1'"
-    records = Archive(found("fsdp-tp-4")).shards(rows["head", "grad.weight"].target_key)
+    key = rows["head", "grad.weight"].target_key
+    assert key is not None
+    records = Archive(found("fsdp-tp-4")).shards(key)
     assert sorted(record.shape[0] for record in records) == [16, 16, 16, 17]  # 65 over four
 
 
@@ -111,9 +118,9 @@ def test_layouts_can_be_declared_in_a_file(found: Any, tmp_path: Path) -> None:
     path = tmp_path / "layouts.yaml"
     path.write_text(LAYOUTS)
     outcome = compare(found("golden-fused"), found("megatron-2"), layouts=str(path))
-    said = {(row.key.op, row.key.slot): row.layout for row in outcome.rows}
     assert outcome.exit_code == 0 and not [r for r in outcome.rows if r.verdict.fails]
-    assert said["layers.0.attn.qkv", "param.weight"] == "layout '(q k v)[tp:interleaved] i'"
+    weight = _by_place(outcome)["layers.0.attn.qkv", "param.weight"]
+    assert weight.layout == "layout '(q k v)[tp:interleaved] i'"
 
 
 WRONG = [
@@ -194,9 +201,9 @@ def test_a_rank_that_is_missing_is_named_and_the_rest_is_compared(
     shutil.rmtree(tmp_path / "d" / "worldsize8_global_rank5")
     outcome = compare(found("golden-fused"), tmp_path / "d")
     assert any("rank 5 is missing" in remark for remark in outcome.remarks)
-    verdicts = {(row.key.op, row.key.slot): row for row in outcome.rows}
-    assert verdicts["layers.0.attn.o", "output.0"].verdict is Verdict.PASS  # replicas
-    sharded = verdicts["layers.0.attn.qkv", "output.0"]
+    rows = _by_place(outcome)
+    assert rows["layers.0.attn.o", "output.0"].verdict is Verdict.PASS  # replicas
+    sharded = rows["layers.0.attn.qkv", "output.0"]
     assert sharded.verdict is Verdict.INCONCLUSIVE and "5" in sharded.judgement.reason
     assert not [row for row in outcome.rows if row.verdict is Verdict.FAIL]
 

@@ -11,7 +11,7 @@ class Fragile(nn.Module):
         self.num_calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.proj(x)
+        y: Tensor = self.proj(x)
         self.num_calls += 1
         if self.num_calls == 2:
             raise ValueError("the user's own trouble")

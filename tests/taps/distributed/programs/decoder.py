@@ -20,7 +20,8 @@ class Attention(nn.Module):
         self.o = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.o(attend(self.q(x), self.k(x), self.v(x)))
+        out: Tensor = self.o(attend(self.q(x), self.k(x), self.v(x)))
+        return out
 
 
 class FusedAttention(nn.Module):
@@ -28,11 +29,12 @@ class FusedAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.o = nn.Linear(WIDTH, WIDTH)
+        self.qkv: nn.Module = nn.Linear(WIDTH, 3 * WIDTH)  # or a rank's share of it, as below
+        self.o: nn.Module = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.o(attend(*self.qkv(x).chunk(3, dim=-1)))
+        out: Tensor = self.o(attend(*self.qkv(x).chunk(3, dim=-1)))
+        return out
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -49,7 +51,8 @@ class Mlp(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)))
+        out: Tensor = self.down(F.gelu(self.up(x)))
+        return out
 
 
 class GatedMlp(nn.Module):
@@ -57,12 +60,13 @@ class GatedMlp(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate_up = nn.Linear(WIDTH, 2 * HIDDEN)
-        self.down = nn.Linear(HIDDEN, WIDTH)
+        self.gate_up: nn.Module = nn.Linear(WIDTH, 2 * HIDDEN)
+        self.down: nn.Module = nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        out: Tensor = self.down(F.silu(gate) * up)
+        return out
 
 
 class Experts(nn.Module):
@@ -92,7 +96,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attn(self.norm1(x)))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        out: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
+        return out
 
 
 class Decoder(nn.Module):

@@ -50,21 +50,23 @@ def _share(whole: Tensor, dim: int, rank: int, size: int, parts: int = 1) -> Ten
 class ColumnParallel(nn.Module):
     """Holds a share of the output features; `parts` projections are merged in them."""
 
-    def __init__(self, whole: nn.Linear, rank: int, size: int, parts: int, fault: str) -> None:
+    def __init__(self, whole: nn.Module, rank: int, size: int, parts: int, fault: str) -> None:
         super().__init__()
+        assert isinstance(whole, nn.Linear)
         held = 1 - rank if fault == "swapped shards" and rank < 2 else rank
         self.weight = nn.Parameter(_share(whole.weight.detach(), 0, held, size, parts))
         self.bias = nn.Parameter(_share(whole.bias.detach(), 0, rank, size, parts))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(_Copy.apply(x), self.weight, self.bias)
+        return F.linear(_Copy.apply(x), self.weight, self.bias)  # type: ignore[no-untyped-call]
 
 
 class RowParallel(nn.Module):
     """Holds a share of the input features; the first rank's term includes the bias."""
 
-    def __init__(self, whole: nn.Linear, rank: int, size: int, fault: str, annotate: bool) -> None:
+    def __init__(self, whole: nn.Module, rank: int, size: int, fault: str, annotate: bool) -> None:
         super().__init__()
+        assert isinstance(whole, nn.Linear)
         self.weight = nn.Parameter(_share(whole.weight.detach(), 1, rank, size))
         if fault == "stale weights" and rank == size - 1:
             self.weight = nn.Parameter(self.weight.detach() * 0.9 + 0.01)
@@ -75,7 +77,7 @@ class RowParallel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         term = F.linear(x, self.weight, self.bias if self.adds_bias else None)
-        out = _Sum.apply(term, self.times)
+        out: Tensor = _Sum.apply(term, self.times)  # type: ignore[no-untyped-call]
         return dumpcmp.layout(out, "b s h @ " + _place()) if self.annotate else out
 
 

@@ -24,6 +24,7 @@ from tests.taps.distributed.programs.decoder import (
     LENGTH,
     Decoder,
     Experts,
+    GatedMlp,
     loss_of,
     samples,
 )
@@ -35,8 +36,10 @@ Capture = Callable[[], AbstractContextManager[Any]]
 def golden(capture: Capture, batch: int = BATCH, **kind: Any) -> None:
     """The whole model on one rank."""
     model = Decoder(**kind)
-    inputs = {"positions": torch.arange(LENGTH)} if batch == 1 else {}
-    _train(capture, model, *samples(batch), **inputs)
+    if batch == 1:
+        _train(capture, model, *samples(batch), positions=torch.arange(LENGTH))
+    else:
+        _train(capture, model, *samples(batch))
 
 
 def dtensor_tp(capture: Capture) -> None:
@@ -104,7 +107,7 @@ def data_parallel(capture: Capture, fault: str = "") -> None:
         return grad if fault == "gradients not averaged" else grad / size
 
     for parameter in model.parameters():
-        parameter.register_hook(reduce)
+        parameter.register_hook(reduce)  # type: ignore[no-untyped-call]
     _train(capture, model, *_my_samples())
 
 
@@ -135,8 +138,9 @@ def megatron(
 def sequence(capture: Capture, fault: str = "") -> None:
     """Each rank embeds its part of the sequence; the parts are gathered before the layers."""
     model = _Gathering()
-    for parameter in (model.embed.weight, model.position.weight):  # each rank saw some tokens
-        parameter.register_hook(_summed)
+    for embedding in (model.embed, model.position):  # each rank saw some tokens
+        assert isinstance(embedding, nn.Embedding)
+        embedding.weight.register_hook(_summed)  # type: ignore[no-untyped-call]
     rank, size = dist.get_rank(), dist.get_world_size()
     share = LENGTH // size
     offset = 0 if fault == "wrong sequence offset" and rank == size - 1 else rank * share
@@ -161,11 +165,12 @@ class _Gathering(Decoder):
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         assert self.embed is not None and self.position is not None and positions is not None
-        x = _Gather.apply(self.embed(x) + self.position(positions))
+        x = _Gather.apply(self.embed(x) + self.position(positions))  # type: ignore[no-untyped-call]
         for block in self.layers.values():
             x = block(x)
         assert self.norm is not None and self.head is not None
-        return self.head(self.norm(x))
+        out: Tensor = self.head(self.norm(x))
+        return out
 
 
 class _Gather(torch.autograd.Function):
@@ -188,10 +193,11 @@ def experts(capture: Capture, fault: str = "") -> None:
     for block in model.layers.values():
         assert isinstance(block.mlp, Experts)
         for expert in block.mlp.experts:
+            assert isinstance(expert, GatedMlp)
             expert.gate_up = ColumnParallel(expert.gate_up, rank, size, 2, "")
             expert.down = RowParallel(expert.down, rank, size, "", False)
     if fault == "router differs on one rank" and rank == size - 1:
-        router = model.layers["1"].mlp.router
+        router = model.get_submodule("layers.1.mlp.router")
         router.register_forward_hook(lambda module, args, out: out.roll(1, -1))
     _train(capture, model, *samples())
 
@@ -214,10 +220,12 @@ class _Letters(nn.Module):
         later = dist.all_reduce(x.clone(), async_op=True)
         if rank == 0:
             dist.send(x, 1)
-            dist.isend(x + 1, 1).wait()
+            beside = dist.isend(x + 1, 1)
         else:
             dist.recv(torch.zeros_like(x), 0)
-            dist.irecv(torch.zeros_like(x), 0).wait()
+            beside = dist.irecv(torch.zeros_like(x), 0)
+        assert beside is not None
+        beside.wait()
         later.wait()
         return x
 
@@ -238,9 +246,10 @@ def _train(
     model: nn.Module,
     ids: Tensor,
     labels: Tensor,
+    *,
     seed: int = 0,
     **inputs: Tensor,
 ) -> None:
     with capture():
         torch.manual_seed(seed)
-        loss_of(model(ids, **inputs), labels).backward()
+        loss_of(model(ids, **inputs), labels).backward()  # type: ignore[no-untyped-call]
