@@ -76,18 +76,14 @@ def audit(path: str | Path, *, repair: bool = False) -> Audit:
     for each in ranks:
         each.check()
         flaws += each.flaws
-    flaws += _uneven_steps(archive)
+    flaws += [
+        Flaw(archive.path, f"rank {rank} has no step {step} of {model}, others do")
+        for model in archive.models
+        for step in archive.steps(model)
+        for rank in set(archive.ranks) - set(archive.ranks_with(model, step))
+    ]
     counts = ((each.num_parts, each.num_records, each.nbytes) for each in ranks)
     return Audit(archive.path, tuple(flaws), *map(sum, zip(*counts, strict=True)))
-
-
-def _uneven_steps(archive: Archive) -> Iterator[Flaw]:
-    """The steps that some ranks have and others have not."""
-    for model in archive.models:
-        for step in archive.steps(model):
-            for rank in set(archive.ranks) - set(archive.ranks_with(model, step)):
-                told = f"rank {rank} has no step {step} of {model}, others do"
-                yield Flaw(archive.path, told)
 
 
 class _RankAudit:
@@ -207,10 +203,8 @@ class _RankAudit:
             with PartFile(contents.path) as file:
                 for number, row in enumerate(contents.rows.tolist()):
                     for problem in self._check_row(file, contents, number, row, known):
-                        known_row = contents.has_row(number)
-                        name = (
-                            "{}#{} {}".format(*contents.name(number)) if known_row else "a record"
-                        )
+                        there = contents.has_row(number)
+                        name = "{}#{} {}".format(*contents.name(number)) if there else "a record"
                         self.find(contents.path, f"{name}: {problem}")
         except ArchiveError as error:
             self.find(contents.path, error.message)

@@ -19,14 +19,7 @@ from urllib.parse import unquote_to_bytes
 
 from xxhash import xxh3_128_hexdigest
 
-from dumpcmp.archive.schema import (
-    CALL_ATTRS,
-    INDEX_GROUP,
-    PART_FILE,
-    RANK_DIRECTORY,
-    RUN_FILE,
-    STEP_DIRECTORY,
-)
+from dumpcmp.archive import schema
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import write_whole
 
@@ -40,7 +33,7 @@ HEADER_NBYTES = 4096
 RING_HEADER = Struct("<16sQQQ")  # magic, capacity, place and sequence of the oldest record
 QUIET_SECONDS = 3600
 
-_RESERVED = frozenset((INDEX_GROUP, *(f"_{name}" for name in CALL_ATTRS)))
+_RESERVED = frozenset((schema.INDEX_GROUP, *(f"_{name}" for name in schema.CALL_ATTRS)))
 _UNSAFE_LINK = re.compile(r"[%#/\x00-\x1f\x7f\ud800-\udfff]")
 _UNSAFE_FILE = re.compile(r"[^A-Za-z0-9_.+=,@ -]")
 
@@ -120,7 +113,7 @@ def rank_directories(root: Path) -> dict[Path, tuple[int, int]]:
     """The rank directories in `root`, each with its world size and rank, in order of rank."""
     found: dict[Path, tuple[int, int]] = {}
     for path in root.iterdir() if root.is_dir() else ():
-        if (match := re.fullmatch(RANK_DIRECTORY, path.name)) and path.is_dir():
+        if (match := re.fullmatch(schema.RANK_DIRECTORY, path.name)) and path.is_dir():
             found[path] = int(match["world_size"]), int(match["rank"])
     return dict(sorted(found.items(), key=lambda entry: entry[1]))
 
@@ -135,14 +128,14 @@ def steps_in(directory: Path) -> dict[int, Path]:
     found = {
         int(path.name): path
         for path in directory.iterdir()
-        if re.fullmatch(STEP_DIRECTORY, path.name) and path.is_dir()
+        if re.fullmatch(schema.STEP_DIRECTORY, path.name) and path.is_dir()
     }
     return dict(sorted(found.items()))
 
 
 def parts_in(directory: Path) -> dict[int, Path]:
     """The parts in a step's `directory` by their number."""
-    names = (re.fullmatch(PART_FILE, path.name) for path in directory.iterdir())
+    names = (re.fullmatch(schema.PART_FILE, path.name) for path in directory.iterdir())
     found = {int(match["number"]): directory / match[0] for match in names if match}
     return dict(sorted(found.items()))
 
@@ -154,7 +147,7 @@ def part_name(number: int) -> str:
 
 def read_run(directory: Path) -> dict[str, Any]:
     """run.json of a rank directory, or an empty dictionary where it cannot be read."""
-    path = directory / RUN_FILE
+    path = directory / schema.RUN_FILE
     try:
         if path.stat().st_size > LARGEST_RUN_FILE:
             return {}
@@ -212,23 +205,11 @@ def ring_left_by(directory: Path) -> Path | None:
     writer = facts.get("writer")
     if not isinstance(writer, dict) or writer_lives(facts, directory):
         return None
-    name = writer.get("ring")
-    if not isinstance(name, str) or "/" in name:
-        return None
-    if name != RING_FILE and not name.startswith(RING_PREFIX):
+    name = str(writer.get("ring"))
+    if "/" in name or (name != RING_FILE and not name.startswith(RING_PREFIX)):
         return None
     path = directory / name if name == RING_FILE else SHARED_MEMORY / name
     return path if path.is_file() and not path.is_symlink() else None
-
-
-def read_header(first_page: bytes, nbytes: int) -> tuple[int, int, int]:
-    """Capacity, place and sequence of the oldest record of a ring file of `nbytes`."""
-    if len(first_page) < RING_HEADER.size:
-        return 0, 0, 0
-    magic, capacity, place, sequence = RING_HEADER.unpack_from(first_page)
-    if magic != RING_MAGIC or capacity + HEADER_NBYTES != nbytes:
-        return 0, 0, 0
-    return capacity, place, sequence
 
 
 class RankDirectory:
@@ -251,7 +232,10 @@ class RankDirectory:
                     f"{self.root} already holds a run: {other.name}",
                     hint="choose another path, or replace that run with --overwrite",
                 )
-            _remove(other)
+            ring = ring_left_by(other)  # perhaps in shared memory, where nobody else removes it
+            shutil.rmtree(other)
+            if ring is not None:
+                ring.unlink(missing_ok=True)
         try:
             self.path.mkdir(parents=True)
         except OSError as error:
@@ -261,7 +245,7 @@ class RankDirectory:
             ) from error
 
     def write_run(self, facts: Mapping[str, Any]) -> None:
-        write_whole(self.path / RUN_FILE, json.dumps(facts, indent=2, default=str) + "\n")
+        write_whole(self.path / schema.RUN_FILE, json.dumps(facts, indent=2, default=str) + "\n")
 
     def write_text(self, model: str, name: str, text: str) -> None:
         directory = self.path / file_name(model)
@@ -273,11 +257,3 @@ class RankDirectory:
         path = self.path / file_name(model) / str(step)
         path.mkdir(parents=True, exist_ok=True)
         return path
-
-
-def _remove(directory: Path) -> None:
-    """Remove a rank directory, and the ring that its writer may have left in shared memory."""
-    ring = ring_left_by(directory)
-    shutil.rmtree(directory)
-    if ring is not None:
-        ring.unlink(missing_ok=True)

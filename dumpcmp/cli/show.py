@@ -9,8 +9,7 @@ import click
 from rich.text import Text
 from rich.tree import Tree
 
-from dumpcmp.archive.read.glance import excerpt, extremes, kernel_of
-from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.read.reader import Archive, excerpt, extremes, kernel_of
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept, Record

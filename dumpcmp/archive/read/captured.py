@@ -98,19 +98,24 @@ class Captured(Mapping[Key, Record]):
     @property
     def complete(self) -> bool:
         """Whether every rank is here and ended its capture in order."""
-        return not self.missing_ranks and all(_ended_well(facts) for facts in self.run.values())
+        return not self.missing_ranks and not self._cut_short
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What a reader must know: ranks missing, captures cut short, parts damaged."""
         missing = paths.listed(self.missing_ranks)
-        found = [f"rank {missing} is missing"] if missing else []
-        for rank, facts in self.run.items():
-            if not _ended_well(facts):
-                found.append(f"rank {rank}: {_why_incomplete(facts, self._directories[rank])}")
         parts = (part for step in self._steps.values() for part in step.parts.values())
-        found += [problem for part in parts for problem in part.problems]
-        return tuple(found)
+        return (
+            *([f"rank {missing} is missing"] if missing else []),
+            *self._cut_short,
+            *(problem for part in parts for problem in part.problems),
+        )
+
+    @property
+    def _cut_short(self) -> list[str]:
+        """Why captures are incomplete, of the ranks whose is."""
+        whys = ((r, _why_incomplete(facts, self._directories[r])) for r, facts in self.run.items())
+        return [f"rank {rank}: {why}" for rank, why in whys if why]
 
     @cached_property
     def _tree(self) -> dict[str, dict[int, dict[int, Path]]]:
@@ -296,15 +301,14 @@ class Captured(Mapping[Key, Record]):
             )
 
 
-def _ended_well(facts: dict[str, Any]) -> bool:
-    return facts.get("complete") is True and facts.get("schema") == SCHEMA_VERSION
-
-
 def _why_incomplete(facts: dict[str, Any], directory: Path) -> str:
+    """Why the capture of a rank is incomplete; empty where it is not."""
     if not facts:
         return f"{RUN_FILE} is missing or damaged"
     if facts.get("schema") != SCHEMA_VERSION:
         return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
+    if facts.get("complete") is True:
+        return ""
     if paths.writer_lives(facts, directory):
         return "the capture is still running"
     return str(facts.get("problem") or "the capture was cut short; dumpcmp audit --repair mends it")

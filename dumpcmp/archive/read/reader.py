@@ -1,4 +1,4 @@
-"""An archive opened for reading, as a notebook wants it: tensors by name, selections, tables."""
+"""An archive as a reader wants it: tensors by name, selections, tables, extremes, kernels."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from dumpcmp.archive.read.captured import Captured, Filter
 from dumpcmp.nouns.errors import ArchiveError, MissingValueError
 from dumpcmp.nouns.key import Key, Op, Slot
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap, closest, parse_layers, parse_steps
-from dumpcmp.nouns.value import to_torch
+from dumpcmp.nouns.value import Value, to_torch, widen
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
+
+_BLOCK = 1 << 20  # elements widened at once
 
 
 class Archive(Captured):
@@ -203,3 +207,53 @@ def _line(record: Record, call: Call | None) -> dict[str, Any]:
 
 
 _EMPTY = _line(Record(Key("", 0, "", 0, ""), 0, "", ()), None)  # for the columns of an empty table
+
+
+def extremes(value: Value) -> str:
+    """Smallest and largest element, and how many are NaN; of complex numbers their size."""
+    low, high, num_nan = np.inf, -np.inf, 0
+    flat = value.bits.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):
+        numbers = widen(flat[start : start + _BLOCK], value.dtype)
+        block = np.abs(numbers) if numbers.dtype.kind == "c" else numbers
+        unordered = np.isnan(block) if block.dtype.kind == "f" else np.zeros(block.shape, bool)
+        num_nan += int(unordered.sum())
+        if not unordered.all():
+            low = min(low, block[~unordered].min())
+            high = max(high, block[~unordered].max())
+    told = [] if low > high else [f"{low:.6g} .. {high:.6g}"]
+    return ", ".join([*told, *([f"{num_nan} NaN"] if num_nan else [])])
+
+
+def excerpt(value: Value, most: int = 6) -> str:
+    """The elements of `value`, the middle left out where there are many."""
+    with np.printoptions(threshold=most**2, edgeitems=most // 2, precision=6, linewidth=88):
+        return str(value.numbers())
+
+
+def kernel_of(archive: Archive, call: Call) -> str:
+    """What computes `call` in a compiled run, for a reader: its line, its kernel, the source."""
+    lines = [f"{call.op}#{call.call}  {call.source}".rstrip()]
+    if not call.is_compiled:
+        return "\n".join([*lines, "  not compiled: this run has no kernels"])
+    if call.is_removed:
+        return "\n".join([*lines, "  no kernel computes it: the compiler folded or removed it"])
+    lines.append(f"  {call.kernel}")
+    if call.origins:
+        lines.append(f"  together with {', '.join(call.origins)}")
+    sources = (
+        source_of(path.read_text(), call.kernel)
+        for (_, model, name), path in archive.texts.items()
+        if model == call.model and name.startswith("code-")  # generated code
+    )
+    source = next(filter(None, sources), "  no source: it is called, not generated")
+    return "\n".join([*lines, "", source])
+
+
+def source_of(code: str, kernel: str) -> str:
+    """The definition of `kernel` in generated `code`; empty if it has none."""
+    begin = code.find(f"\n{kernel} = async_compile.")
+    if begin < 0:
+        return ""
+    end = code.find("\n'''", begin)
+    return code[begin + 1 : code.find("\n", end + 1)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.encoder import SIGNATURE, padded
-from dumpcmp.archive.paths import HEADER_NBYTES, read_header
+from dumpcmp.archive.paths import HEADER_NBYTES, RING_HEADER, RING_MAGIC
 from dumpcmp.archive.read.contents import (
     LISTED_LOST,
     Contents,
@@ -66,11 +66,9 @@ def record_at(file: PartFile, start: int, nonce: int | None) -> Found | None:
     head = file.peek(start, 1024)
     fields: Any = Fields(*schema.HEADER.unpack_from(head))
     prefix_nbytes = fields.blocks * ALIGNMENT
-    if fields.magic != MAGIC or fields.address != start or prefix_nbytes < PREFIX_HEADER:
+    if fields.magic != MAGIC or fields.address != start or nonce not in (None, fields.nonce):
         return None
-    if nonce is not None and fields.nonce != nonce:
-        return None
-    if start + prefix_nbytes + fields.nbytes > file.nbytes:
+    if prefix_nbytes < PREFIX_HEADER or start + prefix_nbytes + fields.nbytes > file.nbytes:
         return None
     prefix = head[:prefix_nbytes] if prefix_nbytes <= 1024 else file.read(start, prefix_nbytes)
     if schema.checksum(prefix, fields.kind) != fields.crc:
@@ -100,21 +98,18 @@ def journal_records(file: PartFile, problems: list[str]) -> Iterator[Found]:
     nonce = first_record(file).fields.nonce
     start = JOURNAL_AT
     while start < file.nbytes:
-        found = record_at(file, start, nonce)
-        if found is None:
+        if found := record_at(file, start, nonce):
+            yield found
+            start = found.end
+        else:
             after = _next_record(file, start + ALIGNMENT, nonce)
-            lost = (file.nbytes if after is None else after) - start
-            problems.append(f"{file.path}: a torn or damaged record at byte {start}, {lost} bytes")
-            if after is None:
-                return
+            lost = f"a torn or damaged record at byte {start}, {after - start} bytes"
+            problems.append(f"{file.path}: {lost}")
             start = after
-            continue
-        yield found
-        start = found.end
 
 
-def _next_record(file: PartFile, start: int, nonce: int) -> int | None:
-    """The next sound record at or after `start`: its nonce is looked for in the bytes."""
+def _next_record(file: PartFile, start: int, nonce: int) -> int:
+    """The next sound record at or after `start`, or the file's end: its nonce is looked for."""
     pattern = schema.SEQUENCE.pack(nonce)
     while start < file.nbytes:
         window = file.peek(start, _STRIDE + 8)
@@ -125,13 +120,16 @@ def _next_record(file: PartFile, start: int, nonce: int) -> int | None:
                 return candidate
             at = window.find(pattern, at + 1)
         start += _STRIDE
-    return None
+    return file.nbytes
 
 
 def ring_records(path: Path) -> Iterator[Found]:
     """The records that a killed process left in its ring, oldest first, not yet in any part."""
     with PartFile(path) as file:
-        capacity, place, sequence = read_header(file.peek(0, HEADER_NBYTES), file.nbytes)
+        head = file.peek(0, RING_HEADER.size).ljust(RING_HEADER.size, b"\0")
+        magic, capacity, place, sequence = RING_HEADER.unpack(head)
+        if magic != RING_MAGIC or capacity + HEADER_NBYTES != file.nbytes:
+            return
         for _ in range(2 * capacity // ALIGNMENT):
             place = 0 if place >= capacity else place
             start = HEADER_NBYTES + place

@@ -100,10 +100,10 @@ def _number(holder: Any, name: str) -> int:
 
 
 def _call(group: h5py.Group) -> list[Any]:
-    told: dict[str, Any] = {name: _text(group.attrs.get(name, "")) for name in CALL_FIELDS}
-    for name in CALL_FIELDS:
-        if f"_{name}" in group:
-            told[name] = _text(group[f"_{name}"][()])
+    told: dict[str, Any] = {
+        name: _text(group[f"_{name}"][()] if f"_{name}" in group else group.attrs.get(name, ""))
+        for name in CALL_FIELDS
+    }
     told |= {"call": _number(group, "call"), "order": _number(group, "order")}
     told["origins"] = json.loads(told["origins"] or "[]")
     told["phase"] = told["phase"] or "forward"

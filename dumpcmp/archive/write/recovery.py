@@ -75,17 +75,11 @@ def _take(
         target, path = _target(part, where, same, contents, others)
         (part.append_link if new else part.add_link)(owner, same, target, path)
     elif new:
-        part.append_value(owner, memoryview(_stranded(contents, number, nbytes)))
+        lies = contents.location(number, offset, nbytes)
+        with PartFile(lies.part) as ring:
+            part.append_value(owner, memoryview(ring.read(lies.offset, nbytes)))
     else:
         part.add_value(*owner, header - PREFIX_HEADER, offset, digest)
-
-
-def _stranded(contents: Contents, row: int, nbytes: int) -> bytes:
-    if not nbytes:
-        return b""
-    path, start = contents.elsewhere[row]
-    with PartFile(path) as ring:
-        return ring.read(start, nbytes)
 
 
 def _target(

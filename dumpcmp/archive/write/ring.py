@@ -10,14 +10,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Literal
 
-from dumpcmp.archive.paths import (
-    HEADER_NBYTES,
-    RING_FILE,
-    RING_HEADER,
-    RING_MAGIC,
-    RING_PREFIX,
-    SHARED_MEMORY,
-)
+from dumpcmp.archive import paths
+from dumpcmp.archive.paths import HEADER_NBYTES, SHARED_MEMORY
 
 Memory = Literal["shared", "file", "private"]  # where a ring lies, if it can
 SMALLEST = 1 << 20
@@ -58,7 +52,7 @@ class Ring:
         self.head = self.tail = self.used = 0
         self.wrapped = False
         self.reach = min(WARM_NBYTES, self.capacity)
-        RING_HEADER.pack_into(self._memory, 0, RING_MAGIC, self.capacity, 0, 1)
+        paths.RING_HEADER.pack_into(self._memory, 0, paths.RING_MAGIC, self.capacity, 0, 1)
 
     def _map(self) -> mmap.mmap:
         nbytes = HEADER_NBYTES + self.capacity
@@ -127,10 +121,10 @@ def make_ring(wanted: int, memory: Memory, directory: Path) -> Ring:
     """A ring that outlives a kill: in shared memory, else in `directory`; else a private one."""
     choices = []
     if memory == "shared" and (nbytes := affordable(wanted)):
-        name = f"{RING_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
+        name = f"{paths.RING_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
         choices.append((nbytes, SHARED_MEMORY / name))
     if memory != "private":
-        choices.append((min(wanted, FILE_NBYTES), directory / RING_FILE))
+        choices.append((min(wanted, FILE_NBYTES), directory / paths.RING_FILE))
     for nbytes, path in choices:
         try:
             return Ring(nbytes, path)

@@ -167,10 +167,6 @@ class ArchiveWriter:
         self._ring.close()
         for part in self._drain.open_parts:  # none, unless the thread failed
             rescue(part.path)
-        self._write_end(problem)
-        self._tell()
-
-    def _write_end(self, problem: str) -> None:
         problem = self._trouble() or problem
         self._facts |= {
             "ended": now(),
@@ -184,6 +180,7 @@ class ArchiveWriter:
             self._directory.write_run(self._facts)
         except OSError as error:
             self._error = self._error or error
+        self._tell()
 
     def _trouble(self) -> str:
         error = self._drain.error or self._error
@@ -201,18 +198,15 @@ class ArchiveWriter:
             stacklevel=3,
         )
 
-    def _abandon(self) -> None:
-        """Become inert: a forked child has neither the thread nor the right to the ring."""
-        self._closed = self._stopped = True
-        atexit.unregister(self.close)
-
 
 _LIVE: weakref.WeakSet[ArchiveWriter] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    """Make all writers inert: a forked child has neither the thread nor the right to the ring."""
     for writer in list(_LIVE):
-        writer._abandon()
+        writer._closed = writer._stopped = True
+        atexit.unregister(writer.close)
 
 
 if hasattr(os, "register_at_fork"):
