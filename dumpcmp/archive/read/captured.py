@@ -180,9 +180,11 @@ class Captured(Mapping[Key, Record]):
 
     def _holders(self, key: Key) -> Iterator[RankStep]:
         """The step of `key` on each rank that has the value, lowest rank first."""
-        if self._selects(key):
+        if not self._filters or self._selects(key):
             name = (key.op, key.call, key.slot)
-            yield from (s for s in self._rank_steps(key.model, key.step) if name in s.rows)
+            for step in self._rank_steps(key.model, key.step):
+                if name in step.rows:
+                    yield step
 
     def shards(self, key: Key) -> tuple[Record, ...]:
         """The Records of `key` on all ranks that have it, lowest rank first."""
