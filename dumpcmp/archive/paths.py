@@ -154,7 +154,8 @@ def read_run(directory: Path) -> dict[str, Any]:
         facts = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    sound = isinstance(facts, dict) and isinstance(facts.get("run", {}), dict)
+    return facts if sound else {}
 
 
 def writer_lives(facts: dict[str, Any], directory: Path | None = None) -> bool:

@@ -137,7 +137,8 @@ def test_a_damaged_run_file_is_no_difference(tmp_path: Path, changed: object) ->
     facts = json.loads(file.read_text())
     file.write_text(json.dumps({**facts, **changed} if isinstance(changed, dict) else changed))
     done = run(comparing(tmp_path / "out", mine=str(tmp_path / "mine")))
-    assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode in (0, 2), done.stderr
+    assert "Traceback" not in done.stderr and "unexpected" not in done.stderr
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
