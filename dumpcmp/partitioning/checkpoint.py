@@ -66,6 +66,7 @@ _MAKERS = ("_create_namedtuple", "_create_type", "_load_type")
 _HARMLESS = {
     ("torch", "Size"): torch.Size,
     ("collections", "OrderedDict"): OrderedDict,
+    ("builtins", "Ellipsis"): ...,
     **{("builtins", kind.__name__): kind for kind in _BUILTINS},
     **{("dill._dill", name): Maker for name in _MAKERS},
 }

@@ -33,6 +33,102 @@ def fullslice(input: Tensor, *slicers: Any) -> Tensor:
     return input[slicers]
 
 
+def identity(tensor: Tensor) -> Tensor:
+    """The tensor as it is."""
+    return tensor
+
+
+def multiref(tensor: Tensor, times: int) -> Tensor | tuple[Tensor, ...]:
+    """The tensor, `times` over."""
+    return tensor if times == 1 else (tensor,) * times
+
+
+def to(tensor: Tensor, dtype_or_device: Any) -> Tensor:
+    """``tensor.to(dtype_or_device)``."""
+    return tensor.to(dtype_or_device)
+
+
+def accum(*tensors: Tensor) -> Tensor:
+    """The sum of all."""
+    return torch.stack(tensors).sum(0)
+
+
+def cat(*tensors: Tensor, dim: int = 0) -> Tensor:
+    """``torch.cat`` of tensors that are given one by one."""
+    return torch.cat(tensors, dim)
+
+
+def stack(*tensors: Tensor, dim: int = 0) -> Tensor:
+    """``torch.stack`` of tensors that are given one by one."""
+    return torch.stack(tensors, dim)
+
+
+def einsum(*operands: Tensor, equation: str) -> Tensor:
+    """``torch.einsum`` with the equation as a keyword."""
+    return torch.einsum(equation, *operands)
+
+
+def layer_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    normalized_shape: list[int],
+    eps: float = 1e-5,
+) -> Tensor:
+    """``F.layer_norm`` with its parameters first."""
+    return F.layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+def index_select(input: Tensor, index: Tensor, dim: int) -> Tensor:
+    """``torch.index_select`` with the dim last."""
+    return torch.index_select(input, dim, index)
+
+
+def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    """``torch.select_scatter``."""
+    return torch.select_scatter(input, src, dim, index)
+
+
+def nndropout(input: Tensor, p: float = 0.5, inplace: bool = False) -> Tensor:
+    """``F.dropout`` in training."""
+    return F.dropout(input, p, True, inplace)
+
+
+def setitem(input: Tensor, *index_and_value: Any) -> Tensor:
+    """``input[index] = value``, where the index may be given in pieces."""
+    *index, value = index_and_value
+    input[index[0] if len(index) == 1 else tuple(index)] = value
+    return input
+
+
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: list[int],
+    dilation: Any,
+    groups: int = 1,
+) -> Tensor:
+    """``F.conv2d`` with two paddings, or four: top, bottom, left, right."""
+    sides = list(padding) if len(padding) == 4 else [p for p in padding for _ in range(2)]
+    padded = F.pad(input, sides[2:] + sides[:2])
+    return F.conv2d(padded, weight, bias, stride, 0, dilation, groups)
+
+
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: list[int],
+    dilation: Any,
+    groups: int = 1,
+) -> Tensor:
+    """``F.conv3d`` with one padding for both sides of each dim."""
+    return F.conv3d(input, weight, bias, stride, padding, dilation, groups)
+
+
 def batchnorm2d(
     input: Tensor,
     weight: Tensor | None,

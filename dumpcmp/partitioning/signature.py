@@ -14,11 +14,47 @@ from dumpcmp.partitioning.call import OpCall
 from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
 
 # Signatures of nnScaler's own functions -> our functions with the same arguments.
+_RUNTIME = (
+    "accum cat conv2d conv3d einsum embedding fullslice identity index_select layer_norm multiref "
+    "nndropout select_scatter setitem stack to"
+)
 EQUIVALENTS = {
-    "nnscaler.runtime.function.embedding": "embedding",
-    "nnscaler.runtime.function.fullslice": "fullslice",
+    **{f"nnscaler.runtime.function.{name}": name for name in _RUNTIME.split()},
     "nnscaler.graph.function.wrapnn.wrap_batchnorm2d_func": "batchnorm2d",
     "nnscaler.graph.function.wrapnn.wrap_instancenorm2d_func": "instancenorm2d",
+}
+_AS_THEY_ARE = "abs add eq ge gt le lt matmul mul ne neg pow sub"
+# Functions of Python's operator module -> the op that they are on tensors.
+OPERATORS = {
+    **{
+        name: name
+        for name in [
+            "abs",
+            "add",
+            "eq",
+            "ge",
+            "gt",
+            "le",
+            "lt",
+            "matmul",
+            "mul",
+            "ne",
+            "neg",
+            "pow",
+            "sub",
+        ]
+    },
+    "and_": "bitwise_and",
+    "floordiv": "floor_divide",
+    "getitem": "nnscaler.runtime.function.fullslice",
+    "invert": "bitwise_not",
+    "lshift": "bitwise_left_shift",
+    "mod": "remainder",
+    "or_": "bitwise_or",
+    "pos": "positive",
+    "rshift": "bitwise_right_shift",
+    "truediv": "div",
+    "xor": "bitwise_xor",
 }
 _ATEN = "torch.ops.aten."
 
@@ -34,12 +70,17 @@ class Callee:
 
 def canonical(fsig: str) -> str:
     """One spelling of each signature: ``aten.add.Tensor`` for ``torch.ops.aten.add.Tensor``."""
+    if fsig.startswith("_operator."):
+        return fsig[1:]
     return "aten." + fsig.removeprefix(_ATEN) if fsig.startswith(_ATEN) else fsig
 
 
 def function_of(call: OpCall) -> Callee:
     """The function that `call` names, with parameter names that fit its arguments."""
-    run = _resolve(canonical(call.fsig), call.imports)
+    fsig = canonical(call.fsig)
+    run = _resolve(fsig, call.imports)
+    if fsig.removeprefix("operator.") in OPERATORS:
+        return Callee(run, ("self", "exponent" if fsig == "operator.pow" else "other"))
     if isinstance(run, torch._ops.OpOverload):
         return Callee(run, _schema_names(run))
     try:
@@ -54,12 +95,23 @@ def _resolve(fsig: str, imports: str) -> Callable[..., Any]:
     if fsig in EQUIVALENTS:
         equivalents = import_module("dumpcmp.partitioning.equivalents")
         return getattr(equivalents, EQUIVALENTS[fsig])  # type: ignore[no-any-return]
-    if fsig.startswith("aten."):
-        return _attribute(torch.ops.aten, fsig.split(".")[1:], fsig)
+    if fsig.startswith(("aten.", "torch.ops.")):
+        return _overload(fsig)
     first, *rest = fsig.split(".")
     if first in namespace:
         return _attribute(namespace[first], rest, fsig)
     return resolved(fsig)
+
+
+def _overload(fsig: str) -> torch._ops.OpOverload:
+    """The op ``aten.relu.default``, or the first of ``aten.relu``: no other attribute is asked."""
+    namespace, *words = fsig.removeprefix("torch.ops.").split(".")
+    packet = getattr(getattr(torch.ops, namespace, None), words[0], None) if words else None
+    if isinstance(packet, torch._ops.OpOverloadPacket) and len(words) < 3:
+        overloads = packet.overloads()  # type: ignore[no-untyped-call]
+        if words[1:] == [] or words[1] in overloads:
+            return getattr(packet, (words[1:] or overloads)[0])  # type: ignore[no-any-return]
+    raise PartitionError(f"no function {fsig!r}", hint="write it as aten.add.Tensor")
 
 
 def resolved(fsig: str) -> Callable[..., Any]:
@@ -142,7 +194,8 @@ def _schema_names(op: torch._ops.OpOverload) -> tuple[str, ...]:
 def _inspected(run: Callable[..., Any]) -> Callee:
     parameters = inspect.signature(run).parameters.values()
     several = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
-    named = tuple(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = tuple(p.name for p in placed)
     return Callee(run, named, several[0] if several else "")
 
 
@@ -169,7 +222,13 @@ def _fits(op: torch._ops.OpOverload, call: OpCall) -> bool:
 
 
 def folded(call: OpCall) -> OpCall:
-    """`call` with the sizes of a method, given one by one as in ``x.view(2, 3)``, as a list."""
+    """`call` with the sizes of a method, given one by one as in ``x.view(2, 3)``, as a list.
+
+    ``_stacklevel``, where a softmax of torch.nn.functional would warn, says nothing here.
+    """
+    if "_stacklevel" in call.kwargs:
+        kwargs = {name: value for name, value in call.kwargs.items() if name != "_stacklevel"}
+        call = OpCall(call.fsig, call.args, kwargs, call.imports)
     first, *rest = call.args or (None,)
     sizes = rest and all(isinstance(size, int) for size in rest)
     method = call.fsig.removeprefix("torch.Tensor.")

@@ -19,11 +19,20 @@ from dumpcmp.partitioning.rules.ruling import (
     ruling_of,
     texts,
 )
-from dumpcmp.partitioning.signature import EQUIVALENTS, canonical, folded, function_of
+from dumpcmp.partitioning.signature import EQUIVALENTS, OPERATORS, canonical, folded, function_of
 
 # What users have registered: signature -> the annotation's text, and what a split of it involves.
 Registered = tuple[str, Ruling]
 _REGISTERED: dict[str, Registered] = {}
+
+# Functions of nnScaler whose parameters are called as those of an op that is in the table.
+_SAME_RULE = {
+    "nnscaler.runtime.function.identity": "clone",
+    "nnscaler.runtime.function.index_select": "index_select",
+    "nnscaler.runtime.function.layer_norm": "layer_norm",
+    "nnscaler.runtime.function.nndropout": "dropout",
+    "nnscaler.runtime.function.to": "to",
+}
 
 
 def register_annotation(
@@ -90,7 +99,8 @@ class Entry:
 
 def is_known(fsig: str) -> bool:
     """Whether the table or the user's registrations know `fsig`; nothing is imported to tell."""
-    return canonical(fsig) in _REGISTERED or _rule_for(fsig) is not None
+    fsig = canonical(fsig)
+    return fsig in _REGISTERED or fsig in EQUIVALENTS or _rule_for(fsig) is not None
 
 
 def entry_for(call: OpCall, anno: str = "") -> Entry:
@@ -109,10 +119,12 @@ def entry_for(call: OpCall, anno: str = "") -> Entry:
 def _rule_for(fsig: str) -> Annotator | str | None:
     fsig = canonical(fsig)
     if fsig in RULES or fsig in EQUIVALENTS:
-        return RULES.get(fsig)
+        return RULES.get(fsig) or RULES.get(_SAME_RULE.get(fsig, ""))
     words = fsig.split(".")
     if words[0] == "aten":
-        name = words[1]
+        name = words[1] if len(words) < 4 else ""
+    elif words[0] == "operator":
+        name = OPERATORS.get(".".join(words[1:]), "")
     elif ".".join(words[:-1]) in ("torch", "torch.Tensor", "torch.nn.functional", "torch.special"):
         name = words[-1]
     else:

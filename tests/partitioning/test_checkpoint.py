@@ -282,3 +282,43 @@ def test_copies_of_copies_are_refused(tmp_path: Path) -> None:
     path.write_bytes(pickle.PROTO + b"\x02" + many + copies + pickle.STOP)
     with pytest.raises(PartitionError, match="copy too much"):
         read_checkpoint(path)
+
+
+def test_functions_of_nnscaler_and_operators_are_known(ir: Any, tmp_path: Path) -> None:
+    path, runtime = tmp_path / "graph.ckp", "nnscaler.runtime.function"
+    x, wide, ids = tensor(ir, (4, 6)), tensor(ir, (8, 6)), tensor(ir, (4,), torch.int64)
+    one, row = tensor(ir, (6,)), [tensor(ir, (4, 6))]
+    extra = [
+        op(ir, "embedding", f"{runtime}.embedding", [ids, wide], row, "n, v+ d -> n d",
+           padding_idx=None, start=0, stop=8),
+        op(ir, "norm", f"{runtime}.layer_norm", [x, one, one], row, "n h^, h^, h^ -> n h^",
+           normalized_shape=[6], eps=1e-5),
+        op(ir, "gelu", "torch.nn.functional.gelu", [x], row, "a b -> a b", approximate="none"),
+        op(ir, "attention", "torch.nn.functional.scaled_dot_product_attention",
+           [tensor(ir, (2, 3, 4, 6))] * 3, [tensor(ir, (2, 3, 4, 6))],
+           "a b c^ d^, a b c^ d^, a b c^ d^ -> a b c^ d^"),
+        op(ir, "softmax", "torch.softmax", [x], row, "a b^ -> a b^", dim=-1, _stacklevel=3,
+           dtype=None),
+        op(ir, "power", "_operator.pow", [x, 2], row, "a b, ? -> a b"),
+        op(ir, "minus", "_operator.sub", [1, x], row, "?, a b -> a b"),
+        op(ir, "slice", f"{runtime}.fullslice", [x, slice(None), slice(0, 3, None)],
+           [tensor(ir, (4, 3))], "a 6, ?, ? -> a 3"),
+        op(ir, "item", "_operator.getitem", [x, (slice(None), slice(0, 3))],
+           [tensor(ir, (4, 3))], "a 6, ? -> a 3"),
+        op(ir, "copies", f"{runtime}.multiref", [x], row * 2, "a b -> a b, a b", times=2),
+        op(ir, "sum", f"{runtime}.accum", [x, x], row, "a b, a b -> a b"),
+        op(ir, "cat", f"{runtime}.cat", [x, x], [tensor(ir, (8, 6))], "4 b, 4 b -> 8 b", dim=0),
+    ]  # fmt: skip
+    write(ir, path, *extra)
+    found = verify_graph(path, tmp_path / "out")
+    names = {cell.name for cell in extra}
+    rows = [row for row in found.rows if row.node.rstrip("0123456789") in names]
+    assert [str(row) for row in rows if row.verdict is not Verdict.PASS] == []
+    assert {row.node.rstrip("0123456789") for row in rows if row.idx is not None} == names
+
+
+def test_a_chain_of_attributes_is_not_called(ir: Any, tmp_path: Path) -> None:
+    path = tmp_path / "graph.ckp"
+    chain = "aten.relu.default.__class__.__init__"
+    write(ir, path, op(ir, "chain", chain, [tensor(ir, (2, 2))], [], "a b -> a b"))
+    assert "is not a function that we know" in read_checkpoint(path)[-1].reason

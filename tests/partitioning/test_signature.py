@@ -9,8 +9,18 @@ import torch
 from dumpcmp.partitioning.call import OpCall, shape_of
 from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
 from dumpcmp.partitioning.inputs import make_tensor
-from dumpcmp.partitioning.rules.ruling import COUNT, MASK, POSITIVE, UNIT, DimKind, Domain, ids
+from dumpcmp.partitioning.rules.ruling import (
+    COUNT,
+    MASK,
+    POSITIVE,
+    UNIT,
+    DimKind,
+    Domain,
+    NoRule,
+    ids,
+)
 from dumpcmp.partitioning.signature import folded, function_of, imported
+from dumpcmp.partitioning.table import entry_for
 from tests.partitioning.cases import EMBEDDING
 
 
@@ -111,3 +121,22 @@ def test_inputs_are_valid_and_seeded(domain: Any, dtype: Any, holds: Any) -> Non
     assert holds(one)
     assert torch.equal(one, same)
     assert domain is COUNT or not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "fsig",
+    [
+        "aten.relu.default.__call__",
+        "aten.relu.default._op.__self__",
+        "aten.relu._qualified_op_name",
+        "aten.relu.op",
+        "aten.__class__",
+        "torch.ops.aten.relu.decompose.__func__",
+        "torch.ops.load_library",
+    ],
+)
+def test_only_overloads_are_looked_up(fsig: str) -> None:
+    with pytest.raises((PartitionError, NoRule)):
+        entry_for(OpCall(fsig, (TensorInfo("shape", (2, 2)),)))
+    with pytest.raises(PartitionError):
+        function_of(OpCall(fsig, (TensorInfo("shape", (2, 2)),)))

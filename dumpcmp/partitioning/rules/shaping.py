@@ -192,7 +192,10 @@ def _select(arguments: Arguments, shape: Lengths, names: Names) -> Both:
 
 def _fullslice(arguments: Arguments, shape: Lengths, names: Names) -> Both:
     inputs, out, at = [], [], 0
-    for slicer in list(arguments.values.values())[1:]:
+    slicers = list(arguments.values.values())[1:]
+    if len(slicers) == 1 and isinstance(slicers[0], list | tuple):  # x[a, b] is given a tuple
+        slicers = list(slicers[0])
+    for slicer in slicers:
         if slicer is None:
             out.append("1")
             continue
