@@ -3,7 +3,7 @@
 The way of an op through this room, one file a stop:
 
     asked.py, graphs.py     what a user wrote down, or a graph's ops (exported.py, checkpoint.py)
-                            files from others are opened by files.py, a .pt2 by packages.py
+                            files from others are opened by opening.py, a .pt2 by packages.py
       -> call.py            a Candidate: the call as plain values, tensors as shapes
       -> signature.py       the function that it names, and its parameters
       -> table.py, rules/   an Entry: its annotation (annotation.py), from our table or the user's

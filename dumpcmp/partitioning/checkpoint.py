@@ -19,7 +19,7 @@ import torch
 
 from dumpcmp.partitioning.call import Candidate, OpCall, rebuilt, shape_of
 from dumpcmp.partitioning.configuration import PartitionError, TensorInfo
-from dumpcmp.partitioning.files import read_plain
+from dumpcmp.partitioning.opening import read_plain
 from dumpcmp.partitioning.table import is_known
 
 

@@ -20,7 +20,7 @@ import torch
 from torch.export.pt2_archive import PT2ArchiveWriter
 
 from dumpcmp.partitioning.configuration import PartitionError
-from dumpcmp.partitioning.files import open_plain
+from dumpcmp.partitioning.opening import open_plain
 
 _LIMIT = 1 << 30  # bytes of one entry that is read
 _AGAIN = "export the model again with torch.export.save, without custom objects"

@@ -18,8 +18,8 @@ from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.version import __version__
 from dumpcmp.partitioning.call import Candidate
 from dumpcmp.partitioning.checking import Settings
-from dumpcmp.partitioning.files import read_plain
 from dumpcmp.partitioning.findings import Finding
+from dumpcmp.partitioning.opening import read_plain
 from dumpcmp.partitioning.rules.ruling import NoRule
 from dumpcmp.partitioning.table import entry_for
 
