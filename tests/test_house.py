@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import grimp
-import networkx
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dumpcmp"
@@ -49,6 +48,7 @@ def test_no_file_name_stands_in_two_rooms() -> None:
 
 def test_no_imports_run_in_circles() -> None:
     """Not even those inside functions or under TYPE_CHECKING."""
+    grimp, networkx = pytest.importorskip("grimp"), pytest.importorskip("networkx")
     graph = grimp.build_graph("dumpcmp", cache_dir=None)
     arrows = networkx.DiGraph(
         (importer, imported)

@@ -201,8 +201,9 @@ class _Flow:
             elif value.row.verdict is Verdict.FUSED:
                 value.cause = value.cause or _given_cause(value)
         for value in gradients:
-            if value.fails:
-                value.cause = value.cause or value.inherited
+            if value.fails:  # one that is an earlier value which agrees began here, if nothing did
+                value.cause = value.cause or value.inherited or self.latest_root
+                value.cause = value.cause or self.add_root(value)
 
     def _cause_of_gradient(self, value: _Node) -> _Node:
         return _given_cause(value) or self.add_root(next(_givers(value), value))

@@ -63,6 +63,10 @@ def run(*lines: str) -> Written:
 
 
 CASES = [
+    ("a gradient that fails where the value that it is agrees", [
+        "a/linear output.0 PASS", "a/linear grad_input.1 PASS",
+        "a grad.weight=a/linear>grad_input.1 FAIL",
+    ], ["a grad.weight"]),
     ("an op whose inputs agree", [
         "a/mul input.0 PASS", "a/mul output.0 FAIL",
         "b/add input.0=a/mul>output.0 FAIL", "b/add output.0 FAIL",
