@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     )  # fmt: skip
     from dumpcmp.nouns.errors import (
         AlignError, ArchiveError, CaptureError, CaptureWarning, CheckError, DumpcmpError,
-        LayoutError, SelectionError, VerificationError, VerificationWarning,
+        LayoutError, MissingValueError, NotCallableError, SelectionError, VerificationError,
+        VerificationWarning,
     )  # fmt: skip
     from dumpcmp.nouns.key import Key, Op, Slot
     from dumpcmp.nouns.outcome import Outcome, Tally
@@ -42,7 +43,8 @@ __all__ = [
     "ArchiveWriter", "AutomaticValueChecker", "Boundary", "Call", "CaptureError", "CaptureWarning",
     "CheckError", "Checker", "Compiled", "Conditions", "CosineChecker", "DumpcmpError",
     "ExactChecker", "Explanation", "Findings", "Fp64Checker", "FullValueChecker", "Judgement",
-    "Key", "LayoutError", "Metrics", "Op", "Outcome", "PartitionConfig", "PartitionError", "Record",
+    "Key", "LayoutError", "Metrics", "MissingValueError", "NotCallableError", "Op", "Outcome",
+    "PartitionConfig", "PartitionError", "Record",
     "ReferenceChecker", "Report", "Retention", "RoundingChecker", "Row", "SelectionError", "Slot",
     "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError", "VerificationWarning",
     "VerifyConfig", "Why", "__version__", "audit", "capture", "check_partition_options", "compact",
@@ -66,7 +68,8 @@ _HOMES = {
     "judge": "AllCloseValueChecker AutomaticValueChecker Checker Conditions CosineChecker "
     "ExactChecker Fp64Checker FullValueChecker ReferenceChecker RoundingChecker",
     "nouns.errors": "AlignError ArchiveError CaptureError CaptureWarning CheckError DumpcmpError "
-    "LayoutError SelectionError VerificationError VerificationWarning",
+    "LayoutError MissingValueError NotCallableError SelectionError VerificationError "
+    "VerificationWarning",
     "nouns.key": "Key Op Slot",
     "nouns.outcome": "Outcome Tally",
     "nouns.record": "Call Record",

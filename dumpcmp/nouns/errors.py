@@ -41,6 +41,10 @@ class CheckError(DumpcmpError):
     """A checker or tolerance that cannot be used on these values."""
 
 
+class NotCallableError(CheckError, TypeError):
+    """A model that cannot be called."""
+
+
 class VerificationError(DumpcmpError, ValueError):
     """A verification that found the target different from golden."""
 

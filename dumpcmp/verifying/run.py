@@ -8,7 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from dumpcmp.nouns.errors import CheckError, VerificationError, VerificationWarning
+from dumpcmp.nouns.errors import (
+    CheckError,
+    NotCallableError,
+    VerificationError,
+    VerificationWarning,
+)
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.row import Judgement, Row, Verdict
 from dumpcmp.pytorch.names import check_names
@@ -18,10 +23,6 @@ from dumpcmp.verifying.isolate import Inputs, Subject, called, in_double, isolat
 from dumpcmp.verifying.observe import Cotangents, Observation, as_inputs, observe
 from dumpcmp.verifying.pairs import Left, Way, paired, row_of, without_noise
 from dumpcmp.verifying.report import Report
-
-
-class NotCallableError(CheckError, TypeError):
-    """A model that cannot be called."""
 
 
 def verify(
