@@ -148,6 +148,9 @@ def report(dumped: "Dumped", path: str) -> int:
         f"({counts.links} of them links), {counts.nbytes / 1e6:.1f} MB in {path}{ending}",
         err=True,
     )
+    if dumped.problem:
+        lost = f"; {dumped.num_lost} values of these are not in the archive" * bool(dumped.num_lost)
+        click.echo(visible(f"dumpcmp: trouble: {dumped.problem}{lost}", keep="\n"), err=True)
     warnings = (f"warning: {remark}" for remark in dumped.remarks)
     for said in filter(None, (dumped.compacted, dumped.twins, dumped.certificate, *warnings)):
         click.echo(visible(f"dumpcmp: {said}", keep="\n"), err=True)
@@ -156,7 +159,7 @@ def report(dumped: "Dumped", path: str) -> int:
     else:
         click.echo(f"  look inside: dumpcmp show {path}", err=True)
         click.echo(f"  compare:     dumpcmp compare --golden-path {path} --my-path ...", err=True)
-    return 2 if dumped.error is not None or dumped.is_empty else 0
+    return 2 if dumped.error is not None or dumped.is_empty or dumped.problem else 0
 
 
 _OURS = (str(Path(__file__).parents[1]), runpy.__file__, "<frozen runpy>")

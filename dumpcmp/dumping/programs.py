@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dumpcmp.archive.read.reader import Archive
 from dumpcmp.dumping.capturing import Capture, capturing
 from dumpcmp.dumping.modes import Compiled, PlainMode, check_mode, parse_mode
-from dumpcmp.dumping.retention import Retention
+from dumpcmp.dumping.retention import Compactor, Retention
 from dumpcmp.nouns.errors import CaptureError, CaptureWarning, SelectionError
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.selection import Selection, make_tap
@@ -39,6 +40,8 @@ class Dumped:
     certificate: str = ""  # of a compiled run: whether the tap changed it
     compacted: str = ""  # what the compactor beside the run came to
     twins: str = ""  # of a compiled run: how much of its kernels was seen inside
+    problem: str = ""  # why the archive is not what was asked for
+    num_lost: int = 0  # values that were seen and are not in the archive
 
     @property
     def is_empty(self) -> bool:
@@ -89,15 +92,18 @@ def dump(
             if untapped is not None:
                 first, again = untapped
                 now.writer.run["certificate"] = asdict(certificate(first, tapped, again))
-    told = now.writer.run
+    told, beside = now.writer.run, now.compactor or Compactor()
+    stopped = now.writer.problem
     return Dumped(
         now.path,
         now.counts,
         tuple(now.remarks()),
         error,
         certificate=told.get("certificate", {}).get("text", ""),
-        compacted=now.compactor.said if now.compactor else "",
+        compacted=beside.said,
         twins=told.get("twins", {}).get("text", ""),
+        problem=stopped or beside.trouble,
+        num_lost=max(0, now.counts.values - len(Archive(now.path))) if stopped else 0,
     )
 
 

@@ -115,6 +115,7 @@ class Compactor:
 
     child: subprocess.Popen[str] | None = None
     said: str = ""
+    trouble: str = ""  # why what it was to do is not done
 
     @property
     def lives(self) -> bool:
@@ -140,8 +141,9 @@ def compactor_beside(path: Path, retention: Retention, rank: int) -> Iterator[Co
     finally:
         said, trouble = child.communicate()
         beside.said = said.strip()
-        if child.returncode and trouble:
-            warnings.warn(f"the compactor: {trouble.strip()}", CaptureWarning, stacklevel=2)
+        if child.returncode:
+            beside.trouble = trouble.strip() or f"it ended with {child.returncode}"
+            warnings.warn(f"the compactor: {beside.trouble}", CaptureWarning, stacklevel=2)
 
 
 class Budgeted:
@@ -181,6 +183,7 @@ class Budgeted:
             self._told = True
             why = "all finished parts are compacted"
             said = f"the archive cannot be kept under {self.budget} bytes: {why}"
+            self.compactor.trouble = said
             warnings.warn(said, CaptureWarning, stacklevel=2)
 
 

@@ -251,3 +251,33 @@ def on_a_terminal(command: list[str]) -> str:
         assert running.wait(120) == 0
     os.close(leader)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+
+
+def test_a_capture_that_stopped_is_told_of_and_is_trouble(tmp_path: Path) -> None:
+    script = tmp_path / "limited.py"
+    script.write_text(
+        "import resource, torch\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))\n"
+        "model = torch.nn.Linear(256, 256)\n"
+        "for _ in range(50):\n    model(torch.rand(64, 256))\n"
+    )
+    ran = dumpcmp_dump("--path", "d", str(script), cwd=tmp_path)
+    assert ran.returncode == 2
+    assert re.search(r"trouble: OSError.*File too large; \d+ values .* not in", ran.stderr)
+
+
+def test_a_program_that_goes_elsewhere_has_one_archive(tmp_path: Path) -> None:
+    script = tmp_path / "wanders.py"
+    script.write_text(
+        "import os, torch\nmodel = torch.nn.Linear(4, 4)\nmodel(torch.rand(1, 4))\n"
+        "os.makedirs('elsewhere')\nos.chdir('elsewhere')\nmodel(torch.rand(1, 4))\n"
+    )
+    ran = dumpcmp_dump("--path", "d", str(script), cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert Archive(tmp_path / "d").steps("Linear") == (0, 1)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_compactor_that_fails_is_trouble(tmp_path: Path) -> None:
+    ran = dumpcmp_dump("--path", "d", "--compact", "--reduce", "nowhere:f", cwd=tmp_path)
+    assert ran.returncode == 2 and "nowhere" in ran.stderr

@@ -55,7 +55,8 @@ class ArchiveWriter:
         ring_nbytes: int = RING_NBYTES,
         memory: Memory = "shared",
     ) -> None:
-        self._directory = RankDirectory(Path(path), rank, world_size)
+        here = Path(path).absolute()  # wherever the program goes meanwhile
+        self._directory = RankDirectory(here, rank, world_size)
         self._directory.create(overwrite=overwrite)
         self.run: dict[str, Any] = dict(run or {})
         self._ring = make_ring(ring_nbytes, memory, self.path)
@@ -107,6 +108,11 @@ class ArchiveWriter:
     def active(self) -> bool:
         """Whether the sink still takes Records: False after `close` and after trouble."""
         return not self._stopped and self._drain.error is None
+
+    @property
+    def problem(self) -> str:
+        """Once it is closed: why the capture stopped early; empty where it did not."""
+        return str(self._facts["problem"])
 
     @property
     def progress(self) -> Progress:
