@@ -62,6 +62,8 @@ def _tell(error: BaseException) -> None:
 
 def explained(error: BaseException) -> DumpcmpError:
     """What is wrong and where, and what to do next."""
+    if isinstance(error.__context__, KeyboardInterrupt):  # what broke while that was heeded
+        error = error.__context__
     match error:
         case DumpcmpError():
             return error

@@ -121,7 +121,7 @@ def test_what_nobody_expected_is_trouble_and_says_how_to_report_it() -> None:
 def test_an_exit_of_somebody_elses_code_is_no_verdict(tmp_path: Path, code: int) -> None:
     (tmp_path / "leaving.py").write_text(f"def build():\n    raise SystemExit({code})\n")
     command = [*DUMPCMP, "verify", "--model", "leaving:build"]
-    assert_told(run(command, PYTHONPATH=f"{tmp_path}:{os.environ['PYTHONPATH']}"), f"with {code}")
+    assert_told(run(command, PYTHONPATH=f"{tmp_path}:{SAMPLES.parent}"), f"with {code}")
 
 
 RUNS: list[object] = [

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -128,20 +128,20 @@ _FOREIGN = (str(Path(torch.__file__).parent), str(_OURS), "<frozen", "<string>")
 _EMBEDDED = str(_OURS / "demo.py")  # the model that stands for a user's
 _TRACE = re.compile(r'File "([^"]+)", line (\d+)')
 
-_foreign: dict[CodeType, bool] = {}
-_lines: dict[tuple[CodeType, int], str] = {}
+_foreign: dict[str, bool] = {}  # by file: code that dynamo made may have no hash
+_lines: dict[tuple[str, int], str] = {}
 
 
 def current_line() -> str:
     """``"model.py:31"`` for the frame that is running now, or nothing where there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        foreign = _foreign.get(code)
+        name = frame.f_code.co_filename
+        foreign = _foreign.get(name)
         if foreign is None:
-            foreign = _foreign[code] = _is_foreign(code.co_filename)
+            foreign = _foreign[name] = _is_foreign(name)
         if not foreign:
-            return _line(code, frame.f_lineno)
+            return _line(name, frame.f_lineno)
         frame = frame.f_back
     return ""
 
@@ -150,10 +150,10 @@ def _is_foreign(filename: str) -> bool:
     return filename.startswith(_FOREIGN) and filename != _EMBEDDED
 
 
-def _line(code: CodeType, number: int) -> str:
-    known = _lines.get((code, number))
+def _line(name: str, number: int) -> str:
+    known = _lines.get((name, number))
     if known is None:
-        known = _lines[code, number] = f"{_short(code.co_filename)}:{number}"
+        known = _lines[name, number] = f"{_short(name)}:{number}"
     return known
 
 

@@ -192,10 +192,27 @@ def plain_of(tensor: Tensor) -> Plain:
     if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
         if tensor.device.type == "meta":
             return Plain(tensor, problem="meta tensors have no elements")
+        if problem := _unreadable(tensor):
+            return Plain(tensor, problem=problem)
         if (tensor.dtype.is_complex and tensor.is_conj()) or tensor.is_neg():
             return Plain(tensor.detach().resolve_conj().resolve_neg(), layout)
         return Plain(tensor, layout)
     return Plain(tensor, problem=f"{_kind(tensor)} tensors have no dense bytes")
+
+
+def _unreadable(tensor: Tensor) -> str:
+    """Why the elements of a strided tensor are not where its shape says; empty where they are."""
+    try:
+        storage = tensor.untyped_storage()
+        held = storage.nbytes() if storage.data_ptr() else 0  # tensors of zeros have no memory
+    except RuntimeError:  # torch.func wraps tensors, and a wrapper has no storage
+        return "a tensor inside of a transform of torch.func has no elements of its own"
+    size, count = tensor.itemsize, tensor.numel()
+    if not count or held >= (tensor.storage_offset() + count) * size:
+        return ""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    needed = (tensor.storage_offset() + sum((n - 1) * step for n, step in steps) + 1) * size
+    return f"its storage has {held} bytes, its shape needs {needed}" if needed > held else ""
 
 
 def _kind(tensor: Tensor) -> str:

@@ -1,0 +1,68 @@
+"""Tensors whose elements are not where their shape says: recorded as such, the program unharmed."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dumpcmp
+
+
+class Odd(nn.Module):
+    """A model whose forward is given to it."""
+
+    def __init__(self, run: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 3))
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x, self.weight)
+
+
+def resized(x: Tensor, weight: Tensor) -> Tensor:
+    freed = x * weight
+    freed.untyped_storage().resize_(0)
+    freed.detach()  # takes a tensor that has no elements any more, and gives another
+    return x + weight
+
+
+def loss(x: Tensor, weight: Tensor) -> Tensor:
+    return (x @ weight).sin().sum()
+
+
+TRANSFORMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "grad": lambda x, w: torch.func.grad(loss)(x, w),
+    "vmap": lambda x, w: torch.func.vmap(lambda row: row @ w)(x),
+    "jvp": lambda x, w: torch.func.jvp(lambda y: y @ w, (x,), (x,))[1],
+    "vjp": lambda x, w: torch.func.vjp(lambda y: y @ w, x)[1](x)[0],
+    "jacrev": lambda x, w: torch.func.jacrev(loss)(x, w),
+    "jacfwd": lambda x, w: torch.func.jacfwd(loss)(x, w),
+    "hessian": lambda x, w: torch.func.hessian(loss)(x, w),
+}
+UNTRACED = {"resized": resized, "zeros": lambda x, w: torch._efficientzerotensor((3, 3)) + x @ w}
+CASES = [(mode, name) for mode in ("eager", "aten", "fx") for name in TRANSFORMED]
+CASES += [(mode, name) for mode in ("eager", "aten") for name in UNTRACED]
+
+
+@pytest.mark.parametrize("mode, name", CASES)
+def test_a_capture_leaves_the_program_alone(mode: str, name: str, tmp_path: Path) -> None:
+    model, x = Odd((TRANSFORMED | UNTRACED)[name]), torch.linspace(0, 1, 9).reshape(3, 3)
+    expected = model(x)
+    with dumpcmp.capture(model, tmp_path / "d", mode=mode):
+        assert torch.equal(model(x), expected)
+    archive = dumpcmp.Archive(tmp_path / "d")
+    assert archive.complete and torch.equal(archive.tensor("<root>", slot="output.0"), expected)
+
+
+@pytest.mark.parametrize(
+    "name, said", [("resized", "its storage has 0 bytes"), ("grad", "torch.func")]
+)
+def test_what_has_no_elements_says_why(name: str, said: str, tmp_path: Path) -> None:
+    model = Odd((TRANSFORMED | UNTRACED)[name])
+    with dumpcmp.capture(model, tmp_path / "d"):
+        model(torch.rand(3, 3))
+    problems = [record.problem for record in dumpcmp.Archive(tmp_path / "d").values()]
+    assert any(said in problem for problem in problems)
