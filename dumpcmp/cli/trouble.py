@@ -62,8 +62,7 @@ def _tell(error: BaseException) -> None:
 
 def explained(error: BaseException) -> DumpcmpError:
     """What is wrong and where, and what to do next."""
-    if isinstance(error.__context__, KeyboardInterrupt):  # what broke while that was heeded
-        error = error.__context__
+    error = _first_cause(error)
     match error:
         case DumpcmpError():
             return error
@@ -85,6 +84,16 @@ def explained(error: BaseException) -> DumpcmpError:
     hint = f"if your own code is not the cause, please report what {TRACEBACK}=1 shows"
     kind, where = type(error).__name__, _where(error)
     return DumpcmpError(f"unexpected {kind} at {where}: {_first_line(error)}", hint=hint)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The interrupt behind whatever else broke while it was heeded; else the error itself."""
+    before: BaseException | None = error
+    while before is not None:
+        if isinstance(before, KeyboardInterrupt):
+            return before
+        before = before.__context__
+    return error
 
 
 def _first_line(error: BaseException) -> str:
