@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache, partial
 from operator import attrgetter
 from struct import Struct
-from typing import Any, cast, get_type_hints
+from typing import Any, get_type_hints
 from zlib import crc32
 
 import numpy as np
@@ -111,20 +111,15 @@ def form_of(record: Record) -> Form:
     return Form(*_of_record(record))
 
 
-def _make_form_key() -> Callable[[Record], tuple[Any, ...]]:
+_all_but_kept = attrgetter("key.slot", *(n for n in FORM_FIELDS[1:] if n != "kept"))
+
+
+def form_key(record: Record) -> tuple[Any, ...]:
     """What decides the form of a Record, as a dictionary's key. It is asked for every value.
 
-    Made as text, as dataclasses make their methods: attrgetter takes twice the time. Full is True
-    here, because an enum hashes slowly.
+    Full is True here, because an enum hashes slowly.
     """
-    read = {"slot": "record.key.slot", "kept": "record.kept is full or record.kept"}
-    told = ", ".join(read.get(name, f"record.{name}") for name in FORM_FIELDS)
-    made: dict[str, Any] = {"full": Kept.FULL}
-    exec(f"def form_key(record): return ({told})", made)
-    return cast(Callable[[Record], tuple[Any, ...]], made["form_key"])
-
-
-form_key = _make_form_key()
+    return _all_but_kept(record), record.kept is Kept.FULL or record.kept
 
 
 DATASET_ATTRS: dict[str, str] = {
