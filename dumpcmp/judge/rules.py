@@ -10,20 +10,21 @@ from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge, verdic
 from dumpcmp.judge.tolerances import noise
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.record import NO_KERNEL
+from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Judgement, Measured, Pair, PairedBy, Trouble, Verdict, Why
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that is known of a pair when it is judged.
-
-    Whatever else a rule will have to know, such as what a replay of the op gave, belongs here.
-    """
+    """All that is known of a pair when it is judged: whatever a rule must know belongs here."""
 
     pair: Pair
     measured: Measured
     conditions: Conditions
     summed_in: str = ""  # of partial terms in a module's output: a like module that has their sum
+    replay: Replay | None = None  # what running the op again told, where it was
+    leaf: str = ""  # of a value that no op computed: in what it is not the same
+    call: str = ""  # of an output: in what the two calls differ
     is_followed: bool = True  # of what a collective moved: something that the model computed fails
 
     @property

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.replay import Origin, Replay
 
 
 class Verdict(StrEnum):
@@ -20,6 +21,7 @@ class Verdict(StrEnum):
     DTYPE = "DTYPE"  # different dtypes; compared after promotion, within tolerance
     EMPTY = "EMPTY"  # no elements: nothing was compared
     NONFINITE = "NONFINITE"  # NaN or Inf where the other side has none
+    FLIP = "FLIP"  # another choice than golden's, and a right one for what was given
     FUSED = "FUSED"  # not materialised in the target: listed, not compared
     INCONCLUSIVE = "INCONCLUSIVE"  # no credible reference, or no layout that fits
     ERROR = "ERROR"  # could not be read or measured; the reason says why
@@ -150,6 +152,11 @@ class Why(StrEnum):
     PLAIN = ""  # the reason says it all
     REMOVED = "removed"  # FUSED: no kernel of the target computes the op at all
     BLIND = "blind"  # PASS by a rule that other numbers contradict
+    INTRODUCED = "introduced"  # FAIL: the op did something wrong with what it was given
+    LEAF = "leaf"  # FAIL: a value that no op computed is not the same
+    CALL = "call"  # FAIL: the sides call other functions, or with other arguments
+    RIGHT = "right"  # PASS, though the sides differ: every op on the way is right
+    ILL = "ill"  # the same, of what is left after cancellation: it agrees with nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +189,8 @@ class Row:
     source: str = ""
     layout: str = ""  # of a partitioned run: how the shards became whole
     reference_errors: ReferenceErrors | None = None  # against a run in higher precision
+    origin: Origin = Origin.UNKNOWN  # where the difference comes from
+    replay: Replay | None = None  # what running the op again told
 
     kernel: str = ""  # of a root that a fused kernel stores: that kernel,
     suspects: tuple[str, ...] = ()  # and the ops that it computes besides and does not store
