@@ -9,9 +9,9 @@ from dumpcmp.judge.checkers import (
     Fp64Checker,
     FullValueChecker,
 )
-from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge
+from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, Evidence, judge
 from dumpcmp.judge.rounding import ReferenceChecker, RoundingChecker
-from dumpcmp.judge.rules import Evidence, judge_all
+from dumpcmp.judge.rules import judge_all
 from dumpcmp.nouns.row import ReferenceErrors
 
 __all__ = [

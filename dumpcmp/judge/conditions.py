@@ -1,4 +1,4 @@
-"""What a judgement is made from: Conditions, the Checker that decides, and what comes before it."""
+"""What a judgement is made from: Conditions, Evidence, the Checker, and what comes before it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dumpcmp.nouns.arithmetic import Arithmetic
-from dumpcmp.nouns.row import Closeness, Judgement, Metrics, ReferenceErrors, Verdict
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.row import (
+    Closeness,
+    Judgement,
+    Measured,
+    Metrics,
+    Pair,
+    PairedBy,
+    ReferenceErrors,
+    Verdict,
+)
 from dumpcmp.nouns.value import Dtype, Kind
 
 INEXACT = frozenset((Kind.FLOAT, Kind.COMPLEX))  # kinds whose arithmetic rounds
@@ -49,6 +59,25 @@ class Conditions:
     def kinds(self) -> set[Kind]:
         """The kinds of both sides."""
         return {self.golden.kind, self.target.kind}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that is known of a pair when it is judged: whatever a rule must know belongs here."""
+
+    pair: Pair
+    measured: Measured
+    conditions: Conditions
+    summed_in: str = ""  # of partial terms in a module's output: a like module that has their sum
+    replay: Replay | None = None  # what running the op again told, where it was
+    leaf: str = ""  # of a value that no op computed: in what it is not the same
+    call: str = ""  # of an output: in what the two calls differ
+    is_followed: bool = True  # of what a collective moved: something that the model computed fails
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether it is golden's value as a collective of the target moved it."""
+        return self.pair.by is PairedBy.COLLECTIVE and self.pair.golden is not None
 
 
 class Checker(Protocol):

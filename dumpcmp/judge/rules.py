@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dumpcmp.judge.checkers import ExactChecker
-from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, judge, verdict
+from dumpcmp.judge.conditions import INEXACT, Checker, Evidence, judge, verdict
+from dumpcmp.judge.replaying import flipped, wrong
+from dumpcmp.judge.settling import Sources, settle
 from dumpcmp.judge.tolerances import noise
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.record import NO_KERNEL
-from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import Judgement, Measured, Pair, PairedBy, Trouble, Verdict, Why
+from dumpcmp.nouns.replay import Origin
+from dumpcmp.nouns.row import Judgement, Pair, Trouble, Verdict, Why
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """All that is known of a pair when it is judged: whatever a rule must know belongs here."""
-
-    pair: Pair
-    measured: Measured
-    conditions: Conditions
-    summed_in: str = ""  # of partial terms in a module's output: a like module that has their sum
-    replay: Replay | None = None  # what running the op again told, where it was
-    leaf: str = ""  # of a value that no op computed: in what it is not the same
-    call: str = ""  # of an output: in what the two calls differ
-    is_followed: bool = True  # of what a collective moved: something that the model computed fails
-
-    @property
-    def is_moved(self) -> bool:
-        """Whether it is golden's value as a collective of the target moved it."""
-        return self.pair.by is PairedBy.COLLECTIVE and self.pair.golden is not None
-
-
-def judge_all(evidence: Sequence[Evidence], checker: Checker) -> dict[Pair, Judgement]:
-    """One judgement for each pair: of the model's values first, then of what was moved.
+def judge_all(
+    evidence: Sequence[Evidence], checker: Checker, sources: Sources | None = None
+) -> dict[Pair, Judgement]:
+    """One judgement for each pair: each by itself first, then in the light of its `sources`.
 
     What a collective moved may differ because the program meant it to. It is a failure where
     anything that the model computed is one.
     """
     own = {one.pair: judge_pair(one, checker) for one in evidence if not one.is_moved}
+    own = settle([one for one in evidence if not one.is_moved], own, sources or {})
     followed = any(judgement.verdict.fails for judgement in own.values())
     moved = (replace(one, is_followed=followed) for one in evidence if one.is_moved)
     return own | {one.pair: judge_pair(one, checker) for one in moved}
@@ -50,6 +36,26 @@ def judge_pair(evidence: Evidence, checker: Checker) -> Judgement:
     said = (rule(evidence) for rule in _RULES)
     judgement = next((found for found in said if found is not None), None)
     return _noticed(evidence, judgement or _by_numbers(evidence, checker))
+
+
+def _by_leaf(evidence: Evidence) -> Judgement | None:
+    """What no op computed has no rounding to excuse it."""
+    if not evidence.leaf:
+        return None
+    return Judgement(Verdict.FAIL, evidence.leaf, why=Why.LEAF, origin=Origin.INTRODUCED)
+
+
+def _by_replay(evidence: Evidence) -> Judgement | None:
+    """Whether the op did something wrong with what it was given, or chose otherwise."""
+    replay = evidence.replay
+    if replay is None or not replay.is_known:
+        return None
+    why = Why.WIRED if evidence.pair.key.slot.is_input else Why.INTRODUCED
+    if said := wrong(replay):
+        return Judgement(Verdict.FAIL, said, why=why, origin=Origin.INTRODUCED)
+    if replay.choice and replay.choice.num_flipped:
+        return Judgement(Verdict.FLIP, flipped(replay.choice), origin=Origin.FLIPPED)
+    return None
 
 
 def _by_trouble(evidence: Evidence) -> Judgement | None:
@@ -111,7 +117,7 @@ def _by_absence(evidence: Evidence) -> Judgement | None:
     return Judgement(Verdict.FUSED, f"inside {pair.inside}, which does not store it")
 
 
-_RULES = (_by_trouble, _by_likes, _by_delivery, _by_generator, _by_absence)
+_RULES = (_by_leaf, _by_replay, _by_trouble, _by_likes, _by_delivery, _by_generator, _by_absence)
 
 
 def _by_numbers(evidence: Evidence, checker: Checker) -> Judgement:

@@ -17,6 +17,14 @@ CHANCE = 8.0  # unless the rows' gains differ so much that it is within so many 
 SUBNORMAL = {"float16": 2.0**-12, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-12}  # least rms
 DOUBT = 4.0  # standard deviations by which an estimate from Summaries must exceed a limit
 
+# What an op may introduce, held against itself in float64 on what it was given.
+REPLAY_ROUND = 0.75  # of the output's eps: rounded once, or summed in parts and rounded once more
+REPLAY_SUM = 2.0  # times float32's eps and the condition: what a sum of products rounds
+REPLAY_ROW = 2.0  # times the bound of the whole: what one row may be off
+REPLAY_GAIN = 1 / 8  # of eps: how much larger or smaller the output may be on the whole
+REPLAY_NOISE = 3.0  # times the error of the same ops in the run's own dtypes
+GROWTH = 2.0  # a difference that grows by more in an op was amplified there
+
 # What PCC does not see: a rel_l2 above so many residues of the best fit is a scale or an offset; an
 # element that is so many of them off is an outlier, since no noise reaches so far.
 SCALE = 3.0

@@ -155,6 +155,7 @@ class Why(StrEnum):
     INTRODUCED = "introduced"  # FAIL: the op did something wrong with what it was given
     LEAF = "leaf"  # FAIL: a value that no op computed is not the same
     CALL = "call"  # FAIL: the sides call other functions, or with other arguments
+    WIRED = "wired"  # FAIL: the target took another value than golden took
     RIGHT = "right"  # PASS, though the sides differ: every op on the way is right
     ILL = "ill"  # the same, of what is left after cancellation: it agrees with nothing
 
@@ -167,6 +168,7 @@ class Judgement:
     reason: str = ""
     limit: float = math.nan  # the rel_l2 that was admissible, where that was the rule
     why: Why = Why.PLAIN
+    origin: Origin = Origin.UNKNOWN  # where the difference comes from
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,6 @@ class Row:
     source: str = ""
     layout: str = ""  # of a partitioned run: how the shards became whole
     reference_errors: ReferenceErrors | None = None  # against a run in higher precision
-    origin: Origin = Origin.UNKNOWN  # where the difference comes from
     replay: Replay | None = None  # what running the op again told
 
     kernel: str = ""  # of a root that a fused kernel stores: that kernel,
@@ -199,6 +200,11 @@ class Row:
     def verdict(self) -> Verdict:
         """The verdict of the judgement."""
         return self.judgement.verdict
+
+    @property
+    def origin(self) -> Origin:
+        """Where the difference comes from."""
+        return self.judgement.origin
 
     @property
     def reason(self) -> str:

@@ -1,0 +1,144 @@
+"""Judges values in the light of what they were computed from: a right op only passes things on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from dumpcmp.judge.conditions import Evidence
+from dumpcmp.judge.tolerances import GROWTH, SHORT_EPS
+from dumpcmp.nouns.replay import Origin, Replay
+from dumpcmp.nouns.row import Judgement, Pair, Verdict, Why
+
+Sources = Mapping[Pair, Sequence[Pair]]  # what each value was computed from, or is
+
+_OWN = frozenset((Why.INTRODUCED, Why.LEAF, Why.CALL, Why.WIRED))  # faults, whatever came before
+
+
+class _Taint(IntEnum):
+    """The worst that lies on the way to a value."""
+
+    NOTHING = 0  # every op on the way is right, or its result the same
+    DOUBT = 1  # an op that could not be judged
+    FAULT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A judgement, and what those must know who were computed from the value."""
+
+    judgement: Judgement
+    taint: _Taint = _Taint.NOTHING
+    is_flipped: bool = False  # a choice on the way was another
+    is_apart: bool = False  # it differs from golden although nothing is wrong
+
+
+def settle(
+    evidence: Sequence[Evidence], local: Mapping[Pair, Judgement], sources: Sources
+) -> dict[Pair, Judgement]:
+    """The judgements in the light of what each value was computed from.
+
+    What differs from golden although its op is right fails where a fault lies on the way to it,
+    is inconclusive where something lies there that nobody could judge, and passes elsewhere.
+    """
+    known = {one.pair: one for one in evidence}
+    settled: dict[Pair, _Settled] = {}
+    for pair in _upstream_first(known, sources):
+        before = [settled[source] for source in sources.get(pair, ()) if source in settled]
+        settled[pair] = _settled(known[pair], local[pair], before, settled)
+    return {pair: settled[pair].judgement for pair in known}
+
+
+def _upstream_first(known: Mapping[Pair, Evidence], sources: Sources) -> Iterator[Pair]:
+    """Every pair after its sources; a circle is cut where it closes."""
+    begun: set[Pair] = set()
+    for first in known:
+        waiting = [(first, False)]
+        while waiting:
+            pair, is_done = waiting.pop()
+            if is_done:
+                yield pair
+            elif pair not in begun:
+                begun.add(pair)
+                waiting.append((pair, True))
+                waiting += [(s, False) for s in sources.get(pair, ()) if s in known]
+
+
+def _settled(
+    one: Evidence,
+    judgement: Judgement,
+    before: Sequence[_Settled],
+    settled: Mapping[Pair, _Settled],
+) -> _Settled:
+    first = settled.get(one.pair.repeats) if one.pair.repeats else None
+    if first is not None and one.measured.trouble is None:
+        return replace(first, judgement=_repeated(first.judgement))
+    taint = max((each.taint for each in before), default=_Taint.NOTHING)
+    is_flipped = any(each.is_flipped for each in before)
+    is_equal = one.measured.metrics is not None and one.measured.metrics.equal
+    if judgement.why in _OWN:
+        return _Settled(judgement, _Taint.FAULT, is_flipped, True)
+    if judgement.verdict is Verdict.FLIP:
+        return _Settled(judgement, taint, True, True)
+    if is_equal:
+        return _Settled(replace(judgement, origin=Origin.EQUAL))
+    judgement = replace(judgement, origin=_origin(one.replay, is_flipped))
+    if one.call and taint is not _Taint.FAULT and one.measured.metrics is not None:
+        fault = Judgement(Verdict.FAIL, one.call, why=Why.CALL, origin=Origin.INTRODUCED)
+        return _Settled(fault, _Taint.FAULT, is_flipped, True)
+    if not judgement.verdict.fails or not one.pair.both:
+        return _Settled(judgement, taint, is_flipped, any(each.is_apart for each in before))
+    if one.replay is not None and one.replay.is_known and not _is_plain(one):
+        return _right(judgement, taint, is_flipped)
+    return _unknown(judgement, taint, is_flipped, before)
+
+
+def _repeated(judgement: Judgement) -> Judgement:
+    """The judgement on a value where it appears again: it has done nothing wrong there."""
+    if judgement.why not in _OWN:
+        return judgement
+    return replace(judgement, why=Why.PLAIN, origin=Origin.INHERITED)
+
+
+def _is_plain(one: Evidence) -> bool:
+    """Whether inputs are equal and each element is rounded once to a short dtype.
+
+    Then golden's own result is a sharper measure than the op in float64.
+    """
+    return one.conditions.inputs_equal and one.conditions.own_eps > SHORT_EPS
+
+
+def _origin(replay: Replay | None, is_flipped: bool) -> Origin:
+    if replay is None or not replay.is_known:
+        return Origin.UNKNOWN
+    if is_flipped:
+        return Origin.FLIPPED
+    return Origin.AMPLIFIED if replay.amplification > GROWTH else Origin.INHERITED
+
+
+def _right(judgement: Judgement, taint: _Taint, is_flipped: bool) -> _Settled:
+    """Of a value that differs although its op is right."""
+    if taint is _Taint.FAULT:
+        return _Settled(judgement, taint, is_flipped, True)
+    if taint is _Taint.DOUBT:
+        said = f"{judgement.reason}; the op is right, but one before it could not be judged"
+        doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
+        return _Settled(doubt, taint, is_flipped, True)
+    how = "another choice was made" if is_flipped else "rounding grew"
+    said = f"{judgement.reason}; every op on the way is right: {how}"
+    absolved = replace(judgement, verdict=Verdict.PASS, reason=said, why=Why.RIGHT)
+    return _Settled(absolved, taint, is_flipped, True)
+
+
+def _unknown(
+    judgement: Judgement, taint: _Taint, is_flipped: bool, before: Sequence[_Settled]
+) -> _Settled:
+    """Of a value that differs, and nobody knows what its op should have made of what it got."""
+    if taint is _Taint.FAULT:
+        return _Settled(judgement, taint, is_flipped, True)
+    if taint is _Taint.DOUBT or any(each.is_apart for each in before):
+        said = f"{judgement.reason}; what it was given differs, and the op could not be run again"
+        doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
+        return _Settled(doubt, _Taint.DOUBT, is_flipped, True)
+    return _Settled(judgement, _Taint.FAULT, is_flipped, True)
