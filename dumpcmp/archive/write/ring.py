@@ -47,25 +47,39 @@ class Ring:
     def __init__(self, capacity: int, path: Path | None = None) -> None:
         self.capacity = max(capacity & -HEADER_NBYTES, SMALLEST)
         self.path = path
+        self._descriptor = -1
         self._memory = self._map()
         self.room = memoryview(self._memory)[HEADER_NBYTES:]
         self.head = self.tail = self.used = 0
         self.wrapped = False
         self.reach = min(WARM_NBYTES, self.capacity)
+        self._most = self.capacity  # less, once the system has no more memory to give
         paths.RING_HEADER.pack_into(self._memory, 0, paths.RING_MAGIC, self.capacity, 0, 1)
 
     def _map(self) -> mmap.mmap:
         nbytes = HEADER_NBYTES + self.capacity
         if self.path is None:
             return mmap.mmap(-1, nbytes)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags, 0o600)
         try:
             os.ftruncate(descriptor, nbytes)
-            if self.path.parent != SHARED_MEMORY:
-                os.posix_fallocate(descriptor, 0, nbytes)  # a full disk shows now, not in a signal
-            return mmap.mmap(descriptor, nbytes)
-        finally:
+            self._reserve(descriptor, 0, min(WARM_NBYTES, self.capacity))
+            memory = mmap.mmap(descriptor, nbytes)
+        except BaseException:
             os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        return memory
+
+    def _reserve(self, descriptor: int, start: int, stop: int) -> None:
+        """Have memory for these bytes, and the wrap record behind them: a full disk shows now.
+
+        A page that nobody has reserved, and for which there is no room when it is touched, ends
+        the program with a signal.
+        """
+        stop = min(stop, self.capacity - HEADER_NBYTES) + 2 * HEADER_NBYTES
+        os.posix_fallocate(descriptor, start, stop - start)
 
     def place_for(self, nbytes: int) -> int:
         """Where `nbytes` can lie in one piece: `head`, or 0 for a wrap, or -1: nowhere yet."""
@@ -77,12 +91,29 @@ class Ring:
 
     def grow(self) -> None:
         """Reach twice as far, if there is so much."""
-        self.reach = min(self.capacity, 2 * self.reach)
+        self._reach_to(2 * self.reach)
 
-    def reach_for(self, nbytes: int) -> None:
-        """Reach far enough for two records of `nbytes`, or for many that are not so large."""
-        wanted = max(2 * nbytes, min(64 * nbytes, LARGE_REACH))
-        self.reach = max(self.reach, min(wanted, self.capacity))
+    def reach_for(self, nbytes: int) -> bool:
+        """Reach far enough for two records of `nbytes`, or for many that are not so large.
+
+        False where the ring cannot hold two: the memory is too small, or given to others.
+        """
+        if 2 * nbytes <= self._most:
+            self._reach_to(max(2 * nbytes, min(64 * nbytes, LARGE_REACH)))
+        return 2 * nbytes <= self.reach
+
+    def _reach_to(self, wanted: int) -> None:
+        """Reach as far as `wanted`, or as there is memory: all that is used is reserved before."""
+        wanted = min(wanted, self._most)
+        if wanted <= self.reach:
+            return
+        if self._descriptor >= 0:
+            try:
+                self._reserve(self._descriptor, self.reach, wanted)
+            except OSError:  # full: it stays as large as it is, and whoever needs more waits
+                self._most = self.reach
+                return
+        self.reach = wanted
 
     def wrap(self) -> None:
         """Go on at the start; what is left at the end is not used this time."""
@@ -113,6 +144,9 @@ class Ring:
         with suppress(BufferError):  # somebody still looks at it: it goes when they do
             self.room.release()
             self._memory.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -130,7 +131,6 @@ class Staging:
         self.num_records = self.nbytes = 0
         self._drain, self._steps = drain, steps
         self._ring, self._room = drain.ring, drain.ring.room
-        self._largest = drain.ring.capacity // 2
         self._sequence = 1
         self._forms: dict[Any, Template] = {}
         self._step: StepPlan | None = None
@@ -193,14 +193,15 @@ class Staging:
         number = plan.forms.get(form)
         if number is None:
             number = self._declare_form(form, plan)
-        if form.total > self._largest and source is not None:
+        ring, total = self._ring, form.total
+        if 2 * total > ring.reach and source is not None and not ring.reach_for(total):
             self._take_large(source, plan, (call.number, form, number, record.order))
         else:
             self._copy(record.order, source, plan, call.number, form, number)
         key, row = record.key, plan.num_rows
         call.slots[key.slot] = (plan, row, key)
         plan.num_rows = row + 1
-        plan.nbytes += form.total
+        plan.nbytes += total
         if plan.nbytes >= plan.most_nbytes or row >= MAX_LINKS:
             plan.full = True
         self.num_records += 1
@@ -314,7 +315,8 @@ class Staging:
         if place == ring.head:
             return place
         if place < 0:
-            ring.reach_for(nbytes)
+            if not ring.reach_for(nbytes) and nbytes > ring.reach:
+                raise OSError(errno.ENOSPC, "no memory for the ring between program and disk")
             self._drain.wait_until(lambda: ring.used == 0 or ring.place_for(nbytes) >= 0)
             if self._drain.error is not None:
                 raise self._drain.error
