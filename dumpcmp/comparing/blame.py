@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.arithmetic import feeds_gradient
+from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.row import Row, Verdict, Why
+
+_OWN = frozenset((Why.INTRODUCED, Why.LEAF, Why.CALL, Why.WIRED))  # faults, whatever came before
 
 
 def blame(rows: Sequence[Row], golden: Listing, target: Listing) -> list[Row]:
@@ -19,9 +22,27 @@ def blame(rows: Sequence[Row], golden: Listing, target: Listing) -> list[Row]:
     it was given agrees and what took its output does not. A module inherits from what is inside.
     """
     flow = _Flow.of(rows, golden.links, target.links)
-    flow.forward()
-    flow.backward()
+    steps = sorted({call.site.step for call in flow.calls})
+    for step in steps:  # what the backward pass of one made wrong, the next begins with
+        flow.forward(step)
+        flow.backward(step)
     return [_blamed(value, target) for value in flow.values]
+
+
+def in_order(roots: Iterable[Row]) -> list[Row]:
+    """`roots`, which are in the order of rows, as they came about: step by step, backward last.
+
+    The backward pass runs against the order of the rows. What a parameter's gradient is in the
+    end is known after it.
+    """
+
+    def when(item: tuple[int, Row]) -> tuple[int, bool, bool, int]:
+        index, row = item
+        slot = row.key.slot
+        at = -index if slot.is_gradient else index
+        return row.key.step, slot.is_gradient, slot.is_parameter_gradient, at
+
+    return [row for _, row in sorted(enumerate(roots), key=when)]
 
 
 @dataclass(eq=False, slots=True)
@@ -33,6 +54,12 @@ class _Node:
     sources: list[_Node] = field(default_factory=list)
     takers: list[_Node] = field(default_factory=list)
     cause: _Node | None = None  # the root that it fails from, which may be itself
+    gradient: _Gradient | None = None  # of a gradient: all that stand for the same one
+
+    @property
+    def begins(self) -> bool:
+        """Whether it is a fault of its own, whatever came before."""
+        return self.row.judgement.why in _OWN
 
     @property
     def fails(self) -> bool:
@@ -50,6 +77,11 @@ class _Node:
     @property
     def is_gradient(self) -> bool:
         return self.row.key.slot.is_gradient
+
+    @property
+    def is_giver(self) -> bool:
+        """Whether it is a gradient at a call whose backward pass gave it out."""
+        return self.is_gradient and self.row.key.slot.kind != "grad_output"
 
     @property
     def is_hidden(self) -> bool:
@@ -79,10 +111,70 @@ class _Visit:
     def outputs(self) -> list[_Node]:
         return [value for value in self.forward if not value.is_input]
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether only one side has it."""
+        return bool(self.forward) and all(value.is_alone for value in self.forward)
+
+    @property
+    def grad_outputs(self) -> list[_Node]:
+        """What it was given in the backward pass."""
+        return [value for value in self.values if value.row.key.slot.kind == "grad_output"]
+
     def holds(self, other: _Visit) -> bool:
         """Whether the call `other` can run inside this call of a module."""
         same_step = self.site[:2] == other.site[:2]
         return same_step and other.site.op.is_inside(self.site.op)
+
+
+@dataclass(eq=False, slots=True)
+class _Gradient:
+    """The gradient of one tensor: the rows that hold it, and the calls whose VJPs it is made of."""
+
+    values: list[_Node] = field(default_factory=list)
+    calls: list[_Visit] = field(default_factory=list)  # functions before modules
+    cause: _Node | None = None
+
+    @property
+    def fails(self) -> bool:
+        return any(value.fails for value in self.values)
+
+    def when(self, place: Mapping[_Visit, int]) -> float:
+        """When the backward pass came by it, as a place in the forward pass."""
+        if all(value.row.key.slot.is_parameter_gradient for value in self.values):
+            return -1  # nothing depends on it
+        used = [place[call] for call in self.calls if not call.site.op.is_module]
+        return min(used, default=min(place[value.call] for value in self.values) + 0.5)
+
+    @property
+    def failing(self) -> list[_Node]:
+        """Its rows that fail at calls of both sides; first those of functions that gave it."""
+        found = [value for value in self.values if value.fails and not value.call.is_alone]
+        return sorted(found, key=lambda value: (value.call.site.op.is_module, not value.is_giver))
+
+    @property
+    def given(self) -> list[_Node]:
+        """What the calls that gave it out were given in the backward pass."""
+        found = [value for call in self.calls for value in call.grad_outputs]
+        return [value for value in found if value.gradient is not self]
+
+    @property
+    def given_cause(self) -> _Node | None:
+        """Why that fails, or another gradient that it is."""
+        same = (source for value in self.values for source in value.sources)
+        others = [v.gradient for v in (*self.given, *same) if v.gradient is not self]
+        return next((other.cause for other in others if other and other.cause), None)
+
+    @property
+    def value_cause(self) -> _Node | None:
+        """Why a value of the forward pass fails that it is computed from."""
+        for call in self.calls:
+            own = [value.row.key.slot for value in call.values if value.gradient is self]
+            for value in call.forward:
+                slot, op = value.row.key.slot, call.site.op
+                if value.cause and any(feeds_gradient(op, slot, one) for one in (own or (None,))):
+                    return value.cause
+        return None
 
 
 @dataclass(eq=False, slots=True)
@@ -91,6 +183,8 @@ class _Flow:
 
     values: list[_Node]
     calls: list[_Visit]
+    golden_links: Mapping[Key, Key]
+    target_links: Mapping[Key, Key]
     mattering: set[_Node] = field(default_factory=set)
     roots: list[_Node] = field(default_factory=list)  # in the order in which they were found
 
@@ -118,7 +212,7 @@ class _Flow:
             value.sources = [s for s in dict.fromkeys(found) if s is not None and s is not value]
             for source in value.sources:
                 source.takers.append(value)
-        return cls(values, list(calls.values()), _mattering(values))
+        return cls(values, list(calls.values()), golden_links, target_links, _mattering(values))
 
     def add_root(self, value: _Node) -> _Node:
         self.roots.append(value)
@@ -129,10 +223,10 @@ class _Flow:
     def latest_root(self) -> _Node | None:
         return self.roots[-1] if self.roots else None
 
-    def forward(self) -> None:
-        """Visit each call when it begins, and each module once more when it ends."""
+    def forward(self, step: int) -> None:
+        """Visit each call of a step when it begins, and each module once more when it ends."""
         open_modules: list[_Visit] = []
-        for call in self.calls:
+        for call in (call for call in self.calls if call.site.step == step):
             while open_modules and not open_modules[-1].holds(call):
                 self._leave(open_modules.pop())
             call.num_roots = len(self.roots)
@@ -161,7 +255,7 @@ class _Flow:
 
     def _leave(self, call: _Visit) -> None:
         """Find out why outputs fail: by their inputs, by what ran inside, or here."""
-        if call.forward and all(value.is_alone for value in call.forward):
+        if call.is_alone:
             self._leave_alone(call)
             return
         for value in call.outputs:
@@ -189,24 +283,86 @@ class _Flow:
         for value in call.forward:
             value.cause = value.cause or call.cause
 
-    def backward(self) -> None:
-        """Visit the gradients against the order of the forward pass, on which they depend."""
-        gradients = [value for value in self.values if value.is_gradient]
-        failed_before = self.latest_root
-        for value in reversed(gradients):
-            if value.sources:
-                continue
-            if value.fails:
-                value.cause = failed_before or self._cause_of_gradient(value)
-            elif value.row.verdict is Verdict.FUSED:
-                value.cause = value.cause or _given_cause(value)
-        for value in gradients:
-            if value.fails:  # one that is an earlier value which agrees began here, if nothing did
-                value.cause = value.cause or value.inherited or self.latest_root
-                value.cause = value.cause or self.add_root(value)
+    def backward(self, step: int) -> None:
+        """Visit the gradients of a step as the backward pass came by them."""
+        for gradient in self._gradients_of(step):
+            gradient.cause = self._cause_of_gradient(gradient)
+            for value in gradient.values:
+                if value.fails or value.row.verdict is Verdict.FUSED:
+                    value.cause = gradient.cause
 
-    def _cause_of_gradient(self, value: _Node) -> _Node:
-        return _given_cause(value) or self.add_root(next(_givers(value), value))
+    def _gradients_of(self, step: int) -> list[_Gradient]:
+        """The gradients of a step; first those of what the forward pass used last."""
+        calls = [call for call in self.calls if call.site.step == step]
+        found: dict[tuple[Key | None, Key], _Gradient] = {}
+        for value in (value for call in calls for value in call.values if value.is_gradient):
+            value.gradient = found.setdefault(self._tensor(value), _Gradient())
+            value.gradient.values.append(value)
+        for gradient in found.values():
+            gradient.calls = _calls_of(gradient, calls)
+        place = {call: index for index, call in enumerate(calls)}
+        return sorted(found.values(), key=lambda gradient: gradient.when(place), reverse=True)
+
+    def _tensor(self, gradient: _Node) -> tuple[Key | None, Key]:
+        """Names the tensor that `gradient` is of: where its value and its gradient appear first.
+
+        Each alone may be of several tensors: an addition hands its gradient on as it is, and the
+        same part of a tensor may be taken twice.
+        """
+        key, links = gradient.row.golden_key, self.golden_links
+        if key is None:
+            key, links = gradient.row.key, self.target_links
+        first, value = links.get(key, key), key.site.key(key.slot.value)
+        if first.slot.is_parameter_gradient:
+            return None, first
+        known = any(other.row.key.slot == value.slot for other in gradient.call.forward)
+        return links.get(value, value if known else None), first
+
+    def _cause_of_gradient(self, gradient: _Gradient) -> _Node | None:
+        """Why it fails: here, by what its calls were given in either pass, or from outside."""
+        failing = gradient.failing
+        begun = next((value for value in failing if value.begins), None)
+        if begun is not None:
+            return self.add_root(begun)
+        cause = gradient.given_cause or (gradient.value_cause if gradient.fails else None)
+        if cause is None and gradient.fails and not gradient.given:
+            cause = self._cause_outside(gradient)
+        return cause or (self.add_root(failing[0]) if failing else None)
+
+    def _cause_outside(self, gradient: _Gradient) -> _Node | None:
+        """Why it fails where nobody was seen to give it: it comes from a loss, say.
+
+        A loss depends on what the model gave out, and is later in the step.
+        """
+        key = gradient.values[0].row.key
+        results = [
+            value
+            for call in self.calls
+            if call.site[:3] == (key.model, key.step, ROOT)
+            for value in call.outputs
+        ]
+        is_reached = not results or any(value.cause for value in results)
+        return next(
+            (
+                root
+                for root in reversed(self.roots)
+                if root.row.key.step == key.step and (is_reached or root.is_gradient)
+            ),
+            None,
+        )
+
+
+def _calls_of(gradient: _Gradient, calls: Sequence[_Visit]) -> list[_Visit]:
+    """The calls that gave `gradient` out; functions first.
+
+    Where a parameter's is known at its module alone, they are the functions of that module.
+    """
+    givers = [value for value in gradient.values if value.is_giver]
+    found = list(dict.fromkeys(value.call for value in givers))
+    if givers and all(value.row.key.slot.is_parameter_gradient for value in givers):
+        modules = {value.call.site.op for value in givers}
+        found += [c for c in calls if c.site.op.module in modules and not c.site.op.is_module]
+    return sorted(found, key=lambda call: call.site.op.is_module)
 
 
 def _mattering(values: Iterable[_Node]) -> set[_Node]:
@@ -222,23 +378,6 @@ def _mattering(values: Iterable[_Node]) -> set[_Node]:
             taken = (other for other in value.call.values if other.is_alone)
             waiting += [source for other in taken for source in other.sources]
     return found
-
-
-def _givers(gradient: _Node) -> Iterator[_Node]:
-    """The rows of `gradient` at the calls whose backward pass gave it out."""
-    rows = (*gradient.takers, gradient)
-    return (value for value in rows if value.row.key.slot.kind != "grad_output")
-
-
-def _given_cause(gradient: _Node) -> _Node | None:
-    """Why what those calls were given in the backward pass does not agree."""
-    for giver in _givers(gradient):
-        for other in giver.call.values:
-            if other.row.key.slot.kind == "grad_output" and other is not gradient:
-                cause = other.cause or other.inherited
-                if cause is not None:
-                    return cause
-    return None
 
 
 def _blamed(value: _Node, target: Listing) -> Row:

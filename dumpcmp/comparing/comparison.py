@@ -10,7 +10,7 @@ from pathlib import Path
 from dumpcmp.align.mesh.declared import read_stated
 from dumpcmp.align.pairing import pair_values
 from dumpcmp.align.renaming import Renaming, read_mapping
-from dumpcmp.comparing.blame import blame
+from dumpcmp.comparing.blame import blame, in_order
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
@@ -71,7 +71,8 @@ def compare(
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]
     rows = blame(rows, ours.listing, theirs.listing)
     remarks = _remarks(tap, ours, theirs, finer)
-    return Outcome(tuple(rows), tuple(row for row in rows if row.root), tuple(remarks))
+    roots = in_order(row for row in rows if row.root)
+    return Outcome(tuple(rows), tuple(roots), tuple(remarks))
 
 
 def _forget() -> None:

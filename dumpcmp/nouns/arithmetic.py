@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from dumpcmp.nouns.key import Op
+from dumpcmp.nouns.key import Op, Slot
 
 
 class Arithmetic(StrEnum):
@@ -48,6 +48,19 @@ _REDUCTIONS = frozenset(
     """.split()  # noqa: SIM905
 )
 
+# Functions whose derivative is the same whatever the values are.
+_CONSTANT_SLOPE = frozenset(
+    """
+    add bfloat16 cat chunk clone contiguous double expand expand_as flatten flip float half mean
+    movedim mT narrow neg pad permute repeat reshape reshape_as roll select split
+    split_with_sizes squeeze stack sub sum swapaxes swapdims T t tile to transpose type type_as
+    unbind unflatten unsqueeze view view_as
+    """.split()  # noqa: SIM905
+)
+
+# Functions that are linear in each of their inputs, so that its gradient depends on the others.
+_MULTILINEAR = _REDUCTIONS - {"scaled_dot_product_attention"} | {"mul"}
+
 # Functions that draw random numbers, or do so if an argument asks for it.
 RANDOM = frozenset(
     """
@@ -78,6 +91,16 @@ def is_reduction(op: Op) -> bool:
 def is_sum(op: Op) -> bool:
     """Whether `op` adds up its inputs, which may cancel."""
     return op.function in ("add", "sub", "mean", "sum", "cumsum", "lerp", "var", "std")
+
+
+def feeds_gradient(op: Op, value: Slot, gradient: Slot | None) -> bool:
+    """Whether the gradient `gradient` of `op` is computed from its `value`; None: any gradient."""
+    function = op.function.removeprefix("aten.")
+    if function in _CONSTANT_SLOPE:
+        return False
+    if function in _MULTILINEAR:
+        return value.is_input and (gradient is None or value != gradient.value)
+    return True
 
 
 class Collective(StrEnum):

@@ -103,6 +103,11 @@ class Slot(str):
         return self.startswith("grad")
 
     @property
+    def is_parameter_gradient(self) -> bool:
+        """Whether it is what a parameter's gradient is after the backward pass."""
+        return self.startswith("grad.")
+
+    @property
     def is_generator(self) -> bool:
         """Whether it holds the state of a random generator."""
         return self.startswith("rng.")
@@ -110,6 +115,8 @@ class Slot(str):
     @property
     def value(self) -> Slot:
         """Of a gradient: the slot of the value that it is the gradient of."""
+        if self.is_parameter_gradient:
+            return Slot(f"param.{self.name}")
         return Slot(self.removeprefix("grad_"))
 
     @property

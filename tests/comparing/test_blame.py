@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.comparing.blame import blame
+from dumpcmp.comparing.blame import blame, in_order
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Judgement, Row, Verdict
@@ -129,6 +129,56 @@ CASES = [
         "b/add input.0=a/mul>output.0 PASS", "b/add output.0 PASS",
         "b/add grad_input.0=a/mul>grad_output.0 FAIL", "b/add grad_output.0 PASS",
     ], ["b/add grad_input.0"]),
+    ("a gradient handed on as it is in golden, and not in the target", [
+        "a/mul output.0 PASS", "a/mul grad_output.0=golden:b/add>grad_output.0 FAIL",
+        "b/add input.0=a/mul>output.0 PASS", "b/add output.0 PASS", "b/add grad_output.0 PASS",
+        "b/add grad_input.0=golden:b/add>grad_output.0|target:a/mul>grad_output.0 FAIL",
+    ], ["b/add grad_input.0"]),
+    ("the same part taken twice: the gradient of one is wrong", [
+        "a/get output.0 PASS", "a/get grad_output.0 PASS",
+        "b/get output.0=a/get>output.0 PASS", "b/get grad_output.0 FAIL",
+        "c/mul input.0=a/get>output.0 PASS", "c/mul grad_input.0=a/get>grad_output.0 PASS",
+        "c/mul input.1=a/get>output.0 PASS", "c/mul grad_input.1=b/get>grad_output.0 FAIL",
+        "c/mul output.0 PASS", "c/mul grad_output.0 PASS",
+    ], ["c/mul grad_input.1"]),
+    ("a function before its module", [
+        "m input.0 PASS", "m grad_input.0=m/gelu>grad_input.0 FAIL",
+        "m/gelu input.0=m>input.0 PASS", "m/gelu grad_input.0 FAIL",
+        "m/gelu output.0 PASS", "m/gelu grad_output.0 PASS",
+        "m output.0=m/gelu>output.0 PASS", "m grad_output.0=m/gelu>grad_output.0 PASS",
+    ], ["m/gelu grad_input.0"]),
+    ("a root of the forward pass that the gradient does not depend on", [
+        "a/mul input.0 PASS", "a/mul output.0 FAIL",
+        "b/gelu input.0 PASS", "b/gelu grad_input.0 FAIL",
+        "b/gelu output.0 PASS", "b/gelu grad_output.0 PASS",
+    ], ["a/mul output.0", "b/gelu grad_input.0"]),
+    ("a value of the forward pass that the gradient is computed from", [
+        "a/neg input.0 PASS", "a/neg output.0 FAIL", "a/neg grad_output.0 PASS",
+        "b/mul input.0 PASS", "b/mul grad_input.0 FAIL",
+        "b/mul input.1=a/neg>output.0 FAIL", "b/mul grad_input.1=a/neg>grad_output.0 PASS",
+        "b/mul output.0 FAIL", "b/mul grad_output.0 PASS",
+    ], ["a/neg output.0"]),
+    ("an addition does not depend on its values", [
+        "a/neg input.0 PASS", "a/neg output.0 FAIL", "a/neg grad_output.0 PASS",
+        "b/add input.0 PASS", "b/add grad_input.0 FAIL", "b/add input.1=a/neg>output.0 FAIL",
+        "b/add grad_input.1=a/neg>grad_output.0 PASS", "b/add grad_output.0 PASS",
+    ], ["a/neg output.0", "b/add grad_input.0"]),
+    ("a parameter's gradient, which is the function's", [
+        "a input.0 PASS", "a grad.weight FAIL", "a/linear input.0 PASS", "a/linear input.1 PASS",
+        "a/linear grad_input.1=a>grad.weight FAIL",
+        "a/linear output.0 PASS", "a/linear grad_output.0 PASS",
+    ], ["a/linear grad_input.1"]),
+    ("what a later op's backward made wrong, parameters too", [
+        "a input.0 PASS", "a grad.weight FAIL", "a/linear input.0 PASS", "a/linear input.1 PASS",
+        "a/linear output.0 PASS", "a/linear grad_output.0=b/gelu>grad_input.0 FAIL",
+        "b/gelu input.0=a/linear>output.0 PASS", "b/gelu grad_input.0 FAIL",
+        "b/gelu output.0 PASS", "b/gelu grad_output.0 PASS",
+    ], ["b/gelu grad_input.0"]),
+    ("a gradient that only golden has", [
+        "a/mul output.0 PASS", "a/mul grad_output.0=b/gelu>grad_input.0 UNPAIRED golden",
+        "b/gelu input.0=a/mul>output.0 PASS", "b/gelu grad_input.0 UNPAIRED golden",
+        "b/gelu output.0 PASS", "b/gelu grad_output.0 PASS",
+    ], ["b/gelu grad_input.0"]),
     ("gradients inherit from the forward pass", [
         "a/mul input.0 PASS", "a/mul output.0 FAIL", "a/mul grad_output.0 FAIL",
     ], ["a/mul output.0"]),
@@ -138,6 +188,21 @@ CASES = [
 @pytest.mark.parametrize("lines, roots", [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_the_root_is(lines: list[str], roots: list[str]) -> None:
     assert run(*lines).roots() == roots
+
+
+def test_roots_are_told_in_the_order_of_the_backward_pass() -> None:
+    made = run(
+        "a/gelu input.0 PASS", "a/gelu grad_input.0 FAIL", "a/gelu output.0 PASS",
+        "a/gelu grad_output.0=b/gelu>grad_input.0 PASS",
+        "b/gelu input.0=a/gelu>output.0 PASS", "b/gelu grad_input.0 PASS",
+        "b/gelu output.0 PASS", "b/gelu grad_output.0=c/gelu>grad_input.0 PASS",
+        "c/gelu input.0=b/gelu>output.0 PASS", "c/gelu grad_input.0 PASS",
+        "c/gelu input.1 PASS", "c/gelu grad_input.1 FAIL",
+        "c/gelu output.0 PASS", "c/gelu grad_output.0 PASS",
+        "d/neg input.0 PASS", "d/neg output.0 FAIL",
+    )  # fmt: skip
+    told = [row.key.op for row in in_order(row for row in made.blamed() if row.root)]
+    assert told == ["d/neg", "c/gelu", "a/gelu"]
 
 
 def test_every_heir_names_its_cause() -> None:
