@@ -17,10 +17,10 @@ from torch import Tensor
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Choice
 from dumpcmp.replay import deciding, selecting
-from dumpcmp.replay.selecting import Rule, Selection, compared, selection, wrong_choice
+from dumpcmp.replay.selecting import ChoiceRule, Selected, compared, selection, wrong_choice
 
 Tensors = Mapping[str, Tensor]  # by slot
-Asked = Mapping[str, Any]  # arguments by name; tensors in them are {"slot": ...}
+Requested = Mapping[str, Any]  # arguments by name; tensors in them are {"slot": ...}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class _Selector:
     """An op that chooses along a dim: its parameters, its rule, and what it gives out."""
 
     names: tuple[str, ...]
-    rule: Rule
+    rule: ChoiceRule
     sign: int = 1  # larger scores are chosen, or smaller ones
     needs_dim: bool = False  # without a dim it gives out a value and no choice
     dim: int | None = -1  # that it chooses along where none is given
@@ -131,13 +131,13 @@ def _selected(selector: _Selector, call: Call, target: Ends, golden: Ends) -> Ch
     return replace(found, wrong=wrong)
 
 
-def _sign(selector: _Selector, asked: Asked) -> int:
+def _sign(selector: _Selector, asked: Requested) -> int:
     if "descending" in selector.names:
         return 1 if asked.get("descending", False) else -1
     return selector.sign if asked.get("largest", True) else -selector.sign
 
 
-def _selection(selector: _Selector, asked: Asked, side: Ends) -> Selection:
+def _selection(selector: _Selector, asked: Requested, side: Ends) -> Selected:
     given, got = side
     dim = asked.get("dim", selector.dim)
     values = got["output.0"] if selector.gives_values else None

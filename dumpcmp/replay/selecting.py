@@ -17,11 +17,11 @@ from dumpcmp.nouns.replay import Choice, Flip
 
 SHOWN = 8  # flips that a Choice tells one by one, and indices that a Flip tells
 
-Rule = Callable[["Selection", Mapping[str, Any]], str]
+ChoiceRule = Callable[["Selected", Mapping[str, Any]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class Selected:
     """Scores as rows, and what was chosen in each: indices, and the values where they were given.
 
     `ranks` are the scores by their order alone: equal scores have equal ranks, NaN the largest.
@@ -61,12 +61,12 @@ def place(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def selection(scores: Tensor, dim: int | None, indices: Tensor, values: Tensor | None) -> Selection:
+def selection(scores: Tensor, dim: int | None, indices: Tensor, values: Tensor | None) -> Selected:
     """What was chosen along `dim` of `scores`, or of all of them, as rows."""
     if dim is None or not scores.ndim:
         flat = scores.reshape(1, -1)
         listed = None if values is None else values.reshape(1, -1)
-        return Selection(flat, indices.reshape(1, -1), listed, ())
+        return Selected(flat, indices.reshape(1, -1), listed, ())
     dim %= scores.ndim
     outer = tuple(n for i, n in enumerate(scores.shape) if i != dim)
 
@@ -74,13 +74,13 @@ def selection(scores: Tensor, dim: int | None, indices: Tensor, values: Tensor |
         whole = chosen if chosen.ndim == scores.ndim else chosen.unsqueeze(dim)
         return whole.movedim(dim, -1).reshape(-1, whole.shape[dim])
 
-    return Selection(rows(scores), rows(indices), None if values is None else rows(values), outer)
+    return Selected(rows(scores), rows(indices), None if values is None else rows(values), outer)
 
 
 # Whether a choice is right
 
 
-def wrong_choice(chosen: Selection, rule: Rule, asked: Mapping[str, Any]) -> str:
+def wrong_choice(chosen: Selected, rule: ChoiceRule, asked: Mapping[str, Any]) -> str:
     """Why `chosen` is no right choice; empty where it is."""
     if not chosen.indices.numel():
         return ""
@@ -89,12 +89,12 @@ def wrong_choice(chosen: Selection, rule: Rule, asked: Mapping[str, Any]) -> str
     return _other_values(chosen) or rule(chosen, asked)
 
 
-def _out_of_range(chosen: Selection) -> str:
+def _out_of_range(chosen: Selected) -> str:
     bad = (chosen.indices < 0) | (chosen.indices >= chosen.size)
     return _said(chosen, bad, f"is none of the {chosen.size} that there are")
 
 
-def _other_values(chosen: Selection) -> str:
+def _other_values(chosen: Selected) -> str:
     if chosen.values is None:
         return ""
     if chosen.values.shape != chosen.indices.shape:
@@ -104,7 +104,7 @@ def _other_values(chosen: Selection) -> str:
     return _said(chosen, ~same, "does not have the value that is given out with it")
 
 
-def _repeated(chosen: Selection) -> str:
+def _repeated(chosen: Selected) -> str:
     ordered, places = chosen.indices.sort(dim=1)
     again = torch.zeros_like(ordered, dtype=torch.bool)
     again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
@@ -112,7 +112,7 @@ def _repeated(chosen: Selection) -> str:
     return _said(chosen, bad, "is taken twice")
 
 
-def _said(chosen: Selection, bad: Tensor, what: str) -> str:
+def _said(chosen: Selected, bad: Tensor, what: str) -> str:
     """A sentence on the first of the `bad` choices; empty where there is none."""
     if not bad.any():
         return ""
@@ -123,7 +123,7 @@ def _said(chosen: Selection, bad: Tensor, what: str) -> str:
     return f"in row {list(chosen.row(row))} index {index} {what}{also}"
 
 
-def topk_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:
+def topk_rule(chosen: Selected, asked: Mapping[str, Any]) -> str:
     """The k largest or smallest, each once, in order unless order was not asked for."""
     if chosen.indices.shape[1] != asked.get("k", chosen.indices.shape[1]):
         return f"takes {chosen.indices.shape[1]} and not {asked['k']} of each row"
@@ -136,13 +136,13 @@ def topk_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:
     return said or (_disorder(chosen, taken) if asked.get("sorted", True) else "")
 
 
-def _disorder(chosen: Selection, taken: Tensor) -> str:
+def _disorder(chosen: Selected, taken: Tensor) -> str:
     bad = torch.zeros_like(taken, dtype=torch.bool)
     bad[:, 1:] = taken[:, 1:] > taken[:, :-1]
     return _said(chosen, bad, "stands behind one that it should stand before")
 
 
-def sort_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:
+def sort_rule(chosen: Selected, asked: Mapping[str, Any]) -> str:
     """Each index once, in order; equal scores in the order of their indices if it is stable."""
     if chosen.indices.shape[1] != chosen.size:
         return f"orders {chosen.indices.shape[1]} of {chosen.size}"
@@ -157,33 +157,33 @@ def sort_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:
     return _said(chosen, bad, "stands behind an equal one of a higher index in a stable sort")
 
 
-def largest_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:  # noqa: ARG001
+def largest_rule(chosen: Selected, asked: Mapping[str, Any]) -> str:  # noqa: ARG001
     """One that nothing exceeds; NaN exceeds everything."""
     ranks = chosen.ranks
     bad = ranks.gather(1, chosen.indices) < ranks.amax(1, keepdim=True)
     return _said(chosen, bad, "is not where the largest score is")
 
 
-def smallest_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:  # noqa: ARG001
+def smallest_rule(chosen: Selected, asked: Mapping[str, Any]) -> str:  # noqa: ARG001
     """One that exceeds nothing; NaN comes before everything here, too."""
     ranks = chosen.ranks.masked_fill(chosen.scores.isnan(), -1)
     bad = ranks.gather(1, chosen.indices) > ranks.amin(1, keepdim=True)
     return _said(chosen, bad, "is not where the smallest score is")
 
 
-def _nth(chosen: Selection, ranks: Tensor, number: Tensor) -> str:
+def _nth(chosen: Selected, ranks: Tensor, number: Tensor) -> str:
     taken = ranks.gather(1, chosen.indices)
     before, upto = (ranks < taken).sum(1, True), (ranks <= taken).sum(1, True)
     bad = (before >= number) | (upto < number)
     return _said(chosen, bad, "is not where the score of that place in the order is")
 
 
-def kthvalue_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:
+def kthvalue_rule(chosen: Selected, asked: Mapping[str, Any]) -> str:
     """The kth smallest."""
     return _nth(chosen, chosen.ranks, torch.tensor(asked.get("k", 1)))
 
 
-def median_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:  # noqa: ARG001
+def median_rule(chosen: Selected, asked: Mapping[str, Any]) -> str:  # noqa: ARG001
     """The lower of the two in the middle, or a NaN where there is one."""
     odd = chosen.scores.isnan()
     middle = torch.full_like(chosen.indices, (chosen.size + 1) // 2)
@@ -191,13 +191,13 @@ def median_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:  # noqa: AR
     return _nth(chosen, chosen.ranks, number)
 
 
-def nanmedian_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:  # noqa: ARG001
+def nanmedian_rule(chosen: Selected, asked: Mapping[str, Any]) -> str:  # noqa: ARG001
     """The same, of those that are numbers."""
     count = (~chosen.scores.isnan()).sum(1, True)
     return _nth(chosen, chosen.ranks, torch.where(count == 0, chosen.size, (count + 1) // 2))
 
 
-def mode_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:  # noqa: ARG001
+def mode_rule(chosen: Selected, asked: Mapping[str, Any]) -> str:  # noqa: ARG001
     """One that nothing is more frequent than."""
     ranks = chosen.ranks
     counts = torch.zeros_like(ranks).scatter_add_(1, ranks, torch.ones_like(ranks))
@@ -206,7 +206,7 @@ def mode_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:  # noqa: ARG0
     return _said(chosen, bad, "does not have the most frequent score")
 
 
-def draw_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:
+def draw_rule(chosen: Selected, asked: Mapping[str, Any]) -> str:
     """What can be drawn at all: of a weight above zero, and without replacement only once."""
     bad = ~(chosen.scores.gather(1, chosen.indices) > 0)
     said = _said(chosen, bad, "is drawn with a probability of zero")
@@ -216,7 +216,7 @@ def draw_rule(chosen: Selection, asked: Mapping[str, Any]) -> str:
 # Where two choices differ
 
 
-def compared(golden: Selection, target: Selection, *, ordered: bool, sign: int) -> Choice:
+def compared(golden: Selected, target: Selected, *, ordered: bool, sign: int) -> Choice:
     """The rows in which the target chose otherwise than golden, with golden's margins there.
 
     `sign` is 1 where larger scores are chosen or stand first, -1 where smaller ones do; `ordered`
