@@ -23,9 +23,9 @@ from dumpcmp.dumping.retention import Compactor, Retention
 from dumpcmp.nouns.errors import CaptureError, CaptureWarning, SelectionError
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.selection import Selection, make_tap
+from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.taps.inductor.certificate import CodeRuns, certificate
 from dumpcmp.taps.inductor.compiled import CompiledCapture, untapped_evidence, unwrapped
-from dumpcmp.taps.recording.calls import slots_of
 from dumpcmp.taps.recording.values import Counts
 
 

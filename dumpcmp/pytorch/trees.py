@@ -22,6 +22,28 @@ _OPAQUE = (nn.Module, FunctionType, ModuleType, *PLAIN)
 _SHARED_FREELY = (list, tuple, dict, deque)  # which cannot be part of themselves by accident
 
 
+Slots = list[tuple[str, Tensor]]  # ("input.0.mask", the tensor) in order
+
+_SINGLE = (int, float, str, bool, type(None), torch.dtype, torch.device, slice, type(Ellipsis))
+
+
+def slots_of(prefix: str, value: object) -> Slots:
+    """The tensors in `value`: a lone one is ``prefix.0``, nested ones have dotted names."""
+    if isinstance(value, Tensor):
+        return [(prefix + ".0", value)]
+    found: Slots = []
+    _flatten(prefix, value, found)
+    return found
+
+
+def _flatten(name: str, value: object, found: Slots) -> None:
+    if isinstance(value, Tensor):
+        found.append((name, value))
+    elif not isinstance(value, _SINGLE):
+        for word, child in parts_of(value) or ():
+            _flatten(f"{name}.{word}", child, found)
+
+
 def parts_of(tree: object) -> Iterable[tuple[object, object]] | None:
     """The parts of a container by name or position, as its type arranges them; None for a leaf."""
     if isinstance(tree, list | tuple | deque):

@@ -13,10 +13,10 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Phase
 from dumpcmp.nouns.selection import make_tap
 from dumpcmp.nouns.value import value_of
+from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.taps.modes.aten import AtenCapture
 from dumpcmp.taps.modes.graph import GraphCapture
 from dumpcmp.taps.modes.modules import ModuleCapture
-from dumpcmp.taps.recording.calls import slots_of
 from dumpcmp.taps.recording.recorder import Recorder
 from tests.taps.byhand import catch
 from tests.taps.memory import MemorySink

@@ -13,8 +13,9 @@ from torch.utils.weak import WeakIdRef
 
 from dumpcmp.nouns.key import Slot
 from dumpcmp.pytorch.names import private
+from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.taps.modes.traced import Mark, Traced
-from dumpcmp.taps.recording.calls import Slots, arguments_of, slots_of
+from dumpcmp.taps.recording.calls import arguments_of
 from dumpcmp.taps.recording.functions import Function, in_order
 
 MARK = "dumpcmp"  # in Node.meta: the Marks of the node

@@ -14,7 +14,8 @@ from torch import Tensor, fx, nn
 
 from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.record import NO_KERNEL, Call
-from dumpcmp.taps.recording.calls import slots_of, traced_line
+from dumpcmp.pytorch.trees import slots_of
+from dumpcmp.taps.recording.calls import traced_line
 from dumpcmp.taps.recording.functions import NO_OP, Function, attribute_of, function_of
 from dumpcmp.taps.recording.models import FunctionModel, Model, Scope
 from dumpcmp.taps.recording.step import Step

@@ -13,28 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dumpcmp.pytorch.trees import parts_of
-
-Slots = list[tuple[str, Tensor]]  # ("input.0.mask", the tensor) in order
-
-_PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device, slice, type(Ellipsis))
-
-
-def slots_of(prefix: str, value: object) -> Slots:
-    """The tensors in `value`: a lone one is ``prefix.0``, nested ones have dotted names."""
-    if isinstance(value, Tensor):
-        return [(prefix + ".0", value)]
-    found: Slots = []
-    _flatten(prefix, value, found)
-    return found
-
-
-def _flatten(name: str, value: object, found: Slots) -> None:
-    if isinstance(value, Tensor):
-        found.append((name, value))
-    elif not isinstance(value, _PLAIN):
-        for word, child in parts_of(value) or ():
-            _flatten(f"{name}.{word}", child, found)
+from dumpcmp.pytorch.trees import Slots, parts_of
 
 
 def arguments_of(

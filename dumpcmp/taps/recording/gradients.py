@@ -11,8 +11,8 @@ from torch.utils.hooks import RemovableHandle
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
+from dumpcmp.pytorch.trees import Slots
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.recording.calls import Slots
 from dumpcmp.taps.recording.step import Step
 
 _Targets = list[tuple[Call, str]]  # the calls and slots that one gradient is recorded at

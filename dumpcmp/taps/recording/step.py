@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call, Phase
+from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.recording.calls import Slots, arguments_of, current_line, slots_of
+from dumpcmp.taps.recording.calls import arguments_of, current_line
 from dumpcmp.taps.recording.functions import Function, in_order
 from dumpcmp.taps.recording.models import Model, Scope, Scopes
 from dumpcmp.taps.recording.precision import Precision

@@ -1,0 +1,252 @@
+"""Runs one recorded call again: in float64, or as it was where it only moves its elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dumpcmp.nouns.record import Call
+from dumpcmp.pytorch.trees import slots_of
+from dumpcmp.replay.arguments import Arguments, read_arguments
+from dumpcmp.replay.cancelling import terms_of
+from dumpcmp.replay.functions import ReplayFunction, function_named
+from dumpcmp.replay.kinds import FunctionKind
+from dumpcmp.replay.limits import MOST_BYTES, check_size
+from dumpcmp.replay.unreplayable import Unreplayable
+
+_EXACT = (FunctionKind.MOVES, FunctionKind.CHOOSES)
+_SINGLE = 2.0**-24  # the rounding of one float32
+_LEFT_OUT = ("out", "pin_memory", "generator")
+_LEAST = 2.0**-40  # of the terms: what is left of a sum is taken to be no smaller
+
+# What autocast computes in its own dtype.
+_LOWERED = frozenset(
+    """
+    addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d
+    conv_transpose2d conv_transpose3d convolution einsum gru gru_cell linalg_multi_dot
+    linalg_vecdot linear lstm lstm_cell matmul mm mv prelu rnn_relu rnn_relu_cell rnn_tanh
+    rnn_tanh_cell scaled_dot_product_attention multi_head_attention_forward _convolution
+    grouped_mm _grouped_mm
+    """.split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What a call gives out when it is run again, by slot."""
+
+    outputs: dict[str, Tensor]  # in float64 or complex128; of moves, the very elements
+    condition: dict[str, float] = field(default_factory=dict)  # terms of sums over what is left
+    noise: dict[str, float] = field(default_factory=dict)  # error of the run in its own dtypes
+    is_exact: bool = False  # it only moves or casts: every bit is known
+    num_ops: int = 1
+    terms: dict[str, Tensor] = field(default_factory=dict)  # the sums of absolute values
+
+
+def rerun(
+    call: Call,
+    given: Mapping[str, Tensor],
+    *,
+    device: str = "cpu",
+    limit: int = MOST_BYTES,
+) -> Rerun:
+    """Run `call` on `given`, its inputs by slot, and tell how well its output is determined.
+
+    `device` is the type of the device that the recorded run was on, which autocast asks for.
+    """
+    function = function_named(call.target)
+    arguments = _fit(read_arguments(call.arguments, given), given)
+    _refuse(function, arguments)
+    if is_exact(function, arguments):
+        check_size(function, arguments, limit)
+        return Rerun(run_exactly(function, arguments), is_exact=True)
+    wide = widened(function, arguments, device)
+    check_size(function, wide, limit)
+    outputs = run(function, wide)
+    return _rated(function, arguments, wide, outputs)
+
+
+def _fit(arguments: Arguments, given: Mapping[str, Tensor]) -> Arguments:
+    """`arguments` without what says where a result goes, and with tensors where `given` are."""
+    where = next(iter(given.values())).device if given else torch.device("cpu")
+    kept = {w: v for w, v in arguments.kwargs.items() if w not in _LEFT_OUT}
+    found = Arguments(arguments.args, kept, arguments.autocast)
+    return found.mapped(lambda leaf: where if isinstance(leaf, torch.device) else leaf)
+
+
+def _refuse(function: ReplayFunction, arguments: Arguments) -> None:
+    if function.kind is FunctionKind.NOTHING:
+        raise Unreplayable("it gives out memory as it was found")
+    if function.kind is FunctionKind.DRAWS and not _is_idle(function, arguments):
+        raise Unreplayable("it draws random numbers")
+
+
+def _is_idle(function: ReplayFunction, arguments: Arguments) -> bool:
+    """Whether a dropout drops nothing: it is not in training, or its probability is 0."""
+    if "dropout" not in function.name:
+        return False
+    told = dict(zip(("input", "p", "training"), arguments.args, strict=False)) | arguments.kwargs
+    trains = told.get("training", told.get("train", True))
+    return not trains or told.get("p", 0.5) == 0
+
+
+def is_exact(function: ReplayFunction, arguments: Arguments) -> bool:
+    """Whether every bit of the output is known: nothing is rounded, but for a cast."""
+    if function.kind in (*_EXACT, FunctionKind.DRAWS):
+        return not _adds_up(function, arguments)
+    if function.name == "arange":
+        return not any(isinstance(leaf, float) for leaf in arguments.leaves())
+    tensors = arguments.tensors()
+    inexact = any(t.is_floating_point() or t.is_complex() for t in tensors)
+    return bool(tensors) and not inexact and not _makes_floats(function, arguments)
+
+
+def _adds_up(function: ReplayFunction, arguments: Arguments) -> bool:
+    """Whether a move adds to what is there: index_put with accumulate, scatter with reduce."""
+    told = arguments.kwargs
+    if function.name == "embedding":
+        return told.get("max_norm") is not None
+    if function.name == "abs":
+        return any(t.is_complex() for t in arguments.tensors())
+    if function.name in ("index_put", "_unsafe_index_put"):
+        return bool(told.get("accumulate", (*arguments.args, False, False, False, False)[3]))
+    return function.name == "scatter" and "reduce" in told
+
+
+def _makes_floats(function: ReplayFunction, arguments: Arguments) -> bool:
+    """Whether a function of integers gives out floats: a division, a mean, a factor of 0.5."""
+    leaves = arguments.leaves()
+    if any(isinstance(leaf, float) for leaf in leaves):
+        return True
+    if any(isinstance(leaf, torch.dtype) and leaf.is_floating_point for leaf in leaves):
+        return True
+    exact = ("add", "sub", "mul", "multiply", "subtract", "rsub", "sum", "cumsum", "cumprod",
+             "prod", "matmul", "mm", "bmm", "floor_divide", "remainder", "fmod", "square", "pow",
+             "index_add", "scatter_add", "dot", "trace", "addcmul", "diff", "outer", "_int_mm",
+             "nansum", "tensordot", "einsum")  # fmt: skip
+    return function.name not in exact
+
+
+def run_exactly(function: ReplayFunction, arguments: Arguments) -> dict[str, Tensor]:
+    """Run a move on elements as they are; a cast is left to whoever knows its result's dtype."""
+    integral = any(not _is_inexact(t) for t in arguments.tensors()[:1])
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, torch.dtype) and leaf.is_floating_point and function.name != "view":
+            return torch.float32 if integral and leaf != torch.float64 else torch.float64
+        return leaf
+
+    return run(function, arguments.mapped(change))
+
+
+def _is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def widened(function: ReplayFunction, arguments: Arguments, device: str) -> Arguments:
+    """`arguments` in float64, rounded before to what autocast computes in."""
+    lower = arguments.autocast.get(device) if function.name in _LOWERED else None
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, torch.dtype):
+            return wide_dtype(leaf)
+        if not isinstance(leaf, Tensor) or not _is_inexact(leaf):
+            return leaf
+        if lower is not None and leaf.dtype in (torch.float32, torch.float16, torch.bfloat16):
+            leaf = leaf.to(lower)
+        return leaf.to(wide_dtype(leaf.dtype))
+
+    return arguments.mapped(change)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The widest dtype of its kind."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+@contextmanager
+def float64_by_default() -> Iterator[None]:
+    """Have floats that are made from integers, or from nothing, be float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def run(function: ReplayFunction, arguments: Arguments) -> dict[str, Tensor]:
+    """Call the function; its tensors by slot. What it changes in place is a copy."""
+    args, kwargs = list(arguments.args), arguments.kwargs
+    if function.changes_first and args and isinstance(args[0], Tensor):
+        args[0] = args[0].clone()
+    try:
+        with torch.no_grad(), float64_by_default():
+            result = function.run(*args, **kwargs)
+    except Exception as error:
+        said = str(error).partition("\n")[0][:160]
+        raise Unreplayable(f"it cannot be run in float64: {said}") from None
+    return dict(slots_of("output", args[0] if function.returns_nothing else result))
+
+
+def _rated(
+    function: ReplayFunction, arguments: Arguments, wide: Arguments, outputs: dict[str, Tensor]
+) -> Rerun:
+    """What was run, with the condition of each output, or the noise where there is no formula."""
+    double = any(leaf.dtype in (torch.float64, torch.complex128) for leaf in arguments.tensors())
+    narrow = torch.float64 if double else torch.float32
+    terms = terms_of(function, wide, outputs, narrow)
+    if terms:
+        condition = {slot: _ratio(terms[slot], outputs[slot]) for slot in terms}
+        return Rerun(outputs, condition, terms=terms)
+    if function.kind is FunctionKind.ELEMENTWISE:
+        return Rerun(outputs)
+    single = _errors(function, wide.mapped(_to(torch.float32)), outputs)
+    condition = {slot: max(1.0, error / _SINGLE) for slot, error in single.items()}
+    noise: dict[str, float] = {}
+    if function.kind in (FunctionKind.SCANS, FunctionKind.COMPOSES):
+        noise = _errors(function, arguments, outputs)
+    return Rerun(outputs, condition, noise)
+
+
+def _to(dtype: torch.dtype) -> Any:
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
+            return dtype
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return change
+
+
+def _errors(
+    function: ReplayFunction, arguments: Arguments, outputs: dict[str, Tensor]
+) -> dict[str, float]:
+    """The errors of the same function in other dtypes; none where it cannot be run in them."""
+    try:
+        found = run(function, arguments)
+    except Unreplayable:
+        return {}
+    return {slot: _error(found[slot], outputs[slot]) for slot in outputs if slot in found}
+
+
+def _error(narrow: Tensor, wide: Tensor) -> float:
+    if not _is_inexact(wide) or narrow.shape != wide.shape:
+        return 0.0
+    d = narrow.to(wide.dtype) - wide
+    finite = torch.isfinite(d)
+    norm = float(torch.linalg.vector_norm(wide[finite]))
+    return float(torch.linalg.vector_norm(d[finite])) / norm if norm else 0.0
+
+
+def _ratio(terms: Tensor, left: Tensor) -> float:
+    finite = torch.isfinite(terms) & torch.isfinite(left)
+    above = float(torch.linalg.vector_norm(terms[finite].double()))
+    below = float(torch.linalg.vector_norm(left[finite]))
+    return max(1.0, above / max(below, above * _LEAST)) if above else 1.0
