@@ -20,6 +20,7 @@ DEEPEST = 16  # levels of nesting
 LONGEST = 1 << 22  # characters of the text
 _MOST = 1 << 18  # parts, all together
 _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+_LISTS = ("torch.fx.immutable_collections.immutable_list",)  # lists by another name
 _FLOATS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
@@ -115,6 +116,8 @@ class _Reading:
 
     def _special(self, node: dict[str, Any], depth: int) -> Any:
         """What JSON has no word for: an object whose one key says what it is."""
+        if node.get("object") in _LISTS:
+            return list(self.named(node.get("parts", {}), depth).values())
         if "object" in node:
             raise Unreplayable(f"it was given an object: {str(node['object'])[:80]}")
         if len(node) != 1:

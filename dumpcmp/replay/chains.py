@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dumpcmp.nouns.record import Call
 from dumpcmp.replay.limits import MOST_BYTES
-from dumpcmp.replay.running import Rerun
+from dumpcmp.replay.running import Rerun, error_of, rerun, run_natively
 from dumpcmp.replay.unreplayable import Unreplayable
 
 Place = tuple[int, str]  # the how-manieth call of a region, and a slot of it
@@ -35,7 +35,68 @@ def rerun_region(
 ) -> Rerun:
     """Run the calls of `region` from the values at its edge: `given`, by call and input slot.
 
-    `wanted` names the outputs that are asked for. Nothing is rounded between the calls; `noise` is
-    the error of the same calls with every value rounded to the dtype that golden had it in.
+    `wanted` names the outputs that are asked for. Nothing is rounded between the calls, as in a
+    fused kernel. `noise` is the error of the same calls in the dtypes of `given`, with each value
+    between them in the dtype that golden had it in.
     """
-    raise Unreplayable("regions are not run yet")
+    if len(region.calls) == 1 and not region.wires:
+        alone = rerun(region.calls[0], _inputs(region, 0, given, {}), device=device, limit=limit)
+        return _named(alone, {name: slot for name, (_, slot) in wanted.items()})
+    wide = _run(region, given, device, limit, is_rounded=False)
+    short = _run(region, given, device, limit, is_rounded=True)
+    outputs = {name: _found(wide, place) for name, place in wanted.items()}
+    noise = {name: error_of(short[place], outputs[name]) for name, place in wanted.items()}
+    return Rerun(outputs, noise=noise, num_ops=len(region.calls))
+
+
+def _named(alone: Rerun, wanted: Mapping[str, str]) -> Rerun:
+    """A Rerun of one call, with its outputs under other names."""
+    missing = [slot for slot in wanted.values() if slot not in alone.outputs]
+    if missing:
+        raise Unreplayable(f"its replay gives no {missing[0]}")
+    return Rerun(
+        {name: alone.outputs[slot] for name, slot in wanted.items()},
+        {name: alone.condition.get(slot, 1.0) for name, slot in wanted.items()},
+        {name: alone.noise.get(slot, 0.0) for name, slot in wanted.items()},
+        alone.is_exact,
+        terms={name: alone.terms[slot] for name, slot in wanted.items() if slot in alone.terms},
+    )
+
+
+def _found(values: Mapping[Place, Tensor], place: Place) -> Tensor:
+    if place not in values:
+        raise Unreplayable(f"its replay gives no {place[1]}")
+    return values[place]
+
+
+def _inputs(
+    region: Region, number: int, given: Mapping[Place, Tensor], made: Mapping[Place, Tensor]
+) -> dict[str, Tensor]:
+    """The inputs of one call by slot: those at the edge, and those that calls before it made."""
+    inner = {slot: _found(made, source) for (call, slot), source in region.wires.items()
+             if call == number}  # fmt: skip
+    return {slot: value for (call, slot), value in given.items() if call == number} | inner
+
+
+def _run(
+    region: Region, given: Mapping[Place, Tensor], device: str, limit: int, *, is_rounded: bool
+) -> dict[Place, Tensor]:
+    made: dict[Place, Tensor] = {}
+    for number, call in enumerate(region.calls):
+        inputs = _inputs(region, number, given, made)
+        if is_rounded:
+            outputs = run_natively(call, inputs, device=device, limit=limit)
+        else:
+            outputs = rerun(call, inputs, device=device, limit=limit, is_rated=False).outputs
+        for slot, value in outputs.items():
+            place = number, slot
+            dtype = region.dtypes.get(place, value.dtype)
+            made[place] = _as_run(value, dtype, is_rounded)
+    return made
+
+
+def _as_run(value: Tensor, dtype: torch.dtype, is_rounded: bool) -> Tensor:
+    """`value` as the next call takes it: rounded to golden's dtype, or wide as it is."""
+    if not value.is_floating_point():
+        return value.to(dtype) if not value.is_complex() else value
+    return value.to(dtype if is_rounded else torch.float64)

@@ -54,10 +54,12 @@ def rerun(
     *,
     device: str = "cpu",
     limit: int = MOST_BYTES,
+    is_rated: bool = True,
 ) -> Rerun:
     """Run `call` on `given`, its inputs by slot, and tell how well its output is determined.
 
-    `device` is the type of the device that the recorded run was on, which autocast asks for.
+    `device` is the type of the device that the recorded run was on, which autocast asks for. What
+    is not to be rated has neither condition nor noise.
     """
     function = function_named(call.target)
     arguments = _fit(read_arguments(call.arguments, given), given)
@@ -68,7 +70,18 @@ def rerun(
     wide = widened(function, arguments, device)
     check_size(function, wide, limit)
     outputs = run(function, wide)
-    return _rated(function, arguments, wide, outputs)
+    return _rated(function, arguments, wide, outputs) if is_rated else Rerun(outputs)
+
+
+def run_natively(
+    call: Call, given: Mapping[str, Tensor], *, device: str = "cpu", limit: int = MOST_BYTES
+) -> dict[str, Tensor]:
+    """What `call` gives out in the dtypes of `given`, by slot."""
+    function = function_named(call.target)
+    arguments = _fit(read_arguments(call.arguments, given), given)
+    _refuse(function, arguments)
+    check_size(function, arguments, limit)
+    return run(function, _lowered(function, arguments, device))
 
 
 def _fit(arguments: Arguments, given: Mapping[str, Tensor]) -> Arguments:
@@ -150,18 +163,26 @@ def _is_inexact(tensor: Tensor) -> bool:
 
 def widened(function: ReplayFunction, arguments: Arguments, device: str) -> Arguments:
     """`arguments` in float64, rounded before to what autocast computes in."""
-    lower = arguments.autocast.get(device) if function.name in _LOWERED else None
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, torch.dtype):
             return wide_dtype(leaf)
-        if not isinstance(leaf, Tensor) or not _is_inexact(leaf):
-            return leaf
-        if lower is not None and leaf.dtype in (torch.float32, torch.float16, torch.bfloat16):
-            leaf = leaf.to(lower)
-        return leaf.to(wide_dtype(leaf.dtype))
+        if isinstance(leaf, Tensor) and _is_inexact(leaf):
+            return leaf.to(wide_dtype(leaf.dtype))
+        return leaf
 
-    return arguments.mapped(change)
+    return _lowered(function, arguments, device).mapped(change)
+
+
+def _lowered(function: ReplayFunction, arguments: Arguments, device: str) -> Arguments:
+    """`arguments` in the dtype that autocast has this function compute in."""
+    lower = arguments.autocast.get(device) if function.name in _LOWERED else None
+    if lower is None:
+        return arguments
+    eligible = (torch.float32, torch.float16, torch.bfloat16)
+    return arguments.mapped(
+        lambda leaf: leaf.to(lower) if isinstance(leaf, Tensor) and leaf.dtype in eligible else leaf
+    )
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -233,10 +254,11 @@ def _errors(
         found = run(function, arguments)
     except Unreplayable:
         return {}
-    return {slot: _error(found[slot], outputs[slot]) for slot in outputs if slot in found}
+    return {slot: error_of(found[slot], outputs[slot]) for slot in outputs if slot in found}
 
 
-def _error(narrow: Tensor, wide: Tensor) -> float:
+def error_of(narrow: Tensor, wide: Tensor) -> float:
+    """The rel_l2 of `narrow` against `wide`, over what is finite in both."""
     if not _is_inexact(wide) or narrow.shape != wide.shape:
         return 0.0
     d = narrow.to(wide.dtype) - wide
