@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
         Findings, PartitionConfig, PartitionError, TensorInfo, check_partition_options,
         register_annotation, verify_graph, verify_partition_options,
     )  # fmt: skip
+    from dumpcmp.replay.references import reference
     from dumpcmp.summary.summary import Summary
     from dumpcmp.taps.distributed.ranks import layout, set_rank
     from dumpcmp.verifying import (
@@ -48,9 +49,9 @@ __all__ = [
     "ReferenceChecker", "Report", "Retention", "RoundingChecker", "Row", "SelectionError", "Slot",
     "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError", "VerificationWarning",
     "VerifyConfig", "Why", "__version__", "audit", "capture", "check_partition_options", "compact",
-    "compare", "compiled_backend", "explain", "fx_backend", "layout", "register_annotation", "save",
-    "set_rank", "verify", "verify_correctness", "verify_graph", "verify_partition_options",
-    "verifying_backend",
+    "compare", "compiled_backend", "explain", "fx_backend", "layout", "reference",
+    "register_annotation", "save", "set_rank", "verify", "verify_correctness", "verify_graph",
+    "verify_partition_options", "verifying_backend",
 ]  # fmt: skip
 
 # Module -> the public names that it defines. Nothing is imported, torch least of all, until a
@@ -78,6 +79,7 @@ _HOMES = {
     "partitioning": "Findings PartitionConfig PartitionError TensorInfo check_partition_options "
     "register_annotation verify_graph verify_partition_options",
     "partitioning.annotation": "AnnotationError",
+    "replay.references": "reference",
     "summary.summary": "Summary",
     "taps.distributed.ranks": "layout set_rank",
     "verifying": "Report VerifyConfig verify verify_correctness verifying_backend",

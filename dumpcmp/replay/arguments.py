@@ -25,18 +25,18 @@ _FLOATS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class CallArguments:
     """What a function is called with, tensors in place of their slots."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     autocast: dict[str, torch.dtype] = field(default_factory=dict)  # by device type
 
-    def mapped(self, change: Callable[[Any], Any]) -> Arguments:
+    def mapped(self, change: Callable[[Any], Any]) -> CallArguments:
         """The same with `change` made to each leaf: each tensor, number, dtype or word."""
         args = tuple(changed(value, change) for value in self.args)
         kwargs = {word: changed(value, change) for word, value in self.kwargs.items()}
-        return Arguments(args, kwargs, self.autocast)
+        return CallArguments(args, kwargs, self.autocast)
 
     def leaves(self) -> list[Any]:
         """Each tensor, number, dtype and word, in order."""
@@ -64,7 +64,7 @@ def changed(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def read_arguments(text: str, given: Mapping[str, Tensor]) -> Arguments:
+def read_arguments(text: str, given: Mapping[str, Tensor]) -> CallArguments:
     """The arguments that `text` tells, each slot filled with its tensor of `given`."""
     if len(text) > LONGEST:
         raise Unreplayable("its arguments are too many")
@@ -77,7 +77,7 @@ def read_arguments(text: str, given: Mapping[str, Tensor]) -> Arguments:
     reading = _Reading(given)
     args = tuple(reading.built(part, 0) for part in tree["args"])
     named = tree.get("kwargs", {})
-    return Arguments(args, reading.named(named, 0), _autocast(tree.get("autocast", {})))
+    return CallArguments(args, reading.named(named, 0), _autocast(tree.get("autocast", {})))
 
 
 def slots_in(text: str) -> list[str]:

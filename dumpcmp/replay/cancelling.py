@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from dumpcmp.pytorch.trees import slots_of
-from dumpcmp.replay.arguments import Arguments
-from dumpcmp.replay.functions import ReplayFunction
+from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.kinds import FunctionKind
+from dumpcmp.replay.listed import ReplayFunction
 
 _FACTORS = ("alpha", "beta", "value", "other")
 _SUMMED = (FunctionKind.ADDS, FunctionKind.CONTRACTS, FunctionKind.SUMS)
 
 
 def terms_of(
-    function: ReplayFunction, arguments: Arguments, exact: dict[str, Tensor], wide: torch.dtype
+    function: ReplayFunction, arguments: CallArguments, exact: dict[str, Tensor], wide: torch.dtype
 ) -> dict[str, Tensor]:
     """The sums of the terms' absolute values, by slot, where they can be told.
 
@@ -47,7 +47,7 @@ _ADDITIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _absolute(arguments: Arguments, wide: torch.dtype, operands: bool) -> Arguments:
+def _absolute(arguments: CallArguments, wide: torch.dtype, operands: bool) -> CallArguments:
     def change(leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             return leaf.abs().to(wide)
@@ -61,4 +61,4 @@ def _absolute(arguments: Arguments, wide: torch.dtype, operands: bool) -> Argume
     kwargs = {w: abs(v) if w in _FACTORS and isinstance(v, int) else v
               for w, v in found.kwargs.items()}  # fmt: skip
     args = tuple(abs(v) if operands and type(v) is int else v for v in found.args)
-    return Arguments(args, kwargs)
+    return CallArguments(args, kwargs)

@@ -13,22 +13,22 @@ from dumpcmp.replay.limits import MOST_BYTES
 from dumpcmp.replay.running import Rerun, error_of, rerun, run_natively
 from dumpcmp.replay.unreplayable import Unreplayable
 
-Place = tuple[int, str]  # the how-manieth call of a region, and a slot of it
+At = tuple[int, str]  # the how-manieth call of a region, and a slot of it
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class Chain:
     """Calls in the order in which they run, and which of their inputs are outputs of others."""
 
     calls: Sequence[Call]
-    wires: Mapping[Place, Place] = field(default_factory=dict)  # an input -> the output that it is
-    dtypes: Mapping[Place, torch.dtype] = field(default_factory=dict)  # of outputs, as golden ran
+    wires: Mapping[At, At] = field(default_factory=dict)  # an input -> the output that it is
+    dtypes: Mapping[At, torch.dtype] = field(default_factory=dict)  # of outputs, as golden ran
 
 
 def rerun_region(
-    region: Region,
-    given: Mapping[Place, Tensor],
-    wanted: Mapping[str, Place],
+    region: Chain,
+    given: Mapping[At, Tensor],
+    wanted: Mapping[str, At],
     *,
     device: str = "cpu",
     limit: int = MOST_BYTES,
@@ -63,14 +63,17 @@ def _named(alone: Rerun, wanted: Mapping[str, str]) -> Rerun:
     )
 
 
-def _found(values: Mapping[Place, Tensor], place: Place) -> Tensor:
+def _found(values: Mapping[At, Tensor], place: At) -> Tensor:
     if place not in values:
         raise Unreplayable(f"its replay gives no {place[1]}")
     return values[place]
 
 
 def _inputs(
-    region: Region, number: int, given: Mapping[Place, Tensor], made: Mapping[Place, Tensor]
+    region: Chain,
+    number: int,
+    given: Mapping[At, Tensor],
+    made: Mapping[At, Tensor],
 ) -> dict[str, Tensor]:
     """The inputs of one call by slot: those at the edge, and those that calls before it made."""
     inner = {slot: _found(made, source) for (call, slot), source in region.wires.items()
@@ -79,9 +82,14 @@ def _inputs(
 
 
 def _run(
-    region: Region, given: Mapping[Place, Tensor], device: str, limit: int, *, is_rounded: bool
-) -> dict[Place, Tensor]:
-    made: dict[Place, Tensor] = {}
+    region: Chain,
+    given: Mapping[At, Tensor],
+    device: str,
+    limit: int,
+    *,
+    is_rounded: bool,
+) -> dict[At, Tensor]:
+    made: dict[At, Tensor] = {}
     for number, call in enumerate(region.calls):
         inputs = _inputs(region, number, given, made)
         if is_rounded:

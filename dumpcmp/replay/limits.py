@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dumpcmp.pytorch.trees import slots_of
-from dumpcmp.replay.arguments import Arguments
-from dumpcmp.replay.functions import ReplayFunction
+from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.kinds import FunctionKind
+from dumpcmp.replay.listed import ReplayFunction
 from dumpcmp.replay.unreplayable import Unreplayable
 
 MOST_BYTES = 8 << 30  # of float64 that one call may give out
@@ -26,14 +26,14 @@ _BY_VALUE = {
 }  # fmt: skip
 
 
-def check_size(function: ReplayFunction, arguments: Arguments, limit: int = MOST_BYTES) -> None:
+def check_size(function: ReplayFunction, arguments: CallArguments, limit: int = MOST_BYTES) -> None:
     """Refuse a call that would give out more than `limit` bytes."""
     nbytes = _WIDTH * _num_elements(function, arguments)
     if nbytes > limit:
         raise Unreplayable(f"it gives out {nbytes:.3g} bytes in float64, and {limit:.3g} may be")
 
 
-def _num_elements(function: ReplayFunction, arguments: Arguments) -> float:
+def _num_elements(function: ReplayFunction, arguments: CallArguments) -> float:
     tensors = arguments.tensors()
     if function.name == "repeat_interleave" and len(tensors) > 1:
         rows = tensors[0].numel() / max(1, max(tensors[0].shape, default=1))
@@ -51,13 +51,13 @@ def _broadcast(tensors: list[Tensor]) -> float:
     return math.prod(float(max(sizes)) for sizes in zip(*shapes, strict=True))
 
 
-def _counted(name: str, ids: Tensor, arguments: Arguments) -> float:
+def _counted(name: str, ids: Tensor, arguments: CallArguments) -> float:
     told = [leaf for leaf in arguments.leaves() if isinstance(leaf, int)]
     most = max([int(ids.max()) + 1 if ids.numel() else 0, *told])
     return float(most) * (ids.numel() if name == "one_hot" else 1)
 
 
-def _as_meta(function: ReplayFunction, arguments: Arguments) -> float:
+def _as_meta(function: ReplayFunction, arguments: CallArguments) -> float:
     """Run the call without memory: tensors have shapes and no elements."""
     try:
         with torch.device("meta"):
@@ -73,7 +73,7 @@ def _shape(leaf: Any) -> Any:
     return leaf.detach().to("meta") if isinstance(leaf, Tensor) else leaf
 
 
-def _by_value(function: ReplayFunction, arguments: Arguments, error: Exception) -> float:
+def _by_value(function: ReplayFunction, arguments: CallArguments, error: Exception) -> float:
     factor = _BY_VALUE.get(function.name)
     if factor is None:
         said = str(error).partition("\n")[0][:120]

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.trees import slots_of
-from dumpcmp.replay.arguments import Arguments, read_arguments
+from dumpcmp.replay.arguments import CallArguments, read_arguments
 from dumpcmp.replay.cancelling import terms_of
-from dumpcmp.replay.functions import ReplayFunction, function_named
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
+from dumpcmp.replay.listed import ReplayFunction, function_named
 from dumpcmp.replay.unreplayable import Unreplayable
 
 _EXACT = (FunctionKind.MOVES, FunctionKind.CHOOSES)
@@ -84,22 +84,22 @@ def run_natively(
     return run(function, _lowered(function, arguments, device))
 
 
-def _fit(arguments: Arguments, given: Mapping[str, Tensor]) -> Arguments:
+def _fit(arguments: CallArguments, given: Mapping[str, Tensor]) -> CallArguments:
     """`arguments` without what says where a result goes, and with tensors where `given` are."""
     where = next(iter(given.values())).device if given else torch.device("cpu")
     kept = {w: v for w, v in arguments.kwargs.items() if w not in _LEFT_OUT}
-    found = Arguments(arguments.args, kept, arguments.autocast)
+    found = CallArguments(arguments.args, kept, arguments.autocast)
     return found.mapped(lambda leaf: where if isinstance(leaf, torch.device) else leaf)
 
 
-def _refuse(function: ReplayFunction, arguments: Arguments) -> None:
+def _refuse(function: ReplayFunction, arguments: CallArguments) -> None:
     if function.kind is FunctionKind.NOTHING:
         raise Unreplayable("it gives out memory as it was found")
     if function.kind is FunctionKind.DRAWS and not _is_idle(function, arguments):
         raise Unreplayable("it draws random numbers")
 
 
-def _is_idle(function: ReplayFunction, arguments: Arguments) -> bool:
+def _is_idle(function: ReplayFunction, arguments: CallArguments) -> bool:
     """Whether a dropout drops nothing: it is not in training, or its probability is 0."""
     if "dropout" not in function.name:
         return False
@@ -108,7 +108,7 @@ def _is_idle(function: ReplayFunction, arguments: Arguments) -> bool:
     return not trains or told.get("p", 0.5) == 0
 
 
-def is_exact(function: ReplayFunction, arguments: Arguments) -> bool:
+def is_exact(function: ReplayFunction, arguments: CallArguments) -> bool:
     """Whether every bit of the output is known: nothing is rounded, but for a cast."""
     if function.kind in (*_EXACT, FunctionKind.DRAWS):
         return not _adds_up(function, arguments)
@@ -119,7 +119,7 @@ def is_exact(function: ReplayFunction, arguments: Arguments) -> bool:
     return bool(tensors) and not inexact and not _makes_floats(function, arguments)
 
 
-def _adds_up(function: ReplayFunction, arguments: Arguments) -> bool:
+def _adds_up(function: ReplayFunction, arguments: CallArguments) -> bool:
     """Whether a move adds to what is there: index_put with accumulate, scatter with reduce."""
     told = arguments.kwargs
     if function.name == "embedding":
@@ -131,7 +131,7 @@ def _adds_up(function: ReplayFunction, arguments: Arguments) -> bool:
     return function.name == "scatter" and "reduce" in told
 
 
-def _makes_floats(function: ReplayFunction, arguments: Arguments) -> bool:
+def _makes_floats(function: ReplayFunction, arguments: CallArguments) -> bool:
     """Whether a function of integers gives out floats: a division, a mean, a factor of 0.5."""
     leaves = arguments.leaves()
     if any(isinstance(leaf, float) for leaf in leaves):
@@ -145,7 +145,7 @@ def _makes_floats(function: ReplayFunction, arguments: Arguments) -> bool:
     return function.name not in exact
 
 
-def run_exactly(function: ReplayFunction, arguments: Arguments) -> dict[str, Tensor]:
+def run_exactly(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
     """Run a move on elements as they are; a cast is left to whoever knows its result's dtype."""
     integral = any(not _is_inexact(t) for t in arguments.tensors()[:1])
 
@@ -161,7 +161,7 @@ def _is_inexact(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def widened(function: ReplayFunction, arguments: Arguments, device: str) -> Arguments:
+def widened(function: ReplayFunction, arguments: CallArguments, device: str) -> CallArguments:
     """`arguments` in float64, rounded before to what autocast computes in."""
 
     def change(leaf: Any) -> Any:
@@ -174,7 +174,7 @@ def widened(function: ReplayFunction, arguments: Arguments, device: str) -> Argu
     return _lowered(function, arguments, device).mapped(change)
 
 
-def _lowered(function: ReplayFunction, arguments: Arguments, device: str) -> Arguments:
+def _lowered(function: ReplayFunction, arguments: CallArguments, device: str) -> CallArguments:
     """`arguments` in the dtype that autocast has this function compute in."""
     lower = arguments.autocast.get(device) if function.name in _LOWERED else None
     if lower is None:
@@ -203,7 +203,7 @@ def float64_by_default() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def run(function: ReplayFunction, arguments: Arguments) -> dict[str, Tensor]:
+def run(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
     """Call the function; its tensors by slot. What it changes in place is a copy."""
     args, kwargs = list(arguments.args), arguments.kwargs
     if function.changes_first and args and isinstance(args[0], Tensor):
@@ -218,7 +218,10 @@ def run(function: ReplayFunction, arguments: Arguments) -> dict[str, Tensor]:
 
 
 def _rated(
-    function: ReplayFunction, arguments: Arguments, wide: Arguments, outputs: dict[str, Tensor]
+    function: ReplayFunction,
+    arguments: CallArguments,
+    wide: CallArguments,
+    outputs: dict[str, Tensor],
 ) -> Rerun:
     """What was run, with the condition of each output, or the noise where there is no formula."""
     double = any(leaf.dtype in (torch.float64, torch.complex128) for leaf in arguments.tensors())
@@ -247,7 +250,7 @@ def _to(dtype: torch.dtype) -> Any:
 
 
 def _errors(
-    function: ReplayFunction, arguments: Arguments, outputs: dict[str, Tensor]
+    function: ReplayFunction, arguments: CallArguments, outputs: dict[str, Tensor]
 ) -> dict[str, float]:
     """The errors of the same function in other dtypes; none where it cannot be run in them."""
     try:
