@@ -215,3 +215,18 @@ def test_the_orders_of_a_step_are_the_order_of_execution() -> None:
     calls: list[Call] = sink.calls
     assert [call.order for call in calls] == list(range(len(calls)))
     assert [call.op for call in calls] == ["<root>", "<root>/sin", "<root>/cos"]
+
+
+def test_functions_have_the_gradients_of_the_parameters_that_they_took() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    sink = MemorySink()
+    with ModuleCapture(Recorder(sink, make_tap(backward=True))).running():
+        model(torch.randn(2, 3)).sum().backward()
+    weight = Key("Sequential", 0, "0", 0, "grad.weight")
+    took = [(f"{i}/linear", "grad_input.1") for i in (0, 1)]
+    assert all(
+        sink.records[Key("Sequential", 0, op, 0, slot)].same_as == weight for op, slot in took
+    )
+    bias = Key("Sequential", 0, "1/linear", 0, "grad_input.2")
+    assert sink.records[bias].same_as == Key("Sequential", 0, "1", 0, "grad.bias")

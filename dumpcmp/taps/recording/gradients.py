@@ -87,6 +87,7 @@ class Gradients:
         self.step = step
         self._watches = watches
         self._targets: dict[Any, _Targets] = {}
+        self._takers: dict[int, _Targets] = {}  # of parameters: the functions that took them
         self._watched: set[tuple[str, int, str]] = set()
         self._recorded: set[str] = set()
 
@@ -97,11 +98,14 @@ class Gradients:
         of it is another one. Parameters are watched on their own.
         """
         for slot, tensor in found:
-            if not tensor.requires_grad or isinstance(tensor, nn.Parameter):
+            if not tensor.requires_grad:
                 continue
             if (call.op, call.call, slot) in self._watched:  # a recomputation repeats it
                 continue
             self._watched.add((call.op, call.call, slot))
+            if isinstance(tensor, nn.Parameter):
+                self._takers.setdefault(id(tensor), []).append((call, f"grad_{slot}"))
+                continue
             tensor = distributed.origin_of(tensor)
             if not tensor.requires_grad:  # a graph keeps only what it needs of a DTensor
                 continue
@@ -129,10 +133,16 @@ class Gradients:
             first = first or key
 
     def put_parameter(self, name: str, parameter: Tensor) -> None:
-        """Record the gradient that a parameter has after the backward pass of this step."""
-        path, _, word = name.rpartition(".")
-        op = path or ROOT
-        if parameter.grad is None or name in self._recorded or not self.step.tap.selects_op(op):
+        """Record the gradient that a parameter has after the backward pass of this step.
+
+        The functions that took the parameter have it, too. Where ranks reduce gradients it is no
+        longer what they gave.
+        """
+        if parameter.grad is None or name in self._recorded:
             return
         self._recorded.add(name)
-        self.step.put(self.step.module_call(op), f"grad.{word}", parameter.grad)
+        path, _, word = name.rpartition(".")
+        targets = [] if distributed.is_distributed() else self._takers.get(id(parameter), [])
+        if self.step.tap.selects_op(path or ROOT):
+            targets = [(self.step.module_call(path or ROOT), f"grad.{word}"), *targets]
+        self.put(targets, parameter.grad)
