@@ -9,6 +9,8 @@ TABLES: dict[str, str] = {
     "capture": "capture",
     "archive": "archive",
     "faults": "faults",
+    "truth": "truth.table",
+    "truth-quick": "truth.quick",
     "rounding": "rounding",
     "compare": "compare",
     "compiled": "compiled",
