@@ -11,6 +11,7 @@ from dumpcmp.cli.trouble import told
 COMMANDS: dict[str, str] = {
     "dump": "run a program and record what every op takes in and gives out",
     "compare": "hold a run against golden and say where it first goes wrong",
+    "check": "run a program and check every op against itself in float64",
     "demo": "dump, break, compare and explain, on a model that comes with dumpcmp",
     "compact": "replace the tensors of an archive by small summaries",
     "audit": "check an archive against itself, and mend it",

@@ -42,6 +42,9 @@ _FORMATS = ("csv", "json")
 @click.option("--atol", type=float, help="Absolute tolerance of an element (allclose, full).")
 @click.option("--pcc", type=float, help="Least correlation (pcc, full).")
 @click.option("--cosine", type=float, help="Least cosine (cosine).")
+@click.option("--replay", default="auto", show_default=True, metavar="auto|all|off",
+              help="Ops to run again in float64 on what my side was given: those that need it, "
+              "all, or none.")  # fmt: skip
 @click.option("--jobs", default=1, show_default=True, help="Processes that measure.")
 @click.option("--format", "formats", default="csv", show_default=True, metavar="LIST",
               help="Files to write: csv, json, or both as csv,json.")  # fmt: skip

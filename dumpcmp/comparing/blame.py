@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,23 +10,26 @@ from typing import Any
 from dumpcmp.align.listing import Listing
 from dumpcmp.nouns.arithmetic import feeds_gradient
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
+from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import Row, Verdict, Why
 
 _OWN = frozenset((Why.INTRODUCED, Why.LEAF, Why.CALL, Why.WIRED))  # faults, whatever came before
+_INHERITING = frozenset((Origin.INHERITED, Origin.AMPLIFIED, Origin.FLIPPED))
 
 
 def blame(rows: Sequence[Row], golden: Listing, target: Listing) -> list[Row]:
     """Mark the roots among `rows`, which are in execution order, and name the others' causes.
 
-    A call is a root where all that it was given agrees and what it gave out does not. A value from
-    outside is one where nothing diverged before. A call that only one side has is one where what
-    it was given agrees and what took its output does not. A module inherits from what is inside.
+    A call is a root where it did something wrong with what it was given. Of one that could not be
+    run again, that is supposed where all that it was given agrees and what it gave out does not. A
+    value from outside is a root where nothing diverged before, or where it is known to be another.
+    A call that only one side has is one where what it was given agrees and what took its output
+    does not. A module inherits from what is inside.
     """
     flow = _Flow.of(rows, golden.links, target.links)
-    steps = sorted({call.site.step for call in flow.calls})
-    for step in steps:  # what the backward pass of one made wrong, the next begins with
-        flow.forward(step)
-        flow.backward(step)
+    for step in sorted(flow.steps):  # what backward made wrong in one, the next begins with
+        flow.forward(flow.steps[step])
+        flow.backward(flow.steps[step])
     return [_blamed(value, target) for value in flow.values]
 
 
@@ -54,12 +58,18 @@ class _Node:
     sources: list[_Node] = field(default_factory=list)
     takers: list[_Node] = field(default_factory=list)
     cause: _Node | None = None  # the root that it fails from, which may be itself
+    upstream: _Node | None = None  # a root on the way to it, whether it fails or not
     gradient: _Gradient | None = None  # of a gradient: all that stand for the same one
 
     @property
     def begins(self) -> bool:
         """Whether it is a fault of its own, whatever came before."""
         return self.row.judgement.why in _OWN
+
+    @property
+    def is_heir(self) -> bool:
+        """Whether it is known that its op is right, so that what differs was there before."""
+        return self.row.origin in _INHERITING
 
     @property
     def fails(self) -> bool:
@@ -102,6 +112,7 @@ class _Visit:
     values: list[_Node] = field(default_factory=list)
     num_roots: int = 0  # roots that were known when it began
     cause: _Node | None = None  # why what it was given does not agree
+    upstream: _Node | None = None  # a root on the way to what it was given
 
     @property
     def forward(self) -> list[_Node]:
@@ -182,7 +193,7 @@ class _Flow:
     """The values and calls of both runs in order, and the roots that were found among them."""
 
     values: list[_Node]
-    calls: list[_Visit]
+    steps: dict[int, list[_Visit]]
     golden_links: Mapping[Key, Key]
     target_links: Mapping[Key, Key]
     mattering: set[_Node] = field(default_factory=set)
@@ -212,7 +223,10 @@ class _Flow:
             value.sources = [s for s in dict.fromkeys(found) if s is not None and s is not value]
             for source in value.sources:
                 source.takers.append(value)
-        return cls(values, list(calls.values()), golden_links, target_links, _mattering(values))
+        steps: dict[int, list[_Visit]] = defaultdict(list)
+        for call in calls.values():
+            steps[call.site.step].append(call)
+        return cls(values, dict(steps), golden_links, target_links, _mattering(values))
 
     def add_root(self, value: _Node) -> _Node:
         self.roots.append(value)
@@ -223,10 +237,10 @@ class _Flow:
     def latest_root(self) -> _Node | None:
         return self.roots[-1] if self.roots else None
 
-    def forward(self, step: int) -> None:
+    def forward(self, calls: Sequence[_Visit]) -> None:
         """Visit each call of a step when it begins, and each module once more when it ends."""
         open_modules: list[_Visit] = []
-        for call in (call for call in self.calls if call.site.step == step):
+        for call in calls:
             while open_modules and not open_modules[-1].holds(call):
                 self._leave(open_modules.pop())
             call.num_roots = len(self.roots)
@@ -248,9 +262,15 @@ class _Flow:
             elif value.fails:
                 value.cause = self._cause_of_input(value)
             call.cause = call.cause or value.cause
+            value.upstream = value.cause or _upstream_of(value, None)
+            call.upstream = call.upstream or value.upstream
 
     def _cause_of_input(self, value: _Node) -> _Node:
+        if value.begins:
+            return self.add_root(value)
         before = None if value.sources else self.latest_root
+        if value.is_heir:
+            before = before or _upstream_of(value, None) or self.latest_root
         return value.inherited or before or self.add_root(value)
 
     def _leave(self, call: _Visit) -> None:
@@ -264,9 +284,14 @@ class _Flow:
                 call.cause = call.cause or value.cause
             elif value.row.verdict is Verdict.FUSED:
                 value.cause = call.cause
+            value.upstream = value.cause or _upstream_of(value, call)
 
     def _cause_of_output(self, value: _Node, call: _Visit) -> _Node:
+        if value.begins:
+            return self.add_root(value)
         cause = value.inherited or call.cause
+        if value.is_heir:
+            cause = cause or _upstream_of(value, call) or self.latest_root
         if cause is None and len(self.roots) > call.num_roots:  # something inside this module
             cause = self.roots[-1]
         given = any(other.is_input for other in call.forward)
@@ -283,23 +308,26 @@ class _Flow:
         for value in call.forward:
             value.cause = value.cause or call.cause
 
-    def backward(self, step: int) -> None:
+    def backward(self, calls: Sequence[_Visit]) -> None:
         """Visit the gradients of a step as the backward pass came by them."""
-        for gradient in self._gradients_of(step):
+        for gradient in self._gradients_of(calls):
             gradient.cause = self._cause_of_gradient(gradient)
             for value in gradient.values:
                 if value.fails or value.row.verdict is Verdict.FUSED:
                     value.cause = gradient.cause
 
-    def _gradients_of(self, step: int) -> list[_Gradient]:
+    def _gradients_of(self, calls: Sequence[_Visit]) -> list[_Gradient]:
         """The gradients of a step; first those of what the forward pass used last."""
-        calls = [call for call in self.calls if call.site.step == step]
         found: dict[tuple[Key | None, Key], _Gradient] = {}
         for value in (value for call in calls for value in call.values if value.is_gradient):
             value.gradient = found.setdefault(self._tensor(value), _Gradient())
             value.gradient.values.append(value)
+        functions: dict[str, list[_Visit]] = defaultdict(list)
+        for call in calls:
+            if not call.site.op.is_module:
+                functions[call.site.op.module].append(call)
         for gradient in found.values():
-            gradient.calls = _calls_of(gradient, calls)
+            gradient.calls = _calls_of(gradient, functions)
         place = {call: index for index, call in enumerate(calls)}
         return sorted(found.values(), key=lambda gradient: gradient.when(place), reverse=True)
 
@@ -335,12 +363,8 @@ class _Flow:
         A loss depends on what the model gave out, and is later in the step.
         """
         key = gradient.values[0].row.key
-        results = [
-            value
-            for call in self.calls
-            if call.site[:3] == (key.model, key.step, ROOT)
-            for value in call.outputs
-        ]
+        roots = (call for call in self.steps[key.step] if call.site[:3] == (*key.site[:2], ROOT))
+        results = [value for call in roots for value in call.outputs]
         is_reached = not results or any(value.cause for value in results)
         return next(
             (
@@ -352,7 +376,7 @@ class _Flow:
         )
 
 
-def _calls_of(gradient: _Gradient, calls: Sequence[_Visit]) -> list[_Visit]:
+def _calls_of(gradient: _Gradient, functions: Mapping[str, Sequence[_Visit]]) -> list[_Visit]:
     """The calls that gave `gradient` out; functions first.
 
     Where a parameter's is known at its module alone, they are the functions of that module.
@@ -360,9 +384,17 @@ def _calls_of(gradient: _Gradient, calls: Sequence[_Visit]) -> list[_Visit]:
     givers = [value for value in gradient.values if value.is_giver]
     found = list(dict.fromkeys(value.call for value in givers))
     if givers and all(value.row.key.slot.is_parameter_gradient for value in givers):
-        modules = {value.call.site.op for value in givers}
-        found += [c for c in calls if c.site.op.module in modules and not c.site.op.is_module]
+        modules = dict.fromkeys(value.call.site.op for value in givers)
+        found += [call for module in modules for call in functions.get(module, ())]
     return sorted(found, key=lambda call: call.site.op.is_module)
+
+
+def _upstream_of(value: _Node, call: _Visit | None) -> _Node | None:
+    """A root on the way to `value`, which `call` gave out; none where its bits are golden's."""
+    if value.row.origin is Origin.EQUAL:
+        return None
+    found = next((source.upstream for source in value.sources if source.upstream), None)
+    return found or (call.upstream if call else None)
 
 
 def _mattering(values: Iterable[_Node]) -> set[_Node]:

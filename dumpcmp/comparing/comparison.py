@@ -1,4 +1,4 @@
-"""The use case, as a straight line: pair, lay out, measure, judge, blame."""
+"""The use case, as a straight line: pair, lay out, measure, replay, judge, blame."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from dumpcmp.align.mesh.declared import read_stated
 from dumpcmp.align.pairing import pair_values
 from dumpcmp.align.renaming import Renaming, read_mapping
 from dumpcmp.comparing.blame import blame, in_order
+from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
+from dumpcmp.comparing.replaying import replay_all
+from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.side import Side, archive_at, open_side
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.execute import executor_for
 from dumpcmp.judge import Checker, Evidence, Fp64Checker, ReferenceChecker, judge_all
-from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.errors import CheckError, SelectionError
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Judgement, Row
 from dumpcmp.nouns.selection import Tap, make_tap
@@ -37,6 +40,7 @@ def compare(
     token_offset: int = 0,
     layouts: str | Sequence[str] = (),
     checker: Checker | None = None,
+    replay: str = Replaying.AUTO,
     jobs: int = 1,
     executor: Executor | None = None,
     progress: Tell | None = None,
@@ -49,7 +53,9 @@ def compare(
 
     `reference` is an archive of golden in higher precision. `layers` and `tokens` select as in
     `dumpcmp.capture`. `layouts` say how a partitioned run's values lie over its mesh: files, or
-    lines such as ``"layers.*.o=b s h[tp:partial]"``. `executor`, or `jobs` processes, do the
+    lines such as ``"layers.*.o=b s h[tp:partial]"``. `replay` says which ops are run again in
+    float64 on what the target was given: ``"auto"`` those that need it, ``"all"``, or ``"off"``.
+    `executor`, or `jobs` processes, do the
     measuring; the outcome is the same.
     """
     _forget()
@@ -66,8 +72,10 @@ def compare(
     work = lay_out(pairs, ours, theirs, finer, ways, rule.closeness)
     with nullcontext(executor) if executor is not None else executor_for(jobs) as workers:
         measured = measure_all(work, workers, progress)
-    evidence = gather(pairs, measured, ways)
-    judgements = judge_all(evidence, rule)
+        flow = DataFlow(pairs, ours.listing, theirs.listing)
+        replays = replay_all(flow, work, measured, workers, _replaying(replay))
+    evidence = gather(pairs, measured, replays, ways)
+    judgements = judge_all(evidence, rule, flow.sources)
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]
     rows = blame(rows, ours.listing, theirs.listing)
     remarks = _remarks(tap, ours, theirs, finer)
@@ -88,6 +96,14 @@ def _chosen(checker: Checker | None, finer: Side | None) -> Checker:
             hint="compare: --reference with a dump of golden in float64",
         )
     return checker or ReferenceChecker()
+
+
+def _replaying(word: str) -> Replaying:
+    try:
+        return Replaying(word)
+    except ValueError:
+        hint = f"valid are: {', '.join(Replaying)}"
+        raise SelectionError(f"replay {word!r} is not known", hint=hint) from None
 
 
 def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
@@ -111,6 +127,7 @@ def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
         source=call.source if call else "",
         layout=measured.laid.note if measured.laid else "",
         reference_errors=measured.reference,
+        replay=evidence.replay,
     )
 
 

@@ -12,10 +12,16 @@ from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import Evidence
 from dumpcmp.nouns.arithmetic import is_reduction, is_sum
 from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair
 
 
-def gather(pairs: Sequence[Pair], measured: Mapping[Pair, Measured], ways: Ways) -> list[Evidence]:
+def gather(
+    pairs: Sequence[Pair],
+    measured: Mapping[Pair, Measured],
+    replays: Mapping[Pair, Replay],
+    ways: Ways,
+) -> list[Evidence]:
     """All that is known of each pair. A value that repeats has the evidence of its first pair."""
     stands_for = {
         pair: pair.repeats if pair.repeats and pair not in measured else pair for pair in pairs
@@ -35,6 +41,7 @@ def gather(pairs: Sequence[Pair], measured: Mapping[Pair, Measured], ways: Ways)
                 reference=found[pair].reference,
             ),
             summed_in=summed.get(pair, ""),
+            replay=replays.get(pair) or replays.get(first),
         )
         for pair, first in stands_for.items()
     ]

@@ -90,6 +90,14 @@ def _measured_pair(task: Task, golden: Value, target: Value) -> Measured:
     return Measured(metrics, reference=_reference_errors(task, golden, target))
 
 
+def side_of(task: Task, is_target: bool) -> Value:
+    """One side of a pair, whole."""
+    if task.golden.is_partitioned or task.target.is_partitioned:
+        sides = assemble(task.golden.held(), task.target.held(), task.limit, task.assumed)
+        return sides[is_target].value
+    return _whole(task.target if is_target else task.golden)
+
+
 def _misshapen(golden: tuple[int, ...], target: tuple[int, ...]) -> Measured:
     said = f"golden has shape {list(golden)}, the target {list(target)}"
     return Measured(trouble=Trouble.SHAPE, said=said)

@@ -86,7 +86,7 @@ def dump(
             watch(now)
             if certify and isinstance(now.mode, CompiledCapture):
                 now.mode.tapping.evidence = tapped
-            error = _error_of(program)
+            error = error_of(program)
             if error is not None:
                 now.writer.run["error"] = f"{type(error).__name__}: {error}"
             if untapped is not None:
@@ -115,7 +115,7 @@ def seed_everything(seed: int) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def _error_of(program: Callable[[], object]) -> BaseException | None:
+def error_of(program: Callable[[], object]) -> BaseException | None:
     """Run `program`; what it raised, an exit without trouble aside."""
     try:
         program()

@@ -75,6 +75,11 @@ class Evidence:
     is_followed: bool = True  # of what a collective moved: something that the model computed fails
 
     @property
+    def is_equal(self) -> bool:
+        """Whether both sides are the same to the bit."""
+        return self.measured.metrics is not None and self.measured.metrics.equal
+
+    @property
     def is_moved(self) -> bool:
         """Whether it is golden's value as a collective of the target moved it."""
         return self.pair.by is PairedBy.COLLECTIVE and self.pair.golden is not None

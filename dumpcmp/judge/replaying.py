@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from dumpcmp.judge.tolerances import (
     FLOAT32_EPS,
+    REPLAY_FEW,
     REPLAY_GAIN,
     REPLAY_NOISE,
     REPLAY_ROUND,
@@ -40,7 +42,8 @@ def _wrongs(replay: Replay) -> Iterator[str]:
     if replay.worst_row > REPLAY_ROW * limit:
         row = REPLAY_ROW * limit
         yield f"a row is {replay.worst_row:.3g} off the result {given}, above {row:.3g}"
-    if abs(replay.gain) > max(REPLAY_GAIN * replay.eps, limit - REPLAY_ROUND * replay.eps):
+    chance = 1 + REPLAY_FEW / math.sqrt(max(1, replay.count))  # few roundings do not even out
+    if abs(replay.gain) > max(REPLAY_GAIN * replay.eps * chance, limit - REPLAY_ROUND * replay.eps):
         yield f"it is by the factor 1{replay.gain:+.3g} larger than the result {given}"
 
 

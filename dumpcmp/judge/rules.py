@@ -53,7 +53,8 @@ def _by_replay(evidence: Evidence) -> Judgement | None:
     why = Why.WIRED if evidence.pair.key.slot.is_input else Why.INTRODUCED
     if said := wrong(replay):
         return Judgement(Verdict.FAIL, said, why=why, origin=Origin.INTRODUCED)
-    if replay.choice and replay.choice.num_flipped:
+    is_index = not evidence.conditions.kinds & INEXACT  # what stands at indices is a number
+    if replay.choice and replay.choice.num_flipped and is_index and not evidence.is_equal:
         return Judgement(Verdict.FLIP, flipped(replay.choice), origin=Origin.FLIPPED)
     return None
 

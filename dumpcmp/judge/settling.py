@@ -9,7 +9,7 @@ from enum import IntEnum
 from dumpcmp.judge.conditions import Evidence
 from dumpcmp.judge.tolerances import GROWTH, SHORT_EPS
 from dumpcmp.nouns.replay import Origin, Replay
-from dumpcmp.nouns.row import Judgement, Pair, Verdict, Why
+from dumpcmp.nouns.row import Judgement, Measured, Pair, Verdict, Why
 
 Sources = Mapping[Pair, Sequence[Pair]]  # what each value was computed from, or is
 
@@ -75,13 +75,13 @@ def _settled(
     if first is not None and one.measured.trouble is None:
         return replace(first, judgement=_repeated(first.judgement))
     taint = max((each.taint for each in before), default=_Taint.NOTHING)
-    is_flipped = any(each.is_flipped for each in before)
-    is_equal = one.measured.metrics is not None and one.measured.metrics.equal
+    choice = one.replay.choice if one.replay else None
+    is_flipped = any(each.is_flipped for each in before) or bool(choice and choice.num_flipped)
     if judgement.why in _OWN:
         return _Settled(judgement, _Taint.FAULT, is_flipped, True)
     if judgement.verdict is Verdict.FLIP:
         return _Settled(judgement, taint, True, True)
-    if is_equal:
+    if one.is_equal:
         return _Settled(replace(judgement, origin=Origin.EQUAL))
     judgement = replace(judgement, origin=_origin(one.replay, is_flipped))
     if one.call and taint is not _Taint.FAULT and one.measured.metrics is not None:
@@ -90,12 +90,14 @@ def _settled(
     if not judgement.verdict.fails or not one.pair.both:
         return _Settled(judgement, taint, is_flipped, any(each.is_apart for each in before))
     if one.replay is not None and one.replay.is_known and not _is_plain(one):
-        return _right(judgement, taint, is_flipped)
+        return _right(judgement, taint, is_flipped, one.measured)
     return _unknown(judgement, taint, is_flipped, before)
 
 
 def _repeated(judgement: Judgement) -> Judgement:
-    """The judgement on a value where it appears again: it has done nothing wrong there."""
+    """The judgement on a value where it appears again: nothing is wrong or chosen there."""
+    if judgement.verdict is Verdict.FLIP:
+        return replace(judgement, verdict=Verdict.PASS, why=Why.RIGHT)
     if judgement.why not in _OWN:
         return judgement
     return replace(judgement, why=Why.PLAIN, origin=Origin.INHERITED)
@@ -117,9 +119,10 @@ def _origin(replay: Replay | None, is_flipped: bool) -> Origin:
     return Origin.AMPLIFIED if replay.amplification > GROWTH else Origin.INHERITED
 
 
-def _right(judgement: Judgement, taint: _Taint, is_flipped: bool) -> _Settled:
+def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, measured: Measured) -> _Settled:
     """Of a value that differs although its op is right."""
-    if taint is _Taint.FAULT:
+    is_other = measured.metrics is None and not is_flipped  # of another shape, and nobody chose it
+    if taint is _Taint.FAULT or is_other:
         return _Settled(judgement, taint, is_flipped, True)
     if taint is _Taint.DOUBT:
         said = f"{judgement.reason}; the op is right, but one before it could not be judged"
@@ -127,7 +130,8 @@ def _right(judgement: Judgement, taint: _Taint, is_flipped: bool) -> _Settled:
         return _Settled(doubt, taint, is_flipped, True)
     how = "another choice was made" if is_flipped else "rounding grew"
     said = f"{judgement.reason}; every op on the way is right: {how}"
-    absolved = replace(judgement, verdict=Verdict.PASS, reason=said, why=Why.RIGHT)
+    verdict = Verdict.PASS if measured.metrics else Verdict.FLIP
+    absolved = replace(judgement, verdict=verdict, reason=said, why=Why.RIGHT)
     return _Settled(absolved, taint, is_flipped, True)
 
 

@@ -22,6 +22,7 @@ REPLAY_ROUND = 0.75  # of the output's eps: rounded once, or summed in parts and
 REPLAY_SUM = 2.0  # times float32's eps and the condition: what a sum of products rounds
 REPLAY_ROW = 2.0  # times the bound of the whole: what one row may be off
 REPLAY_GAIN = 1 / 8  # of eps: how much larger or smaller the output may be on the whole
+REPLAY_FEW = 16.0  # over the root of the number of elements: so much more, where they are few
 REPLAY_NOISE = 3.0  # times the error of the same ops in the run's own dtypes
 GROWTH = 2.0  # a difference that grows by more in an op was amplified there
 

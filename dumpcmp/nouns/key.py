@@ -137,6 +137,11 @@ class Site(NamedTuple):
         """The Key of a value of this call."""
         return Key(self.model, self.step, self.op, self.call, slot)
 
+    @property
+    def place(self) -> str:
+        """The call as a report names it: ``layers.3.attn/linear (call 0, token 2)``."""
+        return f"{self.op} (call {self.call}, token {self.step})"
+
     def __str__(self) -> str:
         return f"{self.model}[{self.step}] {self.op}#{self.call}"
 

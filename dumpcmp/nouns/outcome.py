@@ -8,17 +8,21 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dumpcmp.nouns.columns import frame
 from dumpcmp.nouns.errors import VerificationError
-from dumpcmp.nouns.row import FAILING, Row, Verdict
+from dumpcmp.nouns.key import ROOT
+from dumpcmp.nouns.replay import Origin
+from dumpcmp.nouns.row import FAILING, Row, Verdict, Why
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN = 20  # rows of an answer that a notebook or a repr shows
+MOST_OPEN = 0.1  # of the values: a comparison that could not judge more has no answer
 WIDEST = 200  # characters of a line of a repr
 
 
@@ -169,6 +173,21 @@ class Answer(ABC):
         return frame(self.rows)
 
 
+class Conclusion(StrEnum):
+    """The answer to a whole comparison, in its user's terms."""
+
+    SAME = "SAME"  # to the bit, or within rounding
+    DECISIONS = "SAME, DIFFERENT DECISIONS"  # every op is right, and some chose otherwise
+    WRONG = "WRONG"  # an op did something wrong with what it was given
+    PROGRAM = "DIFFERENT PROGRAM"  # other weights, other inputs, other calls
+    UNKNOWN = "UNKNOWN"  # too little could be compared to say
+
+    @property
+    def exit_code(self) -> int:
+        """0 same, 1 different, 2 trouble."""
+        return {Conclusion.WRONG: 1, Conclusion.PROGRAM: 1, Conclusion.UNKNOWN: 2}.get(self, 0)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Outcome(Answer):
     """A whole comparison: every key of either run in exactly one row, in execution order."""
@@ -180,21 +199,83 @@ class Outcome(Answer):
 
     @property
     def first_divergence(self) -> Row | None:
-        """The first op whose inputs agree and whose output does not."""
+        """The first op that did something wrong, or the first weight or call that is another."""
         return self.roots[0] if self.roots else None
 
     @property
+    def conclusion(self) -> Conclusion:
+        """What it all comes to."""
+        if not self.compared or (self.failures and not self.is_different):
+            return Conclusion.UNKNOWN
+        if self.failures:
+            first = self.first_divergence
+            is_wrong = first is not None and first.judgement.why not in (Why.LEAF, Why.CALL)
+            return Conclusion.WRONG if is_wrong else Conclusion.PROGRAM
+        if self.is_open:
+            return Conclusion.UNKNOWN
+        return Conclusion.DECISIONS if self.tally[Verdict.FLIP] else Conclusion.SAME
+
+    @property
+    def is_different(self) -> bool:
+        """Whether anything fails that could be read."""
+        return any(row.verdict is not Verdict.ERROR for row in self.failures)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether much could not be judged, and what the model gave out in the end was not, too.
+
+        What passes at the end of the data flow vouches for all that it was computed from.
+        """
+        doubtful = self.tally[Verdict.INCONCLUSIVE]
+        if doubtful <= MOST_OPEN * (doubtful + self.tally.compared):
+            return False
+        ends = [row for row in self.rows if row.key.op == ROOT and row.key.slot.is_output]
+        return not ends or any(row.verdict is Verdict.INCONCLUSIVE for row in ends)
+
+    @property
+    def exit_code(self) -> int:
+        """0 same, 1 different, 2 trouble."""
+        return self.conclusion.exit_code
+
+    @property
     def word(self) -> str:
-        """The answer without its numbers: same, different or trouble."""
-        words = "SAME: everything compared agrees within rounding", "DIFFERENT"
-        return (*words, "TROUBLE: nothing was compared")[self.exit_code]
+        """The answer in one line, without the tally."""
+        return f"{self.conclusion}{self._said()}"
+
+    def _said(self) -> str:
+        """What follows the conclusion."""
+        match self.conclusion:
+            case Conclusion.SAME:
+                if all(row.origin is Origin.EQUAL for row in self.rows if row.metrics):
+                    return ": everything compared is the same, bit for bit"
+                return ": everything compared agrees within rounding"
+            case Conclusion.DECISIONS:
+                return f": every op is right; {self._flipped()}"
+            case Conclusion.UNKNOWN:
+                return f": {self._missing()}"
+        first = self.first_divergence
+        if first is None:
+            failed = self.failures[0]
+            return f": {len(self.failures)} values fail, the first is {failed.key}"
+        return f" at {first.key.site.place}: {first.reason}"
+
+    def _flipped(self) -> str:
+        flips = [row for row in self.rows if row.verdict is Verdict.FLIP]
+        return f"{len(flips)} of them chose otherwise, first {flips[0].key.site.place}"
+
+    def _missing(self) -> str:
+        if not self.compared:
+            return "nothing was compared"
+        kind = Verdict.ERROR if self.failures else Verdict.INCONCLUSIVE
+        rows = [row for row in self.rows if row.verdict is kind]
+        return (
+            f"{len(rows)} values could not be judged, the first is {rows[0].key}: {rows[0].reason}"
+        )
 
     @property
     def headline(self) -> str:
-        """Same, different from which op on, or trouble; and the tally."""
-        first = self.first_divergence
-        where = f" from {first.key} on" if first else ""
-        return f"{self.word}{where} ({self.tally})"
+        """The answer in one line, and the tally."""
+        return f"{self.word} ({self.tally})"
 
     @property
     def worst(self) -> Sequence[Row]:

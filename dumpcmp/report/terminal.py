@@ -11,13 +11,20 @@ from rich.table import Table
 from rich.text import Text
 
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Extent, Row, Verdict
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.row import Extent, Row, Verdict, Why
 from dumpcmp.report.escaping import visible
 
 _UNBROKEN = 100_000  # columns
 _WORST = 10
 _MOST_ROOTS = 5
-_STYLES = {Verdict.PASS: "green", Verdict.FUSED: "dim", Verdict.DTYPE: "yellow"}
+_STYLES = {
+    Verdict.PASS: "green",
+    Verdict.FLIP: "yellow",
+    Verdict.DTYPE: "yellow",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.FUSED: "dim",
+}
 
 
 class Screen(Console):
@@ -46,7 +53,7 @@ def show(outcome: Outcome, console: Console, files: Sequence[str] = ()) -> None:
 def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
     """The answer first, then what supports it."""
     style = "bold green" if outcome.passed else "bold red"
-    parts: list[RenderableType] = [Text(outcome.word, style), *_coverage(outcome)]
+    parts: list[RenderableType] = [plain(outcome.word, style), *_coverage(outcome)]
     parts += [plain(f"note: {remark}", "yellow") for remark in outcome.remarks]
     first = outcome.first_divergence
     if first is not None:
@@ -81,6 +88,8 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
     )
     yield Text(f"  {_why(row)}")
     yield plain(f"  {row.verdict.value}: {row.reason}")
+    if row.replay is not None and row.replay.is_known:
+        yield Text(f"  {_parts(row.replay)}")
     if row.metrics is not None:
         yield Text(f"  {_numbers(row)}")
         yield Padding(_sides(row), (0, 0, 0, 2), expand=False)
@@ -89,7 +98,17 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
         yield Text(f"  {heirs} failing rows after it only inherit from it")
 
 
+_WHYS = {
+    Why.LEAF: "no op computed this value: it came into the run as another",
+    Why.CALL: "what it was given agrees, but the two sides do not call it in the same way",
+    Why.WIRED: "my side gives this op another value than golden gives to it",
+    Why.INTRODUCED: "in float64, on what my side was given, golden's op gives something else",
+}
+
+
 def _why(row: Row) -> str:
+    if row.judgement.why in _WHYS:
+        return _WHYS[row.judgement.why]
     if row.golden_key is None:
         return "only my side runs this op; what it was given agrees, what takes its output does not"
     if row.target_key is None:
@@ -97,6 +116,16 @@ def _why(row: Row) -> str:
     if row.key.slot.is_input:
         return "this value came in from outside the model, or from nowhere that was recorded"
     return "its inputs agree and its output does not: this op introduced the difference"
+
+
+def _parts(replay: Replay) -> str:
+    """What of the difference is the op's own, and what it was given."""
+    parts = [f"introduced {replay.introduced:.3g}", f"inherited {replay.inherited:.3g}"]
+    if replay.amplification > 1:
+        parts.append(f"amplified {replay.amplification:.3g} times")
+    if replay.condition > 1:
+        parts.append(f"condition {replay.condition:.3g}")
+    return ", ".join(parts)
 
 
 def _numbers(row: Row) -> str:
@@ -129,7 +158,7 @@ def _extent(extent: Extent) -> list[str]:
 def _further(outcome: Outcome) -> Iterable[Text]:
     further = outcome.roots[1:]
     if further:
-        yield Text(f"Further roots, whose inputs agree as well: {len(further)}", style="bold")
+        yield Text(f"Further roots, which do not follow from it: {len(further)}", style="bold")
     for row in further[:_MOST_ROOTS]:
         key = row.key
         yield plain(f"  token {key.step}  {key.op}#{key.call} {key.slot}  {row.reason}")
@@ -138,10 +167,10 @@ def _further(outcome: Outcome) -> Iterable[Text]:
 
 
 def _worst(rows: Iterable[Row]) -> list[Row]:
-    """The failing rows that were measured, each value once, largest relative error first."""
+    """The failing rows that do not only inherit, each value once, largest relative error first."""
     failing: dict[int, Row] = {}
     for row in rows:
-        if row.verdict.fails and row.metrics is not None:
+        if row.verdict.fails and row.metrics is not None and not row.cause:
             seen = failing.setdefault(id(row.metrics), row)  # a value that repeats is one object
             if row.root and not seen.root:
                 failing[id(row.metrics)] = row
@@ -162,7 +191,7 @@ def _table(rows: Sequence[Row]) -> Table:
     table.add_column("value", overflow="fold")
     for row in rows:
         assert row.metrics is not None
-        role = ", root" if row.root else ", inherits" if row.cause else ""
+        role = ", root" if row.root else ""
         table.add_row(
             str(row.key.step),
             f"{row.metrics.rel_l2:.3g}",

@@ -7,8 +7,9 @@ import pytest
 
 from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.outcome import SHOWN, Outcome, Tally, tally
-from dumpcmp.nouns.row import Judgement, Metrics, Row, Verdict
+from dumpcmp.nouns.outcome import SHOWN, Conclusion, Outcome, Tally, tally
+from dumpcmp.nouns.replay import Origin
+from dumpcmp.nouns.row import Judgement, Metrics, Row, Verdict, Why
 
 
 def rows(count: int, verdict: Verdict = Verdict.PASS) -> tuple[Row, ...]:
@@ -38,9 +39,9 @@ def test_the_repr_is_short_however_many_rows_there_are(outcome: Outcome) -> None
 
 CASES = [
     (SAME, True, 0, "SAME"),
-    (DIFFERENT, False, 1, "DIFFERENT from Model[0] layers.0.mlp<b>/linear#0 output.0 on"),
-    (UNPAIRED, False, 2, "TROUBLE: nothing was compared (2 UNPAIRED)"),
-    (Outcome(()), False, 2, "TROUBLE: nothing was compared (no rows)"),
+    (DIFFERENT, False, 1, "WRONG at layers.0.mlp<b>/linear (call 0, token 0): rel_l2 0.1"),
+    (UNPAIRED, False, 2, "UNKNOWN: nothing was compared (2 UNPAIRED)"),
+    (Outcome(()), False, 2, "UNKNOWN: nothing was compared (no rows)"),
 ]
 
 
@@ -54,9 +55,47 @@ def test_an_answer_is_true_where_all_is_well(
     assert repr(outcome).startswith(said)
 
 
+def told(verdict: Verdict, why: Why = Why.PLAIN, op: str = "a/mul", apart: bool = True) -> Row:
+    found = Metrics(count=4, equal=not apart, num_finite=4, rel_l2=0.1 * apart)
+    origin = Origin.UNKNOWN if apart else Origin.EQUAL
+    key = Key("Model", 2, op, 1, "output.0")
+    return Row(key, 0, Judgement(verdict, "so it is", why=why, origin=origin), found)
+
+
+SAME_BITS, NEAR = told(Verdict.PASS, apart=False), told(Verdict.PASS)
+DOUBT = told(Verdict.INCONCLUSIVE)
+CONCLUSIONS: list[tuple[str, tuple[Row, ...], tuple[Row, ...], Conclusion, str]] = [
+    ("bits", (SAME_BITS,), (), Conclusion.SAME, "SAME: everything compared is the same, bit"),
+    ("near", (SAME_BITS, NEAR), (), Conclusion.SAME, "SAME: everything compared agrees within"),
+    ("flip", (NEAR, told(Verdict.FLIP)), (), Conclusion.DECISIONS,
+     "SAME, DIFFERENT DECISIONS: every op is right; 1 of them chose otherwise, first a/mul"),
+    ("leaf", (NEAR,), (told(Verdict.FAIL, Why.LEAF),), Conclusion.PROGRAM,
+     "DIFFERENT PROGRAM at a/mul (call 1, token 2): so it is"),
+    ("call", (NEAR,), (told(Verdict.FAIL, Why.CALL),), Conclusion.PROGRAM, "DIFFERENT PROGRAM at"),
+    ("op", (NEAR,), (told(Verdict.FAIL, Why.INTRODUCED),), Conclusion.WRONG, "WRONG at a/mul"),
+    ("unreadable", (NEAR, told(Verdict.ERROR)), (), Conclusion.UNKNOWN,
+     "UNKNOWN: 1 values could not be judged, the first is Model[2] a/mul#1 output.0: so it is"),
+    ("much in doubt", (NEAR, DOUBT), (), Conclusion.UNKNOWN, "UNKNOWN: 1 values could not"),
+    ("doubt that the end dispels", (NEAR, DOUBT, told(Verdict.PASS, op="<root>")), (),
+     Conclusion.SAME, "SAME"),
+    ("little doubt", (*[NEAR] * 20, DOUBT), (), Conclusion.SAME, "SAME"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rows, roots, conclusion, said", [c[1:] for c in CONCLUSIONS], ids=[c[0] for c in CONCLUSIONS]
+)
+def test_the_conclusion_answers_in_the_terms_of_its_reader(
+    rows: tuple[Row, ...], roots: tuple[Row, ...], conclusion: Conclusion, said: str
+) -> None:
+    outcome = Outcome((*rows, *roots), roots)
+    assert outcome.conclusion is conclusion and outcome.headline.startswith(said)
+    assert outcome.exit_code == conclusion.exit_code
+
+
 def test_what_does_not_pass_raises_with_its_worst_rows() -> None:
     SAME.raise_for_status()
-    with pytest.raises(VerificationError, match=r"(?s)DIFFERENT from .* FAIL; rel_l2"):
+    with pytest.raises(VerificationError, match=r"(?s)WRONG at .* FAIL; rel_l2"):
         Outcome(FAILING, ROOTS).raise_for_status()
     with pytest.raises(VerificationError, match="nothing was compared"):
         Outcome(()).raise_for_status()

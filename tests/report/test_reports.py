@@ -74,11 +74,12 @@ def test_every_failing_row_is_a_root_or_names_its_cause(outcome: Outcome) -> Non
 
 
 TOLD = [
-    "DIFFERENT",
+    "WRONG at layers.1.attn.o_proj/linear (call 0, token 0): it is rel_l2",
     "720 of 720 values paired",
     "First divergence: layers.1.attn.o_proj/linear",
     "dumpcmp/demo.py:",
-    "its inputs agree and its output does not",
+    "in float64, on what my side was given, golden's op gives something else",
+    "introduced",
     "Further roots",
     "Worst values",
     "report: out/compare.csv",
@@ -100,7 +101,7 @@ def test_the_same_run_is_the_same() -> None:
 
 def test_nothing_compared_is_trouble() -> None:
     assert Outcome(()).exit_code == 2
-    assert "TROUBLE" in text_of(Outcome(()))
+    assert "UNKNOWN" in text_of(Outcome(()))
 
 
 def test_tallies_add(outcome: Outcome) -> None:

@@ -35,6 +35,22 @@ def arguments_of(
     return found, f'{{"args":[{",".join(listed)}],"kwargs":{{{",".join(named)}}}}}'
 
 
+def function_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], positions: Mapping[str, int]
+) -> tuple[Slots, str]:
+    """The same of a function, with the autocast that it runs under."""
+    found, arguments = arguments_of(args, kwargs, positions)
+    if torch._C._is_any_autocast_enabled():
+        arguments = f'{arguments[:-1]},"autocast":{_autocast()}}}'
+    return found, arguments
+
+
+def _autocast() -> str:
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    words = (f'"{k}":"{str(torch.get_autocast_dtype(k)).removeprefix("torch.")}"' for k in kinds)
+    return f"{{{','.join(words)}}}"
+
+
 def _written(name: str, value: object, found: Slots) -> str:
     """`value` as JSON; its tensors are appended to `found`."""
     if isinstance(value, Tensor):

@@ -14,7 +14,7 @@ from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.recording.calls import arguments_of, current_line
+from dumpcmp.taps.recording.calls import arguments_of, current_line, function_arguments
 from dumpcmp.taps.recording.functions import Function, in_order
 from dumpcmp.taps.recording.models import Model, Scope, Scopes
 from dumpcmp.taps.recording.precision import Precision
@@ -118,9 +118,7 @@ class Step:
             return None
         op, number = counted
         args = in_order(function, args)
-        found, arguments = arguments_of(args, kwargs, function.positions)
-        if torch._C._is_any_autocast_enabled():
-            arguments = f'{arguments[:-1]},"autocast":{_autocast()}}}'
+        found, arguments = function_arguments(args, kwargs, function.positions)
         line = current_line() if self._line is None else self._line
         call = self.call(op, number, function.target, arguments, line)
         if self.tap.inputs and function.draws(args, kwargs):
@@ -316,9 +314,3 @@ def _generator_for(found: Slots) -> Slots:
 def _address_of(tensor: Tensor) -> tuple[Any, ...]:
     """Where the elements of `tensor` lie."""
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.device
-
-
-def _autocast() -> str:
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    words = (f'"{k}":"{str(torch.get_autocast_dtype(k)).removeprefix("torch.")}"' for k in kinds)
-    return f"{{{','.join(words)}}}"

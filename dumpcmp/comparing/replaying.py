@@ -1,0 +1,130 @@
+"""The replaying step: golden's ops in float64 on what the target was given, where sides differ.
+
+Plans are made from metadata, and carried out by workers as measuring is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.laying import Job
+from dumpcmp.comparing.measuring import Tell, side_of
+from dumpcmp.comparing.reruns import Planner, Reading, Replaying, Rerunning
+from dumpcmp.execute import run_each
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.row import Measured, Pair
+from dumpcmp.nouns.value import to_torch
+
+if TYPE_CHECKING:  # torch is imported where there is something to run
+    from torch import Tensor
+
+    from dumpcmp.replay.running import Rerun
+
+
+def replay_all(
+    flow: DataFlow,
+    work: Mapping[Pair, Job],
+    measured: Mapping[Pair, Measured],
+    executor: Executor,
+    how: Replaying = Replaying.AUTO,
+    tell: Tell | None = None,
+) -> dict[Pair, Replay]:
+    """What running each op again tells of what it gave out; nothing of those that need it not."""
+    if how is Replaying.OFF:
+        return {}
+    plans, found = Planner(flow, work, measured, how).plans()
+    total, done = sum(plan.nbytes for plan in plans), 0
+    for plan, replays in zip(plans, run_each(rerun_task, plans, executor), strict=True):
+        found |= {flow.ours[key]: replay for key, replay in replays.items()}
+        done += plan.nbytes
+        if tell and plan.nbytes:
+            tell(done, total)
+    return found
+
+
+def rerun_task(plan: Rerunning) -> dict[Key, Replay]:
+    """Carry out one plan. Whatever is wrong with it is told: the others go on."""
+    try:
+        chosen = _chosen(plan)
+        if chosen is not None:
+            return chosen
+        again = _again(plan)
+        return {key: _held(again, key, reading, plan) for key, reading in plan.gave.items()}
+    except DumpcmpError as error:
+        return dict.fromkeys(plan.gave, Replay(unknown=error.message))
+
+
+def _chosen(plan: Rerunning) -> dict[Key, Replay] | None:
+    """What an op that chooses chose; None of any other."""
+    from dumpcmp.replay.choosing import choice_of, chooses
+
+    slots = {str(key.slot): reading for key, reading in plan.gave.items()}
+    given = {slot: reading for (_, slot), reading in plan.given.items()}
+    if not plan.calls or not chooses(plan.calls[-1], given, slots):
+        return None
+    if len(plan.calls) > 1:
+        return dict.fromkeys(plan.gave, Replay(unknown="the target has not what it chose from"))
+    ends = [_tensors(each, side) for side in (True, False) for each in (given, slots)]
+    choice = choice_of(plan.calls[0], *ends)
+    return None if choice is None else dict.fromkeys(plan.gave, Replay(choice=choice))
+
+
+def _again(plan: Rerunning) -> Rerun:
+    """What the target should have given out, by slot."""
+    import torch
+
+    from dumpcmp.replay.chains import Chain, rerun_region
+    from dumpcmp.replay.running import Rerun, rerun
+
+    given = {place: _tensor(reading) for place, reading in plan.given.items()}
+    if not plan.calls:
+        (value,) = given.values()
+        wide = value.double() if value.is_floating_point() else value
+        return Rerun({str(key.slot): wide for key in plan.gave})
+    if len(plan.calls) == 1:
+        alone = {slot: tensor for (_, slot), tensor in given.items()}
+        return rerun(plan.calls[0], alone, device=plan.device)
+    last = len(plan.calls) - 1
+    dtypes = {place: getattr(torch, name) for place, name in plan.dtypes.items()}
+    wanted = {str(key.slot): (last, str(key.slot)) for key in plan.gave}
+    region = Chain(plan.calls, plan.wires, dtypes)
+    return rerun_region(region, given, wanted, device=plan.device)
+
+
+def _held(again: Rerun, key: Key, reading: Reading, plan: Rerunning) -> Replay:
+    from dumpcmp.replay.holding import hold
+
+    slot = str(key.slot)
+    replay = hold(again, slot, _tensor(reading))
+    if not replay.is_known:
+        return replay
+    inherited = _inherited(again.outputs[slot], reading)
+    grown = inherited / plan.apart if plan.apart else math.nan
+    return replace(replay, inherited=inherited, amplification=grown)
+
+
+def _tensors(readings: Mapping[str, Reading], is_target: bool) -> dict[str, Tensor]:
+    return {
+        slot: _tensor(replace(reading, is_target=is_target)) for slot, reading in readings.items()
+    }
+
+
+def _tensor(reading: Reading) -> Tensor:
+    return to_torch(side_of(reading.task, reading.is_target))
+
+
+def _inherited(again: Tensor, reading: Reading) -> float:
+    """How far the op on the target's inputs is from what golden gave out."""
+    golden = _tensor(replace(reading, is_target=False))
+    if golden.shape != again.shape or not again.is_floating_point():
+        return math.nan
+    golden = golden.to(again.dtype)
+    norm = float(golden.norm())
+    return float((again - golden).norm()) / norm if norm else math.nan

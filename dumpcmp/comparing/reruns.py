@@ -1,0 +1,205 @@
+"""Decides from metadata which of golden's calls are to be run again, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.laying import Job, Task
+from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.row import UNMEASURED, Measured, Pair
+
+MOST_CALLS = 64  # of a region: what lies farther apart is not held against each other
+
+_Place = tuple[int, str]  # the how-manieth call of a plan, and a slot of it
+
+
+class Replaying(StrEnum):
+    """Which ops are run again."""
+
+    AUTO = "auto"  # those that were given or gave out anything that is not the same to the bit
+    ALL = "all"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One side of a pair, for a worker to read."""
+
+    task: Task
+    is_target: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rerunning:
+    """Golden's calls to run again, on what the target has at their edge; the last gives out `gave`.
+
+    Without a call it is one value, `given` where it was computed and `gave` where it was taken.
+    """
+
+    calls: tuple[Call, ...]
+    given: Mapping[_Place, Reading]
+    gave: Mapping[Key, Reading]  # by golden's names
+    wires: Mapping[_Place, _Place] = field(default_factory=dict)  # inputs that earlier calls give
+    dtypes: Mapping[_Place, str] = field(default_factory=dict)  # of what golden's calls gave out
+    apart: float = 0.0  # the largest rel_l2 between the sides of what is given
+    device: str = "cpu"  # its type: where the target ran them
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to read."""
+        return sum(r.task.target.nbytes for r in (*self.given.values(), *self.gave.values()))
+
+
+class _UnknownError(Exception):
+    """Why a call cannot be run again."""
+
+
+@dataclass(frozen=True)
+class Planner:
+    """What is known of a comparison before anything is run again."""
+
+    flow: DataFlow
+    work: Mapping[Pair, Job]
+    measured: Mapping[Pair, Measured]
+    how: Replaying
+
+    def plans(self) -> tuple[list[Rerunning], dict[Pair, Replay]]:
+        """All that is to be run again, and what is known without."""
+        plans: list[Rerunning] = []
+        found: dict[Pair, Replay] = {}
+        for site in self._sites():
+            try:
+                plans.append(self._call(site))
+            except _UnknownError as error:
+                found |= {pair: Replay(unknown=str(error)) for pair in self._outputs(site)}
+        for pair, source in self._rewired():
+            try:
+                plans.append(self._taken(pair, source))
+            except _UnknownError as error:
+                found[pair] = Replay(unknown=str(error))
+        return plans, found
+
+    def _sites(self) -> Iterator[Site]:
+        """Golden's calls of functions whose outputs both sides have, where anything differs."""
+        for site, pairs in self.flow.calls.items():
+            if site.op.is_module or not self._outputs(site):
+                continue
+            forward = [pair for pair in pairs if not pair.key.slot.is_gradient]
+            if self.how is Replaying.ALL or not all(map(self._is_equal, forward)):
+                yield site
+
+    def _outputs(self, site: Site) -> list[Pair]:
+        """The outputs of a call that both sides have."""
+        pairs = self.flow.calls[site]
+        return [pair for pair in pairs if pair.both and pair.key.slot.is_output]
+
+    def _call(self, site: Site) -> Rerunning:
+        """The plan for the call at `site`: alone, or with those before it that the target lacks."""
+        region = _Region(self)
+        region.add(site)
+        gave = {pair.golden: self.read(pair) for pair in self._outputs(site) if pair.golden}
+        device = next(iter(gave.values())).task.target.first.device.partition(":")[0]
+        return Rerunning(
+            tuple(region.calls),
+            region.given,
+            gave,
+            region.wires,
+            region.dtypes,
+            region.apart,
+            device,
+        )
+
+    def _rewired(self) -> Iterator[tuple[Pair, Pair]]:
+        """Inputs that differ and are not one value on both sides, with what golden takes there."""
+        for pair in self.flow.pairs:
+            if not pair.both or pair.repeats or not pair.key.slot.is_input or self._is_equal(pair):
+                continue
+            ours, theirs = self.flow.taken_from(pair)
+            if ours is not None and ours is not theirs and ours.both:
+                yield pair, ours
+
+    def _taken(self, pair: Pair, source: Pair) -> Rerunning:
+        """The plan to hold what the target took against its own partner of what golden took."""
+        assert pair.golden
+        return Rerunning((), {(0, ""): self.read(source)}, {pair.golden: self.read(pair)})
+
+    def _is_equal(self, pair: Pair) -> bool:
+        metrics = self.measured_of(pair).metrics
+        return metrics is not None and metrics.equal
+
+    def measured_of(self, pair: Pair) -> Measured:
+        """What measuring told of a pair, or of its first appearance."""
+        first = pair if pair in self.measured else pair.repeats
+        return self.measured.get(first, UNMEASURED) if first else UNMEASURED
+
+    def read(self, pair: Pair) -> Reading:
+        """How to read what the target has of `pair`."""
+        task = self.work.get(pair) or self.work.get(pair.repeats or pair)
+        slot = pair.key.slot
+        if not isinstance(task, Task):
+            raise _UnknownError(f"{slot} is moved by a collective")
+        if task.target.problem:
+            raise _UnknownError(f"{slot} is not stored: {task.target.problem}")
+        if task.target.is_summarised or task.golden.is_summarised:
+            raise _UnknownError("only summaries are kept")
+        return Reading(task)
+
+
+@dataclass
+class _Region:
+    """Calls to run one after the other, while they are put together from the last one back."""
+
+    planner: Planner
+    calls: list[Call] = field(default_factory=list)
+    given: dict[_Place, Reading] = field(default_factory=dict)
+    wires: dict[_Place, _Place] = field(default_factory=dict)
+    dtypes: dict[_Place, str] = field(default_factory=dict)
+    apart: float = 0.0
+    _numbers: dict[Site, int] = field(default_factory=dict)
+
+    def add(self, site: Site) -> int:
+        """Add the call at `site` after all that it needs; its number."""
+        if site in self._numbers:
+            return self._numbers[site]
+        flow = self.planner.flow
+        call = flow.golden.calls.get(site)
+        if call is None or not call.target or site.op.is_module:
+            raise _UnknownError("golden's call was not recorded")
+        if len(self.calls) >= MOST_CALLS:
+            raise _UnknownError(f"more than {MOST_CALLS} ops lie between values of both sides")
+        slots = [key for key in flow.golden.sites[site] if key.slot.is_input]
+        found = {key: self._source(key) for key in slots}
+        number = self._numbers[site] = len(self.calls)
+        self.calls.append(call)
+        for key, source in found.items():
+            if isinstance(source, Reading):
+                self.given[number, str(key.slot)] = source
+            else:
+                self.wires[number, str(key.slot)] = source
+        for key in flow.golden.sites[site]:
+            if key.slot.is_output:
+                self.dtypes[number, str(key.slot)] = flow.golden.record(key).dtype
+        return number
+
+    def _source(self, key: Key) -> Reading | _Place:
+        """What the target has of golden's value `key`; else the call that gives it, run again."""
+        flow = self.planner.flow
+        first = flow.golden.first(key)
+        for name in (key, first):
+            pair = flow.ours.get(name)
+            if pair is not None and pair.both:
+                self._note(pair)
+                return self.planner.read(pair)
+        if not first.slot.is_output:
+            raise _UnknownError(f"the target has no {key.slot} of it")
+        return self.add(first.site), str(first.slot)
+
+    def _note(self, pair: Pair) -> None:
+        metrics = self.planner.measured_of(pair).metrics
+        if metrics is not None and metrics.rel_l2 > self.apart:
+            self.apart = metrics.rel_l2
