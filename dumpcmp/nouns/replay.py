@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dumpcmp.nouns.key import Key
+
 
 class Origin(StrEnum):
     """Where the difference between the two sides of a value comes from."""
@@ -42,6 +44,24 @@ class Choice:
     num_rows: int = 0  # rows that were chosen in
     num_flipped: int = 0  # rows in which the sides chose otherwise
     flips: tuple[Flip, ...] = ()  # the first few of them, that of the largest margin first
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """How much of a value is another computation than golden's, after a choice that was another.
+
+    What is not touched can be compared with golden, though it may stand elsewhere.
+    """
+
+    num_rows: int
+    num_touched: int
+    after: Key  # the choice, as golden names it
+    is_moved: bool = False  # rows that are golden's stand at other places
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left that could be compared."""
+        return self.num_touched == self.num_rows
 
 
 @dataclass(frozen=True, slots=True)
