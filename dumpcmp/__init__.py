@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.summary.summary import Summary
     from dumpcmp.taps.distributed.ranks import layout, set_rank
     from dumpcmp.verifying import (
-        Report, VerifyConfig, verify, verify_correctness, verifying_backend,
+        Report, VerifyConfig, run_and_compare, same, verify, verify_correctness, verifying_backend,
     )  # fmt: skip
 
 __all__ = [
@@ -50,8 +50,8 @@ __all__ = [
     "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError", "VerificationWarning",
     "VerifyConfig", "Why", "__version__", "audit", "capture", "check_partition_options", "compact",
     "compare", "compiled_backend", "explain", "fx_backend", "layout", "reference",
-    "register_annotation", "save", "set_rank", "verify", "verify_correctness", "verify_graph",
-    "verify_partition_options", "verifying_backend",
+    "register_annotation", "run_and_compare", "same", "save", "set_rank", "verify",
+    "verify_correctness", "verify_graph", "verify_partition_options", "verifying_backend",
 ]  # fmt: skip
 
 # Module -> the public names that it defines. Nothing is imported, torch least of all, until a
@@ -82,7 +82,8 @@ _HOMES = {
     "replay.references": "reference",
     "summary.summary": "Summary",
     "taps.distributed.ranks": "layout set_rank",
-    "verifying": "Report VerifyConfig verify verify_correctness verifying_backend",
+    "verifying": "Report VerifyConfig run_and_compare same verify verify_correctness "
+    "verifying_backend",
 }
 _HOME_OF = {name: f"dumpcmp.{home}" for home, names in _HOMES.items() for name in names.split()}
 

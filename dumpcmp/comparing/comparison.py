@@ -20,10 +20,17 @@ from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.side import Side, archive_at, open_side
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.execute import executor_for
-from dumpcmp.judge import Checker, Evidence, Fp64Checker, ReferenceChecker, judge_all
+from dumpcmp.judge import (
+    Checker,
+    Evidence,
+    Fp64Checker,
+    ReferenceChecker,
+    judge_all,
+    unseen_by,
+)
 from dumpcmp.nouns.errors import CheckError, SelectionError
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Judgement, Row
+from dumpcmp.nouns.row import Judgement, Row, Why, void
 from dumpcmp.nouns.selection import Tap, make_tap
 
 PathLike = str | Path
@@ -78,7 +85,7 @@ def compare(
     judgements = judge_all(evidence, rule, flow.sources)
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]
     rows = blame(rows, ours.listing, theirs.listing)
-    remarks = _remarks(tap, ours, theirs, finer)
+    remarks = [*_caveats(rule, rows), *_remarks(tap, ours, theirs, finer)]
     roots = in_order(row for row in rows if row.root)
     return Outcome(tuple(rows), tuple(roots), tuple(remarks))
 
@@ -129,6 +136,14 @@ def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
         reference_errors=measured.reference,
         replay=evidence.replay,
     )
+
+
+def _caveats(rule: Checker, rows: Sequence[Row]) -> Iterator[str]:
+    """What passes though it proves little: by a rule that does not see all, or without numbers."""
+    if said := unseen_by(rule):
+        doubted = sum(row.judgement.why is Why.BLIND for row in rows)
+        yield f"what passes does so by {said}; {doubted} values would fail by the rounding rule"
+    yield from void(rows)
 
 
 def _remarks(tap: Tap, golden: Side, target: Side, finer: Side | None) -> Iterator[str]:

@@ -1,15 +1,14 @@
 """Turns Metrics into a Verdict: what numbers are admissible for which dtypes, and how deep."""
 
 from dumpcmp.judge.catalogue import checker_named
-from dumpcmp.judge.checkers import (
-    AllCloseValueChecker,
+from dumpcmp.judge.checkers import AllCloseValueChecker, ExactChecker, Fp64Checker
+from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, Evidence, judge
+from dumpcmp.judge.likeness import (
     AutomaticValueChecker,
     CosineChecker,
-    ExactChecker,
-    Fp64Checker,
     FullValueChecker,
+    unseen_by,
 )
-from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, Evidence, judge
 from dumpcmp.judge.rounding import ReferenceChecker, RoundingChecker
 from dumpcmp.judge.rules import judge_all
 from dumpcmp.nouns.row import ReferenceErrors
@@ -31,4 +30,5 @@ __all__ = [
     "checker_named",
     "judge",
     "judge_all",
+    "unseen_by",
 ]

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dumpcmp.judge.checkers import (
-    AllCloseValueChecker,
-    AutomaticValueChecker,
-    CosineChecker,
-    ExactChecker,
-    Fp64Checker,
-    FullValueChecker,
-)
+from dumpcmp.judge.checkers import AllCloseValueChecker, ExactChecker, Fp64Checker
 from dumpcmp.judge.conditions import Checker
+from dumpcmp.judge.likeness import AutomaticValueChecker, CosineChecker, FullValueChecker
 from dumpcmp.judge.rounding import ReferenceChecker, RoundingChecker
 from dumpcmp.nouns.errors import SelectionError
 

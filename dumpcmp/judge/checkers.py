@@ -1,12 +1,11 @@
-"""Checkers with tolerances that a user states: equality, closeness, PCC, cosine, a reference."""
+"""Checkers with tolerances that a user states: equality, closeness, a reference."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from dumpcmp.judge.conditions import INEXACT, Conditions, exact, verdict
-from dumpcmp.judge.tolerances import OUTLIER, SCALE, credible
+from dumpcmp.judge.tolerances import credible
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import (
     EXACTLY,
@@ -16,9 +15,7 @@ from dumpcmp.nouns.row import (
     Metrics,
     ReferenceErrors,
     Verdict,
-    Why,
 )
-from dumpcmp.nouns.value import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class ExactChecker:
 
 @dataclass(frozen=True, slots=True)
 class AllCloseValueChecker:
-    """Passes where every element is within ``atol + rtol * |golden|``. For floats only."""
+    """Passes where every element is within ``atol + rtol * |golden|``; integers must be equal."""
 
     rtol: float = 1e-5
     atol: float = 1e-8
@@ -46,14 +43,10 @@ class AllCloseValueChecker:
 
     def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
         """PASS where no element is outside the tolerance."""
-        if not conditions.kinds & INEXACT:
-            raise CheckError(
-                f"AllCloseValueChecker cannot judge {conditions.golden} values",
-                hint="integers and booleans are equal or not: use AutomaticValueChecker",
-            )
-        return self._close(metrics)
+        return self.close(metrics) if conditions.kinds & INEXACT else exact(metrics)
 
-    def _close(self, metrics: Metrics) -> Judgement:
+    def close(self, metrics: Metrics) -> Judgement:
+        """PASS where no element is outside the tolerance, whatever its kind."""
         if not metrics.exact and metrics.rel_l2:
             said = "a Summary does not tell how many elements lie outside rtol and atol"
             return Judgement(Verdict.INCONCLUSIVE, said)
@@ -62,102 +55,6 @@ class AllCloseValueChecker:
             f"atol {self.atol:g}; max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}"
         )
         return verdict(not metrics.mismatched, reason)
-
-
-@dataclass(frozen=True, slots=True)
-class AutomaticValueChecker:
-    """Judges booleans by dissimilarity, integers by equality, one float by closeness, more by PCC.
-
-    A constant has no PCC: it passes where it is close. PCC is blind to scale and offset
-    (2x + 5 has a PCC of 1), so a value that passes by PCC while rel_l2 or max_abs_diff say
-    otherwise passes with a sentence that says so. Prefer `RoundingChecker` where both sides ran
-    the same op.
-    """
-
-    pcc: float = 0.99
-    rtol: float = 1e-5
-    atol: float = 1e-8
-    dissimilarity_threshold: float = 1e-3
-
-    @property
-    def closeness(self) -> Closeness:
-        """The tolerance for single elements and constants."""
-        return Closeness(self.rtol, self.atol)
-
-    def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
-        """PASS by the rule for this kind of value."""
-        if conditions.kinds == {Kind.BOOL}:
-            return self._alike(metrics)
-        if not conditions.kinds & INEXACT:
-            return exact(metrics)
-        if metrics.count == 1 or math.isnan(metrics.pcc):
-            return self._close(metrics, conditions)
-        if metrics.pcc >= self.pcc:
-            unseen = _unseen_by_pcc(metrics, conditions)
-            return Judgement(Verdict.PASS, unseen, why=Why.BLIND if unseen else Why.PLAIN)
-        return Judgement(Verdict.FAIL, f"PCC {metrics.pcc:.6f} is below {self.pcc:g}")
-
-    def _close(self, metrics: Metrics, conditions: Conditions) -> Judgement:
-        """Closeness, which cannot be asked for below one rounding of the coarser dtype."""
-        judgement = AllCloseValueChecker(self.rtol, self.atol)._close(metrics)
-        if judgement.verdict is Verdict.FAIL and metrics.rel_l2 <= conditions.eps:
-            return Judgement(Verdict.PASS, f"within one rounding of {conditions.coarser}")
-        return judgement
-
-    def _alike(self, metrics: Metrics) -> Judgement:
-        """Rogers and Tanimoto's dissimilarity: twice the mismatches over all and them."""
-        unlike = 2 * metrics.mismatched / (metrics.count + metrics.mismatched)
-        reason = f"dissimilarity {unlike:.3g} is above {self.dissimilarity_threshold:g}"
-        return verdict(unlike <= self.dissimilarity_threshold, reason)
-
-
-def _unseen_by_pcc(metrics: Metrics, conditions: Conditions) -> str:
-    """What is wrong with a pair that correlates well; nothing where rounding may explain it.
-
-    A PCC of p leaves a residue of sqrt(1 - p^2) after the best scale and offset. A rel_l2 far above
-    it is a scale or an offset; an element that is off by golden's rms is an outlier.
-    """
-    numbers = (
-        f"PCC {metrics.pcc:.6f} hides rel_l2 {metrics.rel_l2:.3g} and "
-        f"max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}: "
-    )
-    residue = math.sqrt(max(0.0, 1.0 - metrics.pcc**2))
-    if metrics.rel_l2 > max(SCALE * residue, credible(conditions.eps)):
-        return numbers + "the sides differ by a scale or an offset"
-    rms = metrics.golden.norm / math.sqrt(metrics.num_finite)
-    if metrics.max_abs_diff > max(1.0, OUTLIER * residue) * rms:
-        return numbers + "single elements are far off"
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class FullValueChecker(AutomaticValueChecker):
-    """Judges like AutomaticValueChecker, and floats by closeness of every element as well."""
-
-    def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
-        """PASS where both rules pass."""
-        judgement = AutomaticValueChecker.check(self, metrics, conditions)
-        if judgement.verdict is not Verdict.PASS or not conditions.kinds & INEXACT:
-            return judgement
-        return AllCloseValueChecker(self.rtol, self.atol).check(metrics, conditions)
-
-
-@dataclass(frozen=True, slots=True)
-class CosineChecker:
-    """Passes where the cosine of both sides is at least `cosine`. Blind to scale."""
-
-    cosine: float = 0.999
-    closeness: Closeness = USUAL
-
-    def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
-        """PASS where the directions agree; integers and zeros must be equal."""
-        if not conditions.kinds & INEXACT:
-            return exact(metrics)
-        if math.isnan(metrics.cosine):
-            passes = metrics.max_abs_diff == 0
-            return verdict(passes, "one side is zero everywhere, the other is not")
-        reason = f"cosine {metrics.cosine:.8g} is below {self.cosine:g}"
-        return verdict(metrics.cosine >= self.cosine, reason)
 
 
 @dataclass(frozen=True, slots=True)

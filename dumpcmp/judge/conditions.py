@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dumpcmp.nouns.arithmetic import Arithmetic
@@ -17,6 +17,7 @@ from dumpcmp.nouns.row import (
     PairedBy,
     ReferenceErrors,
     Verdict,
+    Why,
 )
 from dumpcmp.nouns.value import Dtype, Kind
 
@@ -108,16 +109,19 @@ def judge(metrics: Metrics, conditions: Conditions, checker: Checker) -> Judgeme
         return Judgement(Verdict.EMPTY, "no elements")
     if not metrics.nonfinite_agree:
         return Judgement(Verdict.NONFINITE, _nonfinite(metrics))
-    if metrics.equal:
+    if not metrics.num_finite:
+        said = f"not one of {metrics.count} elements is finite, on either side"
+        judgement = Judgement(Verdict.PASS, said, why=Why.VOID)
+    elif metrics.equal:
         return Judgement(Verdict.PASS)
-    judgement = (
-        checker.check(metrics, conditions) if metrics.num_finite else Judgement(Verdict.PASS)
-    )
+    else:
+        judgement = checker.check(metrics, conditions)
     if judgement.verdict is Verdict.PASS and math.isinf(metrics.confidence):
         return Judgement(Verdict.INCONCLUSIVE, "kept without a sketch: extremes and moments agree")
     if judgement.verdict is Verdict.PASS and conditions.golden != conditions.target:
         said = f"golden is {conditions.golden}, the target {conditions.target}"
-        return Judgement(Verdict.DTYPE, said)
+        said = f"{said}; {judgement.reason}" if judgement.reason else said
+        return replace(judgement, verdict=Verdict.DTYPE, reason=said)
     return judgement
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -152,6 +153,7 @@ class Why(StrEnum):
     PLAIN = ""  # the reason says it all
     REMOVED = "removed"  # FUSED: no kernel of the target computes the op at all
     BLIND = "blind"  # PASS by a rule that other numbers contradict
+    VOID = "void"  # PASS: no element of either side is finite
     INTRODUCED = "introduced"  # FAIL: the op did something wrong with what it was given
     LEAF = "leaf"  # FAIL: a value that no op computed is not the same
     CALL = "call"  # FAIL: the sides call other functions, or with other arguments
@@ -213,6 +215,14 @@ class Row:
             return self.judgement.reason
         also = f"{self.kernel} computes it together with {', '.join(self.suspects)}"
         return f"{self.judgement.reason}; {also}: dump with --realize to tell them apart"
+
+
+def void(rows: Iterable[Row]) -> Iterator[str]:
+    """What must be said of rows that pass though there was no number in them to compare."""
+    found = [row for row in rows if row.judgement.why is Why.VOID]
+    if found:
+        others = f", and {len(found) - 1} more" if len(found) > 1 else ""
+        yield f"{found[0].key}{others}: NaN or Inf everywhere, on both sides"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,54 +48,17 @@ def verifying_backend(
         model = torch.compile(model, backend=dumpcmp.verifying_backend("inductor"))
     """
     check_names("verifying_backend")
-    config = _configured(config, reference)
+    config = configured(config, reference)
     if on_failure not in ("raise", "warn", "record"):
         raise CheckError(f"on_failure is {on_failure!r}", hint="say 'raise', 'warn' or 'record'")
     backend = torch._dynamo.lookup_backend(inner) if isinstance(inner, str) else inner
     return VerifyingBackend(backend, config, on_failure) if config.enabled else backend
 
 
-def _configured(config: VerifyConfig | None, reference: Literal["float64"] | None) -> VerifyConfig:
+def configured(config: VerifyConfig | None, reference: Literal["float64"] | None) -> VerifyConfig:
+    """`config`, or one that compares gradients too; with the `reference`."""
     config = given(config) or VerifyConfig(backward=True)
     return replace(config, reference=reference) if reference else config
-
-
-@contextmanager
-def verify_correctness(
-    config: VerifyConfig | None = None,
-    *,
-    on_failure: OnFailure = "raise",
-    reference: Literal["float64"] | None = None,
-) -> Iterator[list[Report]]:
-    """Check every graph that torch.compile compiles inside the block, whatever its backend.
-
-    Yields the list that the reports are added to.
-
-        with dumpcmp.verify_correctness() as reports:
-            torch.compile(model)(x)
-    """
-    check_names("verifying_backend", "verify_correctness")
-    from torch._dynamo import config as dynamo
-    from torch._dynamo import output_graph
-
-    reports: list[Report] = []
-    settings = _configured(config, reference)
-    if not settings.enabled:
-        yield reports
-        return
-
-    def wrapped(backend: Backend) -> Backend:
-        if isinstance(backend, VerifyingBackend):
-            return backend
-        return VerifyingBackend(backend, settings, on_failure, reports)
-
-    original = output_graph.WrapperBackend  # what dynamo puts around a backend that it verifies
-    output_graph.WrapperBackend = wrapped
-    try:
-        with dynamo.patch(verify_correctness=True):
-            yield reports
-    finally:
-        output_graph.WrapperBackend = original
 
 
 @dataclass(eq=False, repr=False)
@@ -121,6 +84,8 @@ class VerifyingBackend:
         name = f"graph {torch._guards.CompileContext.current_compile_id() or len(self.reports)}"
         with eager_randomness(), _backward_at_once():
             candidate = self.inner(graph, examples, **options)
+        if candidate is None:  # the backend declines, and eager runs the graph
+            return graph.forward if graph.code == golden.code else golden.forward
         if _any_fake(examples):
             return _CheckedOnce(self, name, golden, candidate)
         with torch._guards.tracing(None):
@@ -140,6 +105,7 @@ class VerifyingBackend:
         names = name, _name(self.inner)
         depth = sum(node.op.startswith("call") for node in golden.graph.nodes)
         report = _located(hold(inputs, golden, candidate, config, names, depth), golden)
+        report = replace(report, outputs=None)  # reports are kept; what a graph gave need not be
         self.reports.append(report)
         for said in report.doubts:
             warnings.warn(f"{name}: {said}", VerificationWarning, stacklevel=2)

@@ -40,6 +40,8 @@ class VerifyConfig:
     backward: bool = False
     noise: float = GRADIENT_NOISE  # of the largest gradient: differences below it are rounding
     reference: Literal["float64"] | None = None
+    dump_tensors: bool = False  # verify() keeps inputs and both sides' outputs, as archives
+    dump_tensors_path: str = ""  # the directory for them; empty: the working directory
 
     def __post_init__(self) -> None:
         if self.reference not in (None, "float64"):

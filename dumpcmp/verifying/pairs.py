@@ -49,6 +49,30 @@ def paired(
     yield from _union(*(side.grads for side in sides))
 
 
+def unlike_leaves(before: Sequence[Left]) -> Iterator[str]:
+    """What to say of parameters and buffers that are not the same on both sides to begin with.
+
+    It is a remark: a model that was folded or quantised has other weights than golden by design.
+    """
+    golden, target = (
+        {path: leaf for path, leaf in side.items() if not path.startswith("mutated")}
+        for side in before
+    )
+    common = {path: leaf for path, leaf in golden.items() if path in target}
+    unlike = [path for path, leaf in common.items() if not _same_leaf(leaf, target[path])]
+    if unlike:
+        others = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
+        yield f"the target does not begin with golden's {unlike[0]}{others}"
+
+
+def _same_leaf(golden: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether both hold the same elements, or the target golden's in its own dtype."""
+    if golden is target:
+        return True
+    cast = golden.detach().to(target.device, target.dtype)
+    return golden.shape == target.shape and torch.equal(cast, target)
+
+
 def _differing(before: Left, after: Left) -> Iterator[str]:
     for path, tensor in after.items():
         known = before.get(path)

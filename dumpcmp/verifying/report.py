@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
+from dumpcmp.judge import unseen_by
 from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.outcome import Answer
@@ -38,7 +41,12 @@ class Report(Answer):
     config: VerifyConfig
     remarks: tuple[str, ...] = ()
     cause: BaseException | None = None  # what the target raised, if it did
+    outputs: tuple[list[Any], list[Any]] | None = field(default=None, compare=False)
     COLUMNS = ("value", "verdict", "rel_l2", "max_abs_diff", "pcc", "reason")
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """The outputs of golden and those of the target, as tt-forge's verify returns them."""
+        return iter(self.outputs or ([], []))
 
     @property
     def failing(self) -> frozenset[Verdict]:
@@ -85,7 +93,17 @@ class Report(Answer):
             return f"{sides}: nothing was compared"
         if self.failures:
             return f"{sides}: {len(self.failures)} of {len(self.rows)} values differ"
-        return f"{sides}: all {len(self.rows)} values agree"
+        return f"{sides}: all {len(self.rows)} values agree{self._caveat}"
+
+    @property
+    def _caveat(self) -> str:
+        """By what they agree and what that does not see, unless the rule sees all."""
+        said = [unseen_by(checker) for checker in self.config.checkers]
+        if not all(said):  # one of several rules sees all
+            return ""
+        doubts = len(self.doubts)
+        also = f"; {doubts} of them would fail by the rounding rule" if doubts else ""
+        return f" by {said[0]}{also}"
 
     def cells(self, row: Row) -> tuple[str, ...]:
         """One row under `COLUMNS`."""

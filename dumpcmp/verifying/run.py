@@ -15,31 +15,42 @@ from dumpcmp.nouns.errors import (
     VerificationWarning,
 )
 from dumpcmp.nouns.key import ROOT, Key
-from dumpcmp.nouns.row import Judgement, Row, Verdict
+from dumpcmp.nouns.row import Judgement, Row, Verdict, void
 from dumpcmp.pytorch.names import check_names
 from dumpcmp.pytorch.randomness import same_randomness
 from dumpcmp.verifying.config import VerifyConfig, given
 from dumpcmp.verifying.isolate import Inputs, Subject, called, in_double, isolated, modules_of
+from dumpcmp.verifying.keeping import keep
 from dumpcmp.verifying.observe import Cotangents, Observation, as_inputs, observe
-from dumpcmp.verifying.pairs import Left, Way, paired, row_of, without_noise
+from dumpcmp.verifying.pairs import Left, Way, paired, row_of, unlike_leaves, without_noise
 from dumpcmp.verifying.report import Report
+from dumpcmp.verifying.words import asked
 
 
 def verify(
     inputs: Any,
-    golden: Callable[..., Any],
-    target: Callable[..., Any],
+    golden: Callable[..., Any] | None = None,
+    target: Callable[..., Any] | None = None,
     config: VerifyConfig | None = None,
+    with_backward: bool = False,
+    *,
+    framework_model: Callable[..., Any] | None = None,
+    compiled_model: Callable[..., Any] | None = None,
+    verify_cfg: VerifyConfig | None = None,
 ) -> Report:
     """Hold `target` against `golden` on `inputs`, and raise VerificationError if they differ.
 
     `inputs` are positional arguments, or a dict of keywords. Both sides run on deep copies, with
     the same random numbers and without grads. Outputs, mutated inputs and state, and with
-    `backward` the gradients, are compared by path; all failures are collected.
+    `with_backward` the gradients, are compared by path; all failures are collected. The keywords
+    are tt-forge's for the same, and a Report unpacks as its result does.
 
         report = verify([x], model, torch.compile(model))
+        golden_outputs, target_outputs = report
     """
-    report = report_on(inputs, golden, target, config)
+    theirs = framework_model, compiled_model, verify_cfg
+    asks = asked(golden, target, config, with_backward, *theirs)
+    report = report_on(inputs, asks.golden, asks.target, asks.config)
     report.raise_for_status()
     for said in report.doubts:
         warnings.warn(said, VerificationWarning, stacklevel=2)
@@ -57,13 +68,39 @@ def report_on(
     config = given(config) or VerifyConfig()
     arguments = _checked(inputs, golden, target)
     names = called(golden), called(target)
+    if not config.enabled:
+        return _unverified(arguments, golden, target, config, names)
     report = hold(arguments, golden, target, config, names, _num_leaves(golden))
-    if config.enabled and config.backward and not report.has_grads:
+    if config.dump_tensors and report.outputs:
+        room = keep(config.dump_tensors_path, names[0], arguments, report.outputs)
+        report = replace(report, remarks=(*report.remarks, f"inputs and outputs are in {room}"))
+    if config.backward and not report.has_grads:
         raise CheckError(
             f"backward=True, but no output of {called(golden)} requires grad",
             hint="let an input or a parameter require grad, or set backward=False",
         )
     return report
+
+
+def _unverified(
+    inputs: Inputs,
+    golden: Callable[..., Any],
+    target: Callable[..., Any],
+    config: VerifyConfig,
+    names: tuple[str, str],
+) -> Report:
+    """What both sides give, held against nothing."""
+    config, remarks = replace(config, backward=False), dict[str, None]()
+    with same_randomness() as again:
+        ours = _observed(golden, inputs, config, remarks)
+        again()
+        with eager_randomness():
+            theirs = _observed(target, inputs, config, remarks)
+    return Report(*names, (), config, tuple(remarks), outputs=_given_by(ours, theirs))
+
+
+def _given_by(golden: Observation, target: Observation) -> tuple[list[Any], list[Any]]:
+    return list(golden.outputs.values()), list(target.outputs.values())
 
 
 def _checked(inputs: Any, golden: Any, target: Any) -> Inputs:
@@ -98,8 +135,6 @@ def hold(
 
     `depth` is how many ops golden runs, for checkers whose tolerance grows with it.
     """
-    if not config.enabled:
-        return Report(*names, (), config)
     remarks: dict[str, None] = {}
     before = [_left_before(call, inputs) for call in (golden, target)]
     with same_randomness() as again:
@@ -122,7 +157,8 @@ def hold(
     )
     if config.forgives_noise:
         rows = tuple(without_noise(rows, config))
-    return Report(*names, rows, config, (*remarks, *_advice(rows, config, drawn)))
+    said = *remarks, *unlike_leaves(before), *void(rows), *_advice(rows, config, drawn)
+    return Report(*names, rows, config, said, outputs=_given_by(ours, theirs))
 
 
 def _advice(rows: tuple[Row, ...], config: VerifyConfig, drawn: bool) -> Iterator[str]:

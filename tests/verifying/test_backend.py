@@ -1,6 +1,7 @@
 """Every graph that torch.compile makes is held against eager, forward and backward."""
 
 import operator
+import unittest
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -290,3 +291,46 @@ class TestVerifyCorrectness:
         with pytest.raises(ZeroDivisionError), dumpcmp.verify_correctness():
             1 / 0  # noqa: B018
         assert (config.verify_correctness, output_graph.WrapperBackend) == before
+
+    def test_decorates_the_tests_of_a_class_and_leaves_a_class(self) -> None:
+        @dumpcmp.verify_correctness()
+        class Tests(unittest.TestCase):
+            def setUp(self) -> None:
+                torch._dynamo.reset()
+
+            def test_wrong(self) -> None:
+                with self.assertRaises(RuntimeError):
+                    torch.compile(toy, backend=adding_for_multiplying)(A, B)
+
+            @dumpcmp.verify_correctness(VerifyConfig(enabled=False))
+            def test_switched_off(self) -> None:
+                torch.compile(toy, backend=adding_for_multiplying)(A, B)
+
+            def not_a_test(self) -> None:
+                torch._dynamo.reset()
+                torch.compile(toy, backend=adding_for_multiplying)(A, B)
+
+        assert issubclass(Tests, unittest.TestCase)
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(Tests).run(result)
+        assert (result.testsRun, result.errors, result.failures) == (2, [], [])
+        Tests("not_a_test").not_a_test()  # which is not checked
+
+    def test_decorates_a_function(self) -> None:
+        @dumpcmp.verify_correctness()
+        def wrong() -> None:
+            torch.compile(toy, backend=adding_for_multiplying)(A, B)
+
+        with pytest.raises(BackendCompilerFailed):
+            wrong()
+
+    def test_a_backend_that_declines_leaves_the_graph_to_eager(self) -> None:
+        """Also where it has spoiled the graph before."""
+
+        def declining(graph: fx.GraphModule, examples: Sequence[Any]) -> None:
+            adding_for_multiplying(graph, examples)
+
+        with dumpcmp.verify_correctness() as reports:
+            result = torch.compile(toy, backend=declining)(A, B)
+        assert torch.equal(result, toy(A, B))
+        assert reports == []

@@ -1,0 +1,48 @@
+"""tt-forge's words for the arguments of verify(), which its tests are written in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dumpcmp.nouns.errors import CheckError, NotCallableError
+from dumpcmp.verifying.config import VerifyConfig, given
+
+Runnable = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a call of verify asks for, in whichever words."""
+
+    golden: Runnable
+    target: Runnable
+    config: VerifyConfig
+
+
+def asked(
+    golden: Runnable | None,
+    target: Runnable | None,
+    config: VerifyConfig | None,
+    with_backward: bool,
+    framework_model: Runnable | None,
+    compiled_model: Runnable | None,
+    verify_cfg: VerifyConfig | None,
+) -> Wanted:
+    """The two models and the config: each said once, in our words or in tt-forge's."""
+    ours = _one("golden", golden, "framework_model", framework_model)
+    theirs = _one("target", target, "compiled_model", compiled_model)
+    for word, model in (("golden", ours), ("target", theirs)):
+        if model is None:
+            raise NotCallableError(f"no {word} is given", hint="verify(inputs, golden, target)")
+    config = given(_one("config", config, "verify_cfg", verify_cfg)) or VerifyConfig()
+    return Wanted(ours, theirs, replace(config, backward=True) if with_backward else config)
+
+
+def _one(word: str, value: Any, other: str, again: Any) -> Any:
+    """What was said by either of two words."""
+    if value is not None and again is not None:
+        raise CheckError(
+            f"{word} and {other} are two words for one thing, and both are given",
+            hint=f"leave {other} out",
+        )
+    return again if value is None else value
