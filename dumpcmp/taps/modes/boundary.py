@@ -16,9 +16,7 @@ from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.record import Call
 from dumpcmp.taps.modes.graph import GraphCapture, untraced
-from dumpcmp.taps.modes.traced import Mark, Traced, calls_of, named, results_of
-from dumpcmp.taps.recording.calls import arguments_of
-from dumpcmp.taps.recording.functions import in_order
+from dumpcmp.taps.modes.traced import Mark, Traced, arguments_in, calls_of, named, results_of
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
 
@@ -95,27 +93,12 @@ def entering(graph: fx.GraphModule, traced: Traced) -> Passing:
     found: dict[int, list[Mark]] = {}
     for node in graph.graph.nodes:
         number = traced.index.get(node.name)
-        for slot, source in _taken(node, traced) if number is not None else ():
+        if number is None:
+            continue
+        for slot, source in arguments_in(node, traced.ops[number].function)[0]:
             if source in positions:
-                found.setdefault(positions[source], []).append(Mark(number, Slot(slot)))  # type: ignore[arg-type]
+                found.setdefault(positions[source], []).append(Mark(number, Slot(slot)))
     return sorted(found.items())
-
-
-def _taken(node: fx.Node, traced: Traced) -> list[tuple[str, fx.Node]]:
-    """The input slots of `node`, each with the node that gives it."""
-    sources: dict[int, tuple[Tensor, fx.Node]] = {}
-
-    def stand_in(source: fx.Node) -> Any:
-        if not isinstance(source.meta.get("example_value"), Tensor):
-            return None
-        tensor = torch.empty(0)
-        sources[id(tensor)] = tensor, source
-        return tensor
-
-    function = traced.ops[traced.index[node.name]].function
-    args, kwargs = fx.map_arg((node.args, node.kwargs), stand_in)
-    found, _ = arguments_of(in_order(function, args), kwargs, function.positions)
-    return [(slot, sources[id(tensor)][1]) for slot, tensor in found]
 
 
 def leaving(graph: fx.GraphModule, traced: Traced) -> Passing:

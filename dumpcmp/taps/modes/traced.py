@@ -15,8 +15,14 @@ from torch import Tensor, fx, nn
 from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.record import NO_KERNEL, Call
 from dumpcmp.pytorch.trees import slots_of
-from dumpcmp.taps.recording.calls import traced_line
-from dumpcmp.taps.recording.functions import NO_OP, Function, attribute_of, function_of
+from dumpcmp.taps.recording.calls import arguments_of, traced_line
+from dumpcmp.taps.recording.functions import (
+    NO_OP,
+    Function,
+    attribute_of,
+    function_of,
+    in_order,
+)
 from dumpcmp.taps.recording.models import FunctionModel, Model, Scope
 from dumpcmp.taps.recording.step import Step
 
@@ -153,6 +159,7 @@ class GraphOp:
     node: str
     function: Function
     home: NodeHome
+    arguments: str = ""  # as JSON, with slots in place of tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +182,8 @@ def named(graph: fx.GraphModule, model: Model, base: str) -> Traced:
     bodies: dict[fx.Graph, str] = {}
     ops = list(_ops_of(graph, model, base, bodies))
     written = [
-        (op.node, op.function.name, op.home.path, op.home.relative, op.home.owner) for op in ops
+        (op.node, op.function.name, op.home.path, op.home.relative, op.home.owner, op.arguments)
+        for op in ops
     ]
     digest = hashlib.sha256(json.dumps(written).encode()).hexdigest()[:32]
     return Traced(ops, {op.node: number for number, op in enumerate(ops)}, digest, bodies)
@@ -192,7 +200,32 @@ def _ops_of(
             bodies[body.graph] = f"{prefix}{node.name}."
             yield from _ops_of(body, model, base, bodies, bodies[body.graph])
         elif (function := _function(node)).name:
-            yield GraphOp(prefix + node.name, function, homes[node])
+            yield GraphOp(
+                prefix + node.name, function, homes[node], arguments_in(node, function)[1]
+            )
+
+
+def arguments_in(node: fx.Node, function: Function) -> tuple[list[tuple[str, fx.Node]], str]:
+    """The input slots of `node`, each with the node that gives it, and its arguments as JSON.
+
+    A node that gives no tensor, such as a size, stands there as an object that is not known.
+    """
+    stood: list[tuple[Tensor, fx.Node]] = []
+
+    def stand_in(value: Any) -> Any:
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return node  # to ask for its number would bind the graph to it
+        if not isinstance(value, fx.Node):
+            return value
+        if not isinstance(value.meta.get("example_value"), Tensor):
+            return node
+        stood.append((torch.empty(0), value))
+        return stood[-1][0]
+
+    args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), stand_in)
+    found, text = arguments_of(in_order(function, args), kwargs, function.positions)
+    sources = {id(tensor): source for tensor, source in stood}
+    return [(slot, sources[id(tensor)]) for slot, tensor in found], text
 
 
 def _function(node: fx.Node) -> Function:
@@ -234,7 +267,7 @@ def calls_of(
         kernel = kernel.partition("#")[0] or NO_KERNEL
         owner, op_name, count = name
         target, line = op.function.target, op.home.line
-        calls.append(owner.call(op_name, count, target, "", line, origins, kernel))
+        calls.append(owner.call(op_name, count, target, op.arguments, line, origins, kernel))
     return calls
 
 
