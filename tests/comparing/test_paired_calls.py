@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp.align.pairing import pair_values
-from dumpcmp.comparing.calls import call_differences
+from dumpcmp.comparing.paired_calls import call_differences
 from dumpcmp.comparing.side import open_side
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.selection import Tap
@@ -156,7 +156,7 @@ def test_each_run_casts_to_its_own_precision(tmp_path: Path) -> None:
 
 
 def test_arguments_that_cannot_be_read_say_nothing() -> None:
-    from dumpcmp.nouns.arguments import read_arguments
+    from dumpcmp.nouns.given import read_arguments
 
     for text in ("", "{", "[1]", '{"args":1}', '{"args":[{"float":"x"}]}', "null"):
         assert read_arguments(text) is None

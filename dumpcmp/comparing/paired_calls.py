@@ -21,7 +21,9 @@ from dumpcmp.comparing.spelling import (
     plain_argument,
     taken_of,
 )
-from dumpcmp.nouns.arguments import (
+from dumpcmp.nouns.calling import CallDifference
+from dumpcmp.nouns.families import family_of, is_cast, is_shaping
+from dumpcmp.nouns.given import (
     DtypeWord,
     Stand,
     is_number,
@@ -29,8 +31,6 @@ from dumpcmp.nouns.arguments import (
     read_arguments,
     spelled_argument,
 )
-from dumpcmp.nouns.calling import CallDifference
-from dumpcmp.nouns.families import family_of, is_cast, is_shaping
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.row import Pair, PairedBy
