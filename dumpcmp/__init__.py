@@ -7,6 +7,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.archive.read.reader import Archive  # noqa: I001 - packed
     from dumpcmp.archive.integrity import audit
     from dumpcmp.archive.write.writer import ArchiveWriter
+    from dumpcmp.checkup import Checkup, check
     from dumpcmp.compacting import compact
     from dumpcmp.comparing import compare
     from dumpcmp.dumping.capturing import capture, compiled_backend, fx_backend, save
@@ -23,8 +24,9 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
         VerificationWarning,
     )  # fmt: skip
     from dumpcmp.nouns.key import Key, Op, Slot
-    from dumpcmp.nouns.outcome import Outcome, Tally
+    from dumpcmp.nouns.outcome import Conclusion, Outcome, Tally
     from dumpcmp.nouns.record import Call, Record
+    from dumpcmp.nouns.replay import Origin, Replay
     from dumpcmp.nouns.row import Judgement, Metrics, Row, Verdict, Why
     from dumpcmp.nouns.version import __version__
     from dumpcmp.partitioning.annotation import AnnotationError
@@ -42,13 +44,13 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
 __all__ = [
     "AlignError", "AllCloseValueChecker", "AnnotationError", "Archive", "ArchiveError",
     "ArchiveWriter", "AutomaticValueChecker", "Boundary", "Call", "CaptureError", "CaptureWarning",
-    "CheckError", "Checker", "Compiled", "Conditions", "CosineChecker", "DumpcmpError",
-    "ExactChecker", "Explanation", "Findings", "Fp64Checker", "FullValueChecker", "Judgement",
-    "Key", "LayoutError", "Metrics", "MissingValueError", "NotCallableError", "Op", "Outcome",
-    "PartitionConfig", "PartitionError", "Record",
-    "ReferenceChecker", "Report", "Retention", "RoundingChecker", "Row", "SelectionError", "Slot",
-    "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError", "VerificationWarning",
-    "VerifyConfig", "Why", "__version__", "audit", "capture", "check_partition_options", "compact",
+    "CheckError", "Checker", "Checkup", "Compiled", "Conclusion", "Conditions", "CosineChecker",
+    "DumpcmpError", "ExactChecker", "Explanation", "Findings", "Fp64Checker", "FullValueChecker",
+    "Judgement", "Key", "LayoutError", "Metrics", "MissingValueError", "NotCallableError", "Op",
+    "Origin", "Outcome", "PartitionConfig", "PartitionError", "Record", "ReferenceChecker",
+    "Replay", "Report", "Retention", "RoundingChecker", "Row", "SelectionError", "Slot", "Summary",
+    "Tally", "TensorInfo", "Verdict", "VerificationError", "VerificationWarning", "VerifyConfig",
+    "Why", "__version__", "audit", "capture", "check", "check_partition_options", "compact",
     "compare", "compiled_backend", "explain", "fx_backend", "layout", "reference",
     "register_annotation", "run_and_compare", "same", "save", "set_rank", "verify",
     "verify_correctness", "verify_graph", "verify_partition_options", "verifying_backend",
@@ -60,6 +62,7 @@ _HOMES = {
     "archive.read.reader": "Archive",
     "archive.integrity": "audit",
     "archive.write.writer": "ArchiveWriter",
+    "checkup": "Checkup check",
     "compacting": "compact",
     "comparing": "compare",
     "dumping.capturing": "capture compiled_backend fx_backend save",
@@ -72,8 +75,9 @@ _HOMES = {
     "LayoutError MissingValueError NotCallableError SelectionError VerificationError "
     "VerificationWarning",
     "nouns.key": "Key Op Slot",
-    "nouns.outcome": "Outcome Tally",
+    "nouns.outcome": "Conclusion Outcome Tally",
     "nouns.record": "Call Record",
+    "nouns.replay": "Origin Replay",
     "nouns.row": "Judgement Metrics Row Verdict Why",
     "nouns.version": "__version__",
     "partitioning": "Findings PartitionConfig PartitionError TensorInfo check_partition_options "

@@ -26,7 +26,7 @@ def command(
     There is no golden run and nothing is written: each op is run again in float64, on its device,
     on what it was given. Exits with 0 where every op is right, 1 where one is not, 2 in trouble.
     """
-    from dumpcmp.checking import check
+    from dumpcmp.checkup import check
     from dumpcmp.dumping.programs import error_of
 
     run = chosen_program(factory, module, program, backward=False)

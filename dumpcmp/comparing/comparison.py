@@ -15,7 +15,7 @@ from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
-from dumpcmp.comparing.replaying import replay_all
+from dumpcmp.comparing.rerunning import replay_all
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.side import Side, archive_at, open_side
 from dumpcmp.comparing.ways import Ways

@@ -27,7 +27,7 @@ class Replaying(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Loading:
     """One side of a pair, for a worker to read."""
 
     task: Task
@@ -42,8 +42,8 @@ class Rerunning:
     """
 
     calls: tuple[Call, ...]
-    given: Mapping[_Place, Reading]
-    gave: Mapping[Key, Reading]  # by golden's names
+    given: Mapping[_Place, Loading]
+    gave: Mapping[Key, Loading]  # by golden's names
     wires: Mapping[_Place, _Place] = field(default_factory=dict)  # inputs that earlier calls give
     dtypes: Mapping[_Place, str] = field(default_factory=dict)  # of what golden's calls gave out
     apart: float = 0.0  # the largest rel_l2 between the sides of what is given
@@ -137,7 +137,7 @@ class Planner:
         first = pair if pair in self.measured else pair.repeats
         return self.measured.get(first, UNMEASURED) if first else UNMEASURED
 
-    def read(self, pair: Pair) -> Reading:
+    def read(self, pair: Pair) -> Loading:
         """How to read what the target has of `pair`."""
         task = self.work.get(pair) or self.work.get(pair.repeats or pair)
         slot = pair.key.slot
@@ -147,7 +147,7 @@ class Planner:
             raise _UnknownError(f"{slot} is not stored: {task.target.problem}")
         if task.target.is_summarised or task.golden.is_summarised:
             raise _UnknownError("only summaries are kept")
-        return Reading(task)
+        return Loading(task)
 
 
 @dataclass
@@ -156,7 +156,7 @@ class _Region:
 
     planner: Planner
     calls: list[Call] = field(default_factory=list)
-    given: dict[_Place, Reading] = field(default_factory=dict)
+    given: dict[_Place, Loading] = field(default_factory=dict)
     wires: dict[_Place, _Place] = field(default_factory=dict)
     dtypes: dict[_Place, str] = field(default_factory=dict)
     apart: float = 0.0
@@ -177,7 +177,7 @@ class _Region:
         number = self._numbers[site] = len(self.calls)
         self.calls.append(call)
         for key, source in found.items():
-            if isinstance(source, Reading):
+            if isinstance(source, Loading):
                 self.given[number, str(key.slot)] = source
             else:
                 self.wires[number, str(key.slot)] = source
@@ -186,7 +186,7 @@ class _Region:
                 self.dtypes[number, str(key.slot)] = flow.golden.record(key).dtype
         return number
 
-    def _source(self, key: Key) -> Reading | _Place:
+    def _source(self, key: Key) -> Loading | _Place:
         """What the target has of golden's value `key`; else the call that gives it, run again."""
         flow = self.planner.flow
         first = flow.golden.first(key)

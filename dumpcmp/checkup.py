@@ -142,7 +142,7 @@ def check(
     Each op is run again in float64, on its own device, on what it was given, and what it gave out
     is held against that. `every` checks only each nth call. Nothing is written.
     """
-    recorder = Recorder(_Nowhere(), make_tap(tokens, layers))
+    recorder = Recorder(_Unkept(), make_tap(tokens, layers))
     recorder.lacking = check_names("every mode", "--mode eager")
     checkup = Checkup(every)
     roots = () if model is None else (model,)
@@ -153,7 +153,7 @@ def check(
     checkup.remarks = (*recorder.tap.unmatched(recorder.num_steps, recorder.ops), *recorder.lacking)
 
 
-class _Nowhere:
+class _Unkept:
     """A Sink for what nobody keeps."""
 
     def call(self, call: Call) -> None: ...

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.measuring import Tell, side_of
-from dumpcmp.comparing.reruns import Planner, Reading, Replaying, Rerunning
+from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning
 from dumpcmp.execute import run_each
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
@@ -98,7 +98,7 @@ def _again(plan: Rerunning) -> Rerun:
     return rerun_region(region, given, wanted, device=plan.device)
 
 
-def _held(again: Rerun, key: Key, reading: Reading, plan: Rerunning) -> Replay:
+def _held(again: Rerun, key: Key, reading: Loading, plan: Rerunning) -> Replay:
     from dumpcmp.replay.holding import hold
 
     slot = str(key.slot)
@@ -110,17 +110,17 @@ def _held(again: Rerun, key: Key, reading: Reading, plan: Rerunning) -> Replay:
     return replace(replay, inherited=inherited, amplification=grown)
 
 
-def _tensors(readings: Mapping[str, Reading], is_target: bool) -> dict[str, Tensor]:
+def _tensors(readings: Mapping[str, Loading], is_target: bool) -> dict[str, Tensor]:
     return {
         slot: _tensor(replace(reading, is_target=is_target)) for slot, reading in readings.items()
     }
 
 
-def _tensor(reading: Reading) -> Tensor:
+def _tensor(reading: Loading) -> Tensor:
     return to_torch(side_of(reading.task, reading.is_target))
 
 
-def _inherited(again: Tensor, reading: Reading) -> float:
+def _inherited(again: Tensor, reading: Loading) -> float:
     """How far the op on the target's inputs is from what golden gave out."""
     golden = _tensor(replace(reading, is_target=False))
     if golden.shape != again.shape or not again.is_floating_point():
