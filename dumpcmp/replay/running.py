@@ -62,7 +62,7 @@ def rerun(
     is not to be rated has neither condition nor noise.
     """
     function = function_named(call.target)
-    arguments = _fit(read_arguments(call.arguments, given), given)
+    arguments = fitted(read_arguments(call.arguments, given), given)
     _refuse(function, arguments)
     if is_exact(function, arguments):
         check_size(function, arguments, limit)
@@ -78,13 +78,13 @@ def run_natively(
 ) -> dict[str, Tensor]:
     """What `call` gives out in the dtypes of `given`, by slot."""
     function = function_named(call.target)
-    arguments = _fit(read_arguments(call.arguments, given), given)
+    arguments = fitted(read_arguments(call.arguments, given), given)
     _refuse(function, arguments)
     check_size(function, arguments, limit)
-    return run(function, _lowered(function, arguments, device))
+    return run(function, lowered(function, arguments, device))
 
 
-def _fit(arguments: CallArguments, given: Mapping[str, Tensor]) -> CallArguments:
+def fitted(arguments: CallArguments, given: Mapping[str, Tensor]) -> CallArguments:
     """`arguments` without what says where a result goes, and with tensors where `given` are."""
     where = next(iter(given.values())).device if given else torch.device("cpu")
     kept = {w: v for w, v in arguments.kwargs.items() if w not in _LEFT_OUT}
@@ -171,10 +171,10 @@ def widened(function: ReplayFunction, arguments: CallArguments, device: str) -> 
             return leaf.to(wide_dtype(leaf.dtype))
         return leaf
 
-    return _lowered(function, arguments, device).mapped(change)
+    return lowered(function, arguments, device).mapped(change)
 
 
-def _lowered(function: ReplayFunction, arguments: CallArguments, device: str) -> CallArguments:
+def lowered(function: ReplayFunction, arguments: CallArguments, device: str) -> CallArguments:
     """`arguments` in the dtype that autocast has this function compute in."""
     lower = arguments.autocast.get(device) if function.name in _LOWERED else None
     if lower is None:
@@ -228,7 +228,7 @@ def _rated(
     narrow = torch.float64 if double else torch.float32
     terms = terms_of(function, wide, outputs, narrow)
     if terms:
-        condition = {slot: _ratio(terms[slot], outputs[slot]) for slot in terms}
+        condition = {slot: ratio_of(terms[slot], outputs[slot]) for slot in terms}
         return Rerun(outputs, condition, terms=terms)
     if function.kind is FunctionKind.ELEMENTWISE:
         return Rerun(outputs)
@@ -270,7 +270,8 @@ def error_of(narrow: Tensor, wide: Tensor) -> float:
     return float(torch.linalg.vector_norm(d[finite])) / norm if norm else 0.0
 
 
-def _ratio(terms: Tensor, left: Tensor) -> float:
+def ratio_of(terms: Tensor, left: Tensor) -> float:
+    """How much larger `terms` are than what is `left` of them."""
     finite = torch.isfinite(terms) & torch.isfinite(left)
     above = float(torch.linalg.vector_norm(terms[finite].double()))
     below = float(torch.linalg.vector_norm(left[finite]))

@@ -1,0 +1,327 @@
+"""Runs the backward pass of recorded calls again: vector-Jacobian products in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.value import dtype_named
+from dumpcmp.pytorch.trees import slots_of
+from dumpcmp.replay.arguments import CallArguments, read_arguments
+from dumpcmp.replay.chains import At, Chain
+from dumpcmp.replay.kinds import FunctionKind
+from dumpcmp.replay.limits import MOST_BYTES, check_size
+from dumpcmp.replay.listed import ReplayFunction, function_named
+from dumpcmp.replay.running import (
+    Rerun,
+    error_of,
+    fitted,
+    float64_by_default,
+    lowered,
+    ratio_of,
+    widened,
+)
+from dumpcmp.replay.unreplayable import Unreplayable
+
+GRADIENT = "gradient"  # the name of what a Rerun of a backward pass gives out
+
+_SINGLE = 2.0**-24  # the rounding of one float32
+_SHORT = 2.0**-20  # eps above it: a dtype that is computed with in a wider one
+_LONGEST = 64.0  # times the spread of the terms: what a sum of thousands of them rounds
+_ROUNDED = 4.0  # of eps, times the spread: what a few roundings to a short dtype explain
+
+# Each element of the gradient is one of what was given, as it is.
+_LAYOUT = frozenset(
+    """
+    T _to_copy _unsafe_view alias bfloat16 cat chunk clone contiguous double flatten float half
+    mT movedim narrow permute reshape reshape_as select slice split split_with_sizes squeeze stack
+    swapaxes swapdims t to transpose unbind unflatten unsqueeze view view_as
+    """.split()  # noqa: SIM905
+)
+_CASTS = frozenset(("bfloat16", "half", "float", "double", "type_as"))
+_LINEAR = (FunctionKind.ADDS, FunctionKind.CONTRACTS, FunctionKind.SUMS)  # in each input
+_FROM_OUTPUT = frozenset(("tanh", "sigmoid", "log_softmax", "_log_softmax", "softplus"))
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """What the backward pass of a region gives, and the part that each taker of the leaf gave."""
+
+    rerun: Rerun  # its one output is `GRADIENT`
+    parts: Mapping[At, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """A region of calls to differentiate: with respect to what, and what it was given backward.
+
+    `given` are the forward values by call and slot: inputs, and outputs of what draws numbers.
+    """
+
+    region: Chain
+    given: Mapping[At, Tensor]
+    leaves: Sequence[At]  # the inputs that are the tensor whose gradient is wanted
+    grads: Mapping[At, Tensor]  # what was given for outputs in the backward pass
+
+
+def rerun_backward(slope: Slope, *, device: str = "cpu", limit: int = MOST_BYTES) -> Backward:
+    """The gradient of the leaf in float64: the sum over its takers of their products.
+
+    Its condition is how much larger the terms are than what is left of them. Its noise is the
+    error of the same calls in the dtypes of the run, as far as their rounding can explain it.
+    """
+    functions = [function_named(call.target) for call in slope.region.calls]
+    wide = _Pass(slope, functions, device, limit, torch.float64)
+    parts = wide.products(slope.grads)
+    exact, terms = _sum(parts), _sum(wide.products(_with_signs(slope.grads))).abs()
+    spread = max(ratio_of(terms, exact), _from_outputs(functions, slope.grads, exact))
+    rerun = Rerun({GRADIENT: exact}, terms={GRADIENT: terms}, num_ops=len(functions))
+    if _only_lays_out(slope, functions):
+        return Backward(replace(rerun, is_exact=True), _by_leaf(slope, parts))
+    rated = _rated(rerun, slope, functions, (device, limit, spread))
+    return Backward(rated, _by_leaf(slope, parts))
+
+
+def _by_leaf(slope: Slope, parts: Sequence[Tensor]) -> dict[At, Tensor]:
+    return dict(zip(slope.leaves, parts, strict=True))
+
+
+def _rated(
+    rerun: Rerun,
+    slope: Slope,
+    functions: Sequence[ReplayFunction],
+    how: tuple[str, int, float],
+) -> Rerun:
+    """`rerun` with its condition, and its noise where the run computed in short dtypes."""
+    device, limit, spread = how
+    exact, eps = rerun.outputs[GRADIENT], _coarsest(slope)
+    condition, noise = spread, 0.0
+    if _is_linear(functions):
+        run = _Pass(_absolute(slope), functions, device, limit, torch.float64)
+        terms = _sum([part.abs() for part in run.products(run.slope.grads)])
+        rerun = replace(rerun, terms={GRADIENT: terms})
+        condition = max(condition, ratio_of(terms, exact))
+    elif eps > 2.0**-50:
+        single = _error(slope, functions, (device, limit, torch.float32), exact) / _SINGLE
+        condition = max(condition, min(single, _LONGEST * spread))
+    if eps > _SHORT:
+        noise = _error(slope, functions, (device, limit, None), exact)
+        noise = min(noise, _ROUNDED * eps * spread)
+    return replace(rerun, condition={GRADIENT: condition}, noise={GRADIENT: noise})
+
+
+def _error(
+    slope: Slope,
+    functions: Sequence[ReplayFunction],
+    how: tuple[str, int, torch.dtype | None],
+    exact: Tensor,
+) -> float:
+    """The error of the same calls in another dtype; 0 where they cannot be run in it."""
+    try:
+        found = _sum(_Pass(slope, functions, *how).products(slope.grads))
+    except Unreplayable:
+        return 0.0
+    return error_of(found, exact)
+
+
+class _Pass:
+    """One forward pass of a region, kept for products with its Jacobian.
+
+    `dtype` is what all is computed in; None: in the dtypes of the run.
+    """
+
+    def __init__(
+        self,
+        slope: Slope,
+        functions: Sequence[ReplayFunction],
+        device: str,
+        limit: int,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.slope = slope
+        self._device, self._limit, self._dtype = device, limit, dtype
+        self._leaves = [self._leaf(slope.given[at]) for at in slope.leaves]
+        self._made: dict[At, Tensor] = {}
+        for number, (call, function) in enumerate(zip(slope.region.calls, functions, strict=True)):
+            for slot, tensor in self._run(number, call, function).items():
+                self._made[number, slot] = tensor
+
+    def products(self, grads: Mapping[At, Tensor]) -> list[Tensor]:
+        """The product of `grads` with the Jacobian, for each leaf."""
+        ends = [(self._made.get(at), grad) for at, grad in grads.items()]
+        used = [(end, grad) for end, grad in ends if end is not None and end.requires_grad]
+        if not used or len(used) < len(ends):
+            raise Unreplayable("its output does not depend on what it was given")
+        if any(end.shape != grad.shape for end, grad in used):
+            raise Unreplayable("its replay gives another shape than it had")
+        found = _guarded(
+            lambda: torch.autograd.grad(
+                [end for end, _ in used],
+                self._leaves,
+                [grad.to(end.dtype) for end, grad in used],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        )
+        pairs = zip(found, self._leaves, strict=True)
+        return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in pairs]
+
+    def _leaf(self, value: Tensor) -> Tensor:
+        return self._cast(value.detach()).clone().requires_grad_(True)
+
+    def _cast(self, value: Tensor) -> Tensor:
+        if self._dtype is None or not (value.is_floating_point() or value.is_complex()):
+            return value
+        return value.to(self._dtype.to_complex() if value.is_complex() else self._dtype)
+
+    def _run(self, number: int, call: Call, function: ReplayFunction) -> dict[str, Tensor]:
+        region, leaves = self.slope.region, list(self.slope.leaves)
+        inputs = {slot: value for (n, slot), value in self.slope.given.items() if n == number}
+        inputs |= {
+            slot: self._made[source]
+            for (n, slot), source in region.wires.items()
+            if n == number and source in self._made
+        }
+        inputs |= {slot: self._leaves[leaves.index((n, slot))] for n, slot in leaves if n == number}
+        arguments = fitted(read_arguments(call.arguments, inputs), inputs)
+        check_size(function, arguments.mapped(_detached), self._limit)
+        if function.kind is FunctionKind.DRAWS:
+            return {"output.0": _dropped(function, arguments, inputs)}
+        outputs = _differentiable(function, self._in_dtype(function, arguments))
+        return {slot: self._between((number, slot), value) for slot, value in outputs.items()}
+
+    def _in_dtype(self, function: ReplayFunction, arguments: CallArguments) -> CallArguments:
+        if self._dtype is None:
+            return lowered(function, arguments, self._device)
+        if self._dtype is torch.float64:
+            return widened(function, arguments, self._device)
+
+        def change(leaf: Any) -> Any:
+            if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
+                return self._dtype
+            return self._cast(leaf) if isinstance(leaf, Tensor) else leaf
+
+        return lowered(function, arguments, self._device).mapped(change)
+
+    def _between(self, at: At, value: Tensor) -> Tensor:
+        """An output as the next call takes it: as golden rounded it, or wide."""
+        if not value.is_floating_point():
+            return value
+        rounded = self.slope.region.dtypes.get(at, value.dtype)
+        return value.to(self._dtype or rounded)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+
+def _differentiable(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
+    """Call the function so that it can be differentiated; its tensors by slot."""
+    args, kwargs = list(arguments.args), arguments.kwargs
+    if function.kind is FunctionKind.NOTHING:
+        raise Unreplayable("it gives out memory as it was found")
+    if function.changes_first and args and isinstance(args[0], Tensor):
+        args[0] = args[0].clone()
+    if function.name in _CASTS and args[0].dtype is torch.float64:
+        return {"output.0": args[0]}  # wide is wide
+    with torch.enable_grad(), float64_by_default():
+        result = _guarded(lambda: function.run(*args, **kwargs))
+    return dict(slots_of("output", args[0] if function.returns_nothing else result))
+
+
+def _guarded(run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except Exception as error:
+        said = str(error).partition("\n")[0][:160]
+        raise Unreplayable(f"its backward pass cannot be run again: {said}") from None
+
+
+def _dropped(
+    function: ReplayFunction, arguments: CallArguments, inputs: Mapping[str, Tensor]
+) -> Tensor:
+    """What a dropout gives, with what it dropped read off the output that was recorded."""
+    told = dict(zip(("input", "p", "training"), arguments.args, strict=False)) | arguments.kwargs
+    taken, share = told.get("input"), told.get("p", 0.5)
+    if "dropout" not in function.name or "alpha" in function.name or taken is None:
+        raise Unreplayable("it draws random numbers")
+    if not told.get("training", told.get("train", True)) or share == 0:
+        return torch.as_tensor(taken * 1.0)
+    given = inputs.get("output.0")
+    if given is None or share >= 1 or bool((taken == 0).any()):
+        raise Unreplayable("it draws random numbers, and what it drew cannot be told")
+    return torch.as_tensor(taken * ((given != 0).to(taken.dtype) / (1 - share)))
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total.detach()
+
+
+def _with_signs(grads: Mapping[At, Tensor]) -> dict[At, Tensor]:
+    """`grads` with signs at random, so that nothing cancels but by chance."""
+    generator = torch.Generator().manual_seed(0)
+
+    def signed(grad: Tensor) -> Tensor:
+        bits = torch.randint(0, 2, grad.shape, generator=generator, dtype=torch.int8)
+        return grad * (bits * 2 - 1).to(grad.device)
+
+    return {
+        at: signed(grad.double() if not grad.is_complex() else grad) for at, grad in grads.items()
+    }
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor))
+
+
+def _from_outputs(
+    functions: Sequence[ReplayFunction], grads: Mapping[At, Tensor], exact: Tensor
+) -> float:
+    """How much larger the terms are where a derivative such as 1 - y*y is taken from the output."""
+    if not any(function.name in _FROM_OUTPUT for function in functions):
+        return 1.0
+    norms = [_norm(grad.double()) for grad in grads.values() if grad.is_floating_point()]
+    left = _norm(exact[torch.isfinite(exact)])
+    return max(1.0, math.hypot(*norms) / left) if left else 1.0
+
+
+def _only_lays_out(slope: Slope, functions: Sequence[ReplayFunction]) -> bool:
+    """Whether every bit of the gradient is known: one call, which only lays elements out anew."""
+    if len(functions) != 1 or len(slope.leaves) != 1 or functions[0].changes_first:
+        return False
+    indexed = any(slot.startswith("input.1") for _, slot in slope.given)
+    plain = functions[0].name in _LAYOUT
+    return plain or (functions[0].name == "getitem" and not indexed)
+
+
+def _is_linear(functions: Sequence[ReplayFunction]) -> bool:
+    """Whether every call is linear in each input, so that absolute values tell of its sums."""
+    return all(
+        function.kind in _LINEAR or function.name in ("mul", "multiply", *_LAYOUT)
+        for function in functions
+    )
+
+
+def _absolute(slope: Slope) -> Slope:
+    given = {at: _magnitude(value) for at, value in slope.given.items()}
+    grads = {at: _magnitude(value) for at, value in slope.grads.items()}
+    return replace(slope, given=given, grads=grads)
+
+
+def _magnitude(tensor: Tensor) -> Tensor:
+    return tensor.abs() if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+
+def _coarsest(slope: Slope) -> float:
+    """The largest rounding among the dtypes that the run computed in."""
+    tensors = (*slope.given.values(), *slope.grads.values())
+    return max(dtype_named(str(tensor.dtype)).eps for tensor in tensors)
