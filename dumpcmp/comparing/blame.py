@@ -164,6 +164,14 @@ class _Gradient:
         return sorted(found, key=lambda value: (value.call.site.op.is_module, not value.is_giver))
 
     @property
+    def culprit(self) -> _Node:
+        """The failing row of the call that gave a wrong part of it, where that is known."""
+        replays = [value.row.replay for value in self.failing if value.row.replay]
+        named = {replay.blamed for replay in replays}
+        at = (value for value in self.failing if str(value.call.site) in named and value.is_giver)
+        return next(at, self.failing[0])
+
+    @property
     def given(self) -> list[_Node]:
         """What the calls that gave it out were given in the backward pass."""
         found = [value for call in self.calls for value in call.grad_outputs]
@@ -349,9 +357,8 @@ class _Flow:
     def _cause_of_gradient(self, gradient: _Gradient) -> _Node | None:
         """Why it fails: here, by what its calls were given in either pass, or from outside."""
         failing = gradient.failing
-        begun = next((value for value in failing if value.begins), None)
-        if begun is not None:
-            return self.add_root(begun)
+        if any(value.begins for value in failing):
+            return self.add_root(gradient.culprit)
         cause = gradient.given_cause or (gradient.value_cause if gradient.fails else None)
         if cause is None and gradient.fails and not gradient.given:
             cause = self._cause_outside(gradient)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.nouns.key import Key, Site
+from dumpcmp.comparing.gradients import Tape, plan_gradient
+from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.row import Pair
 
 
@@ -55,20 +56,29 @@ class DataFlow:
         """What each value was computed from, or the earlier appearance of it."""
         return {pair: tuple(dict.fromkeys(self._sources(pair))) for pair in self.pairs}
 
+    @cached_property
+    def tape(self) -> Tape:
+        """Golden's backward pass."""
+        return Tape(self.golden)
+
+    def _behind(self, gradient: Pair) -> Iterator[Pair]:
+        """What a gradient was computed from: in both passes, or the model's results by a loss."""
+        if gradient.golden is None:
+            yield from (p for p in self.calls[gradient.key.site] if not p.key.slot.is_gradient)
+            return
+        plan = plan_gradient(self.tape, gradient.golden, lambda _: True)
+        yield from (self.ours[key] for key in plan.sources)
+        if plan.unknown:
+            root = gradient.golden.site._replace(op=Op(ROOT), call=0)
+            yield from (p for p in self.calls.get(root, ()) if p.key.slot.is_output)
+
     def _sources(self, pair: Pair) -> Iterator[Pair]:
         yield from (source for source in self.taken_from(pair) if source is not None)
         slot = pair.key.slot
         if slot.is_gradient:
-            yield from (p for p in self.calls[pair.key.site] if p is not pair and _feeds(p, pair))
+            yield from (source for source in self._behind(pair) if source is not pair)
         elif not slot.is_input:
             yield from self.given_to(pair)
-
-
-def _feeds(other: Pair, gradient: Pair) -> bool:
-    """Whether the backward pass of their call computes `gradient` from `other`."""
-    if gradient.key.slot.kind == "grad_output":
-        return False
-    return other.key.slot.is_input or other.key.slot.kind == "grad_output"
 
 
 def _by_key(items: Iterator[tuple[Key | None, Pair]]) -> dict[Key, Pair]:

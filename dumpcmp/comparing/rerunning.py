@@ -15,6 +15,7 @@ from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.measuring import Tell, side_of
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning
+from dumpcmp.comparing.slopes import Sloping, plan_slopes, slope_task
 from dumpcmp.execute import run_each
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
@@ -39,7 +40,11 @@ def replay_all(
     """What running each op again tells of what it gave out; nothing of those that need it not."""
     if how is Replaying.OFF:
         return {}
-    plans, found = Planner(flow, work, measured, how).plans()
+    planner = Planner(flow, work, measured, how)
+    forward, found = planner.plans()
+    backward, unknown = plan_slopes(planner)
+    plans: list[Rerunning | Sloping] = [*forward, *backward]
+    found |= unknown
     total, done = sum(plan.nbytes for plan in plans), 0
     for plan, replays in zip(plans, run_each(rerun_task, plans, executor), strict=True):
         found |= {flow.ours[key]: replay for key, replay in replays.items()}
@@ -49,8 +54,10 @@ def replay_all(
     return found
 
 
-def rerun_task(plan: Rerunning) -> dict[Key, Replay]:
+def rerun_task(plan: Rerunning | Sloping) -> dict[Key, Replay]:
     """Carry out one plan. Whatever is wrong with it is told: the others go on."""
+    if isinstance(plan, Sloping):
+        return slope_task(plan)
     try:
         chosen = _chosen(plan)
         if chosen is not None:

@@ -55,7 +55,7 @@ class Rerunning:
         return sum(r.task.target.nbytes for r in (*self.given.values(), *self.gave.values()))
 
 
-class _UnknownError(Exception):
+class UnknownError(Exception):
     """Why a call cannot be run again."""
 
 
@@ -75,12 +75,12 @@ class Planner:
         for site in self._sites():
             try:
                 plans.append(self._call(site))
-            except _UnknownError as error:
+            except UnknownError as error:
                 found |= {pair: Replay(unknown=str(error)) for pair in self._outputs(site)}
         for pair, source in self._rewired():
             try:
                 plans.append(self._taken(pair, source))
-            except _UnknownError as error:
+            except UnknownError as error:
                 found[pair] = Replay(unknown=str(error))
         return plans, found
 
@@ -90,7 +90,7 @@ class Planner:
             if site.op.is_module or not self._outputs(site):
                 continue
             forward = [pair for pair in pairs if not pair.key.slot.is_gradient]
-            if self.how is Replaying.ALL or not all(map(self._is_equal, forward)):
+            if self.how is Replaying.ALL or not all(map(self.is_equal, forward)):
                 yield site
 
     def _outputs(self, site: Site) -> list[Pair]:
@@ -117,7 +117,7 @@ class Planner:
     def _rewired(self) -> Iterator[tuple[Pair, Pair]]:
         """Inputs that differ and are not one value on both sides, with what golden takes there."""
         for pair in self.flow.pairs:
-            if not pair.both or pair.repeats or not pair.key.slot.is_input or self._is_equal(pair):
+            if not pair.both or pair.repeats or not pair.key.slot.is_input or self.is_equal(pair):
                 continue
             ours, theirs = self.flow.taken_from(pair)
             if ours is not None and ours is not theirs and ours.both:
@@ -128,9 +128,15 @@ class Planner:
         assert pair.golden
         return Rerunning((), {(0, ""): self.read(source)}, {pair.golden: self.read(pair)})
 
-    def _is_equal(self, pair: Pair) -> bool:
+    def is_equal(self, pair: Pair) -> bool:
+        """Whether both sides of a pair are the same to the bit."""
         metrics = self.measured_of(pair).metrics
         return metrics is not None and metrics.equal
+
+    def distance(self, pair: Pair) -> float:
+        """The rel_l2 between the sides of a pair, where it is known."""
+        metrics = self.measured_of(pair).metrics
+        return metrics.rel_l2 if metrics is not None and metrics.rel_l2 > 0 else 0.0
 
     def measured_of(self, pair: Pair) -> Measured:
         """What measuring told of a pair, or of its first appearance."""
@@ -142,11 +148,11 @@ class Planner:
         task = self.work.get(pair) or self.work.get(pair.repeats or pair)
         slot = pair.key.slot
         if not isinstance(task, Task):
-            raise _UnknownError(f"{slot} is moved by a collective")
+            raise UnknownError(f"{slot} is moved by a collective")
         if task.target.problem:
-            raise _UnknownError(f"{slot} is not stored: {task.target.problem}")
+            raise UnknownError(f"{slot} is not stored: {task.target.problem}")
         if task.target.is_summarised or task.golden.is_summarised:
-            raise _UnknownError("only summaries are kept")
+            raise UnknownError("only summaries are kept")
         return Loading(task)
 
 
@@ -169,9 +175,9 @@ class _Region:
         flow = self.planner.flow
         call = flow.golden.calls.get(site)
         if call is None or not call.target or site.op.is_module:
-            raise _UnknownError("golden's call was not recorded")
+            raise UnknownError("golden's call was not recorded")
         if len(self.calls) >= MOST_CALLS:
-            raise _UnknownError(f"more than {MOST_CALLS} ops lie between values of both sides")
+            raise UnknownError(f"more than {MOST_CALLS} ops lie between values of both sides")
         slots = [key for key in flow.golden.sites[site] if key.slot.is_input]
         found = {key: self._source(key) for key in slots}
         number = self._numbers[site] = len(self.calls)
@@ -196,10 +202,8 @@ class _Region:
                 self._note(pair)
                 return self.planner.read(pair)
         if not first.slot.is_output:
-            raise _UnknownError(f"the target has no {key.slot} of it")
+            raise UnknownError(f"the target has no {key.slot} of it")
         return self.add(first.site), str(first.slot)
 
     def _note(self, pair: Pair) -> None:
-        metrics = self.planner.measured_of(pair).metrics
-        if metrics is not None and metrics.rel_l2 > self.apart:
-            self.apart = metrics.rel_l2
+        self.apart = max(self.apart, self.planner.distance(pair))

@@ -190,10 +190,11 @@ class _Pass:
         }
         inputs |= {slot: self._leaves[leaves.index((n, slot))] for n, slot in leaves if n == number}
         arguments = fitted(read_arguments(call.arguments, inputs), inputs)
+        arguments = self._in_dtype(function, arguments)
         check_size(function, arguments.mapped(_detached), self._limit)
         if function.kind is FunctionKind.DRAWS:
             return {"output.0": _dropped(function, arguments, inputs)}
-        outputs = _differentiable(function, self._in_dtype(function, arguments))
+        outputs = _differentiable(function, arguments)
         return {slot: self._between((number, slot), value) for slot, value in outputs.items()}
 
     def _in_dtype(self, function: ReplayFunction, arguments: CallArguments) -> CallArguments:

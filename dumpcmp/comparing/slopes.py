@@ -1,0 +1,177 @@
+"""Runs backward passes again: which gradients, from what, and what that tells of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.gradients import GradientPlan, Place, plan_gradient
+from dumpcmp.comparing.measuring import side_of
+from dumpcmp.comparing.reruns import Planner, Loading, Replaying, UnknownError
+from dumpcmp.judge.replaying import wrong
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.row import Pair
+from dumpcmp.nouns.value import to_torch
+
+if TYPE_CHECKING:  # torch is imported where there is something to run
+    from torch import Tensor
+
+    from dumpcmp.replay.backward import Backward
+
+
+@dataclass(frozen=True, slots=True)
+class Sloping:
+    """A gradient to compute again, from what both sides have."""
+
+    plan: GradientPlan
+    given: Mapping[Place, Loading]
+    grads: Mapping[Place, Loading]
+    gave: Mapping[Key, Loading]  # by golden's names: the gradient
+    apart: float = 0.0  # the largest rel_l2 between the sides of what it is computed from
+    device: str = "cpu"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to read."""
+        readings = (*self.given.values(), *self.grads.values(), *self.gave.values())
+        return sum(reading.task.target.nbytes for reading in readings)
+
+
+def plan_slopes(planner: Planner) -> tuple[list[Sloping], dict[Pair, Replay]]:
+    """The gradients that are to be computed again, and why others cannot be."""
+    plans: list[Sloping] = []
+    found: dict[Pair, Replay] = {}
+    for pair in _gradients(planner):
+        try:
+            plans.append(_sloping(planner, pair))
+        except UnknownError as error:
+            found[pair] = Replay(unknown=str(error))
+    return plans, found
+
+
+def _gradients(planner: Planner) -> Iterator[Pair]:
+    """The gradients that both sides have, each where it appears first, where anything differs."""
+    flow = planner.flow
+    for pair in flow.pairs:
+        if not pair.both or pair.repeats or not pair.key.slot.is_gradient:
+            continue
+        near = (pair, *flow.sources[pair])
+        if planner.how is Replaying.ALL or not all(map(planner.is_equal, near)):
+            yield pair
+
+
+def _sloping(planner: Planner, pair: Pair) -> Sloping:
+    flow = planner.flow
+    assert pair.golden
+    if pair.key.slot.is_parameter_gradient and flow.target.num_ranks > 1:
+        raise UnknownError("the ranks reduce gradients of parameters")
+    plan = plan_gradient(flow.tape, pair.golden, lambda key: _is_shared(flow, key))
+    if plan.unknown:
+        raise UnknownError(plan.unknown)
+    given, grads = _readings(planner, plan.given), _readings(planner, plan.grads)
+    gave = {pair.golden: planner.read(pair)}
+    device = gave[pair.golden].task.target.first.device.partition(":")[0]
+    apart = max(planner.distance(flow.ours[key]) for key in plan.sources)
+    return Sloping(plan, given, grads, gave, apart, device)
+
+
+def _is_shared(flow: DataFlow, gradient: Key) -> bool:
+    """Whether both sides have a gradient, and the target as its own kernels computed it."""
+    pair = flow.ours.get(gradient)
+    return bool(pair and pair.target and not flow.target.record(pair.target).is_twin)
+
+
+def _readings(planner: Planner, keys: Mapping[Place, Key]) -> dict[Place, Loading]:
+    found: dict[Place, Loading] = {}
+    for place, key in keys.items():
+        names = (key, planner.flow.golden.first(key))
+        pairs = [planner.flow.ours[name] for name in names if name in planner.flow.ours]
+        pair = next((pair for pair in pairs if pair.both), None)
+        if pair is None:
+            raise UnknownError(f"the target has no {key.slot} of {key.op}")
+        found[place] = planner.read(pair)
+    return found
+
+
+def slope_task(task: Sloping) -> dict[Key, Replay]:
+    """Carry out one plan. Whatever is wrong with it is told: the others go on."""
+    try:
+        mine = _again(task, is_target=True)
+        return {key: _held(task, mine, reading) for key, reading in task.gave.items()}
+    except DumpcmpError as error:
+        return dict.fromkeys(task.gave, Replay(unknown=error.message))
+
+
+def _held(task: Sloping, mine: Backward, reading: Loading) -> Replay:
+    """What the target's gradient differs in from its replay.
+
+    A program may give other gradients than those of its forward pass, and golden shows whether it
+    does: then nothing can be said.
+    """
+    from dumpcmp.replay.backward import GRADIENT
+    from dumpcmp.replay.holding import hold
+
+    got = _tensor(reading, is_target=True)
+    replay = hold(mine.rerun, GRADIENT, got)
+    if not replay.is_known:
+        return replay
+    golden = _tensor(reading, is_target=False)
+    if wrong(replay):
+        theirs = hold(_again(task, is_target=False).rerun, GRADIENT, golden)
+        if not theirs.is_known or wrong(theirs):
+            return Replay(unknown="golden's gradient is not that of the recorded calls either")
+        replay = replace(replay, blamed=_culprit(task, mine, got))
+    inherited = _distance(mine.rerun.outputs[GRADIENT], golden)
+    grown = inherited / task.apart if task.apart else math.nan
+    return replace(replay, inherited=inherited, amplification=grown)
+
+
+def _culprit(task: Sloping, mine: Backward, got: Tensor) -> str:
+    """The call whose part of the gradient the error resembles most."""
+    import torch
+
+    from dumpcmp.replay.backward import GRADIENT
+
+    exact = mine.rerun.outputs[GRADIENT]
+    error = got.to(exact.dtype) - exact
+    error = torch.where(torch.isfinite(error), error, 0.0)
+
+    def likeness(part: Tensor) -> float:
+        norm = float(part.norm())
+        return abs(float((part.conj() * error).sum().abs())) / norm if norm else 0.0
+
+    (number, _), _ = max(mine.parts.items(), key=lambda item: likeness(item[1]))
+    return str(task.plan.calls[number].site)
+
+
+def _again(task: Sloping, is_target: bool) -> Backward:
+    import torch
+
+    from dumpcmp.replay.backward import Slope, rerun_backward
+    from dumpcmp.replay.chains import Chain
+
+    plan = task.plan
+    dtypes = {place: getattr(torch, name) for place, name in plan.dtypes.items()}
+    given, grads = (
+        {place: _tensor(reading, is_target) for place, reading in readings.items()}
+        for readings in (task.given, task.grads)
+    )
+    slope = Slope(Chain(plan.calls, plan.wires, dtypes), given, plan.leaves, grads)
+    return rerun_backward(slope, device=task.device)
+
+
+def _tensor(reading: Loading, is_target: bool) -> Tensor:
+    return to_torch(side_of(reading.task, is_target))
+
+
+def _distance(again: Tensor, golden: Tensor) -> float:
+    if golden.shape != again.shape:
+        return math.nan
+    golden = golden.to(again.dtype)
+    norm = float(golden.norm())
+    return float((again - golden).norm()) / norm if norm else math.nan
