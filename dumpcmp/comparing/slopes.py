@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.gradients import GradientPlan, Place, plan_gradient
 from dumpcmp.comparing.measuring import side_of
-from dumpcmp.comparing.reruns import Planner, Loading, Replaying, UnknownError
+from dumpcmp.comparing.reruns import Loading, Planner, Replaying, UnknownError
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
