@@ -32,6 +32,7 @@ _NEXT = {
 @contextmanager
 def told() -> Iterator[None]:
     """Let whatever goes wrong inside end this process with one sentence and exit code 2."""
+    owner = os.getpid()
     try:
         yield
         if sys.stdout is not None:
@@ -39,6 +40,8 @@ def told() -> Iterator[None]:
     except (click.exceptions.Exit, click.UsageError):
         raise  # click says these itself, with the codes that they have
     except BaseException as error:
+        if os.getpid() != owner:
+            raise  # a child that the program forked ends as it would without us
         with suppress(OSError):  # of a stderr that nobody reads
             _give_up_stdout()
             _tell(error)

@@ -78,6 +78,7 @@ def dump(
     check_mode(mode, tap, dtype)
     untapped = untapped_evidence(program) if certify else None
     tapped: CodeRuns = []
+    owner = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         with capturing(
@@ -87,6 +88,8 @@ def dump(
             if certify and isinstance(now.mode, CompiledCapture):
                 now.mode.tapping.evidence = tapped
             error = error_of(program)
+            if os.getpid() != owner:  # a child that the program forked ends as it would
+                raise error or SystemExit(0)
             if error is not None:
                 now.writer.run["error"] = f"{type(error).__name__}: {error}"
             if untapped is not None:

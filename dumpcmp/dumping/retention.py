@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import subprocess
 import sys
 import time
@@ -121,6 +122,13 @@ class Compactor:
     def lives(self) -> bool:
         return self.child is not None and self.child.poll() is None
 
+    def finish(self, said: str, trouble: str) -> None:
+        """Take what it said at its end, on both ways out."""
+        self.said = said.strip()
+        if self.child is not None and self.child.returncode:
+            self.trouble = trouble.strip() or f"it ended with {self.child.returncode}"
+            warnings.warn(f"the compactor: {self.trouble}", CaptureWarning, stacklevel=3)
+
 
 @contextmanager
 def compactor_beside(path: Path, retention: Retention, rank: int) -> Iterator[Compactor]:
@@ -132,18 +140,15 @@ def compactor_beside(path: Path, retention: Retention, rank: int) -> Iterator[Co
         retention.command(path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    beside = Compactor(child)
+    beside, owner = Compactor(child), os.getpid()
     try:
         yield beside
     except KeyboardInterrupt:
         child.terminate()
         raise
     finally:
-        said, trouble = child.communicate()
-        beside.said = said.strip()
-        if child.returncode:
-            beside.trouble = trouble.strip() or f"it ended with {child.returncode}"
-            warnings.warn(f"the compactor: {beside.trouble}", CaptureWarning, stacklevel=2)
+        if os.getpid() == owner:  # no child that the program forked waits for it
+            beside.finish(*child.communicate())
 
 
 class Budgeted:

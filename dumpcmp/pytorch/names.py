@@ -78,6 +78,9 @@ _WRAPPERS = """
 _DYNAMO = f"""{_WRAPPERS}
     to keep dynamo out of our own frames
         torch._dynamo.eval_frame: skip_code
+    to hold signal handlers back while dynamo traces
+        torch._dynamo.callback: callback_handler
+        torch._dynamo.guards: GuardBuilder
 """
 _DISPATCH = """
     to see what reaches the dispatcher

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from dumpcmp.archive.encoder import UNDEFINED
 from dumpcmp.archive.schema import ADDRESS_AT, CRC_AT, MAGIC, PREFIX_HEADER
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.ring import Ring
+from dumpcmp.holding import overdue
 
 COMMIT_SECONDS = 0.05  # half of what is promised: a commit itself takes time too
 GATHER_SECONDS = 0.01
@@ -73,6 +75,10 @@ class Pen:
                 self._done.put(None)
 
 
+def _no_answer() -> OSError:
+    return OSError(errno.EINTR, "the disk did not answer while a signal was waiting")
+
+
 class Drain:
     """Writes what is `submit`ted, in order, on a thread of its own.
 
@@ -119,6 +125,8 @@ class Drain:
         while self.error is None and not free():
             self._wake.set()
             self.freed.wait(1.0)
+            if overdue():
+                self.error = _no_answer()
         waited = time.monotonic() - began
         self.seconds_waited += waited
         self._impatience += waited
@@ -136,11 +144,20 @@ class Drain:
         if moment - stamps[0][1] > COMMIT_SECONDS:
             self.wait_until(lambda: not stamps or self.ring.used == 0 or stamps[0][1] >= moment)
 
-    def stop(self) -> None:
-        """Write everything that was submitted, seal every part, and end the thread."""
+    def stop(self) -> bool:
+        """Write everything that was submitted, seal every part, and end the thread.
+
+        False where the disk did not answer while a signal was waiting: all is left as it is, and
+        what was not written yet lies in the ring, where a repair finds it.
+        """
         self._stopping = True
         self._wake.set()
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(1.0)
+            if self._thread.is_alive() and overdue():
+                self.error = _no_answer()
+                return False
+        return True
 
     def _work(self) -> None:
         try:

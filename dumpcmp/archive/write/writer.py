@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from dumpcmp.archive.write.drain import Drain
 from dumpcmp.archive.write.recovery import rescue
 from dumpcmp.archive.write.ring import Memory, make_ring
 from dumpcmp.archive.write.staging import Staging, Steps
+from dumpcmp.holding import HANDLERS, HOLD
 from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
 from dumpcmp.nouns.record import Call, Record, Source
 
@@ -75,6 +77,7 @@ class ArchiveWriter:
                 f"cannot write {self.path}: {error.strerror}", hint="choose a disk with room"
             ) from error
         _LIVE.add(self)
+        HANDLERS.begin()
         atexit.register(self.close)
         self._drain.start()
 
@@ -131,15 +134,13 @@ class ArchiveWriter:
 
     def put(self, record: Record, source: Source | None) -> None:
         """Receive a value; `source` is None for a link (`same_as`) or a `problem`."""
-        self._lock.acquire()  # twice as fast as a with block, and this runs for every value
-        try:
+        with HOLD, self._lock:
             if not self._stopped and self._drain.error is None:
-                self._staging.take(record, source)
-                return
-        except Exception as error:
-            self._error, self._stopped = error, True
-        finally:
-            self._lock.release()
+                try:
+                    self._staging.take(record, source)
+                    return
+                except Exception as error:
+                    self._error, self._stopped = error, True
         self._tell()
 
     def text(self, model: str, name: str, text: str) -> None:
@@ -152,7 +153,7 @@ class ArchiveWriter:
 
     def _receive(self, take: Callable[..., None], *what: Any) -> None:
         """Have `take` do it, unless the capture has ended; trouble here ends it."""
-        with self._lock:
+        with HOLD, self._lock:
             if not self._stopped and self._drain.error is None:
                 try:
                     take(*what)
@@ -162,14 +163,23 @@ class ArchiveWriter:
         self._tell()
 
     def close(self, problem: str = "") -> None:
-        """Write everything that was received, seal the parts, and say so in run.json."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = self._stopped = True
-        atexit.unregister(self.close)
-        _LIVE.discard(self)
-        self._drain.stop()
+        """Write everything that was received, seal the parts, and say so in run.json.
+
+        A signal waits until that is done, unless the disk does not answer.
+        """
+        with HOLD:
+            with self._lock:
+                if self._closed:
+                    return
+                self._closed = self._stopped = True
+            atexit.unregister(self.close)
+            _LIVE.discard(self)
+            if self._drain.stop():
+                self._finish(problem)
+            HANDLERS.end()
+        self._tell()
+
+    def _finish(self, problem: str) -> None:
         self._ring.close()
         for part in self._drain.open_parts:  # none, unless the thread failed
             rescue(part.path)
@@ -186,7 +196,6 @@ class ArchiveWriter:
             self._directory.write_run(self._facts)
         except OSError as error:
             self._error = self._error or error
-        self._tell()
 
     def _trouble(self) -> str:
         error = self._drain.error or self._error
@@ -209,9 +218,14 @@ _LIVE: weakref.WeakSet[ArchiveWriter] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Make all writers inert: a forked child has neither the thread nor the right to the ring."""
+    """Make all writers inert: a forked child has neither the thread nor the right to the ring.
+
+    Threads that held a lock are not in the child, and would never give it back.
+    """
+    HANDLERS.after_fork()
     for writer in list(_LIVE):
         writer._closed = writer._stopped = True
+        writer._lock = threading.Lock()
         atexit.unregister(writer.close)
 
 

@@ -18,7 +18,14 @@ from dumpcmp.taps.inductor.certificate import CodeRuns
 from dumpcmp.taps.inductor.generated import Tapping
 from dumpcmp.taps.inductor.provenance import Provenance
 from dumpcmp.taps.modes.callables import is_compile_wrapper
-from dumpcmp.taps.modes.graph import UNTRACED, GraphBackend, calling, untraced, untraced_mode
+from dumpcmp.taps.modes.graph import (
+    UNTRACED,
+    GraphBackend,
+    calling,
+    tracing_undisturbed,
+    untraced,
+    untraced_mode,
+)
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.models import Model
 from dumpcmp.taps.recording.recorder import Recorder
@@ -56,7 +63,12 @@ class CompiledCapture(ModuleCapture):
         self.compiles = True
         torch._dynamo.reset()
         try:
-            with super().running(), self._provenance.watching(), self.tapping.running():
+            with (
+                super().running(),
+                self._provenance.watching(),
+                self.tapping.running(),
+                tracing_undisturbed(),
+            ):
                 self._callback = private("torch._C._dynamo.eval_frame:get_eval_frame_callback")
                 skip = private("torch._dynamo.eval_frame:skip_code")
                 for ours in (*UNTRACED, CompiledCapture.run_root, CompiledCapture._is_compiled):

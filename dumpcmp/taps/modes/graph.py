@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from dumpcmp.holding import HOLD, SWALLOWING, Letting, Undisturbed, let
+from dumpcmp.pytorch.names import private
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.modules import CallDoor, FunctionMode, ModuleCapture, pointed_at
 from dumpcmp.taps.modes.traced import NodeHome, Spots, homes_of, runs_body
@@ -26,6 +28,24 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` without dynamo looking at what it does."""
     hidden: Callable[..., Any] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
     return hidden
+
+
+@contextmanager
+def tracing_undisturbed() -> Iterator[None]:
+    """Hold signal handlers back while dynamo traces: one that calls a module would break it.
+
+    What they raise in one of its guards would only make the guard fail.
+    """
+    dynamo: Any = private("torch._dynamo.callback:callback_handler")
+    SWALLOWING.update((private("torch._dynamo.guards").__file__, ("<string>", "guard")))
+    begin, end = HOLD.begin_tracing, HOLD.end_tracing
+    dynamo.register_start_callback(begin)
+    dynamo.register_end_callback(end)
+    try:
+        yield
+    finally:
+        dynamo.remove_start_callback(begin)
+        dynamo.remove_end_callback(end)
 
 
 def untraced_mode(step: Step) -> FunctionMode:
@@ -52,6 +72,11 @@ UNTRACED: tuple[Any, ...] = (
     pointed_at.__wrapped__,  # type: ignore[attr-defined]
     callables.is_compile_wrapper,
     Scopes.close,
+    let,
+    Undisturbed.__enter__,
+    Undisturbed.__exit__,
+    Letting.__enter__,
+    Letting.__exit__,
 )
 
 
@@ -79,7 +104,12 @@ class GraphCapture(ModuleCapture):
         self.compiles = True
         limits = {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
         forced = torch.compiler.set_stance("default", force_backend=self.backend)
-        with super().running(), config.patch(**limits, suppress_errors=False), forced:
+        with (
+            super().running(),
+            config.patch(**limits, suppress_errors=False),
+            forced,
+            tracing_undisturbed(),
+        ):
             yield
 
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from dumpcmp.holding import HOLD, let
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import Level
@@ -89,7 +90,7 @@ class FunctionMode(TorchFunctionMode):
         if step.precision is not None:
             func, args, kwargs = step.precision.call(func, args, kwargs)
         function = function_of(func)
-        if not function.name or distributed.is_machinery(func):
+        if not function.name or step.outlet.is_inert or distributed.is_machinery(func):
             return func(*args, **kwargs)
         if func is Tensor.view_as and args[0] is args[1]:
             return distributed.handed_on(args[0])
@@ -100,11 +101,11 @@ def run_recorded(
     step: Step, function: Function, func: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
     """Run `func`, which is `function`, and record in `step` what it takes and gives."""
-    with DisableTorchFunction(), DisableTorchDispatch():
+    with HOLD, DisableTorchFunction(), DisableTorchDispatch():
         call = step.function(function, args, kwargs)
     result = func(*args, **kwargs)
     if call is not None:
-        with DisableTorchFunction(), DisableTorchDispatch():
+        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
             step.outputs(call, args[0] if function.returns_nothing else result)
     return result
 
@@ -213,28 +214,32 @@ class ModuleCapture:
         here, name = self._here, callables.function_name(function)
         if here.muted or here.step is not None or not name or is_recomputing():
             return lambda: None
-        step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
-        self.watches.begin(step, None)
-        ends = ExitStack()
-        here.mode = ends.enter_context(self.mode(step)) if self.mode else None
+        with HOLD:
+            step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
+            self.watches.begin(step, None)
+            ends = ExitStack()
+            here.mode = ends.enter_context(self.mode(step)) if self.mode else None
 
         def leave() -> None:
-            here.step = here.mode = None
-            ends.close()
-            for each in step.all_steps():
-                if not self.recorder.tap.backward:
-                    self.recorder.finish(each)
+            with HOLD:
+                here.step = here.mode = None
+                ends.close()
+                for each in step.all_steps():
+                    if not self.recorder.tap.backward:
+                        self.recorder.finish(each)
 
         return leave
 
     def save(self, name: str, tensor: Tensor) -> None:
-        if not self._here.muted:
-            with DisableTorchFunction(), DisableTorchDispatch():
+        if not self._here.muted and not HOLD.depth:
+            with HOLD, DisableTorchFunction(), DisableTorchDispatch():
                 (self.step or self.recorder.outside()).save(name, tensor)
 
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
         here = self._here
-        if here.muted or callables.is_compile_wrapper(module):
+        if here.muted or HOLD.depth or callables.is_compile_wrapper(module):
+            return run  # also what a finalizer calls in the middle of our own work
+        if self.recorder.is_inert and self.precision is None:
             return run
         if here.step is None or here.step.is_function:
             return partial(self._root_call, module, run)
@@ -245,20 +250,21 @@ class ModuleCapture:
     def _root_call(
         self, module: nn.Module, run: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        if is_recomputing():
-            return self._recompute(module, run, args, kwargs)
-        if self._roots and id(module) not in self._roots:
-            return run(*args, **kwargs)
-        step = None if distributed.here.inferring else self.begin(module)
-        if step is None:
-            with self._muting():
-                return run(*args, **kwargs)
-        if self.precision is not None:
-            self.precision.convert(module)
-            args, kwargs = self.precision.inputs((args, kwargs))
-            step.run_in(self.precision)
-        with self._inside(step):
-            return self.run_root(step, module, run, args, kwargs)
+        with HOLD:
+            if is_recomputing():
+                return self._recompute(module, run, args, kwargs)
+            if self._roots and id(module) not in self._roots:
+                return let(run, args, kwargs)
+            step = None if distributed.here.inferring else self.begin(module)
+            if step is None:
+                with self._muting():
+                    return let(run, args, kwargs)
+            if self.precision is not None:
+                self.precision.convert(module)
+                args, kwargs = self.precision.inputs((args, kwargs))
+                step.run_in(self.precision)
+            with self._inside(step):
+                return self.run_root(step, module, run, args, kwargs)
 
     def _begin(self, module: nn.Module) -> Step | None:
         if self._roots and id(module) not in self._roots:
@@ -277,13 +283,14 @@ class ModuleCapture:
     def _module_call(
         self, step: Step, module: nn.Module, run: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        call = self.enter(step, module, args, kwargs)
-        try:
-            result = run(*args, **kwargs)
-        finally:
-            step.scopes.close()
-        if call is not None:
-            self.exit(step, call, result)
+        with HOLD:
+            call = self.enter(step, module, args, kwargs)
+            try:
+                result = let(run, args, kwargs)
+            finally:
+                step.scopes.close()
+            if call is not None:
+                self.exit(step, call, result)
         return result
 
     def _recompute(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -291,7 +298,7 @@ class ModuleCapture:
         step = self.recorder.step_with(module)
         if step is None:
             with self._muting():
-                return run(*args, **kwargs)
+                return let(run, args, kwargs)
         with self._inside(step.recompute()) as again:
             return self._module_call(again, module, run, *args, **kwargs)
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from dumpcmp.holding import HOLD
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
@@ -67,7 +68,7 @@ class Watches:
             return
         handle.remove()
         self.running(gradients)
-        with DisableTorchFunction(), DisableTorchDispatch():
+        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
             gradients.put(targets, grad)
 
     def _parameter_fired(self, model: str, name: str, parameter: Tensor) -> None:
@@ -76,7 +77,7 @@ class Watches:
         if distributed.is_distributed():  # the gradient is whole only after its reduction
             distributed.after_backward(put)
             return
-        with DisableTorchFunction(), DisableTorchDispatch():
+        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
             put()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dumpcmp.holding import FINALIZERS
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Kept, Record, Sink, Source, Stored
 from dumpcmp.nouns.selection import Tap
@@ -20,6 +23,7 @@ from dumpcmp.pytorch.names import NO_DISPATCH
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.sources import DeviceSource, HostSource, Stagings, digest_of
 
+FINALIZERS.add(StorageWeakRef.__del__.__code__)  # which runs wherever a step is forgotten
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
 
 
@@ -67,11 +71,31 @@ class Outlet:
         self.lock = threading.RLock()
         self.stagings = Stagings()
         self.condense: Condense | None = None  # takes Summaries, where they are all that is kept
+        self.is_inert = (
+            False  # in a forked child: the archive belongs to the process that opened it
+        )
+        _OUTLETS.add(self)
+
+    def forget(self) -> None:
+        """Record nothing more: this is a forked child, which lacks the threads that hold locks."""
+        self.is_inert, self.lock, self.stagings = True, threading.RLock(), Stagings()
 
     def call(self, call: Call) -> None:
         with self.lock:
             self.counts.calls += 1
             self.sink.call(call)
+
+
+_OUTLETS: weakref.WeakSet[Outlet] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for outlet in list(_OUTLETS):
+        outlet.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass(slots=True)
