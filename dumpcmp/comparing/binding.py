@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dumpcmp.nouns.given import DtypeWord, Given, Stand, is_number, is_whole
+from dumpcmp.nouns.given import CallInputs, DtypeWord, Stand, is_number, is_whole
 from dumpcmp.pytorch.signatures import MISSING, Overload, Parameter, signatures_of
 
 Bound = Mapping[str, Any]
@@ -20,7 +20,7 @@ _IDLE = frozenset(
 )
 
 
-def bindings_of(given: Given, function: str, target: str) -> list[dict[str, Any]]:
+def bindings_of(given: CallInputs, function: str, target: str) -> list[dict[str, Any]]:
     """The arguments by name, as each overload that takes them names them; defaults filled in."""
     found = (bound(given, signature) for signature in signatures_of(function, target))
     return [_told(each) for each in found if each is not None] or [_told(_unnamed(given, function))]
@@ -41,14 +41,14 @@ def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unnamed(given: Given, function: str) -> dict[str, Any]:
+def _unnamed(given: CallInputs, function: str) -> dict[str, Any]:
     """The arguments by position, where nothing says what they are called."""
     first = {"einsum": "equation"}.get(function, "argument 0")
     named = {f"argument {i}" if i else first: value for i, value in enumerate(given.args)}
     return named | dict(given.kwargs)
 
 
-def bound(given: Given, signature: Overload) -> dict[str, Any] | None:
+def bound(given: CallInputs, signature: Overload) -> dict[str, Any] | None:
     """The arguments by the names of `signature`; None where it does not take them."""
     positional = [p for p in signature if not p.by_name_only]
     args = _gathered(given.args, positional)

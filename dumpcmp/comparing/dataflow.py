@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.comparing.gradients import Tape, plan_gradient
+from dumpcmp.comparing.taping import Tape, plan_gradient
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.row import Pair
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.dataflow import DataFlow
-from dumpcmp.comparing.gradients import GradientPlan, Place, plan_gradient
 from dumpcmp.comparing.measuring import side_of
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, UnknownError
+from dumpcmp.comparing.taping import GradientPlan, Place, plan_gradient
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
@@ -21,7 +21,7 @@ from dumpcmp.nouns.value import to_torch
 if TYPE_CHECKING:  # torch is imported where there is something to run
     from torch import Tensor
 
-    from dumpcmp.replay.backward import Backward
+    from dumpcmp.replay.backward import BackwardRerun
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def slope_task(task: Sloping) -> dict[Key, Replay]:
         return dict.fromkeys(task.gave, Replay(unknown=error.message))
 
 
-def _held(task: Sloping, mine: Backward, reading: Loading) -> Replay:
+def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
     """What the target's gradient differs in from its replay.
 
     A program may give other gradients than those of its forward pass, and golden shows whether it
@@ -131,7 +131,7 @@ def _held(task: Sloping, mine: Backward, reading: Loading) -> Replay:
     return replace(replay, inherited=inherited, amplification=grown)
 
 
-def _culprit(task: Sloping, mine: Backward, got: Tensor) -> str:
+def _culprit(task: Sloping, mine: BackwardRerun, got: Tensor) -> str:
     """The call whose part of the gradient the error resembles most."""
     import torch
 
@@ -149,7 +149,7 @@ def _culprit(task: Sloping, mine: Backward, got: Tensor) -> str:
     return str(task.plan.calls[number].site)
 
 
-def _again(task: Sloping, is_target: bool) -> Backward:
+def _again(task: Sloping, is_target: bool) -> BackwardRerun:
     import torch
 
     from dumpcmp.replay.backward import Slope, rerun_backward

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dumpcmp.nouns.families import DTYPES_OF_CASTS, plain_name
-from dumpcmp.nouns.given import Bounds, DtypeWord, Given, Stand, is_whole
+from dumpcmp.nouns.given import Bounds, CallInputs, DtypeWord, Stand, is_whole
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.value import DTYPES, Dtype, Kind
 
@@ -19,7 +19,7 @@ class Calling:
     """A call, and what is known of the first tensor that it was given."""
 
     call: Call
-    given: Given
+    given: CallInputs
     first: Record | None
 
     @property

@@ -38,7 +38,7 @@ class Bounds(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class CallInputs:
     """What a call was given, tensors by their slots only."""
 
     args: tuple[Any, ...] = ()
@@ -47,7 +47,7 @@ class Given:
 
 
 @lru_cache(maxsize=4096)
-def read_arguments(text: str) -> Given | None:
+def read_arguments(text: str) -> CallInputs | None:
     """The arguments that `text` tells of; None where there is no telling."""
     if not text:
         return None
@@ -55,7 +55,7 @@ def read_arguments(text: str) -> Given | None:
         tree = json.loads(text)
         args = tuple(_read(value) for value in tree.get("args", ()))
         kwargs = {str(word): _read(value) for word, value in tree.get("kwargs", {}).items()}
-        return Given(args, kwargs, tuple(sorted(set(tree.get("autocast", {}).values()))))
+        return CallInputs(args, kwargs, tuple(sorted(set(tree.get("autocast", {}).values()))))
     except (ValueError, TypeError, AttributeError, RecursionError):  # an archive may hold anything
         return None
 

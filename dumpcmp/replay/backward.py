@@ -50,7 +50,7 @@ _FROM_OUTPUT = frozenset(("tanh", "sigmoid", "log_softmax", "_log_softmax", "sof
 
 
 @dataclass(frozen=True, slots=True)
-class Backward:
+class BackwardRerun:
     """What the backward pass of a region gives, and the part that each taker of the leaf gave."""
 
     rerun: Rerun  # its one output is `GRADIENT`
@@ -70,7 +70,7 @@ class Slope:
     grads: Mapping[At, Tensor]  # what was given for outputs in the backward pass
 
 
-def rerun_backward(slope: Slope, *, device: str = "cpu", limit: int = MOST_BYTES) -> Backward:
+def rerun_backward(slope: Slope, *, device: str = "cpu", limit: int = MOST_BYTES) -> BackwardRerun:
     """The gradient of the leaf in float64: the sum over its takers of their products.
 
     Its condition is how much larger the terms are than what is left of them. Its noise is the
@@ -83,9 +83,9 @@ def rerun_backward(slope: Slope, *, device: str = "cpu", limit: int = MOST_BYTES
     spread = max(ratio_of(terms, exact), _from_outputs(functions, slope.grads, exact))
     rerun = Rerun({GRADIENT: exact}, terms={GRADIENT: terms}, num_ops=len(functions))
     if _only_lays_out(slope, functions):
-        return Backward(replace(rerun, is_exact=True), _by_leaf(slope, parts))
+        return BackwardRerun(replace(rerun, is_exact=True), _by_leaf(slope, parts))
     rated = _rated(rerun, slope, functions, (device, limit, spread))
-    return Backward(rated, _by_leaf(slope, parts))
+    return BackwardRerun(rated, _by_leaf(slope, parts))
 
 
 def _by_leaf(slope: Slope, parts: Sequence[Tensor]) -> dict[At, Tensor]:

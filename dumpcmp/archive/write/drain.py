@@ -18,7 +18,7 @@ from dumpcmp.archive.encoder import UNDEFINED
 from dumpcmp.archive.schema import ADDRESS_AT, CRC_AT, MAGIC, PREFIX_HEADER
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.ring import Ring
-from dumpcmp.holding import overdue
+from dumpcmp.handlers import overdue
 
 COMMIT_SECONDS = 0.05  # half of what is promised: a commit itself takes time too
 GATHER_SECONDS = 0.01

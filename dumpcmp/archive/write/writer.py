@@ -19,7 +19,7 @@ from dumpcmp.archive.write.drain import Drain
 from dumpcmp.archive.write.recovery import rescue
 from dumpcmp.archive.write.ring import Memory, make_ring
 from dumpcmp.archive.write.staging import Staging, Steps
-from dumpcmp.holding import HANDLERS, HOLD
+from dumpcmp.handlers import HANDLERS, HOLD
 from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
 from dumpcmp.nouns.record import Call, Record, Source
 

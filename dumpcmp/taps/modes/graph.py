@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from dumpcmp.holding import HOLD, SWALLOWING, Letting, Undisturbed, let
+from dumpcmp.handlers import HOLD, SWALLOWING, Letting, Undisturbed, let
 from dumpcmp.pytorch.names import private
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.modules import CallDoor, FunctionMode, ModuleCapture, pointed_at

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from dumpcmp.holding import HOLD, let
+from dumpcmp.handlers import HOLD, let
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import Level

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dumpcmp.holding import HOLD
+from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction

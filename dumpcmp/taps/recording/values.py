@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dumpcmp.holding import FINALIZERS
+from dumpcmp.handlers import FINALIZERS
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Kept, Record, Sink, Source, Stored
 from dumpcmp.nouns.selection import Tap

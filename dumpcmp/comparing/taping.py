@@ -97,14 +97,14 @@ def plan_gradient(tape: Tape, gradient: Key, is_shared: Callable[[Key], bool]) -
     took that output are differentiated, too.
     """
     tensor = tape.tensor(gradient)
-    region = _Region(tape, tensor, is_shared)
+    region = _Stretch(tape, tensor, is_shared)
     if not tape.takers(tensor):
         return GradientPlan(unknown="no function was recorded that gave it")
     region.add(tape.takers(tensor))
     return region.plan()
 
 
-class _Region:
+class _Stretch:
     """The calls of a plan while they are gathered."""
 
     def __init__(self, tape: Tape, leaf: Named, is_shared: Callable[[Key], bool]) -> None:
