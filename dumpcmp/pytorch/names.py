@@ -168,6 +168,8 @@ every mode
         torch: Tensor._version UntypedStorage._cdata
     to tell recomputation from forward
         torch._C: _current_autograd_node
+    to tell which thread compiles
+        torch._guards: CompileContext.try_get TracingContext.try_get
     to note what a call was cast to
         torch._C: _is_any_autocast_enabled
 every mode, or tensors in containers that only torch's pytree can open are not recorded
@@ -352,4 +354,7 @@ def _if_there(path: str) -> Any:
 DisableTorchFunction = _if_there("torch._C:DisableTorchFunction")
 DisableTorchDispatch = _if_there("torch._C:_DisableTorchDispatch")
 NO_DISPATCH = _if_there("torch._C:_disabled_torch_dispatch_impl")
+compiling, tracing = (
+    _if_there(f"torch._guards:{name}.try_get") for name in ("CompileContext", "TracingContext")
+)
 SUPPORTED_NODES: dict[type, Any] = _if_there("torch.utils._pytree:SUPPORTED_NODES") or {}

@@ -138,6 +138,26 @@ def test_threads_do_not_mix(tmp_path: Path) -> None:
         assert numbers == wanted[num_layers - 1].tolist()
 
 
+def test_no_step_is_lost_while_another_thread_compiles(tmp_path: Path) -> None:
+    """In fx mode, with shapes that are compiled for as they come."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+
+    def run() -> None:
+        for number in range(12):
+            model(torch.ones(1 + number % 4, 4))
+
+    with dumpcmp.capture(None, tmp_path / "d1", mode="fx"):
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    archive = Archive(tmp_path / "d1")
+    assert archive.steps("Sequential") == tuple(range(48))
+    counts = {len(list(archive.keys_of("Sequential", step))) for step in range(48)}
+    assert counts == {2 + 8 * 4}
+
+
 @pytest.mark.filterwarnings("ignore::dumpcmp.nouns.errors.CaptureWarning")
 def test_one_capture_at_a_time(tmp_path: Path) -> None:
     with (

@@ -11,11 +11,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from dumpcmp.pytorch.names import compiling, tracing
+
 Leave = Callable[[], None]
 Enter = Callable[[Any], Leave]  # told the function that was compiled; returns what to do at its end
 
 _HOOKS = "enter_exit_hooks"  # dynamo runs those of its context around each call of a callable
 WRAPPER = "compile_wrapper"  # the frame that runs them, outside of what dynamo traces
+
+
+def is_traced() -> bool:
+    """Whether this thread compiles or exports what runs now; that another does changes nothing.
+
+    torch's own flag is one for all threads. Dynamo takes the first line for true while it traces.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return True
+    here = torch.compiler.is_compiling()
+    return here and (compiling() is not None or tracing() is not None)
 
 
 class _Hooks:

@@ -71,6 +71,7 @@ UNTRACED: tuple[Any, ...] = (
     ModuleCapture.run_root,
     pointed_at.__wrapped__,  # type: ignore[attr-defined]
     callables.is_compile_wrapper,
+    callables.is_traced,
     Scopes.close,
     let,
     Undisturbed.__enter__,

@@ -41,7 +41,7 @@ class CallDoor:
         self.intercept = intercept
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
-        if torch.compiler.is_compiling():  # dynamo traces the program as if it were closed
+        if callables.is_traced():  # dynamo traces the program as if it were closed
             return None
         if module is None:
             return self
@@ -75,7 +75,7 @@ class FunctionMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if torch.compiler.is_compiling():  # dynamo traces the program as if there were no mode
+        if callables.is_traced():  # dynamo traces the program as if there were no mode
             if func is Tensor.__rsub__:  # which is written in Python, and would be taken apart
                 return args[1] - args[0]
             if func is Tensor.__rdiv__:
