@@ -45,6 +45,9 @@ _FORMATS = ("csv", "json")
 @click.option("--replay", default="auto", show_default=True, metavar="auto|all|off",
               help="Ops to run again in float64 on what my side was given: those that need it, "
               "all, or none.")  # fmt: skip
+@click.option("--allow", metavar="WORD", multiple=True,
+              help="A shortcut in arithmetic that my side took: tf32, tf32-conv, bf16-reduction, "
+              "fp16-reduction, fp16-accumulation, fp8; may be given again.")  # fmt: skip
 @click.option("--jobs", default=1, show_default=True, help="Processes that measure.")
 @click.option("--format", "formats", default="csv", show_default=True, metavar="LIST",
               help="Files to write: csv, json, or both as csv,json.")  # fmt: skip

@@ -17,6 +17,7 @@ from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
 from dumpcmp.comparing.rerunning import replay_all
 from dumpcmp.comparing.reruns import Replaying
+from dumpcmp.comparing.shortcuts import allowed, said_of
 from dumpcmp.comparing.side import Side, archive_at, open_side
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.execute import executor_for
@@ -48,6 +49,7 @@ def compare(
     layouts: str | Sequence[str] = (),
     checker: Checker | None = None,
     replay: str = Replaying.AUTO,
+    allow: str | Sequence[str] = (),
     jobs: int = 1,
     executor: Executor | None = None,
     progress: Tell | None = None,
@@ -62,8 +64,9 @@ def compare(
     `dumpcmp.capture`. `layouts` say how a partitioned run's values lie over its mesh: files, or
     lines such as ``"layers.*.o=b s h[tp:partial]"``. `replay` says which ops are run again in
     float64 on what the target was given: ``"auto"`` those that need it, ``"all"``, or ``"off"``.
-    `executor`, or `jobs` processes, do the
-    measuring; the outcome is the same.
+    `allow` names shortcuts in arithmetic that the target took, such as
+    ``"tf32"``, besides those that its run had leave to take. `executor`, or `jobs` processes,
+    do the measuring; the outcome is the same.
     """
     _forget()
     tap = make_tap(tokens, layers)
@@ -73,6 +76,7 @@ def compare(
     finer = open_side(reference, tap) if reference is not None else None
     renaming = read_mapping(Path(mapping)) if mapping is not None else Renaming()
     rule = _chosen(checker, finer)
+    shortcuts = allowed(allow, theirs)
 
     pairs = pair_values(ours.listing, theirs.listing, renaming, token_offset)
     ways = Ways.of(ours.listing, theirs.listing)
@@ -80,12 +84,12 @@ def compare(
     with nullcontext(executor) if executor is not None else executor_for(jobs) as workers:
         measured = measure_all(work, workers, progress)
         flow = DataFlow(pairs, ours.listing, theirs.listing)
-        replays = replay_all(flow, work, measured, workers, _replaying(replay))
+        replays = replay_all(flow, work, measured, workers, _replaying(replay), shortcuts)
     evidence = gather(pairs, measured, replays, ways)
     judgements = judge_all(evidence, rule, flow.sources)
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]
     rows = blame(rows, ours.listing, theirs.listing)
-    remarks = [*_caveats(rule, rows), *_remarks(tap, ours, theirs, finer)]
+    remarks = [*_caveats(rule, rows), *_remarks(tap, ours, theirs, finer), *said_of(shortcuts)]
     roots = in_order(row for row in rows if row.root)
     return Outcome(tuple(rows), tuple(roots), tuple(remarks))
 

@@ -17,8 +17,10 @@ from dumpcmp.comparing.measuring import Tell, side_of
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning
 from dumpcmp.comparing.slopes import Sloping, plan_slopes, slope_task
 from dumpcmp.execute import run_each
+from dumpcmp.judge.tolerances import SHORTCUTS
+from dumpcmp.nouns.arithmetic import shortcuts_of
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Measured, Pair
 from dumpcmp.nouns.value import to_torch
@@ -29,15 +31,22 @@ if TYPE_CHECKING:  # torch is imported where there is something to run
     from dumpcmp.replay.running import Rerun
 
 
+LINEAR = Op("/linear")  # whose backward pass stands for that of any product
+
+
 def replay_all(
     flow: DataFlow,
     work: Mapping[Pair, Job],
     measured: Mapping[Pair, Measured],
     executor: Executor,
     how: Replaying = Replaying.AUTO,
+    allow: frozenset[str] = frozenset(),
     tell: Tell | None = None,
 ) -> dict[Pair, Replay]:
-    """What running each op again tells of what it gave out; nothing of those that need it not."""
+    """What running each op again tells of what it gave out; nothing of those that need it not.
+
+    `allow` are shortcuts in arithmetic that the target may have taken.
+    """
     if how is Replaying.OFF:
         return {}
     planner = Planner(flow, work, measured, how)
@@ -51,7 +60,16 @@ def replay_all(
         done += plan.nbytes
         if tell and plan.nbytes:
             tell(done, total)
-    return found
+    return {pair: _declared(pair, replay, flow, allow) for pair, replay in found.items()}
+
+
+def _declared(pair: Pair, replay: Replay, flow: DataFlow, allow: frozenset[str]) -> Replay:
+    """`replay` with what the shortcuts round that this op may have taken, or its gradients."""
+    if not allow or pair.target is None or pair.golden is None:
+        return replay
+    op = LINEAR if pair.golden.slot.is_gradient else pair.golden.op
+    words = shortcuts_of(op, flow.target.record(pair.target).dtype) & allow
+    return replace(replay, shortcut=max((SHORTCUTS[word] for word in words), default=0.0))
 
 
 def rerun_task(plan: Rerunning | Sloping) -> dict[Key, Replay]:

@@ -23,6 +23,7 @@ from dumpcmp.dumping.retention import Compactor, Retention, compactor_beside, wi
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.selection import Selection, Tap, make_tap
 from dumpcmp.nouns.version import __version__
+from dumpcmp.pytorch.backends import shortcuts
 from dumpcmp.pytorch.names import check_names
 from dumpcmp.taps.distributed.ranks import world
 from dumpcmp.taps.modes.graph import GraphBackend
@@ -155,6 +156,7 @@ def capturing(
 @contextmanager
 def _activated(now: Capture) -> Iterator[Capture]:
     global _active
+    began = shortcuts()  # the program may set others while it runs
     with now.mode.running():
         _active = now
         try:
@@ -162,7 +164,12 @@ def _activated(now: Capture) -> Iterator[Capture]:
         finally:
             _active = None
             remarks = now.remarks()
-            now.writer.run |= {"seen": asdict(now.counts), "remarks": remarks, **now.mode.facts()}
+            now.writer.run |= {
+                "seen": asdict(now.counts),
+                "remarks": remarks,
+                "shortcuts": sorted({*began, *shortcuts()}),
+                **now.mode.facts(),
+            }
     for remark in remarks:
         warnings.warn(remark, CaptureWarning, stacklevel=4)
 
@@ -188,6 +195,7 @@ class DumpingBackend:
         self._backend.close()
         self._writer.run |= {
             "seen": asdict(self._backend.recorder.counts),
+            "shortcuts": shortcuts(),
             "remarks": self._backend.recorder.lacking,
             **self._backend.facts(),
         }

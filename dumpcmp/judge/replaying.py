@@ -19,7 +19,7 @@ from dumpcmp.nouns.replay import Choice, Replay
 
 def bound(replay: Replay) -> float:
     """The error that rounding explains: of the output's dtype, and of sums in float32."""
-    sums = REPLAY_SUM * min(replay.eps, FLOAT32_EPS) * replay.condition
+    sums = (REPLAY_SUM * min(replay.eps, FLOAT32_EPS) + replay.shortcut) * replay.condition
     return max(REPLAY_ROUND * replay.eps + sums, REPLAY_NOISE * replay.noise)
 
 

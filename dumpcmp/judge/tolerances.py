@@ -24,6 +24,16 @@ REPLAY_ROW = 2.0  # times the bound of the whole: what one row may be off
 REPLAY_GAIN = 1 / 8  # of eps: how much larger or smaller the output may be on the whole
 REPLAY_FEW = 16.0  # over the root of the number of elements: so much more, where they are few
 REPLAY_NOISE = 3.0  # times the error of the same ops in the run's own dtypes
+# What declared shortcuts round, times the condition of the sum: two operands of a product with 10
+# bits behind the point, a short sum of partial sums, a sum kept short, operands of 3 bits.
+SHORTCUTS = {
+    "tf32": 2.0**-10,
+    "tf32-conv": 2.0**-10,
+    "bf16-reduction": 2.0**-8,
+    "fp16-reduction": 2.0**-11,
+    "fp16-accumulation": 2.0**-9,
+    "fp8": 2.0**-3,
+}
 GROWTH = 2.0  # a difference that grows by more in an op was amplified there
 
 # What PCC does not see: a rel_l2 above so many residues of the best fit is a scale or an offset; an

@@ -88,6 +88,16 @@ def is_reduction(op: Op) -> bool:
     return op.function in _REDUCTIONS
 
 
+def shortcuts_of(op: Op, dtype: str) -> frozenset[str]:
+    """The declared shortcuts in arithmetic that `op` may take where it gives out `dtype`."""
+    if not is_reduction(op):
+        return frozenset()
+    wide = "tf32-conv" if op.function.startswith("conv") else "tf32"
+    words = {"float32": [wide], "bfloat16": ["bf16-reduction"],
+             "float16": ["fp16-reduction", "fp16-accumulation"]}  # fmt: skip
+    return frozenset(("fp8", *words.get(dtype, ())))
+
+
 def is_sum(op: Op) -> bool:
     """Whether `op` adds up its inputs, which may cancel."""
     return op.function in ("add", "sub", "mean", "sum", "cumsum", "lerp", "var", "std")

@@ -80,6 +80,7 @@ class Replay:
     offset: float = math.nan  # mean difference over the rms of the replay
     count: int = 0  # elements
     condition: float = 1.0  # how much larger the terms of the op's sums are than its output
+    shortcut: float = 0.0  # what a declared shortcut in arithmetic rounds, of each term
     noise: float = 0.0  # the error of the same ops in the dtype of the run: of scans and regions
     inherited: float = math.nan  # rel_l2 of the replay against one on what golden was given
     amplification: float = math.nan  # `inherited` over the rel_l2 of what was given

@@ -1,0 +1,33 @@
+"""The shortcuts in arithmetic that a target may have taken: declared, or set in its run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dumpcmp.comparing.side import Side
+from dumpcmp.judge.tolerances import SHORTCUTS
+from dumpcmp.nouns.errors import SelectionError
+
+# Torch has leave to sum partial sums of short dtypes in those, unless it is taken away. What that
+# rounds is within the plain bound, so that only who asks for it gets a wider one.
+_BY_DEFAULT = frozenset(("tf32", "tf32-conv", "fp16-accumulation"))
+
+
+def allowed(asked: str | Sequence[str], target: Side) -> frozenset[str]:
+    """The words that the user states, and those that the target's run on a GPU had set."""
+    words = (asked,) if isinstance(asked, str) else tuple(asked)
+    for word in words:
+        if word not in SHORTCUTS:
+            hint = f"valid are: {', '.join(SHORTCUTS)}"
+            raise SelectionError(f"--allow {word!r} is not known", hint=hint)
+    on_gpu = any(records[0].device.startswith("cuda") for records in target.listing.values.values())
+    facts = [facts.get("run", {}) for facts in target.archive.run.values()] if on_gpu else []
+    told = {word for one in facts for word in one.get("shortcuts", ())}
+    return frozenset(words) | (told & _BY_DEFAULT)
+
+
+def said_of(shortcuts: frozenset[str]) -> Iterator[str]:
+    """What a reader must know of wider bounds."""
+    if shortcuts:
+        words = ", ".join(sorted(shortcuts))
+        yield f"my side may take shortcuts in its sums of products: {words}; bounds are wider there"
