@@ -13,6 +13,7 @@ from dumpcmp.align.renaming import Renaming, read_mapping
 from dumpcmp.comparing.blame import blame, in_order
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.evidence import gather
+from dumpcmp.comparing.flips import follow_flips
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
 from dumpcmp.comparing.rerunning import replay_all
@@ -84,8 +85,12 @@ def compare(
     with nullcontext(executor) if executor is not None else executor_for(jobs) as workers:
         measured = measure_all(work, workers, progress)
         flow = DataFlow(pairs, ours.listing, theirs.listing)
-        replays = replay_all(flow, work, measured, workers, _replaying(replay), shortcuts)
-    evidence = gather(pairs, measured, replays, ways)
+        flips = follow_flips(flow, work, measured)
+        replays = replay_all(
+            flow, work, measured, workers, _replaying(replay), shortcuts, flips.own
+        )
+    measured = flips.measured(work, measured, rule.closeness)
+    evidence = gather(pairs, measured, replays, ways, flips.touched)
     judgements = judge_all(evidence, rule, flow.sources)
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]
     rows = blame(rows, ours.listing, theirs.listing)
@@ -139,6 +144,7 @@ def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
         layout=measured.laid.note if measured.laid else "",
         reference_errors=measured.reference,
         replay=evidence.replay,
+        touched=evidence.touched,
     )
 
 

@@ -12,7 +12,7 @@ from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import Evidence
 from dumpcmp.nouns.arithmetic import is_reduction, is_sum
 from dumpcmp.nouns.key import Key, Op, Site
-from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.replay import Replay, Touched
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair
 
 
@@ -21,6 +21,7 @@ def gather(
     measured: Mapping[Pair, Measured],
     replays: Mapping[Pair, Replay],
     ways: Ways,
+    touched: Mapping[Pair, Touched] | None = None,
 ) -> list[Evidence]:
     """All that is known of each pair. A value that repeats has the evidence of its first pair."""
     stands_for = {
@@ -42,6 +43,7 @@ def gather(
             ),
             summed_in=summed.get(pair, ""),
             replay=replays.get(pair) or replays.get(first),
+            touched=touched.get(pair) if touched else None,
         )
         for pair, first in stands_for.items()
     ]

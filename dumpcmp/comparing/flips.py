@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.laying import Job, Task
+from dumpcmp.comparing.measuring import side_of
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Touched
-from dumpcmp.nouns.row import Closeness, Measured, Metrics, Pair
-from dumpcmp.nouns.value import Kind, Value, dtype_named
+from dumpcmp.nouns.row import Closeness, Measured, Metrics, Pair, Trouble
+from dumpcmp.nouns.value import Kind, Value, dtype_named, to_torch
 
 if TYPE_CHECKING:  # torch is imported where there is something to follow
     from torch import Tensor
@@ -22,9 +26,9 @@ if TYPE_CHECKING:  # torch is imported where there is something to follow
     from dumpcmp.replay.counterparts import Counterparts
     from dumpcmp.replay.marked import Marked
 
-Read = Callable[[Pair, bool], "Tensor"]  # the value of a pair: golden's, or the target's (True)
 _SHORT = frozenset((Kind.INT, Kind.BOOL))  # what indices and masks are made of
 _MOST_READ = 1 << 22  # integers of one value that are read
+_MOST_NUMBERS = 4096  # of one value that may become arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,36 +45,75 @@ class Trail:
         return Touched(odd.numel(), int(odd.sum()), self.after, not self.counterparts.is_in_place)
 
 
+@dataclass(frozen=True, slots=True)
+class Flips:
+    """All that other choices than golden's led to."""
+
+    trails: Mapping[Pair, Trail] = field(default_factory=dict)
+    own: Mapping[Site, Call] = field(default_factory=dict)  # calls with numbers that it chose
+
+    @property
+    def touched(self) -> dict[Pair, Touched]:
+        """How much of each pair is another computation."""
+        return {pair: trail.touched for pair, trail in self.trails.items()}
+
+    def measured(
+        self, work: Mapping[Pair, Job], measured: Mapping[Pair, Measured], closeness: Closeness
+    ) -> dict[Pair, Measured]:
+        """`measured`, of pairs that were touched in part by what was not touched in them."""
+        found = dict(measured)
+        for pair, trail in self.trails.items():
+            task = work.get(pair)
+            if isinstance(task, Task) and found[pair].trouble in (None, Trouble.SHAPE):
+                sides = side_of(task, False), side_of(task, True)
+                metrics = measure_untouched(*sides, trail, closeness)
+                if metrics is not None:  # whatever they are, the sides as a whole are not equal
+                    metrics = replace(metrics, equal=False)
+                    found[pair] = replace(found[pair], metrics=metrics, trouble=None, said="")
+        return found
+
+
 def follow_flips(
-    pairs: Sequence[Pair],
-    golden: Listing,
-    target: Listing,
-    measured: Mapping[Pair, Measured],
-    read: Read,
-) -> dict[Pair, Trail]:
+    flow: DataFlow, work: Mapping[Pair, Job], measured: Mapping[Pair, Measured]
+) -> Flips:
     """The pairs in which anything is another computation than golden's, or stands elsewhere."""
-    ours: dict[Key, Pair] = {}
-    for pair in pairs:
-        if pair.golden and (pair.both or pair.golden not in ours):
-            ours[pair.golden] = pair
-    walk = _FlipWalk(golden, target, ours, measured, read)
-    for site, keys in golden.sites.items():
+    walk = _FlipWalk(flow, measured, work)
+    for site, keys in flow.golden.sites.items():
         walk.visit(site, keys)
-    found = {pair: walk.found(pair.golden) for pair in pairs if pair.both and pair.golden}
-    return {pair: one for pair, one in found.items() if one is not None}
+    found = {pair: walk.found(pair.golden) for pair in flow.pairs if pair.both and pair.golden}
+    return Flips({pair: one for pair, one in found.items() if one is not None}, walk.own)
 
 
 @dataclass(eq=False, slots=True)
 class _FlipWalk:
     """A walk through golden's calls, with what is known of the values so far."""
 
-    golden: Listing
-    target: Listing
-    ours: Mapping[Key, Pair]
+    flow: DataFlow
     measured: Mapping[Pair, Measured]
-    read: Read
+    work: Mapping[Pair, Job]
     states: dict[Key, Trail] = field(default_factory=dict)  # by golden's first Key
     flips: dict[tuple[str, int], Key] = field(default_factory=dict)  # the first of a step
+    own: dict[Site, Call] = field(default_factory=dict)
+    numbers: list[tuple[set[int], set[int]]] = field(default_factory=list)  # that were touched
+    seen: dict[tuple[Any, ...], Counterparts] = field(default_factory=dict)  # each held once
+
+    @property
+    def golden(self) -> Listing:
+        return self.flow.golden
+
+    @property
+    def target(self) -> Listing:
+        return self.flow.target
+
+    @property
+    def ours(self) -> Mapping[Key, Pair]:
+        return self.flow.ours
+
+    def read(self, pair: Pair, is_target: bool) -> Tensor:
+        task = self.work.get(pair) or self.work.get(pair.repeats or pair)
+        if not isinstance(task, Task) or task.target.is_summarised or task.golden.is_summarised:
+            raise DumpcmpError(f"{pair.key} is not kept whole")
+        return to_torch(side_of(task, is_target))
 
     def state(self, key: Key) -> Trail | None:
         return self.states.get(self.golden.first(key))
@@ -128,16 +171,39 @@ class _FlipWalk:
         except DumpcmpError:  # arguments that cannot be read: nothing is known of what it gave
             self.states |= {key: self._lost(key, after) for key in got}
             return
-        found = follow(*sides)
-        for key in got:
-            counterparts = found[str(key.slot)]
+        if other is not call and self._chose_numbers(call, other):
+            self.own[call.site] = other
+        self._remember_numbers(*(side.got for side in sides))
+        for slot, counterparts in follow(*sides).items():
             if not counterparts.is_identity:
-                self._note(key, Trail(counterparts, after))
+                self._note(call.site.key(slot), counterparts, after)
 
-    def _note(self, key: Key, state: Trail) -> None:
-        self.states[key] = state
-        if state.touched.num_touched:
-            self.flips.setdefault((key.model, key.step), state.after)
+    def _remember_numbers(self, golden: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+        """Integers that differ may become arguments of later calls, such as the sizes of parts."""
+        for slot, ours in golden.items():
+            theirs = target.get(slot)
+            few = theirs is not None and max(ours.numel(), theirs.numel()) <= _MOST_NUMBERS
+            if theirs is not None and few and ours.tolist() != theirs.tolist():
+                self.numbers.append(
+                    (set(ours.reshape(-1).tolist()), set(theirs.reshape(-1).tolist()))
+                )
+
+    def _chose_numbers(self, call: Call, other: Call) -> bool:
+        """Whether the arguments of two calls differ by nothing but numbers that were touched."""
+        differing = _differing(json.loads(call.arguments), json.loads(other.arguments))
+        if not differing:
+            return False
+        return any(
+            all(g in ours and t in theirs for g, t in differing) for ours, theirs in self.numbers
+        )
+
+    def _note(self, key: Key, found: Counterparts, after: Key) -> None:
+        """Remember what corresponds to what; equal ones are held once, since most ops keep rows."""
+        of = found.of.contiguous()
+        name = (found.grid, tuple(of.shape), of.numpy().tobytes())
+        trail = self.states[key] = Trail(self.seen.setdefault(name, found), after)
+        if trail.touched.num_touched:
+            self.flips.setdefault((key.model, key.step), after)
 
     def _partner(self, call: Call, got: list[Key]) -> Call:
         """The target's call of the same function; golden's where the target has none."""
@@ -193,6 +259,26 @@ class _FlipWalk:
 
 
 _SIDES = (False, True)
+
+
+def _differing(golden: Any, target: Any) -> list[tuple[int, int]] | None:
+    """The integers in which two argument trees differ; None where anything else does."""
+    if isinstance(golden, dict) and isinstance(target, dict) and golden.keys() == target.keys():
+        parts = [_differing(golden[word], target[word]) for word in golden]
+    elif isinstance(golden, list) and isinstance(target, list) and len(golden) == len(target):
+        parts = [_differing(g, t) for g, t in zip(golden, target, strict=True)]
+    elif golden == target:
+        return []
+    elif type(golden) is int and type(target) is int:
+        return [(golden, target)]
+    else:
+        return None
+    found: list[tuple[int, int]] = []
+    for part in parts:
+        if part is None:
+            return None
+        found += part
+    return found
 
 
 def measure_untouched(

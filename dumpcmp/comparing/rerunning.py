@@ -20,7 +20,8 @@ from dumpcmp.execute import run_each
 from dumpcmp.judge.tolerances import SHORTCUTS
 from dumpcmp.nouns.arithmetic import shortcuts_of
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import Key, Op
+from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Measured, Pair
 from dumpcmp.nouns.value import to_torch
@@ -41,15 +42,17 @@ def replay_all(
     executor: Executor,
     how: Replaying = Replaying.AUTO,
     allow: frozenset[str] = frozenset(),
+    own: Mapping[Site, Call] | None = None,
     tell: Tell | None = None,
 ) -> dict[Pair, Replay]:
     """What running each op again tells of what it gave out; nothing of those that need it not.
 
     `allow` are shortcuts in arithmetic that the target may have taken.
+    `own` are the target's calls in place of golden's, where only numbers differ that it chose.
     """
     if how is Replaying.OFF:
         return {}
-    planner = Planner(flow, work, measured, how)
+    planner = Planner(flow, work, measured, how, own or {})
     forward, found = planner.plans()
     backward, unknown = plan_slopes(planner)
     plans: list[Rerunning | Sloping] = [*forward, *backward]

@@ -67,6 +67,7 @@ class Planner:
     work: Mapping[Pair, Job]
     measured: Mapping[Pair, Measured]
     how: Replaying
+    own: Mapping[Site, Call] = field(default_factory=dict)  # calls with numbers that it chose
 
     def plans(self) -> tuple[list[Rerunning], dict[Pair, Replay]]:
         """All that is to be run again, and what is known without."""
@@ -173,7 +174,7 @@ class _Region:
         if site in self._numbers:
             return self._numbers[site]
         flow = self.planner.flow
-        call = flow.golden.calls.get(site)
+        call = self.planner.own.get(site) or flow.golden.calls.get(site)
         if call is None or not call.target or site.op.is_module:
             raise UnknownError("golden's call was not recorded")
         if len(self.calls) >= MOST_CALLS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dumpcmp.nouns.arithmetic import Arithmetic
-from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.replay import Replay, Touched
 from dumpcmp.nouns.row import (
     Closeness,
     Judgement,
@@ -71,6 +71,7 @@ class Evidence:
     conditions: Conditions
     summed_in: str = ""  # of partial terms in a module's output: a like module that has their sum
     replay: Replay | None = None  # what running the op again told, where it was
+    touched: Touched | None = None  # how much of it is another computation, after another choice
     leaf: str = ""  # of a value that no op computed: in what it is not the same
     call: str = ""  # of an output: in what the two calls differ
     is_followed: bool = True  # of what a collective moved: something that the model computed fails

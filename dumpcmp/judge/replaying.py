@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from dumpcmp.judge.tolerances import (
+    FLIP,
     FLOAT32_EPS,
     REPLAY_FEW,
     REPLAY_GAIN,
@@ -14,7 +15,7 @@ from dumpcmp.judge.tolerances import (
     REPLAY_ROW,
     REPLAY_SUM,
 )
-from dumpcmp.nouns.replay import Choice, Replay
+from dumpcmp.nouns.replay import Choice, Flip, Replay
 
 
 def bound(replay: Replay) -> float:
@@ -31,6 +32,8 @@ def wrong(replay: Replay) -> str:
 def _wrongs(replay: Replay) -> Iterator[str]:
     if replay.choice and replay.choice.wrong:
         yield replay.choice.wrong
+    if replay.choice and replay.choice.decides and replay.choice.flips:
+        yield from _unexplained(replay.choice.flips[0])
     if replay.is_exact and replay.mismatched:
         yield f"it only moves what it was given, but {replay.mismatched} elements are others"
     if not replay.nonfinite_agree:
@@ -45,6 +48,16 @@ def _wrongs(replay: Replay) -> Iterator[str]:
     chance = 1 + REPLAY_FEW / math.sqrt(max(1, replay.count))  # few roundings do not even out
     if abs(replay.gain) > max(REPLAY_GAIN * replay.eps * chance, limit - REPLAY_ROUND * replay.eps):
         yield f"it is by the factor 1{replay.gain:+.3g} larger than the result {given}"
+
+
+def _unexplained(flip: Flip) -> Iterator[str]:
+    """Two right choices differ only where the scores do: this one needs another explanation."""
+    if flip.margin > FLIP * flip.noise:
+        yield (
+            f"in row {list(flip.row)} it chose {list(flip.target)} and not {list(flip.golden)}, "
+            f"though golden's margin {flip.margin:.3g} is above the noise {flip.noise:.3g} of the "
+            "scores: one of the sides chose wrongly, or the scores are not the same thing"
+        )
 
 
 def flipped(choice: Choice) -> str:

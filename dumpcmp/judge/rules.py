@@ -10,6 +10,7 @@ from dumpcmp.judge.conditions import INEXACT, Checker, Evidence, judge, verdict
 from dumpcmp.judge.replaying import flipped, wrong
 from dumpcmp.judge.settling import Sources, settle
 from dumpcmp.judge.tolerances import noise
+from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.record import NO_KERNEL
 from dumpcmp.nouns.replay import Origin
@@ -45,6 +46,14 @@ def _by_leaf(evidence: Evidence) -> Judgement | None:
     return Judgement(Verdict.FAIL, evidence.leaf, why=Why.LEAF, origin=Origin.INTRODUCED)
 
 
+def _by_memory(evidence: Evidence) -> Judgement | None:
+    """What nobody has written yet is no result."""
+    key = evidence.pair.key
+    if evidence.is_equal or not key.slot.is_output or not gives_memory(key.op):
+        return None
+    return Judgement(Verdict.SKIPPED, "memory as it was found: nothing has been computed yet")
+
+
 def _by_replay(evidence: Evidence) -> Judgement | None:
     """Whether the op did something wrong with what it was given, or chose otherwise."""
     replay = evidence.replay
@@ -54,7 +63,7 @@ def _by_replay(evidence: Evidence) -> Judgement | None:
     if said := wrong(replay):
         return Judgement(Verdict.FAIL, said, why=why, origin=Origin.INTRODUCED)
     is_index = not evidence.conditions.kinds & INEXACT  # what stands at indices is a number
-    if replay.choice and replay.choice.num_flipped and is_index and not evidence.is_equal:
+    if replay.choice and replay.choice.decides and is_index and not evidence.is_equal:
         return Judgement(Verdict.FLIP, flipped(replay.choice), origin=Origin.FLIPPED)
     return None
 
@@ -118,7 +127,16 @@ def _by_absence(evidence: Evidence) -> Judgement | None:
     return Judgement(Verdict.FUSED, f"inside {pair.inside}, which does not store it")
 
 
-_RULES = (_by_leaf, _by_replay, _by_trouble, _by_likes, _by_delivery, _by_generator, _by_absence)
+_RULES = (
+    _by_leaf,
+    _by_memory,
+    _by_replay,
+    _by_trouble,
+    _by_likes,
+    _by_delivery,
+    _by_generator,
+    _by_absence,
+)
 
 
 def _by_numbers(evidence: Evidence, checker: Checker) -> Judgement:

@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from dumpcmp.judge.conditions import Evidence
 from dumpcmp.judge.tolerances import GROWTH, SHORT_EPS
-from dumpcmp.nouns.replay import Origin, Replay
+from dumpcmp.nouns.replay import Origin, Replay, Touched
 from dumpcmp.nouns.row import Judgement, Measured, Pair, Verdict, Why
 
 Sources = Mapping[Pair, Sequence[Pair]]  # what each value was computed from, or is
@@ -76,7 +76,7 @@ def _settled(
         return replace(first, judgement=_repeated(first.judgement))
     taint = max((each.taint for each in before), default=_Taint.NOTHING)
     choice = one.replay.choice if one.replay else None
-    is_flipped = any(each.is_flipped for each in before) or bool(choice and choice.num_flipped)
+    is_flipped = one.touched is not None or bool(choice and choice.decides)
     if judgement.why in _OWN:
         return _Settled(judgement, _Taint.FAULT, is_flipped, True)
     if judgement.verdict is Verdict.FLIP:
@@ -87,6 +87,8 @@ def _settled(
     if one.call and taint is not _Taint.FAULT and one.measured.metrics is not None:
         fault = Judgement(Verdict.FAIL, one.call, why=Why.CALL, origin=Origin.INTRODUCED)
         return _Settled(fault, _Taint.FAULT, is_flipped, True)
+    if one.touched is not None and judgement.verdict in (Verdict.PASS, Verdict.DTYPE):
+        return _touched(one, one.touched, judgement, taint)
     if not judgement.verdict.fails or not one.pair.both:
         return _Settled(judgement, taint, is_flipped, any(each.is_apart for each in before))
     if one.replay is not None and one.replay.is_known and not _is_plain(one):
@@ -119,6 +121,18 @@ def _origin(replay: Replay | None, is_flipped: bool) -> Origin:
     return Origin.AMPLIFIED if replay.amplification > GROWTH else Origin.INHERITED
 
 
+def _touched(one: Evidence, touched: Touched, judgement: Judgement, taint: _Taint) -> _Settled:
+    """Of a value that agrees with golden as far as no other choice has touched it."""
+    slot, op = one.pair.key.slot, one.pair.key.op
+    if slot.is_output and not op.is_module and not (one.replay and one.replay.is_known):
+        taint = max(taint, _Taint.DOUBT)
+    if taint is _Taint.DOUBT and touched.num_touched:
+        said = f"{touched.said}, and what computed them could not be judged"
+        doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
+        return _Settled(doubt, taint, True, True)
+    return _Settled(replace(judgement, reason=touched.said, why=Why.RIGHT), taint, True, True)
+
+
 def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, measured: Measured) -> _Settled:
     """Of a value that differs although its op is right."""
     is_other = measured.metrics is None and not is_flipped  # of another shape, and nobody chose it
@@ -130,8 +144,7 @@ def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, measured: Meas
         return _Settled(doubt, taint, is_flipped, True)
     how = "another choice was made" if is_flipped else "rounding grew"
     said = f"{judgement.reason}; every op on the way is right: {how}"
-    verdict = Verdict.PASS if measured.metrics else Verdict.FLIP
-    absolved = replace(judgement, verdict=verdict, reason=said, why=Why.RIGHT)
+    absolved = replace(judgement, verdict=Verdict.PASS, reason=said, why=Why.RIGHT)
     return _Settled(absolved, taint, is_flipped, True)
 
 

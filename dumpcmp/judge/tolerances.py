@@ -36,6 +36,10 @@ SHORTCUTS = {
 }
 GROWTH = 2.0  # a difference that grows by more in an op was amplified there
 
+# Of two right choices golden's margin is at most twice the noise of the scores, whatever the scores
+# are: each of the two that changed places moved by no more than the noise. The rest is float64.
+FLIP = 2.0 * (1 + 2.0**-40)
+
 # What PCC does not see: a rel_l2 above so many residues of the best fit is a scale or an offset; an
 # element that is so many of them off is an outlier, since no noise reaches so far.
 SCALE = 3.0

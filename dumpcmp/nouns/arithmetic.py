@@ -83,6 +83,12 @@ def arithmetic_of(op: Op) -> Arithmetic:
     return Arithmetic.RANDOM if function in RANDOM else Arithmetic.ROUNDS
 
 
+def gives_memory(op: Op) -> bool:
+    """Whether `op` gives out memory as it was found, so that its elements mean nothing."""
+    name = op.function.removeprefix("aten.")
+    return name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
 def is_reduction(op: Op) -> bool:
     """Whether `op` sums long products, and so adds to the rounding of all that follows."""
     return op.function in _REDUCTIONS

@@ -43,7 +43,18 @@ class Choice:
     wrong: str = ""  # why it is no right choice for the scores that were given; empty where it is
     num_rows: int = 0  # rows that were chosen in
     num_flipped: int = 0  # rows in which the sides chose otherwise
-    flips: tuple[Flip, ...] = ()  # the first few of them, that of the largest margin first
+    flips: tuple[Flip, ...] = ()  # the first few of them, the least explained first
+    only_follows: bool = False  # it chose from integers that were others already: no decision
+
+    @property
+    def decides(self) -> bool:
+        """Whether the sides chose otherwise here, and not only before."""
+        return bool(self.num_flipped) and not self.only_follows
+
+    @property
+    def agreement(self) -> float:
+        """The share of rows in which both sides chose the same."""
+        return 1 - self.num_flipped / self.num_rows if self.num_rows else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +70,12 @@ class Touched:
     is_moved: bool = False  # rows that are golden's stand at other places
 
     @property
-    def is_whole(self) -> bool:
-        """Whether nothing is left that could be compared."""
-        return self.num_touched == self.num_rows
+    def said(self) -> str:
+        """The same as a sentence."""
+        if not self.num_touched:
+            return f"its rows stand elsewhere after {self.after.site.place}; each agrees"
+        number = "1 row is" if self.num_touched == 1 else f"{self.num_touched} rows are"
+        return f"{number} another computation after {self.after.site.place}, of {self.num_rows}"
 
 
 @dataclass(frozen=True, slots=True)

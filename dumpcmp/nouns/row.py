@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.replay import Origin, Replay
+from dumpcmp.nouns.replay import Origin, Replay, Touched
 
 
 class Verdict(StrEnum):
@@ -194,6 +194,7 @@ class Row:
     layout: str = ""  # of a partitioned run: how the shards became whole
     reference_errors: ReferenceErrors | None = None  # against a run in higher precision
     replay: Replay | None = None  # what running the op again told
+    touched: Touched | None = None  # how much of it is another computation, after another choice
 
     kernel: str = ""  # of a root that a fused kernel stores: that kernel,
     suspects: tuple[str, ...] = ()  # and the ops that it computes besides and does not store

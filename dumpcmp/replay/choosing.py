@@ -20,6 +20,7 @@ from dumpcmp.replay import deciding, selecting
 from dumpcmp.replay.selecting import ChoiceRule, Selected, compared, selection, wrong_choice
 
 Tensors = Mapping[str, Tensor]  # by slot
+Ends = tuple[Tensors, Tensors]  # what one side was given, and what it gave out
 Requested = Mapping[str, Any]  # arguments by name; tensors in them are {"slot": ...}
 
 
@@ -99,10 +100,21 @@ def choice_of(
     """
     if not chooses(call, given, got):
         return None
+    found = _choice(call, (given, got), (golden_given, golden_got))
+    return found and replace(found, only_follows=_only_follows(given, golden_given))
+
+
+def _only_follows(given: Tensors, golden: Tensors) -> bool:
+    """Whether integers alone were chosen from, and they were others on golden's side."""
+    if any(tensor.is_floating_point() or tensor.is_complex() for tensor in given.values()):
+        return False
+    return not all(slot in golden and torch.equal(t, golden[slot]) for slot, t in given.items())
+
+
+def _choice(call: Call, *sides: Ends) -> Choice | None:
     function = function_of_choice(call)
     if function in _SELECTORS:
-        return _selected(_SELECTORS[function], call, (given, got), (golden_given, golden_got))
-    sides = (given, got), (golden_given, golden_got)
+        return _selected(_SELECTORS[function], call, *sides)
     if function in deciding.COMPARISONS:
         return _compared(call, function, *sides)
     if function in _SEARCHES:
@@ -110,9 +122,6 @@ def choice_of(
     if function in _WHERE:
         return _found(*sides)
     return _rounded(function, *sides)
-
-
-Ends = tuple[Tensors, Tensors]  # what one side was given, and what it gave out
 
 
 def _selected(selector: _Selector, call: Call, target: Ends, golden: Ends) -> Choice:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import dumpcmp
 from dumpcmp.align.pairing import pair_values
+from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.flips import Trail, follow_flips, measure_untouched
 from dumpcmp.comparing.laying import Task, lay_out
 from dumpcmp.comparing.measuring import measure_all
@@ -19,7 +19,7 @@ from dumpcmp.execute import executor_for
 from dumpcmp.faults import Fault, planted
 from dumpcmp.nouns.row import USUAL, Measured, Pair
 from dumpcmp.nouns.selection import Tap
-from dumpcmp.nouns.value import Value, to_torch
+from dumpcmp.nouns.value import Value
 from tests.comparing.routers import STYLES, router
 
 Tamper = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -48,18 +48,14 @@ class Flow:
         self.work = lay_out(self.pairs, ours, theirs, None, ways, USUAL)
         with executor_for(1) as executor:
             self.measured = measure_all(self.work, executor)
-        self.followed = follow_flips(
-            self.pairs, ours.listing, theirs.listing, self.measured, self.read
-        )
+        flow = DataFlow(self.pairs, ours.listing, theirs.listing)
+        self.followed = follow_flips(flow, self.work, self.measured).trails
 
     def value(self, pair: Pair, is_target: bool) -> Value:
         task = self.work.get(pair) or self.work[pair.repeats or pair]
         assert isinstance(task, Task)
         shares = task.target if is_target else task.golden
         return archive_at(shares.path).load(shares.first)
-
-    def read(self, pair: Pair, is_target: bool) -> Tensor:
-        return to_torch(self.value(pair, is_target))
 
     def measured_of(self, pair: Pair) -> Measured:
         return self.measured.get(pair) or self.measured[pair.repeats or pair]

@@ -6,7 +6,7 @@ import pytest
 
 from dumpcmp.judge import Conditions, Evidence, RoundingChecker, judge_all
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.replay import Choice, Flip, Replay
+from dumpcmp.nouns.replay import Choice, Flip, Replay, Touched
 from dumpcmp.nouns.row import Measured, Metrics, Pair, PairedBy, Trouble
 from dumpcmp.nouns.value import DTYPES
 
@@ -22,17 +22,29 @@ RIGHT = Replay(eps=EPS, introduced=EPS / 3, worst_row=EPS / 2, gain=0.0, amplifi
 GROWN = Replay(eps=EPS, introduced=EPS / 3, amplification=9.0)
 WRONG = Replay(eps=EPS, introduced=EPS * 3)
 CHOSEN = Replay(choice=Choice("", 8, 1, (Flip((3,), (5,), (2,), 1e-4, 3e-4),)))
+FARCHOSEN = Replay(choice=Choice("", 8, 1, (Flip((3,), (5,), (2,), 1e-1, 3e-4),)))
 MISCHOSEN = Replay(choice=Choice("index 9 of 8 was chosen", 8))
 UNKNOWN = Replay(unknown="a custom op without a reference")
 
 
 def judged(*chain: tuple[Measured, Replay | None]) -> list[str]:
-    """Verdict and origin of the outputs of ops, each of which takes what the one before gave."""
+    """Verdict and origin of the outputs of ops, each of which takes what the one before gave.
+
+    Of eight rows one is touched after another choice.
+    """
     keys = [Key("M", 0, f"op{i}/f", 0, "output.0") for i in range(len(chain))]
     pairs = [Pair(key, key, PairedBy.KEY) for key in keys]
+    flips = [i for i, (_, replay) in enumerate(chain) if replay is CHOSEN]
+    after = min(flips, default=len(chain))
     evidence = [
-        Evidence(pair, found, INDICES if replay and replay.choice else CONDITIONS, replay=replay)
-        for pair, (found, replay) in zip(pairs, chain, strict=True)
+        Evidence(
+            pair,
+            found,
+            INDICES if replay and replay.choice else CONDITIONS,
+            replay=replay,
+            touched=Touched(8, 1, keys[after]) if i >= after else None,
+        )
+        for i, (pair, (found, replay)) in enumerate(zip(pairs, chain, strict=True))
     ]
     sources = {pair: (before,) for before, pair in itertools.pairwise(pairs)}
     said = judge_all(evidence, RoundingChecker(), sources)
@@ -52,7 +64,12 @@ CASES = [
     ("another choice is no fault", [(FAR, CHOSEN), (FAR, RIGHT)],
      ["FLIP flipped", "PASS flipped"]),
     ("other shapes after another choice", [(FAR, CHOSEN), (MISSHAPEN, RIGHT)],
-     ["FLIP flipped", "FLIP flipped"]),
+     ["FLIP flipped", "PASS flipped"]),
+    ("the rows that are left agree", [(FAR, CHOSEN), (NEAR, RIGHT)],
+     ["FLIP flipped", "PASS flipped"]),
+    ("nobody knows what was made of the rows", [(FAR, CHOSEN), (NEAR, UNKNOWN), (NEAR, RIGHT)],
+     ["FLIP flipped", "INCONCLUSIVE unknown", "INCONCLUSIVE flipped"]),
+    ("a choice against the margin is wrong", [(FAR, FARCHOSEN)], ["FAIL introduced"]),
     ("other shapes without one", [(NEAR, RIGHT), (MISSHAPEN, RIGHT)],
      ["PASS inherited", "SHAPE inherited"]),
     ("a wrong choice is one", [(FAR, MISCHOSEN)], ["FAIL introduced"]),
