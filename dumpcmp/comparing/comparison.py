@@ -15,7 +15,9 @@ from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.flips import follow_flips
 from dumpcmp.comparing.laying import lay_out
+from dumpcmp.comparing.leaves import leaf_findings
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
+from dumpcmp.comparing.paired_calls import call_differences
 from dumpcmp.comparing.rerunning import replay_all
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed, said_of
@@ -89,8 +91,10 @@ def compare(
         replays = replay_all(
             flow, work, measured, workers, _replaying(replay), shortcuts, flips.own
         )
+    leaves = leaf_findings(pairs, measured, ours, theirs)
+    calls = call_differences(pairs, ours.listing, theirs.listing)
     measured = flips.measured(work, measured, rule.closeness)
-    evidence = gather(pairs, measured, replays, ways, flips.touched)
+    evidence = gather(pairs, measured, replays, ways, leaves, calls, flips.touched)
     judgements = judge_all(evidence, rule, flow.sources)
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]
     rows = blame(rows, ours.listing, theirs.listing)

@@ -11,7 +11,9 @@ from dumpcmp.comparing.laying import is_partial, like
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import Evidence
 from dumpcmp.nouns.arithmetic import is_reduction, is_sum
+from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.leaf import LeafFinding
 from dumpcmp.nouns.replay import Replay, Touched
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair
 
@@ -21,6 +23,8 @@ def gather(
     measured: Mapping[Pair, Measured],
     replays: Mapping[Pair, Replay],
     ways: Ways,
+    leaves: Mapping[Pair, LeafFinding],
+    calls: Mapping[Site, CallDifference],
     touched: Mapping[Pair, Touched] | None = None,
 ) -> list[Evidence]:
     """All that is known of each pair. A value that repeats has the evidence of its first pair."""
@@ -44,9 +48,18 @@ def gather(
             summed_in=summed.get(pair, ""),
             replay=replays.get(pair) or replays.get(first),
             touched=touched.get(pair) if touched else None,
+            leaf=leaves[pair].said if pair in leaves else "",
+            call=_said_of_call(pair, calls),
         )
         for pair, first in stands_for.items()
     ]
+
+
+def _said_of_call(pair: Pair, calls: Mapping[Site, CallDifference]) -> str:
+    """In what the calls differ that gave out `pair`."""
+    if pair.golden is None or not pair.golden.slot.is_output or pair.golden.site not in calls:
+        return ""
+    return calls[pair.golden.site].said
 
 
 def summed_elsewhere(found: Mapping[Pair, Measured]) -> dict[Pair, Op]:

@@ -60,7 +60,9 @@ def _by_replay(evidence: Evidence) -> Judgement | None:
     if replay is None or not replay.is_known:
         return None
     why = Why.WIRED if evidence.pair.key.slot.is_input else Why.INTRODUCED
-    if said := wrong(replay):
+    if (said := wrong(replay)) and evidence.call:  # which says why
+        return Judgement(Verdict.FAIL, evidence.call, why=Why.CALL, origin=Origin.INTRODUCED)
+    if said:
         return Judgement(Verdict.FAIL, said, why=why, origin=Origin.INTRODUCED)
     is_index = not evidence.conditions.kinds & INEXACT  # what stands at indices is a number
     if replay.choice and replay.choice.decides and is_index and not evidence.is_equal:

@@ -40,6 +40,18 @@ GROWTH = 2.0  # a difference that grows by more in an op was amplified there
 # are: each of the two that changed places moved by no more than the noise. The rest is float64.
 FLIP = 2.0 * (1 + 2.0**-40)
 
+# Leaves: what no op of a run computed. A parameter is the same or not. What a program may have
+# computed outside of its modules, such as a table of sines, may be rounded otherwise: by so many
+# eps in wide dtypes; in short ones that is a rounding to the other side in one of many elements.
+LEAF_WIDE = 2.0  # of eps: two libraries' sines and powers in float32 are an ulp or two apart
+LEAF_SHORT = 1 / 16  # of eps: a factor of 1.002 in bfloat16 leaves a third
+LEAF_ESTIMATE = 1e-5  # rel_l2 of sketches without digests, above what their own sums round
+LEAF_HALF = 0.5 + 1e-6  # spacings: what a cast to nearest may be off
+LEAF_FIT = 0.5  # of eps: what rounding leaves of a value that was scaled or shifted
+LEAF_CLOSE = 1e-3  # of the difference: what the sums of its squares may be off
+LEAF_SHARE = 0.9  # of the difference: what a factor or a constant must leave less than
+LEAF_SURE = 8.0  # standard errors by which a factor must differ from 1
+
 # What PCC does not see: a rel_l2 above so many residues of the best fit is a scale or an offset; an
 # element that is so many of them off is an outlier, since no noise reaches so far.
 SCALE = 3.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from dumpcmp.nouns.key import Op, Slot
+from dumpcmp.nouns.key import Key, Op, Slot
 
 
 class Arithmetic(StrEnum):
@@ -71,6 +71,34 @@ RANDOM = frozenset(
     rrelu scaled_dot_product_attention uniform
     """.split()  # noqa: SIM905
 )
+
+
+# Functions that make a tensor of nothing but numbers.
+CREATES = frozenset(
+    """
+    arange as_tensor eye from_numpy full full_like hamming_window hann_window linspace logspace
+    new_full new_ones new_tensor new_zeros ones ones_like scalar_tensor tensor tril_indices
+    triu_indices zeros zeros_like
+    """.split()  # noqa: SIM905
+)
+
+# Where functions take the weights of the module that calls them: by position or keyword.
+_CONVOLUTION = {"1": "weight", "2": "bias", "weight": "weight", "bias": "bias"}
+_NORM = {"2": "weight", "3": "bias", "weight": "weight", "bias": "bias"}
+_BATCH_NORM = {"1": "running_mean", "2": "running_var", "3": "weight", "4": "bias"}
+_WEIGHTS: dict[str, dict[str, str]] = {
+    **dict.fromkeys(("linear", "embedding", "conv1d", "conv2d", "conv3d"), _CONVOLUTION),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _CONVOLUTION),
+    **dict.fromkeys(("layer_norm", "group_norm", "rms_norm"), _NORM),
+    "batch_norm": _BATCH_NORM,
+}
+
+
+def weight_name(key: Key) -> str:
+    """What a module calls the weight that is given to a function as `key`; empty for others."""
+    if not key.slot.is_input or key.op.is_module:
+        return ""
+    return _WEIGHTS.get(key.op.function, {}).get(key.slot.name, "")
 
 
 def arithmetic_of(op: Op) -> Arithmetic:

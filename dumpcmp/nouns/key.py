@@ -90,7 +90,7 @@ class Slot(str):
     @property
     def is_input(self) -> bool:
         """Whether it holds what the call was given."""
-        return self.startswith(("input", "param"))
+        return self.startswith(("input", "param", "buffer"))
 
     @property
     def is_output(self) -> bool:

@@ -1,0 +1,221 @@
+"""Finds leaves that are not the same: what no op computed has no rounding to excuse it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from dumpcmp.comparing.likeness import arithmetic_likeness, likeness
+from dumpcmp.comparing.side import Side
+from dumpcmp.judge.tolerances import (
+    LEAF_ESTIMATE,
+    LEAF_HALF,
+    LEAF_SHORT,
+    LEAF_WIDE,
+    SHORT_EPS,
+)
+from dumpcmp.nouns.arithmetic import CREATES, weight_name
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.nouns.leaf import LeafFinding, LeafKind
+from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.row import Measured, Metrics, Pair, Trouble
+from dumpcmp.nouns.value import Dtype, Value, dtype_named
+
+
+def leaf_findings(
+    pairs: Sequence[Pair], measured: Mapping[Pair, Measured], golden: Side, target: Side
+) -> dict[Pair, LeafFinding]:
+    """The leaves among `pairs`, which are in order of execution, that are other tensors.
+
+    What a run may have computed where nobody looked, such as the input of a later step, counts as
+    a leaf only as long as nothing before it differs.
+    """
+    looking = _Looking(_Run(golden), _Run(target))
+    found: dict[Pair, LeafFinding] = {}
+    is_apart = False
+    for pair in pairs:
+        one = measured.get(pair)
+        if one is None or pair.golden is None or pair.target is None or _is_equal(one):
+            continue
+        kind = looking.kind_of(pair.golden, pair.target, is_apart)
+        finding = looking.finding(kind, pair.golden, pair.target, one) if kind else None
+        if finding is not None:
+            found[pair] = finding
+        is_apart |= pair.golden.slot.is_output
+    return found
+
+
+def _is_equal(measured: Measured) -> bool:
+    return measured.metrics is not None and measured.metrics.equal
+
+
+@dataclass
+class _Run:
+    """One side, and what of it tells leaves from what was computed."""
+
+    side: Side
+
+    def record(self, key: Key) -> Record:
+        return self.side.listing.record(key)
+
+    @cached_property
+    def first_steps(self) -> dict[str, int]:
+        """The first step of each model."""
+        found: dict[str, int] = {}
+        for site in self.side.listing.sites:
+            found[site.model] = min(site.step, found.get(site.model, site.step))
+        return found
+
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether every op of the run is there: no filter, and nothing that a compiler hides."""
+        stated = [facts.get("run", {}) for facts in self.side.archive.run.values()]
+        return bool(stated) and all(map(_shows_all, stated)) and self._is_whole
+
+    @property
+    def _is_whole(self) -> bool:
+        return len(self.side.listing.values) == sum(1 for _ in self.side.archive)
+
+    @cached_property
+    def given_out(self) -> set[str]:
+        """Digests of what ops of the run gave out."""
+        return {
+            records[0].digest
+            for key, records in self.side.listing.values.items()
+            if key.slot.is_output and records[0].digest and math.prod(records[0].shape) > 1
+        }
+
+    @cached_property
+    def names(self) -> dict[str, Key]:
+        """What the bytes of a value are first called."""
+        found: dict[str, Key] = {}
+        for key, (record, *_) in self.side.listing.values.items():
+            if record.digest and math.prod(record.shape) > 1:
+                found.setdefault(record.digest, key)
+        return found
+
+    def load(self, key: Key) -> Value | None:
+        """The elements of a value that some rank holds whole."""
+        records = self.side.listing.values[key]
+        digests = {record.digest for record in records}
+        if any(record.kept is not Kept.FULL for record in records) or len(digests) > 1:
+            return None
+        return self.side.archive.load(records[0]) if not records[0].layout else None
+
+
+def _shows_all(run: Mapping[str, object]) -> bool:
+    filters = run.get("filters")
+    if not isinstance(filters, Mapping):
+        return False
+    unfiltered = not filters.get("layers") and not filters.get("tokens")
+    all_values = filters.get("io") == "all" and filters.get("level") == "functions"
+    return unfiltered and all_values and run.get("mode") in ("eager", "fx", "aten")
+
+
+@dataclass(frozen=True)
+class _Looking:
+    """Both sides while their leaves are looked for."""
+
+    golden: _Run
+    target: _Run
+
+    def kind_of(self, golden: Key, target: Key, is_apart: bool) -> LeafKind | None:
+        """What kind of a leaf a pair is; None where it is none, or nobody can know."""
+        sides = ((self.golden, golden), (self.target, target))
+        if any(run.record(key).same_as is not None for run, key in sides):
+            return None
+        is_first = all(run.first_steps[key.model] == key.step for run, key in sides)
+        slot = golden.slot
+        if slot.kind in ("param", "buffer"):
+            kind = LeafKind.PARAMETER if slot.kind == "param" else LeafKind.BUFFER
+            return kind if is_first else None
+        if slot.is_output:
+            return LeafKind.CONSTANT if golden.op.function in CREATES else None
+        if not slot.is_input or any(run.record(k).digest in run.given_out for run, k in sides):
+            return None
+        if weight_name(golden) and is_first:
+            return LeafKind.PARAMETER
+        is_complete = self.golden.is_complete and self.target.is_complete
+        if golden.op == ROOT and not is_apart and (is_complete or golden.step == 0):
+            return LeafKind.INPUT
+        return LeafKind.CONSTANT if is_complete and not is_apart else None
+
+    def finding(
+        self, kind: LeafKind, golden: Key, target: Key, measured: Measured
+    ) -> LeafFinding | None:
+        """What to say of a leaf whose bits are not golden's; None where it is the same for all."""
+        ours, theirs = self.golden.record(golden), self.target.record(target)
+        metrics = measured.metrics
+        if metrics is None:
+            is_shape = measured.trouble is Trouble.SHAPE
+            return self._told(kind, golden, target, measured.said) if is_shape else None
+        dtypes = dtype_named(ours.dtype), dtype_named(theirs.dtype)
+        if dtypes[0] != dtypes[1]:
+            said = _cast(metrics, *dtypes)
+            return self._told(kind, golden, target, said, metrics) if said else None
+        if _is_excused(kind, metrics, dtypes[0]):
+            return None
+        return self._told(kind, golden, target, f"rel_l2 {metrics.rel_l2:.3g}", metrics)
+
+    def _told(
+        self, kind: LeafKind, golden: Key, target: Key, how: str, metrics: Metrics | None = None
+    ) -> LeafFinding:
+        said = f"{_name(golden)} is not the same {_WORDS[kind]}: {how}"
+        like = self._like(golden, target)
+        if metrics is not None and not like:
+            like = arithmetic_likeness(metrics, dtype_named(self.golden.record(golden).dtype).eps)
+        rel_l2 = metrics.rel_l2 if metrics is not None else math.nan
+        return LeafFinding(golden, kind, f"{said}; {like}" if like else said, rel_l2)
+
+    def _like(self, golden: Key, target: Key) -> str:
+        """What the target's value looks like: another one of golden's, or golden's own, changed."""
+        other = self.golden.names.get(self.target.record(target).digest)
+        if other is not None and other != golden:
+            when = f" at token {other.step}" if other.step != golden.step else ""
+            return f"it is golden's {_name(other)}{when}"
+        try:
+            ours, theirs = self.golden.load(golden), self.target.load(target)
+        except DumpcmpError:  # which the row of the value tells
+            return ""
+        return likeness(ours, theirs) if ours is not None and theirs is not None else ""
+
+
+_WORDS = {
+    LeafKind.PARAMETER: "tensor", LeafKind.BUFFER: "tensor",
+    LeafKind.INPUT: "input", LeafKind.CONSTANT: "constant",
+}  # fmt: skip
+
+
+def _name(key: Key) -> str:
+    """What a reader calls a leaf: ``layers.3.mlp.w2.weight``."""
+    if key.slot.kind in ("param", "buffer"):
+        return f"{key.op}.{key.slot.name}" if key.op != ROOT else key.slot.name
+    word = weight_name(key)
+    return f"{key.op.module}.{word}" if word else f"{key.op}#{key.call} {key.slot}"
+
+
+def _cast(metrics: Metrics, golden: Dtype, target: Dtype) -> str:
+    """In what a leaf of another dtype is not golden's, cast; empty where it is, or may be.
+
+    A dtype of 8 bits comes with a scale of its own.
+    """
+    if min(golden.nbytes, target.nbytes) < 2 or golden.kind != target.kind:
+        return ""
+    if not metrics.max_abs_diff or (metrics.exact and metrics.max_ulp <= LEAF_HALF):
+        return ""
+    if not metrics.exact and metrics.rel_l2 <= max(golden.eps, target.eps) / 2:
+        return ""
+    return f"it is not golden's {golden} cast to {target}: rel_l2 {metrics.rel_l2:.3g}"
+
+
+def _is_excused(kind: LeafKind, metrics: Metrics, dtype: Dtype) -> bool:
+    """Whether a leaf may be the same although its bits are not known to be."""
+    if not metrics.exact and not metrics.mismatched:
+        return metrics.rel_l2 <= LEAF_ESTIMATE
+    if kind is LeafKind.PARAMETER or not metrics.nonfinite_agree:
+        return False
+    limit = LEAF_SHORT if dtype.eps > SHORT_EPS else LEAF_WIDE
+    return metrics.rel_l2 <= limit * dtype.eps
