@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dumpcmp.comparing.likeness import arithmetic_likeness, likeness
+from dumpcmp.comparing.looks import arithmetic_likeness, likeness
 from dumpcmp.comparing.side import Side
 from dumpcmp.judge.tolerances import (
     LEAF_ESTIMATE,
