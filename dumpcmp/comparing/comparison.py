@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from pathlib import Path
 
+from dumpcmp.align.followers import followers
 from dumpcmp.align.mesh.declared import read_stated
 from dumpcmp.align.pairing import pair_values
 from dumpcmp.align.renaming import Renaming, read_mapping
@@ -34,7 +36,7 @@ from dumpcmp.judge import (
 )
 from dumpcmp.nouns.errors import CheckError, SelectionError
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Judgement, Row, Why, void
+from dumpcmp.nouns.row import Judgement, Row, Verdict, Why, void
 from dumpcmp.nouns.selection import Tap, make_tap
 
 PathLike = str | Path
@@ -95,10 +97,12 @@ def compare(
     calls = call_differences(pairs, ours.listing, theirs.listing)
     measured = flips.measured(work, measured, rule.closeness)
     evidence = gather(pairs, measured, replays, ways, leaves, calls, flips.touched)
-    judgements = judge_all(evidence, rule, flow.sources)
+    following = followers(pairs, ours.listing, theirs.listing)
+    judgements = judge_all(evidence, rule, flow.sources, following)
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]
     rows = blame(rows, ours.listing, theirs.listing)
-    remarks = [*_caveats(rule, rows), *_remarks(tap, ours, theirs, finer), *said_of(shortcuts)]
+    remarks = [*_caveats(rule, rows), *_remarks(tap, ours, theirs, finer)]
+    remarks += [*said_of(shortcuts), *_unseen(rows)]
     roots = in_order(row for row in rows if row.root)
     return Outcome(tuple(rows), tuple(roots), tuple(remarks))
 
@@ -170,6 +174,17 @@ def _remarks(tap: Tap, golden: Side, target: Side, finer: Side | None) -> Iterat
     ops = {key.op for side in (golden, target) for key in side.archive}
     steps = [key.step for key in golden.archive]
     yield from tap.unmatched(max(steps, default=-1) + 1, ops) if tap != Tap() else ()
+
+
+def _unseen(rows: Sequence[Row]) -> Iterator[str]:
+    """What was computed in other ways on both sides, so that nothing could be held against it."""
+    counts = Counter(row.verdict for row in rows)
+    covered, dead = counts[Verdict.COVERED], counts[Verdict.DEAD]
+    if covered or dead:
+        yield (
+            f"{covered + dead} values are on one side only: all that was computed from {covered} "
+            f"of them agrees, nothing was computed from {dead}"
+        )
 
 
 def _certificates(side: Side) -> set[str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dumpcmp.judge.checkers import ExactChecker
 from dumpcmp.judge.conditions import INEXACT, Checker, Evidence, judge, verdict
+from dumpcmp.judge.covering import cover
 from dumpcmp.judge.replaying import flipped, wrong
 from dumpcmp.judge.settling import Sources, settle
 from dumpcmp.judge.tolerances import noise
@@ -14,19 +15,24 @@ from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.record import NO_KERNEL
 from dumpcmp.nouns.replay import Origin
-from dumpcmp.nouns.row import Judgement, Pair, Trouble, Verdict, Why
+from dumpcmp.nouns.row import NOWHERE, Following, Judgement, Pair, Trouble, Unwritten, Verdict, Why
 
 
 def judge_all(
-    evidence: Sequence[Evidence], checker: Checker, sources: Sources | None = None
+    evidence: Sequence[Evidence],
+    checker: Checker,
+    sources: Sources | None = None,
+    following: Following = NOWHERE,
 ) -> dict[Pair, Judgement]:
     """One judgement for each pair: each by itself first, then in the light of its `sources`.
 
+    What one side alone has is judged by what was made of it there (`following`).
     What a collective moved may differ because the program meant it to. It is a failure where
     anything that the model computed is one.
     """
     own = {one.pair: judge_pair(one, checker) for one in evidence if not one.is_moved}
     own = settle([one for one in evidence if not one.is_moved], own, sources or {})
+    own |= cover(own, following)
     followed = any(judgement.verdict.fails for judgement in own.values())
     moved = (replace(one, is_followed=followed) for one in evidence if one.is_moved)
     return own | {one.pair: judge_pair(one, checker) for one in moved}
@@ -49,7 +55,8 @@ def _by_leaf(evidence: Evidence) -> Judgement | None:
 def _by_memory(evidence: Evidence) -> Judgement | None:
     """What nobody has written yet is no result."""
     key = evidence.pair.key
-    if evidence.is_equal or not key.slot.is_output or not gives_memory(key.op):
+    fresh = key.slot.is_output and gives_memory(key.op)
+    if evidence.is_equal or not (fresh or evidence.pair.unwritten is Unwritten.WHOLLY):
         return None
     return Judgement(Verdict.SKIPPED, "memory as it was found: nothing has been computed yet")
 
@@ -158,6 +165,9 @@ def _noticed(evidence: Evidence, judgement: Judgement) -> Judgement:
         judgement = replace(judgement, verdict=Verdict.FAIL, reason=laid.finding)
     elif laid and laid.remark and fails:
         judgement = replace(judgement, reason=f"{judgement.reason}; {laid.remark}")
+    if judgement.verdict.fails and evidence.pair.both and evidence.pair.unwritten:
+        said = f"{judgement.reason}; a part of it is memory that nobody has written"
+        return replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
     if judgement.verdict.fails and not evidence.is_followed:
         said = f"{judgement.reason}; nothing that the model computed from it differs"
         return replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)

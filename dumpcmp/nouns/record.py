@@ -59,6 +59,11 @@ class Kept(StrEnum):
     SUMMARY = "summary"
     NOTHING = "nothing"  # `Record.problem` says why
 
+    @property
+    def holds(self) -> bool:
+        """Whether there is anything to hold against another value."""
+        return self is not Kept.NOTHING
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -17,7 +17,9 @@ class Verdict(StrEnum):
 
     PASS = "PASS"
     FAIL = "FAIL"
-    UNPAIRED = "UNPAIRED"  # only one side has it
+    UNPAIRED = "UNPAIRED"  # only one side has it, and nothing after it shows that it is right
+    COVERED = "COVERED"  # only one side has it; all that was computed from it agrees
+    DEAD = "DEAD"  # only one side has it, and nothing was computed from it
     SHAPE = "SHAPE"  # the sides have different shapes
     DTYPE = "DTYPE"  # different dtypes; compared after promotion, within tolerance
     EMPTY = "EMPTY"  # no elements: nothing was compared
@@ -140,7 +142,8 @@ class PairedBy(StrEnum):
     PREFIX = "prefix"  # the same key but for what wrappers put into module paths
     MAPPING = "mapping"  # the user's
     ORDER = "order"  # among the calls of one module
-    VALUE = "value"  # it frames a value that is paired, as a module does
+    FLOW = "flow"  # they do the same to values that are paired, under whatever name
+    VALUE = "value"  # it is a value that is paired elsewhere: a module's, a copy's, a view's
     PROVENANCE = "provenance"  # what the graph of a compiled target tells
     TWIN = "twin"  # the same, where the twin of a kernel stored the value
     COLLECTIVE = "collective"  # what a collective moved is golden's value before it
@@ -226,6 +229,14 @@ def void(rows: Iterable[Row]) -> Iterator[str]:
         yield f"{found[0].key}{others}: NaN or Inf everywhere, on both sides"
 
 
+class Unwritten(StrEnum):
+    """How much of a value may be memory that nobody has written."""
+
+    NO = ""
+    PARTLY = "partly"
+    WHOLLY = "wholly"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
     """A value of golden and its partner, or one of them alone. Each Pair equals itself only."""
@@ -235,6 +246,7 @@ class Pair:
     by: PairedBy = PairedBy.NOTHING
     inside: str = ""  # of one alone: the kernel of a compiled target that it is a part of
     repeats: Pair | None = None  # the first appearance of a value that both sides had before
+    unwritten: Unwritten = Unwritten.NO  # on either side
 
     @property
     def both(self) -> bool:
@@ -248,6 +260,16 @@ class Pair:
         key = self.target if moved and self.target else self.golden or self.target
         assert key is not None, "a Pair has at least one side"
         return key
+
+
+class Following(NamedTuple):
+    """Of values that one side alone has: what was made of each at once, and the ends of the run."""
+
+    made: Mapping[Pair, Sequence[Pair]]
+    ends: frozenset[Pair] = frozenset()  # nothing comes after them that could tell
+
+
+NOWHERE = Following({})
 
 
 class Trouble(StrEnum):

@@ -1,0 +1,365 @@
+"""Real models in small, and programs with awkward Python, for benchmarks of pairing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTH, HEADS, VOCABULARY = 32, 4, 96
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """A model, and what it is called with."""
+
+    model: nn.Module
+    given: dict[str, Tensor]
+
+
+def ids(length: int = 8, batch: int = 2) -> dict[str, Tensor]:
+    return {"input_ids": torch.randint(3, VOCABULARY, (batch, length))}
+
+
+def _decoder(name: str, **options: Any) -> Specimen:
+    """A causal model of transformers by the stem of its classes."""
+    import transformers
+
+    usual = {
+        "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": HEADS, "num_key_value_heads": 2,
+        "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    config = getattr(transformers, f"{name}Config")(**(usual | options))
+    return Specimen(getattr(transformers, f"{name}ForCausalLM")(config), ids())
+
+
+def llama() -> Specimen:
+    return _decoder("Llama")
+
+
+def llama_checkpointed() -> Specimen:
+    specimen = _decoder("Llama", use_cache=False)
+    specimen.model.gradient_checkpointing_enable()  # type: ignore[operator]
+    return specimen
+
+
+def qwen3_moe() -> Specimen:
+    return _decoder("Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+                    head_dim=8)  # fmt: skip
+
+
+def mixtral() -> Specimen:
+    return _decoder("Mixtral", num_local_experts=4, num_experts_per_tok=2)
+
+
+def gemma3() -> Specimen:
+    import transformers
+
+    config = transformers.Gemma3TextConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=HEADS, num_key_value_heads=2, head_dim=8, sliding_window=4,
+        max_position_embeddings=64, layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    return Specimen(transformers.Gemma3ForCausalLM(config), ids())
+
+
+def gpt2() -> Specimen:
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=2, n_head=HEADS, n_positions=64,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return Specimen(transformers.GPT2LMHeadModel(config), ids())
+
+
+def bert() -> Specimen:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=HEADS, max_position_embeddings=64, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    mask = torch.ones(2, 8, dtype=torch.long)
+    mask[1, 6:] = 0
+    return Specimen(transformers.BertForMaskedLM(config), {**ids(), "attention_mask": mask})
+
+
+def t5() -> Specimen:
+    import transformers
+
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=48, num_layers=2, num_heads=HEADS,
+        dropout_rate=0.0, decoder_start_token_id=0,
+    )  # fmt: skip
+    given = {**ids(), "decoder_input_ids": torch.randint(3, VOCABULARY, (2, 5))}
+    return Specimen(transformers.T5ForConditionalGeneration(config), given)
+
+
+def vit() -> Specimen:
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2, num_attention_heads=HEADS,
+        image_size=16, patch_size=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = transformers.ViTForImageClassification(config)
+    return Specimen(model, {"pixel_values": torch.randn(2, 3, 16, 16)})
+
+
+def whisper() -> Specimen:
+    import transformers
+
+    config = transformers.WhisperConfig(
+        vocab_size=VOCABULARY, d_model=WIDTH, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=HEADS, decoder_attention_heads=HEADS, encoder_ffn_dim=48,
+        decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=16, max_target_positions=32,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1, dropout=0.0,
+    )  # fmt: skip
+    given = {
+        "input_features": torch.randn(2, 8, 32),
+        "decoder_input_ids": torch.randint(3, VOCABULARY, (2, 5)),
+    }
+    return Specimen(transformers.WhisperForConditionalGeneration(config), given)
+
+
+def mamba() -> Specimen:
+    import transformers
+
+    config = transformers.MambaConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=2, state_size=4,
+        time_step_rank=4, use_cache=False,
+    )  # fmt: skip
+    return Specimen(transformers.MambaForCausalLM(config), ids())
+
+
+def clip() -> Specimen:
+    import transformers
+
+    tower = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2,
+             "num_attention_heads": HEADS}  # fmt: skip
+    config = transformers.CLIPConfig(
+        text_config={**tower, "vocab_size": VOCABULARY, "max_position_embeddings": 16,
+                     "eos_token_id": 2},
+        vision_config={**tower, "image_size": 16, "patch_size": 8}, projection_dim=16,
+    )  # fmt: skip
+    given = {**ids(), "pixel_values": torch.randn(2, 3, 16, 16)}
+    return Specimen(transformers.CLIPModel(config), given)
+
+
+class ConvNet(nn.Module):
+    """Convolutions, batch norm, pooling and a shortcut."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width))
+        self.body = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width),
+        )  # fmt: skip
+        self.pool, self.head = nn.MaxPool2d(2), nn.Linear(width * 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu_(self.stem(x))
+        x = torch.relu(self.body(x) + x)
+        out: Tensor = self.head(self.pool(x).flatten(1))
+        return out
+
+
+def convnet() -> Specimen:
+    return Specimen(ConvNet(), {"x": torch.randn(2, 3, 8, 8)})
+
+
+class UNet(nn.Module):
+    """Down, middle and up with skips, group norm and a time embedding."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.time = nn.Sequential(nn.Linear(8, width), nn.SiLU(), nn.Linear(width, width))
+        self.first, self.down = nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, width, 3, 2, 1)
+        self.norm, self.middle = nn.GroupNorm(2, width), nn.Conv2d(width, width, 3, padding=1)
+        self.up, self.last = nn.ConvTranspose2d(width, width, 2, 2), nn.Conv2d(2 * width, 3, 1)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        angles = t[:, None] * torch.exp(-torch.arange(4) * 0.5)[None]
+        time = self.time(torch.cat([angles.sin(), angles.cos()], -1))[:, :, None, None]
+        first = self.first(x)
+        low = self.down(first)
+        low = low + self.middle(F.silu(self.norm(low + time)))
+        batch, width = low.shape[:2]
+        flat = low.reshape(batch, width, -1).transpose(1, 2)
+        low = low + F.scaled_dot_product_attention(flat, flat, flat).transpose(1, 2).view_as(low)
+        up = F.interpolate(self.up(low), size=x.shape[-2:], mode="nearest")
+        out: Tensor = self.last(torch.cat([up, first], 1))
+        return out
+
+
+def unet() -> Specimen:
+    return Specimen(UNet(), {"x": torch.randn(2, 3, 8, 8), "t": torch.tensor([1.0, 7.0])})
+
+
+class Unpacking(nn.Module):
+    """Tuples, chunks, splits, unbinds and comprehensions over heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.gate = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        heads = [
+            F.softmax(a @ b.mT / 3.0, -1) @ c for a, b, c in zip(q[0], k[0], v[0], strict=True)
+        ]
+        mixed = torch.stack(heads).transpose(0, 1).flatten(1)[None]
+        first, second = self.gate(x).chunk(2, -1)
+        left, right = torch.split(first * F.silu(second), WIDTH // 2, -1)
+        _, *rest = mixed.unbind(1)
+        out: Tensor = self.out(torch.cat([right, left], -1) + mixed) + rest[0] + rest[-1]
+        return out
+
+
+class InPlace(nn.Module):
+    """In-place ops, writes into slices, views of views, and a buffer that changes."""
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("steps", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x).clone()
+        x += 1.0
+        x.mul_(0.5).clamp_(-2, 2)
+        room = torch.empty_like(x)
+        room[:, ::2] = x[:, ::2].sin()
+        room[:, 1::2] = x[:, 1::2].cos()
+        seen = room.view(-1, 2, HEADS, WIDTH // HEADS)[:, 0].T.T[1:]
+        self.steps.add_(room.detach().mean((0, 1)))
+        padded = x.new_zeros(x.shape[0], x.shape[1] + 1, WIDTH)
+        padded[:, 1:] = room
+        rows = padded.masked_fill_(padded > 1.5, 1.5)[:, 1:]
+        return rows * self.steps + seen.mean()
+
+
+class EarlyReturn(nn.Module):
+    """Branches on shapes and numbers, a loop that breaks, a closure, a module called thrice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.scale = 1.5
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        def step(state: Tensor) -> Tensor:
+            if state.shape[1] == 1:
+                return state
+            return torch.tanh(self.cell(self.norm(state))) + state
+
+        for turn in range(4):
+            x = step(x)
+            if turn >= 2:
+                break
+        if mask is None:
+            return x * self.scale
+        kept = x * mask[..., None]
+        return kept.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+class OwnNorm(nn.Module):
+    """Formulas in place of functions: RMS norm, attention, rotary halves, SwiGLU, in half types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        one, other = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+        return torch.cat((-other, one), -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+        normed = self.weight * normed.to(x.dtype)
+        shape = (*x.shape[:2], HEADS, -1)
+        q, k, v = (f(normed).view(shape).transpose(1, 2) for f in (self.q, self.k, self.v))
+        angles = torch.arange(x.shape[1])[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001])[None]
+        cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
+        q, k = q * cos + self.rotate(q) * sin, k * cos + self.rotate(k) * sin
+        scores = q @ k.transpose(-2, -1) / (q.shape[-1] ** 0.5)
+        scores = scores + torch.full_like(scores, float("-inf")).triu(1)
+        mixed = (scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v).transpose(1, 2)
+        x = x + mixed.contiguous().view(x.shape)
+        gate = self.gate(x)
+        out: Tensor = x + self.down(gate * gate.sigmoid() * self.up(x)).type_as(x)
+        return out
+
+
+def _awkward(build: Callable[[], nn.Module]) -> Callable[[], Specimen]:
+    return lambda: Specimen(build(), {"x": torch.randn(2, 6, WIDTH)})
+
+
+MODELS: dict[str, Callable[[], Specimen]] = {
+    "Llama": llama,
+    "Llama, checkpointed": llama_checkpointed,
+    "Qwen3-MoE": qwen3_moe,
+    "Mixtral": mixtral,
+    "Gemma-3": gemma3,
+    "GPT-2": gpt2,
+    "BERT": bert,
+    "T5": t5,
+    "ViT": vit,
+    "Whisper": whisper,
+    "Mamba": mamba,
+    "CLIP": clip,
+    "conv net": convnet,
+    "U-Net": unet,
+    "unpacking": _awkward(Unpacking),
+    "in place": _awkward(InPlace),
+    "early return": _awkward(EarlyReturn),
+    "formulas": _awkward(OwnNorm),
+}
+GENERATING = ("Llama", "Qwen3-MoE", "Mixtral", "Gemma-3", "GPT-2", "T5", "Whisper")
+
+
+def run_of(specimen: Specimen, kind: str) -> Callable[[], None]:
+    """A run of the specimen: ``inference``, ``generation`` of three tokens, or ``training``."""
+    model, given = specimen.model, specimen.given
+    model.train(kind == "training")
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def step() -> None:
+        model.load_state_dict(state)
+        model.zero_grad(set_to_none=True)
+        with nullcontext() if kind == "training" else torch.no_grad():
+            if kind == "generation":
+                asked = {k: v for k, v in given.items() if not k.startswith("decoder")}
+                model.generate(**asked, max_new_tokens=3, do_sample=False)  # type: ignore[operator]
+                return
+            out = first_tensor(model(**given))
+            if kind == "training":
+                (out.float() * cotangent(out)).sum().backward()  # type: ignore[no-untyped-call]
+
+    return step
+
+
+def cotangent(out: Tensor) -> Tensor:
+    """The same random gradient in every run; a mean of squares near zero would only amplify."""
+    return torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+
+
+def first_tensor(value: Any) -> Tensor:
+    """The first tensor of what a model returns."""
+    if isinstance(value, Tensor):
+        return value
+    return first_tensor(next(iter(value.values() if isinstance(value, dict) else value)))

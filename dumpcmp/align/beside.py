@@ -1,0 +1,177 @@
+"""From calls to values: the slots of partners, and what a value without a partner is beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+
+from dumpcmp.align.flow import Flow, Strand
+from dumpcmp.align.listing import Listing
+from dumpcmp.align.partners import Partners
+from dumpcmp.align.sweeping import Sweep
+from dumpcmp.nouns.key import Key, Site, Slot
+from dumpcmp.nouns.row import Pair, PairedBy
+from dumpcmp.nouns.value import dtype_named
+
+Look = tuple[Strand, str, int, tuple[int, ...], str]  # a strand in a step, a shape and a dtype
+Terms = Callable[[Site], Site]  # golden's names of a call's model and step
+_NAMED = (PairedBy.KEY, PairedBy.PREFIX, PairedBy.MAPPING)
+KeysBySlot = dict[Slot, Key]
+
+
+def paired_values(sides: Partners, sweep: Sweep | None = None) -> Iterator[Pair]:
+    """The slots of calls that found each other: same names first, then the same kind in order."""
+    for site, partner in sides.partner.items():
+        by = sides.passes[site]
+        ours = {key.slot: key for key in sides.golden.sites[site]}
+        theirs = {key.slot: key for key in sides.target.sites[partner]}
+        if sweep and site.op.function != partner.op.function:
+            yield from _same_strands(sweep, ours, theirs, by)
+        for slot in [slot for slot in ours if slot in theirs]:
+            if _belong(sides, sweep, ours[slot], theirs[slot], by):
+                yield Pair(ours.pop(slot), theirs.pop(slot), by)
+        for kind in dict.fromkeys(slot.kind for slot in (*ours, *theirs)):
+            left = [key for slot, key in ours.items() if slot.kind == kind]
+            right = [key for slot, key in theirs.items() if slot.kind == kind]
+            for one, other in zip_longest(left, right):
+                yield from _maybe(sides, sweep, one, other)
+
+
+def _belong(sides: Partners, sweep: Sweep | None, golden: Key, target: Key, by: PairedBy) -> bool:
+    """Whether the values of one slot are the same: of one shape, or so by all that is known."""
+    if sides.fit(golden, target):
+        one, other = sides.golden.record(golden).dtype, sides.target.record(target).dtype
+        same_function = golden.op.function == target.op.function
+        return same_function or dtype_named(one).kind is dtype_named(other).kind
+    return by in _NAMED and (sweep is None or _are_known(sweep, golden, target))
+
+
+def _are_known(sweep: Sweep, golden: Key, target: Key) -> bool:
+    """Whether two values of different shapes are the same by the flow, or by where they stand.
+
+    A gradient is what the value is that it is the gradient of.
+    """
+    one, other = golden, target
+    if golden.slot.is_gradient:
+        one, other = (key.site.key(key.slot.value) for key in (golden, target))
+    if golden.op.is_module or not one.slot.is_input:
+        return True
+    if one not in sweep.ours.listing.values or other not in sweep.theirs.listing.values:
+        return True
+    return sweep.mate(sweep.theirs.strand(other)) == sweep.ours.strand(one)
+
+
+def _same_strands(
+    sweep: Sweep, ours: KeysBySlot, theirs: KeysBySlot, by: PairedBy
+) -> Iterator[Pair]:
+    """What two calls of different functions take, in whatever order they take it."""
+    given = {sweep.mate(sweep.theirs.strand(key)): key for key in theirs.values()
+             if key.slot.is_input}  # fmt: skip
+    for key in [key for key in ours.values() if key.slot.is_input]:
+        other = given.get(sweep.ours.strand(key))
+        if other is not None and other.slot in theirs and sweep.sides.fit(key, other):
+            yield Pair(ours.pop(key.slot), theirs.pop(other.slot), by)
+
+
+def _maybe(
+    sides: Partners, sweep: Sweep | None, golden: Key | None, target: Key | None
+) -> Iterator[Pair]:
+    """A pair where both are there and of one shape, else each alone."""
+    if golden and target and _belong(sides, sweep, golden, target, PairedBy.ORDER):
+        yield Pair(golden, target, PairedBy.ORDER)
+        return
+    if golden:
+        yield Pair(golden, None)
+    if target:
+        yield Pair(None, target)
+
+
+def left_values(sides: Partners) -> Iterator[Pair]:
+    """The values of calls without a partner."""
+    yield from (Pair(key, None) for s in sides.golden_left() for key in sides.golden.sites[s])
+    yield from (Pair(None, key) for s in sides.target_left() for key in sides.target.sites[s])
+
+
+def laid_beside(sweep: Sweep, pairs: Sequence[Pair]) -> list[Pair]:
+    """`pairs`; a value that stands alone is laid beside what it is on the other side.
+
+    A module gives what a function in it gave, a copy what it took, and two sides may unpack,
+    reshape and compute a value by other calls. The gradient of a value is beside the gradient of
+    its partner.
+    """
+    ours, theirs = _gradients(sweep, pairs)
+    here = _Looks(sweep.ours, {strand: strand for strand in sweep.mates}, lambda site: site)
+    there = _Looks(sweep.theirs, sweep.same, sweep.sides.terms.__getitem__)
+    ours |= here.beside(there)
+    theirs |= there.beside(here)
+    placed = []
+    for pair in pairs:
+        golden = pair.golden or theirs.get(pair.target)
+        target = pair.target or ours.get(pair.golden)
+        found = not pair.both and golden is not None and target is not None
+        placed.append(Pair(golden, target, PairedBy.VALUE) if found else pair)
+    return placed
+
+
+@dataclass(frozen=True)
+class _Looks:
+    """The values of one run, each by the strand that it is in golden's numbers."""
+
+    flow: Flow
+    mates: Mapping[Strand, Strand]
+    terms: Terms
+
+    def look(self, key: Key) -> Look | None:
+        """What `key` is, and how it looks; None where that is not known."""
+        mate = self.mates.get(self.flow.strand(key))
+        if mate is None or key.slot.is_gradient:
+            return None
+        record, terms = self.flow.listing.record(key), self.terms(key.site)
+        return mate, terms.model, terms.step, record.shape, record.dtype
+
+    @cached_property
+    def firsts(self) -> dict[Look | None, Key]:
+        """Where each strand first appears, in each shape."""
+        listing = self.flow.listing
+        found: dict[Look | None, Key] = {}
+        for keys in listing.sites.values():
+            for key in keys:
+                found.setdefault(self.look(key), listing.first(key))
+        found.pop(None, None)
+        return found
+
+    def beside(self, other: _Looks) -> dict[Key | None, Key]:
+        """The values of this run, and what each is in the `other`."""
+        keys = ((key, other.firsts.get(self.look(key))) for key in self.flow.listing.values)
+        return {key: found for key, found in keys if found is not None}
+
+
+def _gradients(
+    sweep: Sweep, pairs: Iterable[Pair]
+) -> tuple[dict[Key | None, Key], dict[Key | None, Key]]:
+    """Gradients, and those of the same values on the other side: golden's, and the target's."""
+    golden, target = sweep.ours.listing, sweep.theirs.listing
+    both = [(pair.golden, pair.target) for pair in pairs if pair.golden and pair.target]
+    partner = {golden.first(ours): target.first(theirs) for ours, theirs in both}
+    ours, theirs = _gradients_by_value(golden), _gradients_by_value(target)
+    there: dict[Key | None, Key] = {}
+    back: dict[Key | None, Key] = {}
+    for value, keys in ours.items():
+        others = theirs.get(partner[value]) if value in partner else None
+        if others and sweep.sides.fit(keys[0], others[0]):
+            there |= dict.fromkeys(keys, target.first(others[0]))
+            back |= dict.fromkeys(others, golden.first(keys[0]))
+    return there, back
+
+
+def _gradients_by_value(listing: Listing) -> dict[Key, list[Key]]:
+    """The gradients of each value, by its first appearance."""
+    found: dict[Key, list[Key]] = {}
+    for key in listing.values:
+        if key.slot.is_gradient and key.slot.kind != "grad":
+            value = key.site.key(key.slot.value)
+            if value in listing.values:
+                found.setdefault(listing.first(value), []).append(key)
+    return found

@@ -1,0 +1,198 @@
+"""The data flow of one run: which of its values are one, and what each call makes of which.
+
+A Strand is a value through all its appearances, under whatever name, shape and copy: links say so,
+and where an op only moves elements, the digests of its input and output.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+from dumpcmp.align.listing import Listing
+from dumpcmp.align.synonyms import canonical, contracts, gives_views, keeps_elements
+from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.record import Record
+
+Strand = int
+Content = tuple[str, str]  # dtype and digest
+Expression = tuple[object, ...]  # what a call does, and the strands that it does it to
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """One call of a function as the flow sees it."""
+
+    site: Site
+    function: str  # canonical
+    takes: tuple[Strand, ...]
+    gives: tuple[Strand, ...]
+    literals: str = ""  # its other arguments; empty where they are not known
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """The strands of a run, numbered, and its calls on them."""
+
+    listing: Listing
+    _of: dict[Key, Strand] = field(default_factory=dict)  # by first appearance
+    _parent: list[Strand] = field(default_factory=list)
+    _root: dict[Strand, Strand] = field(default_factory=dict)  # the strand that it is a view of
+
+    @classmethod
+    def of(cls, listing: Listing) -> Flow:
+        """Number the strands of a run."""
+        flow = cls(listing)
+        seen: dict[tuple[str, int, Content], Strand] = {}
+        done: dict[Expression, list[Strand]] = {}
+        for site, keys in listing.sites.items():
+            if site.op.is_module:
+                flow._see(seen, site, keys)
+        for site, keys in listing.sites.items():
+            if not site.op.is_module:
+                flow._see(seen, site, keys)
+                flow._look_through(site, keys)
+                flow._do_again(done, site, keys)
+        return flow
+
+    def strand(self, key: Key) -> Strand:
+        """The strand that a value is an appearance of."""
+        first = self.listing.first(key)
+        if first not in self._of:
+            self._of[first] = len(self._parent)
+            self._parent.append(len(self._parent))
+        return self._find(self._of[first])
+
+    def root(self, strand: Strand) -> Strand:
+        """The strand that `strand` is a view of at any remove; itself where it is none."""
+        strand = self._find(strand)
+        return self._find(self._root.get(strand, strand))
+
+    def _find(self, strand: Strand) -> Strand:
+        parent = self._parent
+        while parent[strand] != strand:
+            parent[strand] = parent[parent[strand]]
+            strand = parent[strand]
+        return strand
+
+    def _see(
+        self, seen: dict[tuple[str, int, Content], Strand], site: Site, keys: list[Key]
+    ) -> None:
+        """Values without a link that are, to the bit, ones that the step had before."""
+        for key in keys:
+            record = self.listing.record(key)
+            if key.slot.is_gradient or record.same_as is not None:
+                continue
+            content = content_of(record)
+            if content is None:
+                continue
+            where = (site.model, site.step, content)
+            if key.slot.is_input and where in seen:
+                self._parent[self.strand(key)] = self._find(seen[where])
+            else:
+                seen.setdefault(where, self.strand(key))
+
+    def _look_through(self, site: Site, keys: list[Key]) -> None:
+        """Where a call only moves elements, what it gives is what it took, or a view of it."""
+        function = site.op.function
+        if not keeps_elements(function):
+            return
+        given = next((key for key in keys if key.slot.is_input), None)
+        for key in keys if given else ():
+            if not key.slot.is_output:
+                continue
+            assert given is not None
+            one, other = self.strand(given), self.strand(key)
+            before, after = self.listing.record(given), self.listing.record(key)
+            if one != other and same_elements(before, after):
+                self._parent[other] = one
+            elif one != other and gives_views(function):
+                self._root[other] = self.root(one)
+
+    def _do_again(self, done: dict[Expression, list[Strand]], site: Site, keys: list[Key]) -> None:
+        """Where a call does once more what one before it did, and gives the same bytes."""
+        given = [key for key in keys if key.slot.is_output]
+        contents = [content_of(self.listing.record(key)) for key in given]
+        taken = [self.strand(key) for key in keys if key.slot.is_input]
+        if not taken or not given or None in contents:
+            return
+        doing = (site.model, site.step, site.op.function, *taken, *contents)
+        before = done.setdefault(doing, [self.strand(key) for key in given])
+        for key, strand in zip(given, before, strict=True):
+            self._parent[self.strand(key)] = self._find(strand)
+
+    @cached_property
+    def doings(self) -> dict[Site, Doing]:
+        """The calls of functions, in order of execution."""
+        sites = ((s, keys) for s, keys in self.listing.sites.items() if not s.op.is_module)
+        return {site: self._doing(site, keys) for site, keys in sites}
+
+    def _doing(self, site: Site, keys: list[Key]) -> Doing:
+        call = self.listing.calls.get(site)
+        return Doing(
+            site,
+            canonical(site.op.function),
+            tuple(self.strand(key) for key in keys if key.slot.kind == "input"),
+            tuple(self.strand(key) for key in keys if key.slot.is_output),
+            _literals(call.arguments) if call else "",
+        )
+
+    def geometries(self, site: Site) -> Iterator[tuple[Key, Strand, Expression]]:
+        """The outputs of a view: each with the strand that it shows, and how it lies in it."""
+        keys = self.listing.sites[site]
+        given = next((key for key in keys if key.slot.is_input), None)
+        if given is None or not gives_views(site.op.function):
+            return
+        base = self.root(self.strand(given))
+        for key in keys:
+            record = self.listing.record(key)
+            if key.slot.is_output and self.root(self.strand(key)) == base:
+                yield key, base, (record.shape, record.stride, record.storage_offset)
+
+    def contents(self) -> Iterator[tuple[Site, Content, Strand]]:
+        """What came in from outside: a call that took it, its bytes, and its strand."""
+        for key, (record, *_) in self.listing.values.items():
+            if record.same_as is None and key.slot.is_input and (content := content_of(record)):
+                yield key.site, content, self.strand(key)
+
+    def contracted(self, doing: Doing) -> list[Strand] | None:
+        """What a product of matrices multiplies, in whatever view."""
+        if not contracts(doing.site.op.function):
+            return None
+        return [self.root(strand) for strand in doing.takes]
+
+
+def content_of(record: Record) -> Content | None:
+    """What a value is to the bit; None where that says little, or is not known."""
+    return (record.dtype, record.digest) if record.digest and math.prod(record.shape) > 1 else None
+
+
+def same_elements(one: Record, other: Record) -> bool:
+    """Whether two values have the same elements in the same order."""
+    same = one.digest == other.digest != "" and one.dtype == other.dtype
+    return same and math.prod(one.shape) == math.prod(other.shape)
+
+
+@lru_cache(1 << 16)
+def _literals(arguments: str) -> str:
+    """The arguments of a call that are no tensors."""
+    if not arguments:
+        return ""
+    found: list[str] = []
+    _collect(json.loads(arguments), found)
+    return " ".join(found) or "-"
+
+
+def _collect(tree: object, found: list[str]) -> None:
+    if isinstance(tree, dict):
+        if "slot" not in tree:
+            for name in tree:
+                _collect(tree[name], found)
+    elif isinstance(tree, list):
+        for item in tree:
+            _collect(item, found)
+    elif tree is not None:
+        found.append(str(tree))

@@ -1,0 +1,77 @@
+"""What was computed from the values that only one side has: whether they matter is seen there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from dumpcmp.align.listing import Listing
+from dumpcmp.nouns.key import ROOT, Key, Op, Site
+from dumpcmp.nouns.row import Following, Pair
+
+
+def followers(pairs: Sequence[Pair], golden: Listing, target: Listing) -> Following:
+    """For each value that one side alone has, the values that were made of it there at once.
+
+    What a run gives out at its end, and what was taken by a call whose outputs are not recorded,
+    is an end: nothing after it can tell.
+    """
+    ours = _Side(golden, {pair.golden: pair for pair in pairs if pair.golden})
+    theirs = _Side(target, {pair.target: pair for pair in pairs if pair.target})
+    found: dict[Pair, list[Pair]] = {}
+    ends = set()
+    for pair in pairs:
+        if not pair.both:
+            side, key = (ours, pair.golden) if pair.golden else (theirs, pair.target)
+            assert key is not None
+            after = side.after(key)
+            found[pair] = [side.pairs[other] for other in after or () if other in side.pairs]
+            if after is None or side.is_end(key):
+                ends.add(pair)
+    return Following(found, frozenset(ends))
+
+
+class _Side:
+    """The values of one run by where they appear, and the calls that took them."""
+
+    def __init__(self, listing: Listing, pairs: dict[Key, Pair]) -> None:
+        self.listing, self.pairs = listing, pairs
+        self.appearances: dict[Key, list[Key]] = defaultdict(list)
+        for key in listing.values:
+            self.appearances[listing.first(key)].append(key)
+        self.whole_steps = {(s.model, s.step) for s in listing.sites if s.op == ROOT}
+
+    def is_end(self, key: Key) -> bool:
+        """Whether the run gives the value out, and nothing of the run comes after."""
+        if (key.model, key.step) not in self.whole_steps:
+            return True  # only a part was recorded: who knows what else took it
+        slot = key.slot
+        given = slot.is_output or slot.kind == "grad_input"
+        return slot.is_parameter_gradient or (key.op == ROOT and given)
+
+    def after(self, key: Key) -> list[Key] | None:
+        """The values made of `key` at once; None where what was made of it is not recorded."""
+        found: list[Key] = []
+        for other in self.appearances[self.listing.first(key)]:
+            found += [other] if other != key else []
+            made = self._made(other)
+            if made is None:
+                return None
+            found += made
+        return found
+
+    def _made(self, key: Key) -> Iterable[Key] | None:
+        """What the call of an appearance makes of the value there."""
+        site, slot = key.site, key.slot
+        if slot.is_gradient:
+            return self._gradients_made(site) if slot.kind == "grad_output" else ()
+        if not slot.is_input or site.op.is_module:
+            return ()
+        made = [other for other in self.listing.sites[site] if other.slot.is_output]
+        return made or None
+
+    def _gradients_made(self, site: Site) -> Iterable[Key]:
+        holder = site._replace(op=Op(site.op.module), call=0)
+        own = [key for key in self.listing.sites[site] if key.slot.kind == "grad_input"]
+        weights = self.listing.sites.get(holder, ())
+        return [*own, *(key for key in weights if key.slot.is_parameter_gradient)]

@@ -1,0 +1,83 @@
+"""The passes by names: calls of one name and number are partners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from dumpcmp.align.beside import left_values, paired_values
+from dumpcmp.align.kindred import by_order
+from dumpcmp.align.partners import Partners
+from dumpcmp.align.renaming import unwrapped
+from dumpcmp.nouns.key import Op, Site
+from dumpcmp.nouns.row import Pair, PairedBy
+
+Naming = Callable[[Op], str | None]  # what an op is to be called in a pass; None leaves it out
+
+
+def by_mapping(sides: Partners) -> None:
+    """Pair what the user names on both sides."""
+    _by_name(sides, PairedBy.MAPPING, sides.renaming.renamed, unwrapped)
+
+
+def by_names(sides: Partners) -> list[Pair]:
+    """Pair by names and order alone: what the ranks of a partitioned run hold tells little else."""
+    _by_name(sides, PairedBy.KEY, sides.unmapped, lambda op: op)
+    _by_name(sides, PairedBy.PREFIX, lambda op: sides.unmapped(op) and unwrapped(op), unwrapped)
+    by_order(sides)
+    _by_name(sides, PairedBy.KEY, sides.golden_name, unwrapped, same_number=False)
+    return list(_framed(sides, [*paired_values(sides), *left_values(sides)]))
+
+
+def _by_name(
+    sides: Partners,
+    by: PairedBy,
+    golden_name: Naming,
+    target_name: Naming,
+    same_number: bool = True,
+) -> None:
+    """Pair the calls that are left and have the same name, step and number.
+
+    Where an op ran more often on one side, its numbers say nothing: `same_number` leaves such
+    calls to their order among the others.
+    """
+    golden = _named(((site, site) for site in sides.golden_left()), golden_name)
+    target = _named(((site, sides.terms[site]) for site in sides.target_left()), target_name)
+    for name, calls in golden.items():
+        others = target.get(name, {})
+        if same_number and len(calls) != len(others):
+            continue
+        for number in calls.keys() & others.keys():
+            if len(calls[number]) == len(others[number]) == 1:
+                sides.pair(calls[number][0], others[number][0], by)
+
+
+def _named(
+    sites: Iterable[tuple[Site, Site]], name: Naming
+) -> dict[tuple[str, int, str], dict[int, list[Site]]]:
+    """Calls by (model, step, name) and by their number; each is given with its terms."""
+    found: dict[tuple[str, int, str], dict[int, list[Site]]] = {}
+    for site, terms in sites:
+        op = name(terms.op)
+        if op is not None:
+            calls = found.setdefault((terms.model, terms.step, op), {})
+            calls.setdefault(terms.call, []).append(site)
+    return found
+
+
+def _framed(sides: Partners, pairs: Sequence[Pair]) -> Iterator[Pair]:
+    """`pairs`; values that stand alone and only frame others, beside the partners of those.
+
+    A module computes nothing itself: what it takes and gives are values of the functions in it, so
+    a side that shows no modules has them all the same. A wrapper shows its module's values again.
+    """
+    both = [pair for pair in reversed(pairs) if pair.both]
+    ours = {sides.golden.first(pair.golden): pair.target for pair in both if pair.golden}
+    theirs = {sides.target.first(pair.target): pair.golden for pair in both if pair.target}
+    for pair in pairs:
+        golden, target = pair.golden, pair.target
+        if golden and not target and golden.op.is_module:
+            target = ours.get(sides.golden.first(golden))
+        elif target and not golden and target.op.is_module:
+            golden = theirs.get(sides.target.first(target))
+        framed = golden is not pair.golden or target is not pair.target
+        yield Pair(golden, target, PairedBy.VALUE) if framed else pair

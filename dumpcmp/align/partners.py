@@ -1,0 +1,99 @@
+"""Which calls of two runs have found each other so far, and what they are called on either side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dumpcmp.align.listing import Listing
+from dumpcmp.align.renaming import Renaming, unwrapped
+from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.row import Pair, PairedBy
+
+
+@dataclass
+class Partners:
+    """Which calls have found each other, and which are left on either side."""
+
+    golden: Listing
+    target: Listing
+    renaming: Renaming
+    terms: dict[Site, Site]  # the target's calls with golden's names of model and step
+    partner: dict[Site, Site] = field(default_factory=dict)  # golden's call -> the target's
+    passes: dict[Site, PairedBy] = field(default_factory=dict)  # golden's call -> its pass
+    taken: set[Site] = field(default_factory=set)  # the target's calls that have a partner
+
+    def pair(self, golden: Site, target: Site, by: PairedBy) -> None:
+        """Let two calls be partners."""
+        self.partner[golden], self.passes[golden] = target, by
+        self.taken.add(target)
+
+    def golden_left(self) -> list[Site]:
+        """Golden's calls without a partner."""
+        return [site for site in self.golden.sites if site not in self.partner]
+
+    def target_left(self) -> list[Site]:
+        """The target's calls without a partner."""
+        return [site for site in self.target.sites if site not in self.taken]
+
+    def kernel_of(self, pair: Pair) -> str:
+        """The kernel in which a compiled target computes the call of `pair`."""
+        site = pair.target.site if pair.target else None
+        if site is None and pair.golden:
+            site = self.partner.get(pair.golden.site)
+        call = self.target.calls.get(site) if site else None
+        return call.kernel if call else ""
+
+    def unmapped(self, op: Op) -> Op | None:
+        """Golden's `op`, where the user does not say what it is called in the target."""
+        return None if self.renaming.renamed(op) else op
+
+    def golden_name(self, op: Op) -> str:
+        """What golden's `op` would be called in the target."""
+        return self.renaming.renamed(op) or unwrapped(op)
+
+    def is_named_alike(self, golden: Site, target: Site) -> bool:
+        """Whether two calls have one name and number."""
+        terms = self.terms[target]
+        return golden.call == terms.call and self.golden_name(golden.op) == unwrapped(terms.op)
+
+    def by_name(self, golden: Site, target: Site) -> PairedBy:
+        """What two calls that are named alike were found by."""
+        if self.renaming.renamed(golden.op):
+            return PairedBy.MAPPING
+        return PairedBy.KEY if golden.op == self.terms[target].op else PairedBy.PREFIX
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether every value lies whole in one place, so that shapes and bytes tell of it."""
+        return all(
+            len(records) == 1 and not records[0].layout
+            for listing in (self.golden, self.target)
+            for records in listing.values.values()
+        )
+
+    def sources(self, golden: Site, target: Site) -> tuple[str, str]:
+        """The lines of code that two calls stand in."""
+        return _source(self.golden.calls.get(golden)), _source(self.target.calls.get(target))
+
+    def outputs_fit(self, golden: Site, target: Site) -> bool:
+        """Whether what two calls give out can be the same: of one shape, and stored on both sides.
+
+        What a partitioned run holds are shards, of which shapes tell nothing.
+        """
+        if not self.is_whole:
+            return True
+        ours = {key.slot: key for key in self.golden.sites[golden] if key.slot.is_output}
+        theirs = {key.slot: key for key in self.target.sites[target] if key.slot.is_output}
+        return all(self.fit(ours[slot], theirs[slot]) for slot in ours.keys() & theirs.keys())
+
+    def fit(self, golden: Key, target: Key) -> bool:
+        """Whether two values can be the same, as far as their shapes tell."""
+        one, other = self.golden.record(golden), self.target.record(target)
+        same = one.shape == other.shape and one.kept.holds == other.kept.holds
+        return same or not self.is_whole
+
+
+def _source(call: Call | None) -> str:
+    return call.source if call else ""

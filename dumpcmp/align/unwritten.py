@@ -1,0 +1,35 @@
+"""Values that are memory as it was found: what ``empty`` and its like give, until it is written."""
+
+from __future__ import annotations
+
+from dumpcmp.align.listing import Listing
+from dumpcmp.align.synonyms import canonical, gives_views
+from dumpcmp.nouns.arithmetic import gives_memory
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.row import Unwritten
+
+# Functions that write into a part of their first argument.
+_WRITERS = frozenset(
+    "index_add index_copy index_fill index_put masked_fill masked_scatter scatter setitem".split()  # noqa: SIM905
+)
+
+
+def unwritten(listing: Listing) -> dict[Key, Unwritten]:
+    """The values of a run that nobody has written, by first appearance: wholly, or in part."""
+    found: dict[Key, Unwritten] = {}
+    for site, keys in listing.sites.items():
+        function = site.op.function
+        if not function:
+            continue
+        given = next((key for key in keys if key.slot.is_input), None)
+        before = found.get(listing.first(given), Unwritten.NO) if given else Unwritten.NO
+        if gives_memory(site.op):
+            after = Unwritten.WHOLLY
+        elif before and canonical(function) in _WRITERS:
+            after = Unwritten.PARTLY
+        else:
+            after = before if gives_views(function) else Unwritten.NO
+        if after:
+            made = (listing.first(key) for key in keys if key.slot.is_output)
+            found |= {key: after for key in made if key not in found}
+    return found

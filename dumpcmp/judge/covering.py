@@ -1,0 +1,88 @@
+"""Judges values that one side alone has by what was made of them: covered, dead, or open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from enum import IntEnum
+
+from dumpcmp.nouns.row import Following, Judgement, Pair, Verdict
+
+
+class _Way(IntEnum):
+    """What the ways from a value lead to; the worst of them counts."""
+
+    NOWHERE = 0
+    AGREEING = 1  # to values that both sides have and that agree
+    UNSEEN = 2  # to an end that the other side does not have, or that was not judged
+    FAILING = 3  # to values that differ
+
+
+_AGREES = frozenset(map(Verdict, ("PASS", "DTYPE", "EMPTY", "FLIP")))
+_SAID = {
+    _Way.NOWHERE: "nothing that is recorded was computed from it",
+    _Way.AGREEING: "all that was computed from it agrees",
+    _Way.UNSEEN: "nothing after it shows whether it is right",
+    _Way.FAILING: "what was computed from it differs",
+}
+_VERDICTS = {_Way.NOWHERE: Verdict.DEAD, _Way.AGREEING: Verdict.COVERED}
+
+
+def cover(judgements: Mapping[Pair, Judgement], following: Following) -> dict[Pair, Judgement]:
+    """Other judgements on values that one side alone has, as far as what follows them tells.
+
+    Two sides may compute the same in other ways. A value on the way is right, or does not matter,
+    where all that was made of it agrees.
+    """
+    ways: dict[Pair, _Way] = {}
+    for pair in _downstream_first(following):
+        ways[pair] = _way(pair, judgements, following, ways)
+    return {
+        pair: _judged(judgements[pair], way)
+        for pair, way in ways.items()
+        if pair in judgements and judgements[pair].verdict is Verdict.UNPAIRED
+    }
+
+
+def _way(
+    pair: Pair,
+    judgements: Mapping[Pair, Judgement],
+    following: Following,
+    ways: Mapping[Pair, _Way],
+) -> _Way:
+    found = [
+        _end(judgements.get(other)) if other.both else ways.get(other, _Way.NOWHERE)
+        for other in following.made.get(pair, ())
+    ]
+    if pair in following.ends:
+        found.append(_Way.UNSEEN)
+    return max(found, default=_Way.NOWHERE)
+
+
+def _end(judgement: Judgement | None) -> _Way:
+    if judgement is not None and judgement.verdict.fails:
+        return _Way.FAILING
+    if judgement is not None and judgement.verdict is Verdict.SKIPPED:
+        return _Way.NOWHERE  # of what it was given, ``empty_like`` takes the shape alone
+    agrees = judgement is not None and judgement.verdict in _AGREES
+    return _Way.AGREEING if agrees else _Way.UNSEEN
+
+
+def _judged(judgement: Judgement, way: _Way) -> Judgement:
+    verdict = _VERDICTS.get(way, Verdict.UNPAIRED)
+    return replace(judgement, verdict=verdict, reason=f"{judgement.reason}; {_SAID[way]}")
+
+
+def _downstream_first(following: Following) -> Iterator[Pair]:
+    """Every value after those that were made of it; a circle is cut where it closes."""
+    begun: set[Pair] = set()
+    for first in following.made:
+        waiting = [(first, False)]
+        while waiting:
+            pair, is_done = waiting.pop()
+            if is_done:
+                yield pair
+            elif pair not in begun:
+                begun.add(pair)
+                waiting.append((pair, True))
+                waiting += [(other, False) for other in following.made.get(pair, ())]
