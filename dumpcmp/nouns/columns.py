@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from dumpcmp.nouns.replay import Choice
 from dumpcmp.nouns.row import Row
 
 if TYPE_CHECKING:
@@ -56,6 +57,26 @@ def _other_name(row: Row) -> str | None:
     return None if row.target_key is None or same else str(row.target_key)
 
 
+def _choice(row: Row) -> Choice | None:
+    choice = row.replay.choice if row.replay else None
+    return choice if choice is not None and choice.decides else None
+
+
+def _agreement(row: Row) -> float | None:
+    choice = _choice(row)
+    return None if choice is None else choice.agreement
+
+
+def _margin(row: Row) -> float | None:
+    choice = _choice(row)
+    return choice.flips[0].margin if choice is not None and choice.flips else None
+
+
+def _noise(row: Row) -> float | None:
+    choice = _choice(row)
+    return choice.flips[0].noise if choice is not None and choice.flips else None
+
+
 COLUMNS: tuple[Column, ...] = (
     _column("model", "name of the root module", "key.model"),
     _column("token", "step: the nth call of the model, from 0", "key.step"),
@@ -77,6 +98,12 @@ COLUMNS: tuple[Column, ...] = (
             "replay.amplification"),
     _column("condition", "how much larger the terms of the op's sums are than what they come to",
             "replay.condition"),
+    Column("agreement", "of an op that chooses: share of rows in which both sides chose the same",
+           _agreement),
+    Column("margin", "of a flip: how far apart golden's scores of the two choices are", _margin),
+    Column("score_noise", "of a flip: how far apart both sides' scores are in that row", _noise),
+    Column("touched_rows", "rows that are another computation after a flip; the numbers are of "
+           "the others", lambda row: row.touched.num_touched if row.touched else None),
     _metric("cosine", "cosine of the angle between golden and mine"),
     _metric("max_abs_diff", "largest |mine - golden|"),
     Column("worst", "index of the element with max_abs_diff", _place),

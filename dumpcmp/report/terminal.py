@@ -13,11 +13,13 @@ from rich.text import Text
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Extent, Row, Verdict, Why
+from dumpcmp.report.decisions import agreements, decisions
 from dumpcmp.report.escaping import visible
 
 _UNBROKEN = 100_000  # columns
 _WORST = 10
 _MOST_ROOTS = 5
+_MOST_DECISIONS = 5
 _STYLES = {
     Verdict.PASS: "green",
     Verdict.FLIP: "yellow",
@@ -58,10 +60,26 @@ def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
     first = outcome.first_divergence
     if first is not None:
         parts += [Text(), *_divergence(outcome, first), *_further(outcome)]
+    if decided := list(_decisions(outcome)):
+        parts += [Text(), *decided]
     if worst := _worst(outcome.rows):
         parts += [Text(), _table(worst)]
     parts += [Text(), *(plain(f"report: {file}") for file in files)]
     return Group(*parts)
+
+
+def _decisions(outcome: Outcome) -> Iterable[Text]:
+    """Who chose otherwise, how often, and what came of it."""
+    found, agreed = decisions(outcome), agreements(outcome)
+    if found:
+        yield Text(f"Decisions that differ: {len(found)} ops", style="bold")
+    for decision in found[:_MOST_DECISIONS]:
+        share = agreed.get(decision.site.op)
+        shown = "" if share is None else f"  {100 * share:.2f} % of the rows agree"
+        yield plain(f"  {decision.site.op}#{decision.site.call}, token {decision.site.step}{shown}")
+        yield from (plain(f"    {sentence}") for sentence in decision.sentences)
+    if len(found) > _MOST_DECISIONS:
+        yield Text(f"  and {len(found) - _MOST_DECISIONS} more; in the report they are FLIP")
 
 
 def _coverage(outcome: Outcome) -> Iterable[Text]:
