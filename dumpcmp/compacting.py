@@ -14,7 +14,7 @@ from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.paths import rank_directories, read_run, writer_lives
 from dumpcmp.archive.rewrite import Condensing, Rewritten, alone, is_sealed, parts_of, rewrite
 from dumpcmp.execute import executor_for, run_each
-from dumpcmp.nouns.errors import ArchiveError, DumpcmpError
+from dumpcmp.nouns.errors import ArchiveError, CheckError, DumpcmpError
 from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.record import Record, Stored
 from dumpcmp.nouns.value import Value
@@ -70,7 +70,10 @@ class Summarising:
         """What stands for the elements of `record`."""
         portion = portion_of(record.layout, record.shape)
         summary = summarise(value, self.recipe, portion, record.digest)
-        return pack(reduced(summary, value, self.reduction))
+        summary = reduced(summary, value, self.reduction)
+        if summary.reduce_problem:  # its part stays whole: the elements are all there is
+            raise CheckError(f"{record.key}: --reduce gave no numbers: {summary.reduce_problem}")
+        return pack(summary)
 
 
 def compact(
@@ -119,7 +122,14 @@ def compact(
                 settled[part], so_far = _size(part), so_far.after(done)
                 if progress is not None and isinstance(done, Rewritten) and done.num_parts:
                     progress(so_far)
+    if disk_budget is not None and not watch and nbytes_of(root) > disk_budget:
+        return so_far.after(_above(root, disk_budget))
     return so_far
+
+
+def _above(root: Path, budget: int) -> str:
+    size = readable(nbytes_of(root))
+    return f"{root} has {size} after all was compacted that can be, above {readable(budget)}"
 
 
 def compact_part(summarising: Summarising, part: Path) -> Rewritten | str | None:

@@ -9,7 +9,7 @@ import click
 from rich.text import Text
 from rich.tree import Tree
 
-from dumpcmp.archive.read.reader import Archive, excerpt, extremes, kernel_of
+from dumpcmp.archive.read.reader import Archive, excerpt, extremes, kernel_of, own_numbers
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept, Record
@@ -101,6 +101,8 @@ def _elements(archive: Archive, record: Record, values: bool) -> Iterator[Text]:
     try:
         value = archive.load(record)
         yield plain(f"  {_summary(record, value) or extremes(value)}")
+        own = own_numbers(archive, record).items()
+        yield plain("".join(f"  {name} {number:.6g}" for name, number in own))
         if values:
             yield Text("\n" + excerpt(value))
     except ArchiveError as error:

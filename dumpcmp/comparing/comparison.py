@@ -151,6 +151,7 @@ def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
         source=call.source if call else "",
         layout=measured.laid.note if measured.laid else "",
         reference_errors=measured.reference,
+        own=measured.own,
         replay=evidence.replay,
         touched=evidence.touched,
     )

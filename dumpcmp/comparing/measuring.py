@@ -25,7 +25,7 @@ from dumpcmp.execute import run_each
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError, LayoutError
 from dumpcmp.nouns.record import Kept, Record
-from dumpcmp.nouns.row import LaidOut, Measured, Metrics, Pair, ReferenceErrors, Trouble
+from dumpcmp.nouns.row import LaidOut, Measured, Metrics, Own, Pair, ReferenceErrors, Trouble
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.estimates import estimate
 from dumpcmp.summary.summary import Recipe, Summary, summarise
@@ -159,7 +159,18 @@ def _estimated(task: Task) -> Measured:
     return Measured(
         estimate(golden, target),
         reference=_estimated_errors(task, golden, target),
+        own=_reduced(golden, target),
         laid=LaidOut(finding=finding, remark=said_of_rows(golden, target)),
+    )
+
+
+def _reduced(golden: Summary, target: Summary) -> Own:
+    """The numbers that a user's own function gave of either side: golden.spread, my.spread."""
+    sides = {"golden": golden, "my": target}
+    return tuple(
+        (f"{side}.{name}", number)
+        for side, summary in sides.items()
+        for name, number in summary.reduced.items()
     )
 
 

@@ -146,7 +146,7 @@ def capturing(
     ):  # fmt: skip
         beside = after.enter_context(compactor_beside(out.path.parent, retention, here.rank))
         recorder = Recorder(within_budget(out, retention, beside), tap, here.rank)
-        recorder.condense, recorder.lacking = retention.condenser(), lacking
+        recorder.condense, recorder.lacking = retention.condenser(beside), lacking
         taken = watching(mode, recorder, roots)
         taken.precision = precision
         with _activated(Capture(taken, out, beside)) as now:

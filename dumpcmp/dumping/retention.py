@@ -19,6 +19,7 @@ from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.record import Record, Sink, Source
 from dumpcmp.summary.gpu.device import Summariser
 from dumpcmp.summary.packing import load_reduction
@@ -78,8 +79,11 @@ class Retention:
             return PART_NBYTES
         return min(PART_NBYTES, max(1 << 20, self.disk_budget // 16))
 
-    def condenser(self) -> Condense | None:
-        """What takes Summaries of values where they live, if those are all that is kept."""
+    def condenser(self, compactor: Compactor) -> Condense | None:
+        """What takes Summaries of values where they live, if those are all that is kept.
+
+        A value of which the user's function gives no numbers stays whole; `compactor` is told.
+        """
         if self.keep != "summary":
             return None
         reduction = load_reduction(self.reduce) if self.reduce else None
@@ -89,7 +93,12 @@ class Retention:
             if self.keep_full and any(fnmatch.fnmatchcase(key.op, g) for g in self.keep_full):
                 return None
             portion = portion_of(layout, tuple(tensor.shape)) if layout else None
-            return summarise(tensor, portion)
+            condensed = summarise(tensor, portion)
+            told = dict(condensed.stored.attributes) if condensed else {}
+            if problem := told.get("reduce_problem"):
+                compactor.tell(f"{key} stays whole, --reduce gave no numbers: {problem}")
+                return None
+            return condensed
 
         return condense
 
@@ -129,10 +138,18 @@ class Compactor:
             self.trouble = trouble.strip() or f"it ended with {self.child.returncode}"
             warnings.warn(f"the compactor: {self.trouble}", CaptureWarning, stacklevel=3)
 
+    def tell(self, trouble: str) -> None:
+        """Remember the first `trouble`, and warn of it at once."""
+        if not self.trouble:
+            self.trouble = trouble
+            warnings.warn(trouble, CaptureWarning, stacklevel=3)
+
 
 @contextmanager
 def compactor_beside(path: Path, retention: Retention, rank: int) -> Iterator[Compactor]:
     """Have a compactor beside the block on the first rank; at the end, wait for its last part."""
+    if retention.reduce:
+        load_reduction(retention.reduce)  # or say at once that there is no such function
     if not retention.compacts or rank:
         yield Compactor()
         return
@@ -149,6 +166,16 @@ def compactor_beside(path: Path, retention: Retention, rank: int) -> Iterator[Co
     finally:
         if os.getpid() == owner:  # no child that the program forked waits for it
             beside.finish(*child.communicate())
+            budget = retention.disk_budget
+            if budget is not None and (nbytes := _nbytes_of(path)) > budget:
+                size, most = readable(nbytes), readable(budget)
+                beside.tell(f"the archive has {size}, above its budget of {most}: all is compacted")
+
+
+def _nbytes_of(path: Path) -> int:
+    """Bytes of all parts of the archive at `path`."""
+    found = path.glob("worldsize*/*/*/part-*.h5")
+    return sum(part.stat().st_size for part in found if part.exists())
 
 
 class Budgeted:
@@ -158,7 +185,6 @@ class Budgeted:
         self.call, self.text, self.finish_step = sink.call, sink.text, sink.finish_step
         self.sink, self.budget, self.compactor = sink, budget, compactor
         self._since = 0  # bytes that were written since it looked
-        self._told = False
 
     def put(self, record: Record, source: Source | None) -> None:
         self._since += source.nbytes if source is not None else 0
@@ -180,16 +206,11 @@ class Budgeted:
                 return
 
     def _nbytes(self) -> int:
-        found = self.sink.path.parent.glob("worldsize*/*/*/part-*.h5")
-        return sum(part.stat().st_size for part in found if part.exists())
+        return _nbytes_of(self.sink.path.parent)
 
     def _tell(self) -> None:
-        if not self._told:
-            self._told = True
-            why = "all finished parts are compacted"
-            said = f"the archive cannot be kept under {self.budget} bytes: {why}"
-            self.compactor.trouble = said
-            warnings.warn(said, CaptureWarning, stacklevel=2)
+        why = "all finished parts are compacted"
+        self.compactor.tell(f"the archive cannot be kept under {self.budget} bytes: {why}")
 
 
 def within_budget(sink: ArchiveWriter, retention: Retention, compactor: Compactor) -> Sink:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -155,12 +155,18 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def cells(row: Row) -> dict[str, Cell]:
-    """The cells of one row, by column."""
-    return {column.name: column.cell(row) for column in COLUMNS}
+    """The cells of one row, by column; a user's own numbers come last."""
+    return {column.name: column.cell(row) for column in COLUMNS} | dict(row.own)
 
 
-def frame(rows: Iterable[Row]) -> pd.DataFrame:
+def headings(rows: Iterable[Row]) -> list[str]:
+    """The names of all columns that `rows` fill, a user's own last."""
+    own = dict.fromkeys(name for row in rows for name, _ in row.own)
+    return [*(column.name for column in COLUMNS), *own]
+
+
+def frame(rows: Sequence[Row]) -> pd.DataFrame:
     """`rows` as a table."""
     import pandas as pd
 
-    return pd.DataFrame([cells(row) for row in rows], columns=[c.name for c in COLUMNS])
+    return pd.DataFrame([cells(row) for row in rows], columns=headings(rows))

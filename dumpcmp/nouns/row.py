@@ -111,6 +111,9 @@ class Metrics:
 _ERRORS = tuple(field.name for field in fields(Metrics) if field.default is math.nan)
 
 
+Own = tuple[tuple[str, float], ...]  # a user's own numbers of a pair, by the names of their columns
+
+
 class ReferenceErrors(NamedTuple):
     """How far both sides lie from a reference of higher precision, as rmse, and its own rms."""
 
@@ -198,6 +201,7 @@ class Row:
     reference_errors: ReferenceErrors | None = None  # against a run in higher precision
     replay: Replay | None = None  # what running the op again told
     touched: Touched | None = None  # how much of it is another computation, after another choice
+    own: Own = ()
 
     kernel: str = ""  # of a root that a fused kernel stores: that kernel,
     suspects: tuple[str, ...] = ()  # and the ops that it computes besides and does not store
@@ -301,6 +305,7 @@ class Measured:
     said: str = ""
     reference: ReferenceErrors | None = None
     laid: LaidOut | None = None
+    own: Own = ()
     rank: int | None = None  # of a collective alone: who got what is farthest from what it should
 
 

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from dumpcmp.nouns.columns import COLUMNS, Cell, cells
+from dumpcmp.nouns.columns import Cell, cells, headings
 from dumpcmp.nouns.files import replacing, write_whole
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
@@ -22,8 +22,11 @@ def write_csv(outcome: Outcome, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
-        lines.writerow(column.name for column in COLUMNS)
-        lines.writerows(map(_in_csv, cells(row).values()) for row in outcome.rows)
+        names = headings(outcome.rows)
+        lines.writerow(map(as_cell, names))
+        for row in outcome.rows:
+            found = cells(row)
+            lines.writerow(_in_csv(found.get(name)) for name in names)
     return path
 
 

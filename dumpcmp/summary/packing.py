@@ -114,8 +114,8 @@ def unpack(stored: Stored, numbers: Floats, dtype: str, shape: tuple[int, ...]) 
 
 
 T = TypeVar("T")
-# Takes a tensor's numbers, a numpy array or on a device a torch tensor; gives a number, or
-# numbers by name.
+# Takes a tensor's numbers, a numpy array or on a device a torch tensor; gives a number, a list of
+# numbers, or numbers by name.
 Reduction = Callable[[Any], object]
 
 
@@ -132,12 +132,20 @@ def results(
 ) -> tuple[dict[str, T], str]:
     """What `reduction` makes of `numbers`, by name and each as `kept` keeps it, or why nothing."""
     try:
-        found = reduction(numbers)
-        if not isinstance(found, Mapping):
-            found = {getattr(reduction, "__name__", "reduced"): found}
-        return {str(name): kept(number) for name, number in found.items()}, ""
+        name = str(getattr(reduction, "__name__", "reduced"))
+        return {key: kept(number) for key, number in named(name, reduction(numbers)).items()}, ""
     except Exception as error:  # the user's function may raise anything; the summary stands
         return {}, f"{type(error).__name__}: {error}"[:160]
+
+
+def named(name: str, found: object) -> dict[str, Any]:
+    """What a user's function called `name` gave, by name: a list's are ``name.0``, ``name.1``."""
+    if isinstance(found, Mapping):
+        return {str(key): number for key, number in found.items()}
+    if isinstance(found, list | tuple) or getattr(found, "ndim", 0) == 1:
+        listed: Any = found
+        return {f"{name}.{place}": number for place, number in enumerate(listed)}
+    return {name: found}
 
 
 def reduced(summary: Summary, value: Value, reduction: Reduction | None) -> Summary:

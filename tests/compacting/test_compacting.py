@@ -8,17 +8,20 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.rewrite import LOCK_FILE, alone, is_sealed, parts_of
 from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.cli import main
 from dumpcmp.compacting import compact, nbytes_of
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.options import parse_nbytes
 from dumpcmp.nouns.record import Call, Kept
 from dumpcmp.nouns.row import Verdict
+from dumpcmp.report.csvfile import write_csv
 from dumpcmp.summary.packing import load_reduction, unpack
 from dumpcmp.summary.summary import Recipe, Summary, summarise
 from tests.compacting.archives import put, put_step, write_archive
@@ -162,6 +165,60 @@ def test_own_reductions_are_kept_beside(whole: Path) -> None:
     compact(whole, reduce=f"{__name__}:spread_of")
     got = summary_of(Archive(whole), Key("Model", 0, "embed", 0, "output.0"))
     assert got.reduced["spread"] == pytest.approx(got.max - got.min)
+
+
+def extremes_of(numbers: np.ndarray) -> list[float]:
+    return [numbers.min(), numbers.max()]
+
+
+def largest_of(numbers: np.ndarray) -> float:
+    return float(np.abs(numbers).max())
+
+
+def failing_on_five(numbers: np.ndarray) -> float:
+    if numbers.ndim:
+        raise ValueError("not five")
+    return 5.0
+
+
+OWN = {
+    "a number": (largest_of, {"largest_of"}),
+    "a list": (extremes_of, {"extremes_of.0", "extremes_of.1"}),
+    "a dict": (spread_of, {"spread"}),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_own_numbers_are_shown_and_in_every_table(case: str, whole: Path, tmp_path: Path) -> None:
+    function, names = OWN[case]
+    compact(whole, reduce=f"{__name__}:{function.__name__}")
+    got = summary_of(Archive(whole), Key("Model", 0, "embed", 0, "output.0"))
+    assert set(got.reduced) == names
+    shown = CliRunner().invoke(main, ["show", str(whole), "embed"]).output
+    outcome = dumpcmp.compare(whole, whole)
+    text = write_csv(outcome, tmp_path / "compare.csv").read_text().splitlines()[0]
+    for name, number in got.reduced.items():
+        assert f"{name} {number:.6g}" in shown
+        assert number in Archive(whole).to_pandas()[name].tolist()
+        for side in ("golden", "my"):
+            assert f"{side}.{name}" in text
+            assert number in outcome.to_pandas()[f"{side}.{name}"].tolist()
+
+
+def test_a_reducer_that_raises_is_told_and_nothing_is_deleted(whole: Path) -> None:
+    before = {path: path.read_bytes() for path in whole.rglob("part-*.h5")}
+    done = compact(whole, reduce=f"{__name__}:failing_on_five")
+    assert "ValueError: not five" in done.problems[0]
+    assert {path: path.read_bytes() for path in whole.rglob("part-*.h5")} == before
+    command = ["compact", str(whole), "--reduce", f"{__name__}:failing_on_five"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert "not five" in result.stderr
+
+
+def test_a_budget_that_cannot_be_met_is_told(whole: Path) -> None:
+    done = compact(whole, disk_budget=1000)
+    assert "above 1.0 KB" in done.problems[0]
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such.module:f", "math:nothing", "math:pi"])

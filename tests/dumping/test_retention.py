@@ -17,7 +17,7 @@ from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import nbytes_of
 from dumpcmp.comparing.summaries import load_summary
 from dumpcmp.dumping.retention import Budgeted, Retention, compactor_beside, within_budget
-from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.record import Kept
 from dumpcmp.nouns.row import Verdict
 from tests.compacting.archives import put_step
@@ -43,6 +43,29 @@ def run(path: Any, fault: float = 0.0, **options: Any) -> None:
     x, net = torch.randn(40, 64), Net(fault)
     with dumpcmp.capture(net, path, **options), torch.no_grad():
         net(x)
+
+
+def raising(numbers: Any) -> float:
+    raise ValueError("no such numbers")
+
+
+def test_a_reducer_that_raises_leaves_values_whole_and_warns(tmp_path: Path) -> None:
+    """Kept as Summaries, the elements would be gone, and the user's numbers with them."""
+    keep = Retention("summary", reduce=f"{__name__}:raising")
+    with pytest.warns(CaptureWarning, match="stays whole.*no such numbers"):
+        run(tmp_path / "d", keep=keep)
+    assert {record.kept for record in Archive(tmp_path / "d").values()} == {Kept.FULL}
+
+
+def test_a_reducer_that_is_not_there_is_named_before_the_program_runs(tmp_path: Path) -> None:
+    with pytest.raises(SelectionError, match="missing"):
+        run(tmp_path / "d", keep=Retention(compact=True, reduce=f"{__name__}:missing"))
+    assert not list(tmp_path.rglob("part-*.h5"))
+
+
+def test_a_budget_that_cannot_be_met_is_told_at_the_end(tmp_path: Path) -> None:
+    with pytest.warns(CaptureWarning, match="above its budget|cannot be kept under"):
+        run(tmp_path / "d", keep=Retention(disk_budget=4096))
 
 
 @pytest.fixture(scope="module")

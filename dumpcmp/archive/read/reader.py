@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from collections.abc import Iterable, Sequence
 from copy import copy
 from itertools import groupby
@@ -173,7 +174,11 @@ class Archive(Captured):
         import pandas as pd
 
         calls = self.calls
-        lines = [_line(shard, calls.get(key.site)) for key in self for shard in self.shards(key)]
+        lines = [
+            _line(shard, calls.get(key.site)) | own_numbers(self, shard)
+            for key in self
+            for shard in self.shards(key)
+        ]
         return pd.DataFrame(lines, columns=None if lines else list(_EMPTY))
 
 
@@ -204,6 +209,17 @@ def _line(record: Record, call: Call | None) -> dict[str, Any]:
     line |= {"kept": str(record.kept), "same_as": str(record.same_as or "")}
     line |= {name: str(getattr(call, name, "")) for name in _OF_CALL}
     return line | {"nbytes": location.nbytes if location else 0}
+
+
+def own_numbers(archive: Archive, record: Record) -> dict[str, float]:
+    """The numbers that a user's own function gave of a value of which a Summary is kept."""
+    told = dict(record.stored.attributes) if record.stored else {}
+    names = json.loads(str(told.get("reduced", "[]")))
+    if not names:
+        return {}
+    first = len(str(told["fields"]).split())
+    numbers = archive.load(record).bits.reshape(-1)[first : first + len(names)]
+    return dict(zip(names, numbers.tolist(), strict=True))
 
 
 _EMPTY = _line(Record(Key("", 0, "", 0, ""), 0, "", ()), None)  # for the columns of an empty table
