@@ -74,6 +74,7 @@ class Evidence:
     touched: Touched | None = None  # how much of it is another computation, after another choice
     leaf: str = ""  # of a value that no op computed: in what it is not the same
     call: str = ""  # of an output: in what the two calls differ
+    unasked: str = ""  # of one side alone: why the other was not asked to record it
     is_followed: bool = True  # of what a collective moved: something that the model computed fails
 
     @property

@@ -124,6 +124,8 @@ def _by_absence(evidence: Evidence) -> Judgement | None:
     pair = evidence.pair
     if pair.both:
         return None
+    if evidence.unasked:
+        return Judgement(Verdict.SKIPPED, evidence.unasked)
     if not pair.inside:
         side = "golden" if pair.golden else "the target"
         return Judgement(Verdict.UNPAIRED, f"only {side} has it")

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TypedDict, TypeVar
 
 from dumpcmp.nouns.errors import SelectionError
-from dumpcmp.nouns.key import Op
+from dumpcmp.nouns.key import ROOT, Op
 
 _SPAN = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 _Words = TypeVar("_Words", bound=StrEnum)
@@ -47,7 +47,7 @@ class Tap:
         return not self.steps or any(step in span for span in self.steps)
 
     def selects_op(self, op: str) -> bool:
-        """Whether `op` is recorded; the functions of a module are selected with it."""
+        """Whether `op` is recorded; what runs inside a module is selected with its path."""
         return not self.layers or _matches(op, self.layers)
 
     @property
@@ -144,7 +144,8 @@ def _member(words: type[_Words], word: str, option: str) -> _Words:
 def _matches(op: str, globs: tuple[str, ...]) -> bool:
     plain = Op(op).plain
     names = (plain, plain.scope)
-    return any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs)
+    matched = any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs)
+    return matched or any(plain.is_inside(Op(path)) for path in globs if path != ROOT)
 
 
 def closest(glob: str, ops: Collection[str]) -> list[str]:

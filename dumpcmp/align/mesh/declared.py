@@ -19,7 +19,7 @@ _HINT = (
     "    mesh: dp=2 tp=2\n"
     "    'layers.*.attn.qkv': {output.0: 'b s (q k v)[tp:interleaved]'}"
 )
-_ACTIVATIONS = ("input*", "output*", "grad_input*", "grad_output*")
+_UNSAID = "output*"  # the slots of a layout that is given for an op as a whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,10 @@ class Stated:
 
 
 def read_stated(options: Iterable[str]) -> Stated:
-    """Read ``--layout`` options: each a YAML file, or ``OP=LAYOUT``, ``OP SLOT=LAYOUT``."""
+    """Read ``--layout`` options: each a YAML file, or ``OP=LAYOUT``, ``OP SLOT=LAYOUT``.
+
+    Without a slot it is the layout of the op's outputs: what comes in may lie otherwise.
+    """
     stated = Stated()
     for option in options:
         is_file = option.endswith((".yaml", ".yml")) or Path(option).is_file()
@@ -109,7 +112,7 @@ def _declarations(lines: Mapping[str, Any], where: str) -> Declarations:
     for op, said in lines.items():
         if op == "mesh":
             continue
-        by_slot = dict.fromkeys(_ACTIVATIONS, said) if isinstance(said, str) else said
+        by_slot = {_UNSAID: said} if isinstance(said, str) else said
         if not isinstance(by_slot, dict) or not all(isinstance(s, str) for s in by_slot.values()):
             raise LayoutError(f"{where}: {op!r} is given no layout but {said!r}", hint=_HINT)
         for slot, sentence in by_slot.items():

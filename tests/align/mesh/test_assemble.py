@@ -209,7 +209,9 @@ def test_the_layout_of_a_like_value_is_taken_where_nothing_fits() -> None:
 
 GOOD = [
     ("layers.*.o=b s h[tp:partial]", "layers.3.o", "output.0", "b s h[tp:partial]"),
-    ("layers.*.o=b s h[tp:partial]", "layers.3.o@1", "grad_output.0", "b s h[tp:partial]"),
+    ("layers.*.o=b s h[tp:partial]", "layers.3.o@1", "output.1", "b s h[tp:partial]"),
+    ("layers.*.o=b s h[tp:partial]", "layers.3.o", "grad_output.0", None),
+    ("layers.*.o=b s h[tp:partial]", "layers.3.o", "input.0", None),
     ("layers.*.o output.0=b s v=65[tp]", "layers.3.o", "output.0", "b s v=65[tp]"),
     ("layers.*.o output.0=b s v=65[tp]", "layers.3.o", "input.0", None),
     ("layers.*.o=b s h", "layers.3.o", "param.weight", None),

@@ -147,6 +147,16 @@ def test_a_wrong_layout_does_not_pass_and_is_corrected_without_a_new_dump(
     assert verdicts(layout, right) == {Verdict.PASS}
 
 
+def test_a_layout_without_a_slot_is_that_of_the_outputs(found: Any) -> None:
+    """What comes into a row-parallel layer is sharded, whatever its output is."""
+    lines = ["layers.*.attn.o=b s h", "layers.*.attn.qkv=b s (q k v)[tp:interleaved]"]
+    outcome = compare(found("golden-fused"), found("megatron-2"), layouts=lines)
+    assert not [row for row in outcome.rows if row.verdict.fails and not row.key.slot.is_gradient]
+    rows = _by_place(outcome)
+    assert rows["layers.0.attn.o", "output.0"].layout.startswith("layout ")
+    assert rows["layers.0.attn.o", "input.0"].layout.startswith("layout solved")
+
+
 # Fault -> golden, where it began, and what is said about it. Ranks 0 and 1; rank 1 is faulty.
 NAMED = [
     ("swapped shards", "fused", "layers.1.attn.qkv", "rank 0 holds the shard of rank 1"),

@@ -1,0 +1,81 @@
+"""What a side was not asked to record: what it lacks for that reason is no difference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.judge import Evidence
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.row import Pair, Row, Verdict
+from dumpcmp.nouns.selection import Io, Level, Tap, spelled
+
+_ALL = Tap(backward=True, weights=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the capture of one side was told to record."""
+
+    tap: Tap = _ALL
+    token_offset: int = 0  # the steps of the side's own count are so many less
+
+    @classmethod
+    def of(cls, archive: Archive, token_offset: int = 0) -> Request:
+        """What the archive says of its filters; one that says nothing has none."""
+        runs = (facts.get("run", {}) for facts in archive.run.values())
+        stated: dict[str, Any] = next(
+            (run["filters"] for run in runs if isinstance(run.get("filters"), dict)), {}
+        )
+        return cls(_tap(stated), token_offset) if stated else cls()
+
+    def leaves_out(self, key: Key) -> str:
+        """The option by which a value of this name was left out; empty where none did."""
+        tap, slot = self.tap, key.slot
+        if not tap.selects_step(key.step - self.token_offset):
+            return f"--token {','.join(map(spelled, tap.steps))}"
+        if not tap.selects_op(key.op):
+            return " ".join(f"--layer {glob}" for glob in tap.layers)
+        if tap.level is Level.MODULES and key.op.function:
+            return "--level modules"
+        if slot.is_gradient and not tap.backward:
+            return "no --backward"
+        if slot.kind in ("param", "buffer") and not tap.weights:
+            return "no --weights"
+        left = {Io.INPUT: "output", Io.OUTPUT: "input"}.get(tap.io)
+        return f"--io {tap.io}" if left and left in slot.kind else ""
+
+
+def _tap(stated: dict[str, Any]) -> Tap:
+    """The filters of a run as they were asked for."""
+    spans = stated.get("tokens") or ()
+    return Tap(
+        steps=tuple(range(first, last + 1) for first, last in spans),
+        layers=tuple(stated.get("layers") or ()),
+        io=Io(stated.get("io", Io.ALL)),
+        backward=bool(stated.get("backward")),
+        weights=bool(stated.get("weights")),
+        level=Level(stated.get("level", Level.FUNCTIONS)),
+    )
+
+
+def spared(evidence: Iterable[Evidence], golden: Request, target: Request) -> list[Evidence]:
+    """`evidence`, where one side is alone, with why the other was not to record it."""
+    return [replace(one, unasked=_unasked(one.pair, golden, target)) for one in evidence]
+
+
+def _unasked(pair: Pair, golden: Request, target: Request) -> str:
+    if pair.both:
+        return ""
+    side, asked = ("golden", golden) if pair.golden is None else ("my side", target)
+    option = asked.leaves_out(pair.key)
+    return f"not recorded by request: {side} was dumped with {option}" if option else ""
+
+
+def said_of_requests(rows: Iterable[Row]) -> Iterator[str]:
+    """What must be said of values that one side was not asked to record."""
+    found = Counter(row.reason for row in rows if row.verdict is Verdict.SKIPPED)
+    yield from (f"{count} values were {reason}" for reason, count in found.items())
