@@ -20,7 +20,7 @@ from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import leaf_findings
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
 from dumpcmp.comparing.paired_calls import call_differences
-from dumpcmp.comparing.requests import Request, said_of_requests, spared
+from dumpcmp.comparing.requests import Asking, said_of_requests, spared
 from dumpcmp.comparing.rerunning import replay_all
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed, said_of
@@ -98,7 +98,7 @@ def compare(
     calls = call_differences(pairs, ours.listing, theirs.listing)
     measured = flips.measured(work, measured, rule.closeness)
     evidence = gather(pairs, measured, replays, ways, leaves, calls, flips.touched)
-    evidence = spared(evidence, Request.of(ours.archive), Request.of(theirs.archive, token_offset))
+    evidence = spared(evidence, Asking.of(ours.archive), Asking.of(theirs.archive, token_offset))
     following = followers(pairs, ours.listing, theirs.listing)
     judgements = judge_all(evidence, rule, flow.sources, following)
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]

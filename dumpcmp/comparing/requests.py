@@ -17,14 +17,14 @@ _ALL = Tap(backward=True, weights=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Asking:
     """What the capture of one side was told to record."""
 
     tap: Tap = _ALL
     token_offset: int = 0  # the steps of the side's own count are so many less
 
     @classmethod
-    def of(cls, archive: Archive, token_offset: int = 0) -> Request:
+    def of(cls, archive: Archive, token_offset: int = 0) -> Asking:
         """What the archive says of its filters; one that says nothing has none."""
         runs = (facts.get("run", {}) for facts in archive.run.values())
         stated: dict[str, Any] = next(
@@ -62,12 +62,12 @@ def _tap(stated: dict[str, Any]) -> Tap:
     )
 
 
-def spared(evidence: Iterable[Evidence], golden: Request, target: Request) -> list[Evidence]:
+def spared(evidence: Iterable[Evidence], golden: Asking, target: Asking) -> list[Evidence]:
     """`evidence`, where one side is alone, with why the other was not to record it."""
     return [replace(one, unasked=_unasked(one.pair, golden, target)) for one in evidence]
 
 
-def _unasked(pair: Pair, golden: Request, target: Request) -> str:
+def _unasked(pair: Pair, golden: Asking, target: Asking) -> str:
     if pair.both:
         return ""
     side, asked = ("golden", golden) if pair.golden is None else ("my side", target)
