@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
+from dumpcmp.taps.recording.values import UNWRITTEN
 
 
 class Odd(nn.Module):
@@ -66,3 +67,34 @@ def test_what_has_no_elements_says_why(name: str, said: str, tmp_path: Path) -> 
         model(torch.rand(3, 3))
     problems = [record.problem for record in dumpcmp.Archive(tmp_path / "d").values()]
     assert any(said in problem for problem in problems)
+
+
+class Unwritten(nn.Module):
+    """Takes memory as it is, and writes to some of it: in place, through a view, behind torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole, part, behind = torch.empty_like(x), x.new_empty(4), torch.empty(2)
+        x.clone().resize_(30)
+        torch.empty_strided((2, 2), (2, 1))
+        whole.fill_(1.0)
+        part[:2].copy_(x[:2])
+        behind.data.fill_(3.0)
+        return whole + part.sum() * 0 + behind.sum()
+
+
+@pytest.mark.parametrize("mode", ["eager", "fx", "aten"])
+def test_memory_that_nobody_wrote_has_no_value(mode: str, tmp_path: Path) -> None:
+    with dumpcmp.capture(None, tmp_path / "d", mode=mode):
+        Unwritten()(torch.ones(5))
+    archive, prefix = dumpcmp.Archive(tmp_path / "d"), "aten." * (mode == "aten")
+    without = {
+        (key.op.rpartition("/")[2].removeprefix(prefix), key.slot)
+        for key in archive
+        if archive[key].problem
+    }
+    assert all(archive[key].problem in ("", UNWRITTEN) for key in archive)
+    makers = {"empty_like", "new_empty", "empty", "empty_strided", "resize"}
+    assert without >= {(name, "output.0") for name in makers}
+    assert without >= {("fill", "input.0"), ("copy", "input.0")}
+    assert not without & {("fill", "output.0"), ("copy", "output.0"), ("add", "output.0")}
+    assert not without & {("sum", "input.0"), ("add", "input.0"), ("copy", "input.1")}

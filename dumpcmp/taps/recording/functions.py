@@ -3,6 +3,7 @@
 import builtins
 import inspect
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -102,6 +103,18 @@ class Function:
 
 
 NO_OP = Function("")
+
+_UNWRITTEN = re.compile(
+    r"torch(\._C\._VariableFunctions|\.Tensor|\._refs)?\.(new_)?(empty|empty_like|empty_strided|"
+    r"empty_permuted|empty_quantized|resize_|resize_as_|new)|"
+    r"aten\.(new_)?(empty|empty_like|empty_strided|empty_permuted|resize_|resize_as_|resize)\..*"
+)
+
+
+@cache
+def leaves_unwritten(target: str) -> bool:
+    """Whether `target` gives memory as it finds it: the elements mean nothing until written to."""
+    return bool(_UNWRITTEN.fullmatch(target))
 
 
 @cache

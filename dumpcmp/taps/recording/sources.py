@@ -6,13 +6,20 @@ from collections.abc import Callable
 
 import torch
 import xxhash
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 
 def digest_of(tensor: Tensor) -> str:
     """xxh3_128 of the dense bytes of a CPU tensor."""
     dense = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
     return xxhash.xxh3_128_hexdigest(_bytes_of(dense))
+
+
+def digest_of_all(storage: UntypedStorage) -> str:
+    """xxh3_128 of all bytes of a CPU storage, whatever tensors lie in it."""
+    nbytes = storage.nbytes() if storage.data_ptr() else 0
+    room = (ctypes.c_char * nbytes).from_address(storage.data_ptr()) if nbytes else b""
+    return xxhash.xxh3_128_hexdigest(room)
 
 
 def _bytes_of(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:

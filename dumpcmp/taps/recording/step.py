@@ -15,7 +15,7 @@ from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.calls import arguments_of, current_line, function_arguments
-from dumpcmp.taps.recording.functions import Function, in_order
+from dumpcmp.taps.recording.functions import Function, in_order, leaves_unwritten
 from dumpcmp.taps.recording.models import Model, Scope, Scopes
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.values import Outlet, Values
@@ -204,7 +204,8 @@ class Step:
         key = Key(self.model.name, self.number, call.op, call.call, slot)
         if same_as is not None and (same_as.model, same_as.step) != (key.model, key.step):
             same_as = None  # links stay within a step, which can be read on its own
-        return self._values.put(key, call.order, tensor, same_as, fresh, seen_in)
+        unwritten = leaves_unwritten(call.target) and key.slot.is_output
+        return self._values.put(key, call.order, tensor, same_as, fresh, seen_in, unwritten)
 
     def watched_by(self, watcher: Watcher) -> None:
         self._watcher = watcher

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dumpcmp.handlers import FINALIZERS
@@ -21,7 +21,13 @@ from dumpcmp.nouns.selection import Tap
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.pytorch.names import NO_DISPATCH
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.recording.sources import DeviceSource, HostSource, Stagings, digest_of
+from dumpcmp.taps.recording.sources import (
+    DeviceSource,
+    HostSource,
+    Stagings,
+    digest_of,
+    digest_of_all,
+)
 
 FINALIZERS.add(StorageWeakRef.__del__.__code__)  # which runs wherever a step is forgotten
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
@@ -105,6 +111,9 @@ class _Seen:
     digest: str  # empty: on a GPU, where reading the bytes back would stop the program
 
 
+UNWRITTEN = "memory that nobody has written to has no value"
+
+
 class Values:
     """The values of one step, known by storage, place in it, geometry and version."""
 
@@ -112,6 +121,8 @@ class Values:
         self._outlet = outlet
         self._seen: dict[tuple[Any, ...], _Seen] = {}
         self._storages: dict[int, StorageWeakRef] = {}
+        # Storages that nobody has written to yet: their version and the digest of their bytes.
+        self._unwritten: dict[int, tuple[int | None, str]] = {}
 
     def put(
         self,
@@ -121,14 +132,20 @@ class Values:
         same_as: Key | None = None,
         fresh: bool = False,
         seen_in: str = "",
+        unwritten: bool = False,
     ) -> Key:
         """Record one value: its bytes, or a link to where this step stored the very same.
 
         Generated code reuses memory without a word to torch: its values are `fresh`, never
-        taken for one that lay there before. Returns the Key that the bytes are stored under.
+        taken for one that lay there before. Memory that is `unwritten` has no value, neither
+        here nor wherever it is taken before somebody writes to it. Returns the Key that the bytes
+        are stored under.
         """
         plain = plain_of(tensor)._replace(seen_in=seen_in) if seen_in else plain_of(tensor)
         outlet = self._outlet
+        if unwritten and not plain.problem:
+            self._leave_unwritten(plain.tensor)
+            plain = plain._replace(problem=UNWRITTEN)
         with outlet.lock:
             outlet.counts.values += 1
             if plain.problem:
@@ -145,6 +162,9 @@ class Values:
         storage = tensor.untyped_storage()
         place = (storage._cdata, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         version = None if tensor.is_inference() else tensor._version
+        if self._unwritten and self._is_unwritten(storage, version):
+            outlet.sink.put(self._record(key, order, plain._replace(problem=UNWRITTEN)), None)
+            return key
         seen = self._seen.get(place)
         if seen is not None and not fresh and _is_still(seen, tensor, version):
             outlet.counts.links += 1
@@ -164,6 +184,23 @@ class Values:
         digest = getattr(source, "digest", "") if condensed is None else condensed.digest
         self._seen[place] = _Seen(key, version, digest)
         return key
+
+    def _leave_unwritten(self, tensor: Tensor) -> None:
+        """Remember what lies there, so that a write is noticed; a GPU cannot be asked."""
+        if tensor.device.type != "cpu":
+            return
+        storage = tensor.untyped_storage()
+        version = None if tensor.is_inference() else tensor._version
+        self._storages.setdefault(storage._cdata, StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+        self._unwritten[storage._cdata] = version, digest_of_all(storage)
+
+    def _is_unwritten(self, storage: UntypedStorage, version: int | None) -> bool:
+        """Whether `storage` is memory that has no value yet: by its version, and by its bytes.
+
+        The dispatcher shows what an op in place has written before the version tells of it.
+        """
+        known = self._unwritten.get(storage._cdata)
+        return known is not None and known == (version, digest_of_all(storage))
 
     def _source(self, tensor: Tensor, own: bool) -> Source:
         if tensor.device.type == "cpu":
