@@ -6,7 +6,7 @@ import sys
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from benchmarks.truth.watching import Answer, Seen, below, listing, plainly
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.outcome import Outcome
 
+COMPILED = "compiled"
 ANSWERS: dict[str, Answer] = {"same device": plainly, "other BLAS": other_way}
 
 
@@ -171,8 +172,8 @@ def dumped_beside(
 def benign_of(model: Model, dtype: str, way: str, goldens: Goldens) -> Benign | Broken:
     """A sound target in another way, forward and backward."""
     place = f"{model.name}, {dtype}, {way}: nothing planted"
-    mode = "compiled" if way == "compiled" else "eager"
-    around = partial(below, answer=ANSWERS.get(way, plainly))
+    mode = "compiled" if way == COMPILED else "eager"
+    around = untouched if way == COMPILED else partial(below, answer=ANSWERS[way])
     try:
         golden = goldens(True)
         target = dumped_beside(golden, model, dtype, around, True, mode)
@@ -185,6 +186,11 @@ def benign_of(model: Model, dtype: str, way: str, goldens: Goldens) -> Benign | 
     found = Benign(model, dtype, way, forward, gradients, code, said, seconds)
     told("alarm" if found.is_alarm else "sound", place)
     return found
+
+
+def untouched(_: nn.Module) -> AbstractContextManager[None]:
+    """A compiled model must have no mode around it: dynamo would trace that, too."""
+    return nullcontext()
 
 
 def _where(raised: Exception) -> str:
