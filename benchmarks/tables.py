@@ -11,6 +11,7 @@ TABLES: dict[str, str] = {
     "faults": "faults",
     "truth": "truth.table",
     "truth-quick": "truth.quick",
+    "truth-compacted": "truth.summaries",
     "rounding": "rounding",
     "compare": "compare",
     "compiled": "compiled",

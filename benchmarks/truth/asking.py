@@ -29,7 +29,7 @@ class Graded:
 
     grade: str  # of GRADES
     told: str
-    others: int  # roots that are not at the fault
+    elsewhere: tuple[str, ...]  # roots that are not at the fault
     early: int  # failing rows of functions that ran before it
     seconds: float
 
@@ -74,10 +74,10 @@ def asked(golden: Path, target: Path) -> tuple[Outcome, float]:
     return outcome, time.perf_counter() - began
 
 
-def graded(outcome: Outcome, fault: Fault, seconds: float) -> Graded:
+def graded(outcome: Outcome, seconds: float, fault: Fault) -> Graded:
     """Hold the first divergence against the place of the fault."""
     roots = [row.key for row in outcome.roots]
-    others = sum(not _is_at(key, fault) for key in roots)
+    others = tuple(f"{named(key)} {key.slot}" for key in roots if not _is_at(key, fault))
     early = _num_early(outcome, fault)
     first = outcome.first_divergence
     if first is None:

@@ -21,44 +21,48 @@ from benchmarks.truth.noise import other_way
 from benchmarks.truth.planting import Fault, fault_at, gradient_fault
 from benchmarks.truth.watching import Answer, Seen, below, listing, plainly
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.outcome import Outcome
 
 COMPILED = "compiled"
 ANSWERS: dict[str, Answer] = {"same device": plainly, "other BLAS": other_way}
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A model in one dtype, run in one way."""
+
+    model: str
+    kind: str
+    dtype: str
+    way: str
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.dtype}, {self.way}"
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """One fault, and what was said of it."""
 
-    model: Model
-    dtype: str
-    way: str
-    fault: Fault
+    place: Place
+    fault: str
+    ops: tuple[str, ...]
+    is_sure: bool  # it can be told from rounding
+    evidence: str
+    in_gradient: bool
     graded: Graded
     compacted: Graded | None = None
-
-    @property
-    def place(self) -> str:
-        return f"{self.model.name}, {self.dtype}, {self.way}"
 
 
 @dataclass(frozen=True, slots=True)
 class Benign:
     """A pair of sound runs, and the rows of it that fail."""
 
-    model: Model
-    dtype: str
-    way: str
+    place: Place
     forward: int
     gradients: int
     exit_code: int
     told: str
     seconds: float
-
-    @property
-    def place(self) -> str:
-        return f"{self.model.name}, {self.dtype}, {self.way}"
 
     @property
     def is_alarm(self) -> bool:
@@ -71,6 +75,9 @@ class Broken:
 
     place: str
     said: str
+
+
+Case = Found | Benign | Broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +100,22 @@ class Goldens:
 
     def __call__(self, backward: bool) -> Path:
         if backward not in self._paths:
-            name = f"golden-{self.model.name}-{self.dtype}-{backward}".replace(" ", "-")
-            around = partial(below, answer=plainly)
-            self._paths[backward] = asking.dumped(
-                self.model, self.dtype, self.room / name, around, backward=backward
-            )
+            path = self.room / ("golden-training" if backward else "golden")
+            asking.dumped(self.model, self.dtype, path, untouched, backward=backward)
+            self._paths[backward] = path
         return self._paths[backward]
 
     def seen(self) -> list[Seen]:
         made, inputs = self.model.made(self.dtype), self.model.given(self.dtype)
         return listing(made, lambda: self.model.step(made, inputs, backward=False))
+
+
+def untouched(_: nn.Module) -> AbstractContextManager[None]:
+    """Nothing around a model: golden runs have nothing, and dynamo would trace a mode, too."""
+    return nullcontext()
+
+
+# Faults
 
 
 def faults_of(model: Model, dtype: str, way: str, seen: list[Seen]) -> Iterator[Fault]:
@@ -116,81 +129,95 @@ def faults_of(model: Model, dtype: str, way: str, seen: list[Seen]) -> Iterator[
     yield from map(gradient_fault, planned(seen, dtype, f"{seed} gradients", BENT))
 
 
-def found_of(
-    model: Model, dtype: str, way: str, goldens: Goldens, part: Part
-) -> Iterator[Found | Broken]:
+def found_of(goldens: Goldens, way: str, part: Part) -> Iterator[Case]:
     """Plant every fault of `part`, one at a time, and ask for it."""
-    for fault in faults_of(model, dtype, way, goldens.seen()):
-        place = f"{model.name}, {dtype}, {way}: {fault.name} at {', '.join(sorted(fault.ops)[:2])}"
-        if not part.has(place):
+    place = place_of(goldens, way)
+    for fault in faults_of(goldens.model, goldens.dtype, way, goldens.seen()):
+        words = f"{place}: {fault.name} at {', '.join(sorted(fault.ops)[:2])}"
+        if not part.has(words):
             continue
-        try:
-            found = one_fault(model, dtype, way, fault, goldens, part)
-        except Exception as raised:  # a case that breaks is a row of its own
-            told("broken", place)
-            yield Broken(place, f"{type(raised).__name__}: {raised} {_where(raised)}")
-            continue
+        around = partial(fault.plant, answer=ANSWERS[way])
+        found = carried_out(words, partial(asked_for, fault, goldens, around, place, part))
         if fault.certain or fault.found:  # what no gradient reached was no fault
-            told(found.graded.grade, place)
             yield found
 
 
-def one_fault(
-    model: Model, dtype: str, way: str, fault: Fault, goldens: Goldens, part: Part
+def asked_for(
+    fault: Fault,
+    goldens: Goldens,
+    around: Callable[[nn.Module], AbstractContextManager[None]],
+    place: Place,
+    part: Part,
 ) -> Found:
+    """Dump a target with `fault`, compare it, and grade what is said."""
     golden = goldens(fault.backward)
-    around = partial(fault.plant, answer=ANSWERS[way])
-    target = dumped_beside(golden, model, dtype, around, fault.backward)
+    mode = "compiled" if place.way == COMPILED else "eager"
+    target = dumped_beside(golden, goldens, around, fault.backward, mode)
     if fault.in_gradient:
         fault.aliases = asking.aliases(golden, fault)
-    graded = asking.graded(*_swapped(asking.asked(golden, target), fault))
-    if not part.summaries:
-        return Found(model, dtype, way, fault, graded)
-    pair = asking.compacted(golden), asking.compacted(target)
-    small = asking.graded(*_swapped(asking.asked(*pair), fault))
-    return Found(model, dtype, way, fault, graded, small)
-
-
-def _swapped(answered: tuple[Outcome, float], fault: Fault) -> tuple[Outcome, Fault, float]:
-    return answered[0], fault, answered[1]
+    graded = asking.graded(*asking.asked(golden, target), fault)
+    small = None
+    if part.summaries:
+        pair = asking.compacted(golden), asking.compacted(target)
+        small = asking.graded(*asking.asked(*pair), fault)
+    ops = tuple(sorted(fault.ops)[:3])
+    sure, seen = fault.detectable, fault.evidence
+    return Found(place, fault.name, ops, sure, seen, fault.in_gradient, graded, small)
 
 
 def dumped_beside(
     golden: Path,
-    model: Model,
-    dtype: str,
+    goldens: Goldens,
     around: Callable[[nn.Module], AbstractContextManager[None]],
     backward: bool,
-    mode: str = "eager",
+    mode: str,
 ) -> Path:
     """Dump a target into the one place where targets lie, which it takes from the last one."""
     target = golden.with_name("target")
     asking.cleared(target)
+    model, dtype = goldens.model, goldens.dtype
     return asking.dumped(model, dtype, target, around, backward=backward, mode=mode)
 
 
-def benign_of(model: Model, dtype: str, way: str, goldens: Goldens) -> Benign | Broken:
+# What is sound
+
+
+def benign_of(goldens: Goldens, way: str) -> Case:
     """A sound target in another way, forward and backward."""
-    place = f"{model.name}, {dtype}, {way}: nothing planted"
-    mode = "compiled" if way == COMPILED else "eager"
-    around = untouched if way == COMPILED else partial(below, answer=ANSWERS[way])
+    place = place_of(goldens, way)
+    return carried_out(f"{place}: nothing planted", lambda: _sound(goldens, place))
+
+
+def _sound(goldens: Goldens, place: Place) -> Benign:
+    is_compiled = place.way == COMPILED
+    around = untouched if is_compiled else partial(below, answer=ANSWERS[place.way])
+    golden = goldens(True)
+    mode = "compiled" if is_compiled else "eager"
+    target = dumped_beside(golden, goldens, around, True, mode)
+    outcome, seconds = asking.asked(golden, target)
+    said = asking.said(outcome)
+    return Benign(place, *asking.alarms(outcome), outcome.exit_code, said, seconds)
+
+
+def carried_out(words: str, case: Callable[[], Found | Benign]) -> Case:
+    """The case, or that it broke: such a one is a row of its own."""
     try:
-        golden = goldens(True)
-        target = dumped_beside(golden, model, dtype, around, True, mode)
-        outcome, seconds = asking.asked(golden, target)
+        found: Case = case()
     except Exception as raised:
-        told("broken", place)
-        return Broken(place, f"{type(raised).__name__}: {raised} {_where(raised)}")
-    forward, gradients = asking.alarms(outcome)
-    code, said = outcome.exit_code, asking.said(outcome)
-    found = Benign(model, dtype, way, forward, gradients, code, said, seconds)
-    told("alarm" if found.is_alarm else "sound", place)
+        found = Broken(words, f"{type(raised).__name__}: {raised} {_where(raised)}")
+    match found:
+        case Found():
+            word = found.graded.grade
+        case Benign():
+            word = "alarm" if found.is_alarm else "sound"
+        case _:
+            word = "broken"
+    print(f"{word:8} {words}", file=sys.stderr, flush=True)
     return found
 
 
-def untouched(_: nn.Module) -> AbstractContextManager[None]:
-    """A compiled model must have no mode around it: dynamo would trace that, too."""
-    return nullcontext()
+def place_of(goldens: Goldens, way: str) -> Place:
+    return Place(goldens.model.name, goldens.model.kind, goldens.dtype, way)
 
 
 def _where(raised: Exception) -> str:
@@ -199,7 +226,3 @@ def _where(raised: Exception) -> str:
         return ""
     last = traceback.extract_tb(raised.__traceback__)[-1]
     return f"({Path(last.filename).name}:{last.lineno})"
-
-
-def told(word: str, place: str) -> None:
-    print(f"{word:8} {place}", file=sys.stderr, flush=True)

@@ -104,17 +104,24 @@ def graph(nodes: int = 32, edges: int = 96) -> Inputs:
 # Models of transformers, at their smallest
 
 
-def hugging(name: str, config: str, **options: Any) -> Callable[[], nn.Module]:
+@dataclass(frozen=True)
+class Hugging:
     """The class `name` of transformers, built from its `config` with `options`."""
 
-    def build() -> nn.Module:
+    name: str
+    config: str
+    options: dict[str, Any]
+
+    def __call__(self) -> nn.Module:
         import transformers
 
-        made = getattr(transformers, config)(**options)
-        model: nn.Module = getattr(transformers, name)(made)
+        made = getattr(transformers, self.config)(**self.options)
+        model: nn.Module = getattr(transformers, self.name)(made)
         return model
 
-    return build
+
+def hugging(name: str, config: str, **options: Any) -> Hugging:
+    return Hugging(name, config, options)
 
 
 DECODER: dict[str, Any] = {

@@ -2,50 +2,78 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from benchmarks.tables import Table
 from benchmarks.truth import telling
-from benchmarks.truth.corpus import ANSWERS, Broken, Goldens, Part, benign_of, found_of
+from benchmarks.truth.corpus import ANSWERS, Broken, Case, Goldens, Part, benign_of, found_of
 from benchmarks.truth.models import DTYPES, MODELS, Model
-from benchmarks.truth.telling import Case
 
 # One model of each kind is struck; all are run unharmed.
 STRUCK = ("Llama", "MoE decoder", "state space", "U-Net", "LSTM and gates", "graph attention")
+JOBS = "TRUTH_JOBS"  # processes that share the work; one where it is not set
 
 
-def cases(models: Iterable[Model], struck: Iterable[str], room: Path, part: Part) -> Iterator[Case]:
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A share of the work: a model in one dtype, unharmed or struck in one way."""
+
+    model: Model
+    dtype: str
+    way: str
+    part: Part
+    is_struck: bool
+
+    def __call__(self) -> list[Case]:
+        torch.set_num_threads(1)
+        with tempfile.TemporaryDirectory() as room:
+            goldens = Goldens(self.model, self.dtype, Path(room))
+            if not self.is_struck:
+                return [benign_of(goldens, self.way)]
+            return list(found_of(goldens, self.way, self.part))
+
+
+def units(models: Mapping[str, Model], struck: Sequence[str], part: Part) -> Iterator[Unit]:
     """Every model unharmed in another way, and those of `struck` with every fault of `part`."""
-    chosen = set(struck)
-    for model in models:
-        for dtype in DTYPES:
-            with tempfile.TemporaryDirectory(dir=room) as here:
-                goldens = Goldens(model, dtype, Path(here))
-                if part.one_of == 1 or _is_turn(model, dtype):
-                    yield benign_of(model, dtype, "other BLAS", goldens)
-                for way in ANSWERS if model.name in chosen else ():
-                    yield from found_of(model, dtype, way, goldens, part)
+    for turn, model in enumerate(models.values()):
+        for nth, dtype in enumerate(DTYPES):
+            # a short run has all models and all dtypes, but not each model in each
+            if part.one_of == 1 or turn % len(DTYPES) == nth:
+                yield Unit(model, dtype, "other BLAS", part, is_struck=False)
+            for way in ANSWERS if model.name in struck else ():
+                yield Unit(model, dtype, way, part, is_struck=True)
 
 
-def _is_turn(model: Model, dtype: str) -> bool:
-    """One dtype of each model, so that a short run has all models and all dtypes."""
-    return list(MODELS).index(model.name) % len(DTYPES) == DTYPES.index(dtype)
+def carried_out(work: Sequence[Unit]) -> list[Case]:
+    """What all units found, in their order."""
+    jobs = int(os.environ.get(JOBS, "1"))
+    if jobs == 1:
+        return [case for unit in work for case in unit()]
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=fresh) as workers:
+        return [case for found in workers.map(run_unit, work) for case in found]
 
 
-def measured(name: str, models: Iterable[Model], struck: Iterable[str], part: Part) -> Table:
-    """Run the corpus, write what failed, and count."""
-    torch.set_num_threads(1)
+def run_unit(unit: Unit) -> list[Case]:
+    return unit()
+
+
+def measured(name: str, work: Sequence[Unit], by_kind: bool = True) -> Table:
+    """Run the units, write what failed, and count."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as room:
-        found = list(cases(models, struck, Path(room), part))
+    found = carried_out(work)
     listed = telling.written(found, name)
     rows = [
-        *telling.fault_rows(found, by_kind=part.one_of == 1),
+        *telling.fault_rows(found, by_kind),
         *telling.compacted_rows(found),
         *telling.benign_rows(found),
     ]
@@ -61,4 +89,4 @@ def measured(name: str, models: Iterable[Model], struck: Iterable[str], part: Pa
 
 
 def table() -> Table:
-    return measured("truth", MODELS.values(), STRUCK, Part(summaries=True))
+    return measured("truth", list(units(MODELS, STRUCK, Part())))

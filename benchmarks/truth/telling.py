@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.truth.asking import GRADES, Graded
-from benchmarks.truth.corpus import Benign, Broken, Found
+from benchmarks.truth.corpus import Benign, Broken, Case, Found
 
 HEADINGS = (
     "models", "dtype", "way", "faults", "detectable",
     "exact", "near", "wrong", "missed", "of the others: named", "false alarms", "compare",
 )  # fmt: skip
-Case = Found | Benign | Broken
 
 
 def fault_rows(cases: Sequence[Case], by_kind: bool) -> list[list[str]]:
@@ -21,8 +20,8 @@ def fault_rows(cases: Sequence[Case], by_kind: bool) -> list[list[str]]:
     groups: dict[tuple[str, str, str], list[Found]] = defaultdict(list)
     found = [case for case in cases if isinstance(case, Found)]
     for case in found:
-        kind = case.model.kind if by_kind else "six kinds"
-        groups[kind, case.dtype, case.way].append(case)
+        kind = case.place.kind if by_kind else "six kinds"
+        groups[kind, case.place.dtype, case.place.way].append(case)
     rows = [[*place, *_counts(some, lambda one: one.graded)] for place, some in groups.items()]
     totals = [
         [f"all, {name}", "", "", *_counts([one for one in found if is_one(one)], _full)]
@@ -32,8 +31,8 @@ def fault_rows(cases: Sequence[Case], by_kind: bool) -> list[list[str]]:
 
 
 _PHASES: dict[str, Callable[[Found], bool]] = {
-    "forward": lambda one: not one.fault.in_gradient,
-    "gradients": lambda one: one.fault.in_gradient,
+    "forward": lambda one: not one.in_gradient,
+    "gradients": lambda one: one.in_gradient,
 }
 
 
@@ -42,10 +41,10 @@ def _full(one: Found) -> Graded:
 
 
 def _counts(some: list[Found], graded: Callable[[Found], Graded]) -> list[str]:
-    sure = [one for one in some if one.fault.detectable]
+    sure = [one for one in some if one.is_sure]
     grades = Counter(graded(one).grade for one in sure)
     rest = sum(graded(one).grade in ("exact", "near") for one in some if one not in sure)
-    others = sum(graded(one).others > 0 and graded(one).grade == "exact" for one in some)
+    others = sum(bool(graded(one).elsewhere) and graded(one).grade == "exact" for one in some)
     spent = sum(graded(one).seconds for one in some) / max(1, len(some))
     return [
         str(len(some)), str(len(sure)), *(str(grades[word]) for word in GRADES),
@@ -66,7 +65,7 @@ def benign_rows(cases: Sequence[Case]) -> list[list[str]]:
     groups: dict[tuple[str, str], list[Benign]] = defaultdict(list)
     for case in cases:
         if isinstance(case, Benign):
-            groups[case.dtype, case.way].append(case)
+            groups[case.place.dtype, case.place.way].append(case)
     return [
         [f"{len(some)} benign pairs", *place, "", "", "", "", "", "", "", _alarming(some),
          f"{sum(one.seconds for one in some) / len(some):.2f} s"]
@@ -98,14 +97,16 @@ def failures(cases: Iterable[Case]) -> str:
 
 
 def _failure(case: Found, graded: Graded, note: str) -> list[str]:
-    fault = case.fault
-    is_fine = graded.grade == "exact" and not graded.others
-    if is_fine or (not fault.detectable and graded.grade in ("missed", "exact", "near")):
+    is_fine = graded.grade == "exact" and not graded.elsewhere
+    if is_fine or (not case.is_sure and graded.grade in ("missed", "exact", "near")):
         return []
     word = {"exact": "MORE ROOTS", "near": "NEAR", "wrong": "WRONG OP", "missed": "MISSED"}
-    place = f"{case.place}: {fault.name} at {', '.join(sorted(fault.ops)[:3])}"
-    seen = f"planted: {fault.evidence}{'' if fault.detectable else ' (below the bound)'}"
-    besides = f"; {graded.others} roots elsewhere, {graded.early} failing rows before it"
+    place = f"{case.place}: {case.fault} at {', '.join(case.ops)}"
+    seen = f"planted: {case.evidence}{'' if case.is_sure else ' (below the bound)'}"
+    others = f"{len(graded.elsewhere)} roots elsewhere ({', '.join(graded.elsewhere[:3])})"
+    besides = (
+        f"; {others if graded.elsewhere else 'no other root'}, {graded.early} rows fail before"
+    )
     told = f"said: {graded.told}{besides}"
     return [f"{word[graded.grade]:12} {place}{note}\n    {seen}\n    {told}"]
 
