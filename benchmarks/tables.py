@@ -12,6 +12,7 @@ TABLES: dict[str, str] = {
     "truth": "truth.table",
     "truth-quick": "truth.quick",
     "truth-compacted": "truth.summaries",
+    "truth-compiled": "truth.compiling",
     "rounding": "rounding",
     "compare": "compare",
     "compiled": "compiled",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,9 +14,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from benchmarks.truth.bound import Introduced
-from benchmarks.truth.kinds import Kind, Planned, Struck, computes, has_heads, in_own_dtype
+from benchmarks.truth.kinds import (
+    Kind,
+    Planned,
+    Struck,
+    computes,
+    has_heads,
+    in_own_dtype,
+    planned,
+)
 from benchmarks.truth.planting import Fault, fault_at
-from benchmarks.truth.watching import Answer, Site, plainly
+from benchmarks.truth.watching import Answer, Seen, Site
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.taps.recording.functions import function_of
 
@@ -157,7 +165,7 @@ def mislowered(site: Site, change: Change, struck: list[str]) -> Iterator[None]:
             chosen[id(node.graph)] = sites_of(node.graph).get(site)
         if node is not chosen[id(node.graph)] or not isinstance(result, ir.TensorBox):
             return result
-        struck.append(node.name)
+        struck.append(str(node))
         return _changed(ir, result, change)
 
     with ExitStack() as stack:
@@ -196,22 +204,14 @@ def compiler_fault(plan: Planned, change: Change, introduced: list[Introduced]) 
                  frozenset([plan.seen.site.module]), plant, found=introduced)  # fmt: skip
 
 
-def compiler_faults(
-    seen: list[Any], seed: Callable[[str], int], run: Callable[[Fault], None]
-) -> Iterator[Fault]:
-    """One fault of each lowered kind, at ops that a compiled graph tells apart from others.
+def compiler_faults(seen: list[Seen], seed: str, run: Callable[[Fault], None]) -> Iterator[Fault]:
+    """One fault of each lowered kind, at calls that `seed` chooses.
 
     `run` runs the model eagerly with a fault, which tells what it introduces.
     """
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    for one in seen:
-        counts[one.site.scope, one.site.function] += 1
+    once = [one for one in seen if "@" not in one.site.scope]
     for each in LOWERED:
-        usable = [one for one in seen if each.kind.fits(one) and "@" not in one.site.scope]
-        plan = Planned(each.kind, usable[seed(each.kind.name) % len(usable)])
-        eager = fault_at(plan)
-        run(eager)
-        yield compiler_fault(plan, each.change, eager.found)
-
-
-__all__ = ["compiler_faults", "plainly"]
+        for plan in planned(once, "float32", seed, (each.kind,)):
+            eager = fault_at(plan)
+            run(eager)
+            yield compiler_fault(plan, each.change, eager.found)

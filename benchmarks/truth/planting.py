@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,9 +28,12 @@ from benchmarks.truth.watching import (
 
 
 class Plant(Protocol):
-    """Has a fault strike `model` while the block runs; `answer` computes what it spares."""
+    """Has a fault strike `model` while the block runs; `answer` computes what it spares.
 
-    def __call__(self, model: nn.Module, answer: Answer) -> AbstractContextManager[None]: ...
+    None as answer stands for a compiler, which no mode may stand in the way of.
+    """
+
+    def __call__(self, model: nn.Module, answer: Any) -> AbstractContextManager[None]: ...
 
 
 @dataclass(slots=True)
@@ -186,9 +189,9 @@ def edited(
     """A fault of the model itself; `seen` are the calls that may be named for it."""
 
     @contextmanager
-    def plant(model: nn.Module, answer: Answer) -> Iterator[None]:
+    def plant(model: nn.Module, answer: Answer | None) -> Iterator[None]:
         edit(model)
-        with below(model, answer):
+        with below(model, answer) if answer is not None else nullcontext():
             yield
 
     ops = frozenset(str(one.site) for one in seen)

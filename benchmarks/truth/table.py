@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from benchmarks.truth.models import DTYPES, MODELS, Model
 
 # One model of each kind is struck; all are run unharmed.
 STRUCK = ("Llama", "MoE decoder", "state space", "U-Net", "LSTM and gates", "graph attention")
+Share = Callable[[], list[Case]]
 JOBS = "TRUTH_JOBS"  # processes that share the work; one where it is not set
 
 
@@ -53,7 +54,7 @@ def units(models: Mapping[str, Model], struck: Sequence[str], part: Part) -> Ite
                 yield Unit(model, dtype, way, part, is_struck=True)
 
 
-def carried_out(work: Sequence[Unit]) -> list[Case]:
+def carried_out(work: Sequence[Share]) -> list[Case]:
     """What all units found, in their order."""
     jobs = int(os.environ.get(JOBS, "1"))
     if jobs == 1:
@@ -63,11 +64,11 @@ def carried_out(work: Sequence[Unit]) -> list[Case]:
         return [case for found in workers.map(run_unit, work) for case in found]
 
 
-def run_unit(unit: Unit) -> list[Case]:
+def run_unit(unit: Share) -> list[Case]:
     return unit()
 
 
-def measured(name: str, work: Sequence[Unit], by_kind: bool = True) -> Table:
+def measured(name: str, work: Sequence[Share], by_kind: bool = True) -> Table:
     """Run the units, write what failed, and count."""
     began = time.monotonic()
     found = carried_out(work)
