@@ -13,6 +13,8 @@ TABLES: dict[str, str] = {
     "truth-quick": "truth.quick",
     "truth-compacted": "truth.summaries",
     "truth-compiled": "truth.compiling",
+    "truth-gpu": "truth.gpu",
+    "truth-held-out": "truth.held_out",
     "rounding": "rounding",
     "compare": "compare",
     "compiled": "compiled",

@@ -35,10 +35,17 @@ class Graded:
 
 
 def dumped(
-    model: Model, dtype: str, path: Path, around: Around, *, backward: bool, mode: str = "eager"
+    model: Model,
+    dtype: str,
+    path: Path,
+    around: Around,
+    *,
+    backward: bool,
+    mode: str = "eager",
+    device: str = "cpu",
 ) -> Path:
     """Run a step of `model` inside `around` into an archive at `path`."""
-    made, inputs = model.made(dtype), model.given(dtype)
+    made, inputs = model.made(dtype, device), model.given(dtype, device)
     torch.manual_seed(11)
     if mode != "eager":
         torch.compiler.reset()

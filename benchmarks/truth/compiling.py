@@ -1,4 +1,4 @@
-"""The truth table of compiled targets: sound compilers, wrong ones, and models that were changed."""
+"""The truth table of compiled targets: sound compilers, wrong ones, and changed models."""
 
 from __future__ import annotations
 

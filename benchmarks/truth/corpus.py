@@ -87,6 +87,11 @@ class Part:
     one_of: int = 1
     summaries: bool = False  # compare compacted copies, too
 
+    @property
+    def is_long(self) -> bool:
+        """Whether there is time for every sound pair."""
+        return self.one_of < 8
+
     def has(self, name: str) -> bool:
         return zlib.crc32(name.encode()) % self.one_of == 0
 
@@ -94,8 +99,9 @@ class Part:
 class Goldens:
     """The golden archives of one model in one dtype, dumped when they are first asked for."""
 
-    def __init__(self, model: Model, dtype: str, room: Path) -> None:
+    def __init__(self, model: Model, dtype: str, room: Path, device: str = "cpu") -> None:
         self.model, self.dtype, self.room = model, dtype, room
+        self.device = device  # of the targets; golden runs are on the CPU
         self._paths: dict[bool, Path] = {}
 
     def __call__(self, backward: bool) -> Path:
@@ -104,6 +110,14 @@ class Goldens:
             asking.dumped(self.model, self.dtype, path, untouched, backward=backward)
             self._paths[backward] = path
         return self._paths[backward]
+
+    def target(self, around: asking.Around, backward: bool, mode: str = "eager") -> Path:
+        """Dump a target into the one place where targets lie, which it takes from the last one."""
+        path = self.room / "target"
+        asking.cleared(path)
+        return asking.dumped(
+            self.model, self.dtype, path, around, backward=backward, mode=mode, device=self.device
+        )
 
     def seen(self) -> list[Seen]:
         made, inputs = self.model.made(self.dtype), self.model.given(self.dtype)
@@ -145,14 +159,14 @@ def found_of(goldens: Goldens, way: str, part: Part) -> Iterator[Case]:
 def asked_for(
     fault: Fault,
     goldens: Goldens,
-    around: Callable[[nn.Module], AbstractContextManager[None]],
+    around: asking.Around,
     place: Place,
     part: Part,
 ) -> Found:
     """Dump a target with `fault`, compare it, and grade what is said."""
     golden = goldens(fault.backward)
     mode = "compiled" if place.way == COMPILED else "eager"
-    target = dumped_beside(golden, goldens, around, fault.backward, mode)
+    target = goldens.target(around, fault.backward, mode)
     if fault.in_gradient:
         fault.aliases = asking.aliases(golden, fault)
     graded = asking.graded(*asking.asked(golden, target), fault)
@@ -163,20 +177,6 @@ def asked_for(
     ops = tuple(sorted(fault.ops)[:3])
     sure, seen = fault.detectable, fault.evidence
     return Found(place, fault.name, ops, sure, seen, fault.in_gradient, graded, small)
-
-
-def dumped_beside(
-    golden: Path,
-    goldens: Goldens,
-    around: Callable[[nn.Module], AbstractContextManager[None]],
-    backward: bool,
-    mode: str,
-) -> Path:
-    """Dump a target into the one place where targets lie, which it takes from the last one."""
-    target = golden.with_name("target")
-    asking.cleared(target)
-    model, dtype = goldens.model, goldens.dtype
-    return asking.dumped(model, dtype, target, around, backward=backward, mode=mode)
 
 
 # What is sound
@@ -193,7 +193,7 @@ def _sound(goldens: Goldens, place: Place) -> Benign:
     around = untouched if is_compiled else partial(below, answer=ANSWERS[place.way])
     golden = goldens(True)
     mode = "compiled" if is_compiled else "eager"
-    target = dumped_beside(golden, goldens, around, True, mode)
+    target = goldens.target(around, True, mode)
     outcome, seconds = asking.asked(golden, target)
     said = asking.said(outcome)
     return Benign(place, *asking.alarms(outcome), outcome.exit_code, said, seconds)

@@ -17,6 +17,7 @@ from benchmarks.tables import Table
 from benchmarks.truth import telling
 from benchmarks.truth.corpus import ANSWERS, Broken, Case, Goldens, Part, benign_of, found_of
 from benchmarks.truth.models import DTYPES, MODELS, Model
+from benchmarks.truth.sixty import older_units
 
 # One model of each kind is struck; all are run unharmed.
 STRUCK = ("Llama", "MoE decoder", "state space", "U-Net", "LSTM and gates", "graph attention")
@@ -48,7 +49,7 @@ def units(models: Mapping[str, Model], struck: Sequence[str], part: Part) -> Ite
     for turn, model in enumerate(models.values()):
         for nth, dtype in enumerate(DTYPES):
             # a short run has all models and all dtypes, but not each model in each
-            if part.one_of == 1 or turn % len(DTYPES) == nth:
+            if part.is_long or turn % len(DTYPES) == nth:
                 yield Unit(model, dtype, "other BLAS", part, is_struck=False)
             for way in ANSWERS if model.name in struck else ():
                 yield Unit(model, dtype, way, part, is_struck=True)
@@ -90,4 +91,4 @@ def measured(name: str, work: Sequence[Share], by_kind: bool = True) -> Table:
 
 
 def table() -> Table:
-    return measured("truth", list(units(MODELS, STRUCK, Part())))
+    return measured("truth", [*older_units(Part()), *units(MODELS, STRUCK, Part())])
