@@ -12,6 +12,7 @@ import torch
 
 from benchmarks import faults
 from benchmarks.cases import FAULTS
+from benchmarks.cases import Case as OlderCase
 from benchmarks.subjects import SUBJECTS
 from benchmarks.truth.asking import Graded
 from benchmarks.truth.corpus import Case, Found, Part, Place, carried_out
@@ -41,7 +42,7 @@ class OlderUnit:
             if self.dtype not in case.dtypes or not self.part.has(words):
                 continue
 
-            def found(case: faults.Case = case, number: int = number) -> Found:
+            def found(case: OlderCase = case, number: int = number) -> Found:
                 mine = faults.dumped(subject, room / str(number), case.plant, self.dtype)
                 began = time.perf_counter()
                 outcome = compare(golden, mine)
