@@ -38,6 +38,9 @@ _FORMATS = ("csv", "json")
               help="How values lie over ranks: YAML file, or 'layers.*.o=b s h[tp]'.")  # fmt: skip
 @click.option("--checker", default="auto", show_default=True, metavar="NAME",
               help="auto (rounding), allclose, full, pcc, cosine, exact, fp64.")  # fmt: skip
+@click.option("--metric", "metrics", metavar="NAME", multiple=True,
+              help="Another column: kl_divergence, or PKG.MOD:FUNC of two arrays; may be given "
+              "again.")  # fmt: skip
 @click.option("--rtol", type=float, help="Relative tolerance of an element (allclose, full).")
 @click.option("--atol", type=float, help="Absolute tolerance of an element (allclose, full).")
 @click.option("--pcc", type=float, help="Least correlation (pcc, full).")

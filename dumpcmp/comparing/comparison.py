@@ -19,6 +19,7 @@ from dumpcmp.comparing.flips import follow_flips
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import leaf_findings
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
+from dumpcmp.comparing.own_metrics import asking, said_of_own
 from dumpcmp.comparing.paired_calls import call_differences
 from dumpcmp.comparing.requests import Asking, said_of_requests, spared
 from dumpcmp.comparing.rerunning import replay_all
@@ -54,6 +55,7 @@ def compare(
     token_offset: int = 0,
     layouts: str | Sequence[str] = (),
     checker: Checker | None = None,
+    metrics: str | Sequence[str] = (),
     replay: str = Replaying.AUTO,
     allow: str | Sequence[str] = (),
     jobs: int = 1,
@@ -87,6 +89,7 @@ def compare(
     pairs = pair_values(ours.listing, theirs.listing, renaming, token_offset)
     ways = Ways.of(ours.listing, theirs.listing)
     work = lay_out(pairs, ours, theirs, finer, ways, rule.closeness)
+    work = asking(work, [metrics] if isinstance(metrics, str) else metrics)
     with nullcontext(executor) if executor is not None else executor_for(jobs) as workers:
         measured = measure_all(work, workers, progress)
         flow = DataFlow(pairs, ours.listing, theirs.listing)
@@ -103,7 +106,7 @@ def compare(
     judgements = judge_all(evidence, rule, flow.sources, following)
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]
     rows = blame(rows, ours.listing, theirs.listing)
-    remarks = [*_caveats(rule, rows), *_remarks(tap, ours, theirs, finer)]
+    remarks = [*_caveats(rule, rows), *said_of_own(measured), *_remarks(tap, ours, theirs, finer)]
     remarks += [*said_of(shortcuts), *_unseen(rows)]
     roots = in_order(row for row in rows if row.root)
     return Outcome(tuple(rows), tuple(roots), tuple(remarks))

@@ -33,6 +33,7 @@ class Task:
     reference: Shares | None = None
     limit: float = 0.0  # rel_l2 up to which a layout that nobody stated fits, and replicas agree
     assumed: Layout | None = None  # of a like value, where no layout fits
+    own: tuple[str, ...] = ()  # metrics that the user asks for besides
 
     @property
     def nbytes(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, Basis, assemble, explain
 from dumpcmp.align.mesh.deliveries import Traffic
 from dumpcmp.comparing.laying import Handover, Job, Task, look_again
+from dumpcmp.comparing.own_metrics import measured_by
 from dumpcmp.comparing.side import Shares, archive_at
 from dumpcmp.comparing.summaries import (
     Summed,
@@ -87,7 +88,9 @@ def _measured_pair(task: Task, golden: Value, target: Value) -> Measured:
     if golden.shape != target.shape:
         return _misshapen(golden.shape, target.shape)
     metrics = measure(golden, target, task.closeness)
-    return Measured(metrics, reference=_reference_errors(task, golden, target))
+    own, problem = measured_by(task.own, golden, target)
+    errors = _reference_errors(task, golden, target)
+    return Measured(metrics, reference=errors, own=own, own_problem=problem)
 
 
 def side_of(task: Task, is_target: bool) -> Value:
@@ -160,6 +163,7 @@ def _estimated(task: Task) -> Measured:
         estimate(golden, target),
         reference=_estimated_errors(task, golden, target),
         own=_reduced(golden, target),
+        own_problem="--metric: only Summaries of it are kept" if task.own else "",
         laid=LaidOut(finding=finding, remark=said_of_rows(golden, target)),
     )
 

@@ -102,6 +102,7 @@ class Sums:
     worst: int = 0
     rel: float = 0.0
     max_rel: float = 0.0
+    rel_plain: float = 0.0
     max_rel_plain: float = 0.0
     max_row: float = 0.0
     num_rows: int = 0
@@ -203,6 +204,8 @@ class Sums:
         plain = float(np.fmax.reduce(np.divide(error, size, out=spare)))
         suspects = self._suspects(spare, plain)
         self.max_rel_plain = max(self.max_rel_plain, plain)
+        mean = sum_of(spare)
+        self.rel_plain += mean if math.isfinite(mean) else sum_of(spare[size > 0])
         if self.lines.whole_numbers:
             self.mismatched += int(np.count_nonzero(error))
         elif most > self.closeness.atol:
@@ -269,7 +272,9 @@ class Sums:
         known = bool(self.survey.rms)  # a golden of zeros has no unit for a relative error
         unknown = math.inf if self.dd else 0.0
         aa, bb, ab, da = self._products()
-        cosine, cosine_distance = _direction(aa, bb, ab, da, self.dd)
+        cosine, cosine_distance = (
+            _direction(aa, bb, ab, da, self.dd) if self.num_finite else (math.nan, math.nan)
+        )
         rel_l2 = math.sqrt(self.dd / aa) if aa else unknown
         return Metrics(
             count=count,
@@ -288,6 +293,7 @@ class Sums:
             worst=tuple(int(i) for i in np.unravel_index(self.worst // lines.parts, shape)),
             max_rel_err=self.max_rel if known else unknown,
             mean_rel_err=self.rel / n if known else unknown,
+            mean_rel_err_plain=self.rel_plain / n,
             max_rel_err_plain=self.max_rel_plain,
             max_ulp=self.max_ulp,
             mismatched=min(self.mismatched, count),
@@ -333,7 +339,7 @@ def _direction(aa: float, bb: float, ab: float, da: float, dd: float) -> tuple[f
     span, aa dd - da**2, does not.
     """
     if aa <= 0 or bb <= 0:
-        return math.nan, math.nan
+        return (math.nan, math.nan) if dd else (1.0, 0.0)  # two zeros are the same direction
     cosine = ab / math.sqrt(aa) / math.sqrt(bb)
     if dd > _NEAR * aa:
         cosine = min(1.0, max(-1.0, cosine))

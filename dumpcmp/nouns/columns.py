@@ -105,10 +105,13 @@ COLUMNS: tuple[Column, ...] = (
     Column("touched_rows", "rows that are another computation after a flip; the numbers are of "
            "the others", lambda row: row.touched.num_touched if row.touched else None),
     _metric("cosine", "cosine of the angle between golden and mine"),
+    Column("zero", "True where both sides are zero everywhere, and their cosine 1 for that alone",
+           lambda row: row.is_zero),
     _metric("max_abs_diff", "largest |mine - golden|"),
     Column("worst", "index of the element with max_abs_diff", _place),
     _metric("max_rel_err", "largest |mine - golden| / (|golden| + rms of golden)"),
     _metric("mean_rel_err", "mean of |mine - golden| / (|golden| + rms of golden)"),
+    _metric("mean_rel_err_plain", "mean of |mine - golden| / |golden|, 0 at golden zeros"),
     _metric("max_rel_err_plain", "largest |mine - golden| / |golden|; inf at golden zeros"),
     _metric("rel_l2", "norm of mine - golden over the norm of golden"),
     _column("tolerance", "the rel_l2 that was admissible, where that was the rule",

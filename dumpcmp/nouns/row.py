@@ -69,8 +69,8 @@ class Metrics:
     """How far the target lies from golden, as numbers and without opinion.
 
     Differences are target - golden, over the elements that are finite on both sides. Sums are in
-    float64. What does not exist is NaN: the errors of an empty pair, the cosine of a zero, the PCC
-    of a constant.
+    float64. What does not exist is NaN: the errors of an empty pair, the cosine of a zero with
+    something else, the PCC of a constant.
     """
 
     count: int  # elements of either side
@@ -89,6 +89,7 @@ class Metrics:
     worst: tuple[int, ...] = ()  # where max_abs_diff is
     max_rel_err: float = math.nan  # of |difference| / (|golden| + rms(golden))
     mean_rel_err: float = math.nan
+    mean_rel_err_plain: float = math.nan  # of |difference| / |golden|, and 0 at golden zeros
     max_rel_err_plain: float = math.nan  # of |difference| / |golden|; infinite at golden zeros
     max_ulp: float = math.nan  # in units of the coarser dtype
     mismatched: int = 0  # elements outside `Closeness`
@@ -102,7 +103,7 @@ class Metrics:
     def of_equals(cls, count: int, num_finite: int, side: Extent) -> Metrics:
         """Of two sides with the same bits, of which `side` tells: every error is 0."""
         found: dict[str, Any] = dict.fromkeys(_ERRORS, 0.0)
-        direction = 1.0 if max(-side.min, side.max) > 0 else math.nan
+        direction = 1.0 if num_finite else math.nan
         found |= {"cosine": direction, "cosine_distance": 1 - direction}
         found |= {"pcc": 1.0 if side.min < side.max else math.nan}
         return cls(count, True, num_finite, **found, golden=side, target=side)
@@ -207,6 +208,13 @@ class Row:
     suspects: tuple[str, ...] = ()  # and the ops that it computes besides and does not store
 
     @property
+    def is_zero(self) -> bool:
+        """Whether both sides are zero everywhere, so that their cosine of 1 says little."""
+        if self.metrics is None or not self.metrics.num_finite:
+            return False
+        return self.metrics.golden.norm == 0 == self.metrics.target.norm
+
+    @property
     def verdict(self) -> Verdict:
         """The verdict of the judgement."""
         return self.judgement.verdict
@@ -306,6 +314,7 @@ class Measured:
     reference: ReferenceErrors | None = None
     laid: LaidOut | None = None
     own: Own = ()
+    own_problem: str = ""  # why a metric of the user's gave no number
     rank: int | None = None  # of a collective alone: who got what is farthest from what it should
 
 

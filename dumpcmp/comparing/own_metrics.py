@@ -1,0 +1,72 @@
+"""Metrics that a user asks for by name: one of ours that costs time, or a function of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from dumpcmp.comparing.laying import Job, Task
+from dumpcmp.measure.divergence import kl_divergence
+from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.options import load
+from dumpcmp.nouns.row import Measured, Own, Pair
+from dumpcmp.nouns.value import Value
+from dumpcmp.summary.packing import named
+
+OwnMetric = Callable[[Any, Any], object]  # takes golden's array and the target's
+_OURS = {"kl_divergence": kl_divergence}
+
+
+def asking(work: Mapping[Pair, Job], names: Iterable[str]) -> dict[Pair, Job]:
+    """`work`, each task with the metrics that are asked for, which can all be loaded."""
+    wanted = tuple(names)
+    for name in wanted:
+        _loaded(name)
+    if not wanted:
+        return dict(work)
+    return {
+        pair: replace(task, own=wanted) if isinstance(task, Task) else task
+        for pair, task in work.items()
+    }
+
+
+@lru_cache
+def _loaded(name: str) -> OwnMetric:
+    if name in _OURS:
+        return _OURS[name]
+    if ":" not in name:
+        known = ", ".join(_OURS)
+        raise SelectionError(
+            f"--metric {name!r} is not known", hint=f"pkg.mod:function, or {known}"
+        )
+    found: OwnMetric = load("--metric", name)
+    if not callable(found):
+        raise SelectionError(f"--metric {name}: it is no function")
+    return found
+
+
+def measured_by(names: Iterable[str], golden: Value, target: Value) -> tuple[Own, str]:
+    """What each of the metrics gives of a pair, by column, and why the first that failed did."""
+    found: dict[str, float] = {}
+    problem = ""
+    for name in names:
+        if name in _OURS:
+            found[name] = _OURS[name](golden, target)
+            continue
+        try:
+            given = _loaded(name)(golden.numbers(), target.numbers())
+            numbers = named(name.partition(":")[2], given)
+            found |= {column: float(number) for column, number in numbers.items()}
+        except Exception as error:  # the user's function may raise anything; the others stand
+            problem = problem or f"--metric {name}: {type(error).__name__}: {error}"[:200]
+    return tuple(found.items()), problem
+
+
+def said_of_own(measured: Mapping[Pair, Measured]) -> Iterator[str]:
+    """What must be said of metrics that gave no number."""
+    failed = {pair: one.own_problem for pair, one in measured.items() if one.own_problem}
+    for pair, problem in list(failed.items())[:1]:
+        others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        yield f"{pair.key}{others}: {problem}"
