@@ -8,20 +8,24 @@ from collections.abc import Iterator
 from dumpcmp.judge.tolerances import (
     FLIP,
     FLOAT32_EPS,
-    REPLAY_FEW,
+    REPLAY_CHANCE,
+    REPLAY_ELEMENT,
     REPLAY_GAIN,
     REPLAY_NOISE,
+    REPLAY_OFFSET,
     REPLAY_ROUND,
     REPLAY_ROW,
     REPLAY_SUM,
 )
 from dumpcmp.nouns.replay import Choice, Flip, Replay
 
+_GIVEN = "the op in float64 on the same inputs"
+
 
 def bound(replay: Replay) -> float:
     """The error that rounding explains: of the output's dtype, and of sums in float32."""
-    sums = (REPLAY_SUM * min(replay.eps, FLOAT32_EPS) + replay.shortcut) * replay.condition
-    return max(REPLAY_ROUND * replay.eps + sums, REPLAY_NOISE * replay.noise)
+    sums = (REPLAY_SUM * _unit(replay) + replay.shortcut) * replay.condition
+    return REPLAY_ROUND * replay.eps + max(sums, REPLAY_NOISE * replay.noise)
 
 
 def wrong(replay: Replay) -> str:
@@ -30,24 +34,49 @@ def wrong(replay: Replay) -> str:
 
 
 def _wrongs(replay: Replay) -> Iterator[str]:
-    if replay.choice and replay.choice.wrong:
-        yield replay.choice.wrong
-    if replay.choice and replay.choice.decides and replay.choice.flips:
-        yield from _unexplained(replay.choice.flips[0])
+    if replay.choice is not None:
+        yield from filter(None, [replay.choice.wrong])
+        if replay.choice.decides and replay.choice.flips:
+            yield from _unexplained(replay.choice.flips[0])
+        return  # what was chosen may be other elements than the replay has, and as right
     if replay.is_exact and replay.mismatched:
         yield f"it only moves what it was given, but {replay.mismatched} elements are others"
     if not replay.nonfinite_agree:
         yield "NaN or Inf stand where the op in float64 on the same inputs has none, or lack there"
+    if not replay.is_exact:
+        yield from _errors(replay)
+        yield from _biases(replay)
+
+
+def _errors(replay: Replay) -> Iterator[str]:
+    """What is off by more than rounding explains: the whole, a row or an element."""
     limit = bound(replay)
-    given = "of the op in float64 on the same inputs"
-    if replay.introduced > limit:
-        yield f"it is rel_l2 {replay.introduced:.3g} off the result {given}, above {limit:.3g}"
-    if replay.worst_row > REPLAY_ROW * limit:
-        row = REPLAY_ROW * limit
-        yield f"a row is {replay.worst_row:.3g} off the result {given}, above {row:.3g}"
-    chance = 1 + REPLAY_FEW / math.sqrt(max(1, replay.count))  # few roundings do not even out
-    if abs(replay.gain) > max(REPLAY_GAIN * replay.eps * chance, limit - REPLAY_ROUND * replay.eps):
-        yield f"it is by the factor 1{replay.gain:+.3g} larger than the result {given}"
+    unit = _unit(replay) + replay.shortcut
+    sums = REPLAY_ELEMENT * max(unit * replay.condition, replay.noise)
+    for what, found, most in (
+        ("it", replay.introduced, limit),
+        ("a row", replay.worst_row, REPLAY_ROW * limit),
+        ("an element", replay.worst_element, replay.eps + sums),
+    ):
+        if found > most:
+            yield f"{what} is {found:.3g} off {_GIVEN}, where rounding explains {most:.3g}"
+
+
+def _biases(replay: Replay) -> Iterator[str]:
+    """Rounding has no side: an output that is larger, or shifted, on the whole is no rounding."""
+    chance = REPLAY_CHANCE * replay.introduced / math.sqrt(max(1, replay.count))
+    sums = (REPLAY_SUM / 2 * _unit(replay) + replay.shortcut) * replay.condition
+    most = max(REPLAY_GAIN * replay.eps + max(sums, REPLAY_NOISE / 2 * replay.noise), chance)
+    if abs(replay.gain) > most:
+        yield f"it is 1{replay.gain:+.3g} times {_GIVEN}, where rounding explains {most:.3g}"
+    most = max(REPLAY_OFFSET * replay.eps + max(sums, REPLAY_NOISE / 2 * replay.noise), chance)
+    if abs(replay.offset) > most:
+        yield f"it is {_GIVEN} {replay.offset:+.3g} of its rms, where rounding explains {most:.3g}"
+
+
+def _unit(replay: Replay) -> float:
+    """The rounding of what sums are made in: float32, or float64 for that."""
+    return min(replay.eps, FLOAT32_EPS)
 
 
 def _unexplained(flip: Flip) -> Iterator[str]:

@@ -90,6 +90,7 @@ class Replay:
     eps: float = 0.0  # the rounding of the dtype that the target gave out
     introduced: float = math.nan  # rel_l2 of what the target gave out
     worst_row: float = math.nan  # of rows: |difference| / (|row| + mean of |rows|)
+    worst_element: float = math.nan  # |difference| / (|element| + rms, or the terms of its sum)
     gain: float = math.nan  # the target is (1 + gain) times the replay, plus what is unlike it
     offset: float = math.nan  # mean difference over the rms of the replay
     count: int = 0  # elements

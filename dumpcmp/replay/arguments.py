@@ -38,6 +38,11 @@ class CallArguments:
         kwargs = {word: changed(value, change) for word, value in self.kwargs.items()}
         return CallArguments(args, kwargs, self.autocast)
 
+    def with_first(self, change: Callable[[Any], Any]) -> CallArguments:
+        """The same with `change` made to the first argument."""
+        first, *others = self.args
+        return CallArguments((change(first), *others), self.kwargs, self.autocast)
+
     def leaves(self) -> list[Any]:
         """Each tensor, number, dtype and word, in order."""
         found: list[Any] = []

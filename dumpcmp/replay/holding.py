@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,78 +12,177 @@ from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import Dtype, dtype_named
 from dumpcmp.replay.running import Rerun
 
-_LEAST = 2.0**-40  # of the terms of sums: what is left of them is taken to be no smaller
+LEAST = 2.0**-40  # of the terms of sums: what is left of them is taken to be no smaller
+_AT_ONCE = 1 << 22  # elements
+_WIDEST = 1 << 16  # elements of a row
+_EARLY = 1 / 16  # of the largest number
 
 
 def hold(rerun: Rerun, slot: str, got: Tensor) -> Replay:
     """What `got`, the recorded value of `slot`, differs in from the replay."""
-    expected = rerun.outputs.get(slot)
-    if expected is None:
-        return Replay(unknown=f"its replay gives no {slot}")
-    if expected.shape != got.shape:
-        said = f"{list(expected.shape)} and not {list(got.shape)}"
-        return Replay(unknown=f"its replay gives {slot} the shape {said}")
-    got = got.detach().to(expected.device)
-    dtype = dtype_named(str(got.dtype))
-    if rerun.is_exact or not dtype.eps:
-        return _exactly(expected, got, dtype, rerun.num_ops)
-    return _roundly(rerun, slot, expected, got, dtype)
+    holding = Holding(slot, got)
+    return holding.add(rerun, got) or holding.replay()
 
 
-def _exactly(expected: Tensor, got: Tensor, dtype: Dtype, num_ops: int) -> Replay:
-    known = expected.to(got.dtype)
-    differs = known != got
-    if dtype.eps:
-        differs &= ~(torch.isnan(known) & torch.isnan(got))
-        differs |= _sign(known) != _sign(got)
-    wrong = int(differs.sum())
-    finite = bool((torch.isfinite(known) == torch.isfinite(got)).all()) if dtype.eps else True
-    return Replay(
-        eps=dtype.eps, count=got.numel(), is_exact=True, mismatched=wrong, num_ops=num_ops,
-        nonfinite_agree=finite, introduced=wrong / max(1, got.numel()),
-    )  # fmt: skip
+class Holding:
+    """Adds up what a value differs in from its replay, which may come in several pieces."""
+
+    def __init__(self, slot: str, got: Tensor) -> None:
+        self.slot = slot
+        self.dtype: Dtype = dtype_named(str(got.dtype))
+        self.rms = _rms(got)  # of the whole: rows and elements are seen in its light
+        self.count = 0
+        self.mismatched = 0
+        self.is_exact = not self.dtype.eps
+        self.agree = True
+        self.num_ops = 1
+        self.squares = _Squares()
+        self.along = self.shift = 0.0
+        self.worst_row = self.worst_element = 0.0
+        self.condition_squared = self.noise_squared = self.terms_squared = 0.0
+
+    def add(self, rerun: Rerun, got: Tensor) -> Replay | None:
+        """Hold `got`, a piece or all of the value, against the replay of it, if there is one."""
+        expected = rerun.outputs.get(self.slot)
+        if expected is None:
+            return Replay(unknown=f"its replay gives no {self.slot}")
+        if expected.shape != got.shape:
+            said = f"{list(expected.shape)} and not {list(got.shape)}"
+            return Replay(unknown=f"its replay gives {self.slot} the shape {said}")
+        self.num_ops = rerun.num_ops
+        self.count += got.numel()
+        self.is_exact = self.is_exact or rerun.is_exact
+        if self.is_exact:
+            self._add_exactly(expected, got.detach())
+        else:
+            self._add_roundly(rerun, expected, got.detach())
+        return None
+
+    def _add_exactly(self, expected: Tensor, got: Tensor) -> None:
+        for known, seen in _pieces(expected, got):
+            known = known.to(seen.dtype)
+            differs = known != seen
+            if self.dtype.eps:
+                differs &= ~(torch.isnan(known) & torch.isnan(seen))
+                differs |= _signs(known) != _signs(seen)
+                self.agree &= bool((torch.isfinite(known) == torch.isfinite(seen)).all())
+            self.mismatched += int(differs.sum())
+
+    def _add_roundly(self, rerun: Rerun, expected: Tensor, got: Tensor) -> None:
+        before = self.squares.expected
+        condition = rerun.condition.get(self.slot, 1.0)
+        terms = rerun.terms.get(self.slot)
+        tensors = [expected, got, *([] if terms is None else [terms])]
+        for known, seen, *beside in _pieces(*tensors):
+            self._add_piece(known, seen, condition, beside, rerun.is_pointwise)
+        weight = self.squares.expected - before
+        self.condition_squared += condition**2 * weight
+        self.noise_squared += rerun.noise.get(self.slot, 0.0) ** 2 * weight
+
+    def _add_piece(
+        self, known: Tensor, seen: Tensor, condition: float, beside: list[Tensor], pointwise: bool
+    ) -> None:
+        wide, rounded = seen.to(torch.float64), known.to(seen.dtype).to(torch.float64)
+        known = known.to(torch.float64)
+        self.agree &= _nonfinite_agree(wide, rounded, known, seen.dtype)
+        finite = torch.isfinite(wide) & torch.isfinite(known) & torch.isfinite(rounded)
+        known = torch.where(finite, known, 0.0)
+        d = torch.where(finite, wide - known, 0.0)
+        off = torch.where(finite, wide - rounded, 0.0)
+        self.squares.add(d, known, torch.where(finite, rounded - known, 0.0))
+        self.along += float((off * known).sum())
+        self.shift += float(off.sum())
+        self._add_rows(d, known)
+        level = known.abs() if pointwise else known.abs() + self.rms
+        for terms in beside:
+            terms = torch.where(torch.isfinite(terms), terms, 0.0).to(torch.float64)
+            self.terms_squared += float(terms.square().sum())
+            level = level + terms / condition
+        self._add_elements(d, level, seen.dtype)
+
+    def _add_rows(self, d: Tensor, known: Tensor) -> None:
+        """Note the largest error of a row, over its own norm and that of a usual one."""
+        if not d.numel():
+            return
+        errors, norms = torch.linalg.vector_norm(d, dim=-1), torch.linalg.vector_norm(known, dim=-1)
+        self.worst_row = max(self.worst_row, _largest(errors, norms + self.rms * math.sqrt(
+            d.shape[-1])))  # fmt: skip
+
+    def _add_elements(self, d: Tensor, level: Tensor, dtype: torch.dtype) -> None:
+        errors = (d.abs() - _grain(dtype)).clamp_min(0.0)
+        self.worst_element = max(self.worst_element, _largest(errors, level))
+
+    def replay(self) -> Replay:
+        """What was added up."""
+        if self.is_exact:
+            return Replay(
+                eps=self.dtype.eps, count=self.count, is_exact=True, mismatched=self.mismatched,
+                nonfinite_agree=self.agree, num_ops=self.num_ops,
+            )  # fmt: skip
+        squares, count = self.squares, max(1, self.count)
+        norm = max(math.sqrt(squares.expected), LEAST * math.sqrt(self.terms_squared))
+        weight = squares.expected or 1.0
+        grain = _grain(getattr(torch, self.dtype.name)) * math.sqrt(count)
+        return Replay(
+            eps=max(self.dtype.eps, _share(2 * math.sqrt(squares.ideal) + grain, norm)),
+            introduced=_share(math.sqrt(squares.error), norm),
+            worst_row=self.worst_row,
+            worst_element=self.worst_element,
+            gain=_share(self.along, norm * norm),
+            offset=_share(self.shift / count, norm / math.sqrt(count)),
+            count=self.count,
+            condition=max(1.0, math.sqrt(self.condition_squared / weight)),
+            noise=math.sqrt(self.noise_squared / weight),
+            nonfinite_agree=self.agree,
+            num_ops=self.num_ops,
+        )
 
 
-def _sign(tensor: Tensor) -> Tensor:
-    """Which elements are negative, -0.0 too; NaN has no sign."""
+class _Squares:
+    """Sums of squares: of the error, of what is expected, of what the best rounding leaves."""
+
+    def __init__(self) -> None:
+        self.error = self.expected = self.ideal = 0.0
+
+    def add(self, error: Tensor, expected: Tensor, ideal: Tensor) -> None:
+        self.error += float(error.square().sum())
+        self.expected += float(expected.square().sum())
+        self.ideal += float(ideal.square().sum())
+
+
+def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
+    """`tensors`, of one shape, as rows, so many of them at once that the memory is bounded."""
+    lines = [_rows(tensor) for tensor in tensors]
+    step = max(1, _AT_ONCE // max(1, lines[0].shape[-1]))
+    for start in range(0, lines[0].shape[0], step):
+        yield [line[start : start + step].to(lines[0].device) for line in lines]
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """`tensor` as a matrix of its rows; of a complex one, real and imaginary parts."""
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-        return (torch.signbit(tensor) & ~torch.isnan(tensor)).any(-1)
-    return torch.signbit(tensor.float()) & ~torch.isnan(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj()).flatten(-2)
+    width = tensor.shape[-1] if tensor.ndim else 1
+    while width > _WIDEST and width % 2 == 0:
+        width //= 2
+    return tensor.reshape(-1, width) if tensor.numel() else tensor.reshape(0, 1)
 
 
-def _roundly(rerun: Rerun, slot: str, expected: Tensor, got: Tensor, dtype: Dtype) -> Replay:
-    if expected.is_complex():
-        expected, got = torch.view_as_real(expected), torch.view_as_real(got)
-    wide, rounded = got.double(), expected.to(got.dtype).double()
-    agree = _nonfinite_agree(wide, rounded)
-    finite = torch.isfinite(wide) & torch.isfinite(expected)
-    expected = torch.where(finite, expected, 0.0)
-    d = torch.where(finite, wide - expected, 0.0)
-    off = torch.where(finite & torch.isfinite(rounded), wide - rounded, 0.0)
-    condition = rerun.condition.get(slot, 1.0)
-    norm = _norm(expected)
-    terms = rerun.terms.get(slot)
-    if terms is not None:
-        norm = max(norm, _LEAST * _norm(terms[torch.isfinite(terms)].double()))
-    ideal = torch.where(finite & torch.isfinite(rounded), rounded - expected, 0.0)
-    count = max(1, got.numel())
-    return Replay(
-        eps=max(dtype.eps, 2 * _share(_norm(ideal), norm)),
-        introduced=_share(_norm(d), norm),
-        worst_row=_worst_row(d, expected, norm),
-        gain=_share(float((off * expected).sum()), norm * norm),
-        offset=_share(float(off.sum()) / count, norm / math.sqrt(count)),
-        count=got.numel(),
-        condition=condition,
-        noise=rerun.noise.get(slot, 0.0),
-        nonfinite_agree=agree,
-        num_ops=rerun.num_ops,
-    )
+def _rms(got: Tensor) -> float:
+    """The root of the mean square of what is finite."""
+    if not got.numel() or not (got.is_floating_point() or got.is_complex()):
+        return 0.0
+    total = 0.0
+    for (piece,) in _pieces(got.detach()):
+        wide = piece.to(torch.float64)
+        total += float(torch.where(torch.isfinite(wide), wide, 0.0).square().sum())
+    return math.sqrt(total / got.numel())
 
 
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor))
+def _largest(errors: Tensor, levels: Tensor) -> float:
+    """The largest error in units of its level; infinite where there is an error and no level."""
+    ratios = torch.where(errors > 0, errors / levels, 0.0)
+    return float(ratios.max()) if ratios.numel() else 0.0
 
 
 def _share(part: float, whole: float) -> float:
@@ -91,16 +191,30 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else math.copysign(math.inf, part)
 
 
-def _worst_row(d: Tensor, expected: Tensor, norm: float) -> float:
-    """The largest error of a row, over its own norm and the mean norm of rows."""
-    if not d.numel():
-        return 0.0
-    width = d.shape[-1] if d.ndim else 1
-    errors, norms = (torch.linalg.vector_norm(t.reshape(-1, width), dim=1) for t in (d, expected))
-    level = norms + norm / math.sqrt(norms.numel())
-    return float((errors / torch.where(level > 0, level, 1.0)).max())
+def _grain(dtype: torch.dtype) -> float:
+    """What an element may be off however small it is.
+
+    The subnormals of half precision are computed with, those of others not on all devices.
+    """
+    limits = torch.finfo(dtype)
+    is_short = dtype_named(str(dtype)).least_exponent > -100
+    return limits.tiny * limits.eps if is_short else limits.tiny
 
 
-def _nonfinite_agree(got: Tensor, rounded: Tensor) -> bool:
+def _signs(tensor: Tensor) -> Tensor:
+    """Which elements are negative, -0.0 too; NaN has no sign."""
+    wide = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+    return torch.signbit(wide) & ~torch.isnan(wide)
+
+
+def _nonfinite_agree(got: Tensor, rounded: Tensor, known: Tensor, dtype: torch.dtype) -> bool:
+    """Whether NaN and the infinities are where they must be; at the edge of the dtype they may."""
+    if bool((torch.isfinite(got) & torch.isfinite(rounded)).all()):
+        return True
     same = (got == rounded) | (torch.isnan(got) & torch.isnan(rounded))
-    return bool((same | (torch.isfinite(got) & torch.isfinite(rounded))).all())
+    limits = torch.finfo(dtype)
+    size, is_inf = known.abs() / limits.max, torch.isinf(got)
+    # what is computed on the way may overflow a little earlier, an exponential above all
+    edge = torch.where(is_inf, size >= _EARLY, (size - 1).abs() <= 4 * limits.eps)
+    near = edge & ~torch.isnan(got) & (torch.sign(got) == torch.sign(known))
+    return bool((same | near | (torch.isfinite(got) & torch.isfinite(rounded))).all())

@@ -43,7 +43,7 @@ _SPELLINGS = {
     "concat": "cat", "concatenate": "cat", "and": "bitwise_and", "or": "bitwise_or",
     "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
     "absolute": "abs", "_get_data_attr": "data", "trapz": "trapezoid", "ger": "outer",
-    "row_stack": "vstack", "pos": "positive",
+    "row_stack": "vstack", "pos": "positive", "spmm": "mm",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from torch import Tensor
 from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.replay.arguments import CallArguments, read_arguments
-from dumpcmp.replay.cancelling import terms_of
+from dumpcmp.replay.cancelling import is_pointwise, is_single, norm_condition, terms_of
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
@@ -21,8 +22,9 @@ from dumpcmp.replay.unreplayable import Unreplayable
 
 _EXACT = (FunctionKind.MOVES, FunctionKind.CHOOSES)
 _SINGLE = 2.0**-24  # the rounding of one float32
+_SHORT = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+_SCATTERED = ("index_add", "scatter_add", "index_put", "scatter_reduce", "index_reduce", "scatter")
 _LEFT_OUT = ("out", "pin_memory", "generator")
-_LEAST = 2.0**-40  # of the terms: what is left of a sum is taken to be no smaller
 
 # What autocast computes in its own dtype.
 _LOWERED = frozenset(
@@ -46,6 +48,7 @@ class Rerun:
     is_exact: bool = False  # it only moves or casts: every bit is known
     num_ops: int = 1
     terms: dict[str, Tensor] = field(default_factory=dict)  # the sums of absolute values
+    is_pointwise: bool = False  # an element of the output is made of one of each input
 
 
 def rerun(
@@ -110,10 +113,10 @@ def _is_idle(function: ReplayFunction, arguments: CallArguments) -> bool:
 
 def is_exact(function: ReplayFunction, arguments: CallArguments) -> bool:
     """Whether every bit of the output is known: nothing is rounded, but for a cast."""
-    if function.kind in (*_EXACT, FunctionKind.DRAWS):
-        return not _adds_up(function, arguments)
     if function.name == "arange":
         return not any(isinstance(leaf, float) for leaf in arguments.leaves())
+    if function.kind in (*_EXACT, FunctionKind.DRAWS):
+        return not _adds_up(function, arguments)
     tensors = arguments.tensors()
     inexact = any(t.is_floating_point() or t.is_complex() for t in tensors)
     return bool(tensors) and not inexact and not _makes_floats(function, arguments)
@@ -223,21 +226,76 @@ def _rated(
     wide: CallArguments,
     outputs: dict[str, Tensor],
 ) -> Rerun:
-    """What was run, with the condition of each output, or the noise where there is no formula."""
+    """What was run, with the condition of each output, and the noise where there is no formula."""
     double = any(leaf.dtype in (torch.float64, torch.complex128) for leaf in arguments.tensors())
-    narrow = torch.float64 if double else torch.float32
-    terms = terms_of(function, wide, outputs, narrow)
-    if terms:
-        condition = {slot: ratio_of(terms[slot], outputs[slot]) for slot in terms}
-        return Rerun(outputs, condition, terms=terms)
-    if function.kind is FunctionKind.ELEMENTWISE:
-        return Rerun(outputs)
-    single = _errors(function, wide.mapped(_to(torch.float32)), outputs)
+    terms = terms_of(function, wide, outputs, torch.float64 if double else torch.float32)
+    condition = {slot: ratio_of(terms[slot], outputs[slot]) for slot in terms}
+    if function.kind is FunctionKind.ADDS:
+        noise = _scalar_noise(function, arguments, wide, outputs)
+        return Rerun(outputs, condition, noise, terms=terms, is_pointwise=True)
+    if function.kind in (FunctionKind.CONTRACTS, FunctionKind.SUMS):
+        return Rerun(outputs, condition, _sum_noise(function, arguments, outputs), terms=terms)
+    if function.kind is FunctionKind.ELEMENTWISE and is_single(function):
+        return Rerun(outputs, is_pointwise=True)
+    noise = _errors(function, arguments, outputs)
+    if all(leaf.dtype not in _SHORT for leaf in arguments.tensors()):
+        single = noise if not double else {}
+    else:
+        single = _errors(function, wide.mapped(_to(torch.float32)), outputs)
     condition = {slot: max(1.0, error / _SINGLE) for slot, error in single.items()}
-    noise: dict[str, float] = {}
-    if function.kind in (FunctionKind.SCANS, FunctionKind.COMPOSES):
-        noise = _errors(function, arguments, outputs)
-    return Rerun(outputs, condition, noise)
+    if function.kind is FunctionKind.NORMALISES:
+        told = norm_condition(function, wide, outputs["output.0"])
+        condition["output.0"] = max(told, condition.get("output.0", 1.0))
+    return Rerun(outputs, condition, noise, terms=terms, is_pointwise=is_pointwise(function))
+
+
+def _scalar_noise(
+    function: ReplayFunction,
+    arguments: CallArguments,
+    wide: CallArguments,
+    outputs: dict[str, Tensor],
+) -> dict[str, float]:
+    """What it makes that some devices round a Python number to the dtype of the tensor first."""
+    short = next((t.dtype for t in arguments.tensors() if t.dtype in _SHORT), None)
+    if short is None or not any(isinstance(leaf, float) for leaf in wide.leaves()):
+        return {}
+
+    def change(leaf: Any) -> Any:
+        return float(torch.tensor(leaf, dtype=short)) if isinstance(leaf, float) else leaf
+
+    other = run(function, wide.mapped(change))
+    return {slot: error_of(other[slot], outputs[slot]) for slot in outputs}
+
+
+def _sum_noise(
+    function: ReplayFunction, arguments: CallArguments, outputs: dict[str, Tensor]
+) -> dict[str, float]:
+    """What a sum rounds that is made term by term, in float32, or in its own dtype if scattered.
+
+    Rounding of so many steps grows with their root.
+    """
+    if any(isinstance(leaf, torch.dtype) for leaf in arguments.leaves()):
+        return _errors(function, arguments, outputs)
+    tensors = [t for t in arguments.tensors() if _is_inexact(t)]
+    unit = max((_eps(t) for t in tensors), default=0.0)
+    unit = unit if function.name in _SCATTERED else min(unit, 2 * _SINGLE)
+    sizes = [float(max(1, t.numel())) for t in tensors]
+    contracts = function.kind is FunctionKind.CONTRACTS
+    return {
+        slot: unit / 8 * math.sqrt(_num_terms(sizes, max(1, output.numel()), contracts))
+        for slot, output in outputs.items()
+    }
+
+
+def _num_terms(sizes: list[float], size: int, contracts: bool) -> float:
+    """How many terms each of so many outputs is the sum of; of two factors, each has its dim."""
+    largest = sorted(sizes)[-2:]
+    terms = math.sqrt(math.prod(largest) / size) if contracts else max(sizes, default=1.0) / size
+    return max(1.0, terms)
+
+
+def _eps(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps
 
 
 def _to(dtype: torch.dtype) -> Any:
@@ -261,10 +319,10 @@ def _errors(
 
 
 def error_of(narrow: Tensor, wide: Tensor) -> float:
-    """The rel_l2 of `narrow` against `wide`, over what is finite in both."""
+    """The rel_l2 of `narrow` against `wide` as its dtype rounds it, over what is finite in both."""
     if not _is_inexact(wide) or narrow.shape != wide.shape:
         return 0.0
-    d = narrow.to(wide.dtype) - wide
+    d = narrow.to(wide.dtype) - wide.to(narrow.dtype).to(wide.dtype)
     finite = torch.isfinite(d)
     norm = float(torch.linalg.vector_norm(wide[finite]))
     return float(torch.linalg.vector_norm(d[finite])) / norm if norm else 0.0
@@ -275,4 +333,4 @@ def ratio_of(terms: Tensor, left: Tensor) -> float:
     finite = torch.isfinite(terms) & torch.isfinite(left)
     above = float(torch.linalg.vector_norm(terms[finite].double()))
     below = float(torch.linalg.vector_norm(left[finite]))
-    return max(1.0, above / max(below, above * _LEAST)) if above else 1.0
+    return max(1.0, above / max(below, above * 2.0**-40)) if above else 1.0
