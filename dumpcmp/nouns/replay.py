@@ -94,6 +94,7 @@ class Replay:
     gain: float = math.nan  # the target is (1 + gain) times the replay, plus what is unlike it
     offset: float = math.nan  # mean difference over the rms of the replay
     count: int = 0  # elements
+    num_weighty: float = 0.0  # so many of equal size would weigh as much as these do
     condition: float = 1.0  # how much larger the terms of the op's sums are than its output
     shortcut: float = 0.0  # what a declared shortcut in arithmetic rounds, of each term
     noise: float = 0.0  # the error of the same ops in the dtype of the run: of scans and regions

@@ -20,11 +20,11 @@ _EARLY = 1 / 16  # of the largest number
 
 def hold(rerun: Rerun, slot: str, got: Tensor) -> Replay:
     """What `got`, the recorded value of `slot`, differs in from the replay."""
-    holding = Holding(slot, got)
-    return holding.add(rerun, got) or holding.replay()
+    held = HeldValue(slot, got)
+    return held.add(rerun, got) or held.replay()
 
 
-class Holding:
+class HeldValue:
     """Adds up what a value differs in from its replay, which may come in several pieces."""
 
     def __init__(self, slot: str, got: Tensor) -> None:
@@ -131,6 +131,11 @@ class Holding:
             gain=_share(self.along, norm * norm),
             offset=_share(self.shift / count, norm / math.sqrt(count)),
             count=self.count,
+            num_weighty=squares.expected
+            / math.sqrt(squares.fourth)
+            * (squares.expected / math.sqrt(squares.fourth))
+            if squares.fourth
+            else 0.0,
             condition=max(1.0, math.sqrt(self.condition_squared / weight)),
             noise=math.sqrt(self.noise_squared / weight),
             nonfinite_agree=self.agree,
@@ -142,11 +147,13 @@ class _Squares:
     """Sums of squares: of the error, of what is expected, of what the best rounding leaves."""
 
     def __init__(self) -> None:
-        self.error = self.expected = self.ideal = 0.0
+        self.error = self.expected = self.ideal = self.fourth = 0.0
 
     def add(self, error: Tensor, expected: Tensor, ideal: Tensor) -> None:
         self.error += float(error.square().sum())
-        self.expected += float(expected.square().sum())
+        squares = expected.square()
+        self.expected += float(squares.sum())
+        self.fourth += float(squares.square().sum())
         self.ideal += float(ideal.square().sum())
 
 
