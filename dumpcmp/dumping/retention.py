@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.write.writer import ArchiveWriter
-from dumpcmp.nouns.errors import CaptureWarning, SelectionError
+from dumpcmp.nouns.errors import SelectionError, warn_of
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.record import Record, Sink, Source
@@ -136,13 +135,13 @@ class Compactor:
         self.said = said.strip()
         if self.child is not None and self.child.returncode:
             self.trouble = trouble.strip() or f"it ended with {self.child.returncode}"
-            warnings.warn(f"the compactor: {self.trouble}", CaptureWarning, stacklevel=3)
+            warn_of(f"the compactor: {self.trouble}", stacklevel=3)
 
     def tell(self, trouble: str) -> None:
         """Remember the first `trouble`, and warn of it at once."""
         if not self.trouble:
             self.trouble = trouble
-            warnings.warn(trouble, CaptureWarning, stacklevel=3)
+            warn_of(trouble, stacklevel=3)
 
 
 @contextmanager

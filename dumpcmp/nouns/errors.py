@@ -1,5 +1,8 @@
 """What can go wrong: each error names the place, the facts that clash and the next move."""
 
+import sys
+import warnings
+
 
 class DumpcmpError(Exception):
     """Trouble that a user can act on: `message` says what and where, `hint` what to do next."""
@@ -51,6 +54,14 @@ class VerificationError(DumpcmpError, ValueError):
 
 class CaptureWarning(UserWarning):
     """Something that the user of a capture must know, while their program goes on."""
+
+
+def warn_of(trouble: str, stacklevel: int) -> None:
+    """Warn of `trouble` in the middle of the user's program, which goes on even under -W error."""
+    try:
+        warnings.warn(trouble, CaptureWarning, stacklevel=stacklevel + 1)
+    except CaptureWarning:
+        sys.stderr.write(f"dumpcmp: warning: {trouble}\n")
 
 
 class VerificationWarning(UserWarning):

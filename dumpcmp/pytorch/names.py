@@ -74,10 +74,11 @@ _CALLABLES = """
 _WRAPPERS = """
     to know what torch.compile made of a module, and to reach the module inside
         torch._dynamo.eval_frame: OptimizedModule OptimizedModule.__init__>_orig_mod
+        torch._dynamo.external_utils: wrap_inline
 """
 _DYNAMO = f"""{_WRAPPERS}
     to keep dynamo out of our own frames
-        torch._dynamo.eval_frame: skip_code
+        torch._dynamo.eval_frame: skip_code reset_code
     to hold signal handlers back while dynamo traces
         torch._dynamo.callback: callback_handler
         torch._dynamo.guards: GuardBuilder

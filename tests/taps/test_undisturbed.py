@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,17 @@ def test_no_step_is_lost_while_another_thread_compiles(tmp_path: Path) -> None:
     assert archive.steps("Sequential") == tuple(range(48))
     counts = {len(list(archive.keys_of("Sequential", step))) for step in range(48)}
     assert counts == {2 + 8 * 4}
+
+
+@pytest.mark.parametrize("mode", ["eager", "fx", dumpcmp.Boundary("eager")], ids=str)
+def test_models_do_not_outlive_their_program(mode: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    alive = weakref.ref(model)
+    with dumpcmp.capture(None, tmp_path / "d1", mode=mode):
+        model(torch.ones(2, 3))
+    del model
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.filterwarnings("ignore::dumpcmp.nouns.errors.CaptureWarning")

@@ -6,7 +6,6 @@ import atexit
 import os
 import socket
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from dumpcmp.archive.write.recovery import rescue
 from dumpcmp.archive.write.ring import Memory, make_ring
 from dumpcmp.archive.write.staging import Staging, Steps
 from dumpcmp.handlers import HANDLERS, HOLD
-from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
+from dumpcmp.nouns.errors import ArchiveError, warn_of
 from dumpcmp.nouns.record import Call, Record, Source
 
 RING_NBYTES = 256 << 20
@@ -206,10 +205,9 @@ class ArchiveWriter:
         if self._told or not (trouble := self._trouble()):
             return
         self._told = True
-        warnings.warn(
+        warn_of(
             f"the capture into {self.path} stopped, and the program goes on: {trouble}\n"
             "  what was written before stays readable; see it with dumpcmp audit",
-            CaptureWarning,
             stacklevel=3,
         )
 

@@ -17,7 +17,7 @@ from dumpcmp.pytorch.randomness import Randomness
 from dumpcmp.taps.inductor.certificate import CodeRuns
 from dumpcmp.taps.inductor.generated import Tapping
 from dumpcmp.taps.inductor.provenance import Provenance
-from dumpcmp.taps.modes.callables import is_compile_wrapper
+from dumpcmp.taps.modes.callables import is_compile_wrapper, is_inlined
 from dumpcmp.taps.modes.graph import (
     UNTRACED,
     GraphBackend,
@@ -71,13 +71,28 @@ class CompiledCapture(ModuleCapture):
             ):
                 self._callback = private("torch._C._dynamo.eval_frame:get_eval_frame_callback")
                 skip = private("torch._dynamo.eval_frame:skip_code")
-                for ours in (*UNTRACED, CompiledCapture.run_root, CompiledCapture._is_compiled):
+                for ours in (
+                    *UNTRACED,
+                    CompiledCapture.run_root,
+                    CompiledCapture._is_compiled,
+                    CompiledCapture._intercept,
+                    is_inlined,
+                ):
                     skip(ours.__code__)
                 yield
         except Exception as error:
             raise unwrapped(error) from None
         finally:
+            self._compiled.clear()
             torch._dynamo.reset()
+
+    def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Stand before what torch.compile made of a module of torch, whose call is traced too."""
+        step = self.step
+        outermost = step is None or step.is_function
+        if outermost and is_compile_wrapper(module) and is_inlined(module):
+            module = module._orig_mod  # type: ignore[assignment]
+        return super()._intercept(module, run)
 
     def _where(self) -> tuple[Model, str] | None:
         step = self.step
@@ -87,7 +102,9 @@ class CompiledCapture(ModuleCapture):
         self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """Run `module` as the program compiled it, or compiled as a whole."""
-        if not self._is_compiled(module):
+        if not is_compile_wrapper(getattr(run, "__self__", module)) and not self._is_compiled(
+            module
+        ):
             if id(module) not in self._compiled:
                 self._compiled[id(module)] = torch.compile(calling(module))
             run = self._compiled[id(module)]

@@ -74,6 +74,11 @@ def is_compile_wrapper(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" and "torch._dynamo" in sys.modules
 
 
+def is_inlined(wrapper: nn.Module) -> bool:
+    """Whether dynamo traces the call of the module inside `wrapper` too, as with torch's own."""
+    return getattr(wrapper.forward, "__qualname__", "").startswith("wrap_inline.")
+
+
 @contextmanager
 def once_dynamo_is_there(listen: Callable[[], None]) -> Iterator[None]:
     """Call `listen` now, or when the program compiles first: to import dynamo takes seconds."""

@@ -93,7 +93,7 @@ class GraphCapture(ModuleCapture):
         self.enter = untraced(self.enter)
         self.exit = untraced(self.exit)
         self.begin = untraced(self.begin)
-        self._compiled: dict[int, Callable[..., Any]] = {}
+        self._compiled: dict[int, Any] = {}
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -111,7 +111,16 @@ class GraphCapture(ModuleCapture):
             forced,
             tracing_undisturbed(),
         ):
-            yield
+            try:
+                yield
+            finally:
+                self._forget()
+
+    def _forget(self) -> None:
+        """Let go of the models: dynamo keeps what it compiled by the code that it compiled."""
+        for compiled in self._compiled.values():
+            private("torch._dynamo.eval_frame:reset_code")(compiled.__wrapped__.__code__)
+        self._compiled.clear()
 
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
         step = self.step

@@ -65,6 +65,13 @@ class Checkpointed(Gate):
         return x + inner
 
 
+@program("modules of torch itself")
+def compiled_container() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    torch.compile(model)(torch.linspace(-1, 1, 8).reshape(2, 4))
+
+
 def made(kind: type[Gate] = Gate) -> Gate:
     torch.manual_seed(0)
     return kind()
