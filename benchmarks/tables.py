@@ -17,6 +17,7 @@ TABLES: dict[str, str] = {
     "truth-held-out": "truth.held_out",
     "rounding": "rounding",
     "compare": "compare",
+    "pairing": "pairing",
     "compiled": "compiled",
     "compiled-cost": "compiled_cost",
     "compiled-faults": "compiled_faults",

@@ -329,6 +329,62 @@ MODELS: dict[str, Callable[[], Specimen]] = {
     "early return": _awkward(EarlyReturn),
     "formulas": _awkward(OwnNorm),
 }
+
+
+def _causal(name: str, **options: Any) -> Callable[[], Specimen]:
+    return lambda: _decoder(name, **options)
+
+
+def roberta() -> Specimen:
+    import transformers
+
+    config = transformers.RobertaConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=HEADS, max_position_embeddings=64, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, pad_token_id=1,
+    )  # fmt: skip
+    return Specimen(transformers.RobertaForSequenceClassification(config), ids())
+
+
+def convnext() -> Specimen:
+    import transformers
+
+    config = transformers.ConvNextConfig(
+        hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, image_size=16, patch_size=2
+    )
+    model = transformers.ConvNextForImageClassification(config)
+    return Specimen(model, {"pixel_values": torch.randn(2, 3, 16, 16)})
+
+
+class Recurrent(nn.Module):
+    """A cell in a loop, a list of states, gates by unpacking, and a mask by comparison."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = memory = x.new_zeros(x.shape[0], WIDTH)
+        states = []
+        for moment in x.unbind(1):
+            i, f, g, o = (self.inner(moment) + self.outer(state)).split(WIDTH, dim=-1)
+            memory = torch.sigmoid(f) * memory + torch.sigmoid(i) * torch.tanh(g)
+            state = torch.sigmoid(o) * torch.tanh(memory)
+            states.append(state)
+        out = torch.stack(states, 1)
+        return torch.where(out > 0, out, 0.1 * out).mT.contiguous().mT
+
+
+# Looked at only when all else is done: nothing was tuned on these.
+HELD_OUT: dict[str, Callable[[], Specimen]] = {
+    "Qwen2": _causal("Qwen2"),
+    "Phi-3": _causal("Phi3"),
+    "Granite": _causal("Granite"),
+    "OLMo-2": _causal("Olmo2"),
+    "RoBERTa": roberta,
+    "ConvNeXt": convnext,
+    "recurrent": _awkward(Recurrent),
+}
 GENERATING = ("Llama", "Qwen3-MoE", "Mixtral", "Gemma-3", "GPT-2", "T5", "Whisper")
 
 

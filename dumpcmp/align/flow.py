@@ -38,7 +38,7 @@ class Flow:
     """The strands of a run, numbered, and its calls on them."""
 
     listing: Listing
-    _of: dict[Key, Strand] = field(default_factory=dict)  # by first appearance
+    _of: dict[Key, Strand] = field(default_factory=dict)
     _parent: list[Strand] = field(default_factory=list)
     _root: dict[Strand, Strand] = field(default_factory=dict)  # the strand that it is a view of
 
@@ -46,6 +46,7 @@ class Flow:
     def of(cls, listing: Listing) -> Flow:
         """Number the strands of a run."""
         flow = cls(listing)
+        flow._number()
         seen: dict[tuple[str, int, Content], Strand] = {}
         done: dict[Expression, list[Strand]] = {}
         for site, keys in listing.sites.items():
@@ -60,11 +61,14 @@ class Flow:
 
     def strand(self, key: Key) -> Strand:
         """The strand that a value is an appearance of."""
-        first = self.listing.first(key)
-        if first not in self._of:
-            self._of[first] = len(self._parent)
-            self._parent.append(len(self._parent))
-        return self._find(self._of[first])
+        return self._find(self._of[key])
+
+    def _number(self) -> None:
+        """Give every value the number of its first appearance."""
+        firsts: dict[Key, Strand] = {}
+        for key, (record, *_) in self.listing.values.items():
+            self._of[key] = firsts.setdefault(record.same_as or key, len(firsts))
+        self._parent.extend(range(len(firsts)))
 
     def root(self, strand: Strand) -> Strand:
         """The strand that `strand` is a view of at any remove; itself where it is none."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
 
+from dumpcmp.align.listing import Listing
 from dumpcmp.align.order import aligned
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.renaming import unwrapped
@@ -14,6 +15,7 @@ from dumpcmp.nouns.key import Op, Site
 from dumpcmp.nouns.row import PairedBy
 
 Family = list[tuple[Site, str]]  # the calls inside one module, and their names there
+_LONG = 4096  # products of numbers of calls above which their labels are looked at
 _WEIGHT = 16  # of two calls of one name that nothing speaks against
 
 
@@ -54,12 +56,26 @@ def _align_family(sides: Partners, sweep: Sweep | None, golden: Family, target: 
         weight = _likeness(sides, here, there)
         return weight and sweep.weigh(here, there, weight) if sweep else weight
 
-    for i, j in aligned((len(golden), len(target)), anchors, weigh):
+    labels = None
+    if sweep and len(golden) * len(target) > _LONG:
+        labels = _labels(sides.golden, golden), _labels(sides.target, target)
+    for i, j in aligned((len(golden), len(target)), anchors, weigh, labels):
         here, there = golden[i][0], target[j][0]
         if sweep:
             sweep.pair(here, there, PairedBy.ORDER)
         else:
             sides.pair(here, there, PairedBy.ORDER)
+
+
+def _labels(listing: Listing, family: Family) -> list[Hashable]:
+    """What each call is known by: its name, its line, and the shapes that it gives."""
+    found: list[Hashable] = []
+    for site, name in family:
+        call = listing.calls.get(site)
+        shapes = (listing.record(key).shape for key in listing.sites[site] if key.slot.is_output)
+        source, arguments = (call.source, call.arguments) if call else ("", "")
+        found.append((name, source, arguments, *shapes))
+    return found
 
 
 def _likeness(sides: Partners, golden: Site, target: Site) -> int:
