@@ -12,7 +12,14 @@ from pathlib import Path
 
 from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.paths import rank_directories, read_run, writer_lives
-from dumpcmp.archive.rewrite import Condensing, Rewritten, alone, is_sealed, parts_of, rewrite
+from dumpcmp.archive.rewrite import (
+    Condensing,
+    Rewritten,
+    alone_compacting,
+    is_sealed,
+    parts_of,
+    rewrite,
+)
 from dumpcmp.execute import executor_for, run_each
 from dumpcmp.nouns.errors import ArchiveError, CheckError, DumpcmpError
 from dumpcmp.nouns.options import readable
@@ -112,7 +119,7 @@ def compact(
     jobs = 1 if disk_budget else jobs  # under a budget, each part may be the last
     work, so_far = partial(compact_part, summarising), Compacted(root)
     settled: dict[Path, int] = {}  # part -> its size when all was done
-    with alone(root), executor_for(jobs) as executor:
+    with alone_compacting(root), executor_for(jobs) as executor:
         for _ in _rounds(root, watch):
             parts = [part for part in parts_of(root) if settled.get(part) != _size(part)]
             results = run_each(work, _within(root, disk_budget, parts), executor, 2 * jobs - 1)
@@ -170,8 +177,8 @@ def has_ended(root: Path) -> bool:
     ranks = rank_directories(root)
     if not ranks or len(ranks) < max(world_size for world_size, _ in ranks.values()):
         return False
-    runs = [read_run(directory) for directory in ranks]
-    return all(run.get("ended") or not writer_lives(run) for run in runs)
+    runs = {directory: read_run(directory) for directory in ranks}
+    return all(run.get("ended") or not writer_lives(run, where) for where, run in runs.items())
 
 
 def _size(part: Path) -> int:

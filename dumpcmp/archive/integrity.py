@@ -11,6 +11,7 @@ from typing import Any
 from xxhash import xxh3_128
 
 from dumpcmp.archive import encoder, paths
+from dumpcmp.archive.locks import alone
 from dumpcmp.archive.paths import RankDirectory, gaps, listed
 from dumpcmp.archive.read.contents import Contents, PartFile, dataset
 from dumpcmp.archive.read.reader import Archive
@@ -65,7 +66,15 @@ def audit(path: str | Path, *, repair: bool = False) -> Audit:
     ring hold for them, and clears leftovers away. It touches nothing that is still being
     written, and invents nothing: a value whose digest is wrong stays a finding.
     """
+    paths.clear_rings()
     archive = Archive(path)
+    if not repair:
+        return _audit(archive, repair)
+    with alone(archive.path):
+        return _audit(archive, repair)
+
+
+def _audit(archive: Archive, repair: bool) -> Audit:
     flaws: list[Flaw] = []
     if missing := listed(archive.missing_ranks):
         flaws.append(Flaw(archive.path, f"rank {missing} of {archive.world_size} is missing"))

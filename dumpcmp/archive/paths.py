@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import islice
@@ -20,6 +22,7 @@ from urllib.parse import unquote_to_bytes
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import schema
+from dumpcmp.archive.locks import COMPACTING, WRITING, is_held
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import write_whole
 
@@ -31,6 +34,9 @@ RING_FILE = ".ring"  # of one in the rank's directory
 RING_MAGIC = b"dumpcmp ring 1\0\0"
 HEADER_NBYTES = 4096
 RING_HEADER = Struct("<16sQQQ")  # magic, capacity, place and sequence of the oldest record
+RING_OWNER, RING_OWNER_AT = Struct("<QQI"), 64  # device, number and bytes of the path that follows
+_PATH_AT = RING_OWNER_AT + RING_OWNER.size
+_LONGEST_PATH = HEADER_NBYTES - _PATH_AT
 QUIET_SECONDS = 3600
 
 _RESERVED = frozenset((schema.INDEX_GROUP, *(f"_{name}" for name in schema.CALL_ATTRS)))
@@ -109,6 +115,13 @@ def gaps(numbers: Iterable[int], start: int = 0) -> Iterator[int]:
         start = number + 1
 
 
+def ring_claim(directory: Path) -> bytes:
+    """What a ring says of the `directory` that it is of, to lie at RING_OWNER_AT."""
+    told, path = directory.stat(), os.fsencode(directory.resolve())
+    path = path if len(path) <= _LONGEST_PATH else b""
+    return RING_OWNER.pack(told.st_dev, told.st_ino, len(path)) + path
+
+
 def rank_directories(root: Path) -> dict[Path, tuple[int, int]]:
     """The rank directories in `root`, each with its world size and rank, in order of rank."""
     found: dict[Path, tuple[int, int]] = {}
@@ -161,9 +174,11 @@ def read_run(directory: Path) -> dict[str, Any]:
 def writer_lives(facts: dict[str, Any], directory: Path | None = None) -> bool:
     """Whether the process that writes this run still runs, as far as this machine can tell.
 
-    Another host cannot be asked: its writer counts as alive until nothing in `directory` has
-    changed for an hour.
+    It holds a lock in `directory`. Where there is none to ask for, its number tells; another
+    host's writer then counts as alive until nothing has changed there for an hour.
     """
+    if directory is not None and (held := is_held(directory / WRITING)) is not None:
+        return held
     writer = facts.get("writer")
     if not isinstance(writer, dict):
         return False
@@ -207,10 +222,59 @@ def ring_left_by(directory: Path) -> Path | None:
     if not isinstance(writer, dict) or writer_lives(facts, directory):
         return None
     name = str(writer.get("ring"))
-    if "/" in name or (name != RING_FILE and not name.startswith(RING_PREFIX)):
+    if name == RING_FILE:
+        path = directory / name
+        return path if path.is_file() and not path.is_symlink() else None
+    if "/" in name or not name.startswith(RING_PREFIX):
         return None
-    path = directory / name if name == RING_FILE else SHARED_MEMORY / name
-    return path if path.is_file() and not path.is_symlink() else None
+    here = directory.stat()
+    owner = ring_owner(SHARED_MEMORY / name)
+    return SHARED_MEMORY / name if owner and owner[:2] == (here.st_dev, here.st_ino) else None
+
+
+def ring_owner(path: Path) -> tuple[int, int, str] | None:
+    """Device, number and path of the directory that a ring in shared memory is of.
+
+    None for what is no ring, is another user's, or is in use: nothing of that is ours to touch.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        told = os.fstat(descriptor)
+        if not stat.S_ISREG(told.st_mode) or told.st_uid != os.getuid() or is_held(path):
+            return None
+        head = os.pread(descriptor, HEADER_NBYTES, 0)
+        if head[:16] != RING_MAGIC or len(head) < HEADER_NBYTES:
+            return None
+        device, number, nbytes = RING_OWNER.unpack_from(head, RING_OWNER_AT)
+        return device, number, os.fsdecode(head[_PATH_AT : _PATH_AT + min(nbytes, _LONGEST_PATH)])
+    finally:
+        os.close(descriptor)
+
+
+def clear_rings() -> list[Path]:
+    """Remove rings of this user's killed captures that no archive needs any more; which they were.
+
+    One that its archive still names holds what a repair moves into the parts, and stays. Where
+    the archive is not at its place any more, it may have been moved: the ring stays for an hour.
+    """
+    cleared = []
+    for ring in SHARED_MEMORY.glob(f"{RING_PREFIX}*"):
+        with suppress(OSError):
+            owner = ring_owner(ring)
+            if owner is not None and owner[2] and not _is_needed(ring, Path(owner[2])):
+                ring.unlink()
+                cleared.append(ring)
+    return cleared
+
+
+def _is_needed(ring: Path, directory: Path) -> bool:
+    if not directory.is_dir():
+        return time.time() - ring.stat().st_mtime < QUIET_SECONDS
+    writer = read_run(directory).get("writer")
+    return isinstance(writer, dict) and writer.get("ring") == ring.name
 
 
 class RankDirectory:
@@ -228,6 +292,11 @@ class RankDirectory:
         for other, (world_size, rank) in rank_directories(self.root).items():
             if world_size == self.world_size and rank != self.rank:
                 continue
+            if writer_lives(read_run(other), other) or is_held(self.root / COMPACTING):
+                raise ArchiveError(
+                    f"{other} is still being written or compacted",
+                    hint="wait until that has ended, or choose another path",
+                )
             if not overwrite:
                 raise ArchiveError(
                     f"{self.root} already holds a run: {other.name}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
+from dumpcmp.archive.locks import alone
 from dumpcmp.archive.paths import dataset_path, part_name, parts_in, rank_directories
 from dumpcmp.archive.read.contents import Contents, PartFile, index_address, read_index
 from dumpcmp.archive.read.scan import part_facts
@@ -29,7 +29,6 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept, Record, Stored
 from dumpcmp.nouns.value import DTYPES, Value
 
-LOCK_FILE = ".compacting"
 Bytes = NDArray[np.uint8]
 
 
@@ -59,28 +58,12 @@ class Rewritten:
 
 
 @contextmanager
-def alone(root: Path) -> Iterator[None]:
+def alone_compacting(root: Path) -> Iterator[None]:
     """Hold the archive at `root` against other compactors; remove what a killed one left."""
-    try:
-        descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ArchiveError(f"cannot compact {root}: {error.strerror}") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise ArchiveError(
-                f"{root} is being compacted by another process ({holder})",
-                hint="wait for it, or stop it; what it has done stays",
-            ) from None
-        os.pwrite(descriptor, str(os.getpid()).encode().ljust(32), 0)
+    with alone(root):
         for draft in root.glob("worldsize*_global_rank*/*/*/.draft-*"):
             shutil.rmtree(draft)
         yield
-        (root / LOCK_FILE).unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
 
 
 def parts_of(root: Path) -> list[Path]:

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 import dumpcmp
+from dumpcmp.archive.locks import COMPACTING, alone
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.archive.rewrite import LOCK_FILE, alone, is_sealed, parts_of
+from dumpcmp.archive.rewrite import is_sealed, parts_of
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.cli import main
 from dumpcmp.compacting import compact, nbytes_of
@@ -257,7 +258,7 @@ def test_two_compactors_exclude_each_other(whole: Path) -> None:
     with alone(whole), pytest.raises(ArchiveError, match="another process"):
         compact(whole)
     compact(whole)
-    assert not (whole / LOCK_FILE).exists()
+    assert not (whole / COMPACTING).exists()
 
 
 def test_a_part_that_is_being_written_is_left_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import secrets
@@ -44,7 +45,7 @@ class Ring:
     says where the oldest record is, for whoever finds the ring after its process was killed.
     """
 
-    def __init__(self, capacity: int, path: Path | None = None) -> None:
+    def __init__(self, capacity: int, path: Path | None = None, claim: bytes = b"") -> None:
         self.capacity = max(capacity & -HEADER_NBYTES, SMALLEST)
         self.path = path
         self._descriptor = -1
@@ -54,6 +55,7 @@ class Ring:
         self.wrapped = False
         self.reach = min(WARM_NBYTES, self.capacity)
         self._most = self.capacity  # less, once the system has no more memory to give
+        self._memory[paths.RING_OWNER_AT : paths.RING_OWNER_AT + len(claim)] = claim
         paths.RING_HEADER.pack_into(self._memory, 0, paths.RING_MAGIC, self.capacity, 0, 1)
 
     def _map(self) -> mmap.mmap:
@@ -63,6 +65,7 @@ class Ring:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(self.path, flags, 0o600)
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # in use, as others see
             os.ftruncate(descriptor, nbytes)
             self._reserve(descriptor, 0, min(WARM_NBYTES, self.capacity))
             memory = mmap.mmap(descriptor, nbytes)
@@ -139,14 +142,18 @@ class Ring:
         self.wrapped = False
         _TAIL.pack_into(self._memory, _TAIL_AT, 0, sequence)
 
+    def let_go(self) -> None:
+        """In a forked child: hold the ring no more, so that it is free once its owner is gone."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
     def close(self) -> None:
         """Give the memory back, and remove the shared file."""
         with suppress(BufferError):  # somebody still looks at it: it goes when they do
             self.room.release()
             self._memory.close()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self.let_go()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
@@ -161,7 +168,7 @@ def make_ring(wanted: int, memory: Memory, directory: Path) -> Ring:
         choices.append((min(wanted, FILE_NBYTES), directory / paths.RING_FILE))
     for nbytes, path in choices:
         try:
-            return Ring(nbytes, path)
+            return Ring(nbytes, path, paths.ring_claim(directory))
         except OSError:
             path.unlink(missing_ok=True)
     return Ring(min(wanted, PRIVATE_NBYTES))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from dumpcmp.archive import paths
+from dumpcmp.archive.locks import WRITING, hold
 from dumpcmp.archive.paths import RankDirectory, now, process_start
 from dumpcmp.archive.schema import SCHEMA_VERSION
 from dumpcmp.archive.write.drain import Drain
@@ -58,7 +60,9 @@ class ArchiveWriter:
     ) -> None:
         here = Path(path).absolute()  # wherever the program goes meanwhile
         self._directory = RankDirectory(here, rank, world_size)
+        paths.clear_rings()
         self._directory.create(overwrite=overwrite)
+        self._held = _hold(self.path)
         self.run: dict[str, Any] = dict(run or {})
         self._ring = make_ring(ring_nbytes, memory, self.path)
         self._drain = Drain(self._ring)
@@ -72,6 +76,7 @@ class ArchiveWriter:
             self._directory.write_run(self._facts)
         except OSError as error:
             self._ring.close()
+            os.close(self._held)
             raise ArchiveError(
                 f"cannot write {self.path}: {error.strerror}", hint="choose a disk with room"
             ) from error
@@ -182,7 +187,7 @@ class ArchiveWriter:
         self._ring.close()
         for part in self._drain.open_parts:  # none, unless the thread failed
             rescue(part.path)
-        problem = self._trouble() or problem
+        problem = self._trouble() or self._displaced() or problem
         self._facts |= {
             "ended": now(),
             "complete": not problem,
@@ -195,6 +200,23 @@ class ArchiveWriter:
             self._directory.write_run(self._facts)
         except OSError as error:
             self._error = self._error or error
+            self._facts["problem"] = self._trouble()
+        self._let_go()
+
+    def _displaced(self) -> str:
+        """Why what was written is not where it belongs; empty where it is."""
+        try:
+            if (self.path / WRITING).stat().st_ino == os.fstat(self._held).st_ino:
+                return ""
+        except OSError:
+            pass
+        return f"{self.path} was removed or replaced while it was being written"
+
+    def _let_go(self) -> None:
+        """Say that nobody writes here any more, to processes that ask."""
+        if not self._displaced():
+            (self.path / WRITING).unlink(missing_ok=True)
+        os.close(self._held)
 
     def _trouble(self) -> str:
         error = self._drain.error or self._error
@@ -212,6 +234,16 @@ class ArchiveWriter:
         )
 
 
+def _hold(directory: Path) -> int:
+    """Hold the lock by which others know that this directory is being written."""
+    try:
+        return hold(directory / WRITING)
+    except OSError as error:
+        raise ArchiveError(
+            f"cannot write {directory}: {error.strerror}", hint="choose a disk with room"
+        ) from error
+
+
 _LIVE: weakref.WeakSet[ArchiveWriter] = weakref.WeakSet()
 
 
@@ -224,6 +256,8 @@ def _after_fork() -> None:
     for writer in list(_LIVE):
         writer._closed = writer._stopped = True
         writer._lock = threading.Lock()
+        writer._ring.let_go()
+        os.close(writer._held)
         atexit.unregister(writer.close)
 
 

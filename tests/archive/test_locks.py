@@ -1,0 +1,107 @@
+"""Whoever works on an archive knows of the others: writer, compactor, repair, overwriter."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dumpcmp.archive import paths
+from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.locks import alone
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
+from tests.archive.test_crash import kill
+from tests.archive.values import key, loaded, put
+
+
+def disown(path: Path) -> None:
+    """Let run.json name a process that is not there, as in another namespace of processes."""
+    for run in path.glob("*/run.json"):
+        facts = json.loads(run.read_text())
+        facts["writer"] |= {"pid": 2**22 + 1, "began": "1"}
+        run.write_text(json.dumps(facts))
+
+
+def test_a_repair_leaves_alone_what_is_being_written(tmp_path: Path) -> None:
+    with ArchiveWriter(tmp_path / "d") as sink:
+        put(sink, key("before"), np.arange(8.0))
+        disown(tmp_path / "d")
+        found = audit(tmp_path / "d", repair=True)
+        assert not any(flaw.repair for flaw in found.findings)
+        put(sink, key("after"), np.arange(9.0))
+    archive = Archive(tmp_path / "d")
+    assert archive.complete and loaded(archive, key("after")).size == 9
+    assert audit(tmp_path / "d").sound
+
+
+def test_a_live_dump_is_not_overwritten(tmp_path: Path) -> None:
+    with ArchiveWriter(tmp_path / "d") as sink:
+        disown(tmp_path / "d")
+        with pytest.raises(ArchiveError, match="still being written"):
+            ArchiveWriter(tmp_path / "d", overwrite=True)
+        put(sink, key(), np.arange(8.0))
+    assert Archive(tmp_path / "d").complete
+    with ArchiveWriter(tmp_path / "d", overwrite=True):
+        pass
+    assert len(Archive(tmp_path / "d")) == 0
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["removed", "and made again"])
+def test_a_directory_that_vanishes_is_trouble(tmp_path: Path, again: bool) -> None:
+    with warnings.catch_warnings(), ArchiveWriter(tmp_path / "d") as sink:
+        warnings.simplefilter("ignore", CaptureWarning)
+        put(sink, key("first"), np.arange(8.0))
+        shutil.rmtree(tmp_path / "d")
+        if again:
+            put(sink, key("late", step=1), np.arange(8.0))
+    assert "removed" in sink.problem or "No such file" in sink.problem
+
+
+def test_one_repairs_or_compacts_at_a_time(tmp_path: Path) -> None:
+    with ArchiveWriter(tmp_path / "d") as sink:
+        put(sink, key(), np.arange(8.0))
+    with alone(tmp_path / "d"), pytest.raises(ArchiveError, match="compacted or repaired"):
+        audit(tmp_path / "d", repair=True)
+    with alone(tmp_path / "d"), pytest.raises(ArchiveError, match="written or compacted"):
+        ArchiveWriter(tmp_path / "d", overwrite=True)
+
+
+def test_rings_that_nobody_needs_are_cleared_and_others_stay(tmp_path: Path) -> None:
+    finished, _ = kill(tmp_path / "needed", "shared", 0.1)
+    kill(tmp_path / "gone", "shared", 0.1)
+    rings = {}
+    for name in ("needed", "gone"):
+        facts = json.loads(next((tmp_path / name).glob("*/run.json")).read_text())
+        rings[name] = paths.SHARED_MEMORY / facts["writer"]["ring"]
+    shutil.copytree(tmp_path / "needed", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "gone")
+    os.utime(rings["gone"], (0, 0))
+    with ArchiveWriter(tmp_path / "other") as sink:
+        put(sink, key(), np.arange(8.0))
+        assert rings["needed"].exists() and not rings["gone"].exists()
+        audit(tmp_path / "copy", repair=True)  # names a ring that is not its own
+        assert rings["needed"].exists()
+        (tmp_path / "needed").rename(tmp_path / "moved")
+        assert audit(tmp_path / "moved", repair=True).exit_code == 0
+    assert not rings["needed"].exists()
+    assert len(Archive(tmp_path / "moved")) >= 2 * len(finished)
+
+
+def test_a_forked_child_does_not_keep_an_archive_busy(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time\n"
+        "from dumpcmp.archive.write.writer import ArchiveWriter\n"
+        "with ArchiveWriter(sys.argv[1]):\n"
+        "    if not os.fork():\n"
+        "        time.sleep(20)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "d")], check=False)
+    assert "cut short" in Archive(tmp_path / "d").problems[0]
