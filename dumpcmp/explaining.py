@@ -53,7 +53,8 @@ class Explanation:
             return "no op diverges"
         what = f"{row.key.op} is the first op that differs: {row.key.slot}, {row.verdict}"
         where = f"computed at {row.source}" if row.source else ""
-        return "; ".join(filter(None, (what, row.reason, where)))
+        also = row.together if row.suspects else ""  # which storing every op did not tell apart
+        return "; ".join(filter(None, (what, row.judgement.reason, also, where)))
 
     def __repr__(self) -> str:
         lines = [self.headline, f"  values: {self.outcome.tally}"]

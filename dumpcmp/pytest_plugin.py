@@ -23,6 +23,7 @@ def dumpcmp_verify() -> Callable[..., Report]:
         try:
             return verify(*args, **kwargs)
         except VerificationError as error:
-            pytest.fail(str(error), pytrace=False)
+            said = str(error)
+        pytest.fail(said, pytrace=False)  # out here, so that it is not shown as a second error
 
     return verify

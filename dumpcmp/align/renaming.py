@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,10 @@ class Rule:
 
     pattern: re.Pattern[str]
     target: str
+    golden: str = ""  # the pattern as it is written
+
+    def __str__(self) -> str:
+        return f"{self.golden}: {self.target}"
 
     def renamed(self, op: str) -> str | None:
         """The target's name of golden's `op`, or None where this rule says nothing of it."""
@@ -56,6 +61,15 @@ class Renaming:
         names = (rule.renamed(op) for rule in self.rules)
         return next((name for name in names if name is not None), None)
 
+    def idle(self, golden: Collection[str], target: Collection[str]) -> Iterator[str]:
+        """A sentence for each line that names nothing of one of the sides."""
+        for rule in self.rules:
+            named = {name for op in golden if (name := rule.renamed(op)) is not None}
+            if not named:
+                yield f"--mapping {rule}: golden has no such op"
+            elif named.isdisjoint(target):
+                yield f"--mapping {rule}: my side has no such op"
+
 
 def parse_rule(pattern: str, target: str) -> Rule:
     """Read one line. ``*`` is a word of a name, ``**`` any part of it; what is inside follows.
@@ -72,7 +86,7 @@ def parse_rule(pattern: str, target: str) -> Rule:
         {"*": "([^./@]+)", "**": "(.*)"}.get(piece, re.escape(piece))
         for piece in _STARS.split(pattern)
     )
-    return Rule(re.compile(f"{body}((?:[./@].*)?)"), target)
+    return Rule(re.compile(f"{body}((?:[./@].*)?)"), target, pattern)
 
 
 def read_mapping(path: Path) -> Renaming:

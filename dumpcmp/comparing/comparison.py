@@ -107,6 +107,9 @@ def compare(
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]
     rows = blame(rows, ours.listing, theirs.listing)
     remarks = [*_caveats(rule, rows), *said_of_own(measured), *_remarks(tap, ours, theirs, finer)]
+    remarks += renaming.idle(
+        *({key.op.plain for key in side.listing.values} for side in (ours, theirs))
+    )
     remarks += [*said_of(shortcuts), *_unseen(rows)]
     roots = in_order(row for row in rows if row.root)
     return Outcome(tuple(rows), tuple(roots), tuple(remarks))

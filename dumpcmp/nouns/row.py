@@ -229,8 +229,12 @@ class Row:
         """Why the verdict is what it is, and who else may be meant."""
         if not self.suspects:
             return self.judgement.reason
-        also = f"{self.kernel} computes it together with {', '.join(self.suspects)}"
-        return f"{self.judgement.reason}; {also}: dump with --realize to tell them apart"
+        return f"{self.judgement.reason}; {self.together}: dump with --realize to tell them apart"
+
+    @property
+    def together(self) -> str:
+        """Of a root that a fused kernel stores: what else that kernel computes."""
+        return f"{self.kernel} computes it together with {', '.join(self.suspects)}"
 
 
 def void(rows: Iterable[Row]) -> Iterator[str]:

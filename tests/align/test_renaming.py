@@ -69,6 +69,16 @@ def test_a_bad_mapping_is_refused_with_an_example(tmp_path: Path, text: str, tol
     assert "layers.*.attn: blocks.*.attention" in error.value.hint
 
 
+def test_a_line_that_matches_nothing_is_named() -> None:
+    lines = {"layers.*.attn": "blocks.*.mha", "nowhere": "x", "layers.0.mlp": "y"}
+    renaming = Renaming(tuple(parse_rule(*line) for line in lines.items()))
+    golden = {"layers.0.attn/linear", "layers.0.mlp", "head"}
+    assert list(renaming.idle(golden, {"blocks.0.mha/linear", "head"})) == [
+        "--mapping nowhere: x: golden has no such op",
+        "--mapping layers.0.mlp: y: my side has no such op",
+    ]
+
+
 def test_a_mapping_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AlignError, match=r"missing\.yaml"):
         read_mapping(tmp_path / "missing.yaml")

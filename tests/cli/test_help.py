@@ -1,8 +1,11 @@
 """Every command explains itself, and importing dumpcmp does nothing and brings no torch."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -23,6 +26,16 @@ def test_every_command_has_help(name: str) -> None:
     assert f"{name} [OPTIONS]" in shown.output
     text = shown.output.split("\n", 2)[2]
     assert text.strip().split("\n")[0].strip(), "the help begins with a sentence"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_docs_explain_every_command_and_option(name: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+    sections = dict(re.findall(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    options = {max(option.opts, key=len) for option in command.params if option.opts[0][0] == "-"}
+    assert [option for option in sorted(options) if option not in sections[name]] == []
 
 
 def run(code: str) -> str:

@@ -322,3 +322,66 @@ def test_a_chain_of_attributes_is_not_called(ir: Any, tmp_path: Path) -> None:
     chain = "aten.relu.default.__class__.__init__"
     write(ir, path, op(ir, "chain", chain, [tensor(ir, (2, 2))], [], "a b -> a b"))
     assert "is not a function that we know" in read_checkpoint(path)[-1].reason
+
+
+def decoder(ir: Any) -> list[Any]:
+    """The ops of a decoder layer in nnScaler's words: ids to logits, with a mask that is sliced."""
+    ids, hidden = tensor(ir, (2, 6), torch.int64), (2, 6, 16)
+    heads, scores = (2, 4, 6, 4), (2, 4, 6, 6)
+
+    def t(*shape: int) -> Any:
+        return tensor(ir, shape)
+
+    upto = slice(None, build(ir.IRObject, name="size", _value=6, _id=9), None)
+    return [
+        op(ir, "embedding", "nnscaler.runtime.function.embedding", [ids, t(32, 16)],
+           [t(*hidden)], "a b, n+ e -> a b e", padding_idx=None, start=0, stop=32),
+        op(ir, "layer_norm", "nnscaler.runtime.function.layer_norm",
+           [t(*hidden), t(16), t(16)], [t(*hidden)], "a b 16, 16, 16 -> a b 16",
+           normalized_shape=(16,), eps=1e-5),
+        op(ir, "linear", "torch.nn.functional.linear", [t(*hidden), t(16, 16), t(16)],
+           [t(*hidden)], "a b k^, n k^, n -> a b n"),
+        op(ir, "view", "torch.Tensor.view", [t(*hidden)], [t(2, 6, 4, 4)],
+           "a b (c_4) -> a b c 4", size=(2, 6, 4, 4)),
+        op(ir, "transpose", "torch.transpose", [t(2, 6, 4, 4)], [t(*heads)],
+           "a b c d -> a c b d", dim0=1, dim1=2),
+        op(ir, "matmul", "torch.matmul", [t(*heads), t(2, 4, 4, 6)], [t(*scores)],
+           "a b m k+, a b k+ n -> a b m n"),
+        op(ir, "truediv", "_operator.truediv", [t(*scores), 2.0], [t(*scores)],
+           "a b c d, ? -> a b c d"),
+        op(ir, "fullslice", "nnscaler.runtime.function.fullslice",
+           [t(1, 1, 8, 8), slice(None), slice(None), upto, upto], [t(1, 1, 6, 6)],
+           "a b c^ d^, ?, ?, ?, ? -> a b 6 6"),
+        op(ir, "add", "_operator.add", [t(*scores), t(1, 1, 6, 6)], [t(*scores)],
+           "a b c d, 1 1 c d -> a b c d"),
+        op(ir, "softmax", "torch.softmax", [t(*scores)], [t(*scores)],
+           "a b c d^ -> a b c d^", dim=-1, _stacklevel=3, dtype=None),
+        op(ir, "functional_softmax", "torch.nn.functional.softmax", [t(*scores)], [t(*scores)],
+           "a b c d^ -> a b c d^", dim=-1, _stacklevel=3, dtype=None),
+        op(ir, "attention", "torch.nn.functional.scaled_dot_product_attention",
+           [t(*heads), t(*heads), t(*heads)], [t(*heads)],
+           "a b c^ d^, a b c^ d^, a b c^ d^ -> a b c^ d^", is_causal=True),
+        op(ir, "gelu", "torch.nn.functional.gelu", [t(*hidden)], [t(*hidden)],
+           "a b c -> a b c", approximate="none"),
+        op(ir, "pow", "torch.pow", [t(*hidden), 2], [t(*hidden)], "a b c, ? -> a b c"),
+        op(ir, "multiref", "nnscaler.runtime.function.multiref", [t(*hidden)],
+           [t(*hidden), t(*hidden)], "a b c -> a b c, a b c", times=2),
+        op(ir, "cat", "nnscaler.runtime.function.cat", [t(*hidden), t(*hidden)], [t(2, 6, 32)],
+           "a b c^, a b c^ -> a b 32", dim=-1),
+        op(ir, "getitem", "_operator.getitem", [t(*hidden), (slice(None), slice(0, 3))],
+           [t(2, 3, 16)], "a b^ c, ? -> a 3 c"),
+    ]  # fmt: skip
+
+
+def test_the_ops_of_a_decoder_verify_whole(ir: Any, tmp_path: Path) -> None:
+    path = tmp_path / "graph.ckp"
+    graph = build(ir.IRGraph, _nodes=decoder(ir))
+    path.write_bytes(pickle.dumps(((1, 2, 3), graph), protocol=4))
+    found = verify_graph(path, tmp_path / "out")
+    assert [str(row) for row in found.rows if row.verdict is not Verdict.PASS] == []
+    assert found.num_annotated == found.num_compute == 17
+    assert {row.node.rstrip("0123456789") for row in found.rows if row.idx is not None} == {
+        node.name
+        for node in decoder(ir)
+        if node.name != "fullslice"  # of length 1 but there
+    }
