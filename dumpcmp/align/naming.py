@@ -8,7 +8,7 @@ from dumpcmp.align.beside import left_values, paired_values
 from dumpcmp.align.kindred import by_order
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.renaming import unwrapped
-from dumpcmp.nouns.key import Op, Site
+from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.row import Pair, PairedBy
 
 Naming = Callable[[Op], str | None]  # what an op is to be called in a pass; None leaves it out
@@ -68,16 +68,21 @@ def _framed(sides: Partners, pairs: Sequence[Pair]) -> Iterator[Pair]:
     """`pairs`; values that stand alone and only frame others, beside the partners of those.
 
     A module computes nothing itself: what it takes and gives are values of the functions in it, so
-    a side that shows no modules has them all the same. A wrapper shows its module's values again.
+    a side that shows no modules has them all the same. A wrapper shows its module's values again,
+    and what a function adds to a parameter's gradient is that gradient where it is the only one.
     """
     both = [pair for pair in reversed(pairs) if pair.both]
     ours = {sides.golden.first(pair.golden): pair.target for pair in both if pair.golden}
     theirs = {sides.target.first(pair.target): pair.golden for pair in both if pair.target}
     for pair in pairs:
         golden, target = pair.golden, pair.target
-        if golden and not target and golden.op.is_module:
+        if golden and not target and _frames(golden):
             target = ours.get(sides.golden.first(golden))
-        elif target and not golden and target.op.is_module:
+        elif target and not golden and _frames(target):
             golden = theirs.get(sides.target.first(target))
         framed = golden is not pair.golden or target is not pair.target
         yield Pair(golden, target, PairedBy.VALUE) if framed else pair
+
+
+def _frames(key: Key) -> bool:
+    return key.op.is_module or key.slot.is_gradient

@@ -13,16 +13,13 @@ from dumpcmp.align.mesh.declared import read_stated
 from dumpcmp.align.pairing import pair_values
 from dumpcmp.align.renaming import Renaming, read_mapping
 from dumpcmp.comparing.blame import blame, in_order
+from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.evidence import gather
-from dumpcmp.comparing.flips import follow_flips
 from dumpcmp.comparing.laying import lay_out
-from dumpcmp.comparing.leaves import leaf_findings
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
 from dumpcmp.comparing.own_metrics import asking, said_of_own
-from dumpcmp.comparing.paired_calls import call_differences
 from dumpcmp.comparing.requests import Asking, said_of_requests, spared
-from dumpcmp.comparing.rerunning import replay_all
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed, said_of
 from dumpcmp.comparing.side import Side, archive_at, open_side
@@ -33,6 +30,7 @@ from dumpcmp.judge import (
     Evidence,
     Fp64Checker,
     ReferenceChecker,
+    RoundingChecker,
     judge_all,
     unseen_by,
 )
@@ -85,6 +83,7 @@ def compare(
     renaming = read_mapping(Path(mapping)) if mapping is not None else Renaming()
     rule = _chosen(checker, finer)
     shortcuts = allowed(allow, theirs)
+    strict = isinstance(rule, ReferenceChecker | RoundingChecker)
 
     pairs = pair_values(ours.listing, theirs.listing, renaming, token_offset)
     ways = Ways.of(ours.listing, theirs.listing)
@@ -93,14 +92,10 @@ def compare(
     with nullcontext(executor) if executor is not None else executor_for(jobs) as workers:
         measured = measure_all(work, workers, progress)
         flow = DataFlow(pairs, ours.listing, theirs.listing)
-        flips = follow_flips(flow, work, measured)
-        replays = replay_all(
-            flow, work, measured, workers, _replaying(replay), shortcuts, flips.own
-        )
-    leaves = leaf_findings(pairs, measured, ours, theirs)
-    calls = call_differences(pairs, ours.listing, theirs.listing)
-    measured = flips.measured(work, measured, rule.closeness)
-    evidence = gather(pairs, measured, replays, ways, leaves, calls, flips.touched)
+        inquiry = Inquiry(ours, theirs, _replaying(replay), shortcuts)
+        clues = find_clues(inquiry, flow, work, measured, workers) if strict else Clues()
+    measured = clues.flips.measured(work, measured, rule.closeness)
+    evidence = gather(pairs, measured, clues, ways)
     evidence = spared(evidence, Asking.of(ours.archive), Asking.of(theirs.archive, token_offset))
     following = followers(pairs, ours.listing, theirs.listing)
     judgements = judge_all(evidence, rule, flow.sources, following)

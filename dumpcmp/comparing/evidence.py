@@ -7,25 +7,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.comparing.clues import Clues
 from dumpcmp.comparing.laying import is_partial, like
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import Evidence
 from dumpcmp.nouns.arithmetic import is_reduction, is_sum
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import Key, Op, Site
-from dumpcmp.nouns.leaf import LeafFinding
-from dumpcmp.nouns.replay import Replay, Touched
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair
 
 
 def gather(
     pairs: Sequence[Pair],
     measured: Mapping[Pair, Measured],
-    replays: Mapping[Pair, Replay],
+    clues: Clues,
     ways: Ways,
-    leaves: Mapping[Pair, LeafFinding],
-    calls: Mapping[Site, CallDifference],
-    touched: Mapping[Pair, Touched] | None = None,
 ) -> list[Evidence]:
     """All that is known of each pair. A value that repeats has the evidence of its first pair."""
     stands_for = {
@@ -35,6 +31,7 @@ def gather(
     clean = clean_pairs(found, ways.golden, ways.target)
     cancelled = cancellations(found, ways.golden)
     summed = summed_elsewhere(found)
+    touched = clues.flips.touched
     return [
         Evidence(
             pair,
@@ -46,10 +43,10 @@ def gather(
                 reference=found[pair].reference,
             ),
             summed_in=summed.get(pair, ""),
-            replay=replays.get(pair) or replays.get(first),
-            touched=touched.get(pair) if touched else None,
-            leaf=leaves[pair].said if pair in leaves else "",
-            call=_said_of_call(pair, calls),
+            replay=clues.replays.get(pair) or clues.replays.get(first),
+            touched=touched.get(pair),
+            leaf=clues.leaves[pair].said if pair in clues.leaves else "",
+            call=_said_of_call(pair, clues.calls),
         )
         for pair, first in stands_for.items()
     ]

@@ -1,0 +1,60 @@
+"""What is known of pairs besides their numbers: replays, flips, leaves and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.flips import Flips, follow_flips
+from dumpcmp.comparing.laying import Job
+from dumpcmp.comparing.leaves import leaf_findings
+from dumpcmp.comparing.paired_calls import call_differences
+from dumpcmp.comparing.rerunning import replay_all
+from dumpcmp.comparing.reruns import Replaying
+from dumpcmp.comparing.side import Side
+from dumpcmp.nouns.calling import CallDifference
+from dumpcmp.nouns.key import Site
+from dumpcmp.nouns.leaf import LeafFinding
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.row import Measured, Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Clues:
+    """All of them. A tolerance that the user states is about numbers alone, and has none."""
+
+    replays: Mapping[Pair, Replay] = field(default_factory=dict)
+    flips: Flips = field(default_factory=Flips)
+    leaves: Mapping[Pair, LeafFinding] = field(default_factory=dict)
+    calls: Mapping[Site, CallDifference] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """Where to look for clues, and how closely."""
+
+    golden: Side
+    target: Side
+    how: Replaying
+    allow: frozenset[str]  # shortcuts in arithmetic that the target may have taken
+
+
+def find_clues(
+    inquiry: Inquiry,
+    flow: DataFlow,
+    work: Mapping[Pair, Job],
+    measured: Mapping[Pair, Measured],
+    workers: Executor,
+) -> Clues:
+    """Look at what does not show in numbers: what ops did with what they were given."""
+    golden, target = inquiry.golden, inquiry.target
+    is_off = inquiry.how is Replaying.OFF
+    flips = Flips() if is_off else follow_flips(flow, work, measured)
+    return Clues(
+        replay_all(flow, work, measured, workers, inquiry.how, inquiry.allow, flips.own),
+        flips,
+        leaf_findings(flow.pairs, measured, golden, target),
+        call_differences(flow.pairs, golden.listing, target.listing),
+    )
