@@ -82,9 +82,10 @@ Case = Found | Benign | Broken
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which share of the cases is run: all, or one of `one_of`, chosen by their names."""
+    """Which share of the cases is run: all, or the `nth` of `one_of`, chosen by their names."""
 
     one_of: int = 1
+    nth: int = 0
     summaries: bool = False  # compare compacted copies, too
 
     @property
@@ -93,7 +94,7 @@ class Part:
         return self.one_of < 8
 
     def has(self, name: str) -> bool:
-        return zlib.crc32(name.encode()) % self.one_of == 0
+        return zlib.crc32(name.encode()) % self.one_of == self.nth
 
 
 class Goldens:

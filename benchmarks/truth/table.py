@@ -49,7 +49,7 @@ def units(models: Mapping[str, Model], struck: Sequence[str], part: Part) -> Ite
     for turn, model in enumerate(models.values()):
         for nth, dtype in enumerate(DTYPES):
             # a short run has all models and all dtypes, but not each model in each
-            if part.is_long or turn % len(DTYPES) == nth:
+            if part.is_long or (turn + part.nth) % len(DTYPES) == nth:
                 yield Unit(model, dtype, "other BLAS", part, is_struck=False)
             for way in ANSWERS if model.name in struck else ():
                 yield Unit(model, dtype, way, part, is_struck=True)
