@@ -14,6 +14,7 @@ TABLES: dict[str, str] = {
     "truth-compacted": "truth.summaries",
     "truth-compiled": "truth.compiling",
     "truth-gpu": "truth.gpu",
+    "truth-cost": "truth.cost",
     "truth-held-out": "truth.held_out",
     "rounding": "rounding",
     "compare": "compare",
