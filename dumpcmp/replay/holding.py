@@ -15,6 +15,7 @@ from dumpcmp.replay.running import Rerun
 LEAST = 2.0**-40  # of the terms of sums: what is left of them is taken to be no smaller
 _AT_ONCE = 1 << 22  # elements
 _WIDEST = 1 << 16  # elements of a row
+_UNLIKELY = 32.0  # standard deviations: what is dropped by channels varies more
 _EARLY = 1 / 16  # of the largest number
 
 
@@ -51,6 +52,8 @@ class HeldValue:
             return Replay(unknown=f"its replay gives {self.slot} the shape {said}")
         self.num_ops = rerun.num_ops
         self.count += got.numel()
+        if not math.isnan(rerun.dropped):
+            expected = _undropped(expected, got.detach(), rerun.dropped)
         self.is_exact = self.is_exact or rerun.is_exact
         if self.is_exact:
             self._add_exactly(expected, got.detach())
@@ -190,6 +193,14 @@ def _largest(errors: Tensor, levels: Tensor) -> float:
     """The largest error in units of its level; infinite where there is an error and no level."""
     ratios = torch.where(errors > 0, errors / levels, 0.0)
     return float(ratios.max()) if ratios.numel() else 0.0
+
+
+def _undropped(kept: Tensor, got: Tensor, share: float) -> Tensor:
+    """What a dropout gives out that drew as `got` shows; all kept where no such draw is likely."""
+    dropped = (got == 0) & (kept != 0)
+    found, count = int(dropped.sum()), int((kept != 0).sum())
+    unlikely = _UNLIKELY * math.sqrt(max(1.0, count * share * (1 - share)))
+    return torch.where(dropped, 0.0, kept) if abs(found - share * count) <= unlikely else kept
 
 
 def _share(part: float, whole: float) -> float:

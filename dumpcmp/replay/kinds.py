@@ -65,8 +65,9 @@ _WORDS = {
     FunctionKind.CONTRACTS: """
     _addmm_activation _convolution _grouped_mm _int_mm addbmm addmm addmv baddbmm bilinear bmm
     chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d
-    conv_transpose3d convolution dot einsum grouped_mm inner kron linalg_matmul linalg_multi_dot
-    linalg_vecdot linear matmul mkldnn_convolution mm mv tensordot trapezoid vdot vecdot
+    conv_transpose3d convolution cudnn_convolution dot einsum grouped_mm grouped_mm_fallback
+    inner kron linalg_matmul linalg_multi_dot linalg_vecdot linear matmul mkldnn_convolution mm
+    mv tensordot trapezoid vdot vecdot
     """,
     FunctionKind.SUMS: """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag adaptive_avg_pool1d
@@ -81,29 +82,31 @@ _WORDS = {
     """,
     FunctionKind.COMPOSES: """
     _log_softmax _safe_softmax _scaled_dot_product_attention_math
-    _scaled_dot_product_flash_attention_for_cpu _softmax affine_grid binary_cross_entropy
-    binary_cross_entropy_with_logits cdist cholesky col2im corrcoef cosine_embedding_loss
-    cosine_similarity cov cross cross_entropy cross_entropy_loss ctc_loss det diff digamma dist
-    elu_backward erfinv fft_fft fft_fft2 fft_fftfreq fft_fftn fft_fftshift fft_hfft fft_ifft
-    fft_ifft2 fft_ifftn fft_ifftshift fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft
-    fft_rfft2 fft_rfftfreq fft_rfftn floor_divide fmod fold gaussian_nll_loss glu gradient
-    grid_sample gru gru_cell hinge_embedding_loss huber_loss i0 im2col interpolate inverse istft
-    kl_div l1_loss lgamma linalg_cholesky linalg_cross linalg_det linalg_eigvalsh linalg_inv
-    linalg_matrix_norm linalg_matrix_power linalg_norm linalg_pinv linalg_slogdet linalg_solve
-    linalg_solve_triangular linalg_vector_norm local_response_norm log_softmax logaddexp
-    logaddexp2 logdet logit logsumexp lp_pool1d lp_pool2d lstm lstm_cell margin_ranking_loss
-    matrix_exp matrix_power mse_loss multi_head_attention_forward multi_margin_loss
-    multilabel_margin_loss multilabel_soft_margin_loss mvlgamma nll_loss nll_loss2d
-    nll_loss2d_forward nll_loss_forward nll_loss_nd norm normalize pairwise_distance pdist
-    pinverse poisson_nll_loss polygamma prod remainder renorm rnn_relu rnn_relu_cell rnn_tanh
-    rnn_tanh_cell scaled_dot_product_attention sinc slogdet smooth_l1_loss soft_margin_loss
-    softmax softmin special_digamma special_entr special_erfcx special_erfinv special_gammaln
-    special_i0 special_i0e special_i1 special_i1e special_log_ndtr special_log_softmax
-    special_logit special_logsumexp special_ndtr special_ndtri special_polygamma special_psi
-    special_sinc special_softmax special_xlog1py special_xlogy special_zeta std std_mean stft
-    tanhshrink triangular_solve triplet_margin_loss triplet_margin_with_distance_loss upsample
-    upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
-    upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean xlogy
+    _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention
+    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu _softmax
+    affine_grid binary_cross_entropy binary_cross_entropy_with_logits cdist cholesky col2im
+    corrcoef cosine_embedding_loss cosine_similarity cov cross cross_entropy cross_entropy_loss
+    ctc_loss det diff digamma dist elu_backward erfinv fft_fft fft_fft2 fft_fftfreq fft_fftn
+    fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ifftshift fft_ihfft fft_irfft
+    fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftfreq fft_rfftn floor_divide fmod fold
+    gaussian_nll_loss glu gradient grid_sample gru gru_cell hinge_embedding_loss huber_loss i0
+    im2col interpolate inverse istft kl_div l1_loss lgamma linalg_cholesky linalg_cross
+    linalg_det linalg_eigvalsh linalg_inv linalg_matrix_norm linalg_matrix_power linalg_norm
+    linalg_pinv linalg_slogdet linalg_solve linalg_solve_triangular linalg_vector_norm
+    local_response_norm log_softmax logaddexp logaddexp2 logdet logit logsumexp lp_pool1d
+    lp_pool2d lstm lstm_cell margin_ranking_loss matrix_exp matrix_power mse_loss
+    multi_head_attention_forward multi_margin_loss multilabel_margin_loss
+    multilabel_soft_margin_loss mvlgamma nll_loss nll_loss2d nll_loss2d_forward nll_loss_forward
+    nll_loss_nd norm normalize pairwise_distance pdist pinverse poisson_nll_loss polygamma prod
+    remainder renorm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell scaled_dot_product_attention
+    sinc slogdet smooth_l1_loss soft_margin_loss softmax softmin special_digamma special_entr
+    special_erfcx special_erfinv special_gammaln special_i0 special_i0e special_i1 special_i1e
+    special_log_ndtr special_log_softmax special_logit special_logsumexp special_ndtr
+    special_ndtri special_polygamma special_psi special_sinc special_softmax special_xlog1py
+    special_xlogy special_zeta std std_mean stft tanhshrink triangular_solve triplet_margin_loss
+    triplet_margin_with_distance_loss upsample upsample_bicubic2d upsample_bilinear2d
+    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    upsample_trilinear3d var var_mean xlogy
     """,
     FunctionKind.SCANS: "cumsum cumprod logcumsumexp cumulative_trapezoid",
     FunctionKind.CHOOSES: """

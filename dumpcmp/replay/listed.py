@@ -13,6 +13,7 @@ import torch
 
 from dumpcmp.replay.kinds import KINDS, FunctionKind
 from dumpcmp.replay.references import reference_of
+from dumpcmp.replay.standins import STAND_INS
 from dumpcmp.replay.unreplayable import Unreplayable
 
 # Where a recorded name may begin -> what holds the functions, what stands before their plain names.
@@ -80,7 +81,7 @@ def _torch_function(target: str, room: str, word: str) -> ReplayFunction:
     changes = spelled in (*_INPLACE, "setitem") if is_operator else _is_inplace(word)
     if is_operator and spelled not in ("getitem", "setitem"):
         return ReplayFunction(_python_operator(spelled, target), name, kind)
-    found = getattr(holder, word, None)
+    found = STAND_INS.get(name) or getattr(holder, word, None)
     if not callable(found):
         raise Unreplayable(f"{target} is not in this torch")
     return ReplayFunction(found, name, kind, changes, spelled == "setitem")
@@ -122,6 +123,7 @@ def _aten_function(target: str, op: str, overload: str) -> ReplayFunction:
     name, kind = _known(_plain(op.strip("_") if is_operator else op, is_operator), target)
     packet = getattr(torch.ops.aten, op, None)
     found = getattr(packet, overload, None) if overload and "out" not in overload else packet
+    found = STAND_INS.get(name, found)
     if found is None:
         raise Unreplayable(f"{target} is not in this torch")
     return ReplayFunction(found, name, kind, _is_inplace(op))

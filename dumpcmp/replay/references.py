@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.replay.standins import grouped_mm
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NAME = re.compile(r"\w+::\w+(\.\w+)?")
-_REFERENCES: dict[str, Callable[..., Any]] = {}
+_REFERENCES: dict[str, Callable[..., Any]] = {
+    "transformers::grouped_mm_fallback": grouped_mm,
+}
 
 
 def reference(name: str) -> Callable[[_F], _F]:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dumpcmp.nouns.record import Call
-from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.replay.arguments import CallArguments, read_arguments
-from dumpcmp.replay.cancelling import is_pointwise, is_single, norm_condition, terms_of
+from dumpcmp.replay.drawing import draws, dropped_share
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
+from dumpcmp.replay.rating import Rerun as Rerun
+from dumpcmp.replay.rating import error_of as error_of
+from dumpcmp.replay.rating import float64_by_default as float64_by_default
+from dumpcmp.replay.rating import is_inexact, rated, run
+from dumpcmp.replay.rating import ratio_of as ratio_of
+from dumpcmp.replay.tiling import Tile, joined, tiles_of
 from dumpcmp.replay.unreplayable import Unreplayable
 
 _EXACT = (FunctionKind.MOVES, FunctionKind.CHOOSES)
-_SINGLE = 2.0**-24  # the rounding of one float32
-_SHORT = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
-_SCATTERED = ("index_add", "scatter_add", "index_put", "scatter_reduce", "index_reduce", "scatter")
 _LEFT_OUT = ("out", "pin_memory", "generator")
 
 # What autocast computes in its own dtype.
@@ -36,19 +36,6 @@ _LOWERED = frozenset(
     grouped_mm _grouped_mm
     """.split()  # noqa: SIM905
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Rerun:
-    """What a call gives out when it is run again, by slot."""
-
-    outputs: dict[str, Tensor]  # in float64 or complex128; of moves, the very elements
-    condition: dict[str, float] = field(default_factory=dict)  # terms of sums over what is left
-    noise: dict[str, float] = field(default_factory=dict)  # error of the run in its own dtypes
-    is_exact: bool = False  # it only moves or casts: every bit is known
-    num_ops: int = 1
-    terms: dict[str, Tensor] = field(default_factory=dict)  # the sums of absolute values
-    is_pointwise: bool = False  # an element of the output is made of one of each input
 
 
 def rerun(
@@ -66,14 +53,55 @@ def rerun(
     """
     function = function_named(call.target)
     arguments = fitted(read_arguments(call.arguments, given), given)
+    if share := dropped_share(function, arguments):
+        return _run_dropout(arguments, share)
     _refuse(function, arguments)
     if is_exact(function, arguments):
         check_size(function, arguments, limit)
         return Rerun(run_exactly(function, arguments), is_exact=True)
+    check_size(function, arguments, limit)
+    tiles = tiles_of(function, arguments)
+    if not tiles:
+        return _run_widely(function, arguments, device, is_rated)
+    parts = [(tile, _run_widely(function, tile.arguments, device, is_rated)) for tile in tiles]
+    return _joined(parts)
+
+
+def _run_widely(
+    function: ReplayFunction, arguments: CallArguments, device: str, is_rated: bool
+) -> Rerun:
     wide = widened(function, arguments, device)
-    check_size(function, wide, limit)
     outputs = run(function, wide)
-    return _rated(function, arguments, wide, outputs) if is_rated else Rerun(outputs)
+    return rated(function, arguments, wide, outputs) if is_rated else Rerun(outputs)
+
+
+def _run_dropout(arguments: CallArguments, share: float) -> Rerun:
+    """What a dropout gives out where it drops nothing: which elements it drops is its own draw."""
+    first = arguments.tensors()[0]
+    kept = first.to(wide_dtype(first.dtype)) / (1 - share) if share < 1 else torch.zeros_like(first)
+    return Rerun({"output.0": kept.to(torch.float64)}, dropped=share, is_pointwise=True)
+
+
+def _joined(parts: list[tuple[Tile, Rerun]]) -> Rerun:
+    """What the tiles of one call gave, as one; its other outputs than the first are left out."""
+    slot, ratings = "output.0", [part for _, part in parts]
+    weights = [float(part.outputs[slot].square().sum()) for part in ratings]
+    whole = sum(weights) or 1.0
+
+    def mean(rates: list[float]) -> float:
+        return math.sqrt(sum(r * r * w for r, w in zip(rates, weights, strict=True)) / whole)
+
+    condition = mean([part.condition.get(slot, 1.0) for part in ratings])
+    noise = mean([part.noise.get(slot, 0.0) for part in ratings])
+    known = all(slot in part.terms for part in ratings)
+    terms = {slot: joined([(tile, part.terms[slot]) for tile, part in parts])} if known else {}
+    return Rerun(
+        {slot: joined([(tile, part.outputs[slot]) for tile, part in parts])},
+        {slot: max(1.0, condition)},
+        {slot: noise},
+        terms=terms,
+        is_pointwise=ratings[0].is_pointwise,
+    )
 
 
 def run_natively(
@@ -98,17 +126,8 @@ def fitted(arguments: CallArguments, given: Mapping[str, Tensor]) -> CallArgumen
 def _refuse(function: ReplayFunction, arguments: CallArguments) -> None:
     if function.kind is FunctionKind.NOTHING:
         raise Unreplayable("it gives out memory as it was found")
-    if function.kind is FunctionKind.DRAWS and not _is_idle(function, arguments):
+    if draws(function, arguments):
         raise Unreplayable("it draws random numbers")
-
-
-def _is_idle(function: ReplayFunction, arguments: CallArguments) -> bool:
-    """Whether a dropout drops nothing: it is not in training, or its probability is 0."""
-    if "dropout" not in function.name:
-        return False
-    told = dict(zip(("input", "p", "training"), arguments.args, strict=False)) | arguments.kwargs
-    trains = told.get("training", told.get("train", True))
-    return not trains or told.get("p", 0.5) == 0
 
 
 def is_exact(function: ReplayFunction, arguments: CallArguments) -> bool:
@@ -150,7 +169,7 @@ def _makes_floats(function: ReplayFunction, arguments: CallArguments) -> bool:
 
 def run_exactly(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
     """Run a move on elements as they are; a cast is left to whoever knows its result's dtype."""
-    integral = any(not _is_inexact(t) for t in arguments.tensors()[:1])
+    integral = any(not is_inexact(t) for t in arguments.tensors()[:1])
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, torch.dtype) and leaf.is_floating_point and function.name != "view":
@@ -160,17 +179,13 @@ def run_exactly(function: ReplayFunction, arguments: CallArguments) -> dict[str,
     return run(function, arguments.mapped(change))
 
 
-def _is_inexact(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def widened(function: ReplayFunction, arguments: CallArguments, device: str) -> CallArguments:
     """`arguments` in float64, rounded before to what autocast computes in."""
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, torch.dtype):
             return wide_dtype(leaf)
-        if isinstance(leaf, Tensor) and _is_inexact(leaf):
+        if isinstance(leaf, Tensor) and is_inexact(leaf):
             return leaf.to(wide_dtype(leaf.dtype))
         return leaf
 
@@ -193,144 +208,3 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else dtype
-
-
-@contextmanager
-def float64_by_default() -> Iterator[None]:
-    """Have floats that are made from integers, or from nothing, be float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-def run(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
-    """Call the function; its tensors by slot. What it changes in place is a copy."""
-    args, kwargs = list(arguments.args), arguments.kwargs
-    if function.changes_first and args and isinstance(args[0], Tensor):
-        args[0] = args[0].clone()
-    try:
-        with torch.no_grad(), float64_by_default():
-            result = function.run(*args, **kwargs)
-    except Exception as error:
-        said = str(error).partition("\n")[0][:160]
-        raise Unreplayable(f"it cannot be run in float64: {said}") from None
-    return dict(slots_of("output", args[0] if function.returns_nothing else result))
-
-
-def _rated(
-    function: ReplayFunction,
-    arguments: CallArguments,
-    wide: CallArguments,
-    outputs: dict[str, Tensor],
-) -> Rerun:
-    """What was run, with the condition of each output, and the noise where there is no formula."""
-    double = any(leaf.dtype in (torch.float64, torch.complex128) for leaf in arguments.tensors())
-    terms = terms_of(function, wide, outputs, torch.float64 if double else torch.float32)
-    condition = {slot: ratio_of(terms[slot], outputs[slot]) for slot in terms}
-    if function.kind is FunctionKind.ADDS:
-        noise = _scalar_noise(function, arguments, wide, outputs)
-        return Rerun(outputs, condition, noise, terms=terms, is_pointwise=True)
-    if function.kind in (FunctionKind.CONTRACTS, FunctionKind.SUMS):
-        return Rerun(outputs, condition, _sum_noise(function, arguments, outputs), terms=terms)
-    if function.kind is FunctionKind.ELEMENTWISE and is_single(function):
-        return Rerun(outputs, is_pointwise=True)
-    noise = _errors(function, arguments, outputs)
-    if all(leaf.dtype not in _SHORT for leaf in arguments.tensors()):
-        single = noise if not double else {}
-    else:
-        single = _errors(function, wide.mapped(_to(torch.float32)), outputs)
-    condition = {slot: max(1.0, error / _SINGLE) for slot, error in single.items()}
-    if function.kind is FunctionKind.NORMALISES:
-        told = norm_condition(function, wide, outputs["output.0"])
-        condition["output.0"] = max(told, condition.get("output.0", 1.0))
-    return Rerun(outputs, condition, noise, terms=terms, is_pointwise=is_pointwise(function))
-
-
-def _scalar_noise(
-    function: ReplayFunction,
-    arguments: CallArguments,
-    wide: CallArguments,
-    outputs: dict[str, Tensor],
-) -> dict[str, float]:
-    """What it makes that some devices round a Python number to the dtype of the tensor first."""
-    short = next((t.dtype for t in arguments.tensors() if t.dtype in _SHORT), None)
-    if short is None or not any(isinstance(leaf, float) for leaf in wide.leaves()):
-        return {}
-
-    def change(leaf: Any) -> Any:
-        return float(torch.tensor(leaf, dtype=short)) if isinstance(leaf, float) else leaf
-
-    other = run(function, wide.mapped(change))
-    return {slot: error_of(other[slot], outputs[slot]) for slot in outputs}
-
-
-def _sum_noise(
-    function: ReplayFunction, arguments: CallArguments, outputs: dict[str, Tensor]
-) -> dict[str, float]:
-    """What a sum rounds that is made term by term, in float32, or in its own dtype if scattered.
-
-    Rounding of so many steps grows with their root.
-    """
-    if any(isinstance(leaf, torch.dtype) for leaf in arguments.leaves()):
-        return _errors(function, arguments, outputs)
-    tensors = [t for t in arguments.tensors() if _is_inexact(t)]
-    unit = max((_eps(t) for t in tensors), default=0.0)
-    unit = unit if function.name in _SCATTERED else min(unit, 2 * _SINGLE)
-    sizes = [float(max(1, t.numel())) for t in tensors]
-    contracts = function.kind is FunctionKind.CONTRACTS
-    return {
-        slot: unit / 8 * math.sqrt(_num_terms(sizes, max(1, output.numel()), contracts))
-        for slot, output in outputs.items()
-    }
-
-
-def _num_terms(sizes: list[float], size: int, contracts: bool) -> float:
-    """How many terms each of so many outputs is the sum of; of two factors, each has its dim."""
-    largest = sorted(sizes)[-2:]
-    terms = math.sqrt(math.prod(largest) / size) if contracts else max(sizes, default=1.0) / size
-    return max(1.0, terms)
-
-
-def _eps(tensor: Tensor) -> float:
-    return torch.finfo(tensor.dtype).eps
-
-
-def _to(dtype: torch.dtype) -> Any:
-    def change(leaf: Any) -> Any:
-        if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
-            return dtype
-        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-    return change
-
-
-def _errors(
-    function: ReplayFunction, arguments: CallArguments, outputs: dict[str, Tensor]
-) -> dict[str, float]:
-    """The errors of the same function in other dtypes; none where it cannot be run in them."""
-    try:
-        found = run(function, arguments)
-    except Unreplayable:
-        return {}
-    return {slot: error_of(found[slot], outputs[slot]) for slot in outputs if slot in found}
-
-
-def error_of(narrow: Tensor, wide: Tensor) -> float:
-    """The rel_l2 of `narrow` against `wide` as its dtype rounds it, over what is finite in both."""
-    if not _is_inexact(wide) or narrow.shape != wide.shape:
-        return 0.0
-    d = narrow.to(wide.dtype) - wide.to(narrow.dtype).to(wide.dtype)
-    finite = torch.isfinite(d)
-    norm = float(torch.linalg.vector_norm(wide[finite]))
-    return float(torch.linalg.vector_norm(d[finite])) / norm if norm else 0.0
-
-
-def ratio_of(terms: Tensor, left: Tensor) -> float:
-    """How much larger `terms` are than what is `left` of them."""
-    finite = torch.isfinite(terms) & torch.isfinite(left)
-    above = float(torch.linalg.vector_norm(terms[finite].double()))
-    below = float(torch.linalg.vector_norm(left[finite]))
-    return max(1.0, above / max(below, above * 2.0**-40)) if above else 1.0

@@ -1,0 +1,183 @@
+"""Runs a function, and tells how well what it gives out is determined, by formula or by trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dumpcmp.pytorch.trees import slots_of
+from dumpcmp.replay.arguments import CallArguments
+from dumpcmp.replay.cancelling import is_pointwise, is_single, norm_condition, terms_of
+from dumpcmp.replay.kinds import FunctionKind
+from dumpcmp.replay.listed import ReplayFunction
+from dumpcmp.replay.unreplayable import Unreplayable
+
+_SINGLE = 2.0**-24  # the rounding of one float32
+_SHORT = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+_SCATTERED = ("index_add", "scatter_add", "index_put", "scatter_reduce", "index_reduce", "scatter")
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What a call gives out when it is run again, by slot."""
+
+    outputs: dict[str, Tensor]  # in float64 or complex128; of moves, the very elements
+    condition: dict[str, float] = field(default_factory=dict)  # terms of sums over what is left
+    noise: dict[str, float] = field(default_factory=dict)  # error of the run in its own dtypes
+    is_exact: bool = False  # it only moves or casts: every bit is known
+    num_ops: int = 1
+    terms: dict[str, Tensor] = field(default_factory=dict)  # the sums of absolute values
+    dropped: float = math.nan  # of a dropout: the share of elements that are zero in place of these
+    is_pointwise: bool = False  # an element of the output is made of one of each input
+
+
+@contextmanager
+def float64_by_default() -> Iterator[None]:
+    """Have floats that are made from integers, or from nothing, be float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def run(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
+    """Call the function; its tensors by slot. What it changes in place is a copy."""
+    args, kwargs = list(arguments.args), arguments.kwargs
+    if function.changes_first and args and isinstance(args[0], Tensor):
+        args[0] = args[0].clone()
+    try:
+        with torch.no_grad(), float64_by_default():
+            result = function.run(*args, **kwargs)
+    except Exception as error:
+        said = str(error).partition("\n")[0][:160]
+        raise Unreplayable(f"it cannot be run in float64: {said}") from None
+    return dict(slots_of("output", args[0] if function.returns_nothing else result))
+
+
+def is_inexact(tensor: Tensor) -> bool:
+    """Whether arithmetic on it rounds."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def rated(
+    function: ReplayFunction,
+    arguments: CallArguments,
+    wide: CallArguments,
+    outputs: dict[str, Tensor],
+) -> Rerun:
+    """What was run, with the condition of each output, and the noise where there is no formula."""
+    double = any(leaf.dtype in (torch.float64, torch.complex128) for leaf in arguments.tensors())
+    terms = terms_of(function, wide, outputs, torch.float64 if double else torch.float32)
+    condition = {slot: ratio_of(terms[slot], outputs[slot]) for slot in terms}
+    if function.kind is FunctionKind.ADDS:
+        noise = _scalar_noise(function, arguments, wide, outputs)
+        return Rerun(outputs, condition, noise, terms=terms, is_pointwise=True)
+    if function.kind in (FunctionKind.CONTRACTS, FunctionKind.SUMS):
+        return Rerun(outputs, condition, _sum_noise(function, arguments, outputs), terms=terms)
+    if function.kind is FunctionKind.ELEMENTWISE and is_single(function):
+        return Rerun(outputs, is_pointwise=True)
+    noise = _errors(function, arguments, outputs)
+    if all(leaf.dtype not in _SHORT for leaf in arguments.tensors()):
+        single = noise if not double else {}
+    else:
+        single = _errors(function, wide.mapped(_to(torch.float32)), outputs)
+    condition = {slot: max(1.0, error / _SINGLE) for slot, error in single.items()}
+    if function.kind is FunctionKind.NORMALISES:
+        told = norm_condition(function, wide, outputs["output.0"])
+        condition["output.0"] = max(told, condition.get("output.0", 1.0))
+    return Rerun(outputs, condition, noise, terms=terms, is_pointwise=is_pointwise(function))
+
+
+def _scalar_noise(
+    function: ReplayFunction,
+    arguments: CallArguments,
+    wide: CallArguments,
+    outputs: dict[str, Tensor],
+) -> dict[str, float]:
+    """What it makes that some devices round a Python number to the dtype of the tensor first."""
+    short = next((t.dtype for t in arguments.tensors() if t.dtype in _SHORT), None)
+    if short is None or not any(isinstance(leaf, float) for leaf in wide.leaves()):
+        return {}
+
+    def change(leaf: Any) -> Any:
+        return float(torch.tensor(leaf, dtype=short)) if isinstance(leaf, float) else leaf
+
+    other = run(function, wide.mapped(change))
+    return {slot: error_of(other[slot], outputs[slot]) for slot in outputs}
+
+
+def _sum_noise(
+    function: ReplayFunction, arguments: CallArguments, outputs: dict[str, Tensor]
+) -> dict[str, float]:
+    """What a sum rounds that is made term by term, in float32, or in its own dtype if scattered.
+
+    Rounding of so many steps grows with their root.
+    """
+    if any(isinstance(leaf, torch.dtype) for leaf in arguments.leaves()):
+        return _errors(function, arguments, outputs)
+    tensors = [t for t in arguments.tensors() if is_inexact(t)]
+    unit = max((_eps(t) for t in tensors), default=0.0)
+    unit = unit if function.name in _SCATTERED else min(unit, 2 * _SINGLE)
+    sizes = [float(max(1, t.numel())) for t in tensors]
+    contracts = function.kind is FunctionKind.CONTRACTS
+    return {
+        slot: unit / 8 * math.sqrt(_num_terms(sizes, max(1, output.numel()), contracts))
+        for slot, output in outputs.items()
+    }
+
+
+def _num_terms(sizes: list[float], size: int, contracts: bool) -> float:
+    """How many terms each of so many outputs is the sum of; of two factors, each has its dim."""
+    largest = sorted(sizes)[-2:]
+    terms = math.sqrt(math.prod(largest) / size) if contracts else max(sizes, default=1.0) / size
+    return max(1.0, terms)
+
+
+def _eps(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps
+
+
+def _to(dtype: torch.dtype) -> Any:
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
+            return dtype
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return change
+
+
+def _errors(
+    function: ReplayFunction, arguments: CallArguments, outputs: dict[str, Tensor]
+) -> dict[str, float]:
+    """The errors of the same function in other dtypes; none where it cannot be run in them."""
+    try:
+        found = run(function, arguments)
+    except Unreplayable:
+        return {}
+    return {slot: error_of(found[slot], outputs[slot]) for slot in outputs if slot in found}
+
+
+def error_of(narrow: Tensor, wide: Tensor) -> float:
+    """The rel_l2 of `narrow` against `wide` as its dtype rounds it, over what is finite in both."""
+    if not is_inexact(wide) or narrow.shape != wide.shape:
+        return 0.0
+    d = narrow.to(wide.dtype) - wide.to(narrow.dtype).to(wide.dtype)
+    finite = torch.isfinite(d)
+    norm = float(torch.linalg.vector_norm(wide[finite]))
+    return float(torch.linalg.vector_norm(d[finite])) / norm if norm else 0.0
+
+
+def ratio_of(terms: Tensor, left: Tensor) -> float:
+    """How much larger `terms` are than what is `left` of them."""
+    finite = torch.isfinite(terms) & torch.isfinite(left)
+    above = float(torch.linalg.vector_norm(terms[finite].double()))
+    below = float(torch.linalg.vector_norm(left[finite]))
+    return max(1.0, above / max(below, above * 2.0**-40)) if above else 1.0
