@@ -20,7 +20,7 @@ from dumpcmp.replay.rating import error_of as error_of
 from dumpcmp.replay.rating import float64_by_default as float64_by_default
 from dumpcmp.replay.rating import is_inexact, rated, run
 from dumpcmp.replay.rating import ratio_of as ratio_of
-from dumpcmp.replay.tiling import Tile, joined, tiles_of
+from dumpcmp.replay.tiling import CallTile, joined, tiles_of
 from dumpcmp.replay.unreplayable import Unreplayable
 
 _EXACT = (FunctionKind.MOVES, FunctionKind.CHOOSES)
@@ -82,7 +82,7 @@ def _run_dropout(arguments: CallArguments, share: float) -> Rerun:
     return Rerun({"output.0": kept.to(torch.float64)}, dropped=share, is_pointwise=True)
 
 
-def _joined(parts: list[tuple[Tile, Rerun]]) -> Rerun:
+def _joined(parts: list[tuple[CallTile, Rerun]]) -> Rerun:
     """What the tiles of one call gave, as one; its other outputs than the first are left out."""
     slot, ratings = "output.0", [part for _, part in parts]
     weights = [float(part.outputs[slot].square().sum()) for part in ratings]

@@ -16,7 +16,7 @@ from dumpcmp.replay.listed import ReplayFunction
 
 AT_ONCE = 1 << 25  # elements of arguments that are widened at once: 256 MB of float64
 
-Cut = dict[str, int]  # parameter -> the dim of it that is cut along with the output
+TileCut = dict[str, int]  # parameter -> the dim of it that is cut along with the output
 
 _PRODUCTS = {
     "linear": ("input", "weight", "bias"),
@@ -38,25 +38,25 @@ _POINTWISE = (FunctionKind.ELEMENTWISE, FunctionKind.ADDS)
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class CallTile:
     """A part of the output: where it begins in the cut dims, and what it is computed from."""
 
     arguments: CallArguments
     starts: tuple[tuple[int, int], ...]  # dim of the output, first index there
 
 
-def tiles_of(function: ReplayFunction, arguments: CallArguments) -> list[Tile]:
+def tiles_of(function: ReplayFunction, arguments: CallArguments) -> list[CallTile]:
     """The tiles that a large call is run in; none where it is small, or cannot be cut."""
     size = sum(tensor.numel() for tensor in arguments.tensors())
     if size <= AT_ONCE or function.changes_first:
         return []
-    tiles = [Tile(arguments, ())]
+    tiles = [CallTile(arguments, ())]
     for dim in (0, -1):
         tiles = [part for tile in tiles for part in _cut(function, tile, dim)]
     return tiles if len(tiles) > 1 else []
 
 
-def _cut(function: ReplayFunction, tile: Tile, dim: int) -> Iterator[Tile]:
+def _cut(function: ReplayFunction, tile: CallTile, dim: int) -> Iterator[CallTile]:
     """`tile` in so many parts along `dim` of the output that each needs no more than the limit."""
     names, cut = _plan(function, tile.arguments, dim)
     named = dict(zip(names, tile.arguments.args, strict=False)) | tile.arguments.kwargs
@@ -72,7 +72,7 @@ def _cut(function: ReplayFunction, tile: Tile, dim: int) -> Iterator[Tile]:
             word: named[word].narrow(at, start, min(step, length - start))
             for word, at in cut.items()
         }
-        yield Tile(_with(tile.arguments, names, pieces), (*tile.starts, (dim, start)))
+        yield CallTile(_with(tile.arguments, names, pieces), (*tile.starts, (dim, start)))
 
 
 def _with(
@@ -88,7 +88,7 @@ def _with(
 
 def _plan(
     function: ReplayFunction, arguments: CallArguments, dim: int
-) -> tuple[tuple[str, ...], Cut]:
+) -> tuple[tuple[str, ...], TileCut]:
     """The parameters' names in order, and which of them are cut where the output is at `dim`."""
     if function.kind in _POINTWISE:
         return _pointwise(arguments, dim)
@@ -110,7 +110,7 @@ def _spares_first(named: dict[str, Any], word: str) -> bool:
     return isinstance(about, (list, tuple)) and len(about) < ndim
 
 
-def _pointwise(arguments: CallArguments, dim: int) -> tuple[tuple[str, ...], Cut]:
+def _pointwise(arguments: CallArguments, dim: int) -> tuple[tuple[str, ...], TileCut]:
     names = tuple(str(place) for place in range(len(arguments.args)))
     tensors = {w: t for w, t in zip(names, arguments.args, strict=True) if isinstance(t, Tensor)}
     named = {w: t for w, t in arguments.kwargs.items() if isinstance(t, Tensor)}
@@ -121,7 +121,7 @@ def _pointwise(arguments: CallArguments, dim: int) -> tuple[tuple[str, ...], Cut
     return names, dict.fromkeys(whole, 0)
 
 
-def _product(name: str, named: dict[str, Any], dim: int) -> Cut:
+def _product(name: str, named: dict[str, Any], dim: int) -> TileCut:
     first, second = named["input"], named.get("weight", named.get("mat2", named.get("other")))
     if not isinstance(second, Tensor) or first.ndim < 2 or second.ndim < 2:
         return {}
@@ -136,12 +136,12 @@ def _product(name: str, named: dict[str, Any], dim: int) -> Cut:
     return _batched(first, second, dim)
 
 
-def _batched(first: Tensor, second: Tensor, dim: int) -> Cut:
+def _batched(first: Tensor, second: Tensor, dim: int) -> TileCut:
     alike = first.ndim == second.ndim and first.shape[0] == second.shape[0]
     return {"input": 0, "mat2": 0, "other": 0} if alike and dim == 0 else {}
 
 
-def joined(parts: list[tuple[Tile, Tensor]]) -> Tensor:
+def joined(parts: list[tuple[CallTile, Tensor]]) -> Tensor:
     """The whole whose tiles are `parts`, each at its place."""
     ndim = parts[0][1].ndim
     places = [{at % ndim: start for at, start in tile.starts} for tile, _ in parts]
