@@ -98,9 +98,12 @@ def test_a_forked_child_does_not_keep_an_archive_busy(tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
         "from dumpcmp.archive.write.writer import ArchiveWriter\n"
+        "begun = os.pipe()\n"
         "with ArchiveWriter(sys.argv[1]):\n"
         "    if not os.fork():\n"
+        "        os.write(begun[1], b'.')\n"
         "        time.sleep(20)\n"
+        "    os.read(begun[0], 1)\n"
         "    os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "d")], check=False)
