@@ -51,6 +51,10 @@ _FORMATS = ("csv", "json")
 @click.option("--allow", metavar="WORD", multiple=True,
               help="A shortcut in arithmetic that my side took: tf32, tf32-conv, bf16-reduction, "
               "fp16-reduction, fp16-accumulation, fp8; may be given again.")  # fmt: skip
+@click.option("--partial", is_flag=True,
+              help="Accept runs that are not whole: a rank missing, cut short.")  # fmt: skip
+@click.option("--verify-digests", is_flag=True,
+              help="Read and check values, too, that are equal by their digests.")  # fmt: skip
 @click.option("--jobs", default=1, show_default=True, help="Processes that measure.")
 @click.option("--format", "formats", default="csv", show_default=True, metavar="LIST",
               help="Files to write: csv, json, or both as csv,json.")  # fmt: skip

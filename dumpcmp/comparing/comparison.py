@@ -56,6 +56,8 @@ def compare(
     metrics: str | Sequence[str] = (),
     replay: str = Replaying.AUTO,
     allow: str | Sequence[str] = (),
+    partial: bool = False,
+    verify_digests: bool = False,
     jobs: int = 1,
     executor: Executor | None = None,
     progress: Tell | None = None,
@@ -71,8 +73,11 @@ def compare(
     lines such as ``"layers.*.o=b s h[tp:partial]"``. `replay` says which ops are run again in
     float64 on what the target was given: ``"auto"`` those that need it, ``"all"``, or ``"off"``.
     `allow` names shortcuts in arithmetic that the target took, such as
-    ``"tf32"``, besides those that its run had leave to take. `executor`, or `jobs` processes,
-    do the measuring; the outcome is the same.
+    ``"tf32"``, besides those that its run had leave to take. Runs that are known not to be whole
+    are never called the same, unless `partial` says that this is known. What is measured is held
+    against its digest; `verify_digests` does so with values, too, that need not be read because
+    their digests are the same. `executor`, or `jobs` processes, do the measuring; the outcome is
+    the same.
     """
     _forget()
     tap = make_tap(tokens, layers)
@@ -81,6 +86,8 @@ def compare(
     theirs = open_side(target, tap, token_offset, stated.target)
     finer = open_side(reference, tap) if reference is not None else None
     renaming = read_mapping(Path(mapping)) if mapping is not None else Renaming()
+    for side in (ours, theirs):
+        side.check_digests(every=verify_digests)
     rule = _chosen(checker, finer)
     shortcuts = allowed(allow, theirs)
     strict = isinstance(rule, ReferenceChecker | RoundingChecker)
@@ -107,7 +114,16 @@ def compare(
     )
     remarks += [*said_of(shortcuts), *_unseen(rows)]
     roots = in_order(row for row in rows if row.root)
-    return Outcome(tuple(rows), tuple(roots), tuple(remarks))
+    missing = () if partial else (*_missing("golden", ours), *_missing("my side", theirs))
+    return Outcome(tuple(rows), tuple(roots), tuple(remarks), missing)
+
+
+def _missing(name: str, side: Side) -> Iterator[str]:
+    """What is known to be lacking of a run: ranks, ends, records."""
+    yield from (f"{name}: {problem}" for problem in side.archive.problems)
+    for rank, facts in side.archive.run.items():
+        if error := facts.get("run", {}).get("error"):
+            yield f"{name}: rank {rank}: the program raised {error}"
 
 
 def _forget() -> None:

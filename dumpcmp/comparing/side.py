@@ -11,7 +11,7 @@ from dumpcmp.align.mesh.assemble import Held, RunFacts
 from dumpcmp.align.mesh.declared import Declarations
 from dumpcmp.align.microbatches import merged
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.selection import Tap
 
@@ -71,6 +71,19 @@ class Side:
         """Whether the user says how a value lies over the ranks."""
         return self.facts.declared.layout_of(key) is not None
 
+    def check_digests(self, *, every: bool) -> None:
+        """Read what the models gave in the end, or everything: ArchiveError where it is damaged.
+
+        What has the same digest on both sides is not read to be measured, and what the models
+        gave decides whether they are the same.
+        """
+        archive = archive_at(self.archive.path)
+        for key, records in self.listing.values.items():
+            if every or (key.op == ROOT and key.slot.is_output):
+                for record in records:
+                    if record.kept is not Kept.NOTHING and record.location is not None:
+                        archive.load(record)
+
 
 def open_side(
     path: str | Path, tap: Tap, token_offset: int = 0, declared: Declarations | None = None
@@ -99,5 +112,7 @@ def open_side(
 
 @lru_cache(maxsize=8)
 def archive_at(path: Path) -> Archive:
-    """The archive at `path`, opened once in this process."""
-    return Archive(path)
+    """The archive at `path`, opened once in this process; what is read is checked."""
+    archive = Archive(path)
+    archive.checks_digests = True
+    return archive

@@ -195,6 +195,7 @@ class Outcome(Answer):
     rows: tuple[Row, ...]
     roots: tuple[Row, ...] = ()  # where divergences began, in execution order
     remarks: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # what the runs were to record, and did not
     COLUMNS = ("token", "op", "slot", "verdict", "rel_l2", "reason")
 
     @property
@@ -211,7 +212,7 @@ class Outcome(Answer):
             first = self.first_divergence
             is_wrong = first is not None and first.judgement.why not in (Why.LEAF, Why.CALL)
             return Conclusion.WRONG if is_wrong else Conclusion.PROGRAM
-        if self.is_open:
+        if self.is_open or self.missing:
             return Conclusion.UNKNOWN
         return Conclusion.DECISIONS if self.tally[Verdict.FLIP] else Conclusion.SAME
 
@@ -266,6 +267,8 @@ class Outcome(Answer):
     def _missing(self) -> str:
         if not self.compared:
             return "nothing was compared"
+        if self.missing and not self.failures:
+            return f"what was compared agrees, but {self.missing[0]}"
         kind = Verdict.ERROR if self.failures else Verdict.INCONCLUSIVE
         rows = [row for row in self.rows if row.verdict is kind]
         return (

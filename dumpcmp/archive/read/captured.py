@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import paths
 from dumpcmp.archive.read.contents import PartFile, RankStep
@@ -54,12 +55,14 @@ class Captured(Mapping[Key, Record]):
     """A run's directory of parts: Key -> Record, in order of execution; `Archive` is its face."""
 
     _filters: tuple[Filter, ...] = ()  # what `select` left of it
+    checks_digests = False  # whether `load` holds what it reads against its digest
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._directories = self._find_ranks()
         self._steps: dict[tuple[int, str, int], RankStep] = {}
         self._mapped: dict[Path, NDArray[np.uint8]] = {}
+        self._sound: set[tuple[Path, int, str]] = set()  # values whose digest was found right
         self._files: dict[Path, int] = {}  # part -> which file it was when its index was read
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -255,8 +258,26 @@ class Captured(Mapping[Key, Record]):
         if record.location.dataset:
             from dumpcmp.archive.read.walk import read_dataset
 
-            return Value(dtype, read_dataset(record.location, dtype, shape))
-        return Value(dtype, self._bytes(record.location).view(dtype.storage).reshape(shape))
+            value = Value(dtype, read_dataset(record.location, dtype, shape))
+        else:
+            value = Value(dtype, self._bytes(record.location).view(dtype.storage).reshape(shape))
+        if self.checks_digests:
+            self._check_digest(record, record.location, value)
+        return value
+
+    def _check_digest(self, record: Record, location: Location, value: Value) -> None:
+        """Raise where the bytes are not those that were recorded; each value is looked at once."""
+        place = (location.part, location.offset, location.dataset)
+        if not record.digest or place in self._sound:
+            return
+        dense = np.ascontiguousarray(value.bits).reshape(-1).view(np.uint8)
+        if xxh3_128_hexdigest(dense.data) != record.digest:
+            raise ArchiveError(
+                f"{location.part}: {record.key} is damaged: its {location.nbytes} bytes at "
+                f"{location.offset} have another digest than was recorded",
+                hint="copy the archive again, or dump again; dumpcmp audit finds all such values",
+            )
+        self._sound.add(place)
 
     def load_own(self, record: Record) -> Value:
         """The elements of `record` in memory that may be written to, and never reaches the file.
