@@ -6,6 +6,7 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.align.synonyms import canonical, gives_views
 from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import UNWRITTEN
 from dumpcmp.nouns.row import Unwritten
 
 # Functions that write into a part of their first argument.
@@ -16,7 +17,9 @@ _WRITERS = frozenset(
 
 def unwritten(listing: Listing) -> dict[Key, Unwritten]:
     """The values of a run that nobody has written, by first appearance: wholly, or in part."""
-    found: dict[Key, Unwritten] = {}
+    found = {
+        key: Unwritten.WHOLLY for key in listing.values if listing.record(key).problem == UNWRITTEN
+    }
     for site, keys in listing.sites.items():
         function = site.op.function
         if not function:

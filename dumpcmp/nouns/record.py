@@ -9,6 +9,7 @@ from typing import Protocol
 from dumpcmp.nouns.key import Key, Op, Site
 
 NO_KERNEL = "no kernel"  # the kernel of an op that a compiled graph has, but never computes
+UNWRITTEN = "memory that nobody has written to has no value"  # the problem of what `empty` gives
 TWIN = "twin"  # where a value was seen that only the twin of a fused kernel stores
 
 

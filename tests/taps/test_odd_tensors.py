@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
-from dumpcmp.taps.recording.values import UNWRITTEN
+from dumpcmp.nouns.record import UNWRITTEN
 
 
 class Odd(nn.Module):

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dumpcmp.handlers import FINALIZERS
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import Call, Kept, Record, Sink, Source, Stored
+from dumpcmp.nouns.record import UNWRITTEN, Call, Kept, Record, Sink, Source, Stored
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.pytorch.names import NO_DISPATCH
@@ -109,9 +109,6 @@ class _Seen:
     key: Key
     version: int | None  # None: an inference tensor, which has none
     digest: str  # empty: on a GPU, where reading the bytes back would stop the program
-
-
-UNWRITTEN = "memory that nobody has written to has no value"
 
 
 class Values:
