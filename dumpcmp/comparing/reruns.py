@@ -33,6 +33,11 @@ class Loading:
     task: Task
     is_target: bool = True
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes to read."""
+        return self.task.target.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class Rerunning:
@@ -52,7 +57,7 @@ class Rerunning:
     @property
     def nbytes(self) -> int:
         """Bytes to read."""
-        return sum(r.task.target.nbytes for r in (*self.given.values(), *self.gave.values()))
+        return sum(one.nbytes for one in (*self.given.values(), *self.gave.values()))
 
 
 class UnknownError(Exception):
@@ -144,6 +149,19 @@ class Planner:
         first = pair if pair in self.measured else pair.repeats
         return self.measured.get(first, UNMEASURED) if first else UNMEASURED
 
+    def value(self, key: Key) -> Loading | tuple[Rerunning, str]:
+        """What the target has of golden's forward value `key`; else how to compute it, as a slot.
+
+        It is computed by golden's calls from what the target has.
+        """
+        region = _Region(self)
+        source = region.source(key)
+        if isinstance(source, Loading):
+            return source
+        calls = tuple(region.calls)
+        plan = Rerunning(calls, region.given, {}, region.wires, region.dtypes, region.apart)
+        return plan, source[1]
+
     def read(self, pair: Pair) -> Loading:
         """How to read what the target has of `pair`."""
         task = self.work.get(pair) or self.work.get(pair.repeats or pair)
@@ -180,7 +198,7 @@ class _Region:
         if len(self.calls) >= MOST_CALLS:
             raise UnknownError(f"more than {MOST_CALLS} ops lie between values of both sides")
         slots = [key for key in flow.golden.sites[site] if key.slot.is_input]
-        found = {key: self._source(key) for key in slots}
+        found = {key: self.source(key) for key in slots}
         number = self._numbers[site] = len(self.calls)
         self.calls.append(call)
         for key, source in found.items():
@@ -193,7 +211,7 @@ class _Region:
                 self.dtypes[number, str(key.slot)] = flow.golden.record(key).dtype
         return number
 
-    def _source(self, key: Key) -> Loading | _Place:
+    def source(self, key: Key) -> Loading | _Place:
         """What the target has of golden's value `key`; else the call that gives it, run again."""
         flow = self.planner.flow
         first = flow.golden.first(key)

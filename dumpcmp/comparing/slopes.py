@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.measuring import side_of
-from dumpcmp.comparing.reruns import Loading, Planner, Replaying, UnknownError
+from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning, UnknownError
 from dumpcmp.comparing.taping import GradientPlan, Place, plan_gradient
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.errors import DumpcmpError
@@ -25,11 +25,25 @@ if TYPE_CHECKING:  # torch is imported where there is something to run
 
 
 @dataclass(frozen=True, slots=True)
+class Computing:
+    """A forward value that the target does not store, from values that it does."""
+
+    plan: Rerunning
+    slot: str  # of the last call
+    dtype: str  # that golden has it in
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to read."""
+        return self.plan.nbytes
+
+
+@dataclass(frozen=True, slots=True)
 class Sloping:
     """A gradient to compute again, from what both sides have."""
 
     plan: GradientPlan
-    given: Mapping[Place, Loading]
+    given: Mapping[Place, Loading | Computing]
     grads: Mapping[Place, Loading]
     gave: Mapping[Key, Loading]  # by golden's names: the gradient
     apart: float = 0.0  # the largest rel_l2 between the sides of what it is computed from
@@ -39,7 +53,7 @@ class Sloping:
     def nbytes(self) -> int:
         """Bytes to read."""
         readings = (*self.given.values(), *self.grads.values(), *self.gave.values())
-        return sum(reading.task.target.nbytes for reading in readings)
+        return sum(reading.nbytes for reading in readings)
 
 
 def plan_slopes(planner: Planner) -> tuple[list[Sloping], dict[Pair, Replay]]:
@@ -73,10 +87,12 @@ def _sloping(planner: Planner, pair: Pair) -> Sloping:
     plan = plan_gradient(flow.tape, pair.golden, lambda key: _is_shared(flow, key))
     if plan.unknown:
         raise UnknownError(plan.unknown)
-    given, grads = _readings(planner, plan.given), _readings(planner, plan.grads)
+    given = {place: _value(planner, key) for place, key in plan.given.items()}
+    grads = {place: planner.read(flow.ours[key]) for place, key in plan.grads.items()}
     gave = {pair.golden: planner.read(pair)}
     device = gave[pair.golden].task.target.first.device.partition(":")[0]
-    apart = max(planner.distance(flow.ours[key]) for key in plan.sources)
+    known = [flow.ours[key] for key in plan.sources if key in flow.ours]
+    apart = max((planner.distance(source) for source in known), default=0.0)
     return Sloping(plan, given, grads, gave, apart, device)
 
 
@@ -86,16 +102,11 @@ def _is_shared(flow: DataFlow, gradient: Key) -> bool:
     return bool(pair and pair.target and not flow.target.record(pair.target).is_twin)
 
 
-def _readings(planner: Planner, keys: Mapping[Place, Key]) -> dict[Place, Loading]:
-    found: dict[Place, Loading] = {}
-    for place, key in keys.items():
-        names = (key, planner.flow.golden.first(key))
-        pairs = [planner.flow.ours[name] for name in names if name in planner.flow.ours]
-        pair = next((pair for pair in pairs if pair.both), None)
-        if pair is None:
-            raise UnknownError(f"the target has no {key.slot} of {key.op}")
-        found[place] = planner.read(pair)
-    return found
+def _value(planner: Planner, key: Key) -> Loading | Computing:
+    found = planner.value(key)
+    if isinstance(found, Loading):
+        return found
+    return Computing(*found, planner.flow.golden.record(key).dtype)
 
 
 def slope_task(task: Sloping) -> dict[Key, Replay]:
@@ -161,11 +172,31 @@ def _again(task: Sloping, is_target: bool) -> BackwardRerun:
         {place: _tensor(reading, is_target) for place, reading in readings.items()}
         for readings in (task.given, task.grads)
     )
-    slope = Slope(Chain(plan.calls, plan.wires, dtypes), given, plan.leaves, grads)
+    rounded = {
+        place: getattr(torch, reading.dtype)
+        for place, reading in task.given.items()
+        if isinstance(reading, Computing)
+    }
+    slope = Slope(Chain(plan.calls, plan.wires, dtypes), given, plan.leaves, grads, rounded)
     return rerun_backward(slope, device=task.device)
 
 
-def _tensor(reading: Loading, is_target: bool) -> Tensor:
+def _computed(value: Computing, is_target: bool) -> Tensor:
+    import torch
+
+    from dumpcmp.replay.chains import Chain, rerun_region
+
+    plan = value.plan
+    dtypes = {place: getattr(torch, name) for place, name in plan.dtypes.items()}
+    given = {place: _tensor(reading, is_target) for place, reading in plan.given.items()}
+    wanted = {value.slot: (len(plan.calls) - 1, value.slot)}
+    region = Chain(plan.calls, plan.wires, dtypes)
+    return rerun_region(region, given, wanted, device=plan.device).outputs[value.slot]
+
+
+def _tensor(reading: Loading | Computing, is_target: bool) -> Tensor:
+    if isinstance(reading, Computing):
+        return _computed(reading, is_target)
     return to_torch(side_of(reading.task, is_target))
 
 

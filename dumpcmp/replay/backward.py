@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -68,6 +68,7 @@ class Slope:
     given: Mapping[At, Tensor]
     leaves: Sequence[At]  # the inputs that are the tensor whose gradient is wanted
     grads: Mapping[At, Tensor]  # what was given for outputs in the backward pass
+    rounded: Mapping[At, torch.dtype] = field(default_factory=dict)  # the run's, of wider `given`
 
 
 def rerun_backward(slope: Slope, *, device: str = "cpu", limit: int = MOST_BYTES) -> BackwardRerun:
@@ -146,7 +147,10 @@ class _Pass:
     ) -> None:
         self.slope = slope
         self._device, self._limit, self._dtype = device, limit, dtype
-        self._leaves = [self._leaf(slope.given[at]) for at in slope.leaves]
+        self._given = dict(slope.given)
+        if dtype is None:
+            self._given |= {at: slope.given[at].to(to) for at, to in slope.rounded.items()}
+        self._leaves = [self._leaf(self._given[at]) for at in slope.leaves]
         self._made: dict[At, Tensor] = {}
         for number, (call, function) in enumerate(zip(slope.region.calls, functions, strict=True)):
             for slot, tensor in self._run(number, call, function).items():
@@ -182,7 +186,7 @@ class _Pass:
 
     def _run(self, number: int, call: Call, function: ReplayFunction) -> dict[str, Tensor]:
         region, leaves = self.slope.region, list(self.slope.leaves)
-        inputs = {slot: value for (n, slot), value in self.slope.given.items() if n == number}
+        inputs = {slot: value for (n, slot), value in self._given.items() if n == number}
         inputs |= {
             slot: self._made[source]
             for (n, slot), source in region.wires.items()
@@ -324,5 +328,6 @@ def _magnitude(tensor: Tensor) -> Tensor:
 
 def _coarsest(slope: Slope) -> float:
     """The largest rounding among the dtypes that the run computed in."""
-    tensors = (*slope.given.values(), *slope.grads.values())
-    return max(dtype_named(str(tensor.dtype)).eps for tensor in tensors)
+    stored = (value for at, value in slope.given.items() if at not in slope.rounded)
+    dtypes = {*(value.dtype for value in (*stored, *slope.grads.values()))}
+    return max(dtype_named(str(dtype)).eps for dtype in (*dtypes, *slope.rounded.values()))
