@@ -167,7 +167,7 @@ class _Gradient:
     def culprit(self) -> _Node:
         """The failing row of the call that gave a wrong part of it, where that is known."""
         replays = [value.row.replay for value in self.failing if value.row.replay]
-        named = {replay.blamed for replay in replays}
+        named = {replay.blamed[0] for replay in replays if replay.blamed}
         at = (value for value in self.failing if str(value.call.site) in named and value.is_giver)
         return next(at, self.failing[0])
 

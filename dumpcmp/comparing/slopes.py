@@ -12,6 +12,7 @@ from dumpcmp.comparing.measuring import side_of
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning, UnknownError
 from dumpcmp.comparing.taping import GradientPlan, Place, plan_gradient
 from dumpcmp.judge.replaying import wrong
+from dumpcmp.judge.tolerances import ALIKE, APART
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.replay import Replay
@@ -127,43 +128,46 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
     from dumpcmp.replay.backward import GRADIENT
     from dumpcmp.replay.holding import hold
 
-    got = _tensor(reading, is_target=True)
-    replay = hold(mine.rerun, GRADIENT, got)
+    got, golden = _tensor(reading, is_target=True), _tensor(reading, is_target=False)
+    inherited = _distance(mine.gradient, golden)
+    replay = hold(mine.plain(), GRADIENT, got)
     if not replay.is_known:
         return replay
-    golden = _tensor(reading, is_target=False)
+    if wrong(replay) or not inherited <= APART:
+        replay = hold(mine.rated(), GRADIENT, got)
     if wrong(replay):
-        theirs = hold(_again(task, is_target=False).rerun, GRADIENT, golden)
+        theirs = hold(_again(task, is_target=False).rated(), GRADIENT, golden)
         if not theirs.is_known or wrong(theirs):
             return Replay(unknown="golden's gradient is not that of the recorded calls either")
-        replay = replace(replay, blamed=_culprit(task, mine, got))
-    inherited = _distance(mine.rerun.outputs[GRADIENT], golden)
+        replay = replace(replay, blamed=_culprits(task, mine, got))
     grown = inherited / task.apart if task.apart else math.nan
     return replace(replay, inherited=inherited, amplification=grown)
 
 
-def _culprit(task: Sloping, mine: BackwardRerun, got: Tensor) -> str:
-    """The call whose part of the gradient the error resembles most."""
+def _culprits(task: Sloping, mine: BackwardRerun, got: Tensor) -> tuple[str, ...]:
+    """The calls whose parts of the gradient may be wrong, the likeliest first.
+
+    It is one alone where the error resembles its part, and no other's as much.
+    """
     import torch
 
-    from dumpcmp.replay.backward import GRADIENT
-
-    exact = mine.rerun.outputs[GRADIENT]
-    error = got.to(exact.dtype) - exact
+    error = got.to(mine.gradient.dtype) - mine.gradient
     error = torch.where(torch.isfinite(error), error, 0.0)
-
-    def likeness(part: Tensor) -> float:
-        norm = float(part.norm())
-        return abs(float((part.conj() * error).sum().abs())) / norm if norm else 0.0
-
-    (number, _), _ = max(mine.parts.items(), key=lambda item: likeness(item[1]))
-    return str(task.plan.calls[number].site)
+    whole = float(error.norm())
+    likeness: dict[str, float] = {}
+    for (number, _), part in mine.parts.items():
+        site, norm = str(task.plan.calls[number].site), whole * float(part.norm())
+        alike = float((part.conj() * error).sum().abs()) / norm if norm else 0.0
+        likeness[site] = max(likeness.get(site, 0.0), alike)
+    ranked = sorted(likeness, key=lambda site: -likeness[site])
+    is_plain = len(ranked) == 1 or likeness[ranked[0]] > max(ALIKE, 2 * likeness[ranked[1]])
+    return tuple(ranked[:1] if is_plain else ranked)
 
 
 def _again(task: Sloping, is_target: bool) -> BackwardRerun:
     import torch
 
-    from dumpcmp.replay.backward import Slope, rerun_backward
+    from dumpcmp.replay.backward import BackwardRerun, Slope
     from dumpcmp.replay.chains import Chain
 
     plan = task.plan
@@ -178,7 +182,7 @@ def _again(task: Sloping, is_target: bool) -> BackwardRerun:
         if isinstance(reading, Computing)
     }
     slope = Slope(Chain(plan.calls, plan.wires, dtypes), given, plan.leaves, grads, rounded)
-    return rerun_backward(slope, device=task.device)
+    return BackwardRerun(slope, device=task.device)
 
 
 def _computed(value: Computing, is_target: bool) -> Tensor:

@@ -70,6 +70,9 @@ def _by_replay(evidence: Evidence) -> Judgement | None:
     if (said := wrong(replay)) and evidence.call:  # which says why
         return Judgement(Verdict.FAIL, evidence.call, why=Why.CALL, origin=Origin.INTRODUCED)
     if said:
+        if len(replay.blamed) > 1:
+            parts = ", ".join(replay.blamed)
+            said = f"{said}; what {parts} gave is added up in it: any may be meant"
         return Judgement(Verdict.FAIL, said, why=why, origin=Origin.INTRODUCED)
     is_index = not evidence.conditions.kinds & INEXACT  # what stands at indices is a number
     if replay.choice and replay.choice.decides and is_index and not evidence.is_equal:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from dumpcmp.judge.conditions import Evidence
-from dumpcmp.judge.tolerances import GROWTH, SHORT_EPS
+from dumpcmp.judge.tolerances import GROWTH, ILL, SHORT_EPS
 from dumpcmp.nouns.replay import Origin, Replay, Touched
-from dumpcmp.nouns.row import Judgement, Measured, Pair, Verdict, Why
+from dumpcmp.nouns.row import Judgement, Pair, Verdict, Why
 
 Sources = Mapping[Pair, Sequence[Pair]]  # what each value was computed from, or is
 
@@ -92,7 +92,7 @@ def _settled(
     if not judgement.verdict.fails or not one.pair.both:
         return _Settled(judgement, taint, is_flipped, any(each.is_apart for each in before))
     if one.replay is not None and one.replay.is_known and not _is_plain(one):
-        return _right(judgement, taint, is_flipped, one.measured)
+        return _right(judgement, taint, is_flipped, one)
     return _unknown(judgement, taint, is_flipped, before)
 
 
@@ -133,8 +133,9 @@ def _touched(one: Evidence, touched: Touched, judgement: Judgement, taint: _Tain
     return _Settled(replace(judgement, reason=touched.said, why=Why.RIGHT), taint, True, True)
 
 
-def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, measured: Measured) -> _Settled:
+def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, one: Evidence) -> _Settled:
     """Of a value that differs although its op is right."""
+    measured, condition = one.measured, one.replay.condition if one.replay else 1.0
     is_other = measured.metrics is None and not is_flipped  # of another shape, and nobody chose it
     if taint is _Taint.FAULT or is_other:
         return _Settled(judgement, taint, is_flipped, True)
@@ -142,9 +143,12 @@ def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, measured: Meas
         said = f"{judgement.reason}; the op is right, but one before it could not be judged"
         doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
         return _Settled(doubt, taint, is_flipped, True)
-    how = "another choice was made" if is_flipped else "rounding grew"
+    how, why = "another choice was made" if is_flipped else "rounding grew", Why.RIGHT
+    if not is_flipped and condition * one.conditions.eps > ILL:
+        left = f"this is what is left after cancellation (condition {condition:.1g})"
+        how, why = f"{left}, and agrees with nothing", Why.ILL
     said = f"{judgement.reason}; every op on the way is right: {how}"
-    absolved = replace(judgement, verdict=Verdict.PASS, reason=said, why=Why.RIGHT)
+    absolved = replace(judgement, verdict=Verdict.PASS, reason=said, why=why)
     return _Settled(absolved, taint, is_flipped, True)
 
 

@@ -36,6 +36,9 @@ SHORTCUTS = {
     "fp16-accumulation": 2.0**-9,
     "fp8": 2.0**-3,
 }
+APART = 0.05  # rel_l2 between the sides above which it is asked whether a gradient cancels
+ALIKE = 0.5  # cosine of the error of a sum and one of its terms: then it is that term which is off
+ILL = 0.25  # over eps: a condition above it leaves nothing but rounding
 GROWTH = 2.0  # a difference that grows by more in an op was amplified there
 
 # Of two right choices golden's margin is at most twice the noise of the scores, whatever the scores

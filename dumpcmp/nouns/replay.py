@@ -105,7 +105,7 @@ class Replay:
     mismatched: int = 0  # of an exact op: elements that are not as they must be
     num_ops: int = 1  # golden's ops that were run: more than one for a region
     choice: Choice | None = None  # of an op that chooses
-    blamed: str = ""  # of a wrong gradient: the call whose part of it is, as its Site is written
+    blamed: tuple[str, ...] = ()  # of a wrong gradient: the calls whose parts of it may be, by Site
 
     @property
     def is_known(self) -> bool:

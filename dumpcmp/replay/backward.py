@@ -32,6 +32,7 @@ from dumpcmp.replay.unreplayable import Unreplayable
 GRADIENT = "gradient"  # the name of what a Rerun of a backward pass gives out
 
 _SINGLE = 2.0**-24  # the rounding of one float32
+_DOUBLE = 2.0**-50  # eps below it: float64, which no float32 tells of
 _SHORT = 2.0**-20  # eps above it: a dtype that is computed with in a wider one
 _LONGEST = 64.0  # times the spread of the terms: what a sum of thousands of them rounds
 _ROUNDED = 4.0  # of eps, times the spread: what a few roundings to a short dtype explain
@@ -50,14 +51,6 @@ _FROM_OUTPUT = frozenset(("tanh", "sigmoid", "log_softmax", "_log_softmax", "sof
 
 
 @dataclass(frozen=True, slots=True)
-class BackwardRerun:
-    """What the backward pass of a region gives, and the part that each taker of the leaf gave."""
-
-    rerun: Rerun  # its one output is `GRADIENT`
-    parts: Mapping[At, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
 class Slope:
     """A region of calls to differentiate: with respect to what, and what it was given backward.
 
@@ -71,64 +64,65 @@ class Slope:
     rounded: Mapping[At, torch.dtype] = field(default_factory=dict)  # the run's, of wider `given`
 
 
-def rerun_backward(slope: Slope, *, device: str = "cpu", limit: int = MOST_BYTES) -> BackwardRerun:
-    """The gradient of the leaf in float64: the sum over its takers of their products.
+class BackwardRerun:
+    """The backward pass of a region, in float64: the sum over takers of the leaf of their products.
 
-    Its condition is how much larger the terms are than what is left of them. Its noise is the
-    error of the same calls in the dtypes of the run, as far as their rounding can explain it.
+    What it gives is known at once. How well that is determined takes several passes more.
     """
-    functions = [function_named(call.target) for call in slope.region.calls]
-    wide = _Pass(slope, functions, device, limit, torch.float64)
-    parts = wide.products(slope.grads)
-    exact, terms = _sum(parts), _sum(wide.products(_with_signs(slope.grads))).abs()
-    spread = max(ratio_of(terms, exact), _from_outputs(functions, slope.grads, exact))
-    rerun = Rerun({GRADIENT: exact}, terms={GRADIENT: terms}, num_ops=len(functions))
-    if _only_lays_out(slope, functions):
-        return BackwardRerun(replace(rerun, is_exact=True), _by_leaf(slope, parts))
-    rated = _rated(rerun, slope, functions, (device, limit, spread))
-    return BackwardRerun(rated, _by_leaf(slope, parts))
 
+    def __init__(self, slope: Slope, *, device: str = "cpu", limit: int = MOST_BYTES) -> None:
+        self._slope, self._how = slope, (device, limit)
+        self._functions = [function_named(call.target) for call in slope.region.calls]
+        self._wide = _Pass(slope, self._functions, *self._how, torch.float64)
+        parts = self._wide.products(slope.grads)
+        self.parts = dict(zip(slope.leaves, parts, strict=True))  # what each taker gave
+        self.gradient = _sum(parts)
 
-def _by_leaf(slope: Slope, parts: Sequence[Tensor]) -> dict[At, Tensor]:
-    return dict(zip(slope.leaves, parts, strict=True))
+    def plain(self) -> Rerun:
+        """What it gives, as if nothing cancelled."""
+        is_exact = _only_lays_out(self._slope, self._functions)
+        number = len(self._functions)
+        return Rerun({GRADIENT: self.gradient}, is_exact=is_exact, num_ops=number)
 
+    def rated(self) -> Rerun:
+        """The same with its condition, and its noise where the run computed in short dtypes.
 
-def _rated(
-    rerun: Rerun,
-    slope: Slope,
-    functions: Sequence[ReplayFunction],
-    how: tuple[str, int, float],
-) -> Rerun:
-    """`rerun` with its condition, and its noise where the run computed in short dtypes."""
-    device, limit, spread = how
-    exact, eps = rerun.outputs[GRADIENT], _coarsest(slope)
-    condition, noise = spread, 0.0
-    if _is_linear(functions):
-        run = _Pass(_absolute(slope), functions, device, limit, torch.float64)
-        terms = _sum([part.abs() for part in run.products(run.slope.grads)])
-        rerun = replace(rerun, terms={GRADIENT: terms})
-        condition = max(condition, ratio_of(terms, exact))
-    elif eps > 2.0**-50:
-        single = _error(slope, functions, (device, limit, torch.float32), exact) / _SINGLE
-        condition = max(condition, min(single, _LONGEST * spread))
-    if eps > _SHORT:
-        noise = _error(slope, functions, (device, limit, None), exact)
-        noise = min(noise, _ROUNDED * eps * spread)
-    return replace(rerun, condition={GRADIENT: condition}, noise={GRADIENT: noise})
+        The condition is how much larger the terms are than what is left of them. The noise is the
+        error of the same calls in the dtypes of the run, as far as rounding can explain it.
+        """
+        slope, eps = self._slope, _coarsest(self._slope)
+        spread, terms = self._spread()
+        condition, noise = spread, 0.0
+        if _is_linear(self._functions):
+            run = _Pass(_absolute(slope), self._functions, *self._how, torch.float64)
+            terms = _sum([part.abs() for part in run.products(run.slope.grads)])
+            condition = max(condition, ratio_of(terms, self.gradient))
+        elif eps > _DOUBLE:
+            condition = max(condition, min(self._error(torch.float32) / _SINGLE, _LONGEST * spread))
+        if eps > _SHORT:
+            noise = min(self._error(None), _ROUNDED * eps * spread)
+        return replace(
+            self.plain(),
+            condition={GRADIENT: condition},
+            noise={GRADIENT: noise},
+            terms={GRADIENT: terms},
+        )
 
+    def _spread(self) -> tuple[float, Tensor]:
+        """How much larger the terms are than what is left of them; and what they may come to."""
+        terms = _sum(self._wide.products(_with_signs(self._slope.grads))).abs()
+        outputs = _from_outputs(self._functions, self._slope.grads, self.gradient)
+        return max(ratio_of(terms, self.gradient), outputs), terms
 
-def _error(
-    slope: Slope,
-    functions: Sequence[ReplayFunction],
-    how: tuple[str, int, torch.dtype | None],
-    exact: Tensor,
-) -> float:
-    """The error of the same calls in another dtype; 0 where they cannot be run in it."""
-    try:
-        found = _sum(_Pass(slope, functions, *how).products(slope.grads))
-    except Unreplayable:
-        return 0.0
-    return error_of(found, exact)
+    def _error(self, dtype: torch.dtype | None) -> float:
+        """The error of the same calls in another dtype; 0 where they cannot be run in it."""
+        slope = self._slope
+        try:
+            run = _Pass(slope, self._functions, *self._how, dtype)
+            found = _sum(run.products(slope.grads))
+        except Unreplayable:
+            return 0.0
+        return error_of(found, self.gradient)
 
 
 class _Pass:

@@ -1,0 +1,156 @@
+"""Backward passes run again: they give what autograd gives, and say where it cancels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dumpcmp.nouns.key import Op
+from dumpcmp.nouns.record import Call
+from dumpcmp.pytorch.trees import slots_of
+from dumpcmp.replay.backward import GRADIENT, BackwardRerun, Slope
+from dumpcmp.replay.chains import At, Chain
+from dumpcmp.replay.unreplayable import Unreplayable
+from dumpcmp.taps.recording.calls import arguments_of
+from dumpcmp.taps.recording.functions import function_of
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def recorded(number: int, func: Callable[..., Any], *args: Any) -> tuple[Call, dict[At, Tensor]]:
+    """A call as a capture tells of it, and its inputs."""
+    function = function_of(func)
+    found, text = arguments_of(args, {}, function.positions)
+    call = Call("M", 0, Op(f"m/{function.name}"), number, number, function.target, arguments=text)
+    return call, {(number, slot): tensor for slot, tensor in found}
+
+
+def slope_of(func: Callable[..., Any], *args: Any, leaf: str = "input.0") -> tuple[Slope, Tensor]:
+    """The slope of one call with a random gradient for its first output, and what autograd gives.
+
+    The gradient is in the dtype of the run.
+    """
+    call, given = recorded(0, func, *args)
+    value = given[0, leaf]
+    own = value.clone().requires_grad_(True)
+    fresh = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]  # some are written to
+    result = func(*[own if arg is value else copy for arg, copy in zip(args, fresh, strict=True)])
+    slot, output = slots_of("output", result)[0]
+    grad = numbers(*output.shape, seed=7, dtype=output.dtype)
+    (expected,) = torch.autograd.grad(output, own, grad)
+    return Slope(Chain([call]), given, [(0, leaf)], {(0, slot): grad}), expected
+
+
+WEIGHT, ROWS = numbers(5, 8, seed=1), numbers(3, 8)
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
+    "linear, what it was given": (F.linear, (ROWS, WEIGHT), "input.0"),
+    "linear, its weight": (F.linear, (ROWS, WEIGHT), "input.1"),
+    "a product with what is repeated": (torch.mul, (numbers(8), ROWS), "input.0"),
+    "softmax": (torch.softmax, (ROWS, -1), "input.0"),
+    "layer norm": (F.layer_norm, (ROWS, (8,)), "input.0"),
+    "gelu": (F.gelu, (ROWS,), "input.0"),
+    "tanh": (torch.tanh, (ROWS,), "input.0"),
+    "convolution": (F.conv1d, (numbers(2, 3, 9), numbers(4, 3, 3, seed=2)), "input.1"),
+    "a part of it": (torch.Tensor.__getitem__, (ROWS, (slice(None), 2)), "input.0"),
+    "rows by number": (F.embedding, (torch.tensor([1, 1, 2]), ROWS), "input.1"),
+    "pieces": (torch.chunk, (ROWS, 2, -1), "input.0"),
+    "a scan": (torch.cumsum, (ROWS, -1), "input.0"),
+    "in place": (torch.Tensor.mul_, (ROWS, numbers(3, 8, seed=4)), "input.1"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("func, args, leaf", CASES.values(), ids=CASES)
+def test_it_gives_what_autograd_gives(
+    func: Callable[..., Any], args: tuple[Any, ...], leaf: str, dtype: torch.dtype
+) -> None:
+    short = [a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+    slope, expected = slope_of(func, *short, leaf=leaf)
+    again = BackwardRerun(slope)
+    rated = again.rated()
+    error = float((again.gradient - expected.double()).norm() / again.gradient.norm())
+    eps = torch.finfo(dtype).eps
+    assert again.gradient.dtype == torch.float64
+    assert (
+        error
+        <= 0.75 * eps + 2.0**-22 * rated.condition.get(GRADIENT, 1.0) + 3 * rated.noise[GRADIENT]
+    )
+    assert rated.noise[GRADIENT] <= 4 * eps * max(1.0, rated.condition[GRADIENT])
+
+
+def test_what_several_took_gets_the_sum_of_their_parts() -> None:
+    x = numbers(3, 8)
+    first, given = recorded(0, torch.mul, x, numbers(3, 8, seed=1))
+    second, more = recorded(1, torch.exp, x)
+    grads = {(0, "output.0"): numbers(3, 8, seed=2), (1, "output.0"): numbers(3, 8, seed=3)}
+    leaves = [(0, "input.0"), (1, "input.0")]
+    again = BackwardRerun(Slope(Chain([first, second]), given | more, leaves, grads))
+    parts = [again.parts[leaf] for leaf in leaves]
+    torch.testing.assert_close(again.gradient, parts[0] + parts[1])
+    torch.testing.assert_close(parts[1], grads[1, "output.0"].double() * x.double().exp())
+
+
+def test_what_no_gradient_was_recorded_of_is_differentiated_through() -> None:
+    x = numbers(3, 8)
+    first, given = recorded(0, torch.exp, x)
+    second, more = recorded(1, torch.mul, x.exp(), numbers(3, 8, seed=1))
+    more.pop((1, "input.0"))
+    region = Chain([first, second], {(1, "input.0"): (0, "output.0")})
+    grad = numbers(3, 8, seed=2)
+    again = BackwardRerun(Slope(region, given | more, [(0, "input.0")], {(1, "output.0"): grad}))
+    expected = grad.double() * more[1, "input.1"].double() * x.double().exp()
+    torch.testing.assert_close(again.gradient, expected)
+    assert again.plain().num_ops == 2
+
+
+CANCELLING: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, Tensor]] = {
+    "a shift before softmax": (torch.softmax, (ROWS, -1), "input.0", torch.ones(3, 8)),
+    "squares of what a norm gave": (
+        F.layer_norm, (ROWS, (8,)), "input.0", 2 * F.layer_norm(ROWS, (8,)),
+    ),
+    "a bias that nothing depends on": (
+        torch.add, (ROWS, numbers(8)), "input.1", numbers(3, 8) - numbers(3, 8).mean(0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("func, args, leaf, grad", CANCELLING.values(), ids=CANCELLING)
+def test_what_cancels_has_a_large_condition(
+    func: Callable[..., Any], args: tuple[Any, ...], leaf: str, grad: Tensor
+) -> None:
+    slope, _ = slope_of(func, *args, leaf=leaf)
+    plain = BackwardRerun(slope).rated().condition[GRADIENT]
+    cancelling = Slope(slope.region, slope.given, slope.leaves, {(0, "output.0"): grad})
+    assert plain < 100
+    assert BackwardRerun(cancelling).rated().condition[GRADIENT] > 1e4
+
+
+def test_what_only_lays_out_is_known_to_the_bit() -> None:
+    slope, expected = slope_of(torch.transpose, ROWS, 0, 1)
+    again = BackwardRerun(slope).plain()
+    assert again.is_exact
+    assert torch.equal(again.outputs[GRADIENT].float(), expected)
+
+
+def test_what_a_dropout_dropped_is_read_off_its_output() -> None:
+    x, p = numbers(4, 16), 0.25
+    call, given = recorded(0, F.dropout, x, p, True)
+    output = F.dropout(x, p, True)
+    grad = numbers(4, 16, seed=2)
+    given[0, "output.0"] = output
+    again = BackwardRerun(Slope(Chain([call]), given, [(0, "input.0")], {(0, "output.0"): grad}))
+    torch.testing.assert_close(again.gradient, (grad * (output != 0) / (1 - p)).double())
+
+
+def test_what_draws_otherwise_is_refused() -> None:
+    call, given = recorded(0, torch.bernoulli, torch.rand(4))
+    slope = Slope(Chain([call]), given, [(0, "input.0")], {(0, "output.0"): torch.ones(4)})
+    with pytest.raises(Unreplayable, match="random"):
+        BackwardRerun(slope)
