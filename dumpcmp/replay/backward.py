@@ -100,7 +100,7 @@ class BackwardRerun:
         elif eps > _DOUBLE:
             condition = max(condition, min(self._error(torch.float32) / _SINGLE, _LONGEST * spread))
         if eps > _SHORT:
-            noise = min(self._error(None), _ROUNDED * eps * spread)
+            noise = min(self._excess(), _ROUNDED * eps * spread)
         return replace(
             self.plain(),
             condition={GRADIENT: condition},
@@ -113,6 +113,12 @@ class BackwardRerun:
         terms = _sum(self._wide.products(_with_signs(self._slope.grads))).abs()
         outputs = _from_outputs(self._functions, self._slope.grads, self.gradient)
         return max(ratio_of(terms, self.gradient), outputs), terms
+
+    def _excess(self) -> float:
+        """The error in the dtypes of the run, less what rounding the result alone explains."""
+        dtype = self._wide.slope.given[self._slope.leaves[0]].dtype
+        once = error_of(self.gradient.to(dtype), self.gradient)
+        return math.sqrt(max(0.0, self._error(None) ** 2 - once**2))
 
     def _error(self, dtype: torch.dtype | None) -> float:
         """The error of the same calls in another dtype; 0 where they cannot be run in it."""

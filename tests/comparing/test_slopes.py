@@ -171,8 +171,8 @@ FAULTS = [
     (Encoder, "transpose", 3, 0, "scaled", "<root>/transpose"),
     (Cells, "tanh", 2, 0, "scaled", "<root>/tanh"),
     (Cells, "sigmoid", 3, 0, "dropped", "<root>/sigmoid"),
-    (Pictures, "conv2d", 1, 0, "scaled", "two/conv2d"),
-    (Pictures, "conv2d", 1, 1, "a wrong sign", "two/conv2d"),
+    (Pictures, "conv2d", 1, 0, "a wrong sign", "two/conv2d"),
+    (Pictures, "conv2d", 1, 1, "scaled", "two/conv2d"),
     (Pictures, "group_norm", 0, 0, "stale", "norm/group_norm"),
 ]  # fmt: skip
 
