@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +119,7 @@ class _RankAudit:
         if self.ring is not None:
             told = f"{len(self.stranded)} records of a dead writer are still in its ring"
             self.find(self.ring, told, "moved into their parts")
-        models = sorted(path for path in self.directory.iterdir() if path.is_dir())
+        models = paths.models_in(self.directory)
         for model in models:
             for step in paths.steps_in(model).values():
                 self._check_step(step)
@@ -133,7 +132,7 @@ class _RankAudit:
     def _check_leftovers(self) -> None:
         for draft in (*self.directory.glob("**/.draft-*"), *self.directory.glob("**/.new-*")):
             if self.mends:
-                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+                paths.remove(draft)
             self.find(draft, "a draft that nobody finished", "removed")
 
     def _check_run(self) -> None:

@@ -126,9 +126,36 @@ def rank_directories(root: Path) -> dict[Path, tuple[int, int]]:
     """The rank directories in `root`, each with its world size and rank, in order of rank."""
     found: dict[Path, tuple[int, int]] = {}
     for path in root.iterdir() if root.is_dir() else ():
-        if (match := re.fullmatch(schema.RANK_DIRECTORY, path.name)) and path.is_dir():
+        if (match := re.fullmatch(schema.RANK_DIRECTORY, path.name)) and is_own_directory(path):
             found[path] = int(match["world_size"]), int(match["rank"])
     return dict(sorted(found.items(), key=lambda entry: entry[1]))
+
+
+def is_own_directory(path: Path) -> bool:
+    """Whether `path` is a directory; a link that leads out of the archive is refused."""
+    if path.is_symlink():
+        raise ArchiveError(
+            f"{path} is a symbolic link, and nothing outside of an archive is read or written",
+            hint="put what it leads to in its place",
+        )
+    return path.is_dir()
+
+
+def remove(leftover: Path) -> None:
+    """Remove a file or directory itself, and nothing that it leads to."""
+    if leftover.is_dir() and not leftover.is_symlink():
+        shutil.rmtree(leftover)
+    else:
+        leftover.unlink()
+
+
+def models_in(directory: Path) -> list[Path]:
+    """The directories of models in a rank's `directory`."""
+    return sorted(
+        path
+        for path in directory.iterdir()
+        if not path.name.startswith(".") and is_own_directory(path)
+    )
 
 
 def now() -> str:
@@ -141,7 +168,7 @@ def steps_in(directory: Path) -> dict[int, Path]:
     found = {
         int(path.name): path
         for path in directory.iterdir()
-        if re.fullmatch(schema.STEP_DIRECTORY, path.name) and path.is_dir()
+        if re.fullmatch(schema.STEP_DIRECTORY, path.name) and is_own_directory(path)
     }
     return dict(sorted(found.items()))
 
@@ -162,7 +189,8 @@ def read_run(directory: Path) -> dict[str, Any]:
     """run.json of a rank directory, or an empty dictionary where it cannot be read."""
     path = directory / schema.RUN_FILE
     try:
-        if path.stat().st_size > LARGEST_RUN_FILE:
+        told = path.lstat()
+        if told.st_size > LARGEST_RUN_FILE or not stat.S_ISREG(told.st_mode):
             return {}
         facts = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
@@ -17,7 +16,15 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive.locks import alone
-from dumpcmp.archive.paths import dataset_path, part_name, parts_in, rank_directories
+from dumpcmp.archive.paths import (
+    dataset_path,
+    models_in,
+    part_name,
+    parts_in,
+    rank_directories,
+    remove,
+    steps_in,
+)
 from dumpcmp.archive.read.contents import Contents, PartFile, index_address, read_index
 from dumpcmp.archive.read.scan import part_facts
 from dumpcmp.archive.schema import ABSENT, NO_ROW, form_key, form_of, lost_row
@@ -61,16 +68,24 @@ class Rewritten:
 def alone_compacting(root: Path) -> Iterator[None]:
     """Hold the archive at `root` against other compactors; remove what a killed one left."""
     with alone(root):
-        for draft in root.glob("worldsize*_global_rank*/*/*/.draft-*"):
-            shutil.rmtree(draft)
+        for step in steps_of(root):
+            for draft in step.glob(".draft-*"):
+                remove(draft)
         yield
+
+
+def steps_of(root: Path) -> Iterator[Path]:
+    """The directories of all steps of the archive at `root`."""
+    for directory in rank_directories(root):
+        for model in models_in(directory):
+            yield from steps_in(model).values()
 
 
 def parts_of(root: Path) -> list[Path]:
     """The parts of the archive at `root`, those that were written to first before the others."""
     found: dict[Path, int] = {}
-    for directory in rank_directories(root):
-        for part in (part for step in directory.glob("*/*/") for part in parts_in(step).values()):
+    for step in steps_of(root):
+        for part in parts_in(step).values():
             with suppress(FileNotFoundError):  # the run was overwritten meanwhile
                 found[part] = part.stat().st_mtime_ns
     return sorted(found, key=lambda part: (found[part], part))

@@ -125,11 +125,10 @@ class Captured(Mapping[Key, Record]):
         """Model -> step -> rank -> directory of parts."""
         tree: dict[str, dict[int, dict[int, Path]]] = {}
         for rank, directory in self._directories.items():
-            for place in sorted(directory.iterdir()):
-                if place.is_dir() and not place.name.startswith("."):
-                    held = tree.setdefault(_model_name(place), {})
-                    for step, parts in paths.steps_in(place).items():
-                        held.setdefault(step, {})[rank] = parts
+            for place in paths.models_in(directory):
+                held = tree.setdefault(_model_name(place), {})
+                for step, parts in paths.steps_in(place).items():
+                    held.setdefault(step, {})[rank] = parts
         return {model: dict(sorted(steps.items())) for model, steps in tree.items()}
 
     @property
@@ -152,8 +151,9 @@ class Captured(Mapping[Key, Record]):
         return {
             (rank, _model_name(path.parent), paths.name_of_file(path.name) or path.name): path
             for rank, directory in self._directories.items()
-            for path in sorted(directory.glob("*/*"))
-            if path.is_file()
+            for model in paths.models_in(directory)
+            for path in sorted(model.iterdir())
+            if path.is_file() and not path.is_symlink()
         }
 
     @cached_property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,10 +38,16 @@ class PartFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self.nbytes = os.fstat(self.descriptor).st_size
+            # Neither followed out of the archive, nor waited for where it is a pipe.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self.descriptor = os.open(path, flags)
         except OSError as error:
             raise ArchiveError(f"cannot open {path}: {error.strerror}") from error
+        told = os.fstat(self.descriptor)
+        self.nbytes = told.st_size
+        if not stat.S_ISREG(told.st_mode):
+            os.close(self.descriptor)
+            raise ArchiveError(f"{path} is no file")
 
     def __enter__(self) -> PartFile:
         return self

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from contextlib import ExitStack
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,15 @@ from numpy.typing import NDArray
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.paths import unescaped
-from dumpcmp.archive.read.contents import Contents
+from dumpcmp.archive.read.contents import Contents, PartFile
 from dumpcmp.archive.schema import CALL_FIELDS, Form
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.record import Kept, Location, Stored
 from dumpcmp.nouns.value import DTYPES, Dtype
+
+_SMALL = 64 << 20  # bytes that may be unpacked from nothing, as fill values are
+_MOST_DEFLATED = 1032  # times smaller: what deflate comes to at best
+_LEADS_OUT = "its elements are said to lie outside of the archive, where nothing is read"
 
 _TROUBLE = (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError)
 
@@ -37,12 +43,16 @@ def walk(path: Path, model: str, step: int, part: int) -> Contents:
 
 def read_dataset(location: Location, dtype: Dtype, shape: tuple[int, ...]) -> NDArray[np.generic]:
     """The raw elements of a dataset that cannot be mapped: chunked or compressed."""
-    bits = np.empty(shape, dtype.storage)
-    if bits.nbytes != location.nbytes:
+    if math.prod(shape) * dtype.nbytes != location.nbytes:
         raise ArchiveError(f"{location.part}: {location.dataset} has not the size of its shape")
     try:
         with h5py.File(location.part, "r", locking=False) as file:
-            found = file[location.dataset]
+            found = _own(file, location.dataset)
+            if found is None:
+                raise ValueError("its elements are not in the archive")
+            if location.nbytes > max(_SMALL, _MOST_DEFLATED * found.id.get_storage_size()):
+                raise ValueError(f"{location.nbytes} bytes cannot be packed into what it has")
+            bits = np.empty(shape, dtype.storage)
             found.id.read(h5py.h5s.ALL, h5py.h5s.ALL, bits.view(np.uint8), found.id.get_type())
     except _TROUBLE as error:
         raise ArchiveError(f"{location.part}: cannot read {location.dataset}: {error}") from error
@@ -54,41 +64,102 @@ def _contents(file: h5py.File, path: Path, model: str, step: int, part: int) -> 
     forms: list[Form] = []
     rows: list[tuple[Any, ...]] = []
     datasets: dict[int, str] = {}
-    first: dict[int, int] = {}  # address of a dataset's header -> its first row
-    for group in sorted(_call_groups(file), key=lambda group: _number(group, "order")):
-        calls.append(_call(group))
-        for name in group:
-            dataset = None if name.startswith("_") else group.get(name)
-            if not isinstance(dataset, h5py.Dataset):
-                continue
-            row, form = len(rows), _form(dataset, name)
-            same = first.setdefault(h5py.h5o.get_info(dataset.id).addr, row)
-            dtype, shape = form.held
-            nbytes = 0 if dataset.shape is None else math.prod(shape) * DTYPES[dtype].nbytes
-            offset = dataset.id.get_offset() or 0
-            if nbytes and not offset:
-                datasets[row] = dataset.name
-            forms.append(form)
-            rows.append((
-                len(calls) - 1, row, _number(group, "order"), part,
-                schema.NO_ROW if same == row else same, 0, offset, nbytes,
-                _text(dataset.attrs.get("digest", b"")).encode(),
-            ))  # fmt: skip
+    first: dict[tuple[Path, int], int] = {}  # file and address of a dataset -> its first row
+    elsewhere: dict[int, tuple[Path, int]] = {}
+    with ExitStack() as others:
+        for group in sorted(_call_groups(file), key=lambda group: _number(group, "order")):
+            calls.append(_call(group))
+            for name in group:
+                home, dataset = _resolved(group, name, path, others)
+                if dataset is None:
+                    continue
+                row, form = len(rows), _form(dataset, name)
+                where = (home, h5py.h5o.get_info(dataset.id).addr)
+                same = first.setdefault(where, row)
+                dtype, shape = form.held
+                nbytes = 0 if dataset.shape is None else math.prod(shape) * DTYPES[dtype].nbytes
+                offset = dataset.id.get_offset() or 0
+                if not _is_inside(dataset):
+                    form, nbytes, offset = (
+                        replace(form, kept=Kept.NOTHING, problem=_LEADS_OUT),
+                        0,
+                        0,
+                    )
+                if nbytes and not offset:
+                    datasets[row] = dataset.name
+                if home != path:
+                    elsewhere[row] = home, offset
+                forms.append(form)
+                rows.append((
+                    len(calls) - 1, row, _number(group, "order"), part,
+                    schema.NO_ROW if same == row else same, 0, offset, nbytes,
+                    _text(dataset.attrs.get("digest", b"")).encode(),
+                ))  # fmt: skip
     table = np.array(rows, schema.ROW_TYPE)
-    return Contents(path, table, calls, forms, model, step, sealed=True, datasets=datasets)
+    return Contents(
+        path, table, calls, forms, model, step, sealed=True, datasets=datasets, elsewhere=elsewhere
+    )
 
 
-def _call_groups(group: h5py.Group) -> Iterator[h5py.Group]:
-    """All groups below `group` that are calls: they have an op."""
-    for name in group:
-        link = group.get(name, getlink=True)
-        if name == schema.INDEX_GROUP or not isinstance(link, h5py.HardLink):
-            continue
-        child = group[name]
-        if isinstance(child, h5py.Group):
+def _resolved(
+    group: h5py.Group, name: str, path: Path, others: ExitStack
+) -> tuple[Path, h5py.Dataset | None]:
+    """The dataset `name` of a call and the part that has it: this one, or one beside it.
+
+    Nothing else is followed: links by path may lead anywhere.
+    """
+    if name.startswith("_"):
+        return path, None
+    link = group.get(name, getlink=True)
+    if isinstance(link, h5py.HardLink):
+        found = group[name]
+        return path, found if isinstance(found, h5py.Dataset) else None
+    if not isinstance(link, h5py.ExternalLink) or not re.fullmatch(schema.PART_FILE, link.filename):
+        raise ValueError(f"{group.name}/{name} is a link that leads out of the archive")
+    home = path.with_name(link.filename)
+    with PartFile(home):  # which is no link, and no pipe
+        other = others.enter_context(h5py.File(home, "r", locking=False))
+    found = _own(other, link.path)
+    if found is None:
+        raise ValueError(f"{group.name}/{name} leads to {link.path} of {home}, which is not there")
+    return home, found
+
+
+def _own(file: h5py.File, path: str) -> h5py.Dataset | None:
+    """The dataset at `path`, if hard links alone lead there and its elements are in `file`."""
+    found: Any = file
+    for word in path.strip("/").split("/"):
+        if not isinstance(found, h5py.Group):
+            return None
+        if not isinstance(found.get(word, getlink=True), h5py.HardLink):
+            return None
+        found = found[word]
+    return found if isinstance(found, h5py.Dataset) and _is_inside(found) else None
+
+
+def _is_inside(dataset: h5py.Dataset) -> bool:
+    """Whether the elements lie in the dataset's own file."""
+    return not dataset.is_virtual and not dataset.id.get_create_plist().get_external_count()
+
+
+def _call_groups(file: h5py.File) -> Iterator[h5py.Group]:
+    """All groups of `file` that are calls: they have an op. A group is visited once."""
+    waiting: list[h5py.Group] = [file]
+    seen: set[int] = set()
+    while waiting:
+        group = waiting.pop()
+        for name in group:
+            link = group.get(name, getlink=True)
+            if name == schema.INDEX_GROUP or not isinstance(link, h5py.HardLink):
+                continue
+            child = group[name]
+            address = h5py.h5o.get_info(child.id).addr
+            if not isinstance(child, h5py.Group) or address in seen:
+                continue
+            seen.add(address)
+            waiting.append(child)
             if "op" in child.attrs:
                 yield child
-            yield from _call_groups(child)
 
 
 def _text(value: Any) -> str:

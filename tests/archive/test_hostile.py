@@ -1,0 +1,146 @@
+"""Archives made to harm: nothing outside of them is read, followed, written or removed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.compacting import compact
+from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.record import Record
+from tests.archive.values import key, loaded, parts, put
+
+SECRET = np.arange(16.0)
+
+
+def written(path: Path) -> Path:
+    """An archive with two parts, the second of which links into the first."""
+    with ArchiveWriter(path, part_nbytes=1) as sink:
+        put(sink, key("first"), SECRET * 2)
+        put(sink, key("second"), SECRET * 3, 1)
+        again = Record(key("third"), 2, "float64", (16,), (1,), same_as=key("first"))
+        sink.put(again, None)
+    return path
+
+
+def rewritten(part: Path, change: Callable[[h5py.File], None] = lambda _: None) -> None:
+    """Write a part anew with h5py, as tools do, and `change` it."""
+    with h5py.File(part) as before, h5py.File(part.with_suffix(".new"), "w") as after:
+        for name in before:
+            if name != "_index":
+                before.copy(name, after, expand_external=False)
+        for name, value in before.attrs.items():
+            after.attrs[name] = value
+        change(after)
+    part.with_suffix(".new").replace(part)
+
+
+def test_rewritten_parts_are_read_with_their_links(tmp_path: Path) -> None:
+    path = written(tmp_path / "d")
+    assert len(parts(path)) == 3
+    for part in parts(path):
+        rewritten(part)
+    archive = Archive(path)
+    for op, factor in (("first", 2), ("second", 3), ("third", 2)):
+        np.testing.assert_array_equal(loaded(archive, key(op)), SECRET * factor)
+
+
+def external(file: h5py.File, outside: Path) -> None:
+    file["first#0"].create_dataset("output.1", (16,), "f8", external=[(str(outside), 0, 128)])
+
+
+def virtual(file: h5py.File, outside: Path) -> None:
+    layout = h5py.VirtualLayout((16,), "f8")
+    layout[:] = h5py.VirtualSource(str(outside), "secret", (16,))
+    file["first#0"].create_virtual_dataset("output.1", layout)
+
+
+def linked(file: h5py.File, outside: Path) -> None:
+    file["first#0"]["output.1"] = h5py.ExternalLink(str(outside), "secret")
+
+
+def soft(file: h5py.File, outside: Path) -> None:
+    file["door"] = h5py.ExternalLink(str(outside), "/")
+    file["first#0"]["output.1"] = h5py.SoftLink("/door/secret")
+
+
+@pytest.mark.parametrize("lead_out", [external, virtual, linked, soft])
+def test_nothing_outside_of_an_archive_is_read(
+    tmp_path: Path, lead_out: Callable[[h5py.File, Path], None]
+) -> None:
+    path, outside = written(tmp_path / "d"), tmp_path / "secret"
+    with h5py.File(outside, "w") as file:
+        file["secret"] = SECRET
+    rewritten(parts(path)[0], lambda file: lead_out(file, outside))
+    archive = Archive(path)
+    with pytest.raises(ArchiveError, match=r"outside of the archive|leads out of the archive"):
+        archive.load(archive[key("first", "output.1")])
+
+
+def test_a_web_of_links_is_walked_once(tmp_path: Path) -> None:
+    def weave(file: h5py.File) -> None:
+        rooms = [file.create_group(f"room{number}") for number in range(60)]
+        for room in rooms:
+            for number, other in enumerate(rooms):
+                room[f"door{number}"] = other
+
+    path = written(tmp_path / "d")
+    rewritten(parts(path)[0], weave)
+    np.testing.assert_array_equal(loaded(Archive(path), key("first")), SECRET * 2)
+
+
+def test_elements_cannot_be_unpacked_from_nothing(tmp_path: Path) -> None:
+    def inflate(file: h5py.File) -> None:
+        file["first#0"].create_dataset("output.1", (1 << 40,), "f8", chunks=(1 << 20,))
+
+    path = written(tmp_path / "d")
+    rewritten(parts(path)[0], inflate)
+    archive = Archive(path)
+    with pytest.raises(ArchiveError, match="cannot be packed"):
+        archive.load(archive[key("first", "output.1")])
+
+
+@pytest.mark.parametrize("what", ["part", "run.json"])
+def test_nobody_waits_for_a_pipe(tmp_path: Path, what: str) -> None:
+    path = written(tmp_path / "d")
+    place = parts(path)[0] if what == "part" else next(path.glob("*/run.json"))
+    place.unlink()
+    os.mkfifo(place)
+    assert not audit(path).sound
+    if what == "part":
+        with pytest.raises(ArchiveError, match="is no file"):
+            len(Archive(path))
+
+
+@pytest.mark.parametrize("depth", ["rank", "model", "step", "part"])
+def test_links_to_other_places_are_not_followed(tmp_path: Path, depth: str) -> None:
+    other, path = written(tmp_path / "other"), tmp_path / "d"
+    step = parts(other)[0].parent
+    (step / ".draft-mine").mkdir()
+    lost = {"rank": step.parents[1], "model": step.parent, "step": step, "part": parts(other)[0]}
+    place = path / lost[depth].relative_to(other)
+    place.parent.mkdir(parents=True)
+    place.symlink_to(lost[depth])
+    before = {file: file.read_bytes() for file in other.rglob("*") if file.is_file()}
+    for act in (
+        lambda: audit(path, repair=True),
+        lambda: compact(path),
+        lambda: list(Archive(path)),
+    ):
+        try:
+            act()
+        except ArchiveError:
+            continue
+    assert {file: file.read_bytes() for file in other.rglob("*") if file.is_file()} == before
+    assert (step / ".draft-mine").is_dir()
+    if depth != "part":
+        with pytest.raises(ArchiveError, match="symbolic link"):
+            list(Archive(path))
