@@ -25,6 +25,8 @@ TABLES: dict[str, str] = {
     "compiled-gpu": "compiled_gpu",
     "traps": "traps",
     "verify": "verify",
+    "seeds": "seeds",
+    "sound": "sound",
     "partition": "partition",
     "graphs": "graphs",
     "sketch": "sketch_accuracy",
