@@ -170,7 +170,7 @@ FAULTS: dict[str, tuple[Case, ...]] = {
     "transformer": (
         tampered(Fault("scaled by 1.01", "layers.2.down", "linear", on_output(faults.scale))),
         tampered(Fault("mask off by one", "layers.2", "masked_fill", earlier_mask)),
-        edited("two weight rows swapped", "layers.3.up/linear", swap_rows("layers.3.up")),
+        edited("two weight rows swapped", "layers.3.up", swap_rows("layers.3.up")),
         tampered(Fault("one wrong token", "layers.2.out", "linear", on_output(faults.wrong_token))),
         tampered(
             Fault("zeroed channel", "layers.4.norm2", "layer_norm", on_output(faults.zero_channel))
@@ -207,7 +207,7 @@ FAULTS: dict[str, tuple[Case, ...]] = {
         ),
         edited(
             "two weight rows swapped",
-            "layers.1.attn.k_proj/linear",
+            "layers.1.attn.k_proj",
             swap_rows("layers.1.attn.k_proj"),
         ),
         tampered(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--level", default="functions", show_default=True,
               help="modules, or functions inside them as well.")  # fmt: skip
 @click.option("--backward", is_flag=True, help="Record gradients too.")
-@click.option("--weights", is_flag=True, help="Record parameters and buffers too.")
+@click.option("--weights", is_flag=True, help="Keep parameters and buffers whole.")
 @click.option("--dtype", help="Run in this precision instead, such as float64.")
 @click.option("--fusion", type=click.Choice(["on", "off"]), default="on", show_default=True,
               callback=lambda _ctx, _option, word: word == "on",

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dumpcmp.comparing.looks import arithmetic_likeness, likeness
+from dumpcmp.comparing.looks import arithmetic_likeness, likeness, sketched_likeness
 from dumpcmp.comparing.side import Side
+from dumpcmp.comparing.summaries import load_summary
 from dumpcmp.judge.tolerances import (
     LEAF_ESTIMATE,
     LEAF_HALF,
@@ -23,6 +24,7 @@ from dumpcmp.nouns.leaf import LeafFinding, LeafKind
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.row import Measured, Metrics, Pair, Trouble
 from dumpcmp.nouns.value import Dtype, Value, dtype_named
+from dumpcmp.summary.summary import DEFAULT, Recipe, Summary
 
 
 def leaf_findings(
@@ -90,12 +92,20 @@ class _Run:
 
     @cached_property
     def names(self) -> dict[str, Key]:
-        """What the bytes of a value are first called."""
+        """What the bytes of a value are first called; of Summaries, those of weights."""
         found: dict[str, Key] = {}
         for key, (record, *_) in self.side.listing.values.items():
-            if record.digest and math.prod(record.shape) > 1:
-                found.setdefault(record.digest, key)
+            if math.prod(record.shape) > 1 and (record.stored is None or key.slot.is_weight):
+                found.setdefault(self.digest(key), key)
         return found
+
+    def digest(self, key: Key) -> str:
+        """Of the elements of a value; its own name where nobody took it."""
+        record = self.record(key)
+        return record.digest if record.stored is None else self.summary(key).digest or str(key)
+
+    def summary(self, key: Key, recipe: Recipe = DEFAULT) -> Summary:
+        return load_summary(self.side.archive, self.record(key), recipe)
 
     def load(self, key: Key) -> Value | None:
         """The elements of a value that some rank holds whole."""
@@ -129,7 +139,7 @@ class _Looking:
             return None
         is_first = all(run.first_steps[key.model] == key.step for run, key in sides)
         slot = golden.slot
-        if slot.kind in ("param", "buffer"):
+        if slot.is_weight:
             kind = LeafKind.PARAMETER if slot.kind == "param" else LeafKind.BUFFER
             return kind if is_first else None
         if slot.is_output:
@@ -153,6 +163,8 @@ class _Looking:
             is_shape = measured.trouble is Trouble.SHAPE
             return self._told(kind, golden, target, measured.said) if is_shape else None
         dtypes = dtype_named(ours.dtype), dtype_named(theirs.dtype)
+        if dtypes[0] != dtypes[1] and kind is LeafKind.CONSTANT:
+            return None  # which may be the least number of its dtype; the calls tell
         if dtypes[0] != dtypes[1]:
             said = _cast(metrics, *dtypes)
             return self._told(kind, golden, target, said, metrics) if said else None
@@ -172,15 +184,26 @@ class _Looking:
 
     def _like(self, golden: Key, target: Key) -> str:
         """What the target's value looks like: another one of golden's, or golden's own, changed."""
-        other = self.golden.names.get(self.target.record(target).digest)
-        if other is not None and other != golden:
-            when = f" at token {other.step}" if other.step != golden.step else ""
-            return f"it is golden's {_name(other)}{when}"
         try:
+            other = self.golden.names.get(self.target.digest(target))
+            if other is not None and other != golden:
+                when = f" at token {other.step}" if other.step != golden.step else ""
+                return f"it is golden's {_name(other)}{when}"
             ours, theirs = self.golden.load(golden), self.target.load(target)
+            if ours is not None and theirs is not None:
+                return likeness(ours, theirs)
+            return self._sketched(golden, target)
         except DumpcmpError:  # which the row of the value tells
             return ""
-        return likeness(ours, theirs) if ours is not None and theirs is not None else ""
+
+    def _sketched(self, golden: Key, target: Key) -> str:
+        sides = ((self.golden, golden), (self.target, target))
+        records = [run.side.listing.values[key] for run, key in sides]
+        if any(len(held) > 1 for held in records) or not any(held[0].stored for held in records):
+            return ""
+        known = next(run.summary(key) for run, key in sides if run.record(key).stored)
+        ours, theirs = (run.summary(key, known.recipe) for run, key in sides)
+        return sketched_likeness(ours, theirs, dtype_named(ours.dtype).eps)
 
 
 _WORDS = {
@@ -191,7 +214,7 @@ _WORDS = {
 
 def _name(key: Key) -> str:
     """What a reader calls a leaf: ``layers.3.mlp.w2.weight``."""
-    if key.slot.kind in ("param", "buffer"):
+    if key.slot.is_weight:
         return f"{key.op}.{key.slot.name}" if key.op != ROOT else key.slot.name
     word = weight_name(key)
     return f"{key.op.module}.{word}" if word else f"{key.op}#{key.call} {key.slot}"

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from dumpcmp.judge.tolerances import LEAF_CLOSE, LEAF_FIT, LEAF_SHARE, LEAF_SURE
 from dumpcmp.nouns.row import Metrics
 from dumpcmp.nouns.value import Kind, Value
+from dumpcmp.summary.sketch import alike
+from dumpcmp.summary.summary import Summary
 
 Bits = NDArray[np.generic]
 _FEW = 8  # rows that are named one by one
@@ -39,19 +41,44 @@ def arithmetic_likeness(metrics: Metrics, eps: float) -> str:
     golden, target = metrics.golden, metrics.target
     if target.min == target.max and golden.min < golden.max and metrics.num_finite > 1:
         return f"all its elements are {target.min:.5g}" if target.min else "it is all zero"
-    chance = LEAF_SURE / math.sqrt(max(1, metrics.num_finite))
-    gain, offset = metrics.gain, target.mean - golden.mean
-    rms = golden.norm / math.sqrt(max(1, metrics.num_finite))
+    if not metrics.exact or metrics.num_finite < 2 or not golden.norm:
+        return ""
+    rms, offset = golden.norm / math.sqrt(metrics.num_finite), target.mean - golden.mean
     for share, said in (
-        (gain, "golden's with the other sign" if gain == -2 else f"golden's x {1 + gain:.4g}"),
-        (offset / rms if rms else math.nan, f"golden's + {offset:.4g}"),
-    ):
+        (metrics.gain, _scaled(1 + metrics.gain)), (offset / rms, f"golden's + {offset:.4g}")
+    ):  # fmt: skip
         left = math.sqrt(max(0.0, metrics.rel_l2**2 - share**2))
-        fit = max(LEAF_FIT * eps * (1 + abs(share)), LEAF_CLOSE * abs(share))
-        most = min(fit, LEAF_SHARE * metrics.rel_l2)
-        if metrics.num_finite > 1 and left <= most and abs(share) > chance * left:
+        if _explains(share, left, metrics.rel_l2, metrics.num_finite, eps):
             return said
     return ""
+
+
+def sketched_likeness(golden: Summary, target: Summary, eps: float) -> str:
+    """The same of Summaries: of a target that is scaled, so is every number of its sketch."""
+    if golden.sketch is None or target.sketch is None or golden.whole != target.whole:
+        return ""
+    ours, theirs = alike(golden.sketch, target.sketch)
+    size = float((ours.sums * ours.sums).sum())
+    if not size:
+        return ""
+    factor = float((ours.sums * theirs.sums).sum()) / size
+    apart, left = ((theirs - ours * f).norm() / ours.norm() for f in (1.0, factor))
+    told = _explains(factor - 1, left, apart, ours.sums.size, eps)
+    return _scaled(factor) if told else ""
+
+
+def _scaled(factor: float) -> str:
+    return "golden's with the other sign" if factor == -1 else f"golden's x {factor:.4g}"
+
+
+def _explains(share: float, left: float, apart: float, count: int, eps: float) -> bool:
+    """Whether a change by `share` of golden explains a difference of `apart`: `left` is the rest.
+
+    All but rounding must be explained, and more than chance does among `count` numbers.
+    """
+    fit = max(LEAF_FIT * eps * (1 + abs(share)), LEAF_CLOSE * abs(share))
+    likely = abs(share) > LEAF_SURE / math.sqrt(count) * left
+    return left <= min(fit, LEAF_SHARE * apart) and likely
 
 
 def _transposed(golden: Value, target: Value) -> str:

@@ -21,7 +21,7 @@ from dumpcmp.archive.write.writer import ArchiveWriter, Progress
 from dumpcmp.dumping.modes import Compiled, PlainMode, check_mode, parse_mode, watching
 from dumpcmp.dumping.retention import Compactor, Retention, compactor_beside, within_budget
 from dumpcmp.nouns.errors import CaptureWarning
-from dumpcmp.nouns.selection import Selection, Tap, make_tap
+from dumpcmp.nouns.selection import Level, Selection, Tap, make_tap
 from dumpcmp.nouns.version import __version__
 from dumpcmp.pytorch.backends import shortcuts
 from dumpcmp.pytorch.names import check_names
@@ -30,7 +30,7 @@ from dumpcmp.taps.modes.graph import GraphBackend
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
-from dumpcmp.taps.recording.values import Counts
+from dumpcmp.taps.recording.values import Counts, Weights
 
 
 class Capture:
@@ -147,6 +147,7 @@ def capturing(
         beside = after.enter_context(compactor_beside(out.path.parent, retention, here.rank))
         recorder = Recorder(within_budget(out, retention, beside), tap, here.rank)
         recorder.condense, recorder.lacking = retention.condenser(beside), lacking
+        recorder.weights, recorder.weigh = weights_kept(tap, mode, retention), retention.weigher()
         taken = watching(mode, recorder, roots)
         taken.precision = precision
         with _activated(Capture(taken, out, beside)) as now:
@@ -237,6 +238,8 @@ def _backend(
     writer = ArchiveWriter(path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite)
     recorder = Recorder(writer, tap, here.rank)
     recorder.lacking = lacking
+    retention = Retention()
+    recorder.weights, recorder.weigh = weights_kept(tap, mode, retention), retention.weigher()
     for said in lacking:
         warnings.warn(said, CaptureWarning, stacklevel=3)
     if not isinstance(mode, Compiled):
@@ -244,6 +247,17 @@ def _backend(
     from dumpcmp.taps.inductor.compiled import CompiledBackend
 
     return DumpingBackend(writer, CompiledBackend(recorder, **mode.options))
+
+
+def weights_kept(tap: Tap, mode: PlainMode, retention: Retention) -> Weights:
+    """How much is kept of parameters and buffers: all, if functions that take them keep it anyway.
+
+    Of what is given to generated code nobody knows what it was before.
+    """
+    if tap.weights:
+        return Weights.WHOLE
+    functions = tap.level is Level.FUNCTIONS and tap.inputs and not isinstance(mode, Compiled)
+    return Weights.LIKE_OTHERS if functions or retention.keep == "summary" else Weights.SUMMARY
 
 
 def facts_of(tap: Tap, mode: PlainMode, dtype: str | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dumpcmp.nouns.errors import SelectionError, warn_of
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.record import Record, Sink, Source
+from dumpcmp.nouns.value import Portion
 from dumpcmp.summary.gpu.device import Summariser
 from dumpcmp.summary.packing import load_reduction
 from dumpcmp.summary.sketch import SIZES
@@ -91,8 +92,7 @@ class Retention:
         def condense(key: Key, tensor: Tensor, layout: str) -> Condensed | None:
             if self.keep_full and any(fnmatch.fnmatchcase(key.op, g) for g in self.keep_full):
                 return None
-            portion = portion_of(layout, tuple(tensor.shape)) if layout else None
-            condensed = summarise(tensor, portion)
+            condensed = summarise(tensor, _portion(tensor, layout))
             told = dict(condensed.stored.attributes) if condensed else {}
             if problem := told.get("reduce_problem"):
                 compactor.tell(f"{key} stays whole, --reduce gave no numbers: {problem}")
@@ -100,6 +100,11 @@ class Retention:
             return condensed
 
         return condense
+
+    def weigher(self) -> Condense:
+        """What takes Summaries of parameters and buffers, where more of them is not kept."""
+        summarise = Summariser(Recipe(self.sketch, 0, self.hashes, self.segments))
+        return lambda _, tensor, layout: summarise(tensor, _portion(tensor, layout))
 
     def words(self) -> dict[str, object]:
         """What run.json says of it."""
@@ -116,6 +121,10 @@ class Retention:
         if self.disk_budget is not None and not self.compact:
             words.append(f"--disk-budget={self.disk_budget * 3 // 4}")
         return words
+
+
+def _portion(tensor: Tensor, layout: str) -> Portion | None:
+    return portion_of(layout, tuple(tensor.shape)) if layout else None
 
 
 @dataclass(slots=True)

@@ -129,8 +129,10 @@ def _by_absence(evidence: Evidence) -> Judgement | None:
         return None
     if evidence.unasked:
         return Judgement(Verdict.SKIPPED, evidence.unasked)
+    side = "golden" if pair.golden else "the target"
+    if pair.key.slot.is_weight:  # what is computed with it is compared
+        return Judgement(Verdict.SKIPPED, f"only {side} has such a weight, or tells of it")
     if not pair.inside:
-        side = "golden" if pair.golden else "the target"
         return Judgement(Verdict.UNPAIRED, f"only {side} has it")
     if pair.golden is None:
         reason = f"a step inside the op, in {pair.inside}: golden has no such value"

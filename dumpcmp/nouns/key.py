@@ -93,6 +93,11 @@ class Slot(str):
         return self.startswith(("input", "param", "buffer"))
 
     @property
+    def is_weight(self) -> bool:
+        """Whether it holds a parameter or a buffer of the module."""
+        return self.startswith(("param.", "buffer."))
+
+    @property
     def is_output(self) -> bool:
         """Whether it holds what the call gave out, forward."""
         return self.startswith("output")

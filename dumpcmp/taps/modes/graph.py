@@ -269,6 +269,7 @@ class GraphBackend:
     def _begin(self, root: nn.Module) -> Step | None:
         step = self.recorder.begin(root)
         if step is not None:
+            step.put_rest()
             self.watches.begin(step, root)
         return step
 

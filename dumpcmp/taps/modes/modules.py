@@ -225,6 +225,7 @@ class ModuleCapture:
                 here.step = here.mode = None
                 ends.close()
                 for each in step.all_steps():
+                    each.put_rest()
                     if not self.recorder.tap.backward:
                         self.recorder.finish(each)
 
@@ -311,6 +312,8 @@ class ModuleCapture:
                 yield step
         finally:
             self._here.step = outer
+            with HOLD:
+                step.put_rest()
             if not self.recorder.tap.backward:
                 self.recorder.finish(step)
 

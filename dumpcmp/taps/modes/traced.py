@@ -136,6 +136,7 @@ class Spots:
             return base
         if home.instance not in self._scopes:
             self._scopes[home.instance] = step.scopes.next_of(home.under(base.path))
+            step.reach(home.under(base.path))
         return self._scopes[home.instance]
 
 

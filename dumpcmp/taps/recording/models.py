@@ -25,6 +25,7 @@ class Model:
         self.num_steps = 0
         self.graphs = itertools.count()  # numbers those of its graphs that are kept as text
         self.paths: dict[int, str] = {}
+        self.is_weighed = False  # whether its parameters and buffers were recorded in this run
         self._root: Callable[[], nn.Module | None] = lambda: None
 
     def next_step(self) -> int:

@@ -10,8 +10,8 @@ from torch import fx, nn
 from dumpcmp.nouns.record import Sink
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.taps.recording.models import FunctionModel, Model, has_state
-from dumpcmp.taps.recording.step import FunctionStep, Step
-from dumpcmp.taps.recording.values import Outlet
+from dumpcmp.taps.recording.step import FunctionStep, Step, weights_of
+from dumpcmp.taps.recording.values import Outlet, Weights
 
 
 class Recorder(Outlet):
@@ -37,6 +37,9 @@ class Recorder(Outlet):
             self.counts.steps += 1
             self._latest.pop(root, None)  # the latest stands last
             step = self._latest[root] = Step(self, model, number)
+            if self.weights is not Weights.NOTHING and not model.is_weighed:
+                model.is_weighed = True
+                step.hold_weights(weights_of(root, model))
             return step
 
     def begin_function(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call, Phase
+from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.calls import arguments_of, current_line, function_arguments
@@ -53,6 +54,7 @@ class Step:
         self._first_calls: dict[str, Call] = {}  # of modules
         self._shared: dict[tuple[Any, ...], Asked] = {}  # what compiled graphs gave
         self._again: Recomputation | None = None
+        self._weights: dict[str, Slots] = {}  # that are still to be recorded, by module
         self._values = Values(outlet)
 
     def stand_in(self, scope: Scope, line: str | None = None) -> None:
@@ -104,10 +106,30 @@ class Step:
         found, arguments = arguments_of(args, kwargs, {})
         call = self.call(op, number, target, arguments, current_line())
         self._first_calls.setdefault(op, call)
-        if number == 0 and self.tap.weights:
-            self._store(call, _weights_of(module))
+        if number == 0:
+            self._put_weights(call, path)
         self.inputs(call, found)
         return call
+
+    def hold_weights(self, weights: dict[str, Slots]) -> None:
+        """Record these parameters and buffers, by module, each as its module comes up."""
+        self._weights = weights
+
+    def reach(self, path: str) -> None:
+        """Functions of the module at `path` come up, which nobody calls as a module."""
+        if path in self._weights and self.tap.selects_op(path or ROOT):
+            self._put_weights(self.module_call(path or ROOT), path)
+
+    def put_rest(self) -> None:
+        """Record the weights of modules that never came up."""
+        for path in list(self._weights):
+            self.reach(path)
+
+    def _put_weights(self, call: Call, path: str) -> None:
+        with DisableTorchFunction(), DisableTorchDispatch():
+            for slot, tensor in self._weights.pop(path, ()):
+                key = Key(self.model.name, self.number, call.op, call.call, slot)
+                self._values.put_weight(key, call.order, tensor)
 
     def function(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -295,13 +317,20 @@ class FunctionStep(Step):
         return self._inner.get((call.model, call.step), self)
 
 
-def _weights_of(module: nn.Module) -> Slots:
+def weights_of(root: nn.Module, model: Model) -> dict[str, Slots]:
+    """The parameters and buffers of all modules of `root`, by the paths that `model` has."""
+    found = {model.paths[id(module)]: _own_weights(module) for module in root.modules()}
+    return {path: slots for path, slots in found.items() if slots}
+
+
+def _own_weights(module: nn.Module) -> Slots:
     parameters = module.named_parameters(recurse=False, remove_duplicate=False)
     buffers = module.named_buffers(recurse=False, remove_duplicate=False)
-    return [
+    found = [
         *((f"param.{name}", value) for name, value in parameters),
         *((f"buffer.{name}", value) for name, value in buffers),
     ]
+    return [(slot, value) for slot, value in found if not nn.parameter.is_lazy(value)]
 
 
 def _generator_for(found: Slots) -> Slots:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -53,6 +54,15 @@ class Condensed(Protocol):
 Condense = Callable[[Key, Tensor, str], Condensed | None]
 
 
+class Weights(StrEnum):
+    """How much is kept of parameters and buffers, which are recorded once a run."""
+
+    NOTHING = "nothing"
+    WHOLE = "whole"
+    LIKE_OTHERS = "like others"  # as of any value, so that functions that take one link to it
+    SUMMARY = "summary"
+
+
 @dataclass(slots=True)
 class Counts:
     """What a capture has seen so far, for the live line and the summary at the end."""
@@ -77,6 +87,8 @@ class Outlet:
         self.lock = threading.RLock()
         self.stagings = Stagings()
         self.condense: Condense | None = None  # takes Summaries, where they are all that is kept
+        self.weights = Weights.WHOLE if tap.weights else Weights.NOTHING
+        self.weigh: Condense | None = None  # takes Summaries of parameters and buffers
         self.is_inert = (
             False  # in a forked child: the archive belongs to the process that opened it
         )
@@ -130,13 +142,14 @@ class Values:
         fresh: bool = False,
         seen_in: str = "",
         unwritten: bool = False,
+        whole: bool = False,
     ) -> Key:
         """Record one value: its bytes, or a link to where this step stored the very same.
 
         Generated code reuses memory without a word to torch: its values are `fresh`, never
         taken for one that lay there before. Memory that is `unwritten` has no value, neither
-        here nor wherever it is taken before somebody writes to it. Returns the Key that the bytes
-        are stored under.
+        here nor wherever it is taken before somebody writes to it. A `whole` one is kept, even if
+        Summaries are kept of others. Returns the Key that the bytes are stored under.
         """
         plain = plain_of(tensor)._replace(seen_in=seen_in) if seen_in else plain_of(tensor)
         outlet = self._outlet
@@ -151,10 +164,32 @@ class Values:
                 outlet.counts.links += 1
                 outlet.sink.put(self._record(key, order, plain, same_as), None)
             else:
-                return self._store(key, order, plain, fresh)
+                return self._store(key, order, plain, fresh, whole)
         return same_as or key
 
-    def _store(self, key: Key, order: int, plain: Plain, fresh: bool) -> Key:
+    def put_weight(self, key: Key, order: int, tensor: Tensor) -> None:
+        """Record a parameter or buffer, as much of it as the outlet keeps of those."""
+        outlet = self._outlet
+        if outlet.weights is not Weights.SUMMARY or outlet.weigh is None:
+            self.put(key, order, tensor, whole=outlet.weights is Weights.WHOLE)
+            return
+        plain = plain_of(tensor)
+        with outlet.lock:
+            held = None if plain.problem else outlet.weigh(key, plain.tensor, plain.layout)
+            if held is None:
+                self.put(key, order, tensor)
+                return
+            outlet.counts.values += 1
+            outlet.counts.nbytes += self._condensed(key, order, plain, held)
+
+    def _condensed(self, key: Key, order: int, plain: Plain, held: Condensed) -> int:
+        """Hand on what is `held` of a value; gives the bytes of that."""
+        source = held.source or self._source(held.numbers, own=True)
+        record = self._record(key, order, plain, None, Kept.SUMMARY, held.stored)
+        self._outlet.sink.put(record, source)
+        return source.nbytes
+
+    def _store(self, key: Key, order: int, plain: Plain, fresh: bool, whole: bool) -> Key:
         tensor, outlet = plain.tensor, self._outlet
         storage = tensor.untyped_storage()
         place = (storage._cdata, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -169,7 +204,8 @@ class Values:
             return seen.key
         if storage._cdata not in self._storages:  # holding it keeps its address from being reused
             self._storages[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        condensed = outlet.condense(key, tensor, plain.layout) if outlet.condense else None
+        condense = None if whole else outlet.condense
+        condensed = condense(key, tensor, plain.layout) if condense else None
         if condensed is None:
             source = self._source(tensor, own=False)
             record = self._record(key, order, plain)
