@@ -76,10 +76,16 @@ def _run_widely(
 
 
 def _run_dropout(arguments: CallArguments, share: float) -> Rerun:
-    """What a dropout gives out where it drops nothing: which elements it drops is its own draw."""
+    """What a dropout gives out where it drops nothing: which elements it drops is its own draw.
+
+    Some devices round the factor to the dtype first.
+    """
     first = arguments.tensors()[0]
-    kept = first.to(wide_dtype(first.dtype)) / (1 - share) if share < 1 else torch.zeros_like(first)
-    return Rerun({"output.0": kept.to(torch.float64)}, dropped=share, is_pointwise=True)
+    factor = 1 / (1 - share) if share < 1 else 0.0
+    rounded = float(torch.tensor(factor, dtype=first.dtype))
+    kept, slot = first.to(torch.float64) * factor, "output.0"
+    noise = abs(rounded / factor - 1) if factor else 0.0
+    return Rerun({slot: kept}, {}, {slot: noise}, dropped=share, is_pointwise=True)
 
 
 def _joined(parts: list[tuple[CallTile, Rerun]]) -> Rerun:
