@@ -110,7 +110,7 @@ class BackwardRerun:
 
     def _spread(self) -> tuple[float, Tensor]:
         """How much larger the terms are than what is left of them; and what they may come to."""
-        terms = _sum(self._wide.products(_with_signs(self._slope.grads))).abs()
+        terms = _sum(self._wide.products_at_random()).abs()
         outputs = _from_outputs(self._functions, self._slope.grads, self.gradient)
         return max(ratio_of(terms, self.gradient), outputs), terms
 
@@ -175,6 +175,24 @@ class _Pass:
         )
         pairs = zip(found, self._leaves, strict=True)
         return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in pairs]
+
+    def products_at_random(self) -> list[Tensor]:
+        """The products with signs at random, here and on the way, so that nothing cancels."""
+        generator = torch.Generator().manual_seed(0)
+        between = sorted(set(self.slope.region.wires.values()) & set(self._made))
+        handles = [
+            self._made[at].register_hook(
+                lambda grad: _signed(grad, generator) if grad is not None else None
+            )  # type: ignore[no-untyped-call]
+            for at in between
+            if self._made[at].requires_grad
+        ]
+        wide = {at: _widest(grad) for at, grad in self.slope.grads.items()}
+        try:
+            return self.products({at: _signed(grad, generator) for at, grad in wide.items()})
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _leaf(self, value: Tensor) -> Tensor:
         return self._cast(value.detach()).clone().requires_grad_(True)
@@ -271,17 +289,14 @@ def _sum(parts: Sequence[Tensor]) -> Tensor:
     return total.detach()
 
 
-def _with_signs(grads: Mapping[At, Tensor]) -> dict[At, Tensor]:
-    """`grads` with signs at random, so that nothing cancels but by chance."""
-    generator = torch.Generator().manual_seed(0)
+def _signed(grad: Tensor, generator: torch.Generator) -> Tensor:
+    """`grad` with signs at random."""
+    bits = torch.randint(0, 2, grad.shape, generator=generator, dtype=torch.int8)
+    return grad * (bits * 2 - 1).to(grad.device)
 
-    def signed(grad: Tensor) -> Tensor:
-        bits = torch.randint(0, 2, grad.shape, generator=generator, dtype=torch.int8)
-        return grad * (bits * 2 - 1).to(grad.device)
 
-    return {
-        at: signed(grad.double() if not grad.is_complex() else grad) for at, grad in grads.items()
-    }
+def _widest(grad: Tensor) -> Tensor:
+    return grad if grad.is_complex() else grad.double()
 
 
 def _norm(tensor: Tensor) -> float:

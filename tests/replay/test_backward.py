@@ -132,6 +132,18 @@ def test_what_cancels_has_a_large_condition(
     assert BackwardRerun(cancelling).rated().condition[GRADIENT] > 1e4
 
 
+def test_what_cancels_between_the_calls_has_a_large_condition() -> None:
+    """A norm takes away what a bias before it adds, whatever it is given in the backward pass."""
+    x, bias = numbers(6, 8), numbers(8, seed=1)
+    first, given = recorded(0, torch.add, x, bias)
+    second, more = recorded(1, F.batch_norm, x + bias, None, None, None, None, True)
+    more.pop((1, "input.0"))
+    region = Chain([first, second], {(1, "input.0"): (0, "output.0")})
+    grads = {(1, "output.0"): numbers(6, 8, seed=2)}
+    again = BackwardRerun(Slope(region, given | more, [(0, "input.1")], grads))
+    assert again.rated().condition[GRADIENT] > 1e6
+
+
 def test_what_only_lays_out_is_known_to_the_bit() -> None:
     slope, expected = slope_of(torch.transpose, ROWS, 0, 1)
     again = BackwardRerun(slope).plain()
