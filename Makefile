@@ -3,9 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MUTANTS ?= 100000
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint bench samples clean
+.PHONY: help demo test lint bench fuzz wheel samples clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -29,6 +30,15 @@ test: lint  ## everything CI runs: lint, then all tests
 
 bench: $(READY)  ## print the benchmark tables (TABLE=archive,capture for some of them)
 	$(BIN)/python -m benchmarks $(TABLE)
+
+fuzz: $(READY)  ## broken archives, inputs, signals and faults by the hundred thousand (MUTANTS=...)
+	DUMPCMP_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest tests/test_fuzz_inputs.py tests/archive/test_fuzz.py
+	DUMPCMP_FAULTS=3000 $(BIN)/python -m pytest tests/archive/test_faults_injected.py
+	DUMPCMP_KILLS=100 $(BIN)/python -m pytest tests/archive/test_crash.py
+	DUMPCMP_INTERRUPTS=25 $(BIN)/python -m pytest tests/taps/test_signals.py
+
+wheel: $(READY)  ## build the wheel twice, and see that it is the same
+	$(BIN)/python tests/build_wheel.py
 
 samples: $(READY)  ## rebuild sample_dumps/
 	$(BIN)/python sample_dumps/build.py

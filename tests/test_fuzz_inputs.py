@@ -1,0 +1,111 @@
+"""Inputs at random, and broken on purpose: an answer or a DumpcmpError, and nothing else.
+
+``make fuzz`` is the long version, of these and of ``tests/archive/test_fuzz.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dumpcmp.align.mesh.declared import read_stated
+from dumpcmp.align.renaming import read_mapping
+from dumpcmp.archive import paths
+from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.read.scan import ring_records
+from dumpcmp.archive.write.ring import Ring
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.layouts import parse_layout
+from tests.archive.values import key, put
+
+MUTANTS = int(os.environ.get("DUMPCMP_MUTANTS", "150"))
+WORDS = (
+    *("layers.*", "=", ":", "b", "s[tp]", "h[cp,tp]", "[", "]", "{", "}", "partial", "golden"),
+    *("\n", " ", "- ", "*", "&a", "\x00", "é", "0", "1e999", "-", "target", "|", "'", '"', "\t"),
+)
+
+
+def words(draws: random.Random) -> str:
+    return "".join(draws.choices(WORDS, k=draws.randrange(12)))
+
+
+def broken(content: bytes, draws: random.Random) -> bytes:
+    """`content` with some bytes changed, left out, doubled or cut off."""
+    room = bytearray(content)
+    for _ in range(draws.randrange(1, 4)):
+        at = draws.randrange(len(room) or 1)
+        match draws.randrange(4):
+            case 0:
+                room[at : at + 1] = draws.randbytes(1)
+            case 1:
+                del room[at : at + draws.randrange(1, 40)]
+            case 2:
+                room[at:at] = room[at : at + draws.randrange(1, 40)]
+            case 3:
+                room[at : at + 8] = draws.choice([bytes(8), b"\xff" * 8])
+    return bytes(room)
+
+
+def test_texts_of_layouts_and_mappings(tmp_path: Path) -> None:
+    draws = random.Random(0)
+    for _ in range(MUTANTS):
+        text = words(draws)
+        with suppress(DumpcmpError):
+            parse_layout(text)
+        with suppress(DumpcmpError):
+            read_stated([text])
+        place = tmp_path / "names.yaml"
+        place.write_text(text, errors="surrogatepass")
+        for read in (read_mapping, lambda path: read_stated([str(path)])):
+            with suppress(DumpcmpError):
+                read(place)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fuzz") / "d"
+    with ArchiveWriter(path, run={"mode": "eager", "filters": {"tokens": None}}) as sink:
+        for number in range(4):
+            put(sink, key(f"op{number}"), np.arange(8.0), number)
+    return path
+
+
+def test_facts_of_a_run(archive: Path, tmp_path: Path) -> None:
+    draws, path = random.Random(1), tmp_path / "d"
+    shutil.copytree(archive, path)
+    run = next(path.glob("*/run.json"))
+    whole = run.read_bytes()
+    live = json.dumps(json.loads(whole) | {"writer": {"host": "x", "pid": 1, "ring": "dumpcmp-x"}})
+    for number in range(MUTANTS):
+        run.write_bytes(broken(whole if number % 2 else live.encode(), draws))
+        with suppress(DumpcmpError):
+            opened = Archive(path)
+            assert len(opened) == 4 and repr(opened)
+        with suppress(DumpcmpError):
+            audit(path)
+
+
+def test_rings_of_killed_writers(tmp_path: Path) -> None:
+    place = tmp_path / "ring"
+    ring = Ring(1 << 20, place)
+    whole = place.read_bytes()
+    draws = random.Random(2)
+    for _ in range(min(MUTANTS, 2000)):
+        head = broken(whole[:256], draws)[:256].ljust(256, b"\0")
+        records = b"".join(draws.choice([b"dcR1", b"dcW1", bytes(4)]) + draws.randbytes(60)
+                           for _ in range(8))  # fmt: skip
+        place.write_bytes(head + whole[256:4096] + records + whole[4096 + len(records) :])
+        with suppress(DumpcmpError):
+            for found in ring_records(place):
+                found.listed()
+        paths.ring_owner(place)
+    ring.close()
