@@ -75,6 +75,9 @@ class HeldValue:
         before = self.squares.expected
         condition = rerun.condition.get(self.slot, 1.0)
         terms = rerun.terms.get(self.slot)
+        if expected.is_complex():  # a part is made of terms of the other, too
+            size = expected.abs() if terms is None else terms
+            terms = torch.complex(size, size)
         tensors = [expected, got, *([] if terms is None else [terms])]
         for known, seen, *beside in _pieces(*tensors):
             self._add_piece(known, seen, condition, beside, rerun.is_pointwise)

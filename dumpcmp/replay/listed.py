@@ -77,7 +77,8 @@ def _torch_function(target: str, room: str, word: str) -> ReplayFunction:
     holder, prefix = _ROOMS[room]
     is_operator = room == "operator" or (word.startswith("__") and word.endswith("__"))
     spelled = word.strip("_") if is_operator else word
-    name, kind = _known(prefix + _plain(spelled, is_operator), target)
+    plain = prefix + spelled if prefix else _plain(spelled, is_operator)
+    name, kind = _known(plain, target)
     changes = spelled in (*_INPLACE, "setitem") if is_operator else _is_inplace(word)
     if is_operator and spelled not in ("getitem", "setitem"):
         return ReplayFunction(_python_operator(spelled, target), name, kind)

@@ -37,6 +37,7 @@ SAME_NAMES = [
     ("torch.Tensor.add_", "add"), ("operator.iadd", "add"), ("torch.Tensor.__rsub__", "sub"),
     ("aten.add_.Tensor", "add"), ("torch.Tensor.__getitem__", "getitem"), ("torch.spmm", "mm"),
     ("torch.Tensor.T.__get__", "T"), ("torch.special.expm1", "special_expm1"),
+    ("torch.linalg.inv", "linalg_inv"),
     ("torch._C._nn.gelu", "gelu"), ("torch.Tensor.__matmul__", "matmul"),
     ("torch.ops.aten.mm.default", "mm"), ("aten.__and__.Tensor", "bitwise_and"),
 ]  # fmt: skip

@@ -114,6 +114,10 @@ SOUND: list[tuple[str, Callable[..., Any], Make, dict[str, Any]]] = [
     ("full", torch.full, lambda d: ((3, 4), 0.1), {"dtype": torch.bfloat16}),
     ("dropout", F.dropout, lambda d: (x(64, 64, dtype=d), 0.1), {}),
     ("idle dropout", F.dropout, lambda d: (x(64, 64, dtype=d), 0.1, False), {}),
+    ("complex mul", torch.mul, lambda d: (torch.randn(9, 64, dtype=torch.complex64),
+                                          torch.randn(9, 64, dtype=torch.complex64)), {}),
+    ("rfft", torch.fft.rfft, lambda d: (torch.randn(9, 64),), {}),
+    ("inv", torch.linalg.inv, lambda d: (torch.randn(5, 5) + 5 * torch.eye(5),), {}),
     ("aten", torch.ops.aten.addmm.default, lambda d: (x(9, dtype=d), x(5, 64, dtype=d),
                                                       x(64, 9, dtype=d)), {}),
 ]  # fmt: skip
