@@ -102,7 +102,10 @@ class _Run:
     def digest(self, key: Key) -> str:
         """Of the elements of a value; its own name where nobody took it."""
         record = self.record(key)
-        return record.digest if record.stored is None else self.summary(key).digest or str(key)
+        if record.stored is None:
+            return record.digest
+        summary = self.summary(key)
+        return summary.digest or summary.checksum or str(key)
 
     def summary(self, key: Key, recipe: Recipe = DEFAULT) -> Summary:
         return load_summary(self.side.archive, self.record(key), recipe)

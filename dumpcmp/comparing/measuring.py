@@ -28,8 +28,9 @@ from dumpcmp.nouns.errors import DumpcmpError, LayoutError
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.row import LaidOut, Measured, Metrics, Own, Pair, ReferenceErrors, Trouble
 from dumpcmp.nouns.value import Value
+from dumpcmp.summary.checksums import checksum
 from dumpcmp.summary.estimates import estimate
-from dumpcmp.summary.summary import Recipe, Summary, summarise
+from dumpcmp.summary.summary import Summary, summarise
 
 Tell = Callable[[int, int], None]  # is told how many bytes are measured, and how many there are
 
@@ -149,8 +150,8 @@ def _estimated(task: Task) -> Measured:
     ours, theirs = _summed(task.golden), _summed(task.target)
     known = ours or theirs
     assert known is not None
-    ours = ours or _summarised(task.golden, known.summary.recipe)
-    theirs = theirs or _summarised(task.target, known.summary.recipe)
+    ours = ours or _summarised(task.golden, known.summary)
+    theirs = theirs or _summarised(task.target, known.summary)
     golden, target = ours.summary, theirs.summary
     if golden.shape != target.shape:
         for held in (task.golden.held(), task.target.held()):
@@ -185,14 +186,17 @@ def _summed(shares: Shares) -> Summed | None:
     return whole_summary(archive_at(shares.path), shares.held())
 
 
-def _summarised(shares: Shares, recipe: Recipe) -> Summed:
-    return Summed(summarise(whole_elements(shares.held()), recipe))
+def _summarised(shares: Shares, other: Summary) -> Summed:
+    """The Summary of a value whose elements are there, as the `other` side's was taken."""
+    value = whole_elements(shares.held())
+    found = summarise(value, other.recipe)
+    return Summed(replace(found, checksum=checksum(value) if other.checksum else ""))
 
 
 def _estimated_errors(task: Task, golden: Summary, target: Summary) -> ReferenceErrors | None:
     if task.reference is None or task.reference.problem:
         return None
-    found = _summed(task.reference) or _summarised(task.reference, golden.recipe)
+    found = _summed(task.reference) or _summarised(task.reference, golden)
     reference = found.summary
     if reference.whole != golden.whole or not reference.num_finite:
         return None

@@ -22,6 +22,7 @@ from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.record import Record, Sink, Source
 from dumpcmp.nouns.value import Portion
 from dumpcmp.summary.gpu.device import Summariser
+from dumpcmp.summary.gpu.weigher import Weigher
 from dumpcmp.summary.packing import load_reduction
 from dumpcmp.summary.sketch import SIZES
 from dumpcmp.summary.summary import Recipe
@@ -103,8 +104,13 @@ class Retention:
 
     def weigher(self) -> Condense:
         """What takes Summaries of parameters and buffers, where more of them is not kept."""
-        summarise = Summariser(Recipe(self.sketch, 0, self.hashes, self.segments))
-        return lambda _, tensor, layout: summarise(tensor, _portion(tensor, layout))
+        weigh = Weigher(Recipe(self.sketch, 0, self.hashes, self.segments))
+
+        def condense(key: Key, tensor: Tensor, layout: str) -> Condensed | None:
+            is_whole = any(fnmatch.fnmatchcase(key.op, glob) for glob in self.keep_full)
+            return None if is_whole else weigh(tensor, _portion(tensor, layout))
+
+        return condense
 
     def words(self) -> dict[str, object]:
         """What run.json says of it."""

@@ -34,6 +34,8 @@ ATTRIBUTES = {
     "whole": "JSON shape of the tensor whose flat index keys the sketch",
     "reduced": "JSON names of the user's own numbers",
     "reduce_problem": "why the user's reduction gave none",
+    "checksum": "checksum of the elements, hexadecimal",
+    "digest": "checksum, where the first two words of the digest are that",
 }
 FIELDS = " ".join((*COUNTS, *NUMBERS, *(f"digest.{word}" for word in range(DIGEST_WORDS))))
 
@@ -67,6 +69,9 @@ def pack(summary: Summary) -> tuple[Stored, Floats]:
     """`summary` as an archive holds it: what it looks like, and its numbers."""
     names = tuple(summary.reduced)
     stored = stored_as(summary.recipe, summary.whole, names, summary.reduce_problem)
+    if summary.checksum:
+        told = (*stored.attributes, ("checksum", summary.checksum))
+        stored = replace(stored, attributes=told)
     parts = [
         np.array([getattr(summary, name) for name in (*COUNTS, *NUMBERS)], "<f8"),
         np.array(_words(summary.digest), "<f8"),
@@ -98,12 +103,14 @@ def unpack(stored: Stored, numbers: Floats, dtype: str, shape: tuple[int, ...]) 
     rest = np.array(numbers[HEAD + len(names) :], np.float64)
     sketch, tail = rest[: size * rows], rest[size * rows :]
     words = [int(word) for word in numbers[HEAD - DIGEST_WORDS : HEAD]]
+    is_checksum = told.get("digest") == "checksum"
     known: dict[str, Any] = {name: int(head[name]) for name in COUNTS}
     known |= {name: head[name] for name in ("min", "max", "sum", "sum_squares")}
     return Summary(
         dtype=dtype,
         shape=shape,
-        digest="" if words[0] < 0 else "".join(f"{word:08x}" for word in words),
+        digest="" if words[0] < 0 or is_checksum else "".join(f"{word:08x}" for word in words),
+        checksum=f"{words[0]:08x}{words[1]:08x}" if is_checksum else str(told.get("checksum", "")),
         sketch=Sketch(sketch.reshape(rows, size), seed) if size else None,
         segments=tuple(Sketch(sums, seed) for sums in tail.reshape(-1, rows, SEGMENT_SIZE) if size),
         whole=tuple(json.loads(str(told["whole"]))),

@@ -18,6 +18,7 @@ from dumpcmp.measure.blocks import BLOCK, FLOAT64, nonfinite_counts, read, scrat
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import Extent
 from dumpcmp.nouns.value import Dtype, Integers, Kind, Portion, Value
+from dumpcmp.summary.checksums import added
 from dumpcmp.summary.sketch import SIZES, Accumulator, Reals, Sketch, Totals, runs
 
 RAW_LIMIT = 512  # a tensor of so few elements is smaller than its sketch, and is kept whole
@@ -65,6 +66,7 @@ class Summary:
     whole: tuple[int, ...] = ()  # shape of the tensor whose flat index keys the sketch
     reduced: Mapping[str, float] = field(default_factory=dict)  # the user's own numbers
     reduce_problem: str = ""  # why the user's reduction gave none
+    checksum: str = ""  # hexadecimal; "" where it was not taken: see `checksums`
 
     @property
     def num_finite(self) -> int:
@@ -252,6 +254,7 @@ def join(shards: Sequence[Summary], shape: tuple[int, ...]) -> Summary:
         sketch=_sum(_sketches(shards)),
         segments=_join_segments(shards),
         whole=shards[0].whole,
+        checksum=added(shard.checksum for shard in shards),
         **_stated(finite),
     )
 

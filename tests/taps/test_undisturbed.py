@@ -156,8 +156,9 @@ def test_no_step_is_lost_while_another_thread_compiles(tmp_path: Path) -> None:
             thread.join()
     archive = Archive(tmp_path / "d1")
     assert archive.steps("Sequential") == tuple(range(48))
-    counts = {len(list(archive.keys_of("Sequential", step))) for step in range(48)}
-    assert counts == {2 + 8 * 4}
+    keys = [list(archive.keys_of("Sequential", step)) for step in range(48)]
+    assert {sum(not key.slot.is_weight for key in each) for each in keys} == {2 + 8 * 4}
+    assert sum(key.slot.is_weight for each in keys for key in each) == 2 * 8  # once a run
 
 
 @pytest.mark.parametrize("mode", ["eager", "fx", dumpcmp.Boundary("eager")], ids=str)
@@ -211,7 +212,8 @@ def test_compiled_modules_are_traced_for_an_fx_capture(tmp_path: Path) -> None:
         torch.compile(model, backend="aot_eager")(x)
     archive = Archive(tmp_path / "d1")
     assert archive.models == ("Sequential",)
-    assert {k.op for k in archive} == {"<root>", "0/linear", "1/gelu"}
+    assert {k.op for k in archive} == {"<root>", "0", "0/linear", "1/gelu"}
+    assert {k.slot for k in archive if k.op == "0"} == {"param.weight", "param.bias"}
 
 
 def test_programs_that_compile_under_a_capture(tmp_path: Path) -> None:

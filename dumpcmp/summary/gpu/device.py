@@ -73,7 +73,7 @@ class Summariser:
 
     def _on_host(self, tensor: Tensor, portion: Portion | None) -> Packed:
         dense = tensor.contiguous()
-        value = _lent(dense)
+        value = lent(dense)
         summary = summarise(value, self.recipe, portion)
         if self.reduction is not None:  # which may keep what it is given
             summary = reduced(summary, Value(value.dtype, value.bits.copy()), self.reduction)
@@ -198,7 +198,7 @@ class Summariser:
         return tuple(named), list(named.values()), problem
 
 
-def _lent(dense: Tensor) -> Value:
+def lent(dense: Tensor) -> Value:
     """The elements of a contiguous CPU tensor where they lie, as long as the tensor lives.
 
     Unlike ``numpy()`` it leaves no mark: a storage that numpy has seen cannot be resized, and

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -142,14 +142,14 @@ class Values:
         fresh: bool = False,
         seen_in: str = "",
         unwritten: bool = False,
-        whole: bool = False,
+        by: Condense | Literal[False] | None = False,
     ) -> Key:
         """Record one value: its bytes, or a link to where this step stored the very same.
 
         Generated code reuses memory without a word to torch: its values are `fresh`, never
         taken for one that lay there before. Memory that is `unwritten` has no value, neither
-        here nor wherever it is taken before somebody writes to it. A `whole` one is kept, even if
-        Summaries are kept of others. Returns the Key that the bytes are stored under.
+        here nor wherever it is taken before somebody writes to it. Summaries are taken `by` what is
+        given, or not at all if that is None. Returns the Key that the bytes are stored under.
         """
         plain = plain_of(tensor)._replace(seen_in=seen_in) if seen_in else plain_of(tensor)
         outlet = self._outlet
@@ -164,14 +164,15 @@ class Values:
                 outlet.counts.links += 1
                 outlet.sink.put(self._record(key, order, plain, same_as), None)
             else:
-                return self._store(key, order, plain, fresh, whole)
+                return self._store(key, order, plain, fresh, outlet.condense if by is False else by)
         return same_as or key
 
     def put_weight(self, key: Key, order: int, tensor: Tensor) -> None:
         """Record a parameter or buffer, as much of it as the outlet keeps of those."""
         outlet = self._outlet
         if outlet.weights is not Weights.SUMMARY or outlet.weigh is None:
-            self.put(key, order, tensor, whole=outlet.weights is Weights.WHOLE)
+            weigh = outlet.weigh if outlet.condense else None
+            self.put(key, order, tensor, by=None if outlet.weights is Weights.WHOLE else weigh)
             return
         plain = plain_of(tensor)
         with outlet.lock:
@@ -189,7 +190,9 @@ class Values:
         self._outlet.sink.put(record, source)
         return source.nbytes
 
-    def _store(self, key: Key, order: int, plain: Plain, fresh: bool, whole: bool) -> Key:
+    def _store(
+        self, key: Key, order: int, plain: Plain, fresh: bool, condense: Condense | None
+    ) -> Key:
         tensor, outlet = plain.tensor, self._outlet
         storage = tensor.untyped_storage()
         place = (storage._cdata, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -204,7 +207,6 @@ class Values:
             return seen.key
         if storage._cdata not in self._storages:  # holding it keeps its address from being reused
             self._storages[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        condense = None if whole else outlet.condense
         condensed = condense(key, tensor, plain.layout) if condense else None
         if condensed is None:
             source = self._source(tensor, own=False)

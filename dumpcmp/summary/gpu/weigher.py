@@ -1,0 +1,80 @@
+"""Summaries of parameters, with checksums, so that it is known whether two are the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dumpcmp.nouns.record import Stored
+from dumpcmp.nouns.value import Portion
+from dumpcmp.summary.checksums import PAGE, checksum, line_factors, page_factors
+from dumpcmp.summary.gpu.device import Packed, Summariser, flat_indices, lent
+from dumpcmp.summary.packing import DIGEST_WORDS, HEAD
+from dumpcmp.summary.summary import Recipe
+
+_CHUNK = 1024 * PAGE  # elements that are widened together
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Weigher:
+    """Takes Summaries that tell of a parameter whether it is the same, on any device."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._summarise = Summariser(recipe)
+
+    def __call__(self, tensor: Tensor, portion: Portion | None = None) -> Packed | None:
+        """The Summary of `tensor` with a checksum, or None where the tensor itself is smaller."""
+        made = self._summarise(tensor, portion)
+        if made is None:
+            return None
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            plain = tensor.detach().contiguous()
+            if plain.device.type == "cpu":
+                stored = _with(made.stored, "checksum", checksum(lent(plain), portion))
+                return Packed(stored, made.numbers, made.digest)
+            words = _split(device_checksum(plain, portion))
+            numbers = torch.cat([made.numbers[: HEAD - DIGEST_WORDS], words, made.numbers[HEAD:]])
+            return Packed(_with(made.stored, "digest", "checksum"), numbers)
+
+
+def _with(stored: Stored, name: str, word: str) -> Stored:
+    return replace(stored, attributes=(*stored.attributes, (name, word)))
+
+
+def device_checksum(plain: Tensor, portion: Portion | None = None) -> Tensor:
+    """The checksum of a contiguous tensor where it lies, as a signed word of 64 bits."""
+    if plain.is_complex():
+        plain, portion = torch.view_as_real(plain), portion.in_parts() if portion else None
+    words = plain.view(-1).view(_WORDS[plain.element_size()])
+    lines = _signed(line_factors(), plain.device)
+    total = torch.zeros((), dtype=torch.int64, device=plain.device)
+    if portion is not None:
+        places = flat_indices(portion, plain.device)
+        pages = _signed(page_factors(0, -(-int(np.prod(portion.whole)) // PAGE)), plain.device)
+        return (_wide(words) * lines[places % PAGE] * pages[places // PAGE]).sum()
+    for low in range(0, words.numel(), _CHUNK):
+        piece = _wide(words[low : low + _CHUNK])
+        piece = torch.nn.functional.pad(piece, (0, -piece.numel() % PAGE)).view(-1, PAGE)
+        pages = _signed(page_factors(low // PAGE, low // PAGE + len(piece)), plain.device)
+        total += ((piece * lines).sum(1) * pages).sum()
+    return total
+
+
+def _signed(words: np.typing.NDArray[np.uint64], device: torch.device) -> Tensor:
+    return torch.from_numpy(words.view(np.int64)).to(device, non_blocking=True)
+
+
+def _wide(words: Tensor) -> Tensor:
+    """`words` as 64 bits, the upper ones 0."""
+    wide = words.long()
+    return wide & ((1 << 8 * words.itemsize) - 1) if words.itemsize < 8 else wide
+
+
+def _split(total: Tensor) -> Tensor:
+    """A word of 64 bits as numbers of 32, the highest first, in the place of a digest."""
+    high, low = (total >> 32) & 0xFFFFFFFF, total & 0xFFFFFFFF
+    none = torch.zeros_like(total)
+    return torch.stack([high, low, none, none]).double()

@@ -1,0 +1,72 @@
+"""Checksums: the same from numpy and from torch, and those of shards add up to the whole's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dumpcmp.nouns.value import Portion, value_of
+from dumpcmp.summary.checksums import added, checksum, spelled
+from dumpcmp.summary.gpu.weigher import Weigher, device_checksum
+from dumpcmp.summary.packing import unpack
+from dumpcmp.summary.summary import DEFAULT
+
+DTYPES = [
+    torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.int64,
+    torch.bool, torch.complex64,
+]  # fmt: skip
+
+
+def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    return (4 * torch.randn(shape)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(7,), (3, 4097), (300, 1000)], ids=str)
+def test_numpy_and_torch_agree_to_the_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = some(dtype, *shape)
+    assert spelled(int(device_checksum(tensor))) == checksum(value_of(tensor))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_checksums_of_shards_add_up(dtype: torch.dtype, dim: int) -> None:
+    whole = some(dtype, 96, 130)
+    found, other = [], []
+    for part, piece in enumerate(whole.chunk(2, dim)):
+        dims = [np.arange(size) for size in whole.shape]
+        dims[dim] = np.arange(piece.shape[dim]) + part * piece.shape[dim]
+        portion = Portion(tuple(whole.shape), tuple(dims))
+        found.append(checksum(value_of(piece.contiguous()), portion))
+        other.append(spelled(int(device_checksum(piece.contiguous(), portion))))
+    assert added(found) == added(other) == checksum(value_of(whole))
+    assert added([*found, ""]) == ""
+
+
+def test_a_checksum_sees_one_bit_and_two_places() -> None:
+    tensor = some(torch.float32, 64, 64)
+    seen = {checksum(value_of(tensor))}
+    other = tensor.clone()
+    other.view(torch.int32)[3, 4] ^= 1
+    seen.add(checksum(value_of(other)))
+    seen.add(checksum(value_of(tensor.flip(0))))
+    seen.add(checksum(value_of(tensor.T.contiguous())))
+    assert len(seen) == 4
+
+
+def test_a_checksum_of_known_elements() -> None:
+    """The vector of docs/format.md."""
+    assert checksum(value_of(torch.arange(1, 10001, dtype=torch.int32))) == "1ac27d1ad56de61a"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no GPU"))])  # fmt: skip
+def test_a_summary_has_the_checksum_of_its_tensor(device: str) -> None:
+    tensor = some(torch.bfloat16, 100, 333)
+    made = Weigher(DEFAULT)(tensor.to(device))
+    assert made is not None
+    found = unpack(made.stored, made.numbers.cpu().numpy(), "bfloat16", (100, 333))
+    assert found.checksum == checksum(value_of(tensor))
+    assert bool(found.digest) == (device == "cpu")
