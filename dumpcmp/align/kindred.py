@@ -80,13 +80,13 @@ def _labels(listing: Listing, family: Family) -> list[Hashable]:
 
 def _likeness(sides: Partners, golden: Site, target: Site) -> int:
     """How alike two calls of one function are; 0 where their outputs have other shapes."""
-    ours = {key.slot: sides.golden.record(key) for key in sides.golden.sites[golden]}
-    theirs = {key.slot: sides.target.record(key) for key in sides.target.sites[target]}
+    ours = {key.slot: key for key in sides.golden.sites[golden]}
+    theirs = {key.slot: key for key in sides.target.sites[target]}
     weight = _WEIGHT + (golden.call == target.call)
     for slot in ours.keys() & theirs.keys():
-        one, other = ours[slot], theirs[slot]
-        if slot.is_output and (one.shape != other.shape or one.kept.holds != other.kept.holds):
+        if slot.is_output and not sides.have_one_shape(ours[slot], theirs[slot]):
             return 0
+        one, other = sides.golden.record(ours[slot]), sides.target.record(theirs[slot])
         weight += 2 * (one.dtype == other.dtype)
         weight += 8 * (one.digest == other.digest != "")
     return weight

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.renaming import Renaming, unwrapped
+from dumpcmp.align.varying import varying, without
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.row import Pair, PairedBy
@@ -89,10 +90,33 @@ class Partners:
         return all(self.fit(ours[slot], theirs[slot]) for slot in ours.keys() & theirs.keys())
 
     def fit(self, golden: Key, target: Key) -> bool:
-        """Whether two values can be the same, as far as their shapes tell."""
+        """Whether two values can be the same, as far as their shapes tell.
+
+        What a partitioned run holds are shards, of which shapes tell nothing.
+        """
+        return not self.is_whole or self.have_one_shape(golden, target)
+
+    def have_one_shape(self, golden: Key, target: Key) -> bool:
+        """Whether two values are kept alike and have one shape, but for what depends on values.
+
+        How many rows an expert takes, or a mask lets through, need not be the same.
+        """
         one, other = self.golden.record(golden), self.target.record(target)
-        same = one.shape == other.shape and one.kept.holds == other.kept.holds
-        return same or not self.is_whole
+        same = one.shape == other.shape or self._vary(golden, target)
+        return same and one.kept.holds == other.kept.holds
+
+    def _vary(self, golden: Key, target: Key) -> bool:
+        """Whether two shapes differ by nothing but a size that depends on values on both sides."""
+        ours, theirs = self._varying
+        one, other = ours.get(self.golden.first(golden)), theirs.get(self.target.first(target))
+        if one is None or other is None:
+            return False
+        shapes = self.golden.record(golden).shape, self.target.record(target).shape
+        return without(shapes[0], one) == without(shapes[1], other)
+
+    @cached_property
+    def _varying(self) -> tuple[dict[Key, int], dict[Key, int]]:
+        return varying(self.golden), varying(self.target)
 
 
 def _source(call: Call | None) -> str:

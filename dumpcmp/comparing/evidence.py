@@ -14,7 +14,7 @@ from dumpcmp.judge import Evidence
 from dumpcmp.nouns.arithmetic import is_reduction, is_sum
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import Key, Op, Site
-from dumpcmp.nouns.row import UNMEASURED, Measured, Pair
+from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
 
 
 def gather(
@@ -28,6 +28,7 @@ def gather(
         pair: pair.repeats if pair.repeats and pair not in measured else pair for pair in pairs
     }
     found = {pair: measured.get(first, UNMEASURED) for pair, first in stands_for.items()}
+    found |= {pair: UNMEASURED for pair in pairs if pair.unwritten is Unwritten.WHOLLY}
     clean = clean_pairs(found, ways.golden, ways.target)
     cancelled = cancellations(found, ways.golden)
     summed = summed_elsewhere(found)

@@ -80,7 +80,11 @@ def follow_flips(
     walk = _FlipWalk(flow, measured, work)
     for site, keys in flow.golden.sites.items():
         walk.visit(site, keys)
-    found = {pair: walk.found(pair.golden) for pair in flow.pairs if pair.both and pair.golden}
+    found = {
+        pair: walk.found(pair.golden)
+        for pair in flow.pairs
+        if pair.both and pair.golden and not walk.is_equal(pair)
+    }
     return Flips({pair: one for pair, one in found.items() if one is not None}, walk.own)
 
 
@@ -125,6 +129,11 @@ class _FlipWalk:
         first = self.flips.get((key.model, key.step))
         return self._lost(key, first) if first else None
 
+    def is_equal(self, pair: Pair) -> bool:
+        """Whether both sides are the same to the bit, whatever they were computed from."""
+        found = self.measured.get(pair) or self.measured.get(pair.repeats or pair)
+        return found is not None and found.metrics is not None and found.metrics.equal
+
     def visit(self, site: Site, keys: Iterable[Key]) -> None:
         """Follow one call, if it chose otherwise or was given anything that was touched."""
         given = [key for key in keys if key.slot.is_input]
@@ -144,10 +153,9 @@ class _FlipWalk:
     def _chose_otherwise(self, key: Key) -> bool:
         """Whether integers differ: they have no rounding."""
         pair = self.ours.get(key)
-        if pair is None or not pair.both or not self._is_short(key):
+        if pair is None or not pair.both or pair.unwritten or not self._is_short(key):
             return False
-        found = self.measured.get(pair)
-        return found is not None and not (found.metrics is not None and found.metrics.equal)
+        return pair in self.measured and not self.is_equal(pair)
 
     def _is_short(self, key: Key) -> bool:
         return dtype_named(self.golden.record(key).dtype).kind in _SHORT

@@ -18,7 +18,7 @@ from dumpcmp.judge import RoundingChecker
 from dumpcmp.judge.tolerances import FIT
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
-from dumpcmp.nouns.row import Closeness, LaidOut, Measured, Pair, PairedBy, Trouble, Unwritten
+from dumpcmp.nouns.row import Closeness, LaidOut, Measured, Pair, PairedBy, Trouble
 
 _NUMBER = re.compile(r"\d+")
 
@@ -73,8 +73,6 @@ def lay_out(
         if pair.golden is None or pair.target is None:
             if pair.by is PairedBy.COLLECTIVE:
                 work[pair] = _handover(pair.key, target if pair.target else golden)
-            continue
-        if pair.unwritten is Unwritten.WHOLLY:
             continue
         if pair.repeats and not (golden.states(pair.golden) or target.states(pair.target)):
             continue

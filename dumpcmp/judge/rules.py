@@ -172,7 +172,8 @@ def _noticed(evidence: Evidence, judgement: Judgement) -> Judgement:
         judgement = replace(judgement, verdict=Verdict.FAIL, reason=laid.finding)
     elif laid and laid.remark and fails:
         judgement = replace(judgement, reason=f"{judgement.reason}; {laid.remark}")
-    if judgement.verdict.fails and evidence.pair.both and evidence.pair.unwritten:
+    is_own = judgement.why is Why.INTRODUCED  # what was given says so, whatever it is
+    if judgement.verdict.fails and evidence.pair.both and evidence.pair.unwritten and not is_own:
         said = f"{judgement.reason}; a part of it is memory that nobody has written"
         return replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
     if judgement.verdict.fails and not evidence.is_followed:

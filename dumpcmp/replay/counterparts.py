@@ -119,16 +119,18 @@ def running(marks: Tensor, dim: int) -> Tensor:
     return torch.where((marks < 0).cumsum(dim) > 0, NONE, total)
 
 
-def paired(golden: Tensor, target: Tensor) -> Counterparts:
+def paired(golden: Tensor, target: Tensor, known: Counterparts | None = None) -> Counterparts:
     """Each of the target's elements and the one of golden's that has the same mark.
 
     Of several equal ones that which stands at the same place, or else the first with the first.
+    What is `known` already stays.
     """
-    of = torch.full(target.shape, NONE)
+    of = torch.full(target.shape, NONE) if known is None else known.of.clone()
     ours, theirs = golden.reshape(-1), target.reshape(-1)
     flat, free = of.reshape(-1), torch.ones(ours.numel(), dtype=torch.bool)
+    free[flat[flat >= 0]] = False
     if golden.shape == target.shape:
-        same = (ours == theirs) & (theirs >= 0)
+        same = (ours == theirs) & (theirs >= 0) & (flat < 0) & free
         flat[same] = same.nonzero()[:, 0]
         free &= ~same
     left = (free & (ours >= 0)).nonzero()[:, 0]

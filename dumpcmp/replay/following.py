@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.replay.counterparts import (
     NONE,
     Counterparts,
@@ -29,7 +30,7 @@ from dumpcmp.replay.counterparts import (
 from dumpcmp.replay.indexing import INDEXING
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import function_named
-from dumpcmp.replay.marked import FollowRule, Given, Marked, MarkedCall
+from dumpcmp.replay.marked import FollowRule, Given, Hinted, Marked, MarkedCall
 from dumpcmp.replay.unreplayable import Unreplayable
 
 _MISFITS = (RuntimeError, IndexError, KeyError, TypeError, ValueError)
@@ -47,21 +48,17 @@ def follow(golden: MarkedCall, target: MarkedCall) -> dict[str, Counterparts]:
         if len({len(each) for each in given} | {len(slots)}) > 1:
             raise Unreplayable("the sides give out other numbers of values")
         found = {slot: _paired(*sides) for slot, *sides in zip(slots, *given, strict=True)}
-    except (
-        Unreplayable,
-        TooManyMarksError,
-        RuntimeError,
-        IndexError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ):
+    except (DumpcmpError, TooManyMarksError, *_MISFITS):
         found = {slot: all_touched(golden.shapes[slot], target.shapes[slot]) for slot in slots}
     return {slot: by_value(one, golden, target, slot) for slot, one in found.items()}
 
 
 def _paired(golden: Given, target: Given) -> Counterparts:
-    return paired(joined(golden), joined(target))
+    ours, theirs = joined(golden), joined(target)
+    if not (isinstance(golden, Hinted) and isinstance(target, Hinted)):
+        return paired(ours, theirs)
+    close = paired(joined([ours, *golden.hints]), joined([theirs, *target.hints]))
+    return paired(ours.expand(close.grid), theirs.expand(close.of.shape), close)
 
 
 def by_value(

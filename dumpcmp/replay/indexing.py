@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dumpcmp.replay.counterparts import NONE, grouped, is_by_rows, mixed
 from dumpcmp.replay.listed import function_named
-from dumpcmp.replay.marked import FollowRule, Given, Marked, MarkedCall
+from dumpcmp.replay.marked import FollowRule, Given, Hinted, Marked, MarkedCall
 from dumpcmp.replay.unreplayable import Unreplayable
 
 # What chooses
@@ -53,7 +53,7 @@ def _taken(side: MarkedCall) -> list[Given]:
     taken = marks[tuple(part.known if isinstance(part, Marked) else part for part in cut)]
     indices = [_placed(part, parts, taken.ndim) for part in parts if isinstance(part, Marked)]
     same = torch.full((), hash(str(parts[-1])) & 0xFFFFFFFF) if cut is not parts else None
-    return [[taken, *indices, *([] if same is None else [same])]]
+    return [Hinted([taken, *([] if same is None else [same])], indices)]
 
 
 def _parts(side: MarkedCall, key: Any) -> list[Any]:
@@ -107,7 +107,7 @@ def _placed(index: Marked, parts: list[Any], ndim: int) -> Tensor:
 def _gathered(side: MarkedCall) -> list[Given]:
     asked = side.named("input", "dim", "index")
     index = asked["index"]
-    return [[asked["input"].whole.gather(int(asked["dim"]), index.known), index.whole]]
+    return [Hinted([asked["input"].whole.gather(int(asked["dim"]), index.known)], [index.whole])]
 
 
 def _index_selected(side: MarkedCall) -> list[Given]:
@@ -117,7 +117,8 @@ def _index_selected(side: MarkedCall) -> list[Given]:
     marks = one.marks if dim < len(one.shape) - 1 else one.whole
     sizes = [1] * len(one.shape)
     sizes[dim] = index.known.numel()
-    return [[marks.index_select(dim, index.known.reshape(-1)), index.whole.reshape(sizes)]]
+    taken = marks.index_select(dim, index.known.reshape(-1))
+    return [Hinted([taken], [index.whole.reshape(sizes)])]
 
 
 def _embedded(side: MarkedCall) -> list[Given]:
@@ -125,14 +126,14 @@ def _embedded(side: MarkedCall) -> list[Given]:
     index = asked["input"]
     if (asked["weight"].marks < 0).any():
         raise Unreplayable("its weights are another computation")
-    return [[index.whole.unsqueeze(-1), index.known.unsqueeze(-1)]]
+    return [Hinted([index.known.unsqueeze(-1)], [index.whole.unsqueeze(-1)])]
 
 
 def _masked_selected(side: MarkedCall) -> list[Given]:
     asked = side.named("input", "mask")
     mask = asked["mask"].known
     marks = asked["input"].whole.broadcast_to(mask.shape)
-    return [[marks[mask], asked["mask"].whole.broadcast_to(mask.shape)[mask]]]
+    return [Hinted([marks[mask]], [asked["mask"].whole.broadcast_to(mask.shape)[mask]])]
 
 
 # What indices and masks put

@@ -77,4 +77,14 @@ class MarkedCall:
 
 
 Given = list[Tensor]  # marks of all that each element of one output was computed from
+
+
+class Hinted(list[Tensor]):
+    """The same of what is only taken from elsewhere, and marks that tell equal ones apart."""
+
+    def __init__(self, marks: Given, hints: Given) -> None:
+        super().__init__(marks)
+        self.hints = hints
+
+
 FollowRule = Callable[[MarkedCall], list[Given]]  # for each output, in order

@@ -1,0 +1,147 @@
+"""Mixtures of experts under benign noise flip and are right; wrong choices are found where made."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import dumpcmp
+from dumpcmp.faults import Fault, planted
+from dumpcmp.nouns.outcome import Conclusion, Outcome
+from dumpcmp.nouns.row import Verdict
+from tests.comparing.routers import router
+
+Arguments = tuple[Any, ...]
+
+
+class SplitProducts(TorchFunctionMode):
+    """Products as sums of halves: another rounding, and as right."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Arguments = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "").strip("_")
+        if name == "linear":
+            x, weight, *bias = args
+            half = x.shape[-1] // 2
+            made = x[..., :half] @ weight[:, :half].T + x[..., half:] @ weight[:, half:].T
+            return made + bias[0] if bias and bias[0] is not None else made
+        if name == "matmul" and args[1].ndim == 2:
+            x, weight = args
+            half = x.shape[-1] // 2
+            return x[..., :half] @ weight[:half] + x[..., half:] @ weight[half:]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def running(fault: Fault | None, model: torch.nn.Module) -> Iterator[None]:
+    with torch.no_grad(), planted(model, fault) if fault else nullcontext():
+        yield
+
+
+def compared(
+    room: Path, style: str, fault: Fault | None = None, noisy: bool = True, seed: int = 0
+) -> Outcome:
+    model, ids = router(style, torch.bfloat16, seed)
+    with torch.no_grad(), dumpcmp.capture(model, room / "golden"):
+        model(ids)
+    noise = SplitProducts() if noisy else nullcontext()
+    with noise, running(fault, model), dumpcmp.capture(model, room / "target"):
+        model(ids)
+    return dumpcmp.compare(room / "golden", room / "target")
+
+
+# The first seed with which tokens go to another expert, or fall on the other side.
+FLIPPING = {"looped": 3, "grouped": 7, "dense": 3, "gated": 0}
+
+
+@pytest.mark.parametrize("style", list(FLIPPING))
+def test_benign_noise_flips_and_nothing_is_wrong(style: str, tmp_path: Path) -> None:
+    outcome = compared(tmp_path, style, seed=FLIPPING[style])
+    assert outcome.failures == ()
+    assert outcome.conclusion is Conclusion.DECISIONS, outcome.headline
+    assert outcome.tally[Verdict.INCONCLUSIVE] == 0
+    assert outcome.exit_code == 0
+    flips = [row for row in outcome.rows if row.verdict is Verdict.FLIP]
+    assert any(row.key.op.module.endswith("moe") for row in flips)
+    assert any(row.touched and row.touched.num_touched for row in outcome.rows)
+
+
+def off_by_one(func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Every expert is the next one."""
+    values, places = func(*args, **kwargs)
+    return values, (places + 1) % args[0].shape[-1]
+
+
+def second_best(func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """One token is sent to its third expert in place of its second."""
+    values, places = func(args[0], 3, *args[2:], **kwargs)
+    for found in (values, places):
+        found[7, 1] = found[7, 2]
+    return values[:, :2].contiguous(), places[:, :2].contiguous()
+
+
+def unordered(func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """The right experts of each token, the lesser first."""
+    values, places = func(*args, **kwargs)
+    return values.flip(-1), places.flip(-1)
+
+
+def other_values(func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Any:
+    values, places = func(*args, **kwargs)
+    return values * 1.01, places
+
+
+def one_too_far(func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Tensor:
+    got: Tensor = func(*args, **kwargs).clone()
+    got[3] = ~got[3]
+    return got
+
+
+def swapped(func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Tensor:
+    """Two rows of different experts stand in each other's place."""
+    got: Tensor = func(*args, **kwargs).clone()
+    got[[0, -1]] = got[[-1, 0]]
+    return got
+
+
+WRONG = [
+    ("looped", "topk", off_by_one),
+    ("looped", "topk", second_best),
+    ("grouped", "topk", unordered),
+    ("grouped", "topk", other_values),
+    ("grouped", "argsort", swapped),
+    ("gated", "gt", one_too_far),
+    ("looped", "eq", one_too_far),
+]
+
+
+@pytest.mark.parametrize("noisy", [False, True], ids=["alone", "beside noise"])
+@pytest.mark.parametrize("style, function, tamper", WRONG, ids=[t.__name__ for *_, t in WRONG])
+def test_a_wrong_choice_is_found_where_it_was_made(
+    style: str, function: str, tamper: Any, noisy: bool, tmp_path: Path
+) -> None:
+    fault = Fault(tamper.__name__, "blocks.1.moe", function, tamper)
+    outcome = compared(tmp_path, style, fault, noisy, FLIPPING[style])
+    assert outcome.exit_code == 1
+    first = outcome.first_divergence
+    assert first is not None and first.key.op == fault.op, outcome.headline
+
+
+@pytest.mark.parametrize("style", ["looped", "grouped"])
+def test_a_fault_after_a_flip_is_found_among_the_rows_that_it_touched(
+    style: str, tmp_path: Path
+) -> None:
+    def louder(func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Tensor:
+        got: Tensor = func(*args, **kwargs) * 1.02
+        return got
+
+    fault = Fault("louder", "blocks.1.moe", "gelu", louder, call=3)
+    outcome = compared(tmp_path, style, fault, seed=FLIPPING[style])
+    first = outcome.first_divergence
+    assert first is not None and (first.key.op, first.key.call) == (fault.op, 3), outcome.headline
