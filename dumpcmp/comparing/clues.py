@@ -51,10 +51,11 @@ def find_clues(
     """Look at what does not show in numbers: what ops did with what they were given."""
     golden, target = inquiry.golden, inquiry.target
     is_off = inquiry.how is Replaying.OFF
+    calls = call_differences(flow.pairs, golden.listing, target.listing)
     flips = Flips() if is_off else follow_flips(flow, work, measured)
     return Clues(
         replay_all(flow, work, measured, workers, inquiry.how, inquiry.allow, flips.own),
         flips,
         leaf_findings(flow.pairs, measured, golden, target),
-        call_differences(flow.pairs, golden.listing, target.listing),
+        {site: each for site, each in calls.items() if site not in flips.own},
     )

@@ -93,6 +93,8 @@ def _settled(
         return _Settled(judgement, taint, is_flipped, any(each.is_apart for each in before))
     if one.replay is not None and one.replay.is_known and not _is_plain(one):
         return _right(judgement, taint, is_flipped, one)
+    if one.touched is not None and (one.pair.key.slot.is_input or one.pair.key.op.is_module):
+        return _right(judgement, taint, is_flipped, one)  # it is what was given out before
     return _unknown(judgement, taint, is_flipped, before)
 
 
