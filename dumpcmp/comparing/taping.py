@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,8 +87,14 @@ class Tape:
                 yield key.slot, own
                 continue
             first = self.listing.links.get(key, key)
-            taken = (taker.site.key(taker.slot.gradient) for taker in self._takers[first])
-            yield from ((key.slot, one) for one in taken if one in self.listing.values)
+            taken = [taker.site.key(taker.slot.gradient) for taker in self._takers[first]]
+            orphans = (one for one in taken if one in self.listing.values and self._is_orphan(one))
+            yield from ((key.slot, one) for one in itertools.islice(orphans, 1))
+
+    def _is_orphan(self, gradient: Key) -> bool:
+        """Whether no function was recorded to give out the tensor that it is the gradient of."""
+        rows = self._rows[self.tensor(gradient)]
+        return all(key.op.is_module or key.slot.kind != "grad_output" for key in rows)
 
 
 def plan_gradient(tape: Tape, gradient: Key, is_shared: Callable[[Key], bool]) -> GradientPlan:

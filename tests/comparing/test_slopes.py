@@ -292,7 +292,7 @@ def test_the_same_part_taken_twice_is_two_tensors(tmp_path: Path) -> None:
     class Twice(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             y = x * 2
-            return y[:, 0] * y[:, 0].exp()
+            return y[:, 0] * y[:, 0].exp() + torch.zeros_like(y[:, 0])
 
     SHAPES[Twice] = (2, 4, 8)
     tape = Tape(open_side(dumped(tmp_path / "d", Twice), Tap()).listing)
@@ -303,3 +303,6 @@ def test_the_same_part_taken_twice_is_two_tensors(tmp_path: Path) -> None:
         for call in (0, 1)
     ]
     assert [[call.op.function for call in plan.calls] for plan in plans] == [["mul"], ["exp"]]
+    ends = plan_gradient(tape, Key("Twice", 0, "<root>/mul", 0, "grad_output.0"), lambda _: True)
+    given = [f"{key.op.function}#{key.call}" for key in ends.grads.values()]
+    assert sorted(given) == ["getitem#0", "getitem#1"]  # nothing comes back through the third
