@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 from xxhash import xxh3_128_hexdigest
 
+from dumpcmp.archive import schema
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.paths import HEADER_NBYTES
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write import ring as rings
+from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.ring import Memory
 from dumpcmp.archive.write.writer import ArchiveWriter
@@ -323,3 +325,23 @@ def test_a_digest_that_comes_with_a_value_is_taken_over(tmp_path: Path, true: bo
         sink.put(record(key(), np.arange(9.0)), source)
     assert Archive(tmp_path / "d")[key()].digest == source.digest
     assert audit(tmp_path / "d").sound is true
+
+
+def test_many_small_values_take_no_more_room_each_than_few(tmp_path: Path) -> None:
+    """However often a part is committed: a group is not written anew for every value in it."""
+
+    def nbytes_each(count: int) -> float:
+        facts = {"schema": 2, "model": "Model", "step": 0, "rank": 0, "world_size": 1, "part": 0}
+        part = Part(tmp_path / f"part-{count:04d}.h5", facts)
+        content = np.ones(4)
+        form = Template(schema.form_of(record(key(), content)))
+        number = part.append_form(form)
+        for order in range(count):
+            part.append_call(Call("Model", 0, Op("block/add"), order, order))
+            part.append_value((order, form, number, order), content.view(np.uint8).data)
+            if order % 4 == 0:
+                part.commit_in_time()
+        part.seal()
+        return part.path.stat().st_size / count
+
+    assert nbytes_each(3000) < 1.3 * nbytes_each(300) < 1700

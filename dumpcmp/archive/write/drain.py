@@ -189,7 +189,7 @@ class Drain:
     def _commit(self) -> None:
         self._settle()
         for part in self.open_parts:
-            part.commit()
+            part.commit_in_time()
         self._committed_at = time.monotonic()
 
     def _seal(self, part: Part) -> None:

@@ -71,6 +71,7 @@ class Part:
         self.rows = bytearray()
         self.num_links_to: dict[int, int] = {}  # row -> hard links beyond the first
         self.dirty: set[Group] = {self.root}
+        self._committed = self._looked_at = 0  # where the file ended then
 
     def write(self, content: Octets, address: int) -> None:
         rest = memoryview(content)
@@ -216,6 +217,17 @@ class Part:
         """Leave a row for a value that was lost, so that the others keep their numbers."""
         self.rows += ROW.pack(*lost_row(self.number))
 
+    def commit_in_time(self) -> None:
+        """Commit, unless that would take more than a quarter of what was added since the last time.
+
+        A group is written anew at each commit, however large it has grown. Nothing depends on
+        commits but readers that know no journal, and once nothing more comes there is a last one.
+        """
+        cost = sum(len(group.links) + len(group.attributes) for group in self.dirty)
+        if 4 * cost <= self.end - self._committed or self.end == self._looked_at:
+            self.commit()
+        self._looked_at = self.end
+
     def commit(self) -> None:
         """Make everything added so far visible to any HDF5 reader."""
         if not self.dirty:
@@ -234,6 +246,7 @@ class Part:
         self.append(schema.COMMIT, bytes(PREFIX_HEADER), bytes(block))
         self.write(encoder.superblock(address, self.end), 0)
         self.dirty.clear()
+        self._committed = self.end
 
     def _index(self, start: int) -> bytes:
         """The index group and its datasets, to lie at `start`; the group's header is first."""
