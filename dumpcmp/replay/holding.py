@@ -56,12 +56,14 @@ class HeldValue:
             expected = _undropped(expected, got.detach(), rerun.dropped)
         self.is_exact = self.is_exact or rerun.is_exact
         if self.is_exact:
-            self._add_exactly(expected, got.detach())
+            self._add_exactly(expected, got.detach(), rerun.unwritten.get(self.slot))
         else:
             self._add_roundly(rerun, expected, got.detach())
         return None
 
-    def _add_exactly(self, expected: Tensor, got: Tensor) -> None:
+    def _add_exactly(self, expected: Tensor, got: Tensor, unwritten: Tensor | None) -> None:
+        if unwritten is not None:  # whatever is there is right
+            expected = torch.where(unwritten, got.to(expected.dtype), expected)
         for known, seen in _pieces(expected, got):
             known = known.to(seen.dtype)
             differs = known != seen

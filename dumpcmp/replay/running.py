@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ def rerun(
 ) -> Rerun:
     """Run `call` on `given`, its inputs by slot, and tell how well its output is determined.
 
+    A value of memory that nobody has written to may be given as a tensor of the meta device.
     `device` is the type of the device that the recorded run was on, which autocast asks for. What
     is not to be rated has neither condition nor noise.
     """
@@ -58,13 +59,32 @@ def rerun(
     _refuse(function, arguments)
     if is_exact(function, arguments):
         check_size(function, arguments, limit)
-        return Rerun(run_exactly(function, arguments), is_exact=True)
+        return _run_moved(function, arguments)
+    if any(tensor.is_meta for tensor in arguments.tensors()):
+        raise Unreplayable("it computes with memory that nobody has written to")
     check_size(function, arguments, limit)
     tiles = tiles_of(function, arguments)
     if not tiles:
         return _run_widely(function, arguments, device, is_rated)
     parts = [(tile, _run_widely(function, tile.arguments, device, is_rated)) for tile in tiles]
     return _joined(parts)
+
+
+def _run_moved(function: ReplayFunction, arguments: CallArguments) -> Rerun:
+    """A move; where it is given memory that nobody has written to, what comes of it is left out."""
+    if not any(tensor.is_meta for tensor in arguments.tensors()):
+        return Rerun(run_exactly(function, arguments), is_exact=True)
+    one, other = (run_exactly(function, arguments.mapped(_filled(word))) for word in (0, 1))
+    unwritten = {slot: one[slot] != other[slot] for slot in one}
+    return Rerun(one, is_exact=True, unwritten=unwritten)
+
+
+def _filled(word: int) -> Callable[[Any], Any]:
+    def change(leaf: Any) -> Any:
+        is_unknown = isinstance(leaf, Tensor) and leaf.is_meta
+        return torch.full_like(leaf, word, device="cpu") if is_unknown else leaf
+
+    return change
 
 
 def _run_widely(
@@ -123,7 +143,8 @@ def run_natively(
 
 def fitted(arguments: CallArguments, given: Mapping[str, Tensor]) -> CallArguments:
     """`arguments` without what says where a result goes, and with tensors where `given` are."""
-    where = next(iter(given.values())).device if given else torch.device("cpu")
+    devices = (tensor.device for tensor in given.values() if not tensor.is_meta)
+    where = next(devices, torch.device("cpu"))
     kept = {w: v for w, v in arguments.kwargs.items() if w not in _LEFT_OUT}
     found = CallArguments(arguments.args, kept, arguments.autocast)
     return found.mapped(lambda leaf: where if isinstance(leaf, torch.device) else leaf)

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dumpcmp.judge.replaying import wrong
 from dumpcmp.replay import tiling
+from dumpcmp.replay.holding import hold
 from dumpcmp.replay.running import rerun
 from dumpcmp.replay.unreplayable import Unreplayable
 from tests.replay.calling import Given, called, held, outputs_of, wrongs
@@ -135,9 +137,6 @@ def test_what_torch_computes_is_right(name: str) -> None:
 
 
 def wrongs_of(call: Any, given: Given, got: Given) -> dict[str, str]:
-    from dumpcmp.judge.replaying import wrong
-    from dumpcmp.replay.holding import hold
-
     again = rerun(call, given)
     found = {slot: hold(again, slot, value) for slot, value in got.items()}
     return {slot: one.unknown or said for slot, one in found.items()
@@ -219,6 +218,18 @@ def test_what_only_moves_is_held_bit_for_bit() -> None:
     for got in (given.t().abs(), given.t() + 2**-23, given.t().flip(0)):
         found = held(torch.t, (given,), {"output.0": got})["output.0"]
         assert found.is_exact and found.mismatched, found
+
+
+def test_memory_that_nobody_has_written_to_may_hold_anything_but_where_it_is_written() -> None:
+    args = torch.zeros(6), slice(1, 4), torch.arange(3.0)
+    call, given = called(torch.Tensor.__setitem__, *args)
+    again = rerun(call, given | {"input.0": torch.empty(6, device="meta")})
+    got = torch.tensor([math.nan, 0.0, 1.0, 2.0, 7.0, -1.0])
+    assert hold(again, "output.0", got).mismatched == 0
+    assert hold(again, "output.0", got.roll(1)).mismatched == 3
+    call, given = called(torch.add, torch.zeros(6), 1)
+    with pytest.raises(Unreplayable, match="nobody has written"):
+        rerun(call, {"input.0": torch.empty(6, device="meta")})
 
 
 def test_a_cast_is_held_as_its_dtype_rounds_whatever_the_dtype_of_the_run() -> None:
