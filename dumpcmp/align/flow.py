@@ -197,6 +197,6 @@ def _collect(tree: object, found: list[str]) -> None:
                 _collect(tree[name], found)
     elif isinstance(tree, list):
         for item in tree:
-            _collect(item, found)
+            _collect("None" if item is None else item, found)  # as in a slice
     elif tree is not None:
         found.append(str(tree))

@@ -14,13 +14,9 @@ from dumpcmp.nouns.row import Pair, PairedBy
 Naming = Callable[[Op], str | None]  # what an op is to be called in a pass; None leaves it out
 
 
-def by_mapping(sides: Partners) -> None:
-    """Pair what the user names on both sides."""
-    _by_name(sides, PairedBy.MAPPING, sides.renaming.renamed, unwrapped)
-
-
 def by_names(sides: Partners) -> list[Pair]:
     """Pair by names and order alone: what the ranks of a partitioned run hold tells little else."""
+    _by_name(sides, PairedBy.MAPPING, sides.renaming.renamed, unwrapped)
     _by_name(sides, PairedBy.KEY, sides.unmapped, lambda op: op)
     _by_name(sides, PairedBy.PREFIX, lambda op: sides.unmapped(op) and unwrapped(op), unwrapped)
     by_order(sides)

@@ -11,8 +11,9 @@ from dataclasses import replace
 from dumpcmp.align.beside import laid_beside, left_values, paired_values
 from dumpcmp.align.kindred import by_order
 from dumpcmp.align.listing import Listing
+from dumpcmp.align.merging import merged_pairs, with_merged
 from dumpcmp.align.mesh.deliveries import without_collectives
-from dumpcmp.align.naming import by_mapping, by_names
+from dumpcmp.align.naming import by_names
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.passes import by_provenance, with_collectives
 from dumpcmp.align.renaming import Renaming
@@ -60,7 +61,6 @@ def _pair_model(
     more: of each Pair either golden or the target is in no other.
     """
     sides = Partners(golden, target, renaming, _in_golden_terms(golden, target, token_offset))
-    by_mapping(sides)
     pairs = _by_flow(sides) if sides.is_whole else by_names(sides)
     if any(call.kernel for call in target.calls.values()):
         pairs = list(by_provenance(pairs, golden, target, sides.kernel_of))
@@ -69,7 +69,8 @@ def _pair_model(
 
 def _by_flow(sides: Partners) -> list[Pair]:
     """Pair by what calls take and give, then by names and order; and values that calls leave."""
-    sweep = Sweep.of(sides)
+    merged = merged_pairs(sides)
+    sweep = Sweep.of(sides, merged)
     sweep.run()
     sweep.pair_modules()
     for _ in range(_ROUNDS):
@@ -78,7 +79,8 @@ def _by_flow(sides: Partners) -> list[Pair]:
         if len(sides.taken) == found or not sweep.run():
             break
     sweep.settle()
-    return laid_beside(sweep, [*paired_values(sides, sweep), *left_values(sides)])
+    pairs = with_merged(merged, [*paired_values(sides, sweep), *left_values(sides)])
+    return laid_beside(sweep, pairs)
 
 
 def _in_golden_terms(golden: Listing, target: Listing, token_offset: int) -> dict[Site, Site]:

@@ -51,10 +51,19 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Merge:
+    """Ops of which one side has in one what the other has in several, in the order of `rules`."""
+
+    rules: tuple[Rule, ...]  # each names the whole that a piece belongs to
+    of_golden: bool  # the pieces are golden's
+
+
+@dataclass(frozen=True, slots=True)
 class Renaming:
     """The user's mapping: the first rule that matches an op names it on the target's side."""
 
     rules: tuple[Rule, ...] = ()
+    merges: tuple[Merge, ...] = ()
 
     def renamed(self, op: str) -> str | None:
         """The target's name of golden's `op`; None where no rule matches."""
@@ -99,4 +108,24 @@ def read_mapping(path: Path) -> Renaming:
         isinstance(word, str) for line in lines.items() for word in line
     ):
         raise AlignError(f"{path} does not map names to names", hint=_HINT)
-    return Renaming(tuple(parse_rule(golden, target) for golden, target in lines.items()))
+    merged = {g: t for g, t in lines.items() if "{" in g or "{" in t}
+    plain = ((g, t) for g, t in lines.items() if g not in merged)
+    return Renaming(
+        tuple(parse_rule(golden, target) for golden, target in plain),
+        tuple(parse_merge(golden, target) for golden, target in merged.items()),
+    )
+
+
+def parse_merge(golden: str, target: str) -> Merge:
+    """Read a line with pieces in braces on one side: ``"attn.{q,k,v}"`` and ``"attn.qkv"``."""
+    of_golden = "{" in golden
+    pieces, whole = (golden, target) if of_golden else (target, golden)
+    before, brace, rest = pieces.partition("{")
+    names, closing, after = rest.partition("}")
+    if not brace or not closing or "{" in whole or "," not in names:
+        raise AlignError(
+            f"mapping {golden!r}: {target!r}: one side has pieces in braces, the other has none",
+            hint="write 'layers.*.attn.{q,k,v}: blocks.*.attn.qkv', pieces in their order",
+        )
+    words = [name.strip() for name in names.split(",")]
+    return Merge(tuple(parse_rule(f"{before}{w}{after}", whole) for w in words), of_golden)

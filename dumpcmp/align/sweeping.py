@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dumpcmp.align.flow import Content, Doing, Expression, Flow, Strand
+from dumpcmp.align.merging import lies_at
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.renaming import unwrapped
 from dumpcmp.nouns.key import Key, Op, Site
-from dumpcmp.nouns.row import PairedBy
+from dumpcmp.nouns.row import Pair, PairedBy
 
 NamedOp = tuple[str, int, str]  # a model, a step, and the name of an op
 Mated = Callable[[Strand], Strand | None]
@@ -38,13 +39,15 @@ class Sweep:
     _scopes: dict[NamedOp, str] = field(default_factory=dict)  # the target's calls of modules
 
     @classmethod
-    def of(cls, sides: Partners) -> Sweep:
-        """Begin with what came in from outside."""
+    def of(cls, sides: Partners, merged: Sequence[Pair] = ()) -> Sweep:
+        """Begin with what came in from outside, and with pieces of what one side has in one."""
         sweep = cls(sides, Flow.of(sides.golden), Flow.of(sides.target))
         sweep._index()
         sweep._begin()
         for golden, target in sides.partner.items():
             sweep._join_calls(golden, target)
+        for pair in merged:
+            sweep._join_part(pair)
         return sweep
 
     def _begin(self) -> None:
@@ -57,6 +60,22 @@ class Sweep:
             mate = ours.get((terms.model, terms.step, content))
             if mate is not None:
                 self.join(mate, strand)
+
+    def _join_part(self, pair: Pair) -> None:
+        """Know the views of a whole that are its pieces on the other side."""
+        golden, target = pair.golden, pair.target
+        if golden is None or target is None or not golden.slot.is_output:
+            return
+        ours, theirs = self.ours.strand(golden), self.theirs.strand(target)
+        if pair.target_part is not None:
+            whole = self.same.setdefault(theirs, -1 - theirs)  # golden has no such strand
+            lie = lies_at(self.sides.target.record(target), pair.target_part)
+            self._lying.setdefault((whole, lie), golden)
+        elif pair.golden_part is not None:
+            lie = lies_at(self.sides.golden.record(golden), pair.golden_part)
+            piece = self._lying.get((self.ours.root(ours), lie))
+            if piece is not None:
+                self.join(self.ours.strand(piece), theirs)
 
     def _index(self) -> None:
         for site in self.sides.golden.sites:
@@ -161,6 +180,7 @@ class Sweep:
         here, there = Op(self.sides.golden_name(golden.op)), unwrapped(self.sides.terms[target].op)
         other = self.ours.doings[golden]
         named = self.sides.is_named_alike(golden, target) and self._is_numbered(target)
+        anywhere = anywhere and self.sides.unmapped(golden.op) is not None
         if not (anywhere or here.module == there.module) or not (named or _literally(doing, other)):
             return False
         known = bool(doing.takes) or named or (doing.literals == other.literals != "")

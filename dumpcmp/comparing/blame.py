@@ -128,6 +128,11 @@ class _Visit:
         return bool(self.forward) and all(value.is_alone for value in self.forward)
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether golden has no such call, so that its name tells not what it ran inside of."""
+        return all(value.row.golden_key is None for value in self.values)
+
+    @property
     def grad_outputs(self) -> list[_Node]:
         """What it was given in the backward pass."""
         return [value for value in self.values if value.row.key.slot.kind == "grad_output"]
@@ -249,11 +254,12 @@ class _Flow:
         """Visit each call of a step when it begins, and each module once more when it ends."""
         open_modules: list[_Visit] = []
         for call in calls:
-            while open_modules and not open_modules[-1].holds(call):
+            foreign = call.is_foreign
+            while not foreign and open_modules and not open_modules[-1].holds(call):
                 self._leave(open_modules.pop())
             call.num_roots = len(self.roots)
             self._enter(call)
-            if call.site.op.is_module:
+            if call.site.op.is_module and not foreign:
                 open_modules.append(call)
             else:
                 self._leave(call)

@@ -18,7 +18,7 @@ from dumpcmp.judge import RoundingChecker
 from dumpcmp.judge.tolerances import FIT
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
-from dumpcmp.nouns.row import Closeness, LaidOut, Measured, Pair, PairedBy, Trouble
+from dumpcmp.nouns.row import Closeness, Cut, LaidOut, Measured, Pair, PairedBy, Trouble
 
 _NUMBER = re.compile(r"\d+")
 
@@ -33,6 +33,8 @@ class Task:
     reference: Shares | None = None
     limit: float = 0.0  # rel_l2 up to which a layout that nobody stated fits, and replicas agree
     assumed: Layout | None = None  # of a like value, where no layout fits
+    golden_part: Cut | None = None  # of a value that the other side has in several
+    target_part: Cut | None = None
     own: tuple[str, ...] = ()  # metrics that the user asks for besides
 
     @property
@@ -83,6 +85,8 @@ def lay_out(
             closeness,
             Shares(finer.archive.path, finer.listing.values[other]) if finer and other else None,
             FIT * rule.limit(ways.conditions(pair)) if partitioned else 0.0,
+            golden_part=pair.golden_part,
+            target_part=pair.target_part,
         )
     return work
 

