@@ -296,8 +296,9 @@ def measure_untouched(
     of = followed.counterparts.of
     width = target.shape[-1] if target.shape and of.shape[-1] != target.shape[-1] else 1
     kept = (of.reshape(-1) >= 0).numpy()
-    if not kept.any():
+    rows, others = golden.bits.reshape(-1, width), target.bits.reshape(-1, width)
+    is_of_these = kept.size == len(others) and (not of.numel() or int(of.max()) < len(rows))
+    if not is_of_these or not kept.any():  # what was followed is not what was paired, or nothing is
         return None
-    ours = golden.bits.reshape(-1, width)[of.reshape(-1).numpy()[kept]]
-    theirs = target.bits.reshape(-1, width)[kept]
+    ours, theirs = rows[of.reshape(-1).numpy()[kept]], others[kept]
     return measure(Value(golden.dtype, ours), Value(target.dtype, theirs), closeness)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # torch is imported where there is something to run
     from dumpcmp.replay.running import Rerun
 
 
-LINEAR = Op("/linear")  # whose backward pass stands for that of any product
+PRODUCTS = Op("/linear"), Op("/conv2d")  # whose backward passes stand for those of all products
 
 
 def replay_all(
@@ -70,8 +70,9 @@ def _declared(pair: Pair, replay: Replay, flow: DataFlow, allow: frozenset[str])
     """`replay` with what the shortcuts round that this op may have taken, or its gradients."""
     if not allow or pair.target is None or pair.golden is None:
         return replay
-    op = LINEAR if pair.golden.slot.is_gradient else pair.golden.op
-    words = shortcuts_of(op, flow.target.record(pair.target).dtype) & allow
+    ops = PRODUCTS if pair.golden.slot.is_gradient else (pair.golden.op,)
+    dtype = flow.target.record(pair.target).dtype
+    words = frozenset(word for op in ops for word in shortcuts_of(op, dtype)) & allow
     return replace(replay, shortcut=max((SHORTCUTS[word] for word in words), default=0.0))
 
 

@@ -122,11 +122,16 @@ def is_reduction(op: Op) -> bool:
     return op.function in _REDUCTIONS
 
 
+_RECURRENT = frozenset(("gru", "lstm", "rnn_relu", "rnn_tanh"))
+
+
 def shortcuts_of(op: Op, dtype: str) -> frozenset[str]:
     """The declared shortcuts in arithmetic that `op` may take where it gives out `dtype`."""
-    if not is_reduction(op):
+    is_recurrent = op.function in _RECURRENT
+    if not (is_reduction(op) or is_recurrent):
         return frozenset()
-    wide = "tf32-conv" if op.function.startswith("conv") else "tf32"
+    by_cudnn = is_recurrent or op.function.startswith("conv")
+    wide = "tf32-conv" if by_cudnn else "tf32"
     words = {"float32": [wide], "bfloat16": ["bf16-reduction"],
              "float16": ["fp16-reduction", "fp16-accumulation"]}  # fmt: skip
     return frozenset(("fp8", *words.get(dtype, ())))
