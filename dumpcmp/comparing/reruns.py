@@ -8,10 +8,11 @@ from enum import StrEnum
 
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.laying import Job, Task
+from dumpcmp.nouns.arithmetic import puts
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import UNMEASURED, Measured, Pair
+from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
 
 MOST_CALLS = 64  # of a region: what lies farther apart is not held against each other
 
@@ -211,8 +212,22 @@ class _Region:
                 self.dtypes[number, str(key.slot)] = flow.golden.record(key).dtype
         return number
 
+    def _written_into(self, key: Key) -> Pair | None:
+        """Of memory that nobody has written and that the call of `key` writes to: what it gave.
+
+        Where it wrote is then known; what it left alone has no value that could be wrong.
+        """
+        pair = self.planner.flow.ours.get(key)
+        if pair is None or pair.unwritten is not Unwritten.WHOLLY or not puts(key.op):
+            return None
+        result = self.planner.flow.ours.get(key.site.key("output.0"))
+        return result if key.slot == "input.0" and result is not None and result.both else None
+
     def source(self, key: Key) -> Loading | _Place:
         """What the target has of golden's value `key`; else the call that gives it, run again."""
+        result = self._written_into(key)
+        if result is not None:
+            return self.planner.read(result)
         flow = self.planner.flow
         first = flow.golden.first(key)
         for name in (key, first):

@@ -111,6 +111,12 @@ def arithmetic_of(op: Op) -> Arithmetic:
     return Arithmetic.RANDOM if function in RANDOM else Arithmetic.ROUNDS
 
 
+def puts(op: Op) -> bool:
+    """Whether `op` puts values into places of its first argument, whatever was there."""
+    name = op.function.removeprefix("aten.")
+    return name in ("setitem", "index_put", "index_copy", "index_fill", "masked_scatter", "scatter")
+
+
 def gives_memory(op: Op) -> bool:
     """Whether `op` gives out memory as it was found, so that its elements mean nothing."""
     name = op.function.removeprefix("aten.")

@@ -48,7 +48,7 @@ class Grouped(Experts):
         counts = torch.bincount(flat, minlength=EXPERTS).tolist()
         parts = torch.split(rows[order // TAKEN], counts)
         made = torch.cat([self.expert(part, number) for number, part in enumerate(parts)])
-        back = torch.zeros_like(made)
+        back = torch.empty_like(made)
         back[order] = made
         return (back.view(-1, TAKEN, WIDTH) * weights[..., None]).sum(1)
 
