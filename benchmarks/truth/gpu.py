@@ -79,8 +79,7 @@ def table() -> Table:
     if not torch.cuda.is_available():
         return Table("truth-gpu", ["needs"], [["a CUDA device, which this machine does not have"]])
     with tempfile.TemporaryDirectory() as room:
-        found = list(cases(Path(room)))
-    listed = telling.written(found, "truth-gpu")
+        found, listed = telling.written(cases(Path(room)), "truth-gpu")
     rows = [*telling.fault_rows(found, by_kind=False), *telling.benign_rows(found)]
     num = sum(isinstance(case, Found) for case in found)
     how = (

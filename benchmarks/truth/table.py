@@ -55,14 +55,17 @@ def units(models: Mapping[str, Model], struck: Sequence[str], part: Part) -> Ite
                 yield Unit(model, dtype, way, part, is_struck=True)
 
 
-def carried_out(work: Sequence[Share]) -> list[Case]:
-    """What all units found, in their order."""
+def carried_out(work: Sequence[Share]) -> Iterator[Case]:
+    """What all units find, in their order."""
     jobs = int(os.environ.get(JOBS, "1"))
     if jobs == 1:
-        return [case for unit in work for case in unit()]
+        for unit in work:
+            yield from unit()
+        return
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=fresh) as workers:
-        return [case for found in workers.map(run_unit, work) for case in found]
+        for found in workers.map(run_unit, work):
+            yield from found
 
 
 def run_unit(unit: Share) -> list[Case]:
@@ -72,8 +75,7 @@ def run_unit(unit: Share) -> list[Case]:
 def measured(name: str, work: Sequence[Share], by_kind: bool = True) -> Table:
     """Run the units, write what failed, and count."""
     began = time.monotonic()
-    found = carried_out(work)
-    listed = telling.written(found, name)
+    found, listed = telling.written(carried_out(work), name)
     rows = [
         *telling.fault_rows(found, by_kind),
         *telling.compacted_rows(found),

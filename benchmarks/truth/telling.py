@@ -81,19 +81,23 @@ def _alarming(some: list[Benign]) -> str:
 
 def failures(cases: Iterable[Case]) -> str:
     """Every case that is not as it should be, with what the product said."""
-    lines: list[str] = []
-    for case in cases:
-        match case:
-            case Broken():
-                lines.append(f"BROKEN       {case.place}\n    {case.said}")
-            case Benign() if case.is_alarm:
-                rows = f"{case.forward} rows forward, {case.gradients} gradients"
-                lines.append(f"FALSE ALARM  {case.place}: {rows}\n    {case.told}")
-            case Found():
-                lines += _failure(case, case.graded, "")
-                if case.compacted is not None:
-                    lines += _failure(case, case.compacted, " (compacted)")
+    lines = [line for case in cases for line in failure(case)]
     return "\n".join(lines) + "\n"
+
+
+def failure(case: Case) -> list[str]:
+    """What is not as it should be in one case."""
+    match case:
+        case Broken():
+            return [f"BROKEN       {case.place}\n    {case.said}"]
+        case Benign() if case.is_alarm:
+            rows = f"{case.forward} rows forward, {case.gradients} gradients"
+            return [f"FALSE ALARM  {case.place}: {rows}\n    {case.told}"]
+        case Found():
+            small = case.compacted
+            more = [] if small is None else _failure(case, small, " (compacted)")
+            return [*_failure(case, case.graded, ""), *more]
+    return []
 
 
 def _failure(case: Found, graded: Graded, note: str) -> list[str]:
@@ -111,9 +115,13 @@ def _failure(case: Found, graded: Graded, note: str) -> list[str]:
     return [f"{word[graded.grade]:12} {place}{note}\n    {seen}\n    {told}"]
 
 
-def written(cases: Sequence[Case], name: str) -> Path:
-    """Write the failures under out/, where developers look for them."""
-    path = Path("out", f"{name}.txt")
+def written(cases: Iterable[Case], name: str) -> tuple[list[Case], Path]:
+    """The cases; what fails of them is under out/ as soon as it is known."""
+    path, kept = Path("out", f"{name}.txt"), []
     path.parent.mkdir(exist_ok=True)
-    path.write_text(failures(cases))
-    return path
+    with path.open("w") as file:
+        for case in cases:
+            kept.append(case)
+            file.writelines(f"{line}\n" for line in failure(case))
+            file.flush()
+    return kept, path
