@@ -111,6 +111,8 @@ def _is_at(key: Key, fault: Fault) -> bool:
         return key.op.module in fault.modules
     if str(key) in fault.aliases:
         return True
+    if fault.certain == "leaf" and key.slot.startswith("param."):
+        return key.op.module in fault.modules
     return named(key) in fault.ops and (key.slot.is_gradient or not fault.in_gradient)
 
 
