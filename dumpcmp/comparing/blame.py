@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.nouns.arithmetic import feeds_gradient
+from dumpcmp.comparing.taping import tensor_of
+from dumpcmp.comparing.visits import RowGradient, RowNode, Visit
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.replay import Origin
-from dumpcmp.nouns.row import Row, Verdict, Why
-
-_OWN = frozenset((Why.INTRODUCED, Why.LEAF, Why.CALL, Why.WIRED))  # faults, whatever came before
-_INHERITING = frozenset((Origin.INHERITED, Origin.AMPLIFIED, Origin.FLIPPED))
+from dumpcmp.nouns.row import Row, Verdict
 
 
 def blame(rows: Sequence[Row], golden: Listing, target: Listing) -> list[Row]:
@@ -50,181 +48,29 @@ def in_order(roots: Iterable[Row]) -> list[Row]:
 
 
 @dataclass(eq=False, slots=True)
-class _Node:
-    """A row while its cause is sought: the earlier values that it is, and the later ones."""
-
-    row: Row
-    call: _Visit
-    sources: list[_Node] = field(default_factory=list)
-    takers: list[_Node] = field(default_factory=list)
-    cause: _Node | None = None  # the root that it fails from, which may be itself
-    upstream: _Node | None = None  # a root on the way to it, whether it fails or not
-    gradient: _Gradient | None = None  # of a gradient: all that stand for the same one
-
-    @property
-    def begins(self) -> bool:
-        """Whether it is a fault of its own, whatever came before."""
-        return self.row.judgement.why in _OWN
-
-    @property
-    def is_heir(self) -> bool:
-        """Whether it is known that its op is right, so that what differs was there before."""
-        return self.row.origin in _INHERITING
-
-    @property
-    def fails(self) -> bool:
-        return self.row.verdict.fails
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether only one side has the value."""
-        return self.row.golden_key is None or self.row.target_key is None
-
-    @property
-    def is_input(self) -> bool:
-        return self.row.key.slot.is_input
-
-    @property
-    def is_gradient(self) -> bool:
-        return self.row.key.slot.is_gradient
-
-    @property
-    def is_giver(self) -> bool:
-        """Whether it is a gradient at a call whose backward pass gave it out."""
-        return self.is_gradient and self.row.key.slot.kind != "grad_output"
-
-    @property
-    def is_hidden(self) -> bool:
-        """Whether the target computes it inside a kernel: what stores its result is blamed."""
-        return self.row.verdict is Verdict.FUSED and self.row.judgement.why is not Why.REMOVED
-
-    @property
-    def inherited(self) -> _Node | None:
-        """Why a value that it is fails."""
-        return next((source.cause for source in self.sources if source.cause), None)
-
-
-@dataclass(eq=False, slots=True)
-class _Visit:
-    """One call of either run, and what is known of it while the walk is in it."""
-
-    site: Site
-    values: list[_Node] = field(default_factory=list)
-    num_roots: int = 0  # roots that were known when it began
-    cause: _Node | None = None  # why what it was given does not agree
-    upstream: _Node | None = None  # a root on the way to what it was given
-
-    @property
-    def forward(self) -> list[_Node]:
-        return [value for value in self.values if not value.is_gradient]
-
-    @property
-    def outputs(self) -> list[_Node]:
-        return [value for value in self.forward if not value.is_input]
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether only one side has it."""
-        return bool(self.forward) and all(value.is_alone for value in self.forward)
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether golden has no such call, so that its name tells not what it ran inside of."""
-        return all(value.row.golden_key is None for value in self.values)
-
-    @property
-    def grad_outputs(self) -> list[_Node]:
-        """What it was given in the backward pass."""
-        return [value for value in self.values if value.row.key.slot.kind == "grad_output"]
-
-    def holds(self, other: _Visit) -> bool:
-        """Whether the call `other` can run inside this call of a module."""
-        same_step = self.site[:2] == other.site[:2]
-        return same_step and other.site.op.is_inside(self.site.op)
-
-
-@dataclass(eq=False, slots=True)
-class _Gradient:
-    """The gradient of one tensor: the rows that hold it, and the calls whose VJPs it is made of."""
-
-    values: list[_Node] = field(default_factory=list)
-    calls: list[_Visit] = field(default_factory=list)  # functions before modules
-    cause: _Node | None = None
-
-    @property
-    def fails(self) -> bool:
-        return any(value.fails for value in self.values)
-
-    def when(self, place: Mapping[_Visit, int]) -> float:
-        """When the backward pass came by it, as a place in the forward pass."""
-        if all(value.row.key.slot.is_parameter_gradient for value in self.values):
-            return -1  # nothing depends on it
-        used = [place[call] for call in self.calls if not call.site.op.is_module]
-        return min(used, default=min(place[value.call] for value in self.values) + 0.5)
-
-    @property
-    def failing(self) -> list[_Node]:
-        """Its rows that fail at calls of both sides; first those of functions that gave it."""
-        found = [value for value in self.values if value.fails and not value.call.is_alone]
-        return sorted(found, key=lambda value: (value.call.site.op.is_module, not value.is_giver))
-
-    @property
-    def culprit(self) -> _Node:
-        """The failing row of the call that gave a wrong part of it, where that is known."""
-        replays = [value.row.replay for value in self.failing if value.row.replay]
-        named = {replay.blamed[0] for replay in replays if replay.blamed}
-        at = (value for value in self.failing if str(value.call.site) in named and value.is_giver)
-        return next(at, self.failing[0])
-
-    @property
-    def given(self) -> list[_Node]:
-        """What the calls that gave it out were given in the backward pass."""
-        found = [value for call in self.calls for value in call.grad_outputs]
-        return [value for value in found if value.gradient is not self]
-
-    @property
-    def given_cause(self) -> _Node | None:
-        """Why that fails, or another gradient that it is."""
-        same = (source for value in self.values for source in value.sources)
-        others = [v.gradient for v in (*self.given, *same) if v.gradient is not self]
-        return next((other.cause for other in others if other and other.cause), None)
-
-    @property
-    def value_cause(self) -> _Node | None:
-        """Why a value of the forward pass fails that it is computed from."""
-        for call in self.calls:
-            own = [value.row.key.slot for value in call.values if value.gradient is self]
-            for value in call.forward:
-                slot, op = value.row.key.slot, call.site.op
-                if value.cause and any(feeds_gradient(op, slot, one) for one in (own or (None,))):
-                    return value.cause
-        return None
-
-
-@dataclass(eq=False, slots=True)
 class _Flow:
     """The values and calls of both runs in order, and the roots that were found among them."""
 
-    values: list[_Node]
-    steps: dict[int, list[_Visit]]
+    values: list[RowNode]
+    steps: dict[int, list[Visit]]
     golden_links: Mapping[Key, Key]
     target_links: Mapping[Key, Key]
-    mattering: set[_Node] = field(default_factory=set)
-    roots: list[_Node] = field(default_factory=list)  # in the order in which they were found
+    mattering: set[RowNode] = field(default_factory=set)
+    roots: list[RowNode] = field(default_factory=list)  # in the order in which they were found
 
     @classmethod
     def of(
         cls, rows: Sequence[Row], golden_links: Mapping[Key, Key], target_links: Mapping[Key, Key]
     ) -> _Flow:
         """Link the rows; what golden lacks of a call is a call apart."""
-        calls: dict[tuple[Site, bool], _Visit] = {}
-        values: list[_Node] = []
-        ours: dict[Key | None, _Node] = {}
-        theirs: dict[Key | None, _Node] = {}
+        calls: dict[tuple[Site, bool], Visit] = {}
+        values: list[RowNode] = []
+        ours: dict[Key | None, RowNode] = {}
+        theirs: dict[Key | None, RowNode] = {}
         for row in rows:
             site = row.key.site
-            call = calls.setdefault((site, row.golden_key is not None), _Visit(site))
-            values.append(_Node(row, call))
+            call = calls.setdefault((site, row.golden_key is not None), Visit(site))
+            values.append(RowNode(row, call))
             call.values.append(values[-1])
             ours.setdefault(row.golden_key, values[-1])
             theirs.setdefault(row.target_key, values[-1])
@@ -236,23 +82,23 @@ class _Flow:
             value.sources = [s for s in dict.fromkeys(found) if s is not None and s is not value]
             for source in value.sources:
                 source.takers.append(value)
-        steps: dict[int, list[_Visit]] = defaultdict(list)
+        steps: dict[int, list[Visit]] = defaultdict(list)
         for call in calls.values():
             steps[call.site.step].append(call)
         return cls(values, dict(steps), golden_links, target_links, _mattering(values))
 
-    def add_root(self, value: _Node) -> _Node:
+    def add_root(self, value: RowNode) -> RowNode:
         self.roots.append(value)
         value.cause = value
         return value
 
     @property
-    def latest_root(self) -> _Node | None:
+    def latest_root(self) -> RowNode | None:
         return self.roots[-1] if self.roots else None
 
-    def forward(self, calls: Sequence[_Visit]) -> None:
+    def forward(self, calls: Sequence[Visit]) -> None:
         """Visit each call of a step when it begins, and each module once more when it ends."""
-        open_modules: list[_Visit] = []
+        open_modules: list[Visit] = []
         for call in calls:
             foreign = call.is_foreign
             while not foreign and open_modules and not open_modules[-1].holds(call):
@@ -266,7 +112,7 @@ class _Flow:
         while open_modules:
             self._leave(open_modules.pop())
 
-    def _enter(self, call: _Visit) -> None:
+    def _enter(self, call: Visit) -> None:
         """Find out why inputs fail: what they inherit from, or that they are roots themselves."""
         for value in call.forward:
             if not value.is_input:
@@ -279,7 +125,7 @@ class _Flow:
             value.upstream = value.cause or _upstream_of(value, None)
             call.upstream = call.upstream or value.upstream
 
-    def _cause_of_input(self, value: _Node) -> _Node:
+    def _cause_of_input(self, value: RowNode) -> RowNode:
         if value.begins:
             return self.add_root(value)
         before = None if value.sources else self.latest_root
@@ -287,7 +133,7 @@ class _Flow:
             before = before or _upstream_of(value, None) or self.latest_root
         return value.inherited or before or self.add_root(value)
 
-    def _leave(self, call: _Visit) -> None:
+    def _leave(self, call: Visit) -> None:
         """Find out why outputs fail: by their inputs, by what ran inside, or here."""
         if call.is_alone:
             self._leave_alone(call)
@@ -300,7 +146,7 @@ class _Flow:
                 value.cause = call.cause
             value.upstream = value.cause or _upstream_of(value, call)
 
-    def _cause_of_output(self, value: _Node, call: _Visit) -> _Node:
+    def _cause_of_output(self, value: RowNode, call: Visit) -> RowNode:
         if value.begins:
             return self.add_root(value)
         cause = value.inherited or call.cause
@@ -312,7 +158,7 @@ class _Flow:
         before = None if given else self.latest_root
         return cause or before or self.add_root(value)
 
-    def _leave_alone(self, call: _Visit) -> None:
+    def _leave_alone(self, call: Visit) -> None:
         """A call that only one side has: a root, if it matters and what it was given agrees."""
         hidden = all(value.is_hidden or not value.fails for value in call.outputs)
         matters = any(value in self.mattering for value in call.outputs)
@@ -322,7 +168,7 @@ class _Flow:
         for value in call.forward:
             value.cause = value.cause or call.cause
 
-    def backward(self, calls: Sequence[_Visit]) -> None:
+    def backward(self, calls: Sequence[Visit]) -> None:
         """Visit the gradients of a step as the backward pass came by them."""
         for gradient in self._gradients_of(calls):
             gradient.cause = self._cause_of_gradient(gradient)
@@ -330,13 +176,13 @@ class _Flow:
                 if value.fails or value.row.verdict is Verdict.FUSED:
                     value.cause = gradient.cause
 
-    def _gradients_of(self, calls: Sequence[_Visit]) -> list[_Gradient]:
+    def _gradients_of(self, calls: Sequence[Visit]) -> list[RowGradient]:
         """The gradients of a step; first those of what the forward pass used last."""
-        found: dict[tuple[Key | None, Key], _Gradient] = {}
+        found: dict[tuple[Key | None, Key], RowGradient] = {}
         for value in (value for call in calls for value in call.values if value.is_gradient):
-            value.gradient = found.setdefault(self._tensor(value), _Gradient())
+            value.gradient = found.setdefault(self._tensor(value), RowGradient())
             value.gradient.values.append(value)
-        functions: dict[str, list[_Visit]] = defaultdict(list)
+        functions: dict[str, list[Visit]] = defaultdict(list)
         for call in calls:
             if not call.site.op.is_module:
                 functions[call.site.op.module].append(call)
@@ -345,22 +191,15 @@ class _Flow:
         place = {call: index for index, call in enumerate(calls)}
         return sorted(found.values(), key=lambda gradient: gradient.when(place), reverse=True)
 
-    def _tensor(self, gradient: _Node) -> tuple[Key | None, Key]:
-        """Names the tensor that `gradient` is of: where its value and its gradient appear first.
-
-        Each alone may be of several tensors: an addition hands its gradient on as it is, and the
-        same part of a tensor may be taken twice.
-        """
+    def _tensor(self, gradient: RowNode) -> tuple[Key | None, Key]:
+        """Names the tensor that `gradient` is of."""
         key, links = gradient.row.golden_key, self.golden_links
         if key is None:
             key, links = gradient.row.key, self.target_links
-        first, value = links.get(key, key), key.site.key(key.slot.value)
-        if first.slot.is_parameter_gradient:
-            return None, first
-        known = any(other.row.key.slot == value.slot for other in gradient.call.forward)
-        return links.get(value, value if known else None), first
+        known = {key.site.key(value.row.key.slot) for value in gradient.call.forward}
+        return tensor_of(key, links, known)
 
-    def _cause_of_gradient(self, gradient: _Gradient) -> _Node | None:
+    def _cause_of_gradient(self, gradient: RowGradient) -> RowNode | None:
         """Why it fails: here, by what its calls were given in either pass, or from outside."""
         failing = gradient.failing
         if any(value.begins for value in failing):
@@ -370,7 +209,7 @@ class _Flow:
             cause = self._cause_outside(gradient)
         return cause or (self.add_root(failing[0]) if failing else None)
 
-    def _cause_outside(self, gradient: _Gradient) -> _Node | None:
+    def _cause_outside(self, gradient: RowGradient) -> RowNode | None:
         """Why it fails where nobody was seen to give it: it comes from a loss, say.
 
         A loss depends on what the model gave out, and is later in the step.
@@ -389,7 +228,7 @@ class _Flow:
         )
 
 
-def _calls_of(gradient: _Gradient, functions: Mapping[str, Sequence[_Visit]]) -> list[_Visit]:
+def _calls_of(gradient: RowGradient, functions: Mapping[str, Sequence[Visit]]) -> list[Visit]:
     """The calls that gave `gradient` out; functions first.
 
     Where a parameter's is known at its module alone, they are the functions of that module.
@@ -402,7 +241,7 @@ def _calls_of(gradient: _Gradient, functions: Mapping[str, Sequence[_Visit]]) ->
     return sorted(found, key=lambda call: call.site.op.is_module)
 
 
-def _upstream_of(value: _Node, call: _Visit | None) -> _Node | None:
+def _upstream_of(value: RowNode, call: Visit | None) -> RowNode | None:
     """A root on the way to `value`, which `call` gave out; none where its bits are golden's."""
     if value.row.origin is Origin.EQUAL:
         return None
@@ -410,9 +249,9 @@ def _upstream_of(value: _Node, call: _Visit | None) -> _Node | None:
     return found or (call.upstream if call else None)
 
 
-def _mattering(values: Iterable[_Node]) -> set[_Node]:
+def _mattering(values: Iterable[RowNode]) -> set[RowNode]:
     """The values that something which both sides have and which fails took, at any remove."""
-    found: set[_Node] = set()
+    found: set[RowNode] = set()
     waiting = [s for value in values if value.fails and not value.is_alone for s in value.sources]
     while waiting:
         value = waiting.pop()
@@ -425,7 +264,7 @@ def _mattering(values: Iterable[_Node]) -> set[_Node]:
     return found
 
 
-def _blamed(value: _Node, target: Listing) -> Row:
+def _blamed(value: RowNode, target: Listing) -> Row:
     """The row with what was found out about it."""
     row = value.row
     if value.cause is value:
