@@ -7,7 +7,8 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -138,14 +139,7 @@ class ArchiveWriter:
 
     def put(self, record: Record, source: Source | None) -> None:
         """Receive a value; `source` is None for a link (`same_as`) or a `problem`."""
-        with HOLD, self._lock:
-            if not self._stopped and self._drain.error is None:
-                try:
-                    self._staging.take(record, source)
-                    return
-                except Exception as error:
-                    self._error, self._stopped = error, True
-        self._tell()
+        self._receive(self._staging.take, record, source)
 
     def text(self, model: str, name: str, text: str) -> None:
         """Receive a readable companion of the run, such as a graph as code."""
@@ -157,7 +151,7 @@ class ArchiveWriter:
 
     def _receive(self, take: Callable[..., None], *what: Any) -> None:
         """Have `take` do it, unless the capture has ended; trouble here ends it."""
-        with HOLD, self._lock:
+        with self._lock if HOLD.depth else self._holding():  # to hold twice costs a microsecond
             if not self._stopped and self._drain.error is None:
                 try:
                     take(*what)
@@ -165,6 +159,11 @@ class ArchiveWriter:
                 except Exception as error:
                     self._error, self._stopped = error, True
         self._tell()
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        with HOLD, self._lock:
+            yield
 
     def close(self, problem: str = "") -> None:
         """Write everything that was received, seal the parts, and say so in run.json.
