@@ -13,6 +13,7 @@ COMMANDS: dict[str, str] = {
     "compare": "hold a run against golden and say where it first goes wrong",
     "check": "run a program and check every op against itself in float64",
     "demo": "dump, break, compare and explain, on a model that comes with dumpcmp",
+    "fusions": "list the fusions that a dump can turn off",
     "compact": "replace the tensors of an archive by small summaries",
     "audit": "check an archive against itself, and mend it",
     "show": "show what is in an archive",

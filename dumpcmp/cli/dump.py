@@ -36,6 +36,10 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--fusion", type=click.Choice(["on", "off"]), default="on", show_default=True,
               callback=lambda _ctx, _option, word: word == "on",
               help="compiled: off gives every op a kernel of its own.")  # fmt: skip
+@click.option("--fusion-switch", metavar="FILE",
+              type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="compiled: JSON file that turns single fusions off; see dumpcmp "
+              "fusions.")  # fmt: skip
 @click.option("--realize", is_flag=True, help="compiled: have every op store its result.")
 @click.option("--twin/--no-twin", default=True, show_default=True,
               help="compiled: run each graph again with every op's value stored, and keep what "
@@ -66,7 +70,8 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("-m", "module", metavar="MODULE", help="Run a module as a program.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def command(
-    path: Path, token: str | None, mode: str, fusion: bool, realize: bool, twin: bool,
+    path: Path, token: str | None, mode: str, fusion: bool, fusion_switch: Path | None,
+    realize: bool, twin: bool,
     backend: str | None, keep: str, compact: bool, keep_full: tuple[str, ...], sketch: int,
     reduce: str | None, disk_budget: int | None, hashes: int, segments: int, factory: str | None,
     module: str | None, program: tuple[str, ...], **options: Any,
@@ -80,7 +85,7 @@ def command(
     from dumpcmp.dumping.retention import Retention
 
     run = chosen_program(factory, module, program, options["backward"])
-    how = mode_with(mode, fusion, realize, twin, backend)
+    how = mode_with(mode, fusion, realize, twin, backend, fusion_switch)
     kept = Retention(keep, compact, keep_full, sketch, reduce, disk_budget, hashes, segments)
     with live_line() as watch:
         dumped = dump(run, path, mode=how, keep=kept, watch=watch, tokens=token, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.pytorch.names import check_names
 from dumpcmp.taps.inductor.certificate import NOT_CERTIFIED
+from dumpcmp.taps.inductor.switches import Switches, read_switches
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.recorder import Recorder
 
@@ -46,21 +48,34 @@ class Compiled(PlainMode):
     """Inductor, its kernels tapped.
 
     `fusion` off gives every op a kernel of its own, `realize` has every op store its result, and
-    `twin` runs each graph again to see inside of fused kernels.
+    `twin` runs each graph again to see inside of fused kernels. `fusion_switch` is a file that
+    turns single fusions off; ``dumpcmp fusions`` lists them.
     """
 
     name: str = field(default="compiled", init=False)
     fusion: bool = True
     realize: bool = False
     twin: bool = True
+    fusion_switch: str | Path | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        twin = self.twin and self.fusion and not self.realize  # else no kernel hides anything
-        return {"fusion": self.fusion, "realize": self.realize, "twin": twin}
+        switches = self._switches()
+        fusion = self.fusion and (switches is None or switches.kernels)
+        twin = self.twin and fusion and not self.realize  # else no kernel hides anything
+        given = {"fusion": fusion, "realize": self.realize, "twin": twin}
+        return given | ({"switches": switches} if switches else {})
+
+    def _switches(self) -> Switches | None:
+        if self.fusion_switch is None:
+            return None
+        return read_switches(Path(self.fusion_switch))
 
     def facts(self) -> dict[str, Any]:
-        return {**self.options, "certificate": {"text": NOT_CERTIFIED}}
+        told = self.options
+        if "switches" in told:
+            told["switches"] = told["switches"].words
+        return {**told, "certificate": {"text": NOT_CERTIFIED}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +101,20 @@ def mode_with(
     realize: bool = False,
     twin: bool = True,
     backend: str | None = None,
+    fusion_switch: Path | None = None,
 ) -> PlainMode:
     """The mode called `name` with its options; those of other modes must have been left alone."""
     if name not in _HOMES:
         valid = ", ".join(_HOMES)
         raise SelectionError(f"--mode {name!r} is not known", hint=f"valid are: {valid}")
-    if name != "compiled" and (realize or not fusion or not twin):
+    if name != "compiled" and (realize or not fusion or not twin or fusion_switch):
         option = "--realize" if realize else "--no-twin" if fusion else "--fusion off"
+        option = "--fusion-switch" if fusion_switch else option
         raise SelectionError(f"{option} says nothing to --mode {name}", hint="use --mode compiled")
     if name != "boundary" and backend is not None:
         raise SelectionError("--backend is for --mode boundary", hint="use --mode boundary")
     if name == "compiled":
-        return Compiled(fusion, realize, twin)
+        return Compiled(fusion, realize, twin, fusion_switch)
     if name != "boundary":
         return PlainMode(name)
     if backend is None:

@@ -247,6 +247,14 @@ verify --explain
 verify-op
     to read the schema of an op
         torch._ops: OpOverload OpOverloadPacket
+--fusion-switch
+    to leave single patterns out of Inductor's passes, and to list them
+        torch._inductor.pattern_matcher: PatternMatcherPass PatternMatcherPass.apply
+        torch._inductor.pattern_matcher: PatternMatcherPass.__init__>patterns
+        torch._inductor.pattern_matcher: PatternMatcherPass.__init__>pass_name
+        torch._inductor.pattern_matcher: register_replacement>search_fn
+        torch._inductor.fx_passes.joint_graph: lazy_init
+        torch._inductor.fx_passes.post_grad: lazy_init
 """
 
 

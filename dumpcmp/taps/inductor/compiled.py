@@ -46,7 +46,7 @@ class CompiledCapture(ModuleCapture):
         roots: Collection[nn.Module] = (),
         *,
         tapped: bool = True,
-        **way: bool,
+        **way: Any,
     ) -> None:
         inner = [getattr(root, "_orig_mod", root) for root in roots]  # of what torch.compile gave
         super().__init__(recorder, inner, mode=untraced_mode if tapped else None)
@@ -127,7 +127,7 @@ class CompiledCapture(ModuleCapture):
 class CompiledBackend(GraphBackend):
     """Inductor as a torch.compile backend of its own: tapped until it is closed."""
 
-    def __init__(self, recorder: Recorder, **way: bool) -> None:
+    def __init__(self, recorder: Recorder, **way: Any) -> None:
         super().__init__(recorder)
         self._compiling = False
         provenance = Provenance(self._where, lambda run: run, **way)

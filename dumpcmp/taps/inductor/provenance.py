@@ -17,6 +17,7 @@ from dumpcmp.nouns.key import Slot
 from dumpcmp.pytorch.names import check_names, patch, patched, private, standing_in
 from dumpcmp.taps.inductor import tables, written
 from dumpcmp.taps.inductor.marks import op_near, op_of
+from dumpcmp.taps.inductor.switches import Switches
 from dumpcmp.taps.inductor.twin import lowered_again
 from dumpcmp.taps.inductor.views import Sizes
 from dumpcmp.taps.inductor.written import Written, is_outermost, lowering
@@ -40,6 +41,7 @@ class Provenance:
         fusion: bool = True,
         realize: bool = False,
         twin: bool = False,
+        switches: Switches | None = None,
     ) -> None:
         self.known: dict[str, Traced] = {}  # by digest, which generated code refers to
         self._where = where  # the model that runs now, and the module of it that is being called
@@ -47,6 +49,9 @@ class Provenance:
         self._tapped, self._fusion, self._realize = tapped, fusion, realize
         self._twin = twin and tapped
         self._tag = f"dumpcmp-{tables.SCHEMA}-{fusion:d}{realize:d}{tapped:d}{self._twin:d}"
+        self._switches = switches or Switches()
+        if self._switches.off:
+            self._tag += f"-{self._switches.words}"
         self._compilations = weakref.WeakKeyDictionary[object, tables.Compilation]()
 
     @contextmanager
@@ -56,6 +61,7 @@ class Provenance:
         refuse_cpp_wrapper()
         config = private("torch.compiler.config")
         patches = [standing_in(path, ours) for path, ours in self._stand_ins().items()]
+        patches += self._switches.patches()
         if not self._fusion:
             most = "torch._inductor.codegen.cpp:CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM"
             patches.append(patch(most, lambda _: -1))

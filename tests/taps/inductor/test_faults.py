@@ -52,7 +52,7 @@ def test_materialising_every_op_tells_fused_suspects_apart(golden: Golden, tmp_p
 
 
 # How a sound compiler is run, whether it trains, and how many outputs may stay inside kernels.
-WAYS: dict[str, tuple[dict[str, bool], bool, int]] = {
+WAYS: dict[str, tuple[dict[str, Any], bool, int]] = {
     "fused": ({}, True, 3),  # a matmul that adds the residual is one call
     "fused, without twins": ({"twin": False}, True, 9),
     "realize": ({"realize": True}, True, 0),
