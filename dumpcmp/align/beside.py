@@ -43,8 +43,11 @@ def _belong(sides: Partners, sweep: Sweep | None, golden: Key, target: Key, by: 
     """Whether the values of one slot are the same: of one shape, or so by all that is known."""
     if sides.fit(golden, target):
         one, other = sides.golden.record(golden).dtype, sides.target.record(target).dtype
-        same_function = golden.op.function == target.op.function
-        return same_function or dtype_named(one).kind is dtype_named(other).kind
+        if golden.op.function == target.op.function:
+            return True
+        if sweep and golden.slot.is_input:  # each function takes them in its own order and views
+            return sweep.mate(sweep.theirs.strand(target)) == sweep.ours.strand(golden)
+        return dtype_named(one).kind is dtype_named(other).kind
     return by in _NAMED and (sweep is None or _are_known(sweep, golden, target))
 
 

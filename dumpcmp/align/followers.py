@@ -39,6 +39,11 @@ class _Side:
         self.appearances: dict[Key, list[Key]] = defaultdict(list)
         for key in listing.values:
             self.appearances[listing.first(key)].append(key)
+        self.kernels: dict[tuple[str, int, str], list[Key]] = defaultdict(list)
+        for key in listing.values:
+            call = listing.call(key) if key.slot.is_output else None
+            if call is not None and call.kernel and not call.is_removed:
+                self.kernels[key.model, key.step, call.kernel].append(key)
         self.whole_steps = {(s.model, s.step) for s in listing.sites if s.op == ROOT}
 
     def is_end(self, key: Key) -> bool:
@@ -68,7 +73,12 @@ class _Side:
         if not slot.is_input or site.op.is_module:
             return ()
         made = [other for other in self.listing.sites[site] if other.slot.is_output]
-        return made or None
+        return made or self._stored(site) or None
+
+    def _stored(self, site: Site) -> list[Key]:
+        """What the kernel of a compiled call stores, where the call itself stores nothing."""
+        call = self.listing.calls.get(site)
+        return self.kernels.get((site.model, site.step, call.kernel), []) if call else []
 
     def _gradients_made(self, site: Site) -> Iterable[Key]:
         holder = site._replace(op=Op(site.op.module), call=0)

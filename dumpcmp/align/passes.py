@@ -32,7 +32,8 @@ def by_provenance(
         kernel = kernel_of(pair)
         if pair.target is not None:
             by = PairedBy.PROVENANCE if kernel and pair.by is PairedBy.KEY else pair.by
-            by = PairedBy.TWIN if target.record(pair.target).is_twin else by
+            laid = pair.by is PairedBy.VALUE and not pair.key.op.is_module  # calls are no partners
+            by = PairedBy.TWIN if target.record(pair.target).is_twin and not laid else by
             inner = pair.golden is None and pair.target.slot.kind in _INNER
             yield replace(pair, by=by, inside=kernel if inner else "")
             continue
