@@ -72,6 +72,39 @@ def test_benign_noise_flips_and_nothing_is_wrong(style: str, tmp_path: Path) -> 
     assert any(row.touched and row.touched.num_touched for row in outcome.rows)
 
 
+def hugging_face(name: str) -> torch.nn.Module:
+    """A tiny mixture of experts as transformers has it."""
+    import transformers
+
+    sizes = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    }  # fmt: skip
+    if name == "Mixtral":
+        sizes |= {"num_local_experts": 8}
+    else:
+        sizes |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        sizes |= {"head_dim": 8}
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    model: torch.nn.Module = getattr(transformers, f"{name}ForCausalLM")(config)
+    return model.bfloat16().eval()
+
+
+@pytest.mark.parametrize("name", ["Qwen3Moe", "Mixtral"])
+def test_the_mixtures_of_transformers_flip_and_nothing_is_wrong(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model, ids = hugging_face(name), torch.randint(0, 64, (2, 16))
+    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "golden"):
+        model(ids)
+    with torch.no_grad(), SplitProducts(), dumpcmp.capture(model, tmp_path / "target"):
+        model(ids)
+    outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
+    assert outcome.conclusion is Conclusion.DECISIONS, outcome.headline
+    assert outcome.tally[Verdict.INCONCLUSIVE] == 0
+    touched = [row.touched for row in outcome.rows if row.touched]
+    assert sum(one.num_touched for one in touched) < sum(one.num_rows for one in touched) / 4
+
+
 def off_by_one(func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Any:
     """Every expert is the next one."""
     values, places = func(*args, **kwargs)
