@@ -275,7 +275,7 @@ def _blamed(value: RowNode, target: Listing) -> Row:
 def _shared(row: Row, target: Listing) -> dict[str, Any]:
     """The kernel that stores a root, and the ops in it that store nothing: any may be meant."""
     call = target.call(row.target_key) if row.target_key else None
-    if call is None or row.key.slot.is_gradient:
+    if call is None or row.key.slot.is_gradient or row.judgement.why is Why.LEAF:
         return {}
     sites = [
         Site(call.model, call.step, Op(op), int(number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +38,7 @@ def leaf_findings(
     """
     looking = _Looking(_Run(golden), _Run(target))
     found: dict[Pair, LeafFinding] = {}
+    known: set[Key] = set()
     is_apart = False
     for pair in pairs:
         one = measured.get(pair)
@@ -44,8 +46,9 @@ def leaf_findings(
             continue
         kind = looking.kind_of(pair.golden, pair.target, is_apart)
         finding = looking.finding(kind, pair.golden, pair.target, one) if kind else None
-        if finding is not None:
+        if finding is not None and finding.key not in known:  # a leaf may come up twice
             found[pair] = finding
+            known.add(finding.key)
         is_apart |= pair.golden.slot.is_output
     return found
 
@@ -99,6 +102,23 @@ class _Run:
                 found.setdefault(self.digest(key), key)
         return found
 
+    @cached_property
+    def weights(self) -> dict[str, list[Key]]:
+        """The parameters and buffers with these digests, as modules call them."""
+        found: dict[str, list[Key]] = defaultdict(list)
+        for key in self.side.listing.values:
+            if key.slot.is_weight:
+                found[self.digest(key)].append(key)
+        return found
+
+    def weight(self, key: Key) -> Key:
+        """The parameter or buffer that a value is, where that is known; else itself."""
+        if key.slot.is_weight:
+            return key
+        same = self.weights.get(self.digest(key), [])
+        near = [each for each in same if each.op == key.op.module]
+        return near[0] if near else same[0] if len(same) == 1 else key
+
     def digest(self, key: Key) -> str:
         """Of the elements of a value; its own name where nobody took it."""
         record = self.record(key)
@@ -149,7 +169,7 @@ class _Looking:
             return LeafKind.CONSTANT if golden.op.function in CREATES else None
         if not slot.is_input or any(run.record(k).digest in run.given_out for run, k in sides):
             return None
-        if weight_name(golden) and is_first:
+        if is_first and (weight_name(golden) or self.golden.digest(golden) in self.golden.weights):
             return LeafKind.PARAMETER
         is_complete = self.golden.is_complete and self.target.is_complete
         if golden.op == ROOT and not is_apart and (is_complete or golden.step == 0):
@@ -178,20 +198,21 @@ class _Looking:
     def _told(
         self, kind: LeafKind, golden: Key, target: Key, how: str, metrics: Metrics | None = None
     ) -> LeafFinding:
-        said = f"{_name(golden)} is not the same {_WORDS[kind]}: {how}"
+        name = self.golden.weight(golden)
+        said = f"{_name(name)} is not the same {_WORDS[kind]}: {how}"
         like = self._like(golden, target)
         if metrics is not None and not like:
             like = arithmetic_likeness(metrics, dtype_named(self.golden.record(golden).dtype).eps)
         rel_l2 = metrics.rel_l2 if metrics is not None else math.nan
-        return LeafFinding(golden, kind, f"{said}; {like}" if like else said, rel_l2)
+        return LeafFinding(name, kind, f"{said}; {like}" if like else said, rel_l2)
 
     def _like(self, golden: Key, target: Key) -> str:
         """What the target's value looks like: another one of golden's, or golden's own, changed."""
         try:
             other = self.golden.names.get(self.target.digest(target))
-            if other is not None and other != golden:
+            if other is not None and self.golden.weight(other) != self.golden.weight(golden):
                 when = f" at token {other.step}" if other.step != golden.step else ""
-                return f"it is golden's {_name(other)}{when}"
+                return f"it is golden's {_name(self.golden.weight(other))}{when}"
             ours, theirs = self.golden.load(golden), self.target.load(target)
             if ours is not None and theirs is not None:
                 return likeness(ours, theirs)
