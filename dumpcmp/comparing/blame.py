@@ -12,7 +12,7 @@ from dumpcmp.comparing.taping import tensor_of
 from dumpcmp.comparing.visits import RowGradient, RowNode, Visit
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.replay import Origin
-from dumpcmp.nouns.row import Row, Verdict
+from dumpcmp.nouns.row import Row, Verdict, Why
 
 
 def blame(rows: Sequence[Row], golden: Listing, target: Listing) -> list[Row]:
