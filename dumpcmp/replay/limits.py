@@ -26,11 +26,46 @@ _BY_VALUE = {
 }  # fmt: skip
 
 
+# Functions that give out no more than they take, whatever their other arguments are.
+_NO_LARGER = frozenset(
+    """
+    T abs bfloat16 cat clamp clone contiguous chunk detach double flatten float half mT masked_fill
+    neg permute relu reshape select split squeeze stack t to transpose tril triu type_as unbind
+    unsqueeze view
+    """.split()  # noqa: SIM905
+)
+# Functions that give out at most as many elements as the product of those that they take.
+_PRODUCTS = frozenset(
+    """
+    addmm baddbmm batch_norm bmm cross_entropy cumsum dot group_norm index_add layer_norm linear
+    log_softmax logsumexp matmul mean mm mse_loss mv nll_loss norm rms_norm
+    scaled_dot_product_attention scatter_add softmax std sum var
+    """.split()  # noqa: SIM905
+)
+
+
 def check_size(function: ReplayFunction, arguments: CallArguments, limit: int = MOST_BYTES) -> None:
     """Refuse a call that would give out more than `limit` bytes."""
+    if _WIDTH * _at_most(function, arguments) <= limit:
+        return
     nbytes = _WIDTH * _num_elements(function, arguments)
     if nbytes > limit:
         raise Unreplayable(f"it gives out {nbytes:.3g} bytes in float64, and {limit:.3g} may be")
+
+
+def _at_most(function: ReplayFunction, arguments: CallArguments) -> float:
+    """More elements than a call can give out, where that is plain; else infinitely many.
+
+    To know it precisely takes a run on tensors without memory, and torch seconds to learn those.
+    """
+    sizes = [float(tensor.numel()) for tensor in arguments.tensors()]
+    if function.name in _NO_LARGER:
+        return sum(sizes)
+    if function.name in _PRODUCTS:
+        return math.prod(max(1.0, size) for size in sizes[:3])
+    if function.name == "embedding" and len(sizes) > 1:
+        return sizes[0] * sizes[1]
+    return math.inf
 
 
 def _num_elements(function: ReplayFunction, arguments: CallArguments) -> float:
