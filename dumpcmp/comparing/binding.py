@@ -15,7 +15,7 @@ _IDLE = frozenset(
     """
     self out device layout memory_format non_blocking copy pin_memory requires_grad generator
     inplace cudnn_enable cudnn_enabled _stacklevel sparse scale_grad_by_freq allow_tf32 benchmark
-    deterministic size_average reduce implicit sorted
+    deterministic size_average reduce implicit sorted return_indices half_to_float
     """.split()  # noqa: SIM905
 )
 
@@ -23,7 +23,7 @@ _IDLE = frozenset(
 def bindings_of(given: CallInputs, function: str, target: str) -> list[dict[str, Any]]:
     """The arguments by name, as each overload that takes them names them; defaults filled in."""
     found = (bound(given, signature) for signature in signatures_of(function, target))
-    return [_told(each) for each in found if each is not None] or [_told(_unnamed(given, function))]
+    return [_told(each) for each in found if each is not None]
 
 
 def defaults_of(function: str, target: str) -> dict[str, Any]:
@@ -41,11 +41,11 @@ def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unnamed(given: CallInputs, function: str) -> dict[str, Any]:
+def unnamed(given: CallInputs, function: str) -> dict[str, Any]:
     """The arguments by position, where nothing says what they are called."""
     first = {"einsum": "equation"}.get(function, "argument 0")
     named = {f"argument {i}" if i else first: value for i, value in enumerate(given.args)}
-    return named | dict(given.kwargs)
+    return _told(named | dict(given.kwargs))
 
 
 def bound(given: CallInputs, signature: Overload) -> dict[str, Any] | None:

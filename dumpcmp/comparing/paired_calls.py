@@ -144,13 +144,15 @@ class _Asking:
         if ours.function in ("getitem", "setitem"):
             return self._held(taken_of(ours), taken_of(theirs), {})
         naming = import_module("dumpcmp.comparing.binding")  # needs torch, whose import takes long
+        golden, target = (
+            naming.bindings_of(side.given, side.function, side.call.target)
+            for side in (ours, theirs)
+        )
+        if not golden and not target:  # nobody says what the arguments are called
+            golden, target = ([naming.unnamed(s.given, s.function)] for s in (ours, theirs))
         defaults = naming.defaults_of(ours.function, ours.call.target)
-        candidates = [
-            self._held(one, other, defaults)
-            for one in naming.bindings_of(ours.given, ours.function, ours.call.target)
-            for other in naming.bindings_of(theirs.given, theirs.function, theirs.call.target)
-        ]
-        return [*self._autocast(), *min(candidates, key=len)]
+        candidates = [self._held(one, other, defaults) for one in golden for other in target]
+        return [*self._autocast(), *min(candidates, key=len, default=())]
 
     def _autocast(self) -> _Differing:
         ours, theirs = self.golden, self.target
@@ -182,14 +184,21 @@ class _Asking:
             return True
         if isinstance(golden, DtypeWord) and isinstance(target, DtypeWord):
             return golden == target or (golden.name, target.name) in self.dtypes
-        if isinstance(golden, tuple) and isinstance(target, tuple):
-            same_length = len(golden) == len(target)
-            return same_length and all(map(self._same, golden, target))
+        if isinstance(golden, tuple) or isinstance(target, tuple):
+            return self._same_lists(
+                *(v if isinstance(v, tuple) else (v,) for v in (golden, target))
+            )
         if Stand.TENSOR in (golden, target):  # a number may be given as a tensor
             return None not in (golden, target)
         if is_number(golden) and is_number(target):
             return are_near(golden, target, self.golden.dtype, self.target.dtype)
         return type(golden) is type(target) and bool(golden == target)
+
+    def _same_lists(self, golden: tuple[Any, ...], target: tuple[Any, ...]) -> bool:
+        """Whether two lists are the same; one number may stand for as many as the other has."""
+        if 1 in (len(golden), len(target)) and golden and target:
+            return all(self._same(one, other) for one in golden for other in target)
+        return len(golden) == len(target) and all(map(self._same, golden, target))
 
 
 def _counts(value: Any) -> bool:

@@ -54,6 +54,8 @@ def plain_argument(name: str, value: Any, calling: Calling) -> Any:
         return Stand.UNKNOWN  # the shapes of the results are held against each other
     if value is None:
         return _meant(name, calling)
+    if name == "stride" and value == ():  # that of the kernel
+        return Stand.UNKNOWN
     if name == "equation" and isinstance(value, str):
         return _plain_equation(value)
     if isinstance(value, float) and abs(value) in _LARGEST:

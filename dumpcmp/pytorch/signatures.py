@@ -30,6 +30,8 @@ Overload = tuple[Parameter, ...]
 @cache
 def signatures_of(function: str, target: str) -> tuple[Overload, ...]:
     """What `function`, which `target` names in full, may be called with: one for each overload."""
+    if target.startswith("aten."):  # "aten._softmax.default", whatever else has the name
+        return tuple(_of_aten(target.split(".")[1]))
     return (*_of_python(function, target), *_of_aten(function))
 
 

@@ -82,6 +82,9 @@ DIFFERENT: list[tuple[Body, Body, str]] = [
     (lambda x: torch.arange(8) + x, lambda x: torch.arange(1, 9) + x,
      "end: golden 8, the target 9; start: golden 0, the target 1"),
     (lambda x: x.tril(), lambda x: x.tril(1), "diagonal: golden 0, the target 1"),
+    (lambda x: F.avg_pool2d(x, 3, 1, 1),
+     lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+     "count_include_pad: golden True, the target False"),
     (lambda x: F.linear(x, x[0], x[0, :, 0]), lambda x: F.linear(x, x[0]),
      "bias: golden a tensor, the target None"),
 ]  # fmt: skip
@@ -115,6 +118,7 @@ SAME: list[tuple[Body, Body]] = [
     (lambda x: torch.einsum("bij,bkj->bik", x, x), lambda x: torch.einsum("b i d, b j d -> b i j",
                                                                          x, x)),
     (lambda x: F.relu(x, inplace=False), torch.relu),
+    (lambda x: F.max_pool2d(x, 2, 2, 0), lambda x: F.max_pool2d(x, (2, 2), stride=[2, 2])),
     (lambda x: torch.zeros(3, 8) + x[0, :3], lambda x: torch.zeros((3, 8)) + x[0, :3]),
     (lambda x: torch.chunk(x, 2, 1), lambda x: torch.chunk(x, chunks=2, dim=-2)),
 ]  # fmt: skip
