@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from pathlib import Path
@@ -34,12 +34,15 @@ from dumpcmp.judge import (
     judge_all,
     unseen_by,
 )
+from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.errors import CheckError, SelectionError
+from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Judgement, Row, Verdict, Why, void
 from dumpcmp.nouns.selection import Tap, make_tap
 
 PathLike = str | Path
+_MOST_CALLS = 3  # that differ for nothing, and are told of one by one
 
 
 def compare(
@@ -108,7 +111,12 @@ def compare(
     judgements = judge_all(evidence, rule, flow.sources, following)
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]
     rows = blame(rows, ours.listing, theirs.listing)
-    remarks = [*_caveats(rule, rows), *said_of_own(measured), *_remarks(tap, ours, theirs, finer)]
+    remarks = [
+        *_idle(clues.calls, rows),
+        *_caveats(rule, rows),
+        *said_of_own(measured),
+        *_remarks(tap, ours, theirs, finer),
+    ]
     remarks += renaming.idle(
         *({key.op.plain for key in side.listing.values} for side in (ours, theirs))
     )
@@ -183,6 +191,16 @@ def _caveats(rule: Checker, rows: Sequence[Row]) -> Iterator[str]:
         yield f"what passes does so by {said}; {doubted} values would fail by the rounding rule"
     yield from void(rows)
     yield from said_of_requests(rows)
+
+
+def _idle(calls: Mapping[Site, CallDifference], rows: Sequence[Row]) -> Iterator[str]:
+    """Calls that differ and that nothing fails for."""
+    causes = {row.key.site for row in rows if row.judgement.why is Why.CALL}
+    idle = [one for site, one in calls.items() if site not in causes]
+    for one in idle[:_MOST_CALLS]:
+        yield f"{one.golden_site}: {one.said}; nothing fails for it alone"
+    if len(idle) > _MOST_CALLS:
+        yield f"{len(idle) - _MOST_CALLS} more calls differ, and nothing fails for them alone"
 
 
 def _remarks(tap: Tap, golden: Side, target: Side, finer: Side | None) -> Iterator[str]:

@@ -163,3 +163,17 @@ def test_arguments_that_cannot_be_read_say_nothing() -> None:
 
     for text in ("", "{", "[1]", '{"args":1}', '{"args":[{"float":"x"}]}', "null"):
         assert read_arguments(text) is None
+
+
+def test_a_call_that_differs_for_nothing_is_a_remark(tmp_path: Path) -> None:
+    differences(lambda x: x.clamp(-5, 5), lambda x: x.clamp(-6, 5), tmp_path)
+    outcome = dumpcmp.compare(tmp_path / "g", tmp_path / "t")
+    assert outcome.passed
+    assert any("min: golden -5, the target -6; nothing fails" in r for r in outcome.remarks)
+
+
+def test_a_call_that_differs_is_the_cause_where_the_numbers_do(tmp_path: Path) -> None:
+    differences(lambda x: x * 0.5, lambda x: x * 0.6, tmp_path)
+    outcome = dumpcmp.compare(tmp_path / "g", tmp_path / "t")
+    (root,) = outcome.roots
+    assert root.reason.startswith("golden multiplies by 0.5, the target by 0.6")
