@@ -18,7 +18,7 @@ from dumpcmp.compacting import nbytes_of
 from dumpcmp.comparing.summaries import load_summary
 from dumpcmp.dumping.retention import Budgeted, Retention, compactor_beside, within_budget
 from dumpcmp.nouns.errors import CaptureWarning, SelectionError
-from dumpcmp.nouns.record import Kept
+from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.row import Verdict
 from tests.compacting.archives import put_step
 
@@ -49,15 +49,19 @@ def raising(numbers: Any) -> float:
     raise ValueError("no such numbers")
 
 
+def computed(archive: Archive) -> list[Record]:
+    """What is not a parameter, wherever it appears: those are known by sums of their own."""
+    weights = ("param", "buffer")
+    return [r for r in archive.values() if (r.same_as or r.key).slot.kind not in weights]
+
+
 def test_a_reducer_that_raises_leaves_values_whole_and_warns(tmp_path: Path) -> None:
     """Kept as Summaries, the elements would be gone, and the user's numbers with them."""
     keep = Retention("summary", reduce=f"{__name__}:raising")
     with pytest.warns(CaptureWarning, match="stays whole.*no such numbers"):
         run(tmp_path / "d", keep=keep)
     archive = Archive(tmp_path / "d")
-    assert {archive[key].kept for key in archive if key.slot.kind not in ("param", "buffer")} == {
-        Kept.FULL
-    }
+    assert {record.kept for record in computed(archive)} == {Kept.FULL}
 
 
 def test_a_reducer_that_is_not_there_is_named_before_the_program_runs(tmp_path: Path) -> None:
@@ -140,8 +144,7 @@ def largest(numbers: Any) -> Any:
 def test_own_reductions_at_capture(tmp_path: Path) -> None:
     run(tmp_path / "d", keep=Retention("summary", reduce=f"{__name__}:largest"))
     archive = Archive(tmp_path / "d")
-    records = [archive[key] for key in archive if key.slot.kind not in ("param", "buffer")]
-    held = [load_summary(archive, r) for r in records if r.kept is Kept.SUMMARY]
+    held = [load_summary(archive, r) for r in computed(archive) if r.kept is Kept.SUMMARY]
     assert held and all(s.reduced["largest"] == pytest.approx(max(-s.min, s.max)) for s in held)
 
 
