@@ -46,7 +46,12 @@ def settle(
     settled: dict[Pair, _Settled] = {}
     for pair in _upstream_first(known, sources):
         before = [settled[source] for source in sources.get(pair, ()) if source in settled]
-        settled[pair] = _settled(known[pair], local[pair], before, settled)
+        one, repeated = known[pair], known.get(pair.repeats) if pair.repeats else None
+        if repeated is not None and repeated.measured is one.measured and repeated.pair in settled:
+            first = settled[repeated.pair]
+            settled[pair] = replace(first, judgement=_repeated(first.judgement))
+        else:  # it was measured where it is, by another layout say
+            settled[pair] = _settled(one, local[pair], before)
     return {pair: settled[pair].judgement for pair in known}
 
 
@@ -65,15 +70,7 @@ def _upstream_first(known: Mapping[Pair, Evidence], sources: Sources) -> Iterato
                 waiting += [(s, False) for s in sources.get(pair, ()) if s in known]
 
 
-def _settled(
-    one: Evidence,
-    judgement: Judgement,
-    before: Sequence[_Settled],
-    settled: Mapping[Pair, _Settled],
-) -> _Settled:
-    first = settled.get(one.pair.repeats) if one.pair.repeats else None
-    if first is not None and one.measured.trouble is None:
-        return replace(first, judgement=_repeated(first.judgement))
+def _settled(one: Evidence, judgement: Judgement, before: Sequence[_Settled]) -> _Settled:
     taint = max((each.taint for each in before), default=_Taint.NOTHING)
     choice = one.replay.choice if one.replay else None
     is_flipped = one.touched is not None or bool(choice and choice.decides)
