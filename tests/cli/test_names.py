@@ -75,7 +75,7 @@ def test_names_are_shown_as_they_are(room: Path, arguments: tuple[str, ...]) -> 
 def test_piped_lines_are_not_broken(room: Path) -> None:
     told = comparing(room, "--output", "deep/" * 40).stdout
     assert f"report: {'deep/' * 40}compare.csv\n" in told
-    assert f"{LONG}/linear#0 input.1" in told
+    assert f"{LONG}#0 param.weight" in told
     assert all(len(line) < 1000 for line in told.splitlines()), "no line is filled up with blanks"
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from dumpcmp.handlers import HOLD, let
+from dumpcmp.handlers import HOLD, SWALLOWING, let
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import Level
@@ -62,6 +62,12 @@ def module_calls(intercept: Intercept) -> Iterator[None]:
         )
     with patched((nn.Module, _ATTRIBUTE, lambda _: CallDoor(intercept))):
         yield
+
+
+# Torch takes a mode off its stack there before it is ready to put it back.
+SWALLOWING.update(
+    (torch.overrides.__file__, name) for name in ("_pop_mode_temporarily", "_pop_mode")
+)
 
 
 class FunctionMode(TorchFunctionMode):
