@@ -9,7 +9,7 @@ from enum import IntEnum
 from dumpcmp.judge.conditions import Evidence
 from dumpcmp.judge.tolerances import GROWTH, ILL, SHORT_EPS
 from dumpcmp.nouns.replay import Origin, Replay, Touched
-from dumpcmp.nouns.row import Judgement, Pair, Verdict, Why
+from dumpcmp.nouns.row import Judgement, Measured, Pair, Verdict, Why
 
 Sources = Mapping[Pair, Sequence[Pair]]  # what each value was computed from, or is
 
@@ -81,7 +81,7 @@ def _settled(one: Evidence, judgement: Judgement, before: Sequence[_Settled]) ->
     if one.is_equal:
         return _Settled(replace(judgement, origin=Origin.EQUAL))
     judgement = replace(judgement, origin=_origin(one.replay, is_flipped))
-    if one.call and taint is not _Taint.FAULT and one.measured.metrics is not None:
+    if one.call and taint is not _Taint.FAULT and _differs(one.measured):
         fault = Judgement(Verdict.FAIL, one.call, why=Why.CALL, origin=Origin.INTRODUCED)
         return _Settled(fault, _Taint.FAULT, is_flipped, True)
     if one.touched is not None and judgement.verdict in (Verdict.PASS, Verdict.DTYPE):
@@ -93,6 +93,11 @@ def _settled(one: Evidence, judgement: Judgement, before: Sequence[_Settled]) ->
     if one.touched is not None and (one.pair.key.slot.is_input or one.pair.key.op.is_module):
         return _right(judgement, taint, is_flipped, one)  # it is what was given out before
     return _unknown(judgement, taint, is_flipped, before)
+
+
+def _differs(measured: Measured) -> bool:
+    """Whether the numbers differ; in another dtype they may be the same."""
+    return measured.metrics is not None and measured.metrics.max_abs_diff != 0
 
 
 def _repeated(judgement: Judgement) -> Judgement:
