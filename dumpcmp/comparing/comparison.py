@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +18,8 @@ from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
 from dumpcmp.comparing.own_metrics import asking, said_of_own
-from dumpcmp.comparing.requests import Asking, said_of_requests, spared
+from dumpcmp.comparing.remarks import caveats, facts_to_know, idle_calls, missing_of, one_sided
+from dumpcmp.comparing.requests import Asking, spared
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed, said_of
 from dumpcmp.comparing.side import Side, archive_at, open_side
@@ -32,17 +32,13 @@ from dumpcmp.judge import (
     ReferenceChecker,
     RoundingChecker,
     judge_all,
-    unseen_by,
 )
-from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.errors import CheckError, SelectionError
-from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Judgement, Row, Verdict, Why, void
-from dumpcmp.nouns.selection import Tap, make_tap
+from dumpcmp.nouns.row import Judgement, Row
+from dumpcmp.nouns.selection import make_tap
 
 PathLike = str | Path
-_MOST_CALLS = 3  # that differ for nothing, and are told of one by one
 
 
 def compare(
@@ -112,26 +108,18 @@ def compare(
     rows = [_row(one, judgements[one.pair], ways) for one in evidence]
     rows = blame(rows, ours.listing, theirs.listing)
     remarks = [
-        *_idle(clues.calls, rows),
-        *_caveats(rule, rows),
+        *idle_calls(clues.calls, rows),
+        *caveats(rule, rows),
         *said_of_own(measured),
-        *_remarks(tap, ours, theirs, finer),
+        *facts_to_know(tap, ours, theirs, finer),
     ]
     remarks += renaming.idle(
         *({key.op.plain for key in side.listing.values} for side in (ours, theirs))
     )
-    remarks += [*said_of(shortcuts), *_unseen(rows)]
+    remarks += [*said_of(shortcuts), *one_sided(rows)]
     roots = in_order(row for row in rows if row.root)
-    missing = () if partial else (*_missing("golden", ours), *_missing("my side", theirs))
+    missing = () if partial else (*missing_of("golden", ours), *missing_of("my side", theirs))
     return Outcome(tuple(rows), tuple(roots), tuple(remarks), missing)
-
-
-def _missing(name: str, side: Side) -> Iterator[str]:
-    """What is known to be lacking of a run: ranks, ends, records."""
-    yield from (f"{name}: {problem}" for problem in side.archive.problems)
-    for rank, facts in side.archive.run.items():
-        if error := facts.get("run", {}).get("error"):
-            yield f"{name}: rank {rank}: the program raised {error}"
 
 
 def _forget() -> None:
@@ -182,51 +170,3 @@ def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
         replay=evidence.replay,
         touched=evidence.touched,
     )
-
-
-def _caveats(rule: Checker, rows: Sequence[Row]) -> Iterator[str]:
-    """What passes though it proves little: by a rule that does not see all, or without numbers."""
-    if said := unseen_by(rule):
-        doubted = sum(row.judgement.why is Why.BLIND for row in rows)
-        yield f"what passes does so by {said}; {doubted} values would fail by the rounding rule"
-    yield from void(rows)
-    yield from said_of_requests(rows)
-
-
-def _idle(calls: Mapping[Site, CallDifference], rows: Sequence[Row]) -> Iterator[str]:
-    """Calls that differ and that nothing fails for."""
-    causes = {row.key.site for row in rows if row.judgement.why is Why.CALL}
-    idle = [one for site, one in calls.items() if site not in causes]
-    for one in idle[:_MOST_CALLS]:
-        yield f"{one.golden_site}: {one.said}; nothing fails for it alone"
-    if len(idle) > _MOST_CALLS:
-        yield f"{len(idle) - _MOST_CALLS} more calls differ, and nothing fails for them alone"
-
-
-def _remarks(tap: Tap, golden: Side, target: Side, finer: Side | None) -> Iterator[str]:
-    """What a reader must know: captures cut short, filters that select nothing, another dtype."""
-    sides = {"golden": golden, "my side": target, "the reference": finer}
-    for name, side in sides.items():
-        if side is not None:
-            yield from (f"{name}: {problem}" for problem in side.archive.problems)
-            yield from (f"{name}: {text}" for text in _certificates(side))
-    ops = {key.op for side in (golden, target) for key in side.archive}
-    steps = [key.step for key in golden.archive]
-    yield from tap.unmatched(max(steps, default=-1) + 1, ops) if tap != Tap() else ()
-
-
-def _unseen(rows: Sequence[Row]) -> Iterator[str]:
-    """What was computed in other ways on both sides, so that nothing could be held against it."""
-    counts = Counter(row.verdict for row in rows)
-    covered, dead = counts[Verdict.COVERED], counts[Verdict.DEAD]
-    if covered or dead:
-        yield (
-            f"{covered + dead} values are on one side only: all that was computed from {covered} "
-            f"of them agrees, nothing was computed from {dead}"
-        )
-
-
-def _certificates(side: Side) -> set[str]:
-    """Whether a compiled run was shown to be what it would have been without its capture."""
-    stated = [facts.get("run", {}).get("certificate") for facts in side.archive.run.values()]
-    return {str(words.get("text", "")) for words in stated if isinstance(words, dict)}

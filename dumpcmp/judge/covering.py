@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import IntEnum
 
+from dumpcmp.judge.walking import each_after
 from dumpcmp.nouns.row import Following, Judgement, Pair, Verdict
 
 
@@ -35,7 +36,7 @@ def cover(judgements: Mapping[Pair, Judgement], following: Following) -> dict[Pa
     where all that was made of it agrees.
     """
     ways: dict[Pair, _Way] = {}
-    for pair in _downstream_first(following):
+    for pair in each_after(following.made, following.made):
         ways[pair] = _way(pair, judgements, following, ways)
     return {
         pair: _judged(judgements[pair], way)
@@ -71,18 +72,3 @@ def _end(judgement: Judgement | None) -> _Way:
 def _judged(judgement: Judgement, way: _Way) -> Judgement:
     verdict = _VERDICTS.get(way, Verdict.UNPAIRED)
     return replace(judgement, verdict=verdict, reason=f"{judgement.reason}; {_SAID[way]}")
-
-
-def _downstream_first(following: Following) -> Iterator[Pair]:
-    """Every value after those that were made of it; a circle is cut where it closes."""
-    begun: set[Pair] = set()
-    for first in following.made:
-        waiting = [(first, False)]
-        while waiting:
-            pair, is_done = waiting.pop()
-            if is_done:
-                yield pair
-            elif pair not in begun:
-                begun.add(pair)
-                waiting.append((pair, True))
-                waiting += [(other, False) for other in following.made.get(pair, ())]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from dumpcmp.judge.conditions import Evidence
 from dumpcmp.judge.tolerances import GROWTH, ILL, SHORT_EPS
+from dumpcmp.judge.walking import each_after
 from dumpcmp.nouns.replay import Origin, Replay, Touched
 from dumpcmp.nouns.row import Judgement, Measured, Pair, Verdict, Why
 
@@ -44,7 +45,9 @@ def settle(
     """
     known = {one.pair: one for one in evidence}
     settled: dict[Pair, _Settled] = {}
-    for pair in _upstream_first(known, sources):
+    for pair in each_after(known, sources):
+        if pair not in known:  # it was moved by a collective
+            continue
         before = [settled[source] for source in sources.get(pair, ()) if source in settled]
         one, repeated = known[pair], known.get(pair.repeats) if pair.repeats else None
         if repeated is not None and repeated.measured is one.measured and repeated.pair in settled:
@@ -53,21 +56,6 @@ def settle(
         else:  # it was measured where it is, by another layout say
             settled[pair] = _settled(one, local[pair], before)
     return {pair: settled[pair].judgement for pair in known}
-
-
-def _upstream_first(known: Mapping[Pair, Evidence], sources: Sources) -> Iterator[Pair]:
-    """Every pair after its sources; a circle is cut where it closes."""
-    begun: set[Pair] = set()
-    for first in known:
-        waiting = [(first, False)]
-        while waiting:
-            pair, is_done = waiting.pop()
-            if is_done:
-                yield pair
-            elif pair not in begun:
-                begun.add(pair)
-                waiting.append((pair, True))
-                waiting += [(s, False) for s in sources.get(pair, ()) if s in known]
 
 
 def _settled(one: Evidence, judgement: Judgement, before: Sequence[_Settled]) -> _Settled:
