@@ -106,7 +106,7 @@ def chosen_program(
     if module:
         return lambda: programs.run_module(module, program)
     if program and not Path(program[0]).is_file():
-        hint = "options of dump come before the script, which gets all that follows it"
+        hint = "options come before the script, which gets all that follows it"
         raise SelectionError(f"{program[0]} is not a file", hint=hint)
     if program:
         return lambda: programs.run_script(program[0], program[1:])
