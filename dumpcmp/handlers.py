@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -16,6 +17,8 @@ AGAIN_SECONDS = 0.001
 FINALIZERS: set[CodeType] = set()  # of ours: Python drops what is raised in there
 # Files and functions of torch, run for our sake, that drop what is raised in them.
 SWALLOWING: set[str | tuple[str, str]] = set()
+# Functions of torch that lose a mode if something is raised as a context of theirs begins or ends.
+FRAGILE: set[tuple[str, str]] = set()
 
 _late: dict[int, tuple[Callable[..., Any], FrameType | None, float]] = {}  # signals that wait
 
@@ -102,8 +105,18 @@ def _run_late() -> None:
             raise
 
 
+def _is_fragile(frame: FrameType | None) -> bool:
+    """Whether `frame` begins or ends a context on which torch relies."""
+    if frame is None or frame.f_back is None or frame.f_code.co_filename != contextlib.__file__:
+        return False
+    caller = frame.f_back.f_code
+    return (caller.co_filename, caller.co_name) in FRAGILE
+
+
 def _is_swallowed(frame: FrameType | None) -> bool:
-    """Whether nobody would hear of what is raised in `frame`."""
+    """Whether nobody would hear of what is raised in `frame`, or torch would not survive it."""
+    if _is_fragile(frame):
+        return True
     for _ in range(4):
         if frame is None:
             return False

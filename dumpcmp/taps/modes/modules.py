@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from dumpcmp.handlers import HOLD, SWALLOWING, let
+from dumpcmp.handlers import FRAGILE, HOLD, SWALLOWING, let
 from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import Level
@@ -68,6 +68,7 @@ def module_calls(intercept: Intercept) -> Iterator[None]:
 SWALLOWING.update(
     (torch.overrides.__file__, name) for name in ("_pop_mode_temporarily", "_pop_mode")
 )
+FRAGILE.add((torch.overrides.__file__, "handle_torch_function"))
 
 
 class FunctionMode(TorchFunctionMode):
