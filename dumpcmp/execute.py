@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
@@ -28,16 +29,42 @@ class SerialExecutor(Executor):
         return future
 
 
+class WorkerPool(ProcessPoolExecutor):
+    """Processes that end at once where the block that uses them is left by an exception.
+
+    An interrupt may come in the middle of handing out a task; a pool that waits for its tasks then
+    waits for ever.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._not_ours = set(multiprocessing.active_children())
+        super().__init__(
+            jobs,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=signal.signal,  # Ctrl-C ends them without a word: this process speaks
+            initargs=(signal.SIGINT, signal.SIG_DFL),
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        if error is None:
+            return super().__exit__(kind, error, trace)
+        for child in set(multiprocessing.active_children()) - self._not_ours:
+            child.kill()
+            child.join()
+        self.shutdown(wait=False, cancel_futures=True)
+        return None
+
+
 def executor_for(jobs: int) -> AbstractContextManager[Executor]:
     """An executor of `jobs` processes; of none but this one where `jobs` is 1."""
     if jobs <= 1:
         return SerialExecutor()
-    return ProcessPoolExecutor(
-        jobs,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=signal.signal,  # Ctrl-C ends them without a word: this process speaks for all
-        initargs=(signal.SIGINT, signal.SIG_DFL),
-    )
+    return WorkerPool(jobs)
 
 
 def run_each(

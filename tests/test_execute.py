@@ -1,5 +1,6 @@
 """Work on any executor: results in the order of the tasks, few of them under way, errors told."""
 
+import multiprocessing
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -42,3 +43,12 @@ def test_few_tasks_are_under_way() -> None:
 def test_an_error_reaches_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         list(run_each(lambda number: 1 // number, [2, 1, 0, 3], SerialExecutor()))
+
+
+def test_an_interrupted_pool_does_not_wait_for_its_tasks() -> None:
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), executor_for(2) as pool:
+        assert pool.submit(abs, -1).result() == 1
+        pool.submit(time.sleep, 60)
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 30 and not multiprocessing.active_children()

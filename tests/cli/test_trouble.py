@@ -162,7 +162,10 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         comparing(tmp_path, "--jobs", "2"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     ) as process:  # fmt: skip
-        yield process
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def ended(process: subprocess.Popen[str]) -> Done:
