@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MUTANTS ?= 100000
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint bench fuzz wheel samples clean
+.PHONY: help demo test tests lint bench fuzz wheel samples clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -25,7 +25,10 @@ lint: $(READY)  ## ruff, mypy --strict and the import contracts
 	$(BIN)/mypy --strict dumpcmp tests benchmarks
 	$(BIN)/lint-imports
 
-test: lint  ## everything CI runs: lint, then all tests
+test: $(READY)  ## everything CI runs: lint and all tests, side by side
+	$(MAKE) --no-print-directory -j 2 lint tests
+
+tests: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 bench: $(READY)  ## print the benchmark tables (TABLE=archive,capture for some of them)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,45 +15,57 @@ from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
 
 PROGRAM = Path(__file__).parent / "programs" / "interrupted.py"
-MODES = ["eager", "aten", "fx"]
 INTERRUPTS = int(os.environ.get("DUMPCMP_INTERRUPTS", "2"))  # 25 is the long version
 
 
-def disturbed(path: Path, mode: str, what: str) -> list[int]:
-    """Run the program; the three numbers that it prints."""
-    command = [sys.executable, str(PROGRAM), str(path), mode, what]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=90)
+@dataclass(frozen=True)
+class Lived:
+    """What a program lived through in each of its parts, and the archives that it left."""
+
+    folder: Path
+    told: dict[str, list[int]]
+
+    def archive(self, what: str) -> Archive:
+        """The archive of a part, which is whole."""
+        archive = Archive(self.folder / what)
+        assert archive.complete and audit(self.folder / what).sound
+        return archive
+
+
+def disturbed(folder: Path, mode: str, *what: str) -> Lived:
+    """Run the parts `what` of the program."""
+    command = [sys.executable, str(PROGRAM), str(folder), mode, ",".join(what)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    return [int(word) for word in ran.stdout.split()]
+    told = [[int(word) for word in line.split()] for line in ran.stdout.splitlines()]
+    return Lived(folder, dict(zip(what, told, strict=True)))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_exceptions_of_handlers_are_passed_on(mode: str, tmp_path: Path) -> None:
-    sent, caught, done = disturbed(tmp_path / "d", mode, "raises")
+@pytest.fixture(scope="module", params=["eager", "aten", "fx"])
+def lived(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    """A program under one mode, whose handlers raise and call modules, and which forks."""
+    return disturbed(tmp_path_factory.mktemp("lived"), request.param, "raises", "calls", "forks")
+
+
+def test_exceptions_of_handlers_are_passed_on(lived: Lived) -> None:
+    sent, caught, done = lived.told["raises"]
     assert sent == caught >= 5
-    archive = Archive(tmp_path / "d")
-    assert archive.complete and audit(tmp_path / "d").sound
-    assert len(archive.steps("Sequential")) >= done
+    assert len(lived.archive("raises").steps("Sequential")) >= done
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_handler_may_call_a_module(mode: str, tmp_path: Path) -> None:
-    num_calls, *_ = disturbed(tmp_path / "d", mode, "calls")
-    assert num_calls >= 5
-    assert Archive(tmp_path / "d").complete and audit(tmp_path / "d").sound
+def test_a_handler_may_call_a_module(lived: Lived) -> None:
+    (num_calls,) = lived.told["calls"]
+    assert num_calls >= 5 and lived.archive("calls").steps("Linear")
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_forked_children_neither_hang_nor_write(mode: str, tmp_path: Path) -> None:
-    num_children, hung, _ = disturbed(tmp_path / "d", mode, "forks")
-    assert (num_children, hung) == (60, 0)
-    archive = Archive(tmp_path / "d")
-    assert archive.steps("Sequential") == tuple(range(60)) and audit(tmp_path / "d").sound
+def test_forked_children_neither_hang_nor_write(lived: Lived) -> None:
+    assert lived.told["forks"] == [60, 0]
+    assert lived.archive("forks").steps("Sequential") == tuple(range(60))
 
 
 def test_a_forked_child_may_leave_the_capture(tmp_path: Path) -> None:
-    assert disturbed(tmp_path / "d", "eager", "exits") == [3, 0, 0]
-    assert Archive(tmp_path / "d").complete and audit(tmp_path / "d").sound
+    lived = disturbed(tmp_path, "eager", "exits")
+    assert lived.told["exits"] == [3] and lived.archive("exits").steps("Sequential") == (0,)
 
 
 @pytest.mark.parametrize("trial", range(INTERRUPTS))

@@ -1,6 +1,6 @@
 """Programs that signals and forks disturb; each prints what it lived through.
 
-Run as ``python interrupted.py ARCHIVE MODE raises|calls|forks|exits``.
+Run as ``python interrupted.py FOLDER MODE raises,calls,forks,exits``: one archive for each.
 """
 
 import os
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import dumpcmp
 
-SECONDS = 1.5
+SECONDS = 1.0
 
 
 class Repeating(nn.Module):
@@ -65,7 +65,7 @@ def raises() -> None:
             armed = False
         except TimeoutError:
             caught += 1
-    print(sent, caught, done)
+    print(sent, caught, done, flush=True)
 
 
 def calls() -> None:
@@ -83,7 +83,7 @@ def calls() -> None:
     while time.monotonic() < end or num_calls < 5:
         both()
     signal.setitimer(signal.ITIMER_REAL, 0)
-    print(num_calls, 0, 0)
+    print(num_calls, flush=True)
 
 
 def forks() -> None:
@@ -97,7 +97,7 @@ def forks() -> None:
             os._exit(0)
         time.sleep(random.random() / 500)
         hung += not ended(child)
-    print(num_children, hung, 0)
+    print(num_children, hung, flush=True)
 
 
 def exits() -> None:
@@ -107,7 +107,7 @@ def exits() -> None:
     if not child:
         model(x)
         sys.exit(3)
-    print(os.waitpid(child, 0)[1] >> 8, 0, 0)
+    print(os.waitpid(child, 0)[1] >> 8, flush=True)
 
 
 def ended(child: int) -> bool:
@@ -122,13 +122,14 @@ def ended(child: int) -> bool:
     return False
 
 
-def main(path: str, mode: str, what: str) -> None:
+def main(folder: str, mode: str, what: str) -> None:
     mine = signal.getsignal(signal.SIGINT)
-    with dumpcmp.capture(None, path, mode=mode):
-        assert signal.getsignal(signal.SIGINT) is mine
-        {"raises": raises, "calls": calls, "forks": forks, "exits": exits}[what]()
-    assert signal.getsignal(signal.SIGINT) is mine is signal.default_int_handler
-    assert signal.signal.__module__ == "signal"
+    for name in what.split(","):
+        with dumpcmp.capture(None, f"{folder}/{name}", mode=mode):
+            assert signal.getsignal(signal.SIGINT) is mine
+            {"raises": raises, "calls": calls, "forks": forks, "exits": exits}[name]()
+        assert signal.getsignal(signal.SIGINT) is mine is signal.default_int_handler
+        assert signal.signal.__module__ == "signal"
 
 
 if __name__ == "__main__":
