@@ -141,11 +141,12 @@ def capturing(
         ExitStack() as after,  # the compactor ends when the archive is closed
         ArchiveWriter(
             path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite,
-            part_nbytes=retention.part_nbytes,
+            part_nbytes=retention.part_nbytes, buffer=retention.buffer,
         ) as out,
     ):  # fmt: skip
         beside = after.enter_context(compactor_beside(out.path.parent, retention, here.rank))
         recorder = Recorder(within_budget(out, retention, beside), tap, here.rank)
+        out.lend_to(recorder.stagings.pages)
         recorder.condense, recorder.lacking = retention.condenser(beside), lacking
         recorder.weights, recorder.weigh = weights_kept(tap, mode, retention), retention.weigher()
         taken = watching(mode, recorder, roots)
@@ -237,6 +238,7 @@ def _backend(
     here, run = world(), facts_of(tap, mode, None)
     writer = ArchiveWriter(path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite)
     recorder = Recorder(writer, tap, here.rank)
+    writer.lend_to(recorder.stagings.pages)
     recorder.lacking = lacking
     retention = Retention()
     recorder.weights, recorder.weigh = weights_kept(tap, mode, retention), retention.weigher()

@@ -46,6 +46,7 @@ class Retention:
     disk_budget: int | None = None
     hashes: int = 1  # sketches a tensor
     segments: int = 0  # ranges of tokens with sketches of their own
+    buffer: int | None = None  # bytes of memory that may hold what the disk has not taken yet
 
     def __post_init__(self) -> None:
         if self.keep not in ("full", "summary"):

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -16,6 +16,9 @@ from xxhash import xxh3_128_hexdigest
 from dumpcmp.archive import schema
 from dumpcmp.archive.encoder import UNDEFINED
 from dumpcmp.archive.schema import ADDRESS_AT, CRC_AT, MAGIC, PREFIX_HEADER
+from dumpcmp.archive.write.arrivals import Arrivals
+from dumpcmp.archive.write.crew import Crew, Flight, Job
+from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.ring import Ring
 from dumpcmp.handlers import overdue
@@ -24,7 +27,11 @@ COMMIT_SECONDS = 0.05  # half of what is promised: a commit itself takes time to
 GATHER_SECONDS = 0.01
 GATHER_NBYTES = 1 << 20
 SMALL_RUN = 1 << 20  # bytes that are finished at once, or a quarter of what the ring reaches
+LARGE_RUN = 16 << 20  # but never more than this
 LARGE_NBYTES = 4 << 20  # a value that is written while it is digested
+PIECE_NBYTES = 8 << 20  # of a large value, which one thread writes
+MOST_FLYING = 2 << 30  # bytes under way at once
+LATEST_SECONDS = 0.5  # a commit does not wait longer than this for large values under way
 SMALLEST_SHARED = 1 << 17  # bytes worth another thread
 PATIENCE_SECONDS = 0.5  # a producer waits so long in all before the ring takes more memory
 _CALL, _VALUE = schema.CALL, schema.VALUE
@@ -34,45 +41,6 @@ SEAL = 0  # an entry that has no bytes in the ring: the part is finished
 
 # A record in the ring: its kind, its part, its place and bytes there, and what the kind needs.
 Laid = tuple[Any, ...]
-
-
-class Pen:
-    """A thread that does one thing at a time: it writes while the next records are finished."""
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._busy = False
-
-    def begin(self, job: Callable[[], None]) -> None:
-        """Start `job`; the one before must have ended."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="dumpcmp pen", daemon=True)
-            self._thread.start()
-        self._busy = True
-        self._jobs.put(job)
-
-    def end(self) -> None:
-        """Wait for the job, if there is one, and raise what it raised."""
-        if self._busy:
-            self._busy = False
-            if error := self._done.get():
-                raise error
-
-    def stop(self) -> None:
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-
-    def _work(self) -> None:
-        while job := self._jobs.get():
-            try:
-                job()
-            except BaseException as error:  # raised again by `end`, in the thread that waits
-                self._done.put(error)
-            else:
-                self._done.put(None)
 
 
 def _no_answer() -> OSError:
@@ -96,14 +64,20 @@ class Drain:
         self.error: BaseException | None = None
         self.seconds_waited = self._impatience = 0.0
         self.open_parts: set[Part] = set()
-        self._sequence = 1
+        self._sequence = 1  # of the oldest record in the ring
+        self._num_laid = 1  # the sequence number of the next record to write
         self._committed_at = 0.0
         self.asleep = False
         self._stopping = False
         self._wake = threading.Event()
-        self._writing: tuple[int, int] | None = None  # bytes and records under way
+        self._flights: deque[Flight] = deque()
+        self._flying = 0  # bytes of them
+        self._run: Flight | None = None  # records in one piece that are being written
+        # Rows of values that are under way, and the links to each, which get its digest too.
+        self._undigested: dict[tuple[Part, int], list[tuple[Part, int]]] = {}
         self._stamps: deque[tuple[int, float]] = deque()  # when records came, every few ms
-        self._pen = Pen()
+        self._crew = Crew()
+        self.arrivals = Arrivals(self._room)
         self._thread = threading.Thread(target=self._work, name="dumpcmp writer", daemon=True)
 
     def start(self) -> None:
@@ -173,7 +147,8 @@ class Drain:
         except BaseException as error:  # whatever it is, the user's program must go on
             self._fail(error)
         finally:
-            self._pen.stop()
+            self._crew.stop()
+            self.arrivals.stop()
 
     def _rest(self) -> None:
         """Sleep until there is something to write or to commit."""
@@ -198,40 +173,79 @@ class Drain:
 
     def _write_pending(self) -> None:
         """Write all that is pending, but leave off when a commit is due."""
-        while self.pending:
+        while self.pending or self._flights:
+            if not self.pending:
+                self._land()
+                continue
             kind, part, _, nbytes, *_ = self.pending[0]
             if kind == SEAL:
                 self.pending.popleft()
-                self._settle()
-                self._seal(part)
+                self._launch(Flight(0, 0, partial(self._seal, part)))
             elif kind == schema.WRAP:
                 self.pending.popleft()
-                self._settle()
-                with self.lock:
-                    self._sequence += bool(nbytes)
-                    self.ring.unwrap(nbytes, self._sequence)
-                    self.freed.notify_all()
+                self._num_laid += bool(nbytes)
+                self._launch(Flight(0, 0, partial(self._unwrap, nbytes)))
+            elif kind == _VALUE and nbytes > LARGE_NBYTES:
+                self._write_large(self.pending.popleft())
             else:
-                if kind == _VALUE and nbytes > LARGE_NBYTES:
-                    self._write_large(self.pending.popleft())
-                else:
-                    self._write_run(part)
-                if time.monotonic() - self._committed_at >= COMMIT_SECONDS:
-                    break
+                self._write_run(part)
+            self._land_some()
+            late = time.monotonic() - self._committed_at
+            if late >= (LATEST_SECONDS if self._flights else COMMIT_SECONDS):
+                break
         self._settle()
+
+    def _launch(self, flight: Flight, *jobs: Job) -> None:
+        self._crew.begin(flight, *jobs)
+        self._flights.append(flight)
+        self._flying += flight.nbytes
+
+    def _land_some(self) -> None:
+        """Free what has been written; wait only while too much is under way."""
+        flights = self._flights
+        while flights and (not flights[0].num_left or self._flying > MOST_FLYING):
+            self._land()
+
+    def _settle(self) -> None:
+        """Wait for all that is under way."""
+        while self._flights:
+            self._land()
+
+    def _land(self) -> None:
+        """Wait for the oldest flight, and free what it has written."""
+        flight = self._flights[0]
+        self._crew.end(flight)
+        flight.land()
+        self._flights.popleft()
+        self._flying -= flight.nbytes
+        if not flight.count:
+            return
+        with self.lock:
+            self._sequence += flight.count
+            self.ring.release(flight.nbytes, self._sequence)
+            while self._stamps and self._stamps[0][0] < self._sequence:
+                self._stamps.popleft()
+            self.freed.notify_all()
+
+    def _unwrap(self, nbytes: int) -> None:
+        with self.lock:
+            self._sequence += bool(nbytes)
+            self.ring.unwrap(nbytes, self._sequence)
+            self.freed.notify_all()
 
     def _write_run(self, part: Part) -> None:
         """Finish the records of `part` that lie one after another, then write them at once."""
         pending, finish_value = self.pending, self._finish_value
         start = stop = pending[0][2]
-        began, count, most = part.end, 0, max(SMALL_RUN, self.ring.reach // 4)
+        began, count = part.end, 0
+        most = min(max(SMALL_RUN, self.ring.reach // 4), LARGE_RUN)
         self.open_parts.add(part)
         while pending:
             entry = pending[0]
             total = entry[3]
             if entry[1] is not part or entry[2] != stop or entry[0] == SEAL:
                 break
-            if count and stop + total - start > most:
+            if count and (stop + total - start > most or total > LARGE_NBYTES):
                 break
             pending.popleft()
             if entry[0] == _VALUE:
@@ -240,47 +254,62 @@ class Drain:
                 self._finish_text(*entry)
             stop += total
             count += 1
-        self._settle()
-        self._writing = stop - start, count
-        part.sequence = self._sequence + count
         content = self.ring.room[start:stop]
+        self._num_laid += count
+        flight = Flight(stop - start, count, partial(self._count, part, self._num_laid))
+        self._end_run()
         if stop - start >= SMALLEST_SHARED:
-            self._pen.begin(lambda: part.write(content, began))
+            self._run = flight
+            self._launch(flight, partial(part.write, content, began))
         else:
             part.write(content, began)
-            self._settle()
+            self._launch(flight)
+
+    def _end_run(self) -> None:
+        """Wait for the run that is being written, before anything is written behind it.
+
+        While it is the last of its file, a kill leaves a file too short for what is missing.
+        """
+        if self._run is not None:
+            self._crew.end(self._run)
+            self._run = None
+
+    def _count(self, part: Part, sequence: int) -> None:
+        part.sequence = sequence
 
     def _write_large(self, entry: Laid) -> None:
         """Write a large value while it is digested; its prefix, which makes it valid, is last."""
-        _, part, place, total, _, form, _, _, wait, _ = entry
+        _, part, place, total, call, form, number, order, wait, given = entry
         if wait is not None:
-            wait()
-            self._room[place : place + 4] = MAGIC
-        self._settle()
+            self._receive(wait, place)
         self.open_parts.add(part)
-        self._writing = total, 1
-        began, start = part.end, form.prefix_nbytes
+        address, start = part.end, form.prefix_nbytes
+        part.end = address + total
+        row = part.num_rows
+        part.add_value(call, form, number, order, address, address + start, b"")
+        self._undigested[part, row] = [(part, row)]
         content = self._room[place + start : place + total]
-        self._pen.begin(lambda: part.write(content, began + start))
-        self._finish_value((*entry[:8], None, entry[9]), part)
-        self._pen.end()
-        part.write(self._room[place : place + start], began)
-        part.sequence = self._sequence + 1
-        self._settle()
+        found = [given]
+        jobs: list[Job] = [] if given else [partial(_digest, content[: form.nbytes], found)]
+        for at in range(0, len(content), PIECE_NBYTES):
+            piece = content[at : at + PIECE_NBYTES]
+            jobs.append(partial(part.write, piece, address + start + at))
+        self._num_laid += 1
+        self._end_run()
+        land = partial(self._complete, part, row, place, address, form, found, self._num_laid)
+        self._launch(Flight(total, 1, land), *jobs)
 
-    def _settle(self) -> None:
-        """Wait for the write that is under way, and free what it has written."""
-        if self._writing is None:
-            return
-        nbytes, count = self._writing
-        self._pen.end()
-        self._writing = None
-        with self.lock:
-            self._sequence += count
-            self.ring.release(nbytes, self._sequence)
-            while self._stamps and self._stamps[0][0] < self._sequence:
-                self._stamps.popleft()
-            self.freed.notify_all()
+    def _complete(
+        self, part: Part, row: int, place: int, address: int, form: Template, found: list[str],
+        sequence: int,
+    ) -> None:  # fmt: skip
+        """Give a large value, which is in the file and digested, the prefix that makes it valid."""
+        digest = found[0].encode()
+        self._fill_in(place, address, form, digest)
+        part.write(self._room[place : place + form.prefix_nbytes], address)
+        for holder, at in self._undigested.pop((part, row)):
+            holder.set_digest(at, digest)
+        part.sequence = sequence
 
     def _finish_text(self, kind: int, part: Part, place: int, total: int, *rest: Any) -> None:
         """Give a record that is all text its address and CRC."""
@@ -294,6 +323,8 @@ class Drain:
             part.forms.append(*rest)
         else:
             owner, holder, row, path = rest
+            if (holder, row) in self._undigested:
+                self._undigested[holder, row].append((part, part.num_rows))
             part.add_link(owner, row, holder.row(row), path)
 
     def _finish_value(self, entry: Laid, part: Part) -> None:
@@ -302,23 +333,34 @@ class Drain:
         This runs for every value: it reads no attribute twice and calls little.
         """
         _, _, place, total, call, form, number, order, wait, given = entry
-        room, address, prefix, nbytes = self._room, part.end, form.prefix_nbytes, form.nbytes
+        address, prefix, nbytes = part.end, form.prefix_nbytes, form.nbytes
         if wait is not None:
-            wait()
-            room[place : place + 4] = MAGIC
-        start, fields = place + prefix, place + PREFIX_HEADER
-        digest = (given or xxh3_128_hexdigest(room[start : start + nbytes])).encode()
-        offset = address + prefix if nbytes else 0
-        form.header.pack_into(
-            room, fields, form.before_address, offset or UNDEFINED, form.before_digest, digest
+            self._receive(wait, place)
+        start = place + prefix
+        digest = (given or xxh3_128_hexdigest(self._room[start : start + nbytes])).encode()
+        self._fill_in(place, address, form, digest)
+        part.end = address + total
+        part.add_value(
+            call, form, number, order, address, address + prefix if nbytes else 0, digest
         )
+
+    def _receive(self, wait: Callable[[], None], place: int) -> None:
+        """Wait until the bytes of the record at `place` are there, and say so in the ring."""
+        wait()
+        self._room[place : place + 4] = MAGIC
+
+    def _fill_in(self, place: int, address: int, form: Template, digest: bytes) -> None:
+        """Fill in what depends on the place in the file, and on the bytes, behind the fields."""
+        room, fields = self._room, place + PREFIX_HEADER
+        offset = address + form.prefix_nbytes if form.nbytes else UNDEFINED
+        form.header.pack_into(room, fields, form.before_address, offset, form.before_digest, digest)
         _PACK_ADDRESS(room, place + ADDRESS_AT, address)
         _PACK_CRC(room, place + CRC_AT, crc32(room[place + 8 : fields]))
-        part.end = address + total
-        part.add_value(call, form, number, order, address, offset, digest)
 
     def _fail(self, error: BaseException) -> None:
         """Stop: keep what is in the parts, free the ring, and let the producer know."""
+        self._crew.stop(now=True)
+        self._flights.clear()
         for part in self.open_parts:
             try:
                 part.close()
@@ -328,3 +370,7 @@ class Drain:
             self.error = error
             self.pending.clear()
             self.freed.notify_all()
+
+
+def _digest(content: memoryview, found: list[str]) -> None:
+    found[0] = xxh3_128_hexdigest(content)

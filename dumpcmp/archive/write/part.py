@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from struct import Struct
@@ -29,12 +31,23 @@ from dumpcmp.nouns.record import Call, Source
 
 _PACK_ROW = ROW.pack
 LOST_PATH = "lost"  # where a link leads whose value is not there any more
+DIGEST_NBYTES = 32  # the last of a row
 LINK_COUNT_AT = 4  # of the number of hard links, in an object header
 _NUMBER = Struct("<I")
 _DEPTH = attrgetter("depth")
 
 Octets = bytes | bytearray | memoryview
 Owner = tuple[int, Template, int, int]  # of a row: its call, its form and that one's number, order
+
+
+@contextmanager
+def _mapped(descriptor: int, nbytes: int, offset: int) -> Iterator[memoryview]:
+    """`nbytes` of a file at `offset`; whoever keeps a view of them keeps the mapping, no more."""
+    mapping = mmap.mmap(descriptor, nbytes, offset=offset)
+    with memoryview(mapping) as whole:
+        yield whole
+    with suppress(BufferError):  # it goes when the last view does
+        mapping.close()
 
 
 class Part:
@@ -133,8 +146,7 @@ class Part:
         lead, prefix, at = self.end - start, form.prefix_nbytes, self.end
         os.posix_fallocate(self.descriptor, at, form.total)
         with (
-            mmap.mmap(self.descriptor, lead + form.total, offset=start) as mapping,
-            memoryview(mapping) as whole,
+            _mapped(self.descriptor, lead + form.total, start) as whole,
             whole[lead : lead + prefix] as head,
             whole[lead + prefix : lead + prefix + form.nbytes] as room,
         ):
@@ -212,6 +224,11 @@ class Part:
             group.add(encoder.external_link(form.slot, group.num_links, part_name(part), path))
         self._touch(group)
         self.rows += ROW.pack(call, number, order, part, row, *target[5:])
+
+    def set_digest(self, row: int, digest: bytes) -> None:
+        """Say what the digest of the value of `row` is, which was not known when it was added."""
+        end = (row + 1) * ROW.size
+        self.rows[end - DIGEST_NBYTES : end] = digest
 
     def add_lost(self) -> None:
         """Leave a row for a value that was lost, so that the others keep their numbers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -9,7 +10,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
-from typing import Literal
+from typing import Literal, Protocol
 
 from dumpcmp.archive import paths
 from dumpcmp.archive.paths import HEADER_NBYTES, SHARED_MEMORY
@@ -21,19 +22,61 @@ PRIVATE_NBYTES = 8 << 20  # small, so that it is drained within the promised 100
 WARM_NBYTES = 2 << 20  # pages that are used again and again are in the cache, and need no fault
 
 LARGE_REACH = 16 << 20  # for larger records, lest threads wait for each other after each one
+LENT_REACH = 256 << 20  # that is lent at once, since each piece takes the device a while
+PIECE = 2 << 20  # of which what is lent is a multiple
+SHARE = 4  # of the memory that is free, one part in so many is taken unasked
 
 _TAIL = Struct("<QQ")
 _TAIL_AT = 24
 
 
-def affordable(wanted: int, directory: Path = SHARED_MEMORY) -> int:
-    """How much of `wanted` a shared ring may take: a quarter of what is free, or nothing."""
+class Borrower(Protocol):
+    """Whoever writes into the ring from outside, and must know its memory before: a GPU."""
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether it has begun to."""
+
+    def lend(self, address: int, nbytes: int) -> None:
+        """Be told of memory that belongs to the ring from now on."""
+
+    def give_back(self) -> None:
+        """Write no more, since the memory goes."""
+
+
+def affordable(wanted: int, directory: Path = SHARED_MEMORY, asked: bool = False) -> int:
+    """How much of `wanted` a shared ring may take: a quarter of what is free, or nothing.
+
+    Where the user has `asked` for so much, it is three quarters.
+    """
     try:
         free = os.statvfs(directory)
     except OSError:
         return 0
-    nbytes = min(wanted, free.f_bavail * free.f_frsize // 4) & -HEADER_NBYTES
+    share = free.f_bavail * free.f_frsize // SHARE * (3 if asked else 1)
+    nbytes = min(wanted, share) & -HEADER_NBYTES
     return nbytes if nbytes >= SMALLEST else 0
+
+
+def free_memory() -> int:
+    """Bytes that the system, and the group of processes that we are in, can still give."""
+    found = [_system_memory(), _group_memory()]
+    return min((nbytes for nbytes in found if nbytes is not None), default=0)
+
+
+def _system_memory() -> int | None:
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return None
+
+
+def _group_memory(group: Path = Path("/sys/fs/cgroup")) -> int | None:
+    with suppress(OSError, ValueError):
+        most = int((group / "memory.max").read_text())  # or the word "max"
+        return max(0, most - int((group / "memory.current").read_text()))
+    return None
 
 
 class Ring:
@@ -41,11 +84,15 @@ class Ring:
 
     The records in use lie from `tail` to `head`, or, once `wrapped`, from `tail` to where a
     wrap record stands and from the start to `head`. Only the first `reach` bytes are in use until
-    the disk falls behind: fresh pages cost more than a short wait. The first page of the memory
-    says where the oldest record is, for whoever finds the ring after its process was killed.
+    the disk falls behind: fresh pages cost more than a short wait; and never more than `usual`,
+    unless a device writes here. The first page of the memory says where the oldest record is, for
+    whoever finds the ring after its process was killed.
     """
 
-    def __init__(self, capacity: int, path: Path | None = None, claim: bytes = b"") -> None:
+    def __init__(
+        self, capacity: int, path: Path | None = None, claim: bytes = b"",
+        usual: int | None = None,
+    ) -> None:  # fmt: skip
         self.capacity = max(capacity & -HEADER_NBYTES, SMALLEST)
         self.path = path
         self._descriptor = -1
@@ -54,7 +101,10 @@ class Ring:
         self.head = self.tail = self.used = 0
         self.wrapped = False
         self.reach = min(WARM_NBYTES, self.capacity)
+        self._usual = min(self.capacity, usual or self.capacity)
         self._most = self.capacity  # less, once the system has no more memory to give
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + HEADER_NBYTES
+        self._borrower: Borrower | None = None
         self._memory[paths.RING_OWNER_AT : paths.RING_OWNER_AT + len(claim)] = claim
         paths.RING_HEADER.pack_into(self._memory, 0, paths.RING_MAGIC, self.capacity, 0, 1)
 
@@ -101,13 +151,33 @@ class Ring:
 
         False where the ring cannot hold two: the memory is too small, or given to others.
         """
-        if 2 * nbytes <= self._most:
+        if 2 * nbytes <= self.most:
             self._reach_to(max(2 * nbytes, min(64 * nbytes, LARGE_REACH)))
         return 2 * nbytes <= self.reach
 
+    @property
+    def most(self) -> int:
+        """How many bytes it may use now."""
+        return self._most if self.is_lent else min(self._usual, self._most)
+
+    def lend_to(self, borrower: Borrower) -> None:
+        """Let `borrower` know of all memory that is in use, now and later."""
+        self._borrower = borrower
+        borrower.lend(self._address, self.reach)
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether somebody outside writes here."""
+        return self._borrower is not None and self._borrower.is_writing
+
+    def make_room(self, nbytes: int) -> None:
+        """Reach further for `nbytes`, rather than go on at the start, where little is free yet."""
+        if not self.wrapped and nbytes > self.reach - self.head and self.tail < self.reach // 2:
+            self._reach_to(max(2 * self.reach, self.head + nbytes, LENT_REACH))
+
     def _reach_to(self, wanted: int) -> None:
         """Reach as far as `wanted`, or as there is memory: all that is used is reserved before."""
-        wanted = min(wanted, self._most)
+        wanted = min(-(-wanted // PIECE) * PIECE, self.most)
         if wanted <= self.reach:
             return
         if self._descriptor >= 0:
@@ -116,6 +186,8 @@ class Ring:
             except OSError:  # full: it stays as large as it is, and whoever needs more waits
                 self._most = self.reach
                 return
+        if self._borrower is not None:
+            self._borrower.lend(self._address + self.reach, wanted - self.reach)
         self.reach = wanted
 
     def wrap(self) -> None:
@@ -150,6 +222,8 @@ class Ring:
 
     def close(self) -> None:
         """Give the memory back, and remove the shared file."""
+        if self._borrower is not None:
+            self._borrower.give_back()
         with suppress(BufferError):  # somebody still looks at it: it goes when they do
             self.room.release()
             self._memory.close()
@@ -158,17 +232,23 @@ class Ring:
             self.path.unlink(missing_ok=True)
 
 
-def make_ring(wanted: int, memory: Memory, directory: Path) -> Ring:
-    """A ring that outlives a kill: in shared memory, else in `directory`; else a private one."""
+def make_ring(wanted: int, memory: Memory, directory: Path, buffer: int | None = None) -> Ring:
+    """A ring that outlives a kill: in shared memory, else in `directory`; else a private one.
+
+    It may grow to `buffer` bytes in shared memory, or where nobody says how many, to a share of
+    what is free while a device writes there.
+    """
     choices = []
-    if memory == "shared" and (nbytes := affordable(wanted)):
+    most = max(wanted, free_memory() // SHARE) if buffer is None else buffer
+    if memory == "shared" and (nbytes := affordable(most, asked=buffer is not None)):
         name = f"{paths.RING_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
         choices.append((nbytes, SHARED_MEMORY / name))
     if memory != "private":
         choices.append((min(wanted, FILE_NBYTES), directory / paths.RING_FILE))
     for nbytes, path in choices:
         try:
-            return Ring(nbytes, path, paths.ring_claim(directory))
+            usual = nbytes if buffer is not None else min(nbytes, wanted)
+            return Ring(nbytes, path, paths.ring_claim(directory), usual)
         except OSError:
             path.unlink(missing_ok=True)
     return Ring(min(wanted, PRIVATE_NBYTES))

@@ -231,6 +231,8 @@ class Staging:
             wait = source.copy_into(room[start : start + nbytes])
             if wait is not None:
                 room[place : place + 4] = schema.WAITING
+                if getattr(wait, "is_prompt", False):
+                    wait = drain.arrivals.watch(place, wait)
             else:
                 digest = getattr(source, "digest", "")
         _PACK_SEQUENCE(room, place + _SEQUENCE_AT, self._sequence)
@@ -311,6 +313,8 @@ class Staging:
             self._drain.keep_up(self._sequence)
         if ring.used == 0:
             ring.rewind(self._sequence)
+        if ring.is_lent:
+            ring.make_room(nbytes)
         place = ring.place_for(nbytes)
         if place == ring.head:
             return place

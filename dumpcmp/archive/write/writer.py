@@ -19,7 +19,7 @@ from dumpcmp.archive.paths import RankDirectory, now, process_start
 from dumpcmp.archive.schema import SCHEMA_VERSION
 from dumpcmp.archive.write.drain import Drain
 from dumpcmp.archive.write.recovery import rescue
-from dumpcmp.archive.write.ring import Memory, make_ring
+from dumpcmp.archive.write.ring import Borrower, Memory, make_ring
 from dumpcmp.archive.write.staging import Staging, Steps
 from dumpcmp.handlers import HANDLERS, HOLD
 from dumpcmp.nouns.errors import ArchiveError, warn_of
@@ -35,6 +35,7 @@ class Progress:
     num_records: int
     nbytes: int
     seconds_waited: float  # for a disk that is slower than the model
+    buffer: int  # bytes of memory that may hold what the disk has not taken yet
 
 
 class ArchiveWriter:
@@ -58,6 +59,7 @@ class ArchiveWriter:
         part_nbytes: int = 1 << 30,
         ring_nbytes: int = RING_NBYTES,
         memory: Memory = "shared",
+        buffer: int | None = None,
     ) -> None:
         here = Path(path).absolute()  # wherever the program goes meanwhile
         self._directory = RankDirectory(here, rank, world_size)
@@ -65,7 +67,7 @@ class ArchiveWriter:
         self._directory.create(overwrite=overwrite)
         self._held = _hold(self.path)
         self.run: dict[str, Any] = dict(run or {})
-        self._ring = make_ring(ring_nbytes, memory, self.path)
+        self._ring = make_ring(ring_nbytes, memory, self.path, buffer)
         self._drain = Drain(self._ring)
         self._lock = self._drain.lock
         self._staging = Staging(self._drain, Steps(self._directory, part_nbytes, self._drain))
@@ -112,6 +114,11 @@ class ArchiveWriter:
         """The rank's own directory."""
         return self._directory.path
 
+    def lend_to(self, borrower: Borrower) -> None:
+        """Let `borrower`, who writes for a device, know of the memory that values are put into."""
+        with self._lock:
+            self._ring.lend_to(borrower)
+
     @property
     def active(self) -> bool:
         """Whether the sink still takes Records: False after `close` and after trouble."""
@@ -125,7 +132,9 @@ class ArchiveWriter:
     @property
     def progress(self) -> Progress:
         """What has been received so far."""
-        return Progress(self._staging.num_records, self._staging.nbytes, self._drain.seconds_waited)
+        staging, ring = self._staging, self._ring
+        waited = self._drain.seconds_waited
+        return Progress(staging.num_records, staging.nbytes, waited, ring.most)
 
     def __enter__(self) -> Self:
         return self

@@ -22,13 +22,8 @@ from dumpcmp.nouns.selection import Tap
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.pytorch.names import NO_DISPATCH
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.recording.sources import (
-    DeviceSource,
-    HostSource,
-    Stagings,
-    digest_of,
-    digest_of_all,
-)
+from dumpcmp.taps.recording.sources import HostSource, digest_of, digest_of_all
+from dumpcmp.taps.recording.transfers import DeviceSource, Stagings
 
 FINALIZERS.add(StorageWeakRef.__del__.__code__)  # which runs wherever a step is forgotten
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
