@@ -35,6 +35,7 @@ TABLES: dict[str, str] = {
     "compact-speed": "compact_speed",
     "compacted-faults": "compacted_faults",
     "summary-gpu": "summary_gpu",
+    "capture-gpu": "capture_gpu",
 }
 
 

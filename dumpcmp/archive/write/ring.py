@@ -100,8 +100,8 @@ class Ring:
         self.room = memoryview(self._memory)[HEADER_NBYTES:]
         self.head = self.tail = self.used = 0
         self.wrapped = False
-        self.reach = min(WARM_NBYTES, self.capacity)
-        self._usual = min(self.capacity, usual or self.capacity)
+        self._usual = min(self.capacity, max(SMALLEST, usual or self.capacity))
+        self.reach = min(WARM_NBYTES, self._usual)
         self._most = self.capacity  # less, once the system has no more memory to give
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + HEADER_NBYTES
         self._borrower: Borrower | None = None

@@ -1,0 +1,137 @@
+"""What whole tensors cost a GPU: every module's output, by the bus, by memory and by the disk."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.summary_gpu import LAYERS, TOKENS, WIDTH, Block, hooked
+from benchmarks.tables import Table
+from dumpcmp.archive.write.ring import free_memory
+from dumpcmp.dumping.capturing import capture
+from dumpcmp.dumping.retention import Retention
+
+STEPS = 3
+DD_MEGABYTES = 4096
+Way = Callable[[nn.Module, Path], AbstractContextManager[object]]
+
+
+class Pinned:
+    """Copies every output to pinned memory on a side stream: all that the bus can do, no file."""
+
+    def __init__(self) -> None:
+        self.side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.places: list[Tensor] = []
+        self.number = 0
+
+    def __call__(self, output: Tensor) -> None:
+        if self.number == len(self.places):
+            self.places.append(torch.empty(output.shape, dtype=output.dtype, pin_memory=True))
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            self.places[self.number].copy_(output, non_blocking=True)
+        output.record_stream(self.side)
+        self.number += 1
+
+    @contextmanager
+    def around(self, model: nn.Module, _: Path) -> Iterator[None]:
+        begin = model.register_forward_pre_hook(lambda *_: setattr(self, "number", 0))
+        with hooked(model, self):
+            yield
+        begin.remove()
+        self.places.clear()
+
+
+def dumped(buffer: int | None = None) -> Way:
+    keep = Retention(buffer=buffer)
+    return lambda model, path: capture(
+        model, path, level="modules", io="output", keep=keep, overwrite=True
+    )
+
+
+def seen(see: Callable[[Tensor], object]) -> Way:
+    return lambda model, _: hooked(model, see)
+
+
+def model_and_input() -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(*(Block() for _ in range(LAYERS))).cuda().bfloat16().eval()
+    return model, torch.randn(4, TOKENS // 4, WIDTH, device="cuda", dtype=torch.bfloat16)
+
+
+def steps(model: nn.Module, x: Tensor, way: Way, path: Path) -> tuple[list[float], float]:
+    """Seconds of each step until the device is idle, and of everything, closing included."""
+    spent = []
+    began = time.perf_counter()
+    with torch.no_grad(), way(model, path):
+        for _ in range(STEPS):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            model(x)
+            torch.cuda.synchronize()
+            spent.append(time.perf_counter() - start)
+    return spent, time.perf_counter() - began
+
+
+def dd_rate(directory: Path) -> float:
+    """Bytes a second that ``dd`` writes there, past the cache where the file system can."""
+    file = directory / "dd"
+    command = ["dd", "if=/dev/zero", f"of={file}", "bs=16M", f"count={DD_MEGABYTES // 16}"]
+    began = time.perf_counter()
+    if subprocess.run([*command, "oflag=direct"], capture_output=True).returncode:
+        subprocess.run([*command, "conv=fsync"], capture_output=True, check=True)
+    seconds = time.perf_counter() - began
+    file.unlink()
+    return DD_MEGABYTES * 1e6 * 1.048576 / seconds
+
+
+def table() -> Table:
+    title = "A GPU step with every module's output kept whole"
+    if not torch.cuda.is_available():
+        return Table(title, ["needs"], [["a CUDA device, which this machine does not have"]])
+    model, x = model_and_input()
+    fits = min(free_memory() // 3, 24 << 30)
+    shared = Path("/dev/shm")
+    disk = Path(tempfile.gettempdir())
+    ways: dict[str, tuple[Way, Path]] = {
+        "no capture": (lambda _model, _path: nullcontext(), disk),
+        "hooks that do nothing": (seen(lambda _: None), disk),
+        "aminmax of every output, by hooks": (seen(lambda output: output.aminmax()), disk),
+        "pinned copies on a side stream, no file": (Pinned().around, disk),
+        "tensor.cpu() of every output": (seen(lambda output: output.cpu()), disk),
+        "dump into /dev/shm": (dumped(), shared),
+        "dump into /dev/shm, --buffer that holds the steps": (dumped(fits), shared),
+        "dump onto the disk, --buffer that holds the steps": (dumped(fits), disk),
+        "dump onto the disk, --buffer 1G": (dumped(1 << 30), disk),
+    }
+    rows, base, pinned = [], 0.0, 0.0
+    for name, (way, where) in ways.items():
+        room = Path(tempfile.mkdtemp(dir=where))
+        spent, whole = steps(model, x, way, room / "d")
+        nbytes = sum(part.stat().st_size for part in room.rglob("*.h5"))
+        shutil.rmtree(room)
+        step = statistics.median(spent[1:])
+        base, pinned = base or step, pinned or step * name.startswith("pinned")
+        rate = f"{nbytes / whole / 1e9:.1f} GB/s" if nbytes else ""
+        beside = f"{step / pinned:.2f} ×" if pinned else ""
+        first = f"{1000 * spent[0]:.0f} ms"
+        rows.append([name, f"{1000 * step:.1f} ms", f"{step / base:.2f} ×", beside, first, rate])
+        print(rows[-1], f"{nbytes / 1e9:.1f} GB, {whole:.2f} s", flush=True)
+    how = (
+        f"{LAYERS} decoder layers, d {WIDTH}, {TOKENS} tokens, bf16, forward, module outputs, "
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; median of {STEPS - 1} steps "
+        f"after the first, each until the device is idle; the rate counts opening, all steps and "
+        f"closing. dd with direct I/O writes {dd_rate(disk) / 1e9:.2f} GB/s onto the same disk, "
+        f"{dd_rate(shared) / 1e9:.2f} GB/s into /dev/shm."
+    )
+    headings = ["captured", "step", "of no capture", "of pinned copies", "first step", "rate"]
+    return Table(title, headings, rows, how)
