@@ -17,9 +17,9 @@ from dumpcmp.archive import schema
 from dumpcmp.archive.encoder import UNDEFINED
 from dumpcmp.archive.schema import ADDRESS_AT, CRC_AT, MAGIC, PREFIX_HEADER
 from dumpcmp.archive.write.arrivals import Arrivals
-from dumpcmp.archive.write.crew import Crew, Flight, Job
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Part
+from dumpcmp.archive.write.pens import Errand, Flight, Pens
 from dumpcmp.archive.write.ring import Ring
 from dumpcmp.handlers import overdue
 
@@ -76,7 +76,7 @@ class Drain:
         # Rows of values that are under way, and the links to each, which get its digest too.
         self._undigested: dict[tuple[Part, int], list[tuple[Part, int]]] = {}
         self._stamps: deque[tuple[int, float]] = deque()  # when records came, every few ms
-        self._crew = Crew()
+        self._pens = Pens()
         self.arrivals = Arrivals(self._room)
         self._thread = threading.Thread(target=self._work, name="dumpcmp writer", daemon=True)
 
@@ -147,7 +147,7 @@ class Drain:
         except BaseException as error:  # whatever it is, the user's program must go on
             self._fail(error)
         finally:
-            self._crew.stop()
+            self._pens.stop()
             self.arrivals.stop()
 
     def _rest(self) -> None:
@@ -195,8 +195,8 @@ class Drain:
                 break
         self._settle()
 
-    def _launch(self, flight: Flight, *jobs: Job) -> None:
-        self._crew.begin(flight, *jobs)
+    def _launch(self, flight: Flight, *errands: Errand) -> None:
+        self._pens.begin(flight, *errands)
         self._flights.append(flight)
         self._flying += flight.nbytes
 
@@ -214,7 +214,7 @@ class Drain:
     def _land(self) -> None:
         """Wait for the oldest flight, and free what it has written."""
         flight = self._flights[0]
-        self._crew.end(flight)
+        self._pens.end(flight)
         flight.land()
         self._flights.popleft()
         self._flying -= flight.nbytes
@@ -271,7 +271,7 @@ class Drain:
         While it is the last of its file, a kill leaves a file too short for what is missing.
         """
         if self._run is not None:
-            self._crew.end(self._run)
+            self._pens.end(self._run)
             self._run = None
 
     def _count(self, part: Part, sequence: int) -> None:
@@ -290,14 +290,14 @@ class Drain:
         self._undigested[part, row] = [(part, row)]
         content = self._room[place + start : place + total]
         found = [given]
-        jobs: list[Job] = [] if given else [partial(_digest, content[: form.nbytes], found)]
+        errands: list[Errand] = [] if given else [partial(_digest, content[: form.nbytes], found)]
         for at in range(0, len(content), PIECE_NBYTES):
             piece = content[at : at + PIECE_NBYTES]
-            jobs.append(partial(part.write, piece, address + start + at))
+            errands.append(partial(part.write, piece, address + start + at))
         self._num_laid += 1
         self._end_run()
         land = partial(self._complete, part, row, place, address, form, found, self._num_laid)
-        self._launch(Flight(total, 1, land), *jobs)
+        self._launch(Flight(total, 1, land), *errands)
 
     def _complete(
         self, part: Part, row: int, place: int, address: int, form: Template, found: list[str],
@@ -359,7 +359,7 @@ class Drain:
 
     def _fail(self, error: BaseException) -> None:
         """Stop: keep what is in the parts, free the ring, and let the producer know."""
-        self._crew.stop(now=True)
+        self._pens.stop(now=True)
         self._flights.clear()
         for part in self.open_parts:
             try:

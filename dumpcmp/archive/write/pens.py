@@ -7,56 +7,56 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-MOST_HANDS = 8
+MOST_PENS = 8
 
-Job = Callable[[], None]
+Errand = Callable[[], None]
 
 
-def num_hands() -> int:
+def num_pens() -> int:
     """As many threads as half of the processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         usable = len(os.sched_getaffinity(0))
     else:
         usable = os.cpu_count() or 1
-    return max(1, min(MOST_HANDS, usable // 2))
+    return max(1, min(MOST_PENS, usable // 2))
 
 
 class Flight:
     """Records that are under way to the disk: so many bytes of the ring, and so many records.
 
-    Its jobs end in any order. `land` comes after them, and after the flights before it.
+    Its errands end in any order. `land` comes after them, and after the flights before it.
     """
 
     __slots__ = ("count", "error", "land", "nbytes", "num_left")
 
-    def __init__(self, nbytes: int, count: int, land: Job) -> None:
+    def __init__(self, nbytes: int, count: int, land: Errand) -> None:
         self.nbytes, self.count, self.land = nbytes, count, land
         self.num_left = 0
         self.error: BaseException | None = None
 
 
-class Crew:
-    """A few threads that do whatever job is next. They are started when there is one."""
+class Pens:
+    """A few threads that do whatever errand is next. They are started when there is one."""
 
     def __init__(self, most: int | None = None) -> None:
-        self._most = most or num_hands()
-        self._jobs: SimpleQueue[tuple[Flight, Job] | None] = SimpleQueue()
+        self._most = most or num_pens()
+        self._errands: SimpleQueue[tuple[Flight, Errand] | None] = SimpleQueue()
         self._ended = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._given_up = False
 
-    def begin(self, flight: Flight, *jobs: Job) -> None:
-        """Start the jobs of `flight`."""
-        while len(self._threads) < min(self._most, len(self._threads) + len(jobs)):
+    def begin(self, flight: Flight, *errands: Errand) -> None:
+        """Start the errands of `flight`."""
+        while len(self._threads) < min(self._most, len(self._threads) + len(errands)):
             name = f"dumpcmp pen {len(self._threads)}"
             self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
             self._threads[-1].start()
-        flight.num_left = len(jobs)
-        for job in jobs:
-            self._jobs.put((flight, job))
+        flight.num_left = len(errands)
+        for errand in errands:
+            self._errands.put((flight, errand))
 
     def end(self, flight: Flight) -> None:
-        """Wait for the jobs of `flight`, and raise what one of them raised."""
+        """Wait for the errands of `flight`, and raise what one of them raised."""
         if flight.num_left:
             with self._ended:
                 self._ended.wait_for(lambda: not flight.num_left)
@@ -64,23 +64,23 @@ class Crew:
             raise flight.error
 
     def stop(self, *, now: bool = False) -> None:
-        """End the threads, with all jobs done, or `now`: with those that have begun."""
+        """End the threads, with all errands done, or `now`: with those that have begun."""
         self._given_up = now
         for _ in self._threads:
-            self._jobs.put(None)
+            self._errands.put(None)
         for thread in self._threads:
             thread.join()
         self._threads.clear()
 
     def _work(self) -> None:
-        while (work := self._jobs.get()) is not None:
-            flight, job = work
+        while (work := self._errands.get()) is not None:
+            flight, errand = work
             try:
                 if not self._given_up:
-                    job()
+                    errand()
             except BaseException as error:  # raised again by `end`, in the thread that waits
                 flight.error = error
-            del work, job  # which hold on to the ring
+            del work, errand  # which hold on to the ring
             with self._ended:
                 flight.num_left -= 1
                 if not flight.num_left:
