@@ -190,10 +190,10 @@ class Step:
         if self.tap.inputs:
             self._record(call, found)
 
-    def outputs(self, call: Call, result: object) -> None:
-        """Record the outputs of `call`, and watch for their gradients."""
+    def outputs(self, call: Call, result: object, watches: bool = True) -> None:
+        """Record the outputs of `call`, and watch for their gradients where `watches` says so."""
         if self.tap.outputs:
-            self._record(call, slots_of("output", result))
+            self._record(call, slots_of("output", result), watches)
 
     def save(self, name: str, tensor: Tensor) -> None:
         """Record a value that the program names itself, as an op of the present scope."""
@@ -201,10 +201,11 @@ class Step:
         if call is not None:
             self._record(call, [("output.0", tensor)])
 
-    def _record(self, call: Call, found: Slots) -> None:
+    def _record(self, call: Call, found: Slots, watches: bool = True) -> None:
         found = distributed.of_model(call.op, found)
         self._store(call, found)
-        self.watch(call, found)
+        if watches:
+            self.watch(call, found)
 
     def _store(self, call: Call, found: Slots) -> None:
         for slot, tensor in found:
