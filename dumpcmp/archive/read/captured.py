@@ -64,6 +64,7 @@ class Captured(Mapping[Key, Record]):
         self._mapped: dict[Path, NDArray[np.uint8]] = {}
         self._sound: set[tuple[Path, int, str]] = set()  # values whose digest was found right
         self._files: dict[Path, int] = {}  # part -> which file it was when its index was read
+        self._flaws: list[str] = []  # of parts that were forgotten
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path,), {"_filters": self._filters}
@@ -111,6 +112,7 @@ class Captured(Mapping[Key, Record]):
         return (
             *([f"rank {missing} is missing"] if missing else []),
             *self._cut_short,
+            *self._flaws,
             *(problem for part in parts for problem in part.problems),
         )
 
@@ -223,6 +225,26 @@ class Captured(Mapping[Key, Record]):
             for site, call in self.calls_of(rank).items():
                 found.setdefault(site, call)
         return found
+
+    def calls_at(self, model: str, step: int) -> dict[Site, Call]:
+        """The calls of one step by Site, each as the lowest rank that has it saw it."""
+        found: dict[Site, Call] = {}
+        for held in self._rank_steps(model, step):
+            for call in held.calls():
+                found.setdefault(call.site, call)
+        return found
+
+    def num_values(self, model: str, step: int) -> int:
+        """How many values of one step the rank has that has most of them."""
+        return max((len(held.rows) for held in self._rank_steps(model, step)), default=0)
+
+    def forget(self) -> None:
+        """Let go of the steps that were read: whoever asks again reads them again."""
+        parts = (part for step in self._steps.values() for part in step.parts.values())
+        self._flaws += [problem for part in parts for problem in part.problems]
+        self._steps.clear()
+        self._mapped.clear()
+        self._sound.clear()
 
     def calls_of(self, rank: int) -> dict[Site, Call]:
         """The calls that `rank` saw, by Site."""
