@@ -17,7 +17,7 @@ from xxhash import xxh3_128_hexdigest
 from dumpcmp.archive import paths
 from dumpcmp.archive.read.contents import PartFile, RankStep
 from dumpcmp.archive.read.scan import Found, part_facts, read_part, ring_records
-from dumpcmp.archive.schema import MAX_RANK, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.schema import KNOWN_VERSIONS, MAX_RANK, RUN_FILE, SCHEMA_VERSION
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Kept, Location, Record
@@ -342,7 +342,8 @@ class Captured(Mapping[Key, Record]):
         """Raise where `part` is not the file any more whose index was read."""
         if part in self._files and part.stat().st_ino != self._files[part]:
             raise ArchiveError(
-                f"{part} was compacted while it was being read", hint="run the command again"
+                f"{part} was sealed or compacted while it was being read",
+                hint="run the command again",
             )
 
 
@@ -350,7 +351,7 @@ def _why_incomplete(facts: dict[str, Any], directory: Path) -> str:
     """Why the capture of a rank is incomplete; empty where it is not."""
     if not facts:
         return f"{RUN_FILE} is missing or damaged"
-    if facts.get("schema") != SCHEMA_VERSION:
+    if facts.get("schema") not in KNOWN_VERSIONS:
         return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
     if facts.get("complete") is True:
         return ""

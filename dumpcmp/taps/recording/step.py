@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -172,7 +173,7 @@ class Step:
         order, phase = next(self._orders), self._phase
         call = Call(
             self.model.name, self.number, Op(op), number, order, target, source, phase, arguments,
-            origins, kernel,
+            origins, kernel, _thread(),
         )  # fmt: skip
         if self._watcher is not None:
             self._calls[op, number] = call
@@ -332,6 +333,13 @@ def _own_weights(module: nn.Module) -> Slots:
         *((f"buffer.{name}", value) for name, value in buffers),
     ]
     return [(slot, value) for slot, value in found if not nn.parameter.is_lazy(value)]
+
+
+def _thread() -> str:
+    """The thread that runs now, by name; the main one is not told."""
+    if threading.get_ident() == threading.main_thread().ident:
+        return ""
+    return threading.current_thread().name
 
 
 def _generator_for(found: Slots) -> Slots:
