@@ -25,7 +25,7 @@ from dumpcmp.comparing.requests import Asking, spared
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed, said_of
 from dumpcmp.comparing.side import OpenRun, archive_at, open_run
-from dumpcmp.comparing.spans import Gathered, Span, spans
+from dumpcmp.comparing.spans import Collected, Span, spans
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.execute import executor_for
 from dumpcmp.judge import (
@@ -124,7 +124,7 @@ class _Comparing:
     replaying: Replaying
     allow: str | Sequence[str]
     verify_digests: bool
-    gathered: Gathered = field(default_factory=Gathered)
+    gathered: Collected = field(default_factory=Collected)
     noted: Noted = field(default_factory=Noted)
     latest_root: Row | None = None
     is_apart: bool = False  # the sides differ in something that an op gave out

@@ -66,7 +66,7 @@ def _cut(runs: Sequence[OpenRun]) -> Iterator[list[int]]:
 
 
 @dataclass(slots=True, eq=False)
-class Gathered:
+class Collected:
     """The rows and roots of all spans: of more than one they lie in a file."""
 
     rows: Sequence[Row] = ()
