@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import dumpcmp
-from benchmarks import zoo
+from benchmarks import strangers, zoo
 from benchmarks.tables import Table
 from dumpcmp.dumping.programs import dump
 from dumpcmp.nouns.outcome import Outcome
@@ -50,7 +50,7 @@ def counted(outcome: Outcome) -> list[str]:
 def measured(name: str, kind: str, room: Path) -> Iterator[list[str]]:
     """Dump a model eagerly and in the other modes, and compare."""
     torch.manual_seed(0)
-    program = zoo.run_of((zoo.MODELS | zoo.HELD_OUT)[name](), kind)
+    program = zoo.run_of((zoo.MODELS | strangers.HELD_OUT)[name](), kind)
     training = kind == "training"
     for mode in ("eager", *MODES):
         torch._dynamo.reset()
@@ -62,8 +62,11 @@ def measured(name: str, kind: str, room: Path) -> Iterator[list[str]]:
 
 
 def chosen(held_out: bool = False) -> Iterator[tuple[str, str]]:
-    for name in zoo.HELD_OUT if held_out else zoo.MODELS:
-        yield from ((name, k) for k in KINDS if k != "generation" or name in zoo.GENERATING)
+    """The models, each with what it is run for."""
+    generating = zoo.GENERATING | strangers.GENERATING
+    for name in strangers.HELD_OUT if held_out else zoo.MODELS:
+        kinds = ("training",) if name in zoo.TRAINING else KINDS
+        yield from ((name, kind) for kind in kinds if kind != "generation" or name in generating)
 
 
 def table(held_out: bool = False) -> Table:

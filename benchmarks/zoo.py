@@ -1,17 +1,27 @@
-"""Real models in small, and programs with awkward Python, for benchmarks of pairing."""
+"""Real models in small, and how they are run, for benchmarks of pairing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WIDTH, HEADS, VOCABULARY = 32, 4, 96
+from benchmarks.awkward import (
+    HEADS,
+    WIDTH,
+    EarlyReturn,
+    InPlace,
+    OwnNorm,
+    Rearranged,
+    Recurrent,
+    Unpacking,
+)
+
+VOCABULARY = 96
 
 
 @dataclass(frozen=True)
@@ -20,13 +30,15 @@ class Specimen:
 
     model: nn.Module
     given: dict[str, Tensor]
+    is_autocast: bool = False  # to bfloat16
+    num_rounds: int = 1  # of forward and backward before the gradients are used
 
 
 def ids(length: int = 8, batch: int = 2) -> dict[str, Tensor]:
     return {"input_ids": torch.randint(3, VOCABULARY, (batch, length))}
 
 
-def _decoder(name: str, **options: Any) -> Specimen:
+def decoder(name: str, **options: Any) -> Specimen:
     """A causal model of transformers by the stem of its classes."""
     import transformers
 
@@ -40,22 +52,26 @@ def _decoder(name: str, **options: Any) -> Specimen:
 
 
 def llama() -> Specimen:
-    return _decoder("Llama")
+    return decoder("Llama")
 
 
 def llama_checkpointed() -> Specimen:
-    specimen = _decoder("Llama", use_cache=False)
+    specimen = decoder("Llama", use_cache=False)
     specimen.model.gradient_checkpointing_enable()  # type: ignore[operator]
     return specimen
 
 
+def llama_accumulated() -> Specimen:
+    return replace(llama(), num_rounds=2)
+
+
 def qwen3_moe() -> Specimen:
-    return _decoder("Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+    return decoder("Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
                     head_dim=8)  # fmt: skip
 
 
 def mixtral() -> Specimen:
-    return _decoder("Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    return decoder("Mixtral", num_local_experts=4, num_experts_per_tok=2)
 
 
 def gemma3() -> Specimen:
@@ -77,6 +93,10 @@ def gpt2() -> Specimen:
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     return Specimen(transformers.GPT2LMHeadModel(config), ids())
+
+
+def gpt2_autocast() -> Specimen:
+    return replace(gpt2(), is_autocast=True)
 
 
 def bert() -> Specimen:
@@ -205,134 +225,12 @@ def unet() -> Specimen:
     return Specimen(UNet(), {"x": torch.randn(2, 3, 8, 8), "t": torch.tensor([1.0, 7.0])})
 
 
-class Unpacking(nn.Module):
-    """Tuples, chunks, splits, unbinds and comprehensions over heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.gate = nn.Linear(WIDTH, 2 * WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        heads = [
-            F.softmax(a @ b.mT / 3.0, -1) @ c for a, b, c in zip(q[0], k[0], v[0], strict=True)
-        ]
-        mixed = torch.stack(heads).transpose(0, 1).flatten(1)[None]
-        first, second = self.gate(x).chunk(2, -1)
-        left, right = torch.split(first * F.silu(second), WIDTH // 2, -1)
-        _, *rest = mixed.unbind(1)
-        out: Tensor = self.out(torch.cat([right, left], -1) + mixed) + rest[0] + rest[-1]
-        return out
-
-
-class InPlace(nn.Module):
-    """In-place ops, writes into slices, views of views, and a buffer that changes."""
-
-    steps: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, WIDTH)
-        self.register_buffer("steps", torch.zeros(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.inner(x).clone()
-        x += 1.0
-        x.mul_(0.5).clamp_(-2, 2)
-        room = torch.empty_like(x)
-        room[:, ::2] = x[:, ::2].sin()
-        room[:, 1::2] = x[:, 1::2].cos()
-        seen = room.view(-1, 2, HEADS, WIDTH // HEADS)[:, 0].T.T[1:]
-        self.steps.add_(room.detach().mean((0, 1)))
-        padded = x.new_zeros(x.shape[0], x.shape[1] + 1, WIDTH)
-        padded[:, 1:] = room
-        rows = padded.masked_fill_(padded > 1.5, 1.5)[:, 1:]
-        return rows * self.steps + seen.mean()
-
-
-class EarlyReturn(nn.Module):
-    """Branches on shapes and numbers, a loop that breaks, a closure, a module called thrice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
-        self.scale = 1.5
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        def step(state: Tensor) -> Tensor:
-            if state.shape[1] == 1:
-                return state
-            return torch.tanh(self.cell(self.norm(state))) + state
-
-        for turn in range(4):
-            x = step(x)
-            if turn >= 2:
-                break
-        if mask is None:
-            return x * self.scale
-        kept = x * mask[..., None]
-        return kept.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-
-
-class OwnNorm(nn.Module):
-    """Formulas in place of functions: RMS norm, attention, rotary halves, SwiGLU, in half types."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
-        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-        self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-
-    def rotate(self, x: Tensor) -> Tensor:
-        one, other = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
-        return torch.cat((-other, one), -1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
-        normed = self.weight * normed.to(x.dtype)
-        shape = (*x.shape[:2], HEADS, -1)
-        q, k, v = (f(normed).view(shape).transpose(1, 2) for f in (self.q, self.k, self.v))
-        angles = torch.arange(x.shape[1])[:, None] * torch.tensor([1.0, 0.1, 0.01, 0.001])[None]
-        cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
-        q, k = q * cos + self.rotate(q) * sin, k * cos + self.rotate(k) * sin
-        scores = q @ k.transpose(-2, -1) / (q.shape[-1] ** 0.5)
-        scores = scores + torch.full_like(scores, float("-inf")).triu(1)
-        mixed = (scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v).transpose(1, 2)
-        x = x + mixed.contiguous().view(x.shape)
-        gate = self.gate(x)
-        out: Tensor = x + self.down(gate * gate.sigmoid() * self.up(x)).type_as(x)
-        return out
-
-
-def _awkward(build: Callable[[], nn.Module]) -> Callable[[], Specimen]:
+def awkward(build: Callable[[], nn.Module]) -> Callable[[], Specimen]:
     return lambda: Specimen(build(), {"x": torch.randn(2, 6, WIDTH)})
 
 
-MODELS: dict[str, Callable[[], Specimen]] = {
-    "Llama": llama,
-    "Llama, checkpointed": llama_checkpointed,
-    "Qwen3-MoE": qwen3_moe,
-    "Mixtral": mixtral,
-    "Gemma-3": gemma3,
-    "GPT-2": gpt2,
-    "BERT": bert,
-    "T5": t5,
-    "ViT": vit,
-    "Whisper": whisper,
-    "Mamba": mamba,
-    "CLIP": clip,
-    "conv net": convnet,
-    "U-Net": unet,
-    "unpacking": _awkward(Unpacking),
-    "in place": _awkward(InPlace),
-    "early return": _awkward(EarlyReturn),
-    "formulas": _awkward(OwnNorm),
-}
-
-
-def _causal(name: str, **options: Any) -> Callable[[], Specimen]:
-    return lambda: _decoder(name, **options)
+def causal(name: str, **options: Any) -> Callable[[], Specimen]:
+    return lambda: decoder(name, **options)
 
 
 def roberta() -> Specimen:
@@ -356,36 +254,50 @@ def convnext() -> Specimen:
     return Specimen(model, {"pixel_values": torch.randn(2, 3, 16, 16)})
 
 
-class Recurrent(nn.Module):
-    """A cell in a loop, a list of states, gates by unpacking, and a mask by comparison."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(WIDTH, 4 * WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        state = memory = x.new_zeros(x.shape[0], WIDTH)
-        states = []
-        for moment in x.unbind(1):
-            i, f, g, o = (self.inner(moment) + self.outer(state)).split(WIDTH, dim=-1)
-            memory = torch.sigmoid(f) * memory + torch.sigmoid(i) * torch.tanh(g)
-            state = torch.sigmoid(o) * torch.tanh(memory)
-            states.append(state)
-        out = torch.stack(states, 1)
-        return torch.where(out > 0, out, 0.1 * out).mT.contiguous().mT
-
-
-# Looked at only when all else is done: nothing was tuned on these.
-HELD_OUT: dict[str, Callable[[], Specimen]] = {
-    "Qwen2": _causal("Qwen2"),
-    "Phi-3": _causal("Phi3"),
-    "Granite": _causal("Granite"),
-    "OLMo-2": _causal("Olmo2"),
+MODELS: dict[str, Callable[[], Specimen]] = {
+    "Llama": llama,
+    "Llama, checkpointed": llama_checkpointed,
+    "Llama, accumulated": llama_accumulated,
+    "Qwen3-MoE": qwen3_moe,
+    "Mixtral": mixtral,
+    "Gemma-3": gemma3,
+    "GPT-2": gpt2,
+    "GPT-2, autocast": gpt2_autocast,
+    "BERT": bert,
     "RoBERTa": roberta,
+    "T5": t5,
+    "ViT": vit,
     "ConvNeXt": convnext,
-    "recurrent": _awkward(Recurrent),
+    "Whisper": whisper,
+    "Mamba": mamba,
+    "CLIP": clip,
+    "conv net": convnet,
+    "U-Net": unet,
+    "unpacking": awkward(Unpacking),
+    "in place": awkward(InPlace),
+    "early return": awkward(EarlyReturn),
+    "formulas": awkward(OwnNorm),
+    "patterns": awkward(Rearranged),
+    "recurrent": awkward(Recurrent),
+    "Qwen2": causal("Qwen2"),
+    "Phi-3": causal("Phi3"),
+    "Granite": causal("Granite"),
+    "OLMo-2": causal("Olmo2"),
 }
-GENERATING = ("Llama", "Qwen3-MoE", "Mixtral", "Gemma-3", "GPT-2", "T5", "Whisper")
+GENERATING = frozenset(
+    (
+        "Llama",
+        "Qwen3-MoE",
+        "Mixtral",
+        "Gemma-3",
+        "GPT-2",
+        "GPT-2, autocast",
+        "T5",
+        "Whisper",
+        "Mamba",
+    )
+)
+TRAINING = frozenset(("Llama, accumulated",))  # for nothing else
 
 
 def run_of(specimen: Specimen, kind: str) -> Callable[[], None]:
@@ -394,17 +306,23 @@ def run_of(specimen: Specimen, kind: str) -> Callable[[], None]:
     model.train(kind == "training")
     state = {name: value.clone() for name, value in model.state_dict().items()}
 
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=specimen.is_autocast)
+
     def step() -> None:
         model.load_state_dict(state)
         model.zero_grad(set_to_none=True)
-        with nullcontext() if kind == "training" else torch.no_grad():
+        if kind == "training":
+            for _ in range(specimen.num_rounds):
+                with autocast:
+                    out = first_tensor(model(**given))
+                (out.float() * cotangent(out)).sum().backward()  # type: ignore[no-untyped-call]
+            return
+        with torch.no_grad(), autocast:
             if kind == "generation":
                 asked = {k: v for k, v in given.items() if not k.startswith("decoder")}
                 model.generate(**asked, max_new_tokens=3, do_sample=False)  # type: ignore[operator]
-                return
-            out = first_tensor(model(**given))
-            if kind == "training":
-                (out.float() * cotangent(out)).sum().backward()  # type: ignore[no-untyped-call]
+            else:
+                model(**given)
 
     return step
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 
-from dumpcmp.align.flow import Flow, Strand
+from dumpcmp.align.flow import Flow, Strand, content_of
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.sweeping import Sweep
@@ -45,6 +45,8 @@ def _belong(sides: Partners, sweep: Sweep | None, golden: Key, target: Key, by: 
         one, other = sides.golden.record(golden).dtype, sides.target.record(target).dtype
         if golden.op.function == target.op.function:
             return True
+        if sweep and golden.slot.kind == "grad_input":
+            return False  # of what one takes as it is and the other as a view: see `_gradients`
         if sweep and golden.slot.is_input:  # each function takes them in its own order and views
             return sweep.mate(sweep.theirs.strand(target)) == sweep.ours.strand(golden)
         return dtype_named(one).kind is dtype_named(other).kind
@@ -161,20 +163,45 @@ def _gradients(
     ours, theirs = _gradients_by_value(golden), _gradients_by_value(target)
     there: dict[Key | None, Key] = {}
     back: dict[Key | None, Key] = {}
-    for value, keys in ours.items():
-        others = theirs.get(partner[value]) if value in partner else None
-        if others and sweep.sides.fit(keys[0], others[0]):
-            there |= dict.fromkeys(keys, target.first(others[0]))
-            back |= dict.fromkeys(others, golden.first(keys[0]))
+    for value, tensors in ours.items():
+        others = theirs.get(partner[value], {}) if value in partner else {}
+        for one, other in _same_tensors(sweep, tensors, others):
+            there |= dict.fromkeys(tensors[one], other)
+            back |= dict.fromkeys(others[other], one)
     return there, back
 
 
-def _gradients_by_value(listing: Listing) -> dict[Key, list[Key]]:
-    """The gradients of each value, by its first appearance."""
-    found: dict[Key, list[Key]] = {}
+def _same_tensors(
+    sweep: Sweep, golden: Iterable[Key], target: Iterable[Key]
+) -> Iterator[tuple[Key, Key]]:
+    """The gradients of the tensors that are one value: a tensor, and views that show all of it.
+
+    Each has its own. What was taken first is the tensor itself; its views are known by the same
+    bytes, or one after another where both sides have as many.
+    """
+    ours, theirs = list(golden), list(target)
+    found = list(zip(ours, theirs, strict=False))
+    if len(ours) != len(theirs):
+        found = found[:1] + _same_bytes(sweep, ours[1:], theirs[1:])
+    yield from ((one, other) for one, other in found if sweep.sides.fit(one, other))
+
+
+def _same_bytes(
+    sweep: Sweep, golden: Sequence[Key], target: Sequence[Key]
+) -> list[tuple[Key, Key]]:
+    contents = {content_of(sweep.theirs.listing.record(key)): key for key in target}
+    contents.pop(None, None)
+    found = ((key, contents.get(content_of(sweep.ours.listing.record(key)))) for key in golden)
+    return [(key, other) for key, other in found if other is not None]
+
+
+def _gradients_by_value(listing: Listing) -> dict[Key, dict[Key, list[Key]]]:
+    """The gradients of each value, by its first appearance and by that of the gradient."""
+    found: dict[Key, dict[Key, list[Key]]] = {}
     for key in listing.values:
         if key.slot.is_gradient and key.slot.kind != "grad":
             value = key.site.key(key.slot.value)
             if value in listing.values:
-                found.setdefault(listing.first(value), []).append(key)
+                tensors = found.setdefault(listing.first(value), {})
+                tensors.setdefault(listing.first(key), []).append(key)
     return found

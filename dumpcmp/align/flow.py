@@ -113,8 +113,16 @@ class Flow:
             before, after = self.listing.record(given), self.listing.record(key)
             if one != other and same_elements(before, after):
                 self._parent[other] = one
-            elif one != other and gives_views(function):
+            elif one != other and self._shows(site, keys):
                 self._root[other] = self.root(one)
+
+    def _shows(self, site: Site, keys: list[Key]) -> bool:
+        """Whether a call gives its first input seen in another way; what picks elements copies."""
+        if canonical(site.op.function) != "getitem":
+            return gives_views(site.op.function)
+        call = self.listing.calls.get(site)
+        is_alone = sum(key.slot.is_input for key in keys) == 1
+        return is_alone and not (call and _picks(call.arguments))
 
     def _do_again(self, done: dict[Expression, list[Strand]], site: Site, keys: list[Key]) -> None:
         """Where a call does once more what one before it did, and gives the same bytes."""
@@ -148,7 +156,7 @@ class Flow:
         """The outputs of a view: each with the strand that it shows, and how it lies in it."""
         keys = self.listing.sites[site]
         given = next((key for key in keys if key.slot.is_input), None)
-        if given is None or not gives_views(site.op.function):
+        if given is None or not self._shows(site, keys):
             return
         base = self.root(self.strand(given))
         for key in keys:
@@ -188,6 +196,21 @@ def _literals(arguments: str) -> str:
     found: list[str] = []
     _collect(json.loads(arguments), found)
     return " ".join(found) or "-"
+
+
+@lru_cache(1 << 12)
+def _picks(arguments: str) -> bool:
+    """Whether an index holds lists or truth values, which pick elements as a tensor does."""
+    if not arguments:
+        return False
+    _, *index = json.loads(arguments).get("args", [None])
+    return any(map(_is_list, index))
+
+
+def _is_list(index: object) -> bool:
+    if isinstance(index, dict) and "tuple" in index:
+        return any(map(_is_list, index["tuple"]))
+    return isinstance(index, list | bool) or (isinstance(index, dict) and "object" in index)
 
 
 def _collect(tree: object, found: list[str]) -> None:

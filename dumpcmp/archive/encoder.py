@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
@@ -14,11 +15,14 @@ from dumpcmp.nouns.value import DTYPES
 UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
-DATASPACE, LINK_INFO, DATATYPE, FILL_VALUE, LINK, LAYOUT, GROUP_INFO, ATTRIBUTE = (
-    0x1, 0x2, 0x3, 0x5, 0x6, 0x8, 0xA, 0xC,
+DATASPACE, LINK_INFO, DATATYPE, FILL_VALUE, LINK, LAYOUT, GROUP_INFO, FILTERS, ATTRIBUTE = (
+    0x1, 0x2, 0x3, 0x5, 0x6, 0x8, 0xA, 0xB, 0xC,
 )  # fmt: skip
 
 SUPERBLOCK = Struct("<8s8B2HI4Q2Q2I16s")
+DENSE_SUPERBLOCK = Struct("<8s8B2HI2H4Q2Q2I16s")  # version 1, which tells how small B-trees are
+CHUNKED_FIELDS = Struct("<BBBQII")
+CHUNK_NODE = Struct("<4sBBHQQ IIQQ Q IIQQ 32x".replace(" ", ""))  # a B-tree of one chunk
 OBJECT_HEADER = Struct("<BxHIIxxxx")
 MESSAGE = Struct("<HHBxxx")
 ADDRESS = Struct("<Q")
@@ -55,6 +59,14 @@ def superblock(root: int, end: int) -> bytes:
     """The first 96 bytes: where the root group's header is, and where the file ends."""
     return SUPERBLOCK.pack(
         SIGNATURE, 0, 0, 0, 0, 0, 8, 8, 0, 4, 16, 0,
+        0, UNDEFINED, end, UNDEFINED, 0, root, 0, 0, b"",
+    )  # fmt: skip
+
+
+def dense_superblock(root: int, end: int) -> bytes:
+    """The same of a part that was laid out anew: a B-tree of chunks has room for two of them."""
+    return DENSE_SUPERBLOCK.pack(
+        SIGNATURE, 1, 0, 0, 0, 0, 8, 8, 0, 4, 16, 0, 1, 0,
         0, UNDEFINED, end, UNDEFINED, 0, root, 0, 0, b"",
     )  # fmt: skip
 
@@ -154,20 +166,23 @@ _FILL_VALUE = message(FILL_VALUE, bytes((2, 1, 1, 0)))  # allocated early, never
 
 
 def dataset_header(
-    kind: bytes, shape: Sequence[int] | None, address: int, nbytes: int, attributes: bytes, n: int
-) -> bytes:
+    kind: bytes, shape: Sequence[int] | None, address: int, nbytes: int, attributes: bytes, n: int,
+    *, filled: bool = True,
+) -> bytes:  # fmt: skip
     """A dataset's object header, the Layout message first, then its `n` attributes' messages.
 
     `attributes` are messages too, so a writer can keep the header as a template and patch the
-    address (at `DATASET_ADDRESS`) and the last attribute's text in place.
+    address (at `DATASET_ADDRESS`) and the last attribute's text in place. One that need not be
+    `filled` says nothing of a fill value.
     """
     layout = message(LAYOUT, LAYOUT_FIELDS.pack(3, 1, address if nbytes else UNDEFINED, nbytes))
     described = message(DATATYPE, kind) + message(DATASPACE, dataspace(shape))
-    messages = layout + described + _FILL_VALUE + attributes
-    return OBJECT_HEADER.pack(1, n + 4, 1, len(messages)) + messages
+    messages = layout + described + (_FILL_VALUE if filled else b"") + attributes
+    return OBJECT_HEADER.pack(1, n + 3 + filled, 1, len(messages)) + messages
 
 
 DATASET_ADDRESS = OBJECT_HEADER.size + MESSAGE.size + 2
+LINK_COUNT_AT = 4  # of the number of hard links, in an object header
 
 
 def _link(name: str, order: int, kind: int) -> bytes:
@@ -227,6 +242,46 @@ def dataset(kind: bytes, shape: Sequence[int], content: bytes | bytearray, start
     nbytes = len(dataset_header(kind, shape, 0, len(content), b"", 0))
     header = dataset_header(kind, shape, start + nbytes, len(content), b"", 0)
     return header + _filled(bytes(content))
+
+
+_DEFLATE = b"\1\1" + bytes(6) + Struct("<4H8s2I").pack(1, 8, 0, 1, b"deflate", 1, 0)
+
+
+def deflated(kind: bytes, count: int, content: bytes | bytearray, start: int) -> bytes:
+    """A dataset of `count` elements to lie at `start`, in one chunk that zlib has compressed."""
+    packed = zlib.compress(content, 1)
+
+    def header(node: int) -> bytes:
+        layout = CHUNKED_FIELDS.pack(3, 2, 2, node, count, len(content) // count)
+        messages = b"".join((
+            message(LAYOUT, layout), message(DATATYPE, kind),
+            message(DATASPACE, dataspace((count,))), message(FILTERS, _DEFLATE),
+        ))  # fmt: skip
+        return OBJECT_HEADER.pack(1, 4, 1, len(messages)) + messages
+
+    node_at = start + len(header(0))
+    node = CHUNK_NODE.pack(
+        b"TREE", 1, 0, 1, UNDEFINED, UNDEFINED, len(packed), 0, 0, 0, node_at + CHUNK_NODE.size,
+        0, 0, count, 0,
+    )  # fmt: skip
+    return header(node_at) + node + _filled(packed)
+
+
+def bare_group(links: bytes, num_links: int) -> bytes:
+    """A group's object header with nothing but its links, whose order is not tracked."""
+    info = message(LINK_INFO, Struct("<BBQQ").pack(0, 0, UNDEFINED, UNDEFINED))
+    return OBJECT_HEADER.pack(1, 1 + num_links, 1, len(info) + len(links)) + info + links
+
+
+@lru_cache(maxsize=16_384)
+def bare_link(name: str) -> tuple[bytes, int]:
+    """A hard link to nowhere yet, without its order; and where its address belongs in it."""
+    encoded = name.encode()
+    wide = len(encoded) > 255
+    flags = wide | (0 if name.isascii() else 0b10000)
+    charset = b"" if name.isascii() else b"\1"
+    body = bytes((1, flags)) + charset + len(encoded).to_bytes(1 + wide, "little") + encoded
+    return message(LINK, body + bytes(8)), MESSAGE.size + len(body)
 
 
 def text_dataset(text: str, start: int) -> bytes:

@@ -15,7 +15,14 @@ from dumpcmp.archive.paths import RankDirectory, gaps, listed
 from dumpcmp.archive.read.contents import Contents, PartFile, dataset
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import read_part, ring_records
-from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.schema import (
+    ABSENT,
+    JOURNAL_AT,
+    KNOWN_VERSIONS,
+    NO_ROW,
+    RUN_FILE,
+    SCHEMA_VERSION,
+)
 from dumpcmp.archive.write.recovery import recover
 from dumpcmp.nouns.errors import ArchiveError
 
@@ -137,7 +144,7 @@ class _RankAudit:
 
     def _check_run(self) -> None:
         place, facts = self.directory / RUN_FILE, self.facts
-        if facts and facts.get("schema") != SCHEMA_VERSION:
+        if facts and facts.get("schema") not in KNOWN_VERSIONS:
             self.find(place, f"schema {facts.get('schema')}; this dumpcmp knows {SCHEMA_VERSION}")
             return
         if self.live or facts.get("complete") is True:

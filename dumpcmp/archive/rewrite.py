@@ -207,12 +207,7 @@ class _Rewriting:
                 self.part.add_lost_call()
         for row, record in enumerate(self.source.records):
             self._records.append(self._put(row, record))
-        own = os.dup(self.part.descriptor)  # sealing closes the part's
-        try:
-            self.part.seal()
-            os.fsync(own)
-        finally:
-            os.close(own)
+        self.part.seal(sync=True)
 
     def _put(self, row: int, record: Record | None) -> Record | None:
         """Write one row; gives its Record as it is in the draft."""

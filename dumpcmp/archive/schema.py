@@ -16,7 +16,8 @@ import numpy as np
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call, Kept, Phase, Record, Stored
 
-SCHEMA_VERSION = 2  # any change to the tables below bumps it; docs/format.md repeats them
+SCHEMA_VERSION = 3  # any change to the tables below bumps it; docs/format.md repeats them
+KNOWN_VERSIONS = (2, 3)  # 2: calls without a thread, and no part is laid out anew when sealed
 
 RANK_DIRECTORY = r"worldsize(?P<world_size>[1-9]\d{0,5})_global_rank(?P<rank>\d{1,6})"
 RUN_FILE = "run.json"
@@ -57,8 +58,10 @@ CALL_ATTRS = {
     "arguments": "argument tree as JSON",
     "origins": "JSON list of the ops inside a fused kernel, as op#call",
     "kernel": "name of a fused kernel",
+    "thread": "name of the thread that ran it; the main thread has none",
 }
 CALL_FIELDS = tuple(CALL_ATTRS)  # the fields of a Call, but its model and step
+NUM_OLD_FIELDS = 9  # that version 2 has of a call
 
 
 def _told(meaning: str, default: Any = "") -> Any:
@@ -133,7 +136,7 @@ INDEX_COLUMNS = (
     ("order", "<u8", "position of the call in the step's execution"),
     ("part", "<u4", "number of the part that holds the bytes"),
     ("same", "<u4", "row of the value that this one links to, in that part; 4294967295: none"),
-    ("header", "<u8", "address of the dataset's object header in that part"),
+    ("header", "<u8", "address of the dataset's object header in that part; 0 in another part"),
     ("offset", "<u8", "address of the bytes in that part; 0 where there are none"),
     ("nbytes", "<u8", "how many bytes"),
     ("digest", "S32", "xxh3_128 of the bytes, hexadecimal"),
@@ -188,8 +191,9 @@ KINDS = (  # of journal records: number, name, and what the prefix holds after t
     (6, "commit", "group headers, after the prefix; written at a commit"),
     (7, "index", "the index datasets, after the prefix; written when the part is sealed"),
     (8, "wrap", "only in the ring: the next record is at its beginning"),
+    (9, "dense", "all else, after the prefix, in a part that was laid out anew when it was sealed"),
 )
-PART, CALL, FORM, VALUE, LINK, COMMIT, INDEX, WRAP = (number for number, _, _ in KINDS)
+PART, CALL, FORM, VALUE, LINK, COMMIT, INDEX, WRAP, DENSE = (number for number, _, _ in KINDS)
 TEXTS = frozenset((PART, CALL, FORM, LINK))  # kinds whose prefix holds JSON
 
 MAX_RANK = 32  # HDF5's limit on dims
@@ -287,6 +291,12 @@ _FORM_READERS = [_READERS[get_type_hints(Form)[name]] for name in FORM_FIELDS]
 
 def _fields(listed: Any, readers: list[Callable[[Any], Any]]) -> list[Any]:
     return [read(value) for read, value in zip(readers, _instance(list, listed), strict=True)]
+
+
+def completed_call(listed: Any) -> Any:
+    """A listed call as this version lists it; the main thread ran those of version 2."""
+    is_old = isinstance(listed, list) and len(listed) == NUM_OLD_FIELDS
+    return [*listed, ""] if is_old else listed
 
 
 def read_call(listed: Any, model: str, step: int) -> Call:

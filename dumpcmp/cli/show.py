@@ -11,8 +11,8 @@ from rich.tree import Tree
 
 from dumpcmp.archive.read.reader import Archive, excerpt, extremes, kernel_of, own_numbers
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
-from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.value import Value
 from dumpcmp.report.escaping import visible
 from dumpcmp.report.terminal import Screen, plain
@@ -68,8 +68,12 @@ def _tree(archive: Archive, title: str, keys: Iterable[Key], values: bool) -> Tr
     """The ops of one token, functions below the module that called them, in execution order."""
     tree = Tree(plain(title, "bold"))
     nodes: dict[tuple[str, ...], Tree] = {(): tree}
+    calls: dict[Site, Call] = {}
     for key in keys:
-        node = _node(nodes, (*key.op.split("/"), f"#{key.call}"))
+        calls = calls or archive.calls_at(key.model, key.step)
+        call = calls.get(key.site)
+        thread = f" in thread {call.thread}" if call and call.thread else ""
+        node = _node(nodes, (*key.op.split("/"), f"#{key.call}{thread}"))
         for record in archive.shards(key):
             node.add(Text.assemble(*_line(archive, record, values)))
     return tree

@@ -24,11 +24,24 @@ def blame(rows: Sequence[Row], golden: Listing, target: Listing) -> list[Row]:
     A call that only one side has is one where what it was given agrees and what took its output
     does not. A module inherits from what is inside.
     """
+    return blame_after(None, rows, golden, target)[0]
+
+
+def blame_after(
+    before: Row | None, rows: Sequence[Row], golden: Listing, target: Listing
+) -> tuple[list[Row], Row | None]:
+    """The same of later steps, where `before` is the latest root of all earlier ones.
+
+    Gives the latest root of these steps, too.
+    """
     flow = _Flow.of(rows, golden.links, target.links)
+    if before is not None:
+        flow.add_root(RowNode(before, Visit(before.key.site)))
     for step in sorted(flow.steps):  # what backward made wrong in one, the next begins with
         flow.forward(flow.steps[step])
         flow.backward(flow.steps[step])
-    return [_blamed(value, target) for value in flow.values]
+    latest = flow.latest_root
+    return [_blamed(value, target) for value in flow.values], latest.row if latest else None
 
 
 def in_order(roots: Iterable[Row]) -> list[Row]:

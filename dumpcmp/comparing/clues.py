@@ -39,6 +39,7 @@ class Inquiry:
     target: Side
     how: Replaying
     allow: frozenset[str]  # shortcuts in arithmetic that the target may have taken
+    is_apart: bool = False  # the sides differ in earlier steps
 
 
 def find_clues(
@@ -56,6 +57,6 @@ def find_clues(
     return Clues(
         replay_all(flow, work, measured, workers, inquiry.how, inquiry.allow, flips.own),
         flips,
-        leaf_findings(flow.pairs, measured, golden, target),
+        leaf_findings(flow.pairs, measured, golden, target, inquiry.is_apart),
         {site: each for site, each in calls.items() if site not in flips.own},
     )

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dumpcmp.align.followers import followers
 from dumpcmp.align.mesh.declared import read_stated
 from dumpcmp.align.pairing import pair_values
 from dumpcmp.align.renaming import Renaming, read_mapping
-from dumpcmp.comparing.blame import blame, in_order
+from dumpcmp.comparing.blame import blame_after, in_order
 from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out
+from dumpcmp.comparing.leaves import differ_anywhere
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
-from dumpcmp.comparing.own_metrics import asking, said_of_own
-from dumpcmp.comparing.remarks import caveats, facts_to_know, idle_calls, missing_of, one_sided
+from dumpcmp.comparing.own_metrics import asking, loadable
+from dumpcmp.comparing.remarks import Noted, caveats, facts_to_know, missing_of, one_sided
 from dumpcmp.comparing.requests import Asking, spared
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed, said_of
-from dumpcmp.comparing.side import Side, archive_at, open_side
+from dumpcmp.comparing.side import OpenRun, archive_at, open_run
+from dumpcmp.comparing.spans import Collected, Span, spans
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.execute import executor_for
 from dumpcmp.judge import (
@@ -81,45 +84,81 @@ def compare(
     _forget()
     tap = make_tap(tokens, layers)
     stated = read_stated([layouts] if isinstance(layouts, str) else layouts)
-    ours = open_side(golden, tap, declared=stated.golden)
-    theirs = open_side(target, tap, token_offset, stated.target)
-    finer = open_side(reference, tap) if reference is not None else None
-    renaming = read_mapping(Path(mapping)) if mapping is not None else Renaming()
-    for side in (ours, theirs):
-        side.check_digests(every=verify_digests)
-    rule = _chosen(checker, finer)
-    shortcuts = allowed(allow, theirs)
-    strict = isinstance(rule, ReferenceChecker | RoundingChecker)
-
-    pairs = pair_values(ours.listing, theirs.listing, renaming, token_offset)
-    ways = Ways.of(ours.listing, theirs.listing)
-    work = lay_out(pairs, ours, theirs, finer, ways, rule.closeness)
-    work = asking(work, [metrics] if isinstance(metrics, str) else metrics)
-    with nullcontext(executor) if executor is not None else executor_for(jobs) as workers:
-        measured = measure_all(work, workers, progress)
-        flow = DataFlow(pairs, ours.listing, theirs.listing)
-        inquiry = Inquiry(ours, theirs, _replaying(replay), shortcuts)
-        clues = find_clues(inquiry, flow, work, measured, workers) if strict else Clues()
-    measured = clues.flips.measured(work, measured, rule.closeness)
-    evidence = gather(pairs, measured, clues, ways)
-    evidence = spared(evidence, Asking.of(ours.archive), Asking.of(theirs.archive, token_offset))
-    following = followers(pairs, ours.listing, theirs.listing)
-    judgements = judge_all(evidence, rule, flow.sources, following)
-    rows = [_row(one, judgements[one.pair], ways) for one in evidence]
-    rows = blame(rows, ours.listing, theirs.listing)
-    remarks = [
-        *idle_calls(clues.calls, rows),
-        *caveats(rule, rows),
-        *said_of_own(measured),
-        *facts_to_know(tap, ours, theirs, finer),
-    ]
-    remarks += renaming.idle(
-        *({key.op.plain for key in side.listing.values} for side in (ours, theirs))
+    ours = open_run(golden, tap, declared=stated.golden)
+    theirs = open_run(target, tap, token_offset, stated.target)
+    finer = open_run(reference, tap) if reference is not None else None
+    comparing = _Comparing(
+        renaming=read_mapping(Path(mapping)) if mapping is not None else Renaming(),
+        token_offset=token_offset,
+        rule=_chosen(checker, finer),
+        metrics=loadable([metrics] if isinstance(metrics, str) else metrics),
+        replaying=_replaying(replay),
+        allow=allow,
+        verify_digests=verify_digests,
     )
-    remarks += [*said_of(shortcuts), *one_sided(rows)]
-    roots = in_order(row for row in rows if row.root)
+    with nullcontext(executor) if executor is not None else executor_for(jobs) as workers:
+        for span in spans(ours, theirs, finer):
+            comparing.compare(span, workers, progress)
+    rows, noted = comparing.gathered.rows, comparing.noted
+    remarks = [
+        *noted.idle_calls(),
+        *caveats(comparing.rule, rows),
+        *noted.own_metrics(),
+        *facts_to_know(tap, ours, theirs, finer),
+        *comparing.renaming.idle(*noted.ops),
+        *said_of(noted.shortcuts),
+        *one_sided(rows),
+    ]
     missing = () if partial else (*missing_of("golden", ours), *missing_of("my side", theirs))
-    return Outcome(tuple(rows), tuple(roots), tuple(remarks), missing)
+    return comparing.gathered.outcome(remarks, missing)
+
+
+@dataclass(slots=True, eq=False)
+class _Comparing:
+    """How to compare, and what earlier spans of steps have come to."""
+
+    renaming: Renaming
+    token_offset: int
+    rule: Checker
+    metrics: tuple[str, ...]
+    replaying: Replaying
+    allow: str | Sequence[str]
+    verify_digests: bool
+    gathered: Collected = field(default_factory=Collected)
+    noted: Noted = field(default_factory=Noted)
+    latest_root: Row | None = None
+    is_apart: bool = False  # the sides differ in something that an op gave out
+    nbytes: int = 0  # measured
+
+    def compare(self, span: Span, workers: Executor, progress: Tell | None) -> None:
+        """Compare one span in the light of those before, which were earlier steps."""
+        ours, theirs, rule = span.golden, span.target, self.rule
+        for side in (ours, theirs):
+            side.check_digests(every=self.verify_digests)
+        shortcuts = allowed(self.allow, theirs)
+        pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.token_offset)
+        ways = Ways.of(ours.listing, theirs.listing)
+        work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
+        work = asking(work, self.metrics)
+        measured = measure_all(work, workers, span.telling(progress, self.nbytes))
+        flow = DataFlow(pairs, ours.listing, theirs.listing)
+        clues = Clues()
+        if isinstance(rule, ReferenceChecker | RoundingChecker):
+            inquiry = Inquiry(ours, theirs, self.replaying, shortcuts, self.is_apart)
+            clues = find_clues(inquiry, flow, work, measured, workers)
+        self.is_apart |= differ_anywhere(pairs, measured)
+        measured = clues.flips.measured(work, measured, rule.closeness)
+        evidence = gather(pairs, measured, clues, ways)
+        asked = Asking.of(ours.archive), Asking.of(theirs.archive, self.token_offset)
+        evidence = spared(evidence, *asked)
+        following = followers(pairs, ours.listing, theirs.listing)
+        judgements = judge_all(evidence, rule, flow.sources, following)
+        rows = [_row(one, judgements[one.pair], ways) for one in evidence]
+        rows, self.latest_root = blame_after(self.latest_root, rows, ours.listing, theirs.listing)
+        self.gathered.add(rows, in_order(row for row in rows if row.root))
+        self.noted.note(span, clues.calls, rows, measured)
+        self.noted.shortcuts |= shortcuts
+        self.nbytes += sum(job.nbytes for job in work.values())
 
 
 def _forget() -> None:
@@ -128,7 +167,7 @@ def _forget() -> None:
     archive_at.cache_clear()
 
 
-def _chosen(checker: Checker | None, finer: Side | None) -> Checker:
+def _chosen(checker: Checker | None, finer: OpenRun | None) -> Checker:
     if isinstance(checker, Fp64Checker) and finer is None:
         raise CheckError(
             "Fp64Checker needs a run of golden in higher precision",

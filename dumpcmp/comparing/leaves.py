@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dumpcmp.comparing.looks import arithmetic_likeness, likeness, sketched_likeness
-from dumpcmp.comparing.side import Side
+from dumpcmp.comparing.side import Side, given_out
 from dumpcmp.comparing.summaries import load_summary
 from dumpcmp.judge.tolerances import (
     LEAF_ESTIMATE,
@@ -29,17 +29,20 @@ from dumpcmp.summary.summary import DEFAULT, Recipe, Summary
 
 
 def leaf_findings(
-    pairs: Sequence[Pair], measured: Mapping[Pair, Measured], golden: Side, target: Side
+    pairs: Sequence[Pair],
+    measured: Mapping[Pair, Measured],
+    golden: Side,
+    target: Side,
+    is_apart: bool = False,
 ) -> dict[Pair, LeafFinding]:
     """The leaves among `pairs`, which are in order of execution, that are other tensors.
 
     What a run may have computed where nobody looked, such as the input of a later step, counts as
-    a leaf only as long as nothing before it differs.
+    a leaf only as long as nothing before it differs; `is_apart` where something does already.
     """
     looking = _Looking(_Run(golden), _Run(target))
     found: dict[Pair, LeafFinding] = {}
     known: set[Key] = set()
-    is_apart = False
     for pair in pairs:
         one = measured.get(pair)
         if one is None or pair.golden is None or pair.target is None or _is_equal(one):
@@ -51,6 +54,15 @@ def leaf_findings(
             known.add(finding.key)
         is_apart |= pair.golden.slot.is_output
     return found
+
+
+def differ_anywhere(pairs: Sequence[Pair], measured: Mapping[Pair, Measured]) -> bool:
+    """Whether the sides differ in anything that an op gave out."""
+    return any(
+        pair.both and pair.key.slot.is_output and not _is_equal(measured[pair])
+        for pair in pairs
+        if pair in measured
+    )
 
 
 def _is_equal(measured: Measured) -> bool:
@@ -67,31 +79,15 @@ class _Run:
         return self.side.listing.record(key)
 
     @cached_property
-    def first_steps(self) -> dict[str, int]:
-        """The first step of each model."""
-        found: dict[str, int] = {}
-        for site in self.side.listing.sites:
-            found[site.model] = min(site.step, found.get(site.model, site.step))
-        return found
-
-    @cached_property
     def is_complete(self) -> bool:
         """Whether every op of the run is there: no filter, and nothing that a compiler hides."""
         stated = [facts.get("run", {}) for facts in self.side.archive.run.values()]
-        return bool(stated) and all(map(_shows_all, stated)) and self._is_whole
-
-    @property
-    def _is_whole(self) -> bool:
-        return len(self.side.listing.values) == sum(1 for _ in self.side.archive)
+        return bool(stated) and all(map(_shows_all, stated)) and self.side.is_whole
 
     @cached_property
-    def given_out(self) -> set[str]:
+    def given_out(self) -> frozenset[str]:
         """Digests of what ops of the run gave out."""
-        return {
-            records[0].digest
-            for key, records in self.side.listing.values.items()
-            if key.slot.is_output and records[0].digest and math.prod(records[0].shape) > 1
-        }
+        return self.side.given_before | given_out(self.side.listing)
 
     @cached_property
     def names(self) -> dict[str, Key]:
@@ -160,7 +156,7 @@ class _Looking:
         sides = ((self.golden, golden), (self.target, target))
         if any(run.record(key).same_as is not None for run, key in sides):
             return None
-        is_first = all(run.first_steps[key.model] == key.step for run, key in sides)
+        is_first = all(run.side.first_steps[key.model] == key.step for run, key in sides)
         slot = golden.slot
         if slot.is_weight:
             kind = LeafKind.PARAMETER if slot.kind == "param" else LeafKind.BUFFER

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.measure.divergence import kl_divergence
 from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.row import Measured, Own, Pair
 from dumpcmp.nouns.value import Value
@@ -19,11 +20,16 @@ OwnMetric = Callable[[Any, Any], object]  # takes golden's array and the target'
 _OURS = {"kl_divergence": kl_divergence}
 
 
-def asking(work: Mapping[Pair, Job], names: Iterable[str]) -> dict[Pair, Job]:
-    """`work`, each task with the metrics that are asked for, which can all be loaded."""
+def loadable(names: Iterable[str]) -> tuple[str, ...]:
+    """`names` of metrics, which can all be loaded."""
     wanted = tuple(names)
     for name in wanted:
         _loaded(name)
+    return wanted
+
+
+def asking(work: Mapping[Pair, Job], wanted: tuple[str, ...]) -> dict[Pair, Job]:
+    """`work`, each task with the metrics that are asked for."""
     if not wanted:
         return dict(work)
     return {
@@ -64,9 +70,7 @@ def measured_by(names: Iterable[str], golden: Value, target: Value) -> tuple[Own
     return tuple(found.items()), problem
 
 
-def said_of_own(measured: Mapping[Pair, Measured]) -> Iterator[str]:
-    """What must be said of metrics that gave no number."""
-    failed = {pair: one.own_problem for pair, one in measured.items() if one.own_problem}
-    for pair, problem in list(failed.items())[:1]:
-        others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        yield f"{pair.key}{others}: {problem}"
+def failures_of_own(measured: Mapping[Pair, Measured]) -> list[tuple[Key, str]]:
+    """The values of which a metric gave no number, and why."""
+    found = ((pair.key, one.own_problem) for pair, one in measured.items())
+    return [(key, problem) for key, problem in found if problem]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from dumpcmp.comparing.own_metrics import failures_of_own
 from dumpcmp.comparing.requests import said_of_requests
-from dumpcmp.comparing.side import Side
+from dumpcmp.comparing.side import OpenRun
+from dumpcmp.comparing.spans import Span
 from dumpcmp.judge import Checker, unseen_by
 from dumpcmp.nouns.calling import CallDifference
-from dumpcmp.nouns.key import Site
-from dumpcmp.nouns.row import Row, Verdict, Why, void
+from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.row import Measured, Pair, Row, Verdict, void
+from dumpcmp.nouns.rows import Trait, having, marked
 from dumpcmp.nouns.selection import Tap
 
 _MOST_CALLS = 3  # that differ for nothing, and are told of one by one
 
 
-def missing_of(name: str, side: Side) -> Iterator[str]:
+def missing_of(name: str, side: OpenRun) -> Iterator[str]:
     """What is known to be lacking of a run: ranks, ends, records."""
     yield from (f"{name}: {problem}" for problem in side.archive.problems)
     for rank, facts in side.archive.run.items():
@@ -27,38 +30,68 @@ def missing_of(name: str, side: Side) -> Iterator[str]:
 def caveats(rule: Checker, rows: Sequence[Row]) -> Iterator[str]:
     """What passes though it proves little: by a rule that does not see all, or without numbers."""
     if said := unseen_by(rule):
-        doubted = sum(row.judgement.why is Why.BLIND for row in rows)
+        doubted = len(marked(rows, Trait.BLIND))
         yield f"what passes does so by {said}; {doubted} values would fail by the rounding rule"
-    yield from void(rows)
+    yield from void(marked(rows, Trait.VOID))
     yield from said_of_requests(rows)
 
 
-def idle_calls(calls: Mapping[Site, CallDifference], rows: Sequence[Row]) -> Iterator[str]:
-    """Calls that differ and that nothing fails for."""
-    causes = {row.key.site for row in rows if row.judgement.why is Why.CALL}
-    idle = [one for site, one in calls.items() if site not in causes]
-    for one in idle[:_MOST_CALLS]:
-        yield f"{one.golden_site}: {one.said}; nothing fails for it alone"
-    if len(idle) > _MOST_CALLS:
-        yield f"{len(idle) - _MOST_CALLS} more calls differ, and nothing fails for them alone"
+@dataclass(slots=True, eq=False)
+class Noted:
+    """What is to be said of a comparison, as it is noted span by span."""
+
+    idle: list[CallDifference] = field(default_factory=list)  # the first of them
+    num_idle: int = 0
+    own: list[tuple[Key, str]] = field(default_factory=list)  # the first that gave no number
+    num_own: int = 0
+    ops: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
+    shortcuts: frozenset[str] = frozenset()
+
+    def note(
+        self, span: Span, calls: Mapping[Site, CallDifference], rows: Sequence[Row],
+        measured: Mapping[Pair, Measured],
+    ) -> None:  # fmt: skip
+        """Take notes of one span: calls that differ for nothing, metrics that failed, names."""
+        causes = {row.key.site for row in marked(rows, Trait.CALL)}
+        idle = [one for site, one in calls.items() if site not in causes]
+        self.idle += idle[: _MOST_CALLS - len(self.idle)]
+        self.num_idle += len(idle)
+        failed = failures_of_own(measured)
+        self.own += failed[: 1 - len(self.own)]
+        self.num_own += len(failed)
+        for ops, side in zip(self.ops, (span.golden, span.target), strict=True):
+            ops.update(key.op.plain for key in side.listing.values)
+
+    def idle_calls(self) -> Iterator[str]:
+        """Calls that differ and that nothing fails for."""
+        for one in self.idle:
+            yield f"{one.golden_site}: {one.said}; nothing fails for it alone"
+        if self.num_idle > len(self.idle):
+            left = self.num_idle - len(self.idle)
+            yield f"{left} more calls differ, and nothing fails for them alone"
+
+    def own_metrics(self) -> Iterator[str]:
+        """What must be said of metrics that gave no number."""
+        others = f", and {self.num_own - 1} more" if self.num_own > 1 else ""
+        yield from (f"{key}{others}: {problem}" for key, problem in self.own)
 
 
-def facts_to_know(tap: Tap, golden: Side, target: Side, finer: Side | None) -> Iterator[str]:
+def facts_to_know(
+    tap: Tap, golden: OpenRun, target: OpenRun, finer: OpenRun | None
+) -> Iterator[str]:
     """What a reader must know: captures cut short, filters that select nothing, another dtype."""
     sides = {"golden": golden, "my side": target, "the reference": finer}
     for name, side in sides.items():
         if side is not None:
             yield from (f"{name}: {problem}" for problem in side.archive.problems)
             yield from (f"{name}: {text}" for text in _certificates(side))
-    ops = {key.op for side in (golden, target) for key in side.archive}
-    steps = [key.step for key in golden.archive]
-    yield from tap.unmatched(max(steps, default=-1) + 1, ops) if tap != Tap() else ()
+    steps = max(golden.all_steps, default=-1) + 1
+    yield from tap.unmatched(steps, golden.ops | target.ops) if tap != Tap() else ()
 
 
 def one_sided(rows: Sequence[Row]) -> Iterator[str]:
     """What was computed in other ways on both sides, so that nothing could be held against it."""
-    counts = Counter(row.verdict for row in rows)
-    covered, dead = counts[Verdict.COVERED], counts[Verdict.DEAD]
+    covered, dead = len(having(rows, Verdict.COVERED)), len(having(rows, Verdict.DEAD))
     if covered or dead:
         yield (
             f"{covered + dead} values are on one side only: all that was computed from {covered} "
@@ -66,7 +99,7 @@ def one_sided(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _certificates(side: Side) -> set[str]:
+def _certificates(side: OpenRun) -> set[str]:
     """Whether a compiled run was shown to be what it would have been without its capture."""
     stated = [facts.get("run", {}).get("certificate") for facts in side.archive.run.values()]
     return {str(words.get("text", "")) for words in stated if isinstance(words, dict)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge import Evidence
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.row import Pair, Row, Verdict
+from dumpcmp.nouns.rows import having
 from dumpcmp.nouns.selection import Io, Level, Tap, spelled
 
 _ALL = Tap(backward=True, weights=True)
@@ -75,7 +76,7 @@ def _unasked(pair: Pair, golden: Asking, target: Asking) -> str:
     return f"not recorded by request: {side} was dumped with {option}" if option else ""
 
 
-def said_of_requests(rows: Iterable[Row]) -> Iterator[str]:
+def said_of_requests(rows: Sequence[Row]) -> Iterator[str]:
     """What must be said of values that one side was not asked to record."""
-    found = Counter(row.reason for row in rows if row.verdict is Verdict.SKIPPED)
+    found = Counter(row.reason for row in having(rows, Verdict.SKIPPED))
     yield from (f"{count} values were {reason}" for reason, count in found.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -11,8 +13,8 @@ from dumpcmp.align.mesh.assemble import Held, RunFacts
 from dumpcmp.align.mesh.declared import Declarations
 from dumpcmp.align.microbatches import merged
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.nouns.key import ROOT, Key
-from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.key import ROOT, Key, Op, Site
+from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap
 
 
@@ -62,6 +64,9 @@ class Side:
     archive: Archive
     listing: Listing
     facts: RunFacts = field(default_factory=RunFacts)
+    first_steps: Mapping[str, int] = field(default_factory=dict)  # of each model: where it began
+    is_whole: bool = False  # nothing that was recorded of these steps, or of others, is left out
+    given_before: frozenset[str] = frozenset()  # digests of what earlier steps gave out
 
     def shares(self, key: Key) -> Shares:
         """What the ranks hold of a value."""
@@ -85,29 +90,110 @@ class Side:
                         archive.load(record)
 
 
-def open_side(
+@dataclass(slots=True, eq=False)
+class OpenRun:
+    """An archive that is open to be compared, from which Sides are taken: all of it, or by steps.
+
+    Steps are counted from the offset: they are golden's.
+    """
+
+    archive: Archive
+    tap: Tap
+    token_offset: int = 0
+    facts: RunFacts = field(default_factory=RunFacts)
+    ops: set[Op] = field(default_factory=set)  # all that were seen, selected or not
+    _given: frozenset[str] = frozenset()
+    _began: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that are selected, of whatever model."""
+        return [step for step in self.all_steps if self.tap.selects_step(step)]
+
+    @property
+    def all_steps(self) -> list[int]:
+        """The steps of the run, of whatever model."""
+        models = self.archive.models
+        return sorted({s + self.token_offset for m in models for s in self.archive.steps(m)})
+
+    @property
+    def is_one_model(self) -> bool:
+        """Whether one process ran one model, not in microbatches: steps then pass on little."""
+        archive = self.archive
+        if len(archive.models) != 1 or archive.world_size != 1:
+            return False
+        (model,) = archive.models
+        first = archive.keys_of(model, min(archive.steps(model), default=0))
+        return not any(archive[key].layout for key in first)
+
+    def num_values(self, step: int) -> int:
+        """How many values the models have at `step`."""
+        found = self.archive
+        return sum(found.num_values(model, step - self.token_offset) for model in found.models)
+
+    def side(self, steps: Collection[int] | None = None) -> Side:
+        """What is selected of `steps`, or of all."""
+        archive, tap = self.archive, self.tap
+        values: dict[Key, tuple[Record, ...]] = {}
+        calls: dict[Site, Call] = {}
+        is_whole = True
+        for model, step in self._places(self.steps if steps is None else steps):
+            keys = list(archive.keys_of(model, step))
+            self.ops.update(key.op for key in keys)
+            chosen = [key for key in keys if tap.selects_op(key.op)]
+            is_whole = is_whole and len(chosen) == len(keys)
+            values |= {key: archive.shards(key) for key in chosen}
+            held = archive.calls_at(model, step)
+            calls |= {site: call for site, call in held.items() if tap.selects_op(call.op)}
+        listing = merged(Listing(values, calls, archive.world_size))
+        is_whole = is_whole and len(listing.values) == len(values)
+        is_whole = is_whole and len(self.steps) == len(self.all_steps)
+        before, self._given = self._given, given_out(listing)
+        return Side(archive, listing, self.facts, self._first_steps(listing), is_whole, before)
+
+    def _places(self, steps: Collection[int]) -> Iterator[tuple[str, int]]:
+        wanted = {step - self.token_offset for step in steps}
+        for model in self.archive.models:
+            yield from ((model, step) for step in self.archive.steps(model) if step in wanted)
+
+    def _first_steps(self, listing: Listing) -> dict[str, int]:
+        """The first step of each model, now or in an earlier span."""
+        found: dict[str, int] = {}
+        for site in listing.sites:
+            found[site.model] = min(site.step, found.get(site.model, site.step))
+        self._began = found | self._began
+        return self._began
+
+    def forget(self) -> None:
+        """Let go of what was read of steps that are done with."""
+        self.archive.forget()
+        archive_at(self.archive.path).forget()
+
+
+def given_out(listing: Listing) -> frozenset[str]:
+    """Digests of what ops of the run gave out."""
+    return frozenset(
+        records[0].digest
+        for key, records in listing.values.items()
+        if key.slot.is_output and records[0].digest and math.prod(records[0].shape) > 1
+    )
+
+
+def open_run(
     path: str | Path, tap: Tap, token_offset: int = 0, declared: Declarations | None = None
-) -> Side:
-    """Open the archive at `path` and list what `tap` selects; steps are counted from the offset.
+) -> OpenRun:
+    """Open the archive at `path`, of which `tap` selects; steps are counted from the offset.
 
     `declared` is what the user states about the layouts of a partitioned run.
     """
     archive = Archive(path)
-    values = {
-        key: archive.shards(key)
-        for model in archive.models
-        for step in archive.steps(model)
-        if tap.selects_step(step + token_offset)
-        for key in archive.keys_of(model, step)
-        if tap.selects_op(key.op)
-    }
-    calls = {
-        site: call
-        for site, call in archive.calls.items()
-        if tap.selects_step(call.step + token_offset) and tap.selects_op(call.op)
-    }
     facts = RunFacts(archive.world_size, archive.missing_ranks, declared or Declarations())
-    return Side(archive, merged(Listing(values, calls, archive.world_size)), facts)
+    return OpenRun(archive, tap, token_offset, facts)
+
+
+def open_side(path: str | Path, tap: Tap) -> Side:
+    """All that `tap` selects of the archive at `path`."""
+    return open_run(path, tap).side()
 
 
 @lru_cache(maxsize=8)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dumpcmp.nouns.replay import Choice
 from dumpcmp.nouns.row import Row
+from dumpcmp.nouns.rows import Rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,9 +163,14 @@ def cells(row: Row) -> dict[str, Cell]:
     return {column.name: column.cell(row) for column in COLUMNS} | dict(row.own)
 
 
+def own_columns(rows: Iterable[Row]) -> dict[str, None]:
+    """The names of a user's own numbers."""
+    return dict.fromkeys(name for row in rows for name, _ in row.own)
+
+
 def headings(rows: Iterable[Row]) -> list[str]:
     """The names of all columns that `rows` fill, a user's own last."""
-    own = dict.fromkeys(name for row in rows for name, _ in row.own)
+    own = rows.own if isinstance(rows, Rows) else own_columns(rows)
     return [*(column.name for column in COLUMNS), *own]
 
 

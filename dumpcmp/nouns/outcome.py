@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from dumpcmp.nouns.columns import frame
 from dumpcmp.nouns.errors import VerificationError
-from dumpcmp.nouns.key import ROOT
-from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import FAILING, Row, Verdict, Why
+from dumpcmp.nouns.rows import Rows, Trait, having, marked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +55,8 @@ class Tally:
 
 def tally(rows: Iterable[Any]) -> Tally:
     """Count the verdicts of `rows`."""
+    if isinstance(rows, Rows):
+        return Tally(rows.verdicts)
     return Tally(dict(Counter(row.verdict for row in rows)))
 
 
@@ -85,8 +86,10 @@ class Answer(ABC):
         return tally(self.rows)
 
     @cached_property
-    def failures(self) -> tuple[Any, ...]:
+    def failures(self) -> Sequence[Any]:
         """The rows that fail."""
+        if isinstance(self.rows, Rows):
+            return self.rows.having(self.failing)
         return tuple(row for row in self.rows if row.verdict in self.failing)
 
     @property
@@ -192,8 +195,8 @@ class Conclusion(StrEnum):
 class Outcome(Answer):
     """A whole comparison: every key of either run in exactly one row, in execution order."""
 
-    rows: tuple[Row, ...]
-    roots: tuple[Row, ...] = ()  # where divergences began, in execution order
+    rows: Sequence[Row]  # of a long run: read from a file when they are looked at
+    roots: Sequence[Row] = ()  # where divergences began, in execution order
     remarks: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()  # what the runs were to record, and did not
     COLUMNS = ("token", "op", "slot", "verdict", "rel_l2", "reason")
@@ -219,7 +222,7 @@ class Outcome(Answer):
     @property
     def is_different(self) -> bool:
         """Whether anything fails that could be read."""
-        return any(row.verdict is not Verdict.ERROR for row in self.failures)
+        return len(having(self.rows, Verdict.ERROR)) < len(self.failures)
 
     @property
     def is_open(self) -> bool:
@@ -230,7 +233,7 @@ class Outcome(Answer):
         doubtful = self.tally[Verdict.INCONCLUSIVE]
         if doubtful <= MOST_OPEN * (doubtful + self.tally.compared):
             return False
-        ends = [row for row in self.rows if row.key.op == ROOT and row.key.slot.is_output]
+        ends = marked(self.rows, Trait.END)
         return not ends or any(row.verdict is Verdict.INCONCLUSIVE for row in ends)
 
     @property
@@ -247,7 +250,7 @@ class Outcome(Answer):
         """What follows the conclusion."""
         match self.conclusion:
             case Conclusion.SAME:
-                if all(row.origin is Origin.EQUAL for row in self.rows if row.metrics):
+                if not marked(self.rows, Trait.APART):
                     return ": everything compared is the same, bit for bit"
                 return ": everything compared agrees within rounding"
             case Conclusion.DECISIONS:
@@ -261,7 +264,7 @@ class Outcome(Answer):
         return f" at {first.key.site.place}: {first.reason}"
 
     def _flipped(self) -> str:
-        flips = [row for row in self.rows if row.verdict is Verdict.FLIP]
+        flips = having(self.rows, Verdict.FLIP)
         return f"{len(flips)} of them chose otherwise, first {flips[0].key.site.place}"
 
     def _missing(self) -> str:
@@ -270,7 +273,7 @@ class Outcome(Answer):
         if self.missing and not self.failures:
             return f"what was compared agrees, but {self.missing[0]}"
         kind = Verdict.ERROR if self.failures else Verdict.INCONCLUSIVE
-        rows = [row for row in self.rows if row.verdict is kind]
+        rows = having(self.rows, kind)
         return (
             f"{len(rows)} values could not be judged, the first is {rows[0].key}: {rows[0].reason}"
         )

@@ -36,6 +36,7 @@ class Call:
     arguments: str = ""  # JSON: the argument tree, tensors as {"slot": "input.0"}
     origins: tuple[str, ...] = ()  # a fused kernel: the ops inside, as "op#call"
     kernel: str = ""  # a fused kernel: its name
+    thread: str = ""  # that ran it, by name; empty for the main thread
 
     @property
     def site(self) -> Site:

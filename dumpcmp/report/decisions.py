@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Choice, Flip
 from dumpcmp.nouns.row import Row, Verdict
+from dumpcmp.nouns.rows import Trait, having, marked
 
 _ROUTES = re.compile(r"moe|expert|rout|gat(e|ing)\b", re.IGNORECASE)  # modules that send to experts
 _MOST = 3  # of what a flip took that a sentence lists
@@ -69,37 +71,35 @@ def _why(flip: Flip) -> str:
 def decisions(outcome: Outcome) -> list[Decision]:
     """The ops that chose otherwise than golden, in order."""
     found: dict[Site, Choice] = {}
-    after: dict[Site, list[Row]] = {}
-    for row in outcome.rows:
-        if row.verdict is Verdict.FLIP and row.replay and row.replay.choice:
+    after: dict[Site, Counter[str]] = defaultdict(Counter)
+    for row in having(outcome.rows, Verdict.FLIP):
+        if row.replay and row.replay.choice:
             found.setdefault(row.key.site, row.replay.choice)
-        slot = row.key.slot
-        if row.touched and slot.is_output and not row.key.op.is_module:
-            after.setdefault(row.touched.after.site, []).append(row)
-    return [_decision(site, choice, after.get(site, ())) for site, choice in found.items()]
+    for row in marked(outcome.rows, Trait.TOUCHED) if found else ():
+        _count(row, after)
+    return [Decision(site, choice, **after[site]) for site, choice in found.items()]
 
 
-def _decision(site: Site, choice: Choice, after: Sequence[Row]) -> Decision:
-    rows = [
-        row for row in after if row.key.site != site and row.touched and row.touched.num_touched
-    ]
-    return Decision(
-        site,
-        choice,
-        sum(row.touched.num_touched for row in rows if row.touched),
-        len(rows),
-        sum(row.verdict.fails for row in rows),
-        sum(row.verdict is Verdict.INCONCLUSIVE for row in rows),
-    )
+def _count(row: Row, after: dict[Site, Counter[str]]) -> None:
+    """Count a row that another choice led to, for the op that made it."""
+    touched, key = row.touched, row.key
+    if touched is None or not key.slot.is_output or key.op.is_module:
+        return
+    site = touched.after.site
+    if key.site != site and touched.num_touched:
+        after[site]["num_rows"] += touched.num_touched
+        after[site]["num_values"] += 1
+        after[site]["num_wrong"] += row.verdict.fails
+        after[site]["num_open"] += row.verdict is Verdict.INCONCLUSIVE
 
 
 def agreements(outcome: Outcome) -> dict[str, float]:
     """The share of rows in which both sides chose the same, for each op that flipped anywhere."""
     rows: dict[str, int] = {}
     flipped: dict[str, int] = {}
-    for row in outcome.rows:
+    for row in having(outcome.rows, Verdict.FLIP):
         choice = row.replay.choice if row.replay else None
-        if choice and row.verdict is Verdict.FLIP and not choice.only_follows:
+        if choice and not choice.only_follows:
             rows[row.key.op] = rows.get(row.key.op, 0) + choice.num_rows
             flipped[row.key.op] = flipped.get(row.key.op, 0) + choice.num_flipped
     return {op: 1 - flipped[op] / number for op, number in rows.items() if number}

@@ -13,6 +13,7 @@ from rich.text import Text
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Extent, Row, Verdict, Why
+from dumpcmp.nouns.rows import held_by
 from dumpcmp.report.decisions import agreements, decisions
 from dumpcmp.report.escaping import visible
 
@@ -62,7 +63,7 @@ def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
         parts += [Text(), *_divergence(outcome, first), *_further(outcome)]
     if decided := list(_decisions(outcome)):
         parts += [Text(), *decided]
-    if worst := _worst(outcome.rows):
+    if worst := _worst(outcome.failures):
         parts += [Text(), _table(worst)]
     parts += [Text(), *(plain(f"report: {file}") for file in files)]
     return Group(*parts)
@@ -84,12 +85,11 @@ def _decisions(outcome: Outcome) -> Iterable[Text]:
 
 def _coverage(outcome: Outcome) -> Iterable[Text]:
     """How much of each side was held against the other."""
-    for name, side in (("golden", "golden_key"), ("mine", "target_key")):
-        held = {getattr(row, side): bool(row.paired_by) for row in outcome.rows}
-        held.pop(None, None)  # a value of the other side may be paired by what it is linked to
-        paired = sum(held.values())
-        share = f" ({100 * paired / len(held):.1f} %)" if held else ""
-        yield Text(f"  {name:6}  {paired} of {len(held)} values paired{share}")
+    held = held_by(outcome.rows)
+    for name in ("golden", "mine"):
+        total, paired = held[name], held[f"{name} paired"]
+        share = f" ({100 * paired / total:.1f} %)" if total else ""
+        yield Text(f"  {name:6}  {paired} of {total} values paired{share}")
     line = Text("  verdict ")
     for verdict, count in outcome.tally.counts.items():
         line.append(f" {count} {verdict.value}", style=_STYLES.get(verdict, "red"))
@@ -111,7 +111,7 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
     if row.metrics is not None:
         yield Text(f"  {_numbers(row)}")
         yield Padding(_sides(row), (0, 0, 0, 2), expand=False)
-    heirs = sum(r.cause == key for r in outcome.rows)
+    heirs = sum(r.cause == key for r in outcome.failures)
     if heirs:
         yield Text(f"  {heirs} failing rows after it only inherit from it")
 
@@ -186,13 +186,19 @@ def _further(outcome: Outcome) -> Iterable[Text]:
 
 def _worst(rows: Iterable[Row]) -> list[Row]:
     """The failing rows that do not only inherit, each value once, largest relative error first."""
-    failing: dict[int, Row] = {}
+    worst: list[Row] = []
     for row in rows:
-        if row.verdict.fails and row.metrics is not None and not row.cause:
-            seen = failing.setdefault(id(row.metrics), row)  # a value that repeats is one object
-            if row.root and not seen.root:
-                failing[id(row.metrics)] = row
-    return sorted(failing.values(), key=_badness, reverse=True)[:_WORST]
+        if not row.verdict.fails or row.metrics is None or row.cause:
+            continue
+        if len(worst) == _WORST and _badness(row) < _badness(worst[-1]):
+            continue
+        same = next((one for one in worst if one.metrics is row.metrics), None)  # it repeats
+        if same is None:
+            worst.append(row)
+        elif row.root and not same.root:
+            worst[worst.index(same)] = row
+        worst = sorted(worst, key=_badness, reverse=True)[:_WORST]
+    return worst
 
 
 def _badness(row: Row) -> float:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dumpcmp.archive.write import part, ring
+from dumpcmp.archive.write import dense, part, ring
 
-CALLS = ("open", "pwrite", "ftruncate", "posix_fallocate", "close")
+CALLS = ("open", "pwrite", "ftruncate", "posix_fallocate", "fsync", "close")
 
 
 @dataclass
@@ -35,7 +35,7 @@ class System:
         return call
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        for module in (part, ring):
+        for module in (dense, part, ring):
             patch.setattr(module, "os", self)
 
 

@@ -75,7 +75,6 @@ def test_plain_h5py_reads_the_true_numbers(every_dtype: Path, name: str) -> None
         np.testing.assert_array_equal(group["three"][()], numbers)
         np.testing.assert_array_equal(group["scalar"][()], numbers[1])
         assert group["none"].shape == (0,)
-        assert group["three"].attrs["dtype"].decode() == name
 
 
 @pytest.mark.skipif(H5DUMP is None, reason="h5dump is not installed: see CONTRIBUTING.md")
@@ -83,7 +82,7 @@ def test_plain_h5py_reads_the_true_numbers(every_dtype: Path, name: str) -> None
 def test_h5dump_prints_the_true_numbers(every_dtype: Path, name: str) -> None:
     command = [str(H5DUMP), "-y", "-w", "0", "-d", f"/{name}#0/three", str(every_dtype)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    shown = printed[printed.index("DATA {") : printed.index("ATTRIBUTE")]
+    shown = printed[printed.index("DATA {") :].partition("ATTRIBUTE")[0]
     shown = shown.replace("TRUE", "1").replace("FALSE", "0").removeprefix("DATA {")
     found = [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e[+-]?\d+)?", shown)]
     numbers = widen(SMALL_NUMBERS[name], DTYPES[name])

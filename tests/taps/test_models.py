@@ -127,6 +127,30 @@ def test_aten_inputs_and_outputs_hang_together(case: Case) -> None:
     assert written and all(key in sink.values for key in written)
 
 
+class Tripled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.weight * x
+        y.mul_(3.0)
+        return y + 1
+
+
+@pytest.mark.parametrize("mode", ["eager", "aten"])
+def test_the_gradient_of_what_an_op_in_place_gave_is_not_that_of_what_it_took(mode: str) -> None:
+    model, sink = Tripled(), MemorySink()
+    with MODES[mode](Recorder(sink, make_tap(backward=True)), [model]).running():
+        model(torch.ones(4)).sum().backward()
+    prefix = "aten." * (mode == "aten")
+    grads = {str(k.slot): v for k, v in sink.values.items()
+             if k.op.function == f"{prefix}mul" and k.call == 1 and k.slot.is_gradient}  # fmt: skip
+    assert np.array_equal(grads["grad_input.0"], value_of(torch.full((4,), 3.0)).bits)
+    given = grads.get("grad_output.0", value_of(torch.ones(4)).bits)
+    assert np.array_equal(given, value_of(torch.ones(4)).bits)
+
+
 def test_backward_ops_belong_to_the_scope_of_their_forward() -> None:
     case = next(case for case in CASES if case.name == "list in a loop")
     sink = captured(case, "aten", backward=True)

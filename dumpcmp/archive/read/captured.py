@@ -17,7 +17,7 @@ from xxhash import xxh3_128_hexdigest
 from dumpcmp.archive import paths
 from dumpcmp.archive.read.contents import PartFile, RankStep
 from dumpcmp.archive.read.scan import Found, part_facts, read_part, ring_records
-from dumpcmp.archive.schema import MAX_RANK, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.schema import KNOWN_VERSIONS, MAX_RANK, RUN_FILE, SCHEMA_VERSION
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Kept, Location, Record
@@ -64,6 +64,7 @@ class Captured(Mapping[Key, Record]):
         self._mapped: dict[Path, NDArray[np.uint8]] = {}
         self._sound: set[tuple[Path, int, str]] = set()  # values whose digest was found right
         self._files: dict[Path, int] = {}  # part -> which file it was when its index was read
+        self._flaws: list[str] = []  # of parts that were forgotten
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path,), {"_filters": self._filters}
@@ -111,6 +112,7 @@ class Captured(Mapping[Key, Record]):
         return (
             *([f"rank {missing} is missing"] if missing else []),
             *self._cut_short,
+            *self._flaws,
             *(problem for part in parts for problem in part.problems),
         )
 
@@ -224,6 +226,26 @@ class Captured(Mapping[Key, Record]):
                 found.setdefault(site, call)
         return found
 
+    def calls_at(self, model: str, step: int) -> dict[Site, Call]:
+        """The calls of one step by Site, each as the lowest rank that has it saw it."""
+        found: dict[Site, Call] = {}
+        for held in self._rank_steps(model, step):
+            for call in held.calls():
+                found.setdefault(call.site, call)
+        return found
+
+    def num_values(self, model: str, step: int) -> int:
+        """How many values of one step the rank has that has most of them."""
+        return max((len(held.rows) for held in self._rank_steps(model, step)), default=0)
+
+    def forget(self) -> None:
+        """Let go of the steps that were read: whoever asks again reads them again."""
+        parts = (part for step in self._steps.values() for part in step.parts.values())
+        self._flaws += [problem for part in parts for problem in part.problems]
+        self._steps.clear()
+        self._mapped.clear()
+        self._sound.clear()
+
     def calls_of(self, rank: int) -> dict[Site, Call]:
         """The calls that `rank` saw, by Site."""
         return {
@@ -320,7 +342,8 @@ class Captured(Mapping[Key, Record]):
         """Raise where `part` is not the file any more whose index was read."""
         if part in self._files and part.stat().st_ino != self._files[part]:
             raise ArchiveError(
-                f"{part} was compacted while it was being read", hint="run the command again"
+                f"{part} was sealed or compacted while it was being read",
+                hint="run the command again",
             )
 
 
@@ -328,7 +351,7 @@ def _why_incomplete(facts: dict[str, Any], directory: Path) -> str:
     """Why the capture of a rank is incomplete; empty where it is not."""
     if not facts:
         return f"{RUN_FILE} is missing or damaged"
-    if facts.get("schema") != SCHEMA_VERSION:
+    if facts.get("schema") not in KNOWN_VERSIONS:
         return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
     if facts.get("complete") is True:
         return ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,12 +87,15 @@ class Dataset(NamedTuple):
 
 def root_address(file: PartFile) -> int:
     """Where the superblock says that the root group's header is; it must be of our kind."""
-    fields = encoder.SUPERBLOCK.unpack(file.read(0, encoder.SUPERBLOCK.size))
-    if fields[0] != SIGNATURE:
+    head = file.read(0, encoder.DENSE_SUPERBLOCK.size)
+    if head[:8] != SIGNATURE:
         file.fail(0, "this is no HDF5 file")
-    if fields[1:8] != (0, 0, 0, 0, 0, 8, 8) or fields[18] != 0:
+    is_dense = head[8] == 1
+    kind = encoder.DENSE_SUPERBLOCK if is_dense else encoder.SUPERBLOCK
+    fields = kind.unpack_from(head)
+    if fields[1:8] != (is_dense, 0, 0, 0, 0, 8, 8) or fields[-3] != 0:
         file.fail(8, "the superblock is not of the kind that dumpcmp writes")
-    return int(fields[17])
+    return int(fields[-4])
 
 
 def messages(file: PartFile, address: int) -> Iterator[tuple[int, int, bytes]]:
@@ -147,6 +151,37 @@ def dataset(file: PartFile, address: int) -> Dataset:
     return Dataset(datatype, shape, start, nbytes)
 
 
+def index_content(file: PartFile, address: int) -> tuple[Dataset, bytes]:
+    """A dataset of the index and its bytes, which may be compressed."""
+    found = {kind: body for _, kind, body in messages(file, address)}
+    if found.get(encoder.LAYOUT, b"")[:2] != b"\3\2":
+        plain = dataset(file, address)
+        return plain, file.read(plain.address, plain.nbytes) if plain.nbytes else b""
+    try:
+        *_, node, count, size = encoder.CHUNKED_FIELDS.unpack_from(found[encoder.LAYOUT])
+        fields = encoder.CHUNK_NODE.unpack(file.read(node, encoder.CHUNK_NODE.size))
+        space, datatype = found[encoder.DATASPACE], found[encoder.DATATYPE]
+        shape = Struct(f"<{space[1]}Q").unpack_from(space, 8)
+    except (KeyError, IndexError, StructError):
+        file.fail(address, "a compressed dataset should be here")
+    if fields[:4] != (b"TREE", 1, 0, 1) or shape != (count,) or count * size > LARGEST_READ:
+        file.fail(address, "the dataset is not of the kind that dumpcmp writes")
+    content = _inflated(file, fields[10], fields[6], count * size)
+    return Dataset(datatype, shape, fields[10], len(content)), content
+
+
+def _inflated(file: PartFile, place: int, nbytes: int, wanted: int) -> bytes:
+    """What zlib makes of `nbytes` at `place`: just the bytes that are `wanted`."""
+    unpacking = zlib.decompressobj()
+    try:
+        content = unpacking.decompress(file.read(place, nbytes), wanted + 1)
+    except zlib.error:
+        content = b""
+    if len(content) != wanted or not unpacking.eof:
+        file.fail(place, "what is compressed here is damaged")
+    return content
+
+
 LISTED_LOST = json.loads(schema.call_json(schema.LOST_CALL))
 
 
@@ -167,6 +202,7 @@ class Contents:
 
     def __post_init__(self) -> None:
         """Raise where a row refers to a call or form that does not exist."""
+        self.listed_calls = [schema.completed_call(listed) for listed in self.listed_calls]
         rows = self.rows[self.rows["call"] != ABSENT]
         for column, limit in (("call", len(self.ops)), ("form", len(self.forms))):
             if rows.size and int(rows[column].max()) >= limit:
@@ -247,18 +283,18 @@ def read_index(file: PartFile) -> Contents | None:
 
 
 def _read_rows(file: PartFile, address: int) -> NDArray[np.void]:
-    found, wanted = dataset(file, address), encoder.numpy_datatype(ROW_TYPE)
+    (found, content), wanted = index_content(file, address), encoder.numpy_datatype(ROW_TYPE)
     if not found.datatype.startswith(wanted) or len(found.shape) != 1:
         file.fail(address, "the index has other columns than this version of dumpcmp knows")
     if found.nbytes != found.shape[0] * ROW_TYPE.itemsize:
         file.fail(address, "the index has another length than its rows")
-    return np.frombuffer(file.read(found.address, found.nbytes) if found.nbytes else b"", ROW_TYPE)
+    return np.frombuffer(content, ROW_TYPE)
 
 
 def _read_list(file: PartFile, address: int) -> list[Any]:
-    found = dataset(file, address)
+    found, content = index_content(file, address)
     try:
-        listed = json.loads(file.read(found.address, found.nbytes))
+        listed = json.loads(content)
     except (ValueError, RecursionError):
         listed = None
     if not isinstance(listed, list):

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.archive import schema
-from dumpcmp.archive.paths import unescaped
-from dumpcmp.archive.read.contents import Contents, PartFile
+from dumpcmp.archive.paths import dataset_path, unescaped
+from dumpcmp.archive.read.contents import LARGEST_READ, Contents, PartFile, read_forms
 from dumpcmp.archive.schema import CALL_FIELDS, Form
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.record import Kept, Location, Stored
@@ -34,6 +34,8 @@ def walk(path: Path, model: str, step: int, part: int) -> Contents:
     """The contents of `path` by its groups: the names and attributes that docs/format.md tells."""
     try:
         with h5py.File(path, "r", locking=False) as file:
+            if isinstance(file.get(schema.INDEX_GROUP, getlink=True), h5py.HardLink):
+                return _indexed(file, path, model, step)
             return _contents(file, path, model, step, part)
     except _TROUBLE as error:
         raise ArchiveError(
@@ -57,6 +59,38 @@ def read_dataset(location: Location, dtype: Dtype, shape: tuple[int, ...]) -> ND
     except _TROUBLE as error:
         raise ArchiveError(f"{location.part}: cannot read {location.dataset}: {error}") from error
     return bits
+
+
+def _indexed(file: h5py.File, path: Path, model: str, step: int) -> Contents:
+    """The contents of a part that still has its index: it tells all but where the bytes lie now."""
+    calls, forms = (json.loads(_index_text(file, name)) for name in ("calls", "forms"))
+    rows = _index_dataset(file, "records")[...].astype(schema.ROW_TYPE)
+    contents = Contents(path, rows, calls, read_forms(path, forms), model, step, sealed=True)
+    datasets: dict[int, str] = {}
+    for row, (call, _, _, _, same, *_, nbytes, _) in enumerate(rows.tolist()):
+        if call == schema.ABSENT or same != schema.NO_ROW:
+            continue
+        name = dataset_path(*contents.name(row))
+        found = _own(file, name)
+        if found is None:
+            raise ValueError(f"{name}, which the index tells of, is not there")
+        rows["header"][row], rows["offset"][row] = 0, found.id.get_offset() or 0
+        if nbytes and not rows["offset"][row]:
+            datasets[row] = found.name
+    contents.datasets = datasets
+    return contents
+
+
+def _index_dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    found = _own(file, f"{schema.INDEX_GROUP}/{name}")
+    if found is None or found.nbytes > LARGEST_READ:
+        raise ValueError(f"its index has no {name}")
+    return found
+
+
+def _index_text(file: h5py.File, name: str) -> str:
+    content = _index_dataset(file, name)[...]
+    return _text(content.reshape(-1)[0])
 
 
 def _contents(file: h5py.File, path: Path, model: str, step: int, part: int) -> Contents:

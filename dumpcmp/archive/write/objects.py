@@ -107,6 +107,23 @@ def trouble_with(form: Form) -> str:
     return ""
 
 
+def bare_header(form: Form) -> bytes:
+    """The object header of a dataset whose index tells the rest, its address still missing.
+
+    A plain value has no attributes at all. Of a Summary, of what could not be stored and of a
+    shard they stay: they are what its elements mean.
+    """
+    dtype, shape = form.held
+    whole = form.kept is not Kept.NOTHING
+    is_plain = whole and form.stored is None and not (form.layout or form.seen_in)
+    told = [] if is_plain else _attributes(form)[:-1]
+    nbytes = math.prod(shape) * DTYPES[dtype].nbytes if whole else 0
+    return encoder.dataset_header(
+        encoder.datatype(dtype if dtype in DTYPES else "uint8"), shape if whole else None, 0,
+        nbytes, b"".join(encoder.attribute(*each) for each in told), len(told), filled=not is_plain,
+    )  # fmt: skip
+
+
 def _attributes(form: Form) -> list[tuple[str, Any]]:
     """The dataset's attributes; the digest comes last, where the writer finds it."""
     differs = form.stored is not None or form.kept is Kept.NOTHING  # from the dataset's own shape

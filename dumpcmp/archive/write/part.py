@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from operator import attrgetter
@@ -15,7 +16,7 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import encoder, schema
-from dumpcmp.archive.encoder import padded
+from dumpcmp.archive.encoder import LINK_COUNT_AT, padded
 from dumpcmp.archive.paths import group_path, part_name
 from dumpcmp.archive.schema import (
     ABSENT,
@@ -26,13 +27,14 @@ from dumpcmp.archive.schema import (
     call_json,
     lost_row,
 )
+from dumpcmp.archive.write.dense import DatasetMaker, is_loose, lay_densely
 from dumpcmp.archive.write.objects import Group, Template
 from dumpcmp.nouns.record import Call, Source
 
 _PACK_ROW = ROW.pack
 LOST_PATH = "lost"  # where a link leads whose value is not there any more
 DIGEST_NBYTES = 32  # the last of a row
-LINK_COUNT_AT = 4  # of the number of hard links, in an object header
+SYNC_SECONDS = 5.0  # after which a part may be on the disk already
 _NUMBER = Struct("<I")
 _DEPTH = attrgetter("depth")
 
@@ -70,6 +72,8 @@ class Part:
 
     def _set_out(self, path: Path, facts: dict[str, Any], nonce: int, descriptor: int) -> None:
         self.path = path
+        self.facts = facts
+        self.began = time.monotonic()
         self.number: int = facts["part"]
         self.nonce = nonce
         self.descriptor = descriptor
@@ -83,6 +87,7 @@ class Part:
         self.forms: list[Template] = []
         self.rows = bytearray()
         self.num_links_to: dict[int, int] = {}  # row -> hard links beyond the first
+        self.outside: dict[int, tuple[str, str]] = {}  # row -> the part and path that have it
         self.dirty: set[Group] = {self.root}
         self._committed = self._looked_at = 0  # where the file ended then
 
@@ -221,6 +226,7 @@ class Part:
             group.add(encoder.hard_link(form.slot, group.num_links, header))
             self.num_links_to[row] = self.num_links_to.get(row, 0) + 1
         else:
+            self.outside[self.num_rows] = part_name(part), path
             group.add(encoder.external_link(form.slot, group.num_links, part_name(part), path))
         self._touch(group)
         self.rows += ROW.pack(call, number, order, part, row, *target[5:])
@@ -265,7 +271,7 @@ class Part:
         self.dirty.clear()
         self._committed = self.end
 
-    def _index(self, start: int) -> bytes:
+    def index(self, start: int, rows: bytes | bytearray, dataset: DatasetMaker) -> bytes:
         """The index group and its datasets, to lie at `start`; the group's header is first."""
         calls = b"[%s]" % b",\n".join(self.calls)
         forms = b"[%s]" % b",\n".join(form.json for form in self.forms)
@@ -273,27 +279,57 @@ class Part:
         room = len(encoder.group_header(b"", 0, b"", 0)) + 256
         block = bytearray(room)
         for name, kind, shape, content in (
-            ("records", encoder.numpy_datatype(schema.ROW_TYPE), (self.num_rows,), self.rows),
+            ("records", encoder.numpy_datatype(schema.ROW_TYPE), (self.num_rows,), rows),
             ("calls", encoder.text_type(len(calls)), (), calls),
             ("forms", encoder.text_type(len(forms)), (), forms),
         ):
             group.add(encoder.hard_link(name, group.num_links, start + len(block)))
-            block += encoder.dataset(kind, shape, content, start + len(block))
+            block += dataset(kind, shape, content, start + len(block))
         header = group.header()
         block[: len(header)] = header
         return bytes(block)
 
-    def seal(self) -> None:
-        """Write the index, count the hard links, and close the file."""
+    def seal(self, *, sync: bool = False) -> None:
+        """Write the index and close the file; a part of small values is laid out anew for it.
+
+        With `sync` all of it is on the disk then.
+        """
+        if not (is_loose(self) and self._replace(sync=sync)):
+            self._seal_in_place()
+            if sync:
+                os.fsync(self.descriptor)
+        self.close()
+
+    def _replace(self, *, sync: bool) -> bool:
+        """Let a denser file take the part's place; False where the disk has no room for it.
+
+        What may be on the disk for good already does not give way to what may not be.
+        """
+        draft = self.path.with_name(f".new-{self.path.name}")
+        try:
+            lay_densely(self, draft, sync=sync or time.monotonic() - self.began > SYNC_SECONDS)
+            if self.path.stat().st_ino != os.fstat(self.descriptor).st_ino:
+                raise FileNotFoundError(f"{self.path} is another file by now")
+            draft.rename(self.path)
+        except OSError:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            self.dirty.update(self.groups.values())  # they were told of other addresses
+            self.dirty.add(self.root)
+            return False
+        return True
+
+    def _seal_in_place(self) -> None:
+        """Write the index behind the journal, and count the hard links."""
         at = self.end + PREFIX_HEADER
-        self.append(schema.INDEX, bytes(PREFIX_HEADER), self._index(at))
+        index = self.index(at, self.rows, encoder.dataset)
+        self.append(schema.INDEX, bytes(PREFIX_HEADER), index)
         self.root.foremost = encoder.hard_link(schema.INDEX_GROUP, self.root.num_links, at)
         self.dirty.add(self.root)
         for row, extra in self.num_links_to.items():
             self.write(_NUMBER.pack(1 + extra), self.row(row)[5] + LINK_COUNT_AT)
         self.commit()
         os.ftruncate(self.descriptor, self.end)
-        self.close()
 
     def close(self) -> None:
         """Close the file as it is: its journal holds all that was written."""

@@ -9,7 +9,7 @@ from typing import Any
 from dumpcmp.archive.paths import dataset_path, parts_in
 from dumpcmp.archive.read.contents import Contents, PartFile, read_index
 from dumpcmp.archive.read.scan import Found, gather, journal_records, part_facts
-from dumpcmp.archive.schema import ABSENT, NO_ROW, PREFIX_HEADER, call_json, lost_row
+from dumpcmp.archive.schema import ABSENT, DENSE, NO_ROW, PREFIX_HEADER, call_json, lost_row
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import LOST_PATH, Owner, Part
 from dumpcmp.nouns.errors import ArchiveError
@@ -22,6 +22,11 @@ def recover(path: Path, stranded: list[Found], others: dict[int, Contents]) -> i
     """
     with PartFile(path) as file:
         facts, records = part_facts(file), list(journal_records(file, []))
+        if any(found.fields.kind == DENSE for found in records):
+            raise ArchiveError(
+                f"{path}: the index of a sealed part is damaged, and it stays as it is",
+                hint="copy it again; its values can still be read as plain HDF5",
+            )
         written, contents = gather(file, records, []), gather(file, [*records, *stranded], [])
     part = Part.resume(path, facts, records[0].fields.nonce)
     part.end = records[-1].end

@@ -67,7 +67,7 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if step is not None:
             self.capture.claim(step)
-            return run_recorded(step, function, func, args, kwargs)
+            return run_recorded(step, function, func, args, kwargs, is_beneath_autograd=True)
         return self.capture.backward_op(function, func, args, kwargs)
 
 

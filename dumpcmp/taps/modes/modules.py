@@ -105,15 +105,25 @@ class FunctionMode(TorchFunctionMode):
 
 
 def run_recorded(
-    step: Step, function: Function, func: Callable[..., Any], args: Any, kwargs: Any
+    step: Step,
+    function: Function,
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    is_beneath_autograd: bool = False,
 ) -> Any:
-    """Run `func`, which is `function`, and record in `step` what it takes and gives."""
+    """Run `func`, which is `function`, and record in `step` what it takes and gives.
+
+    Beneath autograd an output has no node yet, and what was changed in place still has its old one:
+    the gradient of what is given out is known at who takes it.
+    """
     with HOLD, DisableTorchFunction(), DisableTorchDispatch():
         call = step.function(function, args, kwargs)
     result = func(*args, **kwargs)
     if call is not None:
         with HOLD, DisableTorchFunction(), DisableTorchDispatch():
-            step.outputs(call, args[0] if function.returns_nothing else result)
+            given = args[0] if function.returns_nothing else result
+            step.outputs(call, given, watches=not is_beneath_autograd)
     return result
 
 

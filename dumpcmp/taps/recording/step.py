@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -172,7 +173,7 @@ class Step:
         order, phase = next(self._orders), self._phase
         call = Call(
             self.model.name, self.number, Op(op), number, order, target, source, phase, arguments,
-            origins, kernel,
+            origins, kernel, _thread(),
         )  # fmt: skip
         if self._watcher is not None:
             self._calls[op, number] = call
@@ -190,10 +191,10 @@ class Step:
         if self.tap.inputs:
             self._record(call, found)
 
-    def outputs(self, call: Call, result: object) -> None:
-        """Record the outputs of `call`, and watch for their gradients."""
+    def outputs(self, call: Call, result: object, watches: bool = True) -> None:
+        """Record the outputs of `call`, and watch for their gradients where `watches` says so."""
         if self.tap.outputs:
-            self._record(call, slots_of("output", result))
+            self._record(call, slots_of("output", result), watches)
 
     def save(self, name: str, tensor: Tensor) -> None:
         """Record a value that the program names itself, as an op of the present scope."""
@@ -201,10 +202,11 @@ class Step:
         if call is not None:
             self._record(call, [("output.0", tensor)])
 
-    def _record(self, call: Call, found: Slots) -> None:
+    def _record(self, call: Call, found: Slots, watches: bool = True) -> None:
         found = distributed.of_model(call.op, found)
         self._store(call, found)
-        self.watch(call, found)
+        if watches:
+            self.watch(call, found)
 
     def _store(self, call: Call, found: Slots) -> None:
         for slot, tensor in found:
@@ -331,6 +333,13 @@ def _own_weights(module: nn.Module) -> Slots:
         *((f"buffer.{name}", value) for name, value in buffers),
     ]
     return [(slot, value) for slot, value in found if not nn.parameter.is_lazy(value)]
+
+
+def _thread() -> str:
+    """The thread that runs now, by name; the main one is not told."""
+    if threading.get_ident() == threading.main_thread().ident:
+        return ""
+    return threading.current_thread().name
 
 
 def _generator_for(found: Slots) -> Slots:

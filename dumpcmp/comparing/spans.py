@@ -1,0 +1,96 @@
+"""Cuts long runs into spans of steps, which are compared one after the other in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from dumpcmp.comparing.measuring import Tell
+from dumpcmp.comparing.side import OpenRun, Side
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Row
+from dumpcmp.nouns.rows import Rows
+
+MOST_VALUES = 16_384  # of all sides together, in one span of more than one step
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some steps as the sides have them, and how much of the runs they are."""
+
+    golden: Side
+    target: Side
+    finer: Side | None
+    share: float = 1.0  # of all steps, these and those before
+
+    def telling(self, tell: Tell | None, done: int) -> Tell | None:
+        """How to tell of bytes, when `done` were measured before: what is to come is estimated."""
+        if tell is None:
+            return None
+        return lambda now, total: tell(done + now, int((done + total) / self.share))
+
+
+def spans(golden: OpenRun, target: OpenRun, finer: OpenRun | None) -> Iterator[Span]:
+    """The runs, span by span; each is let go of when the next one is asked for.
+
+    Links and depths stay within a step. What a later one needs of those before it is little, and
+    known of one model alone: runs of several models, or on several ranks, are one span.
+    """
+    runs = [run for run in (golden, target, finer) if run is not None]
+    if not all(run.is_one_model for run in runs):
+        yield Span(golden.side(), target.side(), finer.side() if finer else None)
+        return
+    total = len({step for run in runs for step in run.steps})
+    so_far = 0
+    for steps in _cut(runs):
+        so_far += len(steps)
+        others = finer.side(steps) if finer else None
+        share = so_far / total if total else 1.0
+        yield Span(golden.side(steps), target.side(steps), others, share)
+        for run in runs:
+            run.forget()
+
+
+def _cut(runs: Sequence[OpenRun]) -> Iterator[list[int]]:
+    """The steps of the runs in order, as many together as have few values."""
+    span: list[int] = []
+    count = 0
+    for step in sorted({step for run in runs[:2] for step in run.steps}):
+        more = sum(run.num_values(step) for run in runs)
+        if span and count + more > MOST_VALUES:
+            yield span
+            span, count = [], 0
+        span.append(step)
+        count += more
+    yield span
+
+
+@dataclass(slots=True, eq=False)
+class Collected:
+    """The rows and roots of all spans: of more than one they lie in a file."""
+
+    rows: Sequence[Row] = ()
+    roots: Sequence[Row] = ()
+    _places: list[int] = field(default_factory=list)  # of roots
+    _is_one: bool = True
+
+    def add(self, rows: Sequence[Row], roots: Sequence[Row]) -> None:
+        """Take the rows of the next span, and the roots among them in their order."""
+        if self._is_one and not self.rows:
+            self.rows, self.roots = tuple(rows), tuple(roots)
+            return
+        if not isinstance(self.rows, Rows):
+            self._is_one, first, first_roots = False, self.rows, self.roots
+            self.rows = Rows()
+            self._store(self.rows, first, first_roots)
+        self._store(self.rows, rows, roots)
+
+    def _store(self, store: Rows, rows: Sequence[Row], roots: Sequence[Row]) -> None:
+        place = {id(row): len(store) + at for at, row in enumerate(rows)}
+        self._places += [place[id(root)] for root in roots]
+        store.extend(rows)
+
+    def outcome(self, remarks: Sequence[str], missing: Sequence[str]) -> Outcome:
+        """All of it."""
+        roots = self.rows.at(self._places) if isinstance(self.rows, Rows) else self.roots
+        return Outcome(self.rows, roots, tuple(remarks), tuple(missing))

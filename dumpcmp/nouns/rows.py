@@ -1,0 +1,171 @@
+"""The rows of a long comparison: in a file of their own, a few of them in memory at a time."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from enum import IntFlag
+from functools import lru_cache
+from tempfile import TemporaryFile
+from typing import overload
+
+from dumpcmp.nouns.key import ROOT
+from dumpcmp.nouns.replay import Origin
+from dumpcmp.nouns.row import Row, Verdict, Why
+from dumpcmp.nouns.rowtext import pack_rows, unpack_rows
+
+AT_ONCE = 1024  # rows that are read together
+_VERDICTS = tuple(Verdict)
+_NUMBER = {verdict: number for number, verdict in enumerate(_VERDICTS)}
+
+
+class Trait(IntFlag):
+    """What is asked of rows so often that it is known without reading them."""
+
+    END = 1  # what the model gave out in the end
+    APART = 2  # it was measured, and its bits are not golden's
+    TOUCHED = 4  # another choice led to it
+    VOID = 8  # it passes without a number
+    BLIND = 16  # it passes by a rule that other numbers contradict
+    CALL = 32  # it fails for how it was called
+
+
+def traits_of(row: Row) -> int:
+    """All traits of one row."""
+    why, found = row.judgement.why, 0
+    if row.key.op == ROOT and row.key.slot.is_output:
+        found |= Trait.END
+    if row.metrics is not None and row.origin is not Origin.EQUAL:
+        found |= Trait.APART
+    if row.touched is not None:
+        found |= Trait.TOUCHED
+    return found | {Why.VOID: Trait.VOID, Why.BLIND: Trait.BLIND, Why.CALL: Trait.CALL}.get(why, 0)
+
+
+class Shown(Sequence[Row]):
+    """Some rows of a longer sequence, which are read when they are looked at."""
+
+    def __init__(self, read: Callable[[int], Row], places: array[int]) -> None:
+        self._read, self._places = read, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> Shown: ...
+    def __getitem__(self, place: int | slice) -> Row | Shown:
+        if isinstance(place, slice):
+            return Shown(self._read, self._places[place])
+        return self._read(self._places[place])
+
+
+class Rows(Sequence[Row]):
+    """Rows in order of execution, as a tuple would have them.
+
+    They lie in a file that has no name and is gone with them. Ten bytes of each stay in memory.
+    """
+
+    def __init__(self) -> None:
+        self._file = TemporaryFile(prefix="dumpcmp-")  # noqa: SIM115 (it lives as long as the rows)
+        self._starts = [0]  # the first row of each chunk, and where the next one begins
+        self._places = [0]  # where chunks lie in the file
+        self._verdicts = bytearray()
+        self._traits = bytearray()
+        self.held = Counter[str]()  # values of each side, and those of them that are paired
+        self.own: dict[str, None] = {}  # the columns of a user's own numbers
+        self._chunk = lru_cache(4)(self._read_chunk)
+
+    def extend(self, rows: Sequence[Row]) -> None:
+        """Add `rows`, which are all of some steps."""
+        for start in range(0, len(rows), AT_ONCE):
+            self._append(rows[start : start + AT_ONCE])
+        self.held += held_by(rows)
+        self.own |= dict.fromkeys(name for row in rows for name, _ in row.own)
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        content = memoryview(pack_rows(rows))
+        place, end = self._places[-1], self._places[-1] + len(content)
+        while content:
+            written = os.pwrite(self._file.fileno(), content, place)
+            content, place = content[written:], place + written
+        self._places.append(end)
+        self._starts.append(self._starts[-1] + len(rows))
+        self._verdicts += bytes(_NUMBER[row.verdict] for row in rows)
+        self._traits += bytes(map(traits_of, rows))
+
+    def _read_chunk(self, number: int) -> list[Row]:
+        start, end = self._places[number : number + 2]
+        return unpack_rows(os.pread(self._file.fileno(), end - start, start))
+
+    def _at(self, place: int) -> Row:
+        number = bisect_right(self._starts, place) - 1
+        return self._chunk(number)[place - self._starts[number]]
+
+    def __len__(self) -> int:
+        return len(self._verdicts)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> Shown: ...
+    def __getitem__(self, place: int | slice) -> Row | Shown:
+        found = range(len(self))[place]
+        return self._at(found) if isinstance(found, int) else self._shown(found)
+
+    def __iter__(self) -> Iterator[Row]:
+        for number in range(len(self._starts) - 1):
+            yield from self._read_chunk(number)
+
+    def _shown(self, places: Iterable[int]) -> Shown:
+        return Shown(self._at, array("Q", places))
+
+    def having(self, verdicts: Collection[Verdict]) -> Shown:
+        """The rows with one of `verdicts`."""
+        wanted = frozenset(_NUMBER[verdict] for verdict in verdicts)
+        return self._shown(at for at, number in enumerate(self._verdicts) if number in wanted)
+
+    def marked(self, trait: Trait) -> Shown:
+        """The rows that have any of `trait`."""
+        return self._shown(at for at, traits in enumerate(self._traits) if traits & trait)
+
+    def at(self, places: Iterable[int]) -> Shown:
+        """The rows at `places`."""
+        return self._shown(places)
+
+    @property
+    def verdicts(self) -> dict[Verdict, int]:
+        """How many rows got which verdict, those first that came first."""
+        found = {number: self._verdicts.find(number) for number in range(len(_VERDICTS))}
+        there = sorted((at, number) for number, at in found.items() if at >= 0)
+        return {_VERDICTS[number]: self._verdicts.count(number) for _, number in there}
+
+
+def having(rows: Sequence[Row], *verdicts: Verdict) -> Sequence[Row]:
+    """Those of `rows` that have one of `verdicts`."""
+    if isinstance(rows, Rows):
+        return rows.having(verdicts)
+    return [row for row in rows if row.verdict in verdicts]
+
+
+def marked(rows: Sequence[Row], trait: Trait) -> Sequence[Row]:
+    """Those of `rows` that have any of `trait`."""
+    if isinstance(rows, Rows):
+        return rows.marked(trait)
+    return [row for row in rows if traits_of(row) & trait]
+
+
+def held_by(rows: Sequence[Row]) -> Counter[str]:
+    """How many values each side has, and how many of them are paired."""
+    if isinstance(rows, Rows):
+        return rows.held
+    found: Counter[str] = Counter()
+    for name, side in (("golden", "golden_key"), ("mine", "target_key")):
+        held = {getattr(row, side): bool(row.paired_by) for row in rows}
+        held.pop(None, None)  # a value of the other side may be paired by what it is linked to
+        found += Counter({name: len(held), f"{name} paired": sum(held.values())})
+    return found

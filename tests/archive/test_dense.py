@@ -1,0 +1,148 @@
+"""Parts of many small values, laid out anew when they are sealed: small, plain HDF5, and whole."""
+
+import errno
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.write import dense
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.key import Key, Op
+from dumpcmp.nouns.record import Call, Record
+from tests.archive.values import SMALL_NUMBERS, Dense, key, loaded, parts, record
+
+
+def ops(path: Path, count: int, part_nbytes: int = 1 << 30) -> Path:
+    """So many ops on four numbers: each takes what the one before gave, and gives something new."""
+    with ArchiveWriter(path, part_nbytes=part_nbytes) as sink:
+        for number in range(count):
+            op = Op("block/add")
+            told = ("torch.add", "model.py:12")
+            sink.call(Call("Model", 0, op, number, number, *told, arguments='{"args":[1]}'))
+            if number:
+                same = key(op, call=number - 1)
+                taken = key(op, "input.0", call=number)
+                sink.put(Record(taken, number, "float64", (4,), (1,), same_as=same), None)
+            numbers = np.arange(4.0) + number
+            sink.put(record(key(op, call=number), numbers, order=number), Dense(numbers))
+    return path
+
+
+def facts(path: Path) -> dict[Key, tuple[object, ...]]:
+    """All that an archive says, and what its values are; not where they lie."""
+    archive = Archive(path)
+    return {
+        name: (
+            found.order, found.dtype, found.shape, found.stride, found.kept, found.problem,
+            found.same_as, found.digest, archive.calls[name.site],
+            loaded(archive, name).tobytes() if found.kept == "full" else b"",
+        )
+        for name, found in archive.items()
+    }  # fmt: skip
+
+
+def every(path: Path) -> Path:
+    """A part with a value of each dtype, links, and one that could not be stored."""
+    with ArchiveWriter(path) as sink:
+        for order, (name, bits) in enumerate(SMALL_NUMBERS.items()):
+            op = Op(f"layers.{order}/{name}/é[%]")
+            sink.call(Call("Model", 0, op, 0, order, "torch.f", "m.py:1", arguments="[1]"))
+            for slot, value in (("output.0", bits), ("output.1", bits[:0])):
+                sink.put(record(key(op, slot), value, name, order), Dense(value))
+            same = Record(key(op, "input.0"), order, name, bits.shape, same_as=key(op))
+            sink.put(same, None)
+        sink.call(Call("Model", 0, Op("idle"), 0, 98))
+        sink.put(Record(key("sparse"), 99, "float32", (2,), problem="sparse"), None)
+    return path
+
+
+def test_a_value_costs_no_more_than_300_bytes_besides_its_own(tmp_path: Path) -> None:
+    count = 2000
+    ops(tmp_path / "d", count)
+    (part,) = parts(tmp_path / "d")
+    assert (part.stat().st_size - 32 * count) / (2 * count - 1) < 200
+    assert audit(tmp_path / "d").sound
+
+
+@pytest.mark.parametrize("part_nbytes", [1 << 30, 30_000])
+def test_nothing_is_said_differently(
+    tmp_path: Path, part_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops(tmp_path / "dense", 150, part_nbytes)
+    every(tmp_path / "dense of all")
+    monkeypatch.setattr(dense, "FEWEST", 1 << 30)
+    ops(tmp_path / "loose", 150, part_nbytes)
+    every(tmp_path / "loose of all")
+    for name in ("", " of all"):
+        assert facts(tmp_path / f"dense{name}") == facts(tmp_path / f"loose{name}")
+        sizes = [
+            sum(part.stat().st_size for part in parts(tmp_path / f"{kind}{name}"))
+            for kind in ("dense", "loose")
+        ]
+        assert 2 * sizes[0] < sizes[1]
+        assert audit(tmp_path / f"dense{name}").sound
+
+
+def test_any_hdf5_tool_finds_the_values_at_their_places(tmp_path: Path) -> None:
+    ops(tmp_path / "d", 150, 30_000)
+    found = 0
+    for part in parts(tmp_path / "d"):
+        with h5py.File(part) as file:
+            for name, call in file["block"].items():
+                number = int(name.partition("#")[2])
+                if "output.0" in call:
+                    assert call["output.0"][...].tolist() == [number + i for i in range(4)]
+                    found += 1
+                if "input.0" in call:  # also where another part has it
+                    assert call["input.0"][0] == number - 1
+            assert file["_index/calls"][...].reshape(-1)[0].startswith(b'[["block/add"')
+            file.visititems(lambda *_: None)
+    assert found == 150
+
+
+def test_one_that_another_program_rewrote_is_read_by_its_index(tmp_path: Path) -> None:
+    before = facts(every(tmp_path / "d"))
+    (part,) = parts(tmp_path / "d")
+    draft = part.with_suffix(".draft")
+    with h5py.File(part) as old, h5py.File(draft, "w", libver="latest") as new:
+        new.attrs.update(old.attrs)
+        for name in old:
+            old.copy(name, new)
+    draft.replace(part)
+    assert facts(tmp_path / "d") == before
+
+
+def test_where_the_disk_has_no_room_for_it_the_part_is_sealed_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = facts(every(tmp_path / "d"))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(dense._Laying, "_put_groups", full)
+    after = every(tmp_path / "e")
+    assert facts(after) == before and audit(after).sound and Archive(after).complete
+    with h5py.File(parts(after)[0]) as file:
+        assert file["layers.0/float64/é[%25]#0/output.0"][1] == -1.5
+    assert not list(after.rglob(".new-*"))
+
+
+def test_a_damaged_index_is_told_and_nothing_is_lost_over_it(tmp_path: Path) -> None:
+    every(tmp_path / "d")
+    (part,) = parts(tmp_path / "d")
+    with h5py.File(part) as file:
+        place = file["_index/records"].id.get_chunk_info(0).byte_offset
+    content = bytearray(part.read_bytes())
+    content[place + 10] ^= 0xFF
+    part.write_bytes(content)
+    for repair in (False, True):
+        said = " ".join(found.problem for found in audit(tmp_path / "d", repair=repair).findings)
+        assert "index" in said or "damaged" in said
+    assert part.read_bytes() == content
+    assert Archive(tmp_path / "d").problems or not list(Archive(tmp_path / "d"))

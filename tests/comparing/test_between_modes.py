@@ -1,0 +1,89 @@
+"""A program is the same in every mode: sound runs of awkward small ones, in training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dumpcmp
+from dumpcmp.dumping.programs import dump
+from dumpcmp.nouns.outcome import Outcome
+
+
+class Square(nn.Module):
+    """Products whose weights look the same transposed, and norms of as many numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.norm = nn.GroupNorm(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.norm(self.first(x[:, 0])).tanh())
+        return out
+
+
+class Branches(nn.Module):
+    """A view that shows all of a tensor, which something else takes, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(8, 3), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = torch.sin(x).view(-1, 8)
+        weights = F.softmax(self.gate(flat.reshape(-1, 8)), -1)
+        mixed: Tensor = self.up(flat[torch.tensor([1, 0, 3, 2])])
+        return mixed * weights[:, :1]
+
+
+class Overwritten(nn.Module):
+    """Results that are changed in place before and after others take them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.inner(x) * 2.0) + 1.0
+        y = y.mul_(3.0).view(-1, 8).add_(x.view(-1, 8))
+        room = torch.zeros_like(y)
+        return room.index_add_(0, torch.arange(len(y)), y * y).mul_(0.5)
+
+
+def run(model: nn.Module, where: Path, mode: str) -> None:
+    x = torch.randn(
+        2, 2, next(model.parameters()).shape[1], generator=torch.Generator().manual_seed(1)
+    )
+
+    def step() -> None:
+        out = model(x)
+        (out * torch.linspace(-1, 2, out.numel()).view_as(out)).sum().backward()
+
+    dumped = dump(step, where, mode=mode, backward=True, seed=0)
+    if dumped.error is not None:
+        raise dumped.error
+
+
+def compared(build: type[nn.Module], mode: str, tmp_path: Path) -> Outcome:
+    torch.manual_seed(0)
+    model = build()
+    for name in ("eager", mode):
+        model.zero_grad()
+        run(model, tmp_path / name, name)
+    return dumpcmp.compare(tmp_path / "eager", tmp_path / mode)
+
+
+@pytest.mark.parametrize("build", [Square, Branches, Overwritten])
+@pytest.mark.parametrize("mode", ["fx", "aten"])
+def test_a_program_is_trained_alike_in_every_mode(
+    build: type[nn.Module], mode: str, tmp_path: Path
+) -> None:
+    outcome = compared(build, mode, tmp_path)
+    assert not [(str(row.key), row.reason) for row in outcome.rows if row.verdict.fails]
+    assert outcome.exit_code == 0
+    assert any(row.key.slot.is_gradient and row.verdict == "PASS" for row in outcome.rows)

@@ -1,0 +1,142 @@
+"""Long runs are compared span by span: the same answer, in memory that does not grow with them."""
+
+import gc
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.faults import dumped
+from benchmarks.subjects import SUBJECTS
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.comparing import compare, spans
+from dumpcmp.dumping.capturing import capture
+from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.rows import Rows
+from dumpcmp.report.csvfile import write_csv, write_json
+from dumpcmp.report.terminal import summary
+from tests.archive.values import put
+
+FAULTS = ("none", "rounding", "later", "choice", "weight", "one sided", "input")
+
+
+class Sampler(nn.Module):
+    """A step of something that feeds on what it gave out before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table = nn.Embedding(16, 8)
+        self.mix = nn.Linear(8, 8)
+        self.fault, self.step = "none", 0
+
+    def forward(self, token: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = torch.tanh(self.mix(self.table(token)) + 0.5 * state)
+        if self.fault == "rounding":
+            state = (state.double() * (1 + 1e-7)).float()
+        if self.fault == "later" and self.step >= 4:
+            state = state * 1.25
+        if self.fault == "one sided":
+            state = state + torch.zeros(8)
+        scores = state @ self.table.weight.T
+        if self.fault == "choice" and self.step == 3:
+            scores = scores.roll(1, -1)
+        self.step += 1
+        return scores.argmax(-1), state
+
+
+def sampled(path: Path, fault: str) -> Path:
+    model = Sampler()
+    model.fault = fault
+    token, state = torch.tensor([5 if fault == "input" else 3]), torch.zeros(1, 8)
+    if fault == "weight":
+        with torch.no_grad():
+            model.mix.bias[2] += 0.25
+    with capture(model, path), torch.no_grad():
+        for _ in range(7):
+            token, state = model(token, state)
+    return path
+
+
+def told(outcome: Outcome, room: Path) -> list[object]:
+    """All that a reader gets to see."""
+    room.mkdir()
+    csv, report = write_csv(outcome, room / "a.csv"), write_json(outcome, room / "a.json")
+    found = json.loads(report.read_text())
+    shown = [str(part) for part in summary(outcome).renderables if hasattr(part, "plain")]
+    return [
+        outcome.headline, outcome.exit_code, outcome.remarks, outcome.message(),
+        csv.read_text(), found, shown, repr(outcome), len(outcome.rows),
+        [str(row.key) for row in outcome.roots],
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sampled(tmp_path_factory.mktemp("spans") / "d1", "none")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("most", [1, 90])
+def test_spans_change_nothing(
+    golden: Path, tmp_path: Path, fault: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = sampled(tmp_path / "d2", fault)
+    whole = compare(golden, mine)
+    monkeypatch.setattr(spans, "MOST_VALUES", most)
+    cut = compare(golden, mine)
+    assert isinstance(cut.rows, Rows) and isinstance(whole.rows, tuple)
+    assert told(cut, tmp_path / "cut") == told(whole, tmp_path / "whole")
+
+
+def test_spans_of_another_count_and_selection(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = sampled(tmp_path / "d2", "later")
+    options = {"tokens": "1-5", "layers": "mix", "token_offset": 1}
+    whole = compare(golden, mine, **options)  # type: ignore[arg-type]
+    monkeypatch.setattr(spans, "MOST_VALUES", 1)
+    cut = compare(golden, mine, **options)  # type: ignore[arg-type]
+    assert told(cut, tmp_path / "cut") == told(whole, tmp_path / "whole")
+
+
+def test_spans_of_a_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps hand a cache on, in which nothing may look like an input from outside."""
+    decoder = SUBJECTS["decoder"]
+    both = [dumped(decoder, tmp_path / dtype, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    whole = compare(*both)
+    monkeypatch.setattr(spans, "MOST_VALUES", 1)
+    assert told(compare(*both), tmp_path / "cut") == told(whole, tmp_path / "whole")
+
+
+def written(path: Path, num_steps: int, scale: float) -> Path:
+    numbers = np.linspace(1, 2, 12)
+    with ArchiveWriter(path) as sink:
+        for step in range(num_steps):
+            for number, op in enumerate(("layers.0", "layers.1", "layers.2", ROOT)):
+                key = Key("Model", step, op, 0, "output.0")
+                put(sink, key, numbers * (number + step + 1) * scale, number)
+            sink.finish_step("Model", step)
+    return path
+
+
+def test_memory_does_not_grow_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "MOST_VALUES", 80)
+    peaks: list[int] = []
+    for num_steps in (40, 40, 400):  # the first of them pays for what is imported
+        room = tmp_path / f"{len(peaks)}"
+        sides = [written(room / name, num_steps, scale) for name, scale in (("d", 1), ("e", 2))]
+        gc.collect()
+        tracemalloc.start()
+        outcome = compare(*sides)
+        write_csv(outcome, room / "a.csv")
+        write_json(outcome, room / "a.json")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert outcome.exit_code == 1 and len(outcome.rows) == 4 * num_steps
+    assert peaks[2] < 1.5 * peaks[1] + (1 << 20)
