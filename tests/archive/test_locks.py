@@ -103,6 +103,7 @@ def test_a_forked_child_does_not_keep_an_archive_busy(tmp_path: Path) -> None:
         "    if not os.fork():\n"
         "        os.write(begun[1], b'.')\n"
         "        time.sleep(20)\n"
+        "        os._exit(0)\n"
         "    os.read(begun[0], 1)\n"
         "    os.kill(os.getpid(), 9)\n"
     )
