@@ -44,6 +44,10 @@ class _Side:
             call = listing.call(key) if key.slot.is_output else None
             if call is not None and call.kernel and not call.is_removed:
                 self.kernels[key.model, key.step, call.kernel].append(key)
+        self.results: dict[tuple[str, int], list[Key]] = defaultdict(list)
+        for key in listing.values:
+            if key.op == ROOT and key.slot.is_output:
+                self.results[key.model, key.step].append(key)
         self.whole_steps = {(s.model, s.step) for s in listing.sites if s.op == ROOT}
 
     def is_end(self, key: Key) -> bool:
@@ -73,12 +77,20 @@ class _Side:
         if not slot.is_input or site.op.is_module:
             return ()
         made = [other for other in self.listing.sites[site] if other.slot.is_output]
-        return made or self._stored(site) or None
+        return made or self._stored(site) or self._given_out(site) or None
 
     def _stored(self, site: Site) -> list[Key]:
         """What the kernel of a compiled call stores, where the call itself stores nothing."""
         call = self.listing.calls.get(site)
         return self.kernels.get((site.model, site.step, call.kernel), []) if call else []
+
+    def _given_out(self, site: Site) -> list[Key]:
+        """What the step gives out at its end, where a compiler folded a call into others.
+
+        Nobody knows into which: whatever came of the call is in there, or in nothing.
+        """
+        call = self.listing.calls.get(site)
+        return self.results.get((site.model, site.step), []) if call and call.is_removed else []
 
     def _gradients_made(self, site: Site) -> Iterable[Key]:
         holder = site._replace(op=Op(site.op.module), call=0)

@@ -1,0 +1,55 @@
+"""What was made of a value that one side alone has, where a compiler stores no result of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dumpcmp.align.followers import followers
+from dumpcmp.align.listing import Listing
+from dumpcmp.judge.covering import cover
+from dumpcmp.nouns.key import ROOT, Key, Op
+from dumpcmp.nouns.record import NO_KERNEL, Call, Record
+from dumpcmp.nouns.row import Judgement, Pair, Verdict
+
+RESULT, MADE, TAKEN = (
+    Key("M", 0, op, 0, slot)
+    for op, slot in ((ROOT, "output.0"), ("a/sin", "output.0"), ("a/slice", "input.0"))
+)
+
+
+def run(kernel: str) -> Listing:
+    """A result, a value on the way, and a call that took it and whose own result is not stored."""
+    values = {
+        RESULT: (Record(RESULT, 0, "float32", (2,), digest="1"),),
+        MADE: (Record(MADE, 1, "float32", (2,), digest="2"),),
+        TAKEN: (Record(TAKEN, 2, "float32", (2,), digest="2", same_as=MADE),),
+    }
+    call = Call("M", 0, Op("a/slice"), 0, 2, "aten.slice", kernel=kernel)
+    return Listing(values, {call.site: call})
+
+
+@pytest.mark.parametrize(
+    "kernel, result, expected",
+    [
+        (NO_KERNEL, Verdict.PASS, Verdict.COVERED),
+        (NO_KERNEL, Verdict.FAIL, Verdict.UNPAIRED),
+        ("", Verdict.PASS, Verdict.UNPAIRED),
+    ],
+)
+def test_what_a_compiler_folded_into_others_is_seen_in_the_results(
+    kernel: str, result: Verdict, expected: Verdict
+) -> None:
+    both, alone, taken = Pair(RESULT, RESULT), Pair(None, MADE), Pair(None, TAKEN)
+    pairs = [both, alone, taken]
+    own = {pair: Judgement(Verdict.UNPAIRED, "") for pair in (alone, taken)}
+    target = run(kernel)
+    found = cover({both: Judgement(result, ""), **own}, followers(pairs, target, target))
+    assert {found[alone].verdict, found[taken].verdict} == {expected}
+
+
+def test_a_step_whose_result_has_no_partner_shows_nothing() -> None:
+    pairs = [Pair(None, RESULT), Pair(None, MADE), Pair(None, TAKEN)]
+    own = {pair: Judgement(Verdict.UNPAIRED, "") for pair in pairs}
+    target = run(NO_KERNEL)
+    found = cover(own, followers(pairs, target, target))
+    assert {judgement.verdict for judgement in found.values()} == {Verdict.UNPAIRED}
