@@ -130,7 +130,7 @@ class _Flow:
         for value in call.forward:
             if not value.is_input:
                 continue
-            if value.is_alone:
+            if value.is_alone and not value.begins:
                 value.cause = value.inherited
             elif value.fails:
                 value.cause = self._cause_of_input(value)

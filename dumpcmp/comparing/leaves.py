@@ -43,23 +43,30 @@ def leaf_findings(
     looking = _Looking(_Run(golden), _Run(target))
     found: dict[Pair, LeafFinding] = {}
     known: set[Key] = set()
+    # the first step in which anything that is computed differs
+    first = -math.inf if is_apart else math.inf
     for pair in pairs:
         one = measured.get(pair)
         if one is None or pair.golden is None or pair.target is None or _is_equal(one):
             continue
-        kind = looking.kind_of(pair.golden, pair.target, is_apart)
+        slot, is_later = pair.golden.slot, pair.golden.step > first
+        is_after = is_later or (is_apart and not slot.is_weight)  # weights are older than the step
+        kind = looking.kind_of(pair.golden, pair.target, is_after)
         finding = looking.finding(kind, pair.golden, pair.target, one) if kind else None
         if finding is not None and finding.key not in known:  # a leaf may come up twice
             found[pair] = finding
             known.add(finding.key)
-        is_apart |= pair.golden.slot.is_output
+        is_apart |= slot.is_output
+        first = min(first, pair.golden.step if slot.is_output or slot.is_gradient else math.inf)
     return found
 
 
 def differ_anywhere(pairs: Sequence[Pair], measured: Mapping[Pair, Measured]) -> bool:
-    """Whether the sides differ in anything that an op gave out."""
+    """Whether the sides differ in anything that an op gave out, in either pass."""
     return any(
-        pair.both and pair.key.slot.is_output and not _is_equal(measured[pair])
+        pair.both
+        and (pair.key.slot.is_output or pair.key.slot.is_gradient)
+        and not _is_equal(measured[pair])
         for pair in pairs
         if pair in measured
     )
@@ -159,8 +166,9 @@ class _Looking:
         is_first = all(run.side.first_steps[key.model] == key.step for run, key in sides)
         slot = golden.slot
         if slot.is_weight:
-            kind = LeafKind.PARAMETER if slot.kind == "param" else LeafKind.BUFFER
-            return kind if is_first else None
+            if not is_first:  # an optimizer made it, whose rounding may be another
+                return None if is_apart else LeafKind.BUFFER
+            return LeafKind.PARAMETER if slot.kind == "param" else LeafKind.BUFFER
         if slot.is_output:
             return LeafKind.CONSTANT if golden.op.function in CREATES else None
         if not slot.is_input or any(run.record(k).digest in run.given_out for run, k in sides):
@@ -195,7 +203,7 @@ class _Looking:
         self, kind: LeafKind, golden: Key, target: Key, how: str, metrics: Metrics | None = None
     ) -> LeafFinding:
         name = self.golden.weight(golden)
-        said = f"{_name(name)} is not the same {_WORDS[kind]}: {how}"
+        said = f"{name_of(name)} is not the same {_WORDS[kind]}: {how}"
         like = self._like(golden, target)
         if metrics is not None and not like:
             like = arithmetic_likeness(metrics, dtype_named(self.golden.record(golden).dtype).eps)
@@ -208,7 +216,7 @@ class _Looking:
             other = self.golden.names.get(self.target.digest(target))
             if other is not None and self.golden.weight(other) != self.golden.weight(golden):
                 when = f" at token {other.step}" if other.step != golden.step else ""
-                return f"it is golden's {_name(self.golden.weight(other))}{when}"
+                return f"it is golden's {name_of(self.golden.weight(other))}{when}"
             ours, theirs = self.golden.load(golden), self.target.load(target)
             if ours is not None and theirs is not None:
                 return likeness(ours, theirs)
@@ -232,7 +240,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-def _name(key: Key) -> str:
+def name_of(key: Key) -> str:
     """What a reader calls a leaf: ``layers.3.mlp.w2.weight``."""
     if key.slot.is_weight:
         return f"{key.op}.{key.slot.name}" if key.op != ROOT else key.slot.name

@@ -280,6 +280,7 @@ def facts_of(tap: Tap, mode: PlainMode, dtype: str | None) -> dict[str, Any]:
         "seed": None,
         "initial_seed": torch.initial_seed(),
         "dtype": dtype,
+        "follows_weights": True,  # those that change are recorded with the next step
         "filters": {
             "tokens": [[span.start, span.stop - 1] for span in tap.steps] or None,
             "layers": list(tap.layers) or None,

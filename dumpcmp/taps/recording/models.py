@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from dumpcmp.nouns.key import ROOT
+from dumpcmp.pytorch.trees import Slots
+
+_Version = tuple[int, int | None]
 
 
 def has_state(module: nn.Module) -> bool:
@@ -25,7 +28,7 @@ class Model:
         self.num_steps = 0
         self.graphs = itertools.count()  # numbers those of its graphs that are kept as text
         self.paths: dict[int, str] = {}
-        self.is_weighed = False  # whether its parameters and buffers were recorded in this run
+        self._weighed: dict[tuple[str, str], _Version] = {}  # as they were recorded last
         self._root: Callable[[], nn.Module | None] = lambda: None
 
     def next_step(self) -> int:
@@ -40,6 +43,29 @@ class Model:
             for path, module in root.named_modules()
         }
 
+    @property
+    def is_weighed(self) -> bool:
+        """Whether its parameters and buffers were recorded in this run."""
+        return bool(self._weighed)
+
+    def changed(self, weights: Mapping[str, Slots]) -> dict[str, Slots]:
+        """Those of `weights`, by module, that were written to since they were recorded last.
+
+        Torch does not count what a batch norm writes to its moments: buffers of a module change
+        with each other.
+        """
+        found: dict[str, Slots] = {}
+        for path, slots in weights.items():
+            versions = {slot: _version_of(tensor) for slot, tensor in slots}
+            news = {slot for slot in versions if versions[slot] != self._weighed.get((path, slot))}
+            if not news:
+                continue
+            if any(slot.startswith("buffer.") for slot in news):
+                news |= {slot for slot in versions if slot.startswith("buffer.")}
+            self._weighed |= {(path, slot): version for slot, version in versions.items()}
+            found[path] = [(slot, tensor) for slot, tensor in slots if slot in news]
+        return found
+
     def path_of(self, module: nn.Module, parent: str) -> str:
         """The path of `module`; one that is not registered is named by its class in `parent`."""
         path = self.paths.get(id(module))
@@ -47,6 +73,15 @@ class Model:
             self.learn(root)
             path = self.paths.get(id(module))
         return f"{parent}.<{type(module).__name__}>".lstrip(".") if path is None else path
+
+
+def _version_of(tensor: Tensor) -> _Version:
+    """What changes with every write: where the elements lie, and how often torch wrote there."""
+    try:
+        place = tensor.data_ptr()
+    except RuntimeError:  # a wrapper without elements of its own
+        place = id(tensor)
+    return place, None if tensor.is_inference() else tensor._version
 
 
 class FunctionModel(Model):

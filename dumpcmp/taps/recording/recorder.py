@@ -37,9 +37,9 @@ class Recorder(Outlet):
             self.counts.steps += 1
             self._latest.pop(root, None)  # the latest stands last
             step = self._latest[root] = Step(self, model, number)
-            if self.weights is not Weights.NOTHING and not model.is_weighed:
-                model.is_weighed = True
-                step.hold_weights(weights_of(root, model))
+            if self.weights is not Weights.NOTHING:
+                is_again = model.is_weighed
+                step.hold_weights(model.changed(weights_of(root, model)), is_again)
             return step
 
     def begin_function(

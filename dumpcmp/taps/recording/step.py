@@ -56,6 +56,7 @@ class Step:
         self._shared: dict[tuple[Any, ...], Asked] = {}  # what compiled graphs gave
         self._again: Recomputation | None = None
         self._weights: dict[str, Slots] = {}  # that are still to be recorded, by module
+        self._weighs_again = False
         self._values = Values(outlet)
 
     def stand_in(self, scope: Scope, line: str | None = None) -> None:
@@ -112,9 +113,12 @@ class Step:
         self.inputs(call, found)
         return call
 
-    def hold_weights(self, weights: dict[str, Slots]) -> None:
-        """Record these parameters and buffers, by module, each as its module comes up."""
-        self._weights = weights
+    def hold_weights(self, weights: dict[str, Slots], is_again: bool) -> None:
+        """Record these parameters and buffers, by module, each as its module comes up.
+
+        They are recorded `is_again` where this run has recorded them before, as they were then.
+        """
+        self._weights, self._weighs_again = weights, is_again
 
     def reach(self, path: str) -> None:
         """Functions of the module at `path` come up, which nobody calls as a module."""
@@ -130,7 +134,7 @@ class Step:
         with DisableTorchFunction(), DisableTorchDispatch():
             for slot, tensor in self._weights.pop(path, ()):
                 key = Key(self.model.name, self.number, call.op, call.call, slot)
-                self._values.put_weight(key, call.order, tensor)
+                self._values.put_weight(key, call.order, tensor, self._weighs_again)
 
     def function(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -162,10 +162,14 @@ class Values:
                 return self._store(key, order, plain, fresh, outlet.condense if by is False else by)
         return same_as or key
 
-    def put_weight(self, key: Key, order: int, tensor: Tensor) -> None:
-        """Record a parameter or buffer, as much of it as the outlet keeps of those."""
+    def put_weight(self, key: Key, order: int, tensor: Tensor, is_again: bool) -> None:
+        """Record a parameter or buffer, as much of it as the outlet keeps of those.
+
+        Of one that was recorded before and has changed, a Summary is enough to know it by.
+        """
         outlet = self._outlet
-        if outlet.weights is not Weights.SUMMARY or outlet.weigh is None:
+        is_short = is_again and outlet.weights is not Weights.WHOLE
+        if not (is_short or outlet.weights is Weights.SUMMARY) or outlet.weigh is None:
             weigh = outlet.weigh if outlet.condense else None
             self.put(key, order, tensor, by=None if outlet.weights is Weights.WHOLE else weigh)
             return
