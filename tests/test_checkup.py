@@ -1,7 +1,10 @@
 """Checking a program while it runs: wrong kernels are named, sound ones are not."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +108,128 @@ def test_a_custom_op_is_skipped_by_name_until_it_has_a_reference() -> None:
     with check() as checkup:
         Custom()(torch.randn(4, 64))
     assert [row.site.op.function for row in checkup.failures] == ["double_silu"]
+
+
+# Backward
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_backward_pass_of_a_sound_model_is_silent(dtype: torch.dtype) -> None:
+    model, x = block(dtype)
+    x.requires_grad_()
+    model(x).float().square().sum().backward()
+    alone = [each.grad for each in (x, *model.parameters())]
+    for each in (x, *model.parameters()):
+        each.grad = None
+    with check(model) as checkup:
+        model(x).float().square().sum().backward()
+    checked = [each.grad for each in (x, *model.parameters())]
+    assert all(torch.equal(a, c) for a, c in zip(alone, checked, strict=True) if a is not None)
+    assert checkup.passed and not checkup.rows, repr(checkup)
+    forward = len([*model.modules()])
+    assert checkup.tally[Verdict.PASS] >= 9 + forward
+
+
+class Silu(torch.autograd.Function):
+    """Written by hand, and wrong in the backward pass by `factor`."""
+
+    factor = 1.02
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x.float())
+        return (grad.float() * (s + x.float() * s * (1 - s)) * Silu.factor).to(x.dtype)
+
+
+class Rounded(torch.autograd.Function):
+    """Hands its gradient straight through, as many quantisers do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.round(x * 4) / 4
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+class ByHand(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.first, self.function = nn.Linear(64, 64), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.function.apply(self.first(x))
+        return found + x
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("factor, ops", [(1.02, ["<root>/Silu"]), (1.0, [])])
+def test_a_wrong_backward_of_a_custom_function_is_named_alone(
+    factor: float, ops: list[str], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Silu, "factor", factor)
+    torch.manual_seed(1)
+    model, x = ByHand(Silu).to(dtype), torch.randn(16, 64).to(dtype)
+    with check(model) as checkup:
+        model(x).sum().backward()
+    assert [str(row.site.op) for row in checkup.failures] == ops, repr(checkup)
+    assert all(row.slot == "grad_input.0" for row in checkup.failures)
+
+
+def test_a_gradient_that_is_handed_straight_through_is_no_mistake() -> None:
+    torch.manual_seed(1)
+    with check() as checkup:
+        ByHand(Rounded)(torch.randn(16, 64)).sum().backward()
+    assert checkup.passed and "straight through" in repr(checkup.rows)
+
+
+def test_a_wrong_backward_of_a_custom_op_is_named_by_its_reference() -> None:
+    dumpcmp.reference("dumpcmp_tests::half_square")(lambda x: x * x / 2)
+    with check() as checkup:
+        HalfSquare()(torch.randn(8, 64, requires_grad=True)).sum().backward()
+    assert [(row.site.op.function, row.slot) for row in checkup.failures] == [
+        ("half_square", "grad_input.0")
+    ]
+
+
+@torch.library.custom_op("dumpcmp_tests::half_square", mutates_args=())
+def half_square(x: Tensor) -> Tensor:
+    return x * x / 2
+
+
+def _wrong(ctx: Any, grad: Tensor) -> Tensor:
+    (x,) = ctx.saved_tensors
+    return grad * x * (1 + 2**-6)
+
+
+def _saving(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+half_square.register_autograd(_wrong, setup_context=_saving)
+
+
+class HalfSquare(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.ops.dumpcmp_tests.half_square(x)
+        return found * 3
+
+
+def test_a_graph_that_nobody_goes_back_through_is_freed() -> None:
+    model, x = block(torch.float32)
+    with check(model):
+        out = model(x)
+    held = weakref.ref(model.out.weight)  # which the graph holds
+    del out, model
+    gc.collect()
+    assert held() is None
 
 
 def test_what_is_selected_is_checked_and_nothing_else() -> None:
