@@ -10,10 +10,12 @@ from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.flips import Flips, follow_flips
 from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.leaves import leaf_findings
+from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.paired_calls import call_differences
 from dumpcmp.comparing.rerunning import replay_all
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.side import Side
+from dumpcmp.comparing.staleness import WeightHistory
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.leaf import LeafFinding
@@ -40,6 +42,8 @@ class Inquiry:
     how: Replaying
     allow: frozenset[str]  # shortcuts in arithmetic that the target may have taken
     is_apart: bool = False  # the sides differ in earlier steps
+    history: WeightHistory = field(default_factory=WeightHistory)
+    tell: Tell | None = None  # is told how many bytes were run again
 
 
 def find_clues(
@@ -54,9 +58,12 @@ def find_clues(
     is_off = inquiry.how is Replaying.OFF
     calls = call_differences(flow.pairs, golden.listing, target.listing)
     flips = Flips() if is_off else follow_flips(flow, work, measured)
+    leaves = leaf_findings(flow.pairs, measured, golden, target, inquiry.is_apart)
+    stale = inquiry.history.stale(flow.pairs, golden, target)
+    how, allow, tell = inquiry.how, inquiry.allow, inquiry.tell
     return Clues(
-        replay_all(flow, work, measured, workers, inquiry.how, inquiry.allow, flips.own),
+        replay_all(flow, work, measured, workers, how, allow, flips, tell),
         flips,
-        leaf_findings(flow.pairs, measured, golden, target, inquiry.is_apart),
+        leaves | stale,
         {site: each for site, each in calls.items() if site not in flips.own},
     )

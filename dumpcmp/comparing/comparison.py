@@ -26,6 +26,7 @@ from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed, said_of
 from dumpcmp.comparing.side import OpenRun, archive_at, open_run
 from dumpcmp.comparing.spans import Collected, Span, spans
+from dumpcmp.comparing.staleness import WeightHistory
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.execute import executor_for
 from dumpcmp.judge import (
@@ -128,6 +129,7 @@ class _Comparing:
     noted: Noted = field(default_factory=Noted)
     latest_root: Row | None = None
     is_apart: bool = False  # the sides differ in something that an op gave out
+    history: WeightHistory = field(default_factory=WeightHistory)
     nbytes: int = 0  # measured
 
     def compare(self, span: Span, workers: Executor, progress: Tell | None) -> None:
@@ -144,7 +146,11 @@ class _Comparing:
         flow = DataFlow(pairs, ours.listing, theirs.listing)
         clues = Clues()
         if isinstance(rule, ReferenceChecker | RoundingChecker):
-            inquiry = Inquiry(ours, theirs, self.replaying, shortcuts, self.is_apart)
+            nbytes = self.nbytes + sum(job.nbytes for job in work.values())
+            tell = span.telling(progress, nbytes)
+            inquiry = Inquiry(
+                ours, theirs, self.replaying, shortcuts, self.is_apart, self.history, tell
+            )
             clues = find_clues(inquiry, flow, work, measured, workers)
         self.is_apart |= differ_anywhere(pairs, measured)
         measured = clues.flips.measured(work, measured, rule.closeness)

@@ -73,6 +73,9 @@ class Flips:
         return found
 
 
+NO_FLIPS = Flips()
+
+
 def follow_flips(
     flow: DataFlow, work: Mapping[Pair, Job], measured: Mapping[Pair, Measured]
 ) -> Flips:

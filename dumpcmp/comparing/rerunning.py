@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.flips import NO_FLIPS, Flips
 from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.measuring import Tell, side_of
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning
@@ -20,8 +21,7 @@ from dumpcmp.execute import run_each
 from dumpcmp.judge.tolerances import SHORTCUTS
 from dumpcmp.nouns.arithmetic import shortcuts_of
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import Key, Op, Site
-from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Measured, Pair
 from dumpcmp.nouns.value import to_torch
@@ -42,17 +42,17 @@ def replay_all(
     executor: Executor,
     how: Replaying = Replaying.AUTO,
     allow: frozenset[str] = frozenset(),
-    own: Mapping[Site, Call] | None = None,
+    flips: Flips = NO_FLIPS,
     tell: Tell | None = None,
 ) -> dict[Pair, Replay]:
     """What running each op again tells of what it gave out; nothing of those that need it not.
 
     `allow` are shortcuts in arithmetic that the target may have taken.
-    `own` are the target's calls in place of golden's, where only numbers differ that it chose.
+    Where `flips` made only numbers in a call differ, the target's is run in place of golden's.
     """
     if how is Replaying.OFF:
         return {}
-    planner = Planner(flow, work, measured, how, own or {})
+    planner = Planner(flow, work, measured, how, flips.own, flips.trails)
     forward, found = planner.plans()
     is_whole = flow.golden.num_ranks == flow.target.num_ranks == 1  # gradients lie in parts else
     backward, unknown = plan_slopes(planner) if is_whole else ([], {})

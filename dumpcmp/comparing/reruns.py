@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -74,6 +74,7 @@ class Planner:
     measured: Mapping[Pair, Measured]
     how: Replaying
     own: Mapping[Site, Call] = field(default_factory=dict)  # calls with numbers that it chose
+    touched: Container[Pair] = frozenset()  # by other choices: they differ for that alone
 
     def plans(self) -> tuple[list[Rerunning], dict[Pair, Replay]]:
         """All that is to be run again, and what is known without."""

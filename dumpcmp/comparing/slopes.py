@@ -49,6 +49,7 @@ class Sloping:
     gave: Mapping[Key, Loading]  # by golden's names: the gradient
     apart: float = 0.0  # the largest rel_l2 between the sides of what it is computed from
     device: str = "cpu"
+    is_touched: bool = False  # by another choice, so that nobody asks whether it cancels
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +95,7 @@ def _sloping(planner: Planner, pair: Pair) -> Sloping:
     device = gave[pair.golden].task.target.first.device.partition(":")[0]
     known = [flow.ours[key] for key in plan.sources if key in flow.ours]
     apart = max((planner.distance(source) for source in known), default=0.0)
-    return Sloping(plan, given, grads, gave, apart, device)
+    return Sloping(plan, given, grads, gave, apart, device, pair in planner.touched)
 
 
 def _is_shared(flow: DataFlow, gradient: Key) -> bool:
@@ -133,8 +134,13 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
     replay = hold(mine.plain(), GRADIENT, got)
     if not replay.is_known:
         return replay
-    if wrong(replay) or not inherited <= APART:
-        replay = hold(mine.rated(), GRADIENT, got)
+    if not wrong(replay):
+        is_near = inherited <= APART or task.is_touched
+        condition = 1.0 if is_near else mine.condition()
+        replay = replace(replay, condition=max(replay.condition, condition))
+    for is_moved in (False, True):
+        if wrong(replay):
+            replay = hold(mine.rated(is_moved=is_moved), GRADIENT, got)
     if wrong(replay):
         theirs = hold(_again(task, is_target=False).rated(), GRADIENT, golden)
         if not theirs.is_known or wrong(theirs):

@@ -11,81 +11,87 @@ from dumpcmp.comparing.summaries import load_summary
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key, Op, Slot
 from dumpcmp.nouns.leaf import LeafFinding, LeafKind
-from dumpcmp.nouns.row import Pair
+from dumpcmp.nouns.record import Record
+from dumpcmp.nouns.row import Metrics, Pair
 from dumpcmp.summary.estimates import estimate
-from dumpcmp.summary.summary import DEFAULT, Recipe, Summary
 
 _Name = tuple[str, Op, Slot]  # of a weight, whatever the step
 
 
-def stale_weights(pairs: Sequence[Pair], golden: Side, target: Side) -> dict[Pair, LeafFinding]:
-    """The weights among `pairs`, in order of execution, of which one side alone has a new value.
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A weight as one side recorded it last, and its name on the other side."""
+
+    record: Record
+    other: Key
+
+
+@dataclass(slots=True, eq=False)
+class WeightHistory:
+    """The latest values of all weights, while a comparison goes through the steps.
 
     A run records its weights with the first step, and again with each step before which they
     were written to. One that the other run did not write to is as it was there.
     """
-    sides = _Changes(golden), _Changes(target)
-    if not all(side.is_followed for side in sides):
-        return {}
-    found: dict[Pair, LeafFinding] = {}
-    for pair in pairs:
-        if not pair.key.slot.is_weight:
-            continue
-        if pair.golden and pair.target:
-            for side, key in zip(sides, (pair.golden, pair.target), strict=True):
-                side.latest[_name(key)] = pair
-            continue
-        finding = _finding(pair, *(sides if pair.golden else sides[::-1]))
-        if finding is not None:
-            found[pair] = finding
-    return found
 
+    golden: dict[_Name, _Weight] = field(default_factory=dict)
+    target: dict[_Name, _Weight] = field(default_factory=dict)
 
-@dataclass
-class _Changes:
-    """One side, and the latest value of each of its weights, as a pair."""
+    def stale(self, pairs: Sequence[Pair], golden: Side, target: Side) -> dict[Pair, LeafFinding]:
+        """The weights among `pairs`, in order of execution, that are new on one side alone."""
+        if not (_follows_weights(golden) and _follows_weights(target)):
+            return {}
+        found: dict[Pair, LeafFinding] = {}
+        for pair in pairs:
+            if not pair.key.slot.is_weight:
+                continue
+            if pair.golden and pair.target:
+                ours, theirs = golden.listing.record(pair.golden), target.listing.record(pair.target)
+                self.golden[_name(pair.golden)] = _Weight(ours, pair.target)
+                self.target[_name(pair.target)] = _Weight(theirs, pair.golden)
+            elif (finding := self._finding(pair, golden, target)) is not None:
+                found[pair] = finding
+        return found
 
-    side: Side
-    latest: dict[_Name, Pair] = field(default_factory=dict)
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether the run recorded weights again where they had changed."""
-        stated = [facts.get("run", {}) for facts in self.side.archive.run.values()]
-        return bool(stated) and all(run.get("follows_weights") for run in stated)
-
-    def has_step(self, model: str, step: int) -> bool:
-        return any(site[:2] == (model, step) for site in self.side.listing.sites)
-
-    def summary(self, key: Key, recipe: Recipe = DEFAULT) -> Summary:
-        return load_summary(self.side.archive, self.side.listing.record(key), recipe)
+    def _finding(self, pair: Pair, golden: Side, target: Side) -> LeafFinding | None:
+        """What to say of a weight that one side alone has; None where it is as it was before."""
+        key, is_golden = pair.key, pair.golden is not None
+        before = (self.golden if is_golden else self.target).get(_name(key))
+        changed, other = (golden, target) if is_golden else (target, golden)
+        if before is None or not _has_step(other, before, key):
+            return None
+        far = _change(changed, before.record, changed.listing.record(key))
+        if far is None or far.equal:
+            return None
+        who, whom = ("golden's", "the target's") if is_golden else ("the target's", "golden's")
+        said = (
+            f"{name_of(key)} is not the same tensor: {who} changed before token {key.step} "
+            f"(rel_l2 {far.rel_l2:.3g}), {whom} did not"
+        )
+        kind = LeafKind.PARAMETER if key.slot.kind == "param" else LeafKind.BUFFER
+        return LeafFinding(key, kind, said, far.rel_l2)
 
 
 def _name(key: Key) -> _Name:
     return key.model, key.op, key.slot
 
 
-def _finding(pair: Pair, changed: _Changes, other: _Changes) -> LeafFinding | None:
-    """What to say of a weight that is new on the `changed` side alone; None if it is as before."""
-    key, before = pair.key, changed.latest.get(_name(pair.key))
-    if before is None:
-        return None
-    was, theirs = before.golden, before.target
-    assert was and theirs
-    was, theirs = (was, theirs) if pair.golden else (theirs, was)
-    if not other.has_step(theirs.model, key.step - was.step + theirs.step):
-        return None
+def _follows_weights(side: Side) -> bool:
+    """Whether a run recorded weights again where they had changed."""
+    stated = [facts.get("run", {}) for facts in side.archive.run.values()]
+    return bool(stated) and all(run.get("follows_weights") for run in stated)
+
+
+def _has_step(other: Side, before: _Weight, key: Key) -> bool:
+    """Whether the other side has the step before which a weight should have changed."""
+    model, step = before.other.model, key.step - before.record.key.step + before.other.step
+    return any(site[:2] == (model, step) for site in other.listing.sites)
+
+
+def _change(side: Side, before: Record, after: Record) -> Metrics | None:
+    """How far a weight is from what it was; None where nobody can tell."""
     try:
-        ours = changed.summary(key)
-        far = estimate(changed.summary(was, ours.recipe), ours)
+        now = load_summary(side.archive, after)
+        return estimate(load_summary(side.archive, before, now.recipe), now)
     except DumpcmpError:  # which the row of the value tells
         return None
-    if far.equal:
-        return None
-    who, whom = ("golden's", "the target's") if pair.golden else ("the target's", "golden's")
-    said = (
-        f"{name_of(key)} is not the same tensor: {who} changed before token {key.step} "
-        f"(rel_l2 {far.rel_l2:.3g}), {whom} did not"
-    )
-    kind = LeafKind.PARAMETER if key.slot.kind == "param" else LeafKind.BUFFER
-    return LeafFinding(key, kind, said, far.rel_l2)

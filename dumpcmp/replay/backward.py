@@ -18,11 +18,11 @@ from dumpcmp.replay.chains import At, Chain
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
+from dumpcmp.replay.making import making_float64
 from dumpcmp.replay.running import (
     Rerun,
     error_of,
     fitted,
-    float64_by_default,
     lowered,
     ratio_of,
     widened,
@@ -35,6 +35,7 @@ _SINGLE = 2.0**-24  # the rounding of one float32
 _DOUBLE = 2.0**-50  # eps below it: float64, which no float32 tells of
 _SHORT = 2.0**-20  # eps above it: a dtype that is computed with in a wider one
 _LONGEST = 64.0  # times the spread of the terms: what a sum of thousands of them rounds
+_MOVED = (0.0, 2.0**-6, 2.0**-5, 3 * 2.0**-6)  # shares by which inputs are made smaller in trials
 _ROUNDED = 4.0  # of eps, times the spread: what a few roundings to a short dtype explain
 
 # Each element of the gradient is one of what was given, as it is.
@@ -84,23 +85,29 @@ class BackwardRerun:
         number = len(self._functions)
         return Rerun({GRADIENT: self.gradient}, is_exact=is_exact, num_ops=number)
 
-    def rated(self) -> Rerun:
+    def condition(self) -> float:
+        """How much larger the terms are than what is left of them."""
+        return max(self._spread()[0], self._linear()[0])
+
+    def rated(self, *, is_moved: bool = False) -> Rerun:
         """The same with its condition, and its noise where the run computed in short dtypes.
 
-        The condition is how much larger the terms are than what is left of them. The noise is the
-        error of the same calls in the dtypes of the run, as far as rounding can explain it.
+        The noise is the error of the same calls in the dtypes of the run, as far as rounding can
+        explain it. A derivative that is taken from a rounded output is off by that rounding, which
+        may be small by chance: so that is the largest of a few where inputs `is_moved` a little.
         """
-        slope, eps = self._slope, _coarsest(self._slope)
+        eps = _coarsest(self._slope)
         spread, terms = self._spread()
-        condition, noise = spread, 0.0
+        condition, noise, moves = spread, 0.0, _MOVED if is_moved else (0.0,)
         if _is_linear(self._functions):
-            run = _Pass(_absolute(slope), self._functions, *self._how, torch.float64)
-            terms = _sum([part.abs() for part in run.products(run.slope.grads)])
-            condition = max(condition, ratio_of(terms, self.gradient))
+            condition, terms = self._linear()
+            condition = max(spread, condition)
         elif eps > _DOUBLE:
-            condition = max(condition, min(self._error(torch.float32) / _SINGLE, _LONGEST * spread))
+            error = max(self._error(torch.float32, share) for share in moves)
+            condition = max(condition, min(error / _SINGLE, _LONGEST * spread))
         if eps > _SHORT:
-            noise = min(self._excess(), _ROUNDED * eps * spread)
+            error = max(self._error(None, share) for share in moves)
+            noise = min(error, _ROUNDED * eps * spread)
         return replace(
             self.plain(),
             condition={GRADIENT: condition},
@@ -108,27 +115,41 @@ class BackwardRerun:
             terms={GRADIENT: terms},
         )
 
+    def _linear(self) -> tuple[float, Tensor]:
+        """The condition of calls that are linear in each input, and the terms of their sums."""
+        if not _is_linear(self._functions):
+            return 1.0, self.gradient
+        run = _Pass(_absolute(self._slope), self._functions, *self._how, torch.float64)
+        terms = _sum([part.abs() for part in run.products(run.slope.grads)])
+        return ratio_of(terms, self.gradient), terms
+
     def _spread(self) -> tuple[float, Tensor]:
         """How much larger the terms are than what is left of them; and what they may come to."""
         terms = _sum(self._wide.products_at_random()).abs()
         outputs = _from_outputs(self._functions, self._slope.grads, self.gradient)
         return max(ratio_of(terms, self.gradient), outputs), terms
 
-    def _excess(self) -> float:
-        """The error in the dtypes of the run, less what rounding the result alone explains."""
-        dtype = self._wide.slope.given[self._slope.leaves[0]].dtype
-        once = error_of(self.gradient.to(dtype), self.gradient)
-        return math.sqrt(max(0.0, self._error(None) ** 2 - once**2))
+    def _error(self, dtype: torch.dtype | None, share: float) -> float:
+        """The error of the same calls in another dtype; 0 where they cannot be run in it.
 
-    def _error(self, dtype: torch.dtype | None) -> float:
-        """The error of the same calls in another dtype; 0 where they cannot be run in it."""
-        slope = self._slope
+        None stands for the dtypes of the run.
+        """
         try:
+            slope, exact = self._moved(share)
             run = _Pass(slope, self._functions, *self._how, dtype)
             found = _sum(run.products(slope.grads))
         except Unreplayable:
             return 0.0
-        return error_of(found, self.gradient)
+        return error_of(found, exact)
+
+    def _moved(self, share: float) -> tuple[Slope, Tensor]:
+        """The same with what is differentiated by made smaller by `share`, and what it gives."""
+        if not share:
+            return self._slope, self.gradient
+        leaves = {at: (1 - share) * self._slope.given[at] for at in self._slope.leaves}
+        slope = replace(self._slope, given={**self._slope.given, **leaves})
+        run = _Pass(slope, self._functions, *self._how, torch.float64)
+        return slope, _sum(run.products(slope.grads))
 
 
 class _Pass:
@@ -246,14 +267,15 @@ def _detached(leaf: Any) -> Any:
 
 def _differentiable(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
     """Call the function so that it can be differentiated; its tensors by slot."""
+    arguments = making_float64(function, arguments)
     args, kwargs = list(arguments.args), arguments.kwargs
     if function.kind is FunctionKind.NOTHING:
         raise Unreplayable("it gives out memory as it was found")
-    if function.changes_first and args and isinstance(args[0], Tensor):
-        args[0] = args[0].clone()
     if function.name in _CASTS and args[0].dtype is torch.float64:
         return {"output.0": args[0]}  # wide is wide
-    with torch.enable_grad(), float64_by_default():
+    with torch.enable_grad():
+        if function.changes_first and args and isinstance(args[0], Tensor):
+            args[0] = args[0].clone()
         result = _guarded(lambda: function.run(*args, **kwargs))
     return dict(slots_of("output", args[0] if function.returns_nothing else result))
 

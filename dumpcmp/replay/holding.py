@@ -92,19 +92,25 @@ class HeldValue:
     ) -> None:
         wide, rounded = seen.to(torch.float64), known.to(seen.dtype).to(torch.float64)
         known = known.to(torch.float64)
-        self.agree &= _nonfinite_agree(wide, rounded, known, seen.dtype)
-        finite = torch.isfinite(wide) & torch.isfinite(known) & torch.isfinite(rounded)
-        known = torch.where(finite, known, 0.0)
-        d = torch.where(finite, wide - known, 0.0)
-        off = torch.where(finite, wide - rounded, 0.0)
-        self.squares.add(d, known, torch.where(finite, rounded - known, 0.0))
-        self.along += float((off * known).sum())
-        self.shift += float(off.sum())
+        d, off = wide - known, wide - rounded
+        sums = _sums(d, off, known)
+        if not all(map(math.isfinite, sums)):  # then it is worth the while to look where
+            self.agree &= _nonfinite_agree(wide, rounded, known, seen.dtype)
+            finite = torch.isfinite(wide) & torch.isfinite(known) & torch.isfinite(rounded)
+            known, d, off = (torch.where(finite, each, 0.0) for each in (known, d, off))
+            sums = _sums(d, off, known)
+        self.squares.add(*sums[:4])
+        self.along += sums[4]
+        self.shift += sums[5]
         self._add_rows(d, known)
         level = known.abs() if pointwise else known.abs() + self.rms
         for terms in beside:
-            terms = torch.where(torch.isfinite(terms), terms, 0.0).to(torch.float64)
-            self.terms_squared += float(terms.square().sum())
+            terms = terms.to(torch.float64)
+            squared = float((terms * terms).sum())
+            if not math.isfinite(squared):
+                terms = torch.where(torch.isfinite(terms), terms, 0.0)
+                squared = float((terms * terms).sum())
+            self.terms_squared += squared
             level = level + terms / condition
         self._add_elements(d, level, seen.dtype)
 
@@ -131,9 +137,12 @@ class HeldValue:
         norm = max(math.sqrt(squares.expected), LEAST * math.sqrt(self.terms_squared))
         weight = squares.expected or 1.0
         grain = _grain(getattr(torch, self.dtype.name)) * math.sqrt(count)
+        error, least = math.sqrt(squares.error), 2 * math.sqrt(squares.ideal) + grain
+        if not norm:  # what must be zero may be off by the least number, and by no share of zero
+            error, least = (error if error > grain else 0.0), 0.0
         return Replay(
-            eps=max(self.dtype.eps, _share(2 * math.sqrt(squares.ideal) + grain, norm)),
-            introduced=_share(math.sqrt(squares.error), norm),
+            eps=max(self.dtype.eps, _share(least, norm)),
+            introduced=_share(error, norm),
             worst_row=self.worst_row,
             worst_element=self.worst_element,
             gain=_share(self.along, norm * norm),
@@ -157,12 +166,22 @@ class _Squares:
     def __init__(self) -> None:
         self.error = self.expected = self.ideal = self.fourth = 0.0
 
-    def add(self, error: Tensor, expected: Tensor, ideal: Tensor) -> None:
-        self.error += float(error.square().sum())
-        squares = expected.square()
-        self.expected += float(squares.sum())
-        self.fourth += float(squares.square().sum())
-        self.ideal += float(ideal.square().sum())
+    def add(self, error: float, expected: float, fourth: float, ideal: float) -> None:
+        self.error += error
+        self.expected += expected
+        self.fourth += fourth
+        self.ideal += ideal
+
+
+def _sums(d: Tensor, off: Tensor, known: Tensor) -> list[float]:
+    """The squares of d, of what is known, of those, of the best rounding; off along it, and off.
+
+    `d` is the error, `off` the error against the replay as the dtype rounds it.
+    """
+    d, off, known = d.reshape(-1), off.reshape(-1), known.reshape(-1)
+    squares, ideal = known * known, d - off
+    found = (d @ d, squares.sum(), squares @ squares, ideal @ ideal, off @ known, off.sum())
+    return torch.stack(found).tolist()
 
 
 def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
@@ -190,7 +209,10 @@ def _rms(got: Tensor) -> float:
     total = 0.0
     for (piece,) in _pieces(got.detach()):
         wide = piece.to(torch.float64)
-        total += float(torch.where(torch.isfinite(wide), wide, 0.0).square().sum())
+        squared = float(wide.square().sum())
+        if not math.isfinite(squared):
+            squared = float(torch.where(torch.isfinite(wide), wide, 0.0).square().sum())
+        total += squared
     return math.sqrt(total / got.numel())
 
 

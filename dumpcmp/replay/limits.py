@@ -16,6 +16,7 @@ from dumpcmp.replay.unreplayable import Unreplayable
 
 MOST_BYTES = 8 << 30  # of float64 that one call may give out
 _WIDTH = 8  # bytes of an element
+_ATTENTION = "scaled_dot_product_attention"
 _BROADCASTS = (FunctionKind.ELEMENTWISE, FunctionKind.ADDS)
 
 # What these give out depends on the values that they are given, so that nothing but those can say
@@ -34,14 +35,15 @@ _NO_LARGER = frozenset(
     unsqueeze view
     """.split()  # noqa: SIM905
 )
-# Functions that give out at most as many elements as the product of those that they take.
-_PRODUCTS = frozenset(
+# Functions that give out no more than their first tensor has, as values and as indices.
+_LIKE_FIRST = frozenset(
     """
-    addmm baddbmm batch_norm bmm cross_entropy cumsum dot group_norm index_add layer_norm linear
-    log_softmax logsumexp matmul mean mm mse_loss mv nll_loss norm rms_norm
-    scaled_dot_product_attention scatter_add softmax std sum var
+    argmax argmin argsort batch_norm cross_entropy cumsum dropout group_norm index_add index_copy
+    index_put layer_norm log_softmax logsumexp mean nll_loss norm rms_norm scatter
+    scatter_add setitem softmax sort std sum topk var
     """.split()  # noqa: SIM905
 )
+_PRODUCTS = frozenset(("addmm", "baddbmm", "bmm", "dot", "matmul", "mm", "mv"))
 
 
 def check_size(function: ReplayFunction, arguments: CallArguments, limit: int = MOST_BYTES) -> None:
@@ -58,14 +60,28 @@ def _at_most(function: ReplayFunction, arguments: CallArguments) -> float:
 
     To know it precisely takes a run on tensors without memory, and torch seconds to learn those.
     """
-    sizes = [float(tensor.numel()) for tensor in arguments.tensors()]
+    tensors = arguments.tensors()
+    sizes = [float(tensor.numel()) for tensor in tensors]
     if function.name in _NO_LARGER:
         return sum(sizes)
+    if function.name in _LIKE_FIRST:
+        return 2 * math.prod(max(1.0, size) for size in sizes[:1]) + sum(sizes)
     if function.name in _PRODUCTS:
         return math.prod(max(1.0, size) for size in sizes[:3])
-    if function.name == "embedding" and len(sizes) > 1:
-        return sizes[0] * sizes[1]
+    if len(tensors) > 1 and function.name in ("embedding", "linear", _ATTENTION):
+        return _by_rows(function.name, tensors)
     return math.inf
+
+
+def _by_rows(name: str, tensors: list[Tensor]) -> float:
+    """What an op gives out that makes a row of another length of each row."""
+    first, second, *others = tensors
+    if name == "embedding":
+        by_rows = second.shape[-1:] if not first.is_floating_point() else [second.numel()]
+        return float(first.numel()) * max(by_rows, default=1)
+    if name == _ATTENTION:
+        return float(first.numel()) * (others[0].shape[-1] if others and others[0].ndim else 1)
+    return float(first.numel()) / max([1, *first.shape[-1:]]) * max(second.shape[:1], default=1)
 
 
 def _num_elements(function: ReplayFunction, arguments: CallArguments) -> float:

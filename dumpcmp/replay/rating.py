@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +14,7 @@ from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.cancelling import is_pointwise, is_single, norm_condition, terms_of
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import ReplayFunction
+from dumpcmp.replay.making import making_float64
 from dumpcmp.replay.unreplayable import Unreplayable
 
 _SINGLE = 2.0**-24  # the rounding of one float32
@@ -38,24 +37,14 @@ class Rerun:
     is_pointwise: bool = False  # an element of the output is made of one of each input
 
 
-@contextmanager
-def float64_by_default() -> Iterator[None]:
-    """Have floats that are made from integers, or from nothing, be float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def run(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
     """Call the function; its tensors by slot. What it changes in place is a copy."""
+    arguments = making_float64(function, arguments)
     args, kwargs = list(arguments.args), arguments.kwargs
     if function.changes_first and args and isinstance(args[0], Tensor):
         args[0] = args[0].clone()
     try:
-        with torch.no_grad(), float64_by_default():
+        with torch.no_grad():
             result = function.run(*args, **kwargs)
     except Exception as error:
         said = str(error).partition("\n")[0][:160]

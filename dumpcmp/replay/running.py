@@ -15,9 +15,9 @@ from dumpcmp.replay.drawing import draws, dropped_share
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
+from dumpcmp.replay.making import EXACT_OF_INTEGERS
 from dumpcmp.replay.rating import Rerun as Rerun
 from dumpcmp.replay.rating import error_of as error_of
-from dumpcmp.replay.rating import float64_by_default as float64_by_default
 from dumpcmp.replay.rating import is_inexact, rated, run
 from dumpcmp.replay.rating import ratio_of as ratio_of
 from dumpcmp.replay.tiling import CallTile, joined, tiles_of
@@ -187,11 +187,7 @@ def _makes_floats(function: ReplayFunction, arguments: CallArguments) -> bool:
         return True
     if any(isinstance(leaf, torch.dtype) and leaf.is_floating_point for leaf in leaves):
         return True
-    exact = ("add", "sub", "mul", "multiply", "subtract", "rsub", "sum", "cumsum", "cumprod",
-             "prod", "matmul", "mm", "bmm", "floor_divide", "remainder", "fmod", "square", "pow",
-             "index_add", "scatter_add", "dot", "trace", "addcmul", "diff", "outer", "_int_mm",
-             "nansum", "tensordot", "einsum")  # fmt: skip
-    return function.name not in exact
+    return function.name not in EXACT_OF_INTEGERS
 
 
 def run_exactly(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:

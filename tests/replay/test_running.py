@@ -212,6 +212,15 @@ def test_rounding_toward_zero_is_found(dtype: torch.dtype) -> None:
     assert "times" in wrongs(torch.mul, args, {"output.0": cut})["output.0"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_what_must_be_zero_is_nothing_else(dtype: torch.dtype) -> None:
+    call, given = called(torch.mul, torch.zeros(4, 8, dtype=dtype), torch.ones(4, 8, dtype=dtype))
+    got = torch.zeros(4, 8, dtype=dtype)
+    assert not wrongs_of(call, given, {"output.0": got})
+    got[1, 2] = 0.25
+    assert wrongs_of(call, given, {"output.0": got})
+
+
 def test_what_only_moves_is_held_bit_for_bit() -> None:
     given = torch.tensor([[-0.0, math.nan, 1.0], [math.inf, -2.0, 0.0]])
     assert held(torch.t, (given,), {"output.0": given.t()})["output.0"].mismatched == 0
