@@ -124,7 +124,8 @@ def test_the_backward_pass_of_a_sound_model_is_silent(dtype: torch.dtype) -> Non
     with check(model) as checkup:
         model(x).float().square().sum().backward()
     checked = [each.grad for each in (x, *model.parameters())]
-    assert all(torch.equal(a, c) for a, c in zip(alone, checked, strict=True) if a is not None)
+    both = zip(alone, checked, strict=True)
+    assert all(a is not None and c is not None and torch.equal(a, c) for a, c in both)
     assert checkup.passed and not checkup.rows, repr(checkup)
     forward = len([*model.modules()])
     assert checkup.tally[Verdict.PASS] >= 9 + forward
@@ -141,10 +142,11 @@ class Silu(torch.autograd.Function):
         return x * torch.sigmoid(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         s = torch.sigmoid(x.float())
-        return (grad.float() * (s + x.float() * s * (1 - s)) * Silu.factor).to(x.dtype)
+        found: Tensor = (grad.float() * (s + x.float() * s * (1 - s)) * Silu.factor).to(x.dtype)
+        return found
 
 
 class Rounded(torch.autograd.Function):
@@ -155,7 +157,7 @@ class Rounded(torch.autograd.Function):
         return torch.round(x * 4) / 4
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -206,7 +208,8 @@ def half_square(x: Tensor) -> Tensor:
 
 def _wrong(ctx: Any, grad: Tensor) -> Tensor:
     (x,) = ctx.saved_tensors
-    return grad * x * (1 + 2**-6)
+    found: Tensor = grad * x * (1 + 2**-6)
+    return found
 
 
 def _saving(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:

@@ -46,7 +46,10 @@ class WeightHistory:
             if not pair.key.slot.is_weight:
                 continue
             if pair.golden and pair.target:
-                ours, theirs = golden.listing.record(pair.golden), target.listing.record(pair.target)
+                ours, theirs = (
+                    golden.listing.record(pair.golden),
+                    target.listing.record(pair.target),
+                )
                 self.golden[_name(pair.golden)] = _Weight(ours, pair.target)
                 self.target[_name(pair.target)] = _Weight(theirs, pair.golden)
             elif (finding := self._finding(pair, golden, target)) is not None:
