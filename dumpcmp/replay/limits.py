@@ -81,7 +81,7 @@ def _by_rows(name: str, tensors: list[Tensor]) -> float:
         return float(first.numel()) * max(by_rows, default=1)
     if name == _ATTENTION:
         return float(first.numel()) * (others[0].shape[-1] if others and others[0].ndim else 1)
-    rows = first.numel() / max([1, *first.shape[-1:]])
+    rows = float(first.numel()) / float(max([1, *first.shape[-1:]]))
     return rows * float(max(second.shape[:1], default=1))
 
 
