@@ -12,7 +12,7 @@ from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.pytorch.nodes import Gradients
+from dumpcmp.pytorch.nodes import SlotGrads
 from dumpcmp.pytorch.trees import Slots
 from dumpcmp.replay.backward import GRADIENT, BackwardRerun, Slope
 from dumpcmp.replay.chains import At, Chain
@@ -34,20 +34,20 @@ class Passed:
     wires: Mapping[At, At] = field(default_factory=dict)
     dtypes: Mapping[At, torch.dtype] = field(default_factory=dict)
 
-    def held(self, given: Gradients, made: Gradients) -> list[tuple[str, Replay]]:
+    def held(self, given: SlotGrads, made: SlotGrads) -> list[tuple[str, Replay]]:
         """What the gradients that were `made` differ in from those that follow from `given`."""
         if not self.calls:
             unseen = Replay(unknown="it runs no function of torch: what it computes was not seen")
             return [(f"grad_{slot}", unseen) for slot in made]
         return [(f"grad_{slot}", self._held(slot, given, made[slot])) for slot in made]
 
-    def _held(self, slot: str, given: Gradients, got: Tensor) -> Replay:
+    def _held(self, slot: str, given: SlotGrads, got: Tensor) -> Replay:
         try:
             return _held(self._again(slot, given), got, list(given.values()))
         except DumpcmpError as error:
             return Replay(unknown=error.message)
 
-    def _again(self, slot: str, given: Gradients) -> BackwardRerun:
+    def _again(self, slot: str, given: SlotGrads) -> BackwardRerun:
         grads = {self.gives[name]: grad for name, grad in given.items() if name in self.gives}
         region = Chain(self.calls, self.wires, self.dtypes)
         slope = Slope(region, self.given, self.takes.get(slot, ()), grads)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 Edge = tuple[Any, int]  # a node, and which of the gradients that it takes
-Gradients = dict[str, Tensor]  # by slot
-Done = Callable[[Gradients, Gradients], None]  # is told what was given backward, and what came out
+SlotGrads = dict[str, Tensor]  # by slot
+Arrived = Callable[
+    [SlotGrads, SlotGrads], None
+]  # is told what was given backward, and what came out
 
 _MOST = 64  # nodes of one call
 
@@ -24,7 +26,7 @@ def edge_of(tensor: Tensor) -> Edge | None:
 
 
 def watch_backward(
-    took: Sequence[tuple[str, Edge]], gave: Sequence[tuple[str, Tensor]], done: Done
+    took: Sequence[tuple[str, Edge]], gave: Sequence[tuple[str, Tensor]], done: Arrived
 ) -> None:
     """Have `done` called when a backward pass has come through a call.
 
@@ -75,14 +77,14 @@ def _is_shared_cast(node: Any) -> bool:
 class _Passage:
     """Gathers what the nodes of one call are given and give, until all have run."""
 
-    def __init__(self, num_nodes: int, done: Done) -> None:
+    def __init__(self, num_nodes: int, done: Arrived) -> None:
         self._num_nodes, self._done = num_nodes, done
         self._begin()
 
     def _begin(self) -> None:
         self._left = self._num_nodes
-        self._given: Gradients = {}
-        self._made: Gradients = {}
+        self._given: SlotGrads = {}
+        self._made: SlotGrads = {}
 
     def hook(
         self, outputs: Mapping[int, str], crossings: Mapping[int, str]

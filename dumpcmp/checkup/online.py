@@ -18,7 +18,7 @@ from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call, Record, Source
 from dumpcmp.nouns.selection import make_tap
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, check_names, patched
-from dumpcmp.pytorch.nodes import Edge, Gradients, edge_of, watch_backward
+from dumpcmp.pytorch.nodes import Edge, SlotGrads, edge_of, watch_backward
 from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.replay.listed import function_named
 from dumpcmp.taps.modes.modules import FunctionMode, ModuleCapture
@@ -164,7 +164,7 @@ def _watch(
 ) -> None:
     """Have the backward pass of a call checked when it runs, if it does."""
 
-    def done(given: Gradients, made: Gradients) -> None:
+    def done(given: SlotGrads, made: SlotGrads) -> None:
         with _unseen():
             checkup.check_backward(call, passed.held(given, made))
 
