@@ -11,6 +11,8 @@ from dumpcmp.cli.trouble import told
 COMMANDS: dict[str, str] = {
     "dump": "run a program and record what every op takes in and gives out",
     "compare": "hold a run against golden and say where it first goes wrong",
+    "report": "make one HTML page of a report, which opens from disk",
+    "explain": "say in words all that is known of one value, and what its difference looks like",
     "check": "run a program and check every op against itself in float64",
     "demo": "dump, break, compare and explain, on a model that comes with dumpcmp",
     "fusions": "list the fusions that a dump can turn off",

@@ -1,15 +1,14 @@
 """``dumpcmp compare``: hold a run against golden and say where it first goes wrong."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.report.formats import FORMS, chosen_forms, free_stem
 
 if TYPE_CHECKING:  # the work is imported when there is some, not for --help
     from rich.console import Console
@@ -17,7 +16,6 @@ if TYPE_CHECKING:  # the work is imported when there is some, not for --help
     from dumpcmp.nouns.outcome import Outcome
 
 _DIRECTORY = click.Path(path_type=Path)
-_FORMATS = ("csv", "json")
 
 
 @click.command()
@@ -57,11 +55,12 @@ _FORMATS = ("csv", "json")
               help="Read and check values, too, that are equal by their digests.")  # fmt: skip
 @click.option("--jobs", default=1, show_default=True, help="Processes that measure.")
 @click.option("--format", "formats", default="csv", show_default=True, metavar="LIST",
-              help="Files to write: csv, json, or both as csv,json.")  # fmt: skip
+              help=f"Files to write, such as csv,html: {', '.join(FORMS)}.")  # fmt: skip
+@click.option("--open", "shows", is_flag=True, help="Write the HTML page and show it in a browser.")
 def command(
     my_path: Path, golden_path: Path, output: Path, layers: tuple[str, ...], token: str | None,
     checker: str, rtol: float | None, atol: float | None, pcc: float | None,
-    cosine: float | None, formats: str, **options: Any,
+    cosine: float | None, formats: str, shows: bool, **options: Any,
 ) -> int:  # fmt: skip
     """Compare MY run with GOLDEN, value by value, and name the op where it first goes wrong.
 
@@ -70,51 +69,54 @@ def command(
     # A block is too small to share: threads of numpy's BLAS would only wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from dumpcmp.comparing import compare
+    from dumpcmp.comparing.showing import USUAL_CLOSE_UPS
     from dumpcmp.judge import checker_named
     from dumpcmp.report.terminal import Screen
 
     tolerances = {"rtol": rtol, "atol": atol, "pcc": pcc, "cosine": cosine}
     chosen = checker_named(checker, tolerances)
-    writers = chosen_formats(formats)
+    forms = chosen_forms(formats)
+    forms = (*forms, "html") if shows and "html" not in forms else forms
+    closely = USUAL_CLOSE_UPS if any(FORMS[form].looks_closely for form in forms) else 0
     with progress_bar() as progress:
         outcome = compare(
             golden_path, my_path, layers=layers, tokens=token, checker=chosen,
-            progress=progress, **options,
+            progress=progress, closely=closely, **options,
         )  # fmt: skip
-    return report(outcome, output, writers, Screen())
+    return report(outcome, output, forms, Screen(), shows=shows)
 
 
-def report(outcome: "Outcome", output: Path, formats: tuple[str, ...], console: "Console") -> int:
+def report(
+    outcome: "Outcome", output: Path, forms: tuple[str, ...], console: "Console",
+    shows: bool = False,
+) -> int:  # fmt: skip
     """Write the files, print the summary, and give the exit code."""
-    from dumpcmp.report.csvfile import write_csv, write_json
-    from dumpcmp.report.terminal import show
-
-    writers = {"csv": write_csv, "json": write_json}
-    stem = free_stem(output)
-    files: list[str] = []
+    files: list[Path] = []
     try:
-        for name in formats:
-            files.append(str(writers[name](outcome, output / f"{stem}.{name}")))
+        for path in written(outcome, output, forms):
+            files.append(path)
     finally:  # a report that cannot be written is trouble, but what was found is not lost
-        show(outcome, console, files)
+        from dumpcmp.report.terminal import show
+
+        show(outcome, console, [str(path) for path in files])
+        if shows:
+            opened(path for path in files if path.suffix == ".html")
     return outcome.exit_code
 
 
-def free_stem(output: Path) -> str:
-    """A name that no report in `output` has yet: earlier reports are kept."""
-    stems = chain(["compare"], (f"compare-{number}" for number in count(2)))
-    return next(s for s in stems if not any((output / f"{s}.{f}").exists() for f in _FORMATS))
+def written(outcome: "Outcome", output: Path, forms: tuple[str, ...]) -> Iterator[Path]:
+    """Write the report in each of `forms`, under a name that nothing in `output` has yet."""
+    stem = free_stem(output)
+    for name in forms:
+        yield FORMS[name].write(outcome, output / f"{stem}{FORMS[name].suffix}")
 
 
-def chosen_formats(text: str) -> tuple[str, ...]:
-    """The files to write."""
-    names = tuple(word.strip() for word in text.split(","))
-    for name in names:
-        if name not in _FORMATS:
-            raise SelectionError(
-                f"--format {name!r} is not known", hint=f"valid are: {', '.join(_FORMATS)}"
-            )
-    return names
+def opened(pages: Iterable[Path]) -> None:
+    """Show the pages in the browser."""
+    import webbrowser
+
+    for path in pages:
+        webbrowser.open(path.resolve().as_uri())
 
 
 @contextmanager

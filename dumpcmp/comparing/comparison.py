@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dumpcmp.align.followers import followers
@@ -24,6 +24,7 @@ from dumpcmp.comparing.remarks import Noted, caveats, facts_to_know, missing_of,
 from dumpcmp.comparing.requests import Asking, spared
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed, said_of
+from dumpcmp.comparing.showing import Showing
 from dumpcmp.comparing.side import OpenRun, archive_at, open_run
 from dumpcmp.comparing.spans import Collected, Span, spans
 from dumpcmp.comparing.staleness import WeightHistory
@@ -61,6 +62,7 @@ def compare(
     allow: str | Sequence[str] = (),
     partial: bool = False,
     verify_digests: bool = False,
+    closely: int | str = 0,
     jobs: int = 1,
     executor: Executor | None = None,
     progress: Tell | None = None,
@@ -79,8 +81,9 @@ def compare(
     ``"tf32"``, besides those that its run had leave to take. Runs that are known not to be whole
     are never called the same, unless `partial` says that this is known. What is measured is held
     against its digest; `verify_digests` does so with values, too, that need not be read because
-    their digests are the same. `executor`, or `jobs` processes, do the measuring; the outcome is
-    the same.
+    their digests are the same. `closely` is the number of rows, the roots and the worst ones, that
+    the outcome's `background` looks at closely, or a glob over their ops. `executor`, or `jobs`
+    processes, do the measuring; the outcome is the same.
     """
     _forget()
     tap = make_tap(tokens, layers)
@@ -96,6 +99,7 @@ def compare(
         replaying=_replaying(replay),
         allow=allow,
         verify_digests=verify_digests,
+        showing=Showing(closely),
     )
     with nullcontext(executor) if executor is not None else executor_for(jobs) as workers:
         for span in spans(ours, theirs, finer):
@@ -111,7 +115,8 @@ def compare(
         *one_sided(rows),
     ]
     missing = () if partial else (*missing_of("golden", ours), *missing_of("my side", theirs))
-    return comparing.gathered.outcome(remarks, missing)
+    background = comparing.showing.background(ours.archive, theirs.archive)
+    return replace(comparing.gathered.outcome(remarks, missing), background=background)
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +130,7 @@ class _Comparing:
     replaying: Replaying
     allow: str | Sequence[str]
     verify_digests: bool
+    showing: Showing
     gathered: Collected = field(default_factory=Collected)
     noted: Noted = field(default_factory=Noted)
     latest_root: Row | None = None
@@ -161,6 +167,7 @@ class _Comparing:
         judgements = judge_all(evidence, rule, flow.sources, following)
         rows = [_row(one, judgements[one.pair], ways) for one in evidence]
         rows, self.latest_root = blame_after(self.latest_root, rows, ours.listing, theirs.listing)
+        self.showing.add(rows, flow, work, after=len(self.gathered.rows))
         self.gathered.add(rows, in_order(row for row in rows if row.root))
         self.noted.note(span, clues.calls, rows, measured)
         self.noted.shortcuts |= shortcuts
@@ -210,6 +217,7 @@ def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
         paired_by=pair.by,
         source=call.source if call else "",
         layout=measured.laid.note if measured.laid else "",
+        by_rank=measured.laid.by_rank if measured.laid else (),
         reference_errors=measured.reference,
         own=measured.own,
         replay=evidence.replay,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, Basis, assemble, explain
+from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, Basis, assemble, by_rank, explain
 from dumpcmp.align.mesh.deliveries import Traffic
 from dumpcmp.comparing.laying import Handover, Job, Task, look_again
 from dumpcmp.comparing.own_metrics import measured_by
@@ -111,6 +111,15 @@ def side_of(task: Task, is_target: bool) -> Value:
     return _whole(task.target if is_target else task.golden)
 
 
+def sides_of(task: Task) -> tuple[Value, Value]:
+    """Both sides of a pair as they are measured: whole, or the part that the other side has."""
+    if task.golden.is_partitioned or task.target.is_partitioned:
+        ours, theirs = assemble(task.golden.held(), task.target.held(), task.limit, task.assumed)
+        return ours.value, theirs.value
+    golden = _part(_whole(task.golden), task.golden_part)
+    return golden, _part(_whole(task.target), task.target_part)
+
+
 def _misshapen(golden: tuple[int, ...], target: tuple[int, ...]) -> Measured:
     said = f"golden has shape {list(golden)}, the target {list(target)}"
     return Measured(trouble=Trouble.SHAPE, said=said)
@@ -126,7 +135,8 @@ def _laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) 
     note = golden.note or target.note
     if golden.note and target.note:
         note = f"golden: {golden.note}; target: {target.note}"
-    return LaidOut(note, target.layout, target.basis is Basis.SOLVED, finding, remark)
+    ranks = () if metrics.equal else by_rank(golden, target, limit)
+    return LaidOut(note, target.layout, target.basis is Basis.SOLVED, finding, remark, ranks)
 
 
 def _same_bytes(golden: Shares, target: Shares) -> bool:

@@ -73,6 +73,11 @@ ACCIDENT = 4  # elements for each region: with fewer, one that agrees with golde
 SEGMENT = 2.0  # times the median of the segments: how far one must stand out to be named
 SINGLE = 0.3  # of the whole distance: a single difference below it cannot be told apart
 
+# What a difference looks like. A hypothesis that leaves more than a tenth of the squared difference
+# is a resemblance, and is not told. A region that holds all but rounding is where it lies.
+EXPLAINED = 0.9
+WITHIN_REGION = 0.999
+
 # Gradients that are zero but for the rounding of what cancels in them, such as those of a bias
 # before a batch norm: the share of the largest gradient below which differences are rounding.
 GRADIENT_NOISE = 1e-4

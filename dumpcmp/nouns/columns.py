@@ -58,6 +58,10 @@ def _other_name(row: Row) -> str | None:
     return None if row.target_key is None or same else str(row.target_key)
 
 
+def _by_rank(row: Row) -> str | None:
+    return " ".join(f"{rank}:{error:.4g}" for rank, error in row.by_rank) or None
+
+
 def _choice(row: Row) -> Choice | None:
     choice = row.replay.choice if row.replay else None
     return choice if choice is not None and choice.decides else None
@@ -153,6 +157,8 @@ COLUMNS: tuple[Column, ...] = (
            "how the two sides found each other: key, prefix, mapping, order, provenance, twin, ...",
            attrgetter("paired_by")),
     _column("layout", "of a partitioned run: how the shards became whole", "layout"),
+    Column("by_rank", "of a partitioned run, where the value differs: rel_l2 of each rank's shard",
+           _by_rank),
     Column("my_op", "the op on my side, where it has another name or call", _other_name),
     _column("source", "line of the program that ran the op", "source"),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from dumpcmp.nouns.background import Background
 from dumpcmp.nouns.columns import frame
 from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.nouns.row import FAILING, Row, Verdict, Why
@@ -199,6 +200,7 @@ class Outcome(Answer):
     roots: Sequence[Row] = ()  # where divergences began, in execution order
     remarks: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()  # what the runs were to record, and did not
+    background: Background = field(default_factory=Background)  # for those who show it
     COLUMNS = ("token", "op", "slot", "verdict", "rel_l2", "reason")
 
     @property

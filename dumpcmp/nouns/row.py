@@ -115,6 +115,9 @@ _ERRORS = tuple(field.name for field in fields(Metrics) if field.default is math
 Own = tuple[tuple[str, float], ...]  # a user's own numbers of a pair, by the names of their columns
 
 
+ByRank = tuple[tuple[int, float], ...]  # where a value differs: each rank's rel_l2 of its shard
+
+
 class ReferenceErrors(NamedTuple):
     """How far both sides lie from a reference of higher precision, as rmse, and its own rms."""
 
@@ -199,6 +202,7 @@ class Row:
     cause: Key | None = None  # of a row that only inherits: the root that it inherits from
     source: str = ""
     layout: str = ""  # of a partitioned run: how the shards became whole
+    by_rank: ByRank = ()
     reference_errors: ReferenceErrors | None = None  # against a run in higher precision
     replay: Replay | None = None  # what running the op again told
     touched: Touched | None = None  # how much of it is another computation, after another choice
@@ -320,6 +324,7 @@ class LaidOut:
     is_solved: bool = False  # nobody stated it
     finding: str = ""  # replicas that differ, whatever the metrics say
     remark: str = ""  # what a difference looks like, rank by rank
+    by_rank: ByRank = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TypedDict, TypeVar
 
 from dumpcmp.nouns.errors import SelectionError
-from dumpcmp.nouns.key import ROOT, Op
+from dumpcmp.nouns.key import ROOT, Key, Op
 
 _SPAN = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 _Words = TypeVar("_Words", bound=StrEnum)
@@ -146,6 +146,13 @@ def _matches(op: str, globs: tuple[str, ...]) -> bool:
     names = (plain, plain.scope)
     matched = any(fnmatch.fnmatchcase(name, glob) for name in names for glob in globs)
     return matched or any(plain.is_inside(Op(path)) for path in globs if path != ROOT)
+
+
+def names_key(key: Key, glob: str) -> bool:
+    """Whether `glob` means this value: its op, ``op#0``, ``op#0 output.0``, or its whole Key."""
+    call = f"{key.op}#{key.call}"
+    names = (key.op, call, f"{call} {key.slot}", f"{call}/{key.slot}", str(key))
+    return any(name == glob or fnmatch.fnmatchcase(name, glob) for name in names)
 
 
 def closest(glob: str, ops: Collection[str]) -> list[str]:

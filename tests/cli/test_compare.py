@@ -12,8 +12,8 @@ import torch
 from click.testing import CliRunner, Result
 
 from dumpcmp.cli import main
-from dumpcmp.cli.compare import free_stem
 from dumpcmp.dumping.capturing import capture
+from dumpcmp.report.formats import free_stem
 
 SAMPLES = Path(__file__).parents[2] / "sample_dumps"
 GOLDEN, TARGET = str(SAMPLES / "golden"), str(SAMPLES / "target")

@@ -18,7 +18,8 @@ from dumpcmp.dumping.capturing import capture
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.rows import Rows
-from dumpcmp.report.csvfile import write_csv, write_json
+from dumpcmp.report.csvfile import write_csv
+from dumpcmp.report.jsonfile import write_json
 from dumpcmp.report.terminal import summary
 from tests.archive.values import put
 

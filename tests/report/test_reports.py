@@ -15,7 +15,8 @@ from dumpcmp.comparing import compare
 from dumpcmp.nouns.columns import COLUMNS, Column, cells
 from dumpcmp.nouns.outcome import Outcome, tally
 from dumpcmp.nouns.row import Metrics, Verdict
-from dumpcmp.report.csvfile import write_csv, write_json
+from dumpcmp.report.csvfile import write_csv
+from dumpcmp.report.jsonfile import write_json
 from dumpcmp.report.terminal import show
 
 ROOT = Path(__file__).parents[2]

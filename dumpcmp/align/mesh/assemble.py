@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from dumpcmp.align.mesh.culprits import about_ranks, about_whole, likeliest
+from dumpcmp.align.mesh.culprits import about_ranks, about_whole, errors_of_ranks, likeliest
 from dumpcmp.align.mesh.declared import Declarations, complete, on_mesh
 from dumpcmp.align.mesh.regions import Shape, Shard
 from dumpcmp.align.mesh.solve import Question, Solved, solve, supposing
@@ -129,6 +129,14 @@ def explain(golden: Assembled, target: Assembled, metrics: Metrics, limit: float
         question = Question(golden.value, target.plan.shards, target.load, limit)
         said += about_ranks(question, target.plan)
     return "; ".join(said)
+
+
+def by_rank(golden: Assembled, target: Assembled, limit: float) -> tuple[tuple[int, float], ...]:
+    """How far each rank's shard is from golden's region for it."""
+    if target.plan is None or target.load is None or len(target.plan.shards) < 2:
+        return ()
+    question = Question(golden.value, target.plan.shards, target.load, limit)
+    return errors_of_ranks(question, target.plan)
 
 
 def _stated(held: Held, golden_shape: Shape | None = None) -> Assembled | None:

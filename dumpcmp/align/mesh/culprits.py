@@ -74,6 +74,11 @@ def about_ranks(question: Question, plan: Plan) -> Iterator[str]:
         yield "the sum over the ranks is golden's value: a reduction is missing"
 
 
+def errors_of_ranks(question: Question, plan: Plan) -> tuple[tuple[int, float], ...]:
+    """The rel_l2 of each rank's shard against golden's region for it; none of partial terms."""
+    return tuple((one.rank, one.rel_l2) for one in _fits(question, plan))
+
+
 def _fits(question: Question, plan: Plan) -> list[Fit]:
     """How each rank's shard compares with golden; nothing for partial terms."""
     found: list[Fit] = []

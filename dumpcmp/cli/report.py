@@ -1,0 +1,26 @@
+"""``dumpcmp report``: one HTML page of a report that was written as JSON."""
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Path(path_type=Path),
+              help="File to write; the default lies beside the JSON.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace a page that is there.")
+@click.option("--open", "shows", is_flag=True, help="Show the page in the browser.")
+def command(out: Path, to: Path | None, overwrite: bool, shows: bool) -> None:
+    """Make one HTML page of the report in OUT: a directory of `compare --format json`, or the file.
+
+    The page has everything in it: it opens from disk, and can be attached to an issue.
+    """
+    from dumpcmp.cli.compare import opened
+    from dumpcmp.report.reading import newest_json, read_json, write_page
+
+    source = newest_json(out)
+    page = write_page(read_json(source), to or source.with_suffix(".html"), overwrite=overwrite)
+    click.echo(f"report: {page}")
+    if shows:
+        opened([page])

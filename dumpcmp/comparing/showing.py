@@ -1,0 +1,157 @@
+"""Gathers what a report shows besides the rows: both runs, the data flow, code, closer looks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.comparing.closeup import close_up
+from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.laying import Job, Task
+from dumpcmp.comparing.measuring import sides_of
+from dumpcmp.nouns.background import Arrow, Background, CloseUp, Excerpt, RunTold
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.options import readable
+from dumpcmp.nouns.row import Pair, Row
+from dumpcmp.nouns.selection import names_key
+
+USUAL_CLOSE_UPS = 24  # rows that a report looks at closely
+MOST_BYTES = 256 << 20  # to read for closer looks
+LARGEST = 32 << 20  # bytes of one value that is looked at
+MOST_ARROWS = 200_000  # of the data flow
+_AROUND = 4  # lines of code before and after the one that is meant
+_MOST_CODE = 1 << 20  # bytes of a source file that is worth reading
+RowRank = tuple[bool, float]  # of a row: roots first, then the farthest
+
+_UNTOLD = frozenset(("seen", "certificate", "remarks"))  # of run.json: counts, and what is a remark
+
+
+def badness(row: Row) -> float:
+    """How far a row is from what is admissible, for an order of rows."""
+    if row.metrics is None or math.isnan(row.metrics.rel_l2):
+        return math.inf if row.verdict.fails else 0.0
+    limit = row.judgement.limit
+    return row.metrics.rel_l2 / limit if limit > 0 else row.metrics.rel_l2
+
+
+@dataclass(slots=True, eq=False)
+class Showing:
+    """Gathers the background of an outcome, span by span; what costs only if it is asked for."""
+
+    closely: int | str  # so many rows are looked at closely, or those of a name
+    arrows: list[Arrow] = field(default_factory=list)
+    close_ups: list[tuple[RowRank, CloseUp]] = field(default_factory=list)
+    excerpts: dict[str, Excerpt] = field(default_factory=dict)
+    nbytes: int = 0  # read for closer looks
+
+    def add(
+        self, rows: Sequence[Row], flow: DataFlow, work: Mapping[Pair, Job], after: int
+    ) -> None:
+        """Take what is to be shown of a span, whose rows come `after` so many others."""
+        if not self.closely:
+            return
+        places = {(row.golden_key, row.target_key): i for i, row in enumerate(rows)}
+        known = ((places.get((pair.golden, pair.target)), pair) for pair in flow.pairs)
+        pairs = {place: pair for place, pair in known if place is not None}
+        room = MOST_ARROWS - len(self.arrows)
+        self.arrows += islice(_arrows(flow, pairs, after), max(0, room))
+        for place in self._chosen(rows):
+            if (pair := pairs.get(place)) and (one := self._look(place + after, pair, work)):
+                self.close_ups.append((_rank(rows[place]), one))
+        for row in rows:
+            if row.root and row.source not in self.excerpts:
+                self.excerpts |= {one.source: one for one in _excerpts(row.source)}
+
+    def _chosen(self, rows: Sequence[Row]) -> list[int]:
+        """The rows to look at, the roots first, then the farthest from what is admissible."""
+        measured = [i for i, row in enumerate(rows) if row.metrics and not row.metrics.equal]
+        if isinstance(self.closely, str):
+            return [i for i in measured if names_key(rows[i].key, self.closely)][:USUAL_CLOSE_UPS]
+        ranked = sorted(measured, key=lambda i: _rank(rows[i]))
+        once = {id(rows[i].metrics): i for i in reversed(ranked)}  # a value that repeats is one
+        return [i for i in ranked if once[id(rows[i].metrics)] == i][: self.closely]
+
+    def _look(self, row: int, pair: Pair, work: Mapping[Pair, Job]) -> CloseUp | None:
+        task = work.get(pair.repeats or pair)
+        if not isinstance(task, Task):
+            return None
+        if task.golden.is_summarised or task.target.is_summarised:
+            return CloseUp(row, problem="only a Summary of it is kept")
+        if task.golden.nbytes > LARGEST or self.nbytes + task.nbytes > MOST_BYTES:
+            return CloseUp(row, problem=f"{readable(task.nbytes)} are more than a report reads")
+        self.nbytes += task.nbytes
+        return _close_up(row, task)
+
+    def background(self, golden: Archive, target: Archive) -> Background:
+        """All that is shown besides the rows."""
+        number = self.closely if isinstance(self.closely, int) else USUAL_CLOSE_UPS
+        best = sorted(self.close_ups, key=lambda one: (one[0], one[1].row))[:number]
+        return Background(
+            told_of(golden),
+            told_of(target),
+            tuple(self.arrows),
+            tuple(one for _, one in best),
+            tuple(self.excerpts.values()),
+        )
+
+
+def _rank(row: Row) -> RowRank:
+    return not row.root, -badness(row)
+
+
+def told_of(archive: Archive) -> RunTold:
+    """The facts of a run, by names such as ``versions.torch``."""
+    facts = next(iter(archive.run.values()), {})
+    stated = facts.get("run", {})
+    told = dict(_flat("", {name: fact for name, fact in stated.items() if name not in _UNTOLD}))
+    told["started"] = str(facts.get("started", ""))
+    told["ranks"] = f"{len(archive.ranks)} of {archive.world_size}"
+    told["complete"] = "yes" if archive.complete else "no"
+    return RunTold(str(archive.path), tuple(told.items()))
+
+
+def _flat(name: str, fact: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(fact, dict):
+        for inner, value in fact.items():
+            yield from _flat(f"{name}.{inner}" if name else str(inner), value)
+    elif isinstance(fact, list):
+        yield name, " ".join(map(str, fact))
+    elif fact is not None:
+        yield name, str(fact)
+
+
+def _arrows(flow: DataFlow, pairs: Mapping[int, Pair], after: int) -> Iterator[Arrow]:
+    """Which row each row is, or was computed from, where that is another call's."""
+    places = {pair: place for place, pair in pairs.items()}
+    for row, pair in pairs.items():
+        ours, theirs = flow.taken_from(pair)
+        for source in dict.fromkeys((*flow.sources[pair], ours, theirs)):
+            if source is None or source not in places or source.key.site == pair.key.site:
+                continue
+            side = "both"
+            if ours is not theirs and source in (ours, theirs) and pair.both:
+                side = "golden" if source is ours else "mine"
+            yield Arrow(row + after, places[source] + after, side)
+
+
+def _close_up(row: int, task: Task) -> CloseUp:
+    try:
+        return close_up(row, *sides_of(task))
+    except DumpcmpError as error:
+        return CloseUp(row, problem=error.message)
+
+
+def _excerpts(source: str) -> Iterator[Excerpt]:
+    """The code around a line, if its file is found."""
+    name, _, line = source.rpartition(":")
+    path = Path(name)
+    if not line.isdecimal() or not path.is_file() or path.stat().st_size > _MOST_CODE:
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    first = max(0, int(line) - 1 - _AROUND)
+    yield Excerpt(source, first + 1, tuple(lines[first : int(line) + _AROUND]))

@@ -1,0 +1,43 @@
+"""What to run next, after a comparison: commands that can be pasted, and why."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from dumpcmp.nouns.outcome import Conclusion, Outcome
+from dumpcmp.nouns.row import Row, Verdict
+
+
+def next_commands(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """Commands, and what each is good for; none where everything is the same."""
+    golden = outcome.background.golden.path or "GOLDEN"
+    mine = outcome.background.target.path or "MINE"
+    first = outcome.first_divergence
+    if first is not None:
+        yield from _about(first, golden, mine)
+    if outcome.conclusion is Conclusion.UNKNOWN:
+        yield _line("dumpcmp", "audit", mine), "whether my dump is whole"
+        yield _line("dumpcmp", "audit", golden), "whether golden's dump is whole"
+    if outcome.tally[Verdict.FUSED]:
+        why = "dump my side again with every op stored, where several share a kernel"
+        yield "dumpcmp dump --mode compiled --realize --path REALIZED SCRIPT", why
+
+
+def _about(first: Row, golden: str, mine: str) -> Iterator[tuple[str, str]]:
+    key = first.key
+    value = f"{key.op}#{key.call} {key.slot}"
+    yield _line("dumpcmp", "explain", mine, golden, value), "all that is known of that value"
+    if first.target_key is not None:
+        op = first.target_key.op
+        yield _line("dumpcmp", "show", mine, op, "--values"), "what my side took and gave there"
+    if first.golden_key is not None:
+        op = first.golden_key.op
+        yield _line("dumpcmp", "show", golden, op, "--values"), "what golden took and gave there"
+    only = ("--layer", f"{key.op.module}*", "--token", str(key.step))
+    command = _line("dumpcmp", "compare", "--my-path", mine, "--golden-path", golden, *only)
+    yield command, "that module and token alone, after a change"
+
+
+def _line(*words: str) -> str:
+    return shlex.join(words)

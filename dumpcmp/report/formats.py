@@ -1,0 +1,53 @@
+"""The forms in which a report is written, by the names that `--format` has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from itertools import chain, count
+from pathlib import Path
+from typing import NamedTuple
+
+from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.outcome import Outcome
+
+
+class ReportForm(NamedTuple):
+    """One form of a report: how its files end, and who writes it (``module.function``)."""
+
+    suffix: str
+    writer: str
+    looks_closely: bool = False  # whether it shows closer looks at rows
+
+    def write(self, outcome: Outcome, path: Path) -> Path:
+        """Write `outcome`; what is needed for it is imported here."""
+        module, _, name = self.writer.rpartition(".")
+        write: Callable[[Outcome, Path], Path] = getattr(
+            import_module(f"dumpcmp.report.{module}"), name
+        )
+        return write(outcome, path)
+
+
+FORMS = {
+    "csv": ReportForm(".csv", "csvfile.write_csv"),
+    "json": ReportForm(".json", "jsonfile.write_json", looks_closely=True),
+    "html": ReportForm(".html", "page.write_html", looks_closely=True),
+}
+
+
+def chosen_forms(text: str) -> tuple[str, ...]:
+    """The names in a list such as ``csv,html``."""
+    names = tuple(word.strip() for word in text.split(","))
+    for name in names:
+        if name not in FORMS:
+            raise SelectionError(
+                f"--format {name!r} is not known", hint=f"valid are: {', '.join(FORMS)}"
+            )
+    return names
+
+
+def free_stem(output: Path) -> str:
+    """A name that no report in `output` has yet: earlier reports are kept."""
+    stems = chain(["compare"], (f"compare-{number}" for number in count(2)))
+    ends = [form.suffix for form in FORMS.values()]
+    return next(s for s in stems if not any((output / f"{s}{end}").exists() for end in ends))

@@ -1,0 +1,53 @@
+// Puts the page together. `page` is what the parts call each other by.
+
+const page = {};
+
+function rowOfAddress(model) {
+  const found = /^#row=(.*)$/.exec(location.hash);
+  if (!found) return null;
+  const key = decodeURIComponent(found[1]);
+  return model.keys.has(key) ? model.keys.get(key) : null;
+}
+
+function listenToTheme(redraw) {
+  const button = byId("theme"), root = document.documentElement;
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const wear = isDark => {
+    root.dataset.theme = isDark ? "dark" : "light";
+    button.setAttribute("aria-pressed", String(isDark));
+    redraw();
+  };
+  dark.addEventListener("change", event => wear(event.matches));
+  button.addEventListener("click", () => wear(root.dataset.theme !== "dark"));
+  wear(dark.matches);
+}
+
+async function begin() {
+  const model = new Model(await unpacked());
+  page.model = model;
+  showAnswer(model);
+  page.curve = new Curve(model);
+  page.table = new Table(model);
+  page.map = new HeatMap(model);
+  page.flow = new Flow(model);
+  showFacts(model);
+  selection.listeners.push((row, from) => {
+    showRow(model, row);
+    if (row !== null) page.flow.show(row);
+    page.table.reveal(row, from);
+    page.curve.draw();
+    page.map.draw();
+    if (row !== null && from !== "address" && from !== "start") history.replaceState(null, "", `#row=${encodeURIComponent(model.keyOf(row))}`);
+    if (from === "map" || from === "link" || from === "flow") byId("row-section").scrollIntoView({block: "nearest"});
+  });
+  const redraw = () => { page.curve.draw(); page.map.draw(); if (selection.row !== null) { showRow(model, selection.row); page.flow.show(selection.row); } };
+  listenToTheme(redraw);
+  window.addEventListener("resize", redraw);
+  window.addEventListener("hashchange", () => { const row = rowOfAddress(model); if (row !== null) selection.select(row, "address"); });
+  const asked = rowOfAddress(model);
+  if (asked !== null) selection.select(asked, "address");
+  else if (model.told.first !== null) selection.select(model.told.first, "start");
+  document.documentElement.dataset.ready = String(Math.round(performance.now()));
+}
+
+begin();

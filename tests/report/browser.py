@@ -1,0 +1,125 @@
+"""A browser for tests: Chromium, spoken to through chromedriver in the words of WebDriver."""
+
+import base64
+import json
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+WHY_NOT = "" if CHROMIUM and DRIVER else "no chromium and chromium-driver here: CONTRIBUTING.md"
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage", "--window-size=1280,900", "--force-device-scale-factor=1",
+)  # fmt: skip
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key of an element, as WebDriver has it
+
+
+@dataclass(frozen=True)
+class Browser:
+    """One window of a browser."""
+
+    address: str
+
+    def ask(self, method: str, path: str, **body: Any) -> Any:
+        """One request to the driver, and the value that it answers."""
+        written = json.dumps(body).encode() if method == "POST" else None
+        request = urllib.request.Request(f"{self.address}{path}", written, method=method)
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)["value"]
+
+    def open(self, page: Path, fragment: str = "") -> None:
+        """Open a file, and wait until its page has put itself together."""
+        self.ask("POST", "/url", url="about:blank")
+        self.logs("browser"), self.logs("performance")  # of pages before
+        self.ask("POST", "/url", url=page.resolve().as_uri() + fragment)
+        ready = "const done = arguments[0]; const look = () => document.documentElement.dataset."
+        ready += "ready ? done(true) : setTimeout(look, 20); look();"
+        assert self.ask("POST", "/execute/async", script=ready, args=[]) is True
+
+    def run(self, script: str, *args: Any) -> Any:
+        """What a script returns."""
+        return self.ask("POST", "/execute/sync", script=script, args=list(args))
+
+    def text(self, selector: str) -> str:
+        """The text of the first element that `selector` finds, as it is seen."""
+        return str(self.run("return document.querySelector(arguments[0]).innerText", selector))
+
+    def click(self, selector: str) -> None:
+        """Click on an element as a reader does, in its middle."""
+        element = self.ask("POST", "/element", using="css selector", value=selector)[_ELEMENT]
+        self.ask("POST", f"/element/{element}/click")
+
+    def type(self, selector: str, text: str) -> None:
+        """Type into an element, which is where the keyboard then is."""
+        element = self.ask("POST", "/element", using="css selector", value=selector)[_ELEMENT]
+        self.ask("POST", f"/element/{element}/value", text=text)
+
+    def media(self, **features: str) -> None:
+        """Let the browser prefer something, such as dark pages."""
+        wanted = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
+        self.ask("POST", "/goog/cdp/execute", cmd="Emulation.setEmulatedMedia",
+                 params={"features": wanted})  # fmt: skip
+
+    def logs(self, kind: str) -> list[dict[str, Any]]:
+        """What was logged since this was last asked for: the console, or requests."""
+        return list(self.ask("POST", "/se/log", type=kind))
+
+    def complaints(self) -> list[str]:
+        """Errors and warnings of the console."""
+        return [one["message"] for one in self.logs("browser")]
+
+    def requests(self) -> list[str]:
+        """What was asked of anybody else than the disk and the page itself."""
+        events = (json.loads(one["message"])["message"] for one in self.logs("performance"))
+        asked = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        urls = [str(one["request"]["url"]) for one in asked]
+        return [url for url in urls if not url.startswith(("file:", "about:", "blob:", "data:"))]
+
+    def picture(self, path: Path) -> Path:
+        """Take a picture of the window."""
+        path.write_bytes(base64.b64decode(self.ask("GET", "/screenshot")))
+        return path
+
+
+@contextmanager
+def browsing(profile: Path) -> Iterator[Browser]:
+    """A browser with a profile of its own, which ends with the block."""
+    assert DRIVER and CHROMIUM, WHY_NOT
+    driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, text=True)
+    try:
+        port = _port(driver)
+        start = Browser(f"http://127.0.0.1:{port}")
+        chrome = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}"]}
+        wanted = {
+            "goog:chromeOptions": chrome,
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+        }
+        found = start.ask("POST", "/session", capabilities={"alwaysMatch": wanted})
+        browser = Browser(f"{start.address}/session/{found['sessionId']}")
+        try:
+            yield browser
+        finally:
+            browser.ask("DELETE", "")
+    finally:
+        driver.terminate()
+        driver.wait(20)
+        if driver.stdout:
+            driver.stdout.close()
+
+
+def _port(driver: "subprocess.Popen[str]") -> int:
+    """The port that a driver says it listens on."""
+    assert driver.stdout is not None
+    for line in driver.stdout:
+        if "started successfully on port" in line:
+            return int(line.rsplit("port", 1)[1].strip(" .\n"))
+    raise RuntimeError("chromedriver ended before it listened")

@@ -1,0 +1,247 @@
+"""The HTML page in a real browser: the answer, the drawings, the table, nothing from outside."""
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dumpcmp.cli import main
+from dumpcmp.comparing import compare
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.report.jsonfile import as_json
+from dumpcmp.report.page import chosen_rows, page_of, payload_of, write_html
+from dumpcmp.report.reading import write_page
+from tests.report.browser import WHY_NOT, Browser, browsing
+
+SAMPLES = Path(__file__).parents[2] / "sample_dumps"
+ROOT_OP = "layers.1.attn.o_proj/linear"
+HOSTILE = "</script><img src=x onerror=document.title='hacked'>"
+
+needs_browser = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    return compare(SAMPLES / "golden", SAMPLES / "target", closely=8)
+
+
+@pytest.fixture(scope="module")
+def told(outcome: Outcome) -> dict[str, Any]:
+    return as_json(outcome)
+
+
+@pytest.fixture(scope="module")
+def page(outcome: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_html(outcome, tmp_path_factory.mktemp("page") / "compare.html")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture
+def opened(browser: Browser, page: Path) -> Iterator[Browser]:
+    browser.open(page)
+    yield browser
+    assert browser.complaints() == []
+    assert browser.requests() == []
+
+
+INK = """
+const canvas = document.querySelector(arguments[0]);
+const copy = document.createElement('canvas');
+[copy.width, copy.height] = [canvas.width, canvas.height];
+const pen = copy.getContext('2d', {willReadFrequently: true});
+pen.drawImage(canvas, 0, 0);
+const pixels = pen.getImageData(0, 0, copy.width, copy.height).data;
+const seen = new Set();
+for (let i = 0; i < pixels.length; i += 4)
+    if (pixels[i + 3]) seen.add(pixels.slice(i, i + 3).join());
+return [...seen];
+"""
+
+
+def many(told: dict[str, Any], number: int) -> dict[str, Any]:
+    """A report of so many rows, with as many digits as real ones have."""
+    draw = random.Random(0).random
+    kinds = told["rows"]
+    rows = []
+    for place in range(number):
+        row = dict(kinds[place % len(kinds)], token=place // len(kinds))
+        rows.append({n: c * draw() if isinstance(c, float) else c for n, c in row.items()})
+    return told | {"rows": rows, "arrows": [], "close_ups": []}
+
+
+@pytest.fixture(scope="module")
+def long_page(told: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("long") / "long.html"
+    return write_page(many(told, 20_000), path)
+
+
+def test_the_page_is_small_and_holds_nothing_from_outside(page: Path, long_page: Path) -> None:
+    text = page.read_text()
+    assert len(text) < 400_000 and long_page.stat().st_size < 10_000_000
+    assert re.findall(r"""(?:src|href)=["']?(?!#)[\w/]""", text) == []
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert "default-src 'none'" in text
+
+
+def test_rows_beyond_the_most_are_summed_up_and_none_is_lost(told: dict[str, Any]) -> None:
+    rows = told["rows"]
+    payload = payload_of(told, rows, most=200)
+    rest = sum(group["number"] for group in payload["rest"])
+    assert len(payload["positions"]) == 200 and rest == len(rows) - 200
+    failing = {place for place, row in enumerate(rows) if row["root"] or row["verdict"] == "FAIL"}
+    assert failing <= set(payload["positions"]) == set(chosen_rows(rows, 200))
+
+
+@needs_browser
+def test_the_answer_comes_first(opened: Browser) -> None:
+    assert opened.text("h1").startswith(f"WRONG at {ROOT_OP}")
+    first = opened.text("#first")
+    for told in (ROOT_OP, "0.164", "return self.o_proj", "float32", "only inherit from it"):
+        assert told in first
+    assert "142 wrong" in opened.text("#coverage")
+
+
+@needs_browser
+def test_curve_and_map_are_drawn(opened: Browser) -> None:
+    for canvas in ("#curve", "#map", "#closeup canvas"):
+        assert len(opened.run(INK, canvas)) > 4, canvas
+    assert "164,14,38" in opened.run(INK, "#curve")  # the diamond of a root
+    assert "743" not in opened.text("#curve-words")  # modules repeat what functions give
+    assert "something fails in" in opened.text("#map-words")
+
+
+@needs_browser
+def test_where_in_the_tensor_and_the_data_flow_are_shown(opened: Browser) -> None:
+    closer = opened.text("#closeup")
+    assert "mine is zero at index 7 of dim 2 only" in closer and "100 % of the diff" in closer
+    assert opened.run("return document.querySelectorAll('#flow svg .box').length") >= 4
+    assert opened.text("#heirs").count("FAIL") > 10
+
+
+@needs_browser
+def test_filters_search_and_sorting_narrow_the_table(opened: Browser) -> None:
+    assert opened.text("#count") == "743 of 743 rows"
+    opened.run("const s = document.querySelector('#filter-verdict'); s.value = 'FAIL';"
+               "s.dispatchEvent(new Event('change'))")  # fmt: skip
+    assert opened.text("#count") == "142 of 743 rows"
+    opened.type("#search", "o_proj/linear")
+    assert opened.text("#count").startswith(("2 of", "4 of"))
+    opened.click("#clear")
+    opened.click("[data-column=rel_l2] button")
+    opened.click("[data-column=rel_l2] button")
+    sizes = opened.run("return page.table.rows.map(row => page.model.number(row, 'rel_l2'))")
+    numbers = [size for size in sizes if size is not None]
+    assert numbers == sorted(numbers, reverse=True)
+
+
+@needs_browser
+def test_a_click_in_the_map_leads_to_rows_and_a_row_to_its_address(opened: Browser) -> None:
+    opened.run("page.map.pick([...page.map.cells.values()].find(c => c.fails))")
+    assert "of 743 rows" in opened.text("#count") and "743 of" not in opened.text("#count")
+    opened.run("document.querySelector('#rows tr[data-row]').click()")
+    address = opened.run("return location.hash")
+    assert address.startswith("#row=TinyDecoder")
+    assert opened.run("return page.model.keyOf(selection.row) ==="
+                      "decodeURIComponent(location.hash.slice(5))")  # fmt: skip
+
+
+@needs_browser
+def test_a_click_on_the_curve_selects_the_row_everywhere(opened: Browser) -> None:
+    opened.run("selection.select(0, 'table')")
+    opened.run("""
+        const point = page.curve.points.find(p => page.model.isRoot(p.row));
+        const at = {offsetX: page.curve.x(point.x), offsetY: page.curve.y(point.error)};
+        page.curve.drag = at.offsetX; page.curve.released(at);
+    """)
+    assert ROOT_OP in opened.text("#row")
+    assert ROOT_OP in opened.text("#rows tr.picked")
+
+
+@needs_browser
+def test_a_deep_link_selects_its_row(browser: Browser, page: Path) -> None:
+    browser.open(page, "#row=TinyDecoder%5B1%5D%20layers.0.mlp%2Fmul%230%20output.0")
+    assert "layers.0.mlp/mul#0 output.0" in browser.text("#row")
+
+
+@needs_browser
+def test_keys_walk_and_zoom(opened: Browser) -> None:
+    before = opened.run("return selection.row")
+    opened.type("#curve", "\ue014\ue014")  # to the right, twice
+    assert opened.run("return selection.row") > before
+    span = "return page.curve.to - page.curve.from"
+    whole = opened.run(span)
+    opened.type("#curve", "+")
+    assert opened.run(span) < whole
+    opened.click("#zoom-all")
+    assert opened.run(span) == whole
+
+
+@needs_browser
+def test_dark_pages_are_dark_and_the_button_changes_them(browser: Browser, page: Path) -> None:
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    browser.media(prefers_color_scheme="dark")
+    browser.open(page)
+    assert browser.run(colour) == "rgb(13, 17, 23)"
+    browser.click("#theme")
+    assert browser.run(colour) == "rgb(255, 255, 255)"
+    browser.media(prefers_color_scheme="light")
+
+
+@needs_browser
+def test_facts_that_differ_are_marked(opened: Browser) -> None:
+    marked = opened.run(
+        "return [...document.querySelectorAll('.differs th')].map(e => e.innerText)"
+    )
+    assert "path" in marked and "versions.torch" not in marked
+    assert "dumpcmp explain" in opened.text("#next")
+
+
+@needs_browser
+def test_names_of_archives_are_text(browser: Browser, told: dict[str, Any], tmp_path: Path) -> None:
+    written = json.dumps(told).replace(ROOT_OP, json.dumps(HOSTILE)[1:-1])
+    hostile = json.loads(written) | {"word": HOSTILE, "remarks": [HOSTILE]}
+    hostile["runs"]["golden"]["facts"]["command"] = HOSTILE
+    browser.open(write_page(hostile, tmp_path / "hostile.html"))
+    assert browser.text("h1") == HOSTILE
+    for place in ("#first", "#remarks", "#row", "#facts"):
+        assert HOSTILE in browser.text(place)
+    assert browser.run("return document.images.length") == 0
+    assert browser.run("return document.title") != "hacked"
+    assert browser.complaints() == [] and browser.requests() == []
+
+
+@needs_browser
+def test_twenty_thousand_rows_are_there_in_seconds(browser: Browser, long_page: Path) -> None:
+    browser.open(long_page)
+    milliseconds = int(browser.run("return document.documentElement.dataset.ready"))
+    assert browser.text("#count") == "20,000 of 20,000 rows"
+    assert browser.run("return document.querySelectorAll('#rows tr').length") < 100
+    assert milliseconds < 12_000  # 1 s on an idle machine
+
+
+def test_report_makes_a_page_and_refuses_to_overwrite(
+    outcome: Outcome, told: dict[str, Any], page: Path, tmp_path: Path
+) -> None:
+    def report(*options: str) -> Any:
+        return CliRunner().invoke(main, ["report", str(tmp_path), *options])
+
+    assert "has no report" in report().output
+    (tmp_path / "compare.json").write_text("{}")
+    assert "version None" in report().output
+    (tmp_path / "compare.json").write_text(json.dumps(told))
+    assert report().exit_code == 0
+    again = report()
+    assert again.exit_code == 2 and "is there already" in again.output
+    assert report("--overwrite").exit_code == 0
+    assert (tmp_path / "compare.html").read_text() == page.read_text()
+    assert page.read_text() == page_of(told, told["rows"])
