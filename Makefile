@@ -34,9 +34,11 @@ tests: $(READY)
 bench: $(READY)  ## print the benchmark tables (TABLE=archive,capture for some of them)
 	$(BIN)/python -m benchmarks $(TABLE)
 
-fuzz: $(READY)  ## broken archives, inputs, signals and faults by the hundred thousand (MUTANTS=...)
-	DUMPCMP_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest tests/test_fuzz_inputs.py tests/archive/test_fuzz.py
-	DUMPCMP_FAULTS=3000 $(BIN)/python -m pytest tests/archive/test_faults_injected.py
+fuzz: $(READY)  ## broken inputs, faults, signals, random programs: at length (MUTANTS=... of each)
+	DUMPCMP_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest -n auto tests/test_fuzz_inputs.py tests/archive/test_fuzz.py tests/partitioning/test_fuzz_graphs.py
+	DUMPCMP_FAULTS=3000 $(BIN)/python -m pytest -n auto tests/archive/test_faults_injected.py tests/compacting/test_faults_injected.py
+	DUMPCMP_PROGRAMS=1000 $(BIN)/python -m pytest -n auto tests/taps/test_random_programs.py
+	DUMPCMP_SECONDS=60 $(BIN)/python -m pytest tests/compacting/test_at_once.py
 	DUMPCMP_KILLS=100 $(BIN)/python -m pytest tests/archive/test_crash.py
 	DUMPCMP_INTERRUPTS=25 $(BIN)/python -m pytest tests/taps/test_signals.py
 

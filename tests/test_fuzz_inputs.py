@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,17 @@ from dumpcmp.nouns.layouts import parse_layout
 from tests.archive.values import key, put
 
 MUTANTS = int(os.environ.get("DUMPCMP_MUTANTS", "150"))
+SEED = int(os.environ.get("DUMPCMP_SEED", "0"))
+DOCS = Path(__file__).parents[1] / "docs"
+TEXTS = (  # lines that users write, from which others are made
+    *(
+        "layers.*.o=b s h[tp:partial]",
+        "golden:layers.*=b s[cp] h[tp]",
+        "h[tp+2]",
+        "b s h[tp:1,3,1]",
+    ),
+    *("layers.*.qkv=b s h[tp:groups 2,1,1]", "s[cp:zigzag] h", "b s h", "target:lm_head=v[tp] h"),
+)
 WORDS = (
     *("layers.*", "=", ":", "b", "s[tp]", "h[cp,tp]", "[", "]", "{", "}", "partial", "golden"),
     *("\n", " ", "- ", "*", "&a", "\x00", "é", "0", "1e999", "-", "target", "|", "'", '"', "\t"),
@@ -70,6 +82,33 @@ def test_texts_of_layouts_and_mappings(tmp_path: Path) -> None:
                 read(place)
 
 
+def corpus() -> list[bytes]:
+    """The layout files and mappings that the docs show, and lines of them."""
+    blocks = [
+        block
+        for page in sorted(DOCS.rglob("*.md"))
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+    assert blocks
+    return [text.encode() for text in (*blocks, *TEXTS)]
+
+
+def test_files_of_layouts_and_mappings_that_were_broken(tmp_path: Path) -> None:
+    draws, place, texts = random.Random(SEED), tmp_path / "names.yaml", corpus()
+    for _ in range(MUTANTS):
+        content = broken(draws.choice(texts), draws)
+        place.write_bytes(content)
+        text = content.decode(errors="replace")
+        with suppress(DumpcmpError):
+            parse_layout(text)
+        with suppress(DumpcmpError):
+            read_stated([text])
+        with suppress(DumpcmpError):
+            read_mapping(place)
+        with suppress(DumpcmpError):
+            read_stated([str(place)])
+
+
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fuzz") / "d"
@@ -80,7 +119,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_facts_of_a_run(archive: Path, tmp_path: Path) -> None:
-    draws, path = random.Random(1), tmp_path / "d"
+    draws, path = random.Random(SEED + 1), tmp_path / "d"
     shutil.copytree(archive, path)
     run = next(path.glob("*/run.json"))
     whole = run.read_bytes()
@@ -98,7 +137,7 @@ def test_rings_of_killed_writers(tmp_path: Path) -> None:
     place = tmp_path / "ring"
     ring = Ring(1 << 20, place)
     whole = place.read_bytes()
-    draws = random.Random(2)
+    draws = random.Random(SEED + 2)
     for _ in range(min(MUTANTS, 2000)):
         head = broken(whole[:256], draws)[:256].ljust(256, b"\0")
         records = b"".join(draws.choice([b"dcR1", b"dcW1", bytes(4)]) + draws.randbytes(60)

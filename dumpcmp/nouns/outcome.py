@@ -223,8 +223,12 @@ class Outcome(Answer):
 
     @property
     def is_different(self) -> bool:
-        """Whether anything fails that could be read."""
-        return len(having(self.rows, Verdict.ERROR)) < len(self.failures)
+        """Whether anything fails that could be read.
+
+        Of a run that is not whole nobody knows what it would have recorded.
+        """
+        excused = (Verdict.ERROR, *([Verdict.UNPAIRED] if self.missing else []))
+        return len(having(self.rows, *excused)) < len(self.failures)
 
     @property
     def is_open(self) -> bool:
@@ -272,7 +276,7 @@ class Outcome(Answer):
     def _missing(self) -> str:
         if not self.compared:
             return "nothing was compared"
-        if self.missing and not self.failures:
+        if self.missing and not having(self.rows, Verdict.ERROR):
             return f"what was compared agrees, but {self.missing[0]}"
         kind = Verdict.ERROR if self.failures else Verdict.INCONCLUSIVE
         rows = having(self.rows, kind)

@@ -33,16 +33,18 @@ class Trait(IntFlag):
     CALL = 32  # it fails for how it was called
 
 
+_OF_WHY = {Why.VOID: int(Trait.VOID), Why.BLIND: int(Trait.BLIND), Why.CALL: int(Trait.CALL)}
+_END, _APART, _TOUCHED = map(int, (Trait.END, Trait.APART, Trait.TOUCHED))
+
+
 def traits_of(row: Row) -> int:
-    """All traits of one row."""
-    why, found = row.judgement.why, 0
+    """All traits of one row. It is asked for every row, and flags add slowly."""
+    found = _OF_WHY.get(row.judgement.why, 0)
     if row.key.op == ROOT and row.key.slot.is_output:
-        found |= Trait.END
-    if row.metrics is not None and row.origin is not Origin.EQUAL:
-        found |= Trait.APART
-    if row.touched is not None:
-        found |= Trait.TOUCHED
-    return found | {Why.VOID: Trait.VOID, Why.BLIND: Trait.BLIND, Why.CALL: Trait.CALL}.get(why, 0)
+        found |= _END
+    if row.metrics is not None and row.judgement.origin is not Origin.EQUAL:
+        found |= _APART
+    return found | _TOUCHED if row.touched is not None else found
 
 
 class Shown(Sequence[Row]):
@@ -131,7 +133,8 @@ class Rows(Sequence[Row]):
 
     def marked(self, trait: Trait) -> Shown:
         """The rows that have any of `trait`."""
-        return self._shown(at for at, traits in enumerate(self._traits) if traits & trait)
+        wanted = int(trait)
+        return self._shown(at for at, traits in enumerate(self._traits) if traits & wanted)
 
     def at(self, places: Iterable[int]) -> Shown:
         """The rows at `places`."""
@@ -156,7 +159,8 @@ def marked(rows: Sequence[Row], trait: Trait) -> Sequence[Row]:
     """Those of `rows` that have any of `trait`."""
     if isinstance(rows, Rows):
         return rows.marked(trait)
-    return [row for row in rows if traits_of(row) & trait]
+    wanted = int(trait)
+    return [row for row in rows if traits_of(row) & wanted]
 
 
 def held_by(rows: Sequence[Row]) -> Counter[str]:

@@ -32,6 +32,7 @@ from dumpcmp.nouns.record import Call, Record, Stored
 from tests.archive.values import SMALL_NUMBERS, Dense, key, loaded, parts, put, record
 
 MUTANTS = int(os.environ.get("DUMPCMP_MUTANTS", "300"))
+SEED = int(os.environ.get("DUMPCMP_SEED", "0"))
 LONGEST = 5.0  # seconds of computing for one mutant
 MEMORY = 1 << 30
 
@@ -106,7 +107,7 @@ def test_a_mutant_opens_or_gives_an_archive_error(
         request.getfixturevalue("loose")
     content = sample(tmp_path / "d", sealed=state != "unsealed")
     (part,) = parts(tmp_path / "d")
-    chance = random.Random(state)
+    chance = random.Random(f"{state} {SEED}")
     outcomes = {"opened": 0, "refused": 0}
     before = peak_nbytes()
     for _ in range(MUTANTS // 3):

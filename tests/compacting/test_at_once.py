@@ -1,7 +1,11 @@
-"""Dump, compact, audit, repair, overwrite and read one path, all at once: nothing is ever wrong."""
+"""Dump, compact, audit, repair, overwrite, compare and read one path at once: nothing is wrong.
+
+``DUMPCMP_SECONDS=60 pytest tests/compacting/test_at_once.py`` is the long version.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,11 +17,14 @@ from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import compact
+from dumpcmp.comparing import compare
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.record import Kept
+from dumpcmp.nouns.row import Verdict
 from tests.archive.values import key, put
 
-SECONDS, PER_STEP, SIZE = 2.0, 6, 3000
+SECONDS = float(os.environ.get("DUMPCMP_SECONDS", "2"))
+PER_STEP, SIZE = 40, 3000  # every other step is of small values, whose parts are laid densely
 
 
 def read(path: Path) -> None:
@@ -29,6 +36,13 @@ def read(path: Path) -> None:
         if record.kept is Kept.FULL:
             value = archive.load(record)
             assert (value.bits == name.step * PER_STEP + int(name.op.removeprefix("op"))).all()
+
+
+def compared(path: Path) -> None:
+    """Whatever of a run can be held against itself is the same, and the run not called whole."""
+    outcome = compare(path, path, replay="off")
+    assert not any(row.verdict is Verdict.FAIL for row in outcome.rows), outcome.first_divergence
+    assert outcome.exit_code != 1
 
 
 def overwrite(path: Path) -> None:
@@ -49,7 +63,7 @@ def repeated(act: Callable[[Path], object], path: Path, end: float, wrong: list[
 
 def test_all_at_once(tmp_path: Path) -> None:
     path, wrong, end = tmp_path / "d", [], time.monotonic() + SECONDS  # type: ignore[var-annotated]
-    acts = (read, compact, audit, lambda path: audit(path, repair=True), overwrite)
+    acts = (read, compact, audit, lambda path: audit(path, repair=True), overwrite, compared)
     with ArchiveWriter(path) as sink:
         threads = [threading.Thread(target=repeated, args=(act, path, end, wrong)) for act in acts]
         for thread in threads:
@@ -57,7 +71,7 @@ def test_all_at_once(tmp_path: Path) -> None:
         step = 0
         while time.monotonic() < end:
             for number in range(PER_STEP):
-                numbers = np.full(SIZE, float(step * PER_STEP + number))
+                numbers = np.full(3 if step % 2 else SIZE, float(step * PER_STEP + number))
                 put(sink, key(f"op{number}", step=step), numbers, number)
             sink.finish_step("Model", step)
             step += 1

@@ -71,3 +71,16 @@ def test_what_is_measured_is_held_against_its_digest(tmp_path: Path) -> None:
     strike(theirs, ROOT)
     with pytest.raises(ArchiveError, match="another digest than was recorded"):
         dumpcmp.compare(ours, theirs)
+
+
+def test_what_a_run_has_not_recorded_yet_is_no_difference(tmp_path: Path) -> None:
+    """A value that one side lacks is one, unless that side is known not to be whole."""
+    ours, theirs = written(tmp_path / "d1"), tmp_path / "d2"
+    with ArchiveWriter(theirs) as sink:
+        for number, op in enumerate(("layers.0", "layers.1")):
+            put(sink, key(op), NUMBERS * (number + 1), number)
+    assert dumpcmp.compare(ours, theirs).exit_code == 1
+    tell(theirs, complete=False, problem="")
+    outcome = dumpcmp.compare(ours, theirs)
+    assert outcome.exit_code == 2 and "was cut short" in outcome.headline
+    assert dumpcmp.compare(ours, theirs, partial=True).exit_code == 1

@@ -62,6 +62,14 @@ class Stated:
         return Stated(self.golden + later.golden, self.target + later.target)
 
 
+def _is_file(option: str) -> bool:
+    """Whether a file has this name; a line that is too long for one is no file."""
+    try:
+        return Path(option).is_file()
+    except OSError:
+        return False
+
+
 def read_stated(options: Iterable[str]) -> Stated:
     """Read ``--layout`` options: each a YAML file, or ``OP=LAYOUT``, ``OP SLOT=LAYOUT``.
 
@@ -69,7 +77,7 @@ def read_stated(options: Iterable[str]) -> Stated:
     """
     stated = Stated()
     for option in options:
-        is_file = option.endswith((".yaml", ".yml")) or Path(option).is_file()
+        is_file = option.endswith((".yaml", ".yml")) or _is_file(option)
         stated += _read_file(Path(option)) if is_file else _read_option(option)
     return stated
 
