@@ -18,7 +18,8 @@ from dumpcmp.cli import main
 from dumpcmp.comparing import compare, spans
 from dumpcmp.nouns import rows
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.report.csvfile import write_csv, write_json
+from dumpcmp.report.csvfile import write_csv
+from dumpcmp.report.jsonfile import write_json
 from tests.archive.values import key, put
 
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EMFILE", "ENOMEM")
