@@ -235,6 +235,63 @@ def test_a_graph_that_nobody_goes_back_through_is_freed() -> None:
     assert held() is None
 
 
+# Kernels
+
+
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+
+
+@torch.library.custom_op("dumpcmp_tests::short_mm", mutates_args=())
+def short_mm(a: Tensor, b: Tensor, step: int) -> Tensor:
+    """A product whose sum is rounded to the dtype of its factors every `step` terms."""
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
+    for start in range(0, a.shape[1], step):
+        part = a[:, start : start + step].float() @ b[start : start + step].float()
+        total = (total.float() + part).to(a.dtype)
+    return total
+
+
+class Product(nn.Module):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        found: Tensor = torch.ops.dumpcmp_tests.short_mm(a, b, self.step)
+        return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("step, is_wrong", [(8, True), (1024, False)])
+def test_a_product_that_is_summed_in_bfloat16_is_found(
+    step: int, is_wrong: bool, device: str
+) -> None:
+    dumpcmp.reference("dumpcmp_tests::short_mm")(lambda a, b, step: a @ b)
+    torch.manual_seed(0)
+    a, b = (torch.randn(*shape).bfloat16().to(device) for shape in ((32, 1024), (1024, 32)))
+    with check() as checkup:
+        Product(step)(a, b)
+    assert bool(checkup.failures) is is_wrong, repr(checkup)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("factor, ops", [(1.01, ["<root>/scaled_add"]), (1.0, [])])
+def test_a_wrong_triton_kernel_is_named(factor: float, ops: list[str]) -> None:
+    from tests.kernels import ScaledAdd
+
+    dumpcmp.reference("dumpcmp_tests::scaled_add")(lambda x, y, factor: x + y)
+    torch.manual_seed(0)
+    x, y = (torch.randn(64, 96, device="cuda") for _ in range(2))
+    with check() as checkup:
+        ScaledAdd(factor)(x, y)
+    assert [str(row.site.op) for row in checkup.failures] == ops, repr(checkup)
+
+
 def test_what_is_selected_is_checked_and_nothing_else() -> None:
     model, inputs = build()
     with check(model, layers="layers.0.*") as some, torch.no_grad():

@@ -54,6 +54,8 @@ _DIRECTORY = click.Path(path_type=Path)
 @click.option("--verify-digests", is_flag=True,
               help="Read and check values, too, that are equal by their digests.")  # fmt: skip
 @click.option("--jobs", default=1, show_default=True, help="Processes that measure.")
+@click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda",
+              help="Where to measure, and to run ops again.")  # fmt: skip
 @click.option("--format", "formats", default="csv", show_default=True, metavar="LIST",
               help=f"Files to write, such as csv,html: {', '.join(FORMS)}.")  # fmt: skip
 @click.option("--open", "shows", is_flag=True, help="Write the HTML page and show it in a browser.")

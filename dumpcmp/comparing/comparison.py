@@ -20,6 +20,7 @@ from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import differ_anywhere
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
 from dumpcmp.comparing.own_metrics import asking, loadable
+from dumpcmp.comparing.placing import device_named, placed, plain_arithmetic, workers_for
 from dumpcmp.comparing.remarks import Noted, caveats, facts_to_know, missing_of, one_sided
 from dumpcmp.comparing.requests import Asking, spared
 from dumpcmp.comparing.reruns import Replaying
@@ -29,7 +30,6 @@ from dumpcmp.comparing.side import OpenRun, archive_at, open_run
 from dumpcmp.comparing.spans import Collected, Span, spans
 from dumpcmp.comparing.staleness import WeightHistory
 from dumpcmp.comparing.ways import Ways
-from dumpcmp.execute import executor_for
 from dumpcmp.judge import (
     Checker,
     Evidence,
@@ -64,6 +64,7 @@ def compare(
     verify_digests: bool = False,
     closely: int | str = 0,
     jobs: int = 1,
+    device: str = "cpu",
     executor: Executor | None = None,
     progress: Tell | None = None,
 ) -> Outcome:
@@ -83,7 +84,7 @@ def compare(
     against its digest; `verify_digests` does so with values, too, that need not be read because
     their digests are the same. `closely` is the number of rows, the roots and the worst ones, that
     the outcome's `background` looks at closely, or a glob over their ops. `executor`, or `jobs`
-    processes, do the measuring; the outcome is the same.
+    processes, do the measuring, or a `device` such as ``"cuda"``; the outcome is the same.
     """
     _forget()
     tap = make_tap(tokens, layers)
@@ -100,8 +101,10 @@ def compare(
         allow=allow,
         verify_digests=verify_digests,
         showing=Showing(closely),
+        device=device_named(device),
     )
-    with nullcontext(executor) if executor is not None else executor_for(jobs) as workers:
+    made = nullcontext(executor) if executor is not None else workers_for(jobs, device)
+    with plain_arithmetic(device), made as workers:
         for span in spans(ours, theirs, finer):
             comparing.compare(span, workers, progress)
     rows, noted = comparing.gathered.rows, comparing.noted
@@ -131,6 +134,7 @@ class _Comparing:
     allow: str | Sequence[str]
     verify_digests: bool
     showing: Showing
+    device: str = "cpu"
     gathered: Collected = field(default_factory=Collected)
     noted: Noted = field(default_factory=Noted)
     latest_root: Row | None = None
@@ -147,7 +151,7 @@ class _Comparing:
         pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.token_offset)
         ways = Ways.of(ours.listing, theirs.listing)
         work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
-        work = asking(work, self.metrics)
+        work = placed(asking(work, self.metrics), self.device)
         measured = measure_all(work, workers, span.telling(progress, self.nbytes))
         flow = DataFlow(pairs, ours.listing, theirs.listing)
         clues = Clues()

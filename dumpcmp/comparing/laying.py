@@ -36,6 +36,7 @@ class Task:
     golden_part: Cut | None = None  # of a value that the other side has in several
     target_part: Cut | None = None
     own: tuple[str, ...] = ()  # metrics that the user asks for besides
+    on: str = "cpu"  # the device to measure on, and to run ops again on
 
     @property
     def nbytes(self) -> int:

@@ -97,10 +97,18 @@ def _part(value: Value, part: Cut | None) -> Value:
 def _measured_pair(task: Task, golden: Value, target: Value) -> Measured:
     if golden.shape != target.shape:
         return _misshapen(golden.shape, target.shape)
-    metrics = measure(golden, target, task.closeness)
+    metrics = _measure(task, golden, target)
     own, problem = measured_by(task.own, golden, target)
     errors = _reference_errors(task, golden, target)
     return Measured(metrics, reference=errors, own=own, own_problem=problem)
+
+
+def _measure(task: Task, golden: Value, target: Value) -> Metrics:
+    if task.on == "cpu":
+        return measure(golden, target, task.closeness)
+    from dumpcmp.measure.on_device import measure_on
+
+    return measure_on(task.on, golden, target, task.closeness)
 
 
 def side_of(task: Task, is_target: bool) -> Value:

@@ -15,6 +15,7 @@ from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.flips import NO_FLIPS, Flips
 from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.measuring import Tell, side_of
+from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning
 from dumpcmp.comparing.slopes import Sloping, plan_slopes, slope_task
 from dumpcmp.execute import run_each
@@ -79,6 +80,19 @@ def _declared(pair: Pair, replay: Replay, flow: DataFlow, allow: frozenset[str])
 
 def rerun_task(plan: Rerunning | Sloping) -> dict[Key, Replay]:
     """Carry out one plan. Whatever is wrong with it is told: the others go on."""
+    if all(reading.task.on == "cpu" for reading in plan.gave.values()):
+        return _rerun(plan)
+    import torch
+
+    try:
+        found = _rerun(plan)
+    except torch.OutOfMemoryError:
+        found = {}
+    is_known = bool(found) and all(replay.is_known for replay in found.values())
+    return found if is_known else _rerun(plan.on_cpu())  # what the device cannot run
+
+
+def _rerun(plan: Rerunning | Sloping) -> dict[Key, Replay]:
     if isinstance(plan, Sloping):
         return slope_task(plan)
     try:
@@ -141,13 +155,12 @@ def _held(again: Rerun, key: Key, reading: Loading, plan: Rerunning) -> Replay:
 
 
 def _tensors(readings: Mapping[str, Loading], is_target: bool) -> dict[str, Tensor]:
-    return {
-        slot: _tensor(replace(reading, is_target=is_target)) for slot, reading in readings.items()
-    }
+    """What one side has, on the CPU: choices are judged there."""
+    return {slot: to_torch(side_of(each.task, is_target)) for slot, each in readings.items()}
 
 
 def _tensor(reading: Loading) -> Tensor:
-    return to_torch(side_of(reading.task, reading.is_target))
+    return loaded(reading, reading.is_target)
 
 
 def _inherited(again: Tensor, reading: Loading) -> float:
@@ -155,6 +168,6 @@ def _inherited(again: Tensor, reading: Loading) -> float:
     golden = _tensor(replace(reading, is_target=False))
     if golden.shape != again.shape or not again.is_floating_point():
         return math.nan
-    golden = golden.to(again.dtype)
+    golden = golden.to(again)
     norm = float(golden.norm())
     return float((again - golden).norm()) / norm if norm else math.nan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from dumpcmp.comparing.dataflow import DataFlow
@@ -39,6 +39,10 @@ class Loading:
         """Bytes to read."""
         return self.task.target.nbytes
 
+    def on_cpu(self) -> Loading:
+        """The same to be read to the CPU."""
+        return replace(self, task=replace(self.task, on="cpu"))
+
 
 @dataclass(frozen=True, slots=True)
 class Rerunning:
@@ -59,6 +63,11 @@ class Rerunning:
     def nbytes(self) -> int:
         """Bytes to read."""
         return sum(one.nbytes for one in (*self.given.values(), *self.gave.values()))
+
+    def on_cpu(self) -> Rerunning:
+        """The same to be run on the CPU."""
+        given = {place: each.on_cpu() for place, each in self.given.items()}
+        return replace(self, given=given, gave={key: e.on_cpu() for key, e in self.gave.items()})
 
 
 class UnknownError(Exception):

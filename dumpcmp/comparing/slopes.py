@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.dataflow import DataFlow
-from dumpcmp.comparing.measuring import side_of
+from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning, UnknownError
 from dumpcmp.comparing.taping import GradientPlan, Place, plan_gradient
 from dumpcmp.judge.replaying import wrong
@@ -17,7 +17,6 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Pair
-from dumpcmp.nouns.value import to_torch
 
 if TYPE_CHECKING:  # torch is imported where there is something to run
     from torch import Tensor
@@ -38,6 +37,10 @@ class Computing:
         """Bytes to read."""
         return self.plan.nbytes
 
+    def on_cpu(self) -> Computing:
+        """The same to be run on the CPU."""
+        return replace(self, plan=self.plan.on_cpu())
+
 
 @dataclass(frozen=True, slots=True)
 class Sloping:
@@ -56,6 +59,13 @@ class Sloping:
         """Bytes to read."""
         readings = (*self.given.values(), *self.grads.values(), *self.gave.values())
         return sum(reading.nbytes for reading in readings)
+
+    def on_cpu(self) -> Sloping:
+        """The same to be run on the CPU."""
+        given = {place: each.on_cpu() for place, each in self.given.items()}
+        grads = {place: each.on_cpu() for place, each in self.grads.items()}
+        gave = {key: each.on_cpu() for key, each in self.gave.items()}
+        return replace(self, given=given, grads=grads, gave=gave)
 
 
 def plan_slopes(planner: Planner) -> tuple[list[Sloping], dict[Pair, Replay]]:
@@ -157,7 +167,7 @@ def _culprits(task: Sloping, mine: BackwardRerun, got: Tensor) -> tuple[str, ...
     """
     import torch
 
-    error = got.to(mine.gradient.dtype) - mine.gradient
+    error = got.to(mine.gradient) - mine.gradient
     error = torch.where(torch.isfinite(error), error, 0.0)
     whole = float(error.norm())
     likeness: dict[str, float] = {}
@@ -207,12 +217,12 @@ def _computed(value: Computing, is_target: bool) -> Tensor:
 def _tensor(reading: Loading | Computing, is_target: bool) -> Tensor:
     if isinstance(reading, Computing):
         return _computed(reading, is_target)
-    return to_torch(side_of(reading.task, is_target))
+    return loaded(reading, is_target)
 
 
 def _distance(again: Tensor, golden: Tensor) -> float:
     if golden.shape != again.shape:
         return math.nan
-    golden = golden.to(again.dtype)
+    golden = golden.to(again)
     norm = float(golden.norm())
     return float((again - golden).norm()) / norm if norm else math.nan

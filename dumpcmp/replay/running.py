@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,15 +75,17 @@ def _run_moved(function: ReplayFunction, arguments: CallArguments) -> Rerun:
     """A move; where it is given memory that nobody has written to, what comes of it is left out."""
     if not any(tensor.is_meta for tensor in arguments.tensors()):
         return Rerun(run_exactly(function, arguments), is_exact=True)
-    one, other = (run_exactly(function, arguments.mapped(_filled(word))) for word in (0, 1))
+    places = (tensor.device for tensor in arguments.tensors() if not tensor.is_meta)
+    fill = partial(_filled, next(places, torch.device("cpu")))
+    one, other = (run_exactly(function, arguments.mapped(fill(word))) for word in (0, 1))
     unwritten = {slot: one[slot] != other[slot] for slot in one}
     return Rerun(one, is_exact=True, unwritten=unwritten)
 
 
-def _filled(word: int) -> Callable[[Any], Any]:
+def _filled(where: torch.device, word: int) -> Callable[[Any], Any]:
     def change(leaf: Any) -> Any:
         is_unknown = isinstance(leaf, Tensor) and leaf.is_meta
-        return torch.full_like(leaf, word, device="cpu") if is_unknown else leaf
+        return torch.full_like(leaf, word, device=where) if is_unknown else leaf
 
     return change
 

@@ -1,0 +1,79 @@
+"""Where a comparison computes: on the CPU, or on a GPU that measures and runs ops again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dumpcmp.comparing.laying import Job, Task
+from dumpcmp.comparing.measuring import side_of
+from dumpcmp.execute import executor_for
+from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.row import Pair
+from dumpcmp.nouns.value import to_torch
+
+if TYPE_CHECKING:  # torch is imported where there is something to run
+    from torch import Tensor
+
+    from dumpcmp.comparing.reruns import Loading
+
+
+def device_named(name: str) -> str:
+    """The device that a user calls `name`: cpu, cuda or cuda:1, if this machine has it.
+
+    The plain CPU is numpy's; ``cpu:0`` is torch's, which does all that a GPU would.
+    """
+    kind, _, number = name.partition(":")
+    if name in ("cpu", "cpu:0"):
+        return name
+    if kind != "cuda" or (number and not number.isdecimal()):
+        raise SelectionError(f"device {name!r} is not known", hint="valid are: cpu, cuda, cuda:1")
+    import torch
+
+    if int(number or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise SelectionError(
+            f"device {name!r} is not there: this machine shows torch {found} CUDA devices",
+            hint="leave it out: a CPU gives the same verdicts, only later",
+        )
+    return name
+
+
+def placed(work: Mapping[Pair, Job], device: str) -> dict[Pair, Job]:
+    """`work`, to be done on `device`."""
+    if device == "cpu":
+        return dict(work)
+    return {
+        pair: replace(job, on=device) if isinstance(job, Task) else job
+        for pair, job in work.items()
+    }
+
+
+def workers_for(jobs: int, device: str) -> AbstractContextManager[Executor]:
+    """Who does the work: processes, or threads that share a device; one reads, another computes."""
+    return executor_for(jobs) if device == "cpu" else ThreadPoolExecutor(max(2, jobs))
+
+
+def loaded(reading: Loading, is_target: bool) -> Tensor:
+    """One side of a pair as a tensor, where its task is done."""
+    return to_torch(side_of(reading.task, is_target)).to(reading.task.on)
+
+
+@contextmanager
+def plain_arithmetic(device: str) -> Iterator[None]:
+    """Have a GPU compute in the dtypes that it is told, which it does not by default."""
+    if device == "cpu":
+        yield
+        return
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32, cudnn.allow_tf32 = False, False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
