@@ -50,6 +50,7 @@ CASES = [
     ("a step inside", Pair(None, OUTPUT, inside="k3"), UNMEASURED, "INCONCLUSIVE", "inside the op"),
     ("another generator", GENERATOR, FAR, "INCONCLUSIVE", "different states"),
     ("the same generator", GENERATOR, SAME, "PASS", ""),
+    ("a generator in golden alone", Pair(STATE, None), UNMEASURED, "SKIPPED", "only golden tells"),
     ("a replica that differs", BOTH, near(finding="rank 1 differs"), "FAIL", "rank 1 differs"),
     ("a remark on what passes", BOTH, near(remark="mostly in row 3"), "PASS", ""),
     ("delivered", Pair(None, OUTPUT, PairedBy.COLLECTIVE), LATE, "FAIL", "rank 3 did not get"),
