@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import dumpcmp
 from dumpcmp.dumping.programs import dump
 from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Verdict
 
 
 class Square(nn.Module):
@@ -69,11 +71,30 @@ def run(model: nn.Module, where: Path, mode: str) -> None:
         raise dumped.error
 
 
-def compared(build: type[nn.Module], mode: str, tmp_path: Path) -> Outcome:
+class Scaled(torch.autograd.Function):
+    """Gives a gradient that is a hundredth too large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * 1.01
+
+
+def _scaled(_: nn.Module, __: object, out: Tensor) -> Any:
+    return Scaled.apply(out)  # type: ignore[no-untyped-call]
+
+
+def compared(build: type[nn.Module], mode: str, tmp_path: Path, wrong: bool = False) -> Outcome:
     torch.manual_seed(0)
     model = build()
     for name in ("eager", mode):
         model.zero_grad()
+        if wrong and name == mode:
+            first = next(iter(model.children()))
+            first.register_forward_hook(_scaled)
         run(model, tmp_path / name, name)
     return dumpcmp.compare(tmp_path / "eager", tmp_path / mode)
 
@@ -87,3 +108,13 @@ def test_a_program_is_trained_alike_in_every_mode(
     assert not [(str(row.key), row.reason) for row in outcome.rows if row.verdict.fails]
     assert outcome.exit_code == 0
     assert any(row.key.slot.is_gradient and row.verdict == "PASS" for row in outcome.rows)
+
+
+@pytest.mark.parametrize("build", [Square, Branches, Overwritten])
+def test_a_gradient_that_is_wrong_in_another_mode_is_found(
+    build: type[nn.Module], tmp_path: Path
+) -> None:
+    outcome = compared(build, "aten", tmp_path, wrong=True)
+    assert outcome.exit_code == 1
+    failing = [row for row in outcome.rows if row.verdict is Verdict.FAIL]
+    assert failing and all(row.key.slot.is_gradient for row in failing)
