@@ -58,6 +58,10 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
               help="Memory that may hold what the disk has not taken yet: 16G.  [default: 256M; "
               "for a GPU a quarter of what is free]")  # fmt: skip
+@click.option("--graph-budget", metavar="SIZE",
+              callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
+              help="GPU memory for values inside of CUDA graphs: 4G.  [default: an eighth of what "
+              "is free]")  # fmt: skip
 @click.option("--keep-full", metavar="GLOB", multiple=True, help="Ops whose tensors stay whole.")
 @click.option("--sketch", type=int, default=512, show_default=True,
               help="Size of a Summary's sketch; 0 for none.")  # fmt: skip
@@ -78,7 +82,7 @@ def command(
     realize: bool, twin: bool,
     backend: str | None, keep: str, compact: bool, keep_full: tuple[str, ...], sketch: int,
     reduce: str | None, disk_budget: int | None, hashes: int, segments: int, buffer: int | None,
-    factory: str | None,
+    graph_budget: int | None, factory: str | None,
     module: str | None, program: tuple[str, ...], **options: Any,
 ) -> int:  # fmt: skip
     """Run PROGRAM, a script with its arguments, and record what every op takes in and gives out.
@@ -92,7 +96,7 @@ def command(
     run = chosen_program(factory, module, program, options["backward"])
     how = mode_with(mode, fusion, realize, twin, backend, fusion_switch)
     kept = Retention(keep, compact, keep_full, sketch, reduce, disk_budget, hashes, segments,
-                     buffer)  # fmt: skip
+                     buffer, graph_budget)  # fmt: skip
     with live_line() as watch:
         dumped = dump(run, path, mode=how, keep=kept, watch=watch, tokens=token, **options)
     return report(dumped, str(path))

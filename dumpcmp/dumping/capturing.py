@@ -147,6 +147,7 @@ def capturing(
         beside = after.enter_context(compactor_beside(out.path.parent, retention, here.rank))
         recorder = Recorder(within_budget(out, retention, beside), tap, here.rank)
         out.lend_to(recorder.stagings.pages)
+        recorder.graph_budget = retention.graph_budget
         recorder.condense, recorder.lacking = retention.condenser(beside), lacking
         recorder.weights, recorder.weigh = weights_kept(tap, mode, retention), retention.weigher()
         taken = watching(mode, recorder, roots)

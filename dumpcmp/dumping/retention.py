@@ -47,6 +47,7 @@ class Retention:
     hashes: int = 1  # sketches a tensor
     segments: int = 0  # ranges of tokens with sketches of their own
     buffer: int | None = None  # bytes of memory that may hold what the disk has not taken yet
+    graph_budget: int | None = None  # bytes of a device for what CUDA graphs compute
 
     def __post_init__(self) -> None:
         if self.keep not in ("full", "summary"):
@@ -198,6 +199,7 @@ class Budgeted:
 
     def __init__(self, sink: ArchiveWriter, budget: int, compactor: Compactor) -> None:
         self.call, self.text, self.finish_step = sink.call, sink.text, sink.finish_step
+        self.settle = sink.settle
         self.sink, self.budget, self.compactor = sink, budget, compactor
         self._since = 0  # bytes that were written since it looked
 

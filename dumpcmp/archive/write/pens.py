@@ -47,7 +47,7 @@ class Pens:
 
     def begin(self, flight: Flight, *errands: Errand) -> None:
         """Start the errands of `flight`."""
-        while len(self._threads) < min(self._most, len(self._threads) + len(errands)):
+        while errands and len(self._threads) < self._most:
             name = f"dumpcmp pen {len(self._threads)}"
             self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
             self._threads[-1].start()

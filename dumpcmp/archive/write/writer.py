@@ -154,6 +154,11 @@ class ArchiveWriter:
         """Receive a readable companion of the run, such as a graph as code."""
         self._receive(self._directory.write_text, model, name, text)
 
+    def settle(self) -> None:
+        """Wait until all that was received is in the parts, and no device is waited for."""
+        with self._holding():
+            self._drain.wait_until(lambda: self._ring.used == 0)
+
     def finish_step(self, model: str, step: int) -> None:
         """Say that nothing more of this step will come, so that its part can be sealed now."""
         self._receive(self._staging.end_step, model, step)

@@ -118,10 +118,10 @@ class CompiledCapture(ModuleCapture):
         return any(is_compile_wrapper(m) or m.__dict__.get("_compiled_call_impl") for m in inner)
 
     def facts(self) -> dict[str, Any]:
-        return self.tapping.facts()
+        return {**super().facts(), **self.tapping.facts()}
 
     def remarks(self) -> list[str]:
-        return self.tapping.twins.remarks()
+        return [*super().remarks(), *self.tapping.twins.remarks()]
 
 
 class CompiledBackend(GraphBackend):

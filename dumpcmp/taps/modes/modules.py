@@ -23,6 +23,7 @@ from dumpcmp.taps.recording.functions import Function, function_of
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.replays import Replays
 from dumpcmp.taps.recording.step import Step
 
 _ATTRIBUTE = "_compiled_call_impl"  # nn.Module.__call__ runs it in place of _call_impl if it is set
@@ -163,6 +164,8 @@ class ModuleCapture:
         self.mode = mode if recorder.tap.level is Level.FUNCTIONS else None
         self.precision: Precision | None = None
         self._here = _Doing()
+        recorder.active = lambda: self._here.step
+        self.replays = Replays(recorder, recorder.graph_budget, lambda: self.compiles)
         self.compiles = False  # whether what the program compiles stays compiled
         self.enter = enter_module
         self.exit = exit_module
@@ -180,11 +183,11 @@ class ModuleCapture:
 
     def facts(self) -> dict[str, Any]:
         """What run.json says of the run once it has ended, besides what all runs say."""
-        return {}
+        return self.replays.facts()
 
     def remarks(self) -> list[str]:
         """What the user must hear at the end."""
-        return []
+        return self.replays.remarks()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -193,6 +196,7 @@ class ModuleCapture:
             self._ends.callback(self.watches.remove)
             self._ends.enter_context(self._compiling())
             self._ends.enter_context(self._partitioned())
+            self._ends.enter_context(self.replays.watched())
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
             yield
@@ -288,7 +292,7 @@ class ModuleCapture:
         if self._roots and id(module) not in self._roots:
             return None
         step = self.recorder.begin(module)
-        if step is not None:
+        if step is not None and not self.recorder.is_taped:
             self.watches.begin(step, module)
         return step
 

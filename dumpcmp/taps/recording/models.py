@@ -35,6 +35,11 @@ class Model:
         self.num_steps += 1
         return self.num_steps - 1
 
+    @property
+    def root(self) -> nn.Module | None:
+        """The module itself, while it lives."""
+        return self._root()
+
     def learn(self, root: nn.Module) -> None:
         """Learn the paths of the modules of `root`; the wrappers of torch.compile have none."""
         self._root = weakref.ref(root)

@@ -10,6 +10,7 @@ from torch import fx, nn
 from dumpcmp.nouns.record import Sink
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.taps.recording.models import FunctionModel, Model, has_state
+from dumpcmp.taps.recording.replays import Tape
 from dumpcmp.taps.recording.step import FunctionStep, Step, weights_of
 from dumpcmp.taps.recording.values import Outlet, Weights
 
@@ -25,6 +26,12 @@ class Recorder(Outlet):
         self._stateless: dict[type | str, Model] = {}
         self._taken: dict[str, int] = {}
         self._outside: Step | None = None
+        self.tape: Tape | None = None  # while a CUDA graph is captured
+        self.active: Callable[[], Step | None] = lambda: None  # on the thread that asks
+
+    @property
+    def is_taped(self) -> bool:
+        return self.tape is not None
 
     def begin(self, root: nn.Module) -> Step | None:
         """A new step of `root`; None where it is not selected."""
@@ -32,15 +39,30 @@ class Recorder(Outlet):
             model = self.model_of(root)
             number = model.next_step()
             self.num_steps = max(self.num_steps, model.num_steps)
-            if not self.tap.selects_step(number):
+            if self.tape is None and not self.tap.selects_step(number):
                 return None
             self.counts.steps += 1
             self._latest.pop(root, None)  # the latest stands last
             step = self._latest[root] = Step(self, model, number)
-            if self.weights is not Weights.NOTHING:
-                is_again = model.is_weighed
-                step.hold_weights(model.changed(weights_of(root, model)), is_again)
+            if self.tape is not None:
+                self.tape.steps[model.name, number] = model
+            else:
+                self._weigh(model, root, step)
             return step
+
+    def _weigh(self, model: Model, root: nn.Module, step: Step) -> None:
+        """Have `step` record the parameters and buffers of `root` that it has not recorded yet."""
+        if self.weights is not Weights.NOTHING:
+            is_again = model.is_weighed
+            step.hold_weights(model.changed(weights_of(root, model)), is_again)
+
+    def end_replay(self, model: Model, number: int) -> None:
+        """A replayed graph has given all of this step but parameters and buffers."""
+        step = Step(self, model, number)
+        if (root := model.root) is not None:
+            self._weigh(model, root, step)
+            step.put_rest()
+        self.finish(step)
 
     def begin_function(
         self, name: str, wanted: bool, begin: Callable[[nn.Module], Step | None]

@@ -148,7 +148,7 @@ class Step:
         found, arguments = function_arguments(args, kwargs, function.positions)
         line = current_line() if self._line is None else self._line
         call = self.call(op, number, function.target, arguments, line)
-        if self.tap.inputs and function.draws(args, kwargs):
+        if self.tap.inputs and not self.outlet.is_taped and function.draws(args, kwargs):
             self._store(call, _generator_for(found))
         self.inputs(call, found)
         return call
@@ -174,7 +174,7 @@ class Step:
         kernel: str = "",
     ) -> Call:
         """Number a call and tell the Sink of it."""
-        order, phase = next(self._orders), self._phase
+        order, phase = self.next_order(), self._phase
         call = Call(
             self.model.name, self.number, Op(op), number, order, target, source, phase, arguments,
             origins, kernel, _thread(),
@@ -183,6 +183,10 @@ class Step:
             self._calls[op, number] = call
         self.outlet.call(call)
         return call
+
+    def next_order(self) -> int:
+        """The position in the execution of what comes next."""
+        return next(self._orders)
 
     def module_call(self, op: str) -> Call:
         """The first call of the module `op` in this step, which weights and gradients belong to."""

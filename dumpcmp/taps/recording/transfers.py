@@ -95,12 +95,12 @@ class DeviceSource:
     that the program's own kernels go on. Where there is no room for clones, they do wait.
     """
 
-    __slots__ = ("_own", "_stagings", "_tensor", "digest", "nbytes")
+    __slots__ = ("_own", "_stagings", "digest", "nbytes", "tensor")
 
     def __init__(self, tensor: Tensor, stagings: Stagings, own: bool = False) -> None:
         self.nbytes = tensor.nbytes
         self.digest = ""
-        self._tensor, self._stagings = tensor.detach(), stagings
+        self.tensor, self._stagings = tensor.detach(), stagings
         self._own = own  # a tensor of our own is written by nobody else, and needs no clone
         stagings.pages.expect(tensor.device)
 
@@ -127,7 +127,7 @@ class DeviceSource:
         return self._send(Landing(buffer, [nbytes]), settle)
 
     def _send(self, landing: Landing, after: Callable[[], None]) -> Transfer:
-        tensor, stagings, device = self._tensor, self._stagings, self._tensor.device
+        tensor, stagings, device = self.tensor, self._stagings, self.tensor.device
         here = torch.cuda.current_stream(device)
         if not self._own:
             clone = stagings.clone(tensor) if self.nbytes > AT_ONCE_NBYTES else None
@@ -152,10 +152,10 @@ class DeviceSource:
 
     def _bring(self, room: memoryview) -> None:
         """Bring a tensor that has no place in the ring, slab by slab, and wait for it."""
-        stagings, here = self._stagings, torch.cuda.current_stream(self._tensor.device)
+        stagings, here = self._stagings, torch.cuda.current_stream(self.tensor.device)
         coming: deque[tuple[torch.cuda.Event, Tensor, int, int]] = deque()
         at = 0
-        for piece in pieces(self._tensor, SLAB_NBYTES):
+        for piece in pieces(self.tensor, SLAB_NBYTES):
             if len(coming) > 1:
                 _settle(room, stagings, *coming.popleft())
             slab = stagings.take(SLAB_NBYTES)

@@ -82,12 +82,18 @@ class Outlet:
         self.lock = threading.RLock()
         self.stagings = Stagings()
         self.condense: Condense | None = None  # takes Summaries, where they are all that is kept
+        self.graph_budget: int | None = None  # bytes of a device that CUDA graphs may fill for us
         self.weights = Weights.WHOLE if tap.weights else Weights.NOTHING
         self.weigh: Condense | None = None  # takes Summaries of parameters and buffers
         self.is_inert = (
             False  # in a forked child: the archive belongs to the process that opened it
         )
         _OUTLETS.add(self)
+
+    @property
+    def is_taped(self) -> bool:
+        """Whether a CUDA graph is being captured, so that there are no values yet."""
+        return False
 
     def forget(self) -> None:
         """Record nothing more: this is a forked child, which lacks the threads that hold locks."""

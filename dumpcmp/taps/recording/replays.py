@@ -1,0 +1,287 @@
+"""CUDA graphs: what a model computes while one is captured is recorded at each of its replays."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dumpcmp.handlers import HOLD
+from dumpcmp.nouns.key import ROOT, Key, Op
+from dumpcmp.nouns.record import Call, Kept, Record, Source
+from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, patched
+from dumpcmp.taps.recording.transfers import DeviceSource
+
+if TYPE_CHECKING:
+    from dumpcmp.taps.recording.models import Model
+    from dumpcmp.taps.recording.recorder import Recorder
+    from dumpcmp.taps.recording.step import Step
+
+BUDGET_SHARE = 8  # of the device's free memory, one part in so many may hold what replays fill
+MIDDLE = "a CUDA graph was captured in the middle of this step, so nobody sees what it computes"
+ON_HOST = "a CUDA graph does not compute again what lies on the host"
+BEYOND = "--graph-budget has no room for it in the CUDA graph"
+
+
+class Tape:
+    """What ran while a graph was captured: calls, and tensors which each replay fills anew.
+
+    It stands in for the Sink meanwhile. A step that began before the graph is none of its own.
+    """
+
+    def __init__(self, recorder: Recorder, budget: int) -> None:
+        self.steps: dict[tuple[str, int], Model] = {}  # that began while it ran
+        self.num_beyond = 0  # values for which the budget has no room
+        self.left = budget
+        self._recorder = recorder
+        self._events: list[Call | tuple[Record, Tensor | None]] = []
+        self._thread = threading.get_ident()
+        self._before = recorder.sink, recorder.condense, replace(recorder.counts)
+
+    def begin(self) -> None:
+        """Take what comes, in place of the Sink, and whole: no kernel is to be in the graph."""
+        self._recorder.sink, self._recorder.condense = self, None
+
+    def end(self) -> None:
+        """Give the Sink its place back; what was captured has not run, and is no step."""
+        recorder = self._recorder
+        recorder.sink, recorder.condense, recorder.counts = self._before
+        for (_, number), model in reversed(self.steps.items()):
+            model.num_steps = min(model.num_steps, number)
+
+    def call(self, call: Call) -> None:
+        if self._is_own(call.model, call.step):
+            self._events.append(call)
+        else:
+            self._before[0].call(call)
+
+    def put(self, record: Record, source: Source | None) -> None:
+        key = record.key
+        if not self._is_own(key.model, key.step):
+            if threading.get_ident() == self._thread and source is not None:
+                record, source = _without(record, MIDDLE), None
+            self._before[0].put(record, source)
+        elif source is None:
+            self._events.append((record, None))
+        elif not isinstance(source, DeviceSource):
+            self._events.append((_without(record, ON_HOST), None))
+        elif source.nbytes > self.left:
+            self.num_beyond += 1
+            self._events.append((_without(record, BEYOND), None))
+        else:
+            self.left -= source.nbytes
+            self._events.append((record, source.tensor.clone()))
+
+    def text(self, model: str, name: str, text: str) -> None:
+        self._before[0].text(model, name, text)
+
+    def _is_own(self, model: str, step: int) -> bool:
+        return (model, step) in self.steps and threading.get_ident() == self._thread
+
+    def play(self, active: Step | None) -> None:
+        """Record what the current stream has begun to replay: as steps of their own.
+
+        If a step is `active` that calls the very module which the graph was captured from, it is
+        a part of that step.
+        """
+        places = {own: self._place(*own, active) for own in self.steps}
+        for event in self._events:
+            if isinstance(event, Call):
+                if (place := places[event.model, event.step]) is not None:
+                    self._call(event, place)
+            elif (place := places[event[0].key.model, event[0].key.step]) is not None:
+                self._put(*event, place)
+        for own, place in places.items():
+            if place is not None and place.is_new:
+                self._recorder.end_replay(self.steps[own], place.step)
+
+    def _place(self, name: str, step: int, active: Step | None) -> Place | None:
+        """Where a replay's step belongs; None where it is not selected."""
+        recorder, model = self._recorder, self.steps[name, step]
+        path = active.model.paths.get(id(model.root)) if active else None
+        if active is not None and path is not None:
+            return Place(active.model.name, active.number, path, active.next_order)
+        number = model.next_step()
+        recorder.num_steps = max(recorder.num_steps, model.num_steps)
+        if not recorder.tap.selects_step(number):
+            return None
+        recorder.counts.steps += 1
+        return Place(name, number, None, itertools.count().__next__)
+
+    def _call(self, call: Call, place: Place) -> None:
+        op = place.op(call.op)
+        if place.knows(call.op):
+            return
+        order = place.orders[call.order] = place.next_order()
+        self._recorder.ops.add(op)
+        self._recorder.call(
+            replace(call, model=place.model, step=place.step, op=Op(op), order=order)
+        )
+
+    def _put(self, record: Record, tensor: Tensor | None, place: Place) -> None:
+        recorder = self._recorder
+        if place.knows(record.key.op):
+            return
+        key, same_as = place.key(record.key), record.same_as
+        same_as = None if same_as is None else place.key(same_as)
+        record = replace(record, key=key, same_as=same_as, order=place.orders[record.order])
+        recorder.counts.values += 1
+        recorder.counts.links += same_as is not None
+        if tensor is None:
+            recorder.sink.put(record, None)
+            return
+        condensed = recorder.condense and recorder.condense(key, tensor, record.layout)
+        source: Source = DeviceSource(tensor, recorder.stagings)
+        if condensed is not None:
+            record = replace(record, kept=Kept.SUMMARY, stored=condensed.stored)
+            source = condensed.source or DeviceSource(condensed.numbers, recorder.stagings, True)
+        recorder.counts.nbytes += source.nbytes
+        recorder.sink.put(record, source)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the archive a replayed step goes: into a step at `path` of another, or a new one."""
+
+    model: str
+    step: int
+    path: str | None  # of the module in a step that is active; None: a step of its own
+    next_order: Callable[[], int]
+    orders: dict[int, int] = field(default_factory=dict)  # that calls have, by those they had
+
+    @property
+    def is_new(self) -> bool:
+        return self.path is None
+
+    def knows(self, op: str) -> bool:
+        """Whether the active step itself records `op`: the call of the module."""
+        return self.path is not None and op == ROOT
+
+    def op(self, op: str) -> str:
+        """The op of the graph as the model names it."""
+        module, slash, function = op.partition("/")
+        inner = "" if module == ROOT else module
+        return (".".join(filter(None, (self.path, inner))) or ROOT) + slash + function
+
+    def key(self, key: Key) -> Key:
+        return replace(key, model=self.model, step=self.step, op=Op(self.op(key.op)))
+
+
+def _without(record: Record, problem: str) -> Record:
+    """`record` of a value of which nothing is kept."""
+    return replace(record, kept=Kept.NOTHING, problem=problem, same_as=None, stored=None)
+
+
+class Replays:
+    """Hears of every CUDA graph that is captured and replayed, and counts those nobody sees."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        budget: int | None = None,
+        compiles: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._compiles = compiles  # whether graphs that call no module may be the compiler's own
+        self.num_replays = self.num_unseen = self.num_empty = 0
+        self._recorder = recorder
+        self._budget = budget
+        self._tapes = weakref.WeakKeyDictionary[Any, Tape]()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Hear of what all graphs do while the block runs."""
+        kind = torch.cuda.CUDAGraph
+        names = {
+            "capture_begin": self._begin,
+            "capture_end": self._end,
+            "replay": self._replay,
+        }
+        with patched(*((kind, name, _before(ours)) for name, ours in names.items())):
+            yield
+
+    def remarks(self) -> list[str]:
+        """What the user must hear at the end: what was replayed and not seen."""
+        remarks = []
+        if self.num_unseen:
+            remarks.append(
+                f"{self.num_unseen} replays of CUDA graphs are not recorded: the graphs were "
+                "captured before this capture began"
+            )
+        if self.num_empty:
+            remarks.append(
+                f"{self.num_empty} replays of CUDA graphs are not recorded: no module that is "
+                "selected was called while the graphs were captured"
+            )
+        if beyond := sum(tape.num_beyond for tape in self._tapes.values()):
+            remarks.append(
+                f"{beyond} values inside of CUDA graphs are not recorded: --graph-budget has no "
+                "room for them"
+            )
+        return remarks
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json says of graphs, where there were any."""
+        return {"replays": self.num_replays} if self.num_replays else {}
+
+    def _begin(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._recorder
+        if recorder.is_inert or recorder.tape is not None:
+            return original(graph, *args, **kwargs)
+        if settle := getattr(recorder.sink, "settle", None):
+            settle()  # other threads must not ask the device for anything meanwhile
+        recorder.tape = self._tapes[graph] = tape = Tape(recorder, self._affordable())
+        tape.begin()
+        try:
+            return original(graph, *args, **kwargs)
+        except BaseException:
+            self._stop(graph)
+            raise
+
+    def _end(self, original: Callable[..., Any], graph: Any) -> Any:
+        self._stop(graph)
+        return original(graph)
+
+    def _stop(self, graph: Any) -> None:
+        tape = self._tapes.get(graph)
+        if tape is not None and tape is self._recorder.tape:
+            tape.end()
+            self._recorder.tape = None
+
+    def _replay(self, original: Callable[..., Any], graph: Any) -> Any:
+        result = original(graph)
+        if self._recorder.is_inert:
+            return result
+        self.num_replays += 1
+        tape = self._tapes.get(graph)
+        if tape is None:
+            self.num_unseen += 1
+        elif not tape.steps:
+            self.num_empty += not self._compiles()
+        else:
+            with HOLD, self._recorder.lock, DisableTorchFunction(), DisableTorchDispatch():
+                tape.play(self._recorder.active())
+        return result
+
+    def _affordable(self) -> int:
+        if self._budget is not None:
+            return self._budget
+        return int(torch.cuda.mem_get_info()[0]) // BUDGET_SHARE
+
+
+def _before(ours: Callable[..., Any]) -> Callable[[Any], Any]:
+    """What has `ours` called for a method, and gives it that first."""
+
+    def change(original: Any) -> Any:
+        def method(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            return ours(original, graph, *args, **kwargs)
+
+        return method
+
+    return change

@@ -1,0 +1,229 @@
+"""CUDA graphs: each replay is a step, with values of its own; what nobody sees is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dumpcmp
+from dumpcmp import Archive
+from dumpcmp.archive.integrity import audit
+from dumpcmp.dumping.retention import Retention
+from dumpcmp.nouns.errors import CaptureWarning
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Kept
+from dumpcmp.taps.recording.replays import BEYOND, ON_HOST
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Pretended:
+    """A graph of a machine without a GPU: it can be told to capture and to replay."""
+
+    def capture_begin(self) -> None: ...
+
+    def capture_end(self) -> None: ...
+
+    def replay(self) -> None: ...
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Pretended)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 30))
+    return Pretended()
+
+
+def test_a_capture_is_no_step_and_each_replay_is_one(pretended: Pretended, tmp_path: Path) -> None:
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+    with dumpcmp.capture(model, tmp_path / "d"):
+        model(x)
+        pretended.capture_begin()
+        model(x)
+        pretended.capture_end()
+        pretended.replay()
+        pretended.replay()
+        model(x)
+    archive = Archive(tmp_path / "d")
+    assert archive.steps("Linear") == (0, 1, 2, 3)
+    for step in (1, 2):
+        found = archive[Key("Linear", step, "<root>/linear", 0, "output.0")]
+        assert found.problem == ON_HOST, "what lies on the host is not computed again"
+    assert archive[Key("Linear", 3, "<root>", 0, "output.0")].kept is Kept.FULL
+    assert archive.run[0]["run"]["replays"] == 2 and audit(tmp_path / "d").sound
+
+
+def test_what_nobody_sees_is_told(pretended: Pretended, tmp_path: Path) -> None:
+    model, x, again = nn.Linear(3, 3), torch.ones(2, 3), Pretended()
+    pretended.capture_begin()
+    pretended.capture_end()
+    with (
+        pytest.warns(CaptureWarning, match="1 replays of CUDA graphs .* before this capture"),
+        pytest.warns(CaptureWarning, match="2 replays of CUDA graphs .* no module"),
+        dumpcmp.capture(model, tmp_path / "d"),
+    ):
+        pretended.replay()
+        again.capture_begin()
+        x + 1
+        again.capture_end()
+        again.replay()
+        again.replay()
+        model(x)
+    remarks = Archive(tmp_path / "d").run[0]["run"]["remarks"]
+    assert len(remarks) == 2
+
+
+def numbers(archive: Archive, *key: Any) -> np.ndarray:
+    return archive.load(archive[Key(*key)]).numbers()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.first(x))
+        y += 1
+        last: Tensor = self.last(y) * 2
+        return last
+
+
+def graph_of(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(side):
+        model(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        result = model(x)
+    return graph, result
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_each_replay_has_the_values_of_its_own_inputs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Net().cuda(), torch.randn(512, 64, device="cuda")
+    inputs = [torch.randn_like(x) for _ in range(4)]
+    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "eager"):
+        for each in (x, *inputs):
+            model(each)
+    results = []
+    with dumpcmp.capture(model, tmp_path / "graphed"):
+        graph, result = graph_of(model, x)
+        for each in inputs:
+            x.copy_(each)
+            graph.replay()
+            results.append(result.clone())
+    eager, graphed = Archive(tmp_path / "eager"), Archive(tmp_path / "graphed")
+    assert audit(tmp_path / "graphed").sound and graphed.complete
+    assert graphed.steps("Net") == (0, 1, 2, 3, 4)
+    assert {key for key in eager if not key.slot.startswith(("param", "buffer"))} <= set(graphed)
+    for key in eager:
+        if key.step and not key.slot.startswith(("param", "buffer", "rng")):
+            assert np.array_equal(
+                numbers(graphed, *key_parts(key)), numbers(eager, *key_parts(key))
+            )
+    for step, each in enumerate(results):
+        found = numbers(graphed, "Net", step + 1, "<root>", 0, "output.0")
+        assert np.array_equal(found, each.cpu().numpy())
+
+
+def key_parts(key: Key) -> tuple[Any, ...]:
+    return key.model, key.step, key.op, key.call, key.slot
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("keep", ["full", "summary"])
+def test_two_graphs_in_any_order_and_summaries(keep: str, tmp_path: Path) -> None:
+    model = Net().cuda()
+    small, large = torch.zeros(128, 64, device="cuda"), torch.zeros(512, 64, device="cuda")
+    with dumpcmp.capture(model, tmp_path / "d", keep=keep):
+        one, _ = graph_of(model, small)
+        two, _ = graph_of(model, large)
+        for number, (graph, x) in enumerate([(two, large), (one, small), (two, large)]):
+            x.fill_(number + 1)
+            graph.replay()
+    archive = Archive(tmp_path / "d")
+    assert archive.steps("Net") == (0, 1, 2, 3, 4), "two to warm up, three replays"
+    for step, (rows, value) in enumerate([(512, 1), (128, 2), (512, 3)], 2):
+        found = archive[Key("Net", step, "<root>", 0, "input.0")]
+        assert found.shape == (rows, 64)
+        assert (found.kept is Kept.SUMMARY) == (keep == "summary")
+        first = archive.load(found).numbers()
+        if keep == "summary":
+            assert first[5] == first[6] == value
+        else:
+            assert (first == value).all()
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_graphed_callables_are_part_of_the_step_that_calls_them(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), Net(), nn.Linear(64, 64)).cuda().eval()
+    x = torch.randn(256, 64, device="cuda")
+    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "eager"):
+        model(x)
+    with dumpcmp.capture(None, tmp_path / "graphed"):
+        inner = torch.cuda.make_graphed_callables(
+            model[1], (torch.randn_like(x, requires_grad=True),)
+        )
+        model[1] = cast(nn.Module, inner)
+        with torch.no_grad():
+            model(x)
+    eager, graphed = Archive(tmp_path / "eager"), Archive(tmp_path / "graphed")
+    for name in ("1.first/linear", "1.act/relu", "1/mul", "1.last", "2/linear"):
+        wanted = numbers(eager, "Sequential", 0, name, 0, "output.0")
+        assert np.array_equal(numbers(graphed, "Sequential", 0, name, 0, "output.0"), wanted), name
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_budget_that_is_spent_is_told(tmp_path: Path) -> None:
+    model, x = Net().cuda(), torch.randn(512, 64, device="cuda")
+    keep = Retention(graph_budget=300_000)
+    with (
+        pytest.warns(CaptureWarning, match="values inside of CUDA graphs are not recorded"),
+        dumpcmp.capture(model, tmp_path / "d", keep=keep),
+    ):
+        graph, _ = graph_of(model, x)
+        graph.replay()
+    archive = Archive(tmp_path / "d")
+    problems = {archive[key].problem for key in archive if key.step == 1}
+    assert problems == {"", BEYOND}
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_graph_captured_in_the_middle_of_a_step_says_so(tmp_path: Path) -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            graph, result = graph_of(self.net, x)
+            graph.replay()
+            return result + 1
+
+    model, x = Inside().cuda(), torch.randn(8, 64, device="cuda")
+    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "d"):
+        result = model(x)
+    archive = Archive(tmp_path / "d")
+    problems = [
+        archive[key].problem for key in archive if "middle of this step" in archive[key].problem
+    ]
+    assert problems
+    assert np.array_equal(
+        numbers(archive, "Inside", 0, "<root>", 0, "output.0"), result.cpu().numpy()
+    )
