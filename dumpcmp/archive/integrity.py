@@ -163,8 +163,8 @@ class _RankAudit:
         """Find steps that are not there, although the capture was told to leave out none."""
         told = self.facts.get("run")
         filters = told.get("filters") if isinstance(told, dict) else None
-        everything = isinstance(filters, dict) and not (
-            filters.get("tokens") or filters.get("layers")
+        everything = isinstance(filters, dict) and not any(
+            filters.get(name) for name in ("tokens", "layers", "every")
         )
         steps = paths.steps_in(model)
         first = 0 if everything else min(steps, default=0)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               "boundary (graphs of any backend).")  # fmt: skip
 @click.option("--path", required=True, type=click.Path(path_type=Path), help="Archive to write.")
 @click.option("--token", metavar="LIST", help="Tokens (steps) to record, from 0: 0,2,5-8.")
+@click.option("--every", type=int, default=1, show_default=True, metavar="N",
+              help="Of the tokens, record each Nth, from 0.")  # fmt: skip
 @click.option("--layer", "layers", metavar="GLOB", multiple=True,
               help="Ops to record, such as 'layers.*.attn*'; may be given again.")  # fmt: skip
 @click.option("--io", default="all", show_default=True, help="input, output or all.")
@@ -56,8 +58,8 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               help="Compact the oldest tensors so that PATH stays under SIZE: 20G.")  # fmt: skip
 @click.option("--buffer", metavar="SIZE",
               callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
-              help="Memory that may hold what the disk has not taken yet: 16G.  [default: 256M; "
-              "for a GPU a quarter of what is free]")  # fmt: skip
+              help="Memory that may hold what the disk has not taken yet: 16G; a GPU "
+              "writes into it directly.  [default: 256M, less where little is free]")  # fmt: skip
 @click.option("--graph-budget", metavar="SIZE",
               callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
               help="GPU memory for values inside of CUDA graphs: 4G.  [default: an eighth of what "
@@ -167,7 +169,9 @@ def report(dumped: "Dumped", path: str) -> int:
         lost = f"; {dumped.num_lost} values of these are not in the archive" * bool(dumped.num_lost)
         click.echo(visible(f"dumpcmp: trouble: {dumped.problem}{lost}", keep="\n"), err=True)
     warnings = (f"warning: {remark}" for remark in dumped.remarks)
-    for said in filter(None, (dumped.compacted, dumped.twins, dumped.certificate, *warnings)):
+    for said in filter(
+        None, (dumped.cost, dumped.compacted, dumped.twins, dumped.certificate, *warnings)
+    ):
         click.echo(visible(f"dumpcmp: {said}", keep="\n"), err=True)
     if dumped.is_empty:
         click.echo("dumpcmp: nothing was recorded", err=True)

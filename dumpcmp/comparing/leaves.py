@@ -146,7 +146,7 @@ def _shows_all(run: Mapping[str, object]) -> bool:
     filters = run.get("filters")
     if not isinstance(filters, Mapping):
         return False
-    unfiltered = not filters.get("layers") and not filters.get("tokens")
+    unfiltered = not any(filters.get(name) for name in ("layers", "tokens", "every"))
     all_values = filters.get("io") == "all" and filters.get("level") == "functions"
     return unfiltered and all_values and run.get("mode") in ("eager", "fx", "aten")
 

@@ -37,7 +37,8 @@ class Asking:
         """The option by which a value of this name was left out; empty where none did."""
         tap, slot = self.tap, key.slot
         if not tap.selects_step(key.step - self.token_offset):
-            return f"--token {','.join(map(spelled, tap.steps))}"
+            tokens = f"--token {','.join(map(spelled, tap.steps))}" if tap.steps else ""
+            return " ".join(filter(None, (tokens, f"--every {tap.every}" * (tap.every > 1))))
         if not tap.selects_op(key.op):
             return " ".join(f"--layer {glob}" for glob in tap.layers)
         if tap.level is Level.MODULES and key.op.function:
@@ -60,6 +61,7 @@ def _tap(stated: dict[str, Any]) -> Tap:
         backward=bool(stated.get("backward")),
         weights=bool(stated.get("weights")),
         level=Level(stated.get("level", Level.FUNCTIONS)),
+        every=int(stated.get("every") or 1),
     )
 
 

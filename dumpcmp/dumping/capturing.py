@@ -72,6 +72,10 @@ class Capture:
             remarks.append("no module was called, so there was nothing to record")
         elif not recorder.counts.values and not remarks:
             remarks.append("the filters together selected nothing of what ran")
+        if problem := recorder.stagings.pages.problem:
+            remarks.append(
+                f"a GPU could not write into the buffer itself, and was slower: {problem}"
+            )
         return [*remarks, *recorder.lacking, *self.mode.remarks()]
 
 
@@ -95,6 +99,7 @@ def capture(
     backward: bool = False,
     weights: bool = False,
     level: str = "functions",
+    every: int = 1,
     dtype: str | None = None,
     keep: str | Retention = "full",
     overwrite: bool = False,
@@ -112,7 +117,7 @@ def capture(
     return capturing(
         () if model is None else (model,),
         path,
-        make_tap(tokens, layers, io, backward, weights, level),
+        make_tap(tokens, layers, io, backward, weights, level, every),
         parse_mode(mode),
         keep if isinstance(keep, Retention) else Retention(keep),
         dtype=dtype,
@@ -146,7 +151,8 @@ def capturing(
     ):  # fmt: skip
         beside = after.enter_context(compactor_beside(out.path.parent, retention, here.rank))
         recorder = Recorder(within_budget(out, retention, beside), tap, here.rank)
-        out.lend_to(recorder.stagings.pages)
+        if retention.buffer is not None:
+            out.lend_to(recorder.stagings.pages)
         recorder.graph_budget = retention.graph_budget
         recorder.condense, recorder.lacking = retention.condenser(beside), lacking
         recorder.weights, recorder.weigh = weights_kept(tap, mode, retention), retention.weigher()
@@ -239,7 +245,6 @@ def _backend(
     here, run = world(), facts_of(tap, mode, None)
     writer = ArchiveWriter(path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite)
     recorder = Recorder(writer, tap, here.rank)
-    writer.lend_to(recorder.stagings.pages)
     recorder.lacking = lacking
     retention = Retention()
     recorder.weights, recorder.weigh = weights_kept(tap, mode, retention), retention.weigher()
@@ -284,6 +289,7 @@ def facts_of(tap: Tap, mode: PlainMode, dtype: str | None) -> dict[str, Any]:
         "follows_weights": True,  # those that change are recorded with the next step
         "filters": {
             "tokens": [[span.start, span.stop - 1] for span in tap.steps] or None,
+            "every": tap.every if tap.every > 1 else None,
             "layers": list(tap.layers) or None,
             "io": str(tap.io),
             "backward": tap.backward,

@@ -6,6 +6,7 @@ import os
 import random
 import runpy
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from dumpcmp.dumping.capturing import Capture, capturing
 from dumpcmp.dumping.modes import Compiled, PlainMode, check_mode, parse_mode
 from dumpcmp.dumping.retention import Compactor, Retention
 from dumpcmp.nouns.errors import CaptureError, CaptureWarning, SelectionError
-from dumpcmp.nouns.options import load
+from dumpcmp.nouns.options import load, readable
 from dumpcmp.nouns.selection import Selection, make_tap
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.taps.inductor.certificate import CodeRuns, certificate
@@ -41,6 +42,7 @@ class Dumped:
     compacted: str = ""  # what the compactor beside the run came to
     twins: str = ""  # of a compiled run: how much of its kernels was seen inside
     problem: str = ""  # why the archive is not what was asked for
+    cost: str = ""  # what the capture took of the program's time, and of the memory
     num_lost: int = 0  # values that were seen and are not in the archive
 
     @property
@@ -92,6 +94,7 @@ def dump(
                 raise error or SystemExit(0)
             if error is not None:
                 now.writer.run["error"] = f"{type(error).__name__}: {error}"
+            ended = time.monotonic()
             if untapped is not None:
                 first, again = untapped
                 now.writer.run["certificate"] = asdict(certificate(first, tapped, again))
@@ -106,7 +109,19 @@ def dump(
         compacted=beside.said,
         twins=told.get("twins", {}).get("text", ""),
         problem=stopped or beside.trouble,
+        cost=cost_of(now, time.monotonic() - ended),
         num_lost=max(0, now.counts.values - len(Archive(now.path))) if stopped else 0,
+    )
+
+
+def cost_of(now: Capture, closing: float) -> str:
+    """What a capture that has ended cost: bytes, and time that the program waited for them."""
+    progress, spent = now.progress, now.counts.seconds
+    waited = progress.seconds_waited
+    share = f", {waited / spent:.0%} of the {spent:.2f} s that the tokens took" if spent else ""
+    return (
+        f"cost: {readable(progress.nbytes)} written, {waited:.2f} s waited for the disk{share}; "
+        f"{closing:.2f} s at the end; buffer {readable(progress.buffer)}"
     )
 
 

@@ -41,9 +41,12 @@ class Tap:
     backward: bool = False
     weights: bool = False
     level: Level = Level.FUNCTIONS
+    every: int = 1  # of the steps that are selected otherwise, those that it divides
 
     def selects_step(self, step: int) -> bool:
         """Whether anything of `step` is recorded."""
+        if step % self.every:
+            return False
         return not self.steps or any(step in span for span in self.steps)
 
     def selects_op(self, op: str) -> bool:
@@ -79,6 +82,7 @@ class Selection(TypedDict, total=False):
     backward: bool
     weights: bool
     level: str
+    every: int
 
 
 def make_tap(
@@ -88,11 +92,14 @@ def make_tap(
     backward: bool = False,
     weights: bool = False,
     level: str = "functions",
+    every: int = 1,
 ) -> Tap:
     """Read a selection as users write it, on the command line or in Python."""
+    if every < 1:
+        raise SelectionError(f"--every {every} selects no token", hint="give 1 or more")
     return Tap(
         parse_steps(tokens), parse_layers(layers), _member(Io, io, "--io"), backward, weights,
-        _member(Level, level, "--level"),
+        _member(Level, level, "--level"), every,
     )  # fmt: skip
 
 

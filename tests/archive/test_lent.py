@@ -77,14 +77,6 @@ def test_a_buffer_bounds_what_memory_holds(tmp_path: Path) -> None:
     assert len(Archive(tmp_path / "d")) == 20
 
 
-def test_the_host_keeps_to_the_usual_ring(tmp_path: Path) -> None:
-    with ArchiveWriter(tmp_path / "d", ring_nbytes=4 << 20) as sink:
-        sink.lend_to(Device())
-        for number in range(20):
-            put(sink, key(f"op{number}"), np.zeros(1 << 17))
-        assert sink._ring.reach <= 4 << 20
-
-
 def test_what_has_arrived_outlives_a_kill_though_the_disk_took_none(tmp_path: Path) -> None:
     path = tmp_path / "d"
     ran = subprocess.run([sys.executable, "-m", "tests.archive.device", str(path)], timeout=60)

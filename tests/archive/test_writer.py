@@ -31,12 +31,22 @@ from dumpcmp.nouns.record import Call, Kept, Record, Stored
 from tests.archive.values import Dense, key, loaded, parts, put, record
 
 
-def test_threads_may_share_a_sink(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds, size", [(0, 300), (0.002, 9_000)])
+def test_threads_may_share_a_sink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, size: int
+) -> None:
+    write_part = Part.write
+
+    def slow(self: Part, content: bytes, address: int) -> None:
+        time.sleep(seconds)
+        write_part(self, content, address)
+
+    monkeypatch.setattr(Part, "write", slow)
     with ArchiveWriter(tmp_path / "d", ring_nbytes=1 << 20) as sink:
 
         def write(op: str) -> None:
             for number in range(200):
-                put(sink, key(op, f"output.{number}"), np.full(300, float(number)))
+                put(sink, key(f"{op}.{number}", f"output.{number}"), np.full(size, float(number)))
 
         threads = [threading.Thread(target=write, args=(f"op{n}",)) for n in range(4)]
         for thread in threads:

@@ -84,15 +84,11 @@ class Ring:
 
     The records in use lie from `tail` to `head`, or, once `wrapped`, from `tail` to where a
     wrap record stands and from the start to `head`. Only the first `reach` bytes are in use until
-    the disk falls behind: fresh pages cost more than a short wait; and never more than `usual`,
-    unless a device writes here. The first page of the memory says where the oldest record is, for
-    whoever finds the ring after its process was killed.
+    the disk falls behind: fresh pages cost more than a short wait. The first page of the memory
+    says where the oldest record is, for whoever finds the ring after its process was killed.
     """
 
-    def __init__(
-        self, capacity: int, path: Path | None = None, claim: bytes = b"",
-        usual: int | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, capacity: int, path: Path | None = None, claim: bytes = b"") -> None:
         self.capacity = max(capacity & -HEADER_NBYTES, SMALLEST)
         self.path = path
         self._descriptor = -1
@@ -100,9 +96,8 @@ class Ring:
         self.room = memoryview(self._memory)[HEADER_NBYTES:]
         self.head = self.tail = self.used = 0
         self.wrapped = False
-        self._usual = min(self.capacity, max(SMALLEST, usual or self.capacity))
-        self.reach = min(WARM_NBYTES, self._usual)
-        self._most = self.capacity  # less, once the system has no more memory to give
+        self.reach = min(WARM_NBYTES, self.capacity)
+        self.most = self.capacity  # less, once the system has no more memory to give
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + HEADER_NBYTES
         self._borrower: Borrower | None = None
         self._memory[paths.RING_OWNER_AT : paths.RING_OWNER_AT + len(claim)] = claim
@@ -155,11 +150,6 @@ class Ring:
             self._reach_to(max(2 * nbytes, min(64 * nbytes, LARGE_REACH)))
         return 2 * nbytes <= self.reach
 
-    @property
-    def most(self) -> int:
-        """How many bytes it may use now."""
-        return self._most if self.is_lent else min(self._usual, self._most)
-
     def lend_to(self, borrower: Borrower) -> None:
         """Let `borrower` know of all memory that is in use, now and later."""
         self._borrower = borrower
@@ -184,11 +174,19 @@ class Ring:
             try:
                 self._reserve(self._descriptor, self.reach, wanted)
             except OSError:  # full: it stays as large as it is, and whoever needs more waits
-                self._most = self.reach
+                self.most = self.reach
                 return
         if self._borrower is not None:
             self._borrower.lend(self._address + self.reach, wanted - self.reach)
         self.reach = wanted
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all was written, so that it can begin again at its start.
+
+        A wrap record that takes no room may still be under way.
+        """
+        return self.used == 0 and not self.wrapped
 
     def wrap(self) -> None:
         """Go on at the start; what is left at the end is not used this time."""
@@ -235,11 +233,10 @@ class Ring:
 def make_ring(wanted: int, memory: Memory, directory: Path, buffer: int | None = None) -> Ring:
     """A ring that outlives a kill: in shared memory, else in `directory`; else a private one.
 
-    It may grow to `buffer` bytes in shared memory, or where nobody says how many, to a share of
-    what is free while a device writes there.
+    With a `buffer` it may grow to so many bytes in shared memory, or to half of what is free.
     """
     choices = []
-    most = max(wanted, free_memory() // SHARE) if buffer is None else buffer
+    most = wanted if buffer is None else min(buffer, free_memory() // 2)
     if memory == "shared" and (nbytes := affordable(most, asked=buffer is not None)):
         name = f"{paths.RING_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
         choices.append((nbytes, SHARED_MEMORY / name))
@@ -247,8 +244,7 @@ def make_ring(wanted: int, memory: Memory, directory: Path, buffer: int | None =
         choices.append((min(wanted, FILE_NBYTES), directory / paths.RING_FILE))
     for nbytes, path in choices:
         try:
-            usual = nbytes if buffer is not None else min(nbytes, wanted)
-            return Ring(nbytes, path, paths.ring_claim(directory), usual)
+            return Ring(nbytes, path, paths.ring_claim(directory))
         except OSError:
             path.unlink(missing_ok=True)
     return Ring(min(wanted, PRIVATE_NBYTES))

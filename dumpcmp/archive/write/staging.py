@@ -247,7 +247,7 @@ class Staging:
 
     def _take_large(self, source: Source, plan: PartPlan, owner: Owner) -> None:
         """A value too large for the ring goes straight into the part, while the thread rests."""
-        self._drain.wait_until(lambda: self._ring.used == 0)
+        self._drain.wait_until(lambda: self._ring.is_idle)
         if self._drain.error is None:
             with self._drain.working:
                 plan.part.append_large(owner, source)
@@ -311,7 +311,7 @@ class Staging:
         ring = self._ring
         if ring.path is None:
             self._drain.keep_up(self._sequence)
-        if ring.used == 0:
+        if ring.is_idle:
             ring.rewind(self._sequence)
         if ring.is_lent:
             ring.make_room(nbytes)
@@ -321,7 +321,7 @@ class Staging:
         if place < 0:
             if not ring.reach_for(nbytes) and nbytes > ring.reach:
                 raise OSError(errno.ENOSPC, "no memory for the ring between program and disk")
-            self._drain.wait_until(lambda: ring.used == 0 or ring.place_for(nbytes) >= 0)
+            self._drain.wait_until(lambda: ring.is_idle or ring.place_for(nbytes) >= 0)
             if self._drain.error is not None:
                 raise self._drain.error
             return self._reserve(nbytes)

@@ -38,6 +38,26 @@ class Progress:
     buffer: int  # bytes of memory that may hold what the disk has not taken yet
 
 
+class Turn:
+    """The lock of a producer: it stays its turn while it waits for room and others have `lock`.
+
+    What one lays down in several records is numbered by their order.
+    """
+
+    __slots__ = ("_lock", "_turn")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock, self._turn = lock, threading.Lock()
+
+    def __enter__(self) -> None:
+        self._turn.acquire()
+        self._lock.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+        self._turn.release()
+
+
 class ArchiveWriter:
     """Writes one rank's part of an archive: a `Sink` that several threads may share.
 
@@ -69,7 +89,7 @@ class ArchiveWriter:
         self.run: dict[str, Any] = dict(run or {})
         self._ring = make_ring(ring_nbytes, memory, self.path, buffer)
         self._drain = Drain(self._ring)
-        self._lock = self._drain.lock
+        self._lock: Turn | threading.Lock = Turn(self._drain.lock)
         self._staging = Staging(self._drain, Steps(self._directory, part_nbytes, self._drain))
         self._error: BaseException | None = None  # where the program is, not in the thread
         self._told = False
@@ -157,7 +177,7 @@ class ArchiveWriter:
     def settle(self) -> None:
         """Wait until all that was received is in the parts, and no device is waited for."""
         with self._holding():
-            self._drain.wait_until(lambda: self._ring.used == 0)
+            self._drain.wait_until(lambda: self._ring.is_idle)
 
     def finish_step(self, model: str, step: int) -> None:
         """Say that nothing more of this step will come, so that its part can be sealed now."""

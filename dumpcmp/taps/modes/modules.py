@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -326,13 +327,15 @@ class ModuleCapture:
 
     @contextmanager
     def _inside(self, step: Step) -> Iterator[Step]:
-        outer = self._here.step
+        outer, began = self._here.step, time.monotonic()
         self._here.step = self._here.latest = step
         try:
             with self._recording(step):
                 yield step
         finally:
             self._here.step = outer
+            if outer is None:
+                self.recorder.counts.seconds += time.monotonic() - began
             with HOLD:
                 step.put_rest()
             if not self.recorder.tap.backward:

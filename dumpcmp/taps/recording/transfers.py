@@ -15,7 +15,8 @@ from dumpcmp.taps.recording.pages import Pages, address_of
 CLONED_NBYTES = 1 << 30  # of device memory that copies under way may hold, at most
 CLONED_SHARE = 16  # and one part in so many of what is free there
 AT_ONCE_NBYTES = 1 << 20  # a copy on the program's own stream, which takes less than to switch
-SLAB_NBYTES = 64 << 20  # of pinned memory, for what cannot go to where it belongs directly
+SLAB_NBYTES = 64 << 20  # of pinned memory, through which larger pieces pass
+ASIDE_NBYTES = 256 << 20  # in pinned memory at once; a ring that is no larger has nothing larger
 
 
 class Stagings:
@@ -111,7 +112,7 @@ class DeviceSource:
         ends = self._stagings.pages.ends(address_of(room), self.nbytes)
         if ends:
             return self._send(Landing(room, ends), lambda: None)
-        if self.nbytes > SLAB_NBYTES:
+        if self.nbytes > ASIDE_NBYTES:
             self._bring(room)
             return None
         return self._send_aside(room)

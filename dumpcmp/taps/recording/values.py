@@ -67,6 +67,7 @@ class Counts:
     values: int = 0
     links: int = 0
     nbytes: int = 0
+    seconds: float = 0.0  # that the program spent in steps, what the capture took included
 
 
 class Outlet:
