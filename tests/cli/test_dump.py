@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from dumpcmp import Archive
+from dumpcmp.archive.integrity import audit
 from dumpcmp.cli import main
 from dumpcmp.nouns.key import Key
 
@@ -283,3 +284,12 @@ def test_a_program_that_goes_elsewhere_has_one_archive(tmp_path: Path) -> None:
 def test_a_compactor_that_fails_is_trouble(tmp_path: Path) -> None:
     ran = dumpcmp_dump("--path", "d", "--compact", "--reduce", "nowhere:f", cwd=tmp_path)
     assert ran.returncode == 2 and "nowhere" in ran.stderr
+
+
+def test_every_nth_token_and_what_it_cost(here: Callable[..., Ended], tmp_path: Path) -> None:
+    ran = here("--path", "d", "--every", "2", "--buffer", "8M").stderr
+    archive = Archive(tmp_path / "d")
+    assert archive.steps("TinyDecoder") == (0, 2)
+    assert archive.run[0]["run"]["filters"]["every"] == 2
+    assert audit(tmp_path / "d").exit_code == 0, "steps left out by request are not missed"
+    assert "cost: " in ran and "of the" in ran and "buffer 8.4 MB" in ran
