@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 from torch import fx, nn
 
 from dumpcmp.nouns.record import Sink
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.taps.recording.models import FunctionModel, Model, has_state
-from dumpcmp.taps.recording.replays import Tape
 from dumpcmp.taps.recording.step import FunctionStep, Step, weights_of
 from dumpcmp.taps.recording.values import Outlet, Weights
+
+
+class Reeling(Protocol):
+    """What takes the place of the Sink while a CUDA graph is captured."""
+
+    @property
+    def steps(self) -> dict[tuple[str, int], Model]:
+        """Those that began meanwhile, by model and number."""
 
 
 class Recorder(Outlet):
@@ -26,12 +34,12 @@ class Recorder(Outlet):
         self._stateless: dict[type | str, Model] = {}
         self._taken: dict[str, int] = {}
         self._outside: Step | None = None
-        self.tape: Tape | None = None  # while a CUDA graph is captured
+        self.reel: Reeling | None = None  # while a CUDA graph is captured
         self.active: Callable[[], Step | None] = lambda: None  # on the thread that asks
 
     @property
     def is_taped(self) -> bool:
-        return self.tape is not None
+        return self.reel is not None
 
     def begin(self, root: nn.Module) -> Step | None:
         """A new step of `root`; None where it is not selected."""
@@ -39,13 +47,13 @@ class Recorder(Outlet):
             model = self.model_of(root)
             number = model.next_step()
             self.num_steps = max(self.num_steps, model.num_steps)
-            if self.tape is None and not self.tap.selects_step(number):
+            if self.reel is None and not self.tap.selects_step(number):
                 return None
             self.counts.steps += 1
             self._latest.pop(root, None)  # the latest stands last
             step = self._latest[root] = Step(self, model, number)
-            if self.tape is not None:
-                self.tape.steps[model.name, number] = model
+            if self.reel is not None:
+                self.reel.steps[model.name, number] = model
             else:
                 self._weigh(model, root, step)
             return step

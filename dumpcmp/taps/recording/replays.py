@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,10 @@ from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call, Kept, Record, Source
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, patched
+from dumpcmp.taps.recording.models import Model
+from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.transfers import DeviceSource
-
-if TYPE_CHECKING:
-    from dumpcmp.taps.recording.models import Model
-    from dumpcmp.taps.recording.recorder import Recorder
-    from dumpcmp.taps.recording.step import Step
 
 BUDGET_SHARE = 8  # of the device's free memory, one part in so many may hold what replays fill
 MIDDLE = "a CUDA graph was captured in the middle of this step, so nobody sees what it computes"
@@ -30,7 +28,7 @@ ON_HOST = "a CUDA graph does not compute again what lies on the host"
 BEYOND = "--graph-budget has no room for it in the CUDA graph"
 
 
-class Tape:
+class Reel:
     """What ran while a graph was captured: calls, and tensors which each replay fills anew.
 
     It stands in for the Sink meanwhile. A step that began before the graph is none of its own.
@@ -91,47 +89,47 @@ class Tape:
         If a step is `active` that calls the very module which the graph was captured from, it is
         a part of that step.
         """
-        places = {own: self._place(*own, active) for own in self.steps}
+        spots = {own: self._spot(*own, active) for own in self.steps}
         for event in self._events:
             if isinstance(event, Call):
-                if (place := places[event.model, event.step]) is not None:
-                    self._call(event, place)
-            elif (place := places[event[0].key.model, event[0].key.step]) is not None:
-                self._put(*event, place)
-        for own, place in places.items():
-            if place is not None and place.is_new:
-                self._recorder.end_replay(self.steps[own], place.step)
+                if (spot := spots[event.model, event.step]) is not None:
+                    self._call(event, spot)
+            elif (spot := spots[event[0].key.model, event[0].key.step]) is not None:
+                self._put(*event, spot)
+        for own, spot in spots.items():
+            if spot is not None and spot.is_new:
+                self._recorder.end_replay(self.steps[own], spot.step)
 
-    def _place(self, name: str, step: int, active: Step | None) -> Place | None:
+    def _spot(self, name: str, step: int, active: Step | None) -> Spot | None:
         """Where a replay's step belongs; None where it is not selected."""
         recorder, model = self._recorder, self.steps[name, step]
         path = active.model.paths.get(id(model.root)) if active else None
         if active is not None and path is not None:
-            return Place(active.model.name, active.number, path, active.next_order)
+            return Spot(active.model.name, active.number, path, active.next_order)
         number = model.next_step()
         recorder.num_steps = max(recorder.num_steps, model.num_steps)
         if not recorder.tap.selects_step(number):
             return None
         recorder.counts.steps += 1
-        return Place(name, number, None, itertools.count().__next__)
+        return Spot(name, number, None, itertools.count().__next__)
 
-    def _call(self, call: Call, place: Place) -> None:
-        op = place.op(call.op)
-        if place.knows(call.op):
+    def _call(self, call: Call, spot: Spot) -> None:
+        op = spot.op(call.op)
+        if spot.knows(call.op):
             return
-        order = place.orders[call.order] = place.next_order()
+        order = spot.orders[call.order] = spot.next_order()
         self._recorder.ops.add(op)
-        self._recorder.call(
-            replace(call, model=place.model, step=place.step, op=Op(op), order=order)
-        )
+        self._recorder.call(replace(call, model=spot.model, step=spot.step, op=Op(op), order=order))
 
-    def _put(self, record: Record, tensor: Tensor | None, place: Place) -> None:
+    def _put(self, record: Record, tensor: Tensor | None, spot: Spot) -> None:
         recorder = self._recorder
-        if place.knows(record.key.op):
+        if spot.knows(record.key.op):
             return
-        key, same_as = place.key(record.key), record.same_as
-        same_as = None if same_as is None else place.key(same_as)
-        record = replace(record, key=key, same_as=same_as, order=place.orders[record.order])
+        key, same_as = spot.key(record.key), record.same_as
+        same_as = None if same_as is None else spot.key(same_as)
+        record = replace(
+            record, key=key, same_as=same_as, order=spot.orders.get(record.order, record.order)
+        )
         recorder.counts.values += 1
         recorder.counts.links += same_as is not None
         if tensor is None:
@@ -147,7 +145,7 @@ class Tape:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Spot:
     """Where in the archive a replayed step goes: into a step at `path` of another, or a new one."""
 
     model: str
@@ -192,7 +190,7 @@ class Replays:
         self.num_replays = self.num_unseen = self.num_empty = 0
         self._recorder = recorder
         self._budget = budget
-        self._tapes = weakref.WeakKeyDictionary[Any, Tape]()
+        self._reels = weakref.WeakKeyDictionary[Any, Reel]()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -219,7 +217,7 @@ class Replays:
                 f"{self.num_empty} replays of CUDA graphs are not recorded: no module that is "
                 "selected was called while the graphs were captured"
             )
-        if beyond := sum(tape.num_beyond for tape in self._tapes.values()):
+        if beyond := sum(reel.num_beyond for reel in self._reels.values()):
             remarks.append(
                 f"{beyond} values inside of CUDA graphs are not recorded: --graph-budget has no "
                 "room for them"
@@ -232,12 +230,12 @@ class Replays:
 
     def _begin(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
-        if recorder.is_inert or recorder.tape is not None:
+        if recorder.is_inert or recorder.reel is not None:
             return original(graph, *args, **kwargs)
         if settle := getattr(recorder.sink, "settle", None):
             settle()  # other threads must not ask the device for anything meanwhile
-        recorder.tape = self._tapes[graph] = tape = Tape(recorder, self._affordable())
-        tape.begin()
+        recorder.reel = self._reels[graph] = reel = Reel(recorder, self._affordable())
+        reel.begin()
         try:
             return original(graph, *args, **kwargs)
         except BaseException:
@@ -249,24 +247,24 @@ class Replays:
         return original(graph)
 
     def _stop(self, graph: Any) -> None:
-        tape = self._tapes.get(graph)
-        if tape is not None and tape is self._recorder.tape:
-            tape.end()
-            self._recorder.tape = None
+        reel = self._reels.get(graph)
+        if reel is not None and reel is self._recorder.reel:
+            reel.end()
+            self._recorder.reel = None
 
     def _replay(self, original: Callable[..., Any], graph: Any) -> Any:
         result = original(graph)
         if self._recorder.is_inert:
             return result
         self.num_replays += 1
-        tape = self._tapes.get(graph)
-        if tape is None:
+        reel = self._reels.get(graph)
+        if reel is None:
             self.num_unseen += 1
-        elif not tape.steps:
+        elif not reel.steps:
             self.num_empty += not self._compiles()
         else:
             with HOLD, self._recorder.lock, DisableTorchFunction(), DisableTorchDispatch():
-                tape.play(self._recorder.active())
+                reel.play(self._recorder.active())
         return result
 
     def _affordable(self) -> int:
