@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from dumpcmp.nouns.background import Background
 from dumpcmp.nouns.columns import frame
 from dumpcmp.nouns.errors import VerificationError
+from dumpcmp.nouns.pictures import as_figure, as_svg
 from dumpcmp.nouns.row import FAILING, Row, Verdict, Why
 from dumpcmp.nouns.rows import Rows, Trait, having, marked
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 SHOWN = 20  # rows of an answer that a notebook or a repr shows
 MOST_OPEN = 0.1  # of the values: a comparison that could not judge more has no answer
@@ -308,3 +310,11 @@ class Outcome(Answer):
     def sentence(self, row: Row) -> str:
         """One row as a line of an error."""
         return f"{row.key}: {row.verdict}; {row.reason}"
+
+    def _repr_html_(self) -> str:
+        # Not super(): of a dataclass with slots the class that it names is another one.
+        return Answer._repr_html_(self) + as_svg(self.rows)
+
+    def plot(self) -> Figure:
+        """The divergence curve and the heat map as a figure of matplotlib (extra ``plot``)."""
+        return as_figure(self.rows, self.word)

@@ -32,6 +32,10 @@ FORMS = {
     "csv": ReportForm(".csv", "csvfile.write_csv"),
     "json": ReportForm(".json", "jsonfile.write_json", looks_closely=True),
     "html": ReportForm(".html", "page.write_html", looks_closely=True),
+    "markdown": ReportForm(".md", "markdown.write_markdown"),
+    "junit": ReportForm(".junit.xml", "junit.write_junit"),
+    "perfetto": ReportForm(".trace.json", "trace.write_trace"),
+    "model-explorer": ReportForm(".model-explorer", "graphs_of.write_graphs", looks_closely=True),
 }
 
 
