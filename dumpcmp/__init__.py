@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     from dumpcmp.archive.write.writer import ArchiveWriter
     from dumpcmp.checkup import Checkup, check
     from dumpcmp.compacting import compact
-    from dumpcmp.comparing import compare
+    from dumpcmp.comparing import Proposal, compare, propose_mapping
     from dumpcmp.dumping.capturing import capture, compiled_backend, fx_backend, save
     from dumpcmp.dumping.modes import Boundary, Compiled
     from dumpcmp.dumping.retention import Retention
@@ -47,12 +47,12 @@ __all__ = [
     "CheckError", "Checker", "Checkup", "Compiled", "Conclusion", "Conditions", "CosineChecker",
     "DumpcmpError", "ExactChecker", "Explanation", "Findings", "Fp64Checker", "FullValueChecker",
     "Judgement", "Key", "LayoutError", "Metrics", "MissingValueError", "NotCallableError", "Op",
-    "Origin", "Outcome", "PartitionConfig", "PartitionError", "Record", "ReferenceChecker",
-    "Replay", "Report", "Retention", "RoundingChecker", "Row", "SelectionError", "Slot", "Summary",
-    "Tally", "TensorInfo", "Verdict", "VerificationError", "VerificationWarning", "VerifyConfig",
-    "Why", "__version__", "audit", "capture", "check", "check_partition_options", "compact",
-    "compare", "compiled_backend", "explain", "fx_backend", "layout", "reference",
-    "register_annotation", "run_and_compare", "same", "save", "set_rank", "verify",
+    "Origin", "Outcome", "PartitionConfig", "PartitionError", "Proposal", "Record",
+    "ReferenceChecker", "Replay", "Report", "Retention", "RoundingChecker", "Row", "SelectionError",
+    "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError", "VerificationWarning",
+    "VerifyConfig", "Why", "__version__", "audit", "capture", "check", "check_partition_options",
+    "compact", "compare", "compiled_backend", "explain", "fx_backend", "layout", "propose_mapping",
+    "reference", "register_annotation", "run_and_compare", "same", "save", "set_rank", "verify",
     "verify_correctness", "verify_graph", "verify_partition_options", "verifying_backend",
 ]  # fmt: skip
 
@@ -64,7 +64,7 @@ _HOMES = {
     "archive.write.writer": "ArchiveWriter",
     "checkup": "Checkup check",
     "compacting": "compact",
-    "comparing": "compare",
+    "comparing": "Proposal compare propose_mapping",
     "dumping.capturing": "capture compiled_backend fx_backend save",
     "dumping.modes": "Boundary Compiled",
     "dumping.retention": "Retention",

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dumpcmp.align.mapfile import read_mapping
 from dumpcmp.align.mesh.declared import read_stated
-from dumpcmp.align.renaming import read_mapping
 from dumpcmp.archive import paths
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive

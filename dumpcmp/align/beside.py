@@ -27,23 +27,34 @@ def paired_values(sides: Partners, sweep: Sweep | None = None) -> Iterator[Pair]
         by = sides.passes[site]
         ours = {key.slot: key for key in sides.golden.sites[site]}
         theirs = {key.slot: key for key in sides.target.sites[partner]}
-        if sweep and site.op.function != partner.op.function:
+        alike = site.op.function == partner.op.function and _num_taken(ours) == _num_taken(theirs)
+        if sweep and not alike:
             yield from _same_strands(sweep, ours, theirs, by)
         for slot in [slot for slot in ours if slot in theirs]:
-            if _belong(sides, sweep, ours[slot], theirs[slot], by):
+            if _belong(sides, sweep, ours[slot], theirs[slot], by, alike):
                 yield Pair(ours.pop(slot), theirs.pop(slot), by)
         for kind in dict.fromkeys(slot.kind for slot in (*ours, *theirs)):
             left = [key for slot, key in ours.items() if slot.kind == kind]
             right = [key for slot, key in theirs.items() if slot.kind == kind]
             for one, other in zip_longest(left, right):
-                yield from _maybe(sides, sweep, one, other)
+                yield from _maybe(sides, sweep, one, other, alike)
 
 
-def _belong(sides: Partners, sweep: Sweep | None, golden: Key, target: Key, by: PairedBy) -> bool:
-    """Whether the values of one slot are the same: of one shape, or so by all that is known."""
+def _num_taken(slots: KeysBySlot) -> int:
+    return sum(slot.kind == "input" for slot in slots)
+
+
+def _belong(
+    sides: Partners, sweep: Sweep | None, golden: Key, target: Key, by: PairedBy, alike: bool
+) -> bool:
+    """Whether the values of one slot are the same: of one shape, or so by all that is known.
+
+    Calls that are `alike` are of one function and take as many values.
+    """
     if sides.fit(golden, target):
         one, other = sides.golden.record(golden).dtype, sides.target.record(target).dtype
-        if golden.op.function == target.op.function:
+        same = golden.op.function == target.op.function
+        if alike or (same and not (sweep and golden.slot.is_input)):
             return True
         if sweep and golden.slot.kind == "grad_input":
             return False  # of what one takes as it is and the other as a view: see `_gradients`
@@ -81,10 +92,10 @@ def _same_strands(
 
 
 def _maybe(
-    sides: Partners, sweep: Sweep | None, golden: Key | None, target: Key | None
+    sides: Partners, sweep: Sweep | None, golden: Key | None, target: Key | None, alike: bool
 ) -> Iterator[Pair]:
     """A pair where both are there and of one shape, else each alone."""
-    if golden and target and _belong(sides, sweep, golden, target, PairedBy.ORDER):
+    if golden and target and _belong(sides, sweep, golden, target, PairedBy.ORDER, alike):
         yield Pair(golden, target, PairedBy.ORDER)
         return
     if golden:

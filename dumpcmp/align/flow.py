@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.align.pieces import lie_of
 from dumpcmp.align.synonyms import canonical, contracts, gives_views, keeps_elements
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Record
 
 Strand = int
 Content = tuple[str, str]  # dtype and digest
+_MANY = 16  # elements that two values do not share by chance
 Expression = tuple[object, ...]  # what a call does, and the strands that it does it to
 
 
@@ -162,12 +164,20 @@ class Flow:
         for key in keys:
             record = self.listing.record(key)
             if key.slot.is_output and self.root(self.strand(key)) == base:
-                yield key, base, (record.shape, record.stride, record.storage_offset)
+                yield key, base, lie_of(record)
 
     def contents(self) -> Iterator[tuple[Site, Content, Strand]]:
         """What came in from outside: a call that took it, its bytes, and its strand."""
         for key, (record, *_) in self.listing.values.items():
             if record.same_as is None and key.slot.is_input and (content := content_of(record)):
+                yield key.site, content, self.strand(key)
+
+    def results(self) -> Iterator[tuple[Site, Content, Strand]]:
+        """What was computed, as far as its bytes tell it from others: no masks, no few numbers."""
+        for key, (record, *_) in self.listing.values.items():
+            made = record.same_as is None and key.slot.is_output and not key.op.is_module
+            tells = made and "float" in record.dtype and math.prod(record.shape) >= _MANY
+            if tells and (content := content_of(record)):
                 yield key.site, content, self.strand(key)
 
     def contracted(self, doing: Doing) -> list[Strand] | None:

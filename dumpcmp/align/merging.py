@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.partners import Partners
-from dumpcmp.align.renaming import Merge, unwrapped
+from dumpcmp.align.pieces import parts_of
+from dumpcmp.align.renaming import Merge, unwrapped, value_name
+from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.record import Record
-from dumpcmp.nouns.row import Cut, Pair, PairedBy
+from dumpcmp.nouns.row import Pair, PairedBy
 
-Extents = tuple[int, ...]
-
-
-def parts_of(shapes: Sequence[Extents], whole: Extents) -> list[Cut] | None:
-    """Where pieces lie in the whole that they make up one after another; None where they do not.
-
-    The last dim that fits counts, which is that of features; of stacked pieces, a dim of its own.
-    """
-    for axis in reversed(range(len(whole))):
-        others = {shape[:axis] + shape[axis + 1 :] for shape in shapes if len(shape) == len(whole)}
-        if others == {whole[:axis] + whole[axis + 1 :]} and len(shapes) > 1:
-            ends = list(accumulate(shape[axis] for shape in shapes))
-            if all(len(shape) == len(whole) for shape in shapes) and ends[-1] == whole[axis]:
-                return [Cut(axis, a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-    for axis in range(len(whole)):
-        stacked = {whole[:axis] + whole[axis + 1 :]}
-        if set(shapes) == stacked and len(shapes) == whole[axis]:
-            return [Cut(axis, n, n + 1, stacked=True) for n in range(len(shapes))]
-    return None
+WholeAndPieces = tuple[Key, list[Key]]  # a whole, and its pieces in their order
 
 
 def merged_pairs(sides: Partners) -> list[Pair]:
@@ -41,33 +22,68 @@ def merged_pairs(sides: Partners) -> list[Pair]:
 
 
 def with_merged(found: Sequence[Pair], pairs: Iterable[Pair]) -> list[Pair]:
-    """`pairs`, but `found` for what stands alone and is in those."""
+    """`pairs`, but `found` for what stands alone and is in those.
+
+    What the user calls the same as a whole is nothing else besides.
+    """
     ours, theirs = {pair.golden for pair in found}, {pair.target for pair in found}
-    kept = [
-        pair
-        for pair in pairs
-        if pair.both or (pair.golden not in ours and pair.target not in theirs)
-    ]
+    whole = [pair for pair in found if not (pair.golden_part or pair.target_part)]
+    stated = {pair.golden for pair in whole}, {pair.target for pair in whole}
+    kept = []
+    for pair in pairs:
+        if pair.both and (pair.golden in stated[0] or pair.target in stated[1]):
+            apart = (Pair(pair.golden, None), Pair(None, pair.target))
+            kept += [one for one in apart if one.key not in ours and one.key not in theirs]
+        elif pair.both or (pair.golden not in ours and pair.target not in theirs):
+            kept.append(pair)
     return [*kept, *found]
 
 
 def _pairs(sides: Partners, merge: Merge) -> Iterator[Pair]:
-    pieces, whole = (
-        (sides.golden, sides.target) if merge.of_golden else (sides.target, sides.golden)
+    pieces, whole = _sides_of(sides, merge)
+    groups = list(_values(sides, merge) if merge.of_values else _slots(sides, merge))
+    found = [pair for group in groups for pair in _cut(group, pieces, whole, merge)]
+    made = [group for group in groups if group[0].slot.is_output or merge.of_values]
+    fitting = {pair.target if merge.of_golden else pair.golden for pair in found}
+    if merge.is_stated and made and not any(key in fitting for key, _ in made):
+        raise _misfit(*made[0], pieces, whole, merge)
+    yield from found
+
+
+def _sides_of(sides: Partners, merge: Merge) -> tuple[Listing, Listing]:
+    """The listing that has the pieces, and the one that has the whole."""
+    return (sides.golden, sides.target) if merge.of_golden else (sides.target, sides.golden)
+
+
+def _misfit(
+    key: Key, group: Sequence[Key], pieces: Listing, whole: Listing, merge: Merge
+) -> AlignError:
+    shapes = ", ".join(str(list(pieces.record(one).shape)) for one in group)
+    axis = "an axis" if merge.axis is None else f"axis {merge.axis}"
+    turns = f", in {merge.groups} groups" if merge.groups > 1 else ""
+    return AlignError(
+        f"mapping {merge.line!r}: {shapes} do not make up {list(whole.record(key).shape)} of "
+        f"{key} along {axis}{turns}",
+        hint="leave `axis` and `groups` out to have them found from shapes, or see "
+        "`dumpcmp map` for what the values say",
     )
-    for site, group in _groups(sides, merge, pieces, whole).items():
+
+
+def _slots(sides: Partners, merge: Merge) -> Iterator[WholeAndPieces]:
+    """The values of calls that are pieces, slot by slot."""
+    pieces, whole = _sides_of(sides, merge)
+    for site, calls in _groups(sides, merge).items():
         for key in whole.sites[site]:
-            keys = [one.key(key.slot) for one in group]
+            keys = [one.key(key.slot) for one in calls]
             if all(one in pieces.values for one in keys):
-                yield from _cut(key, keys, whole.record(key), pieces, merge.of_golden)
+                yield key, keys
 
 
-def _groups(
-    sides: Partners, merge: Merge, pieces: Listing, whole: Listing
-) -> dict[Site, list[Site]]:
+def _groups(sides: Partners, merge: Merge) -> dict[Site, list[Site]]:
     """The calls of pieces by the call that has them in one; all of them, in their order."""
-    terms: Mapping[Site, Site] = sides.terms
-    own = {terms.get(site, site) if merge.of_golden else site: site for site in whole.sites}
+    pieces, whole = _sides_of(sides, merge)
+    terms = sides.terms
+    own = {terms[site] if merge.of_golden else site: site for site in whole.sites}
     found: dict[Site, dict[int, Site]] = {}
     for site in pieces.sites:
         here = site if merge.of_golden else terms[site]
@@ -80,27 +96,41 @@ def _groups(
     return {site: [g[n] for n in range(num)] for site, g in found.items() if len(g) == num}
 
 
-def _cut(
-    whole: Key, pieces: Sequence[Key], record: Record, listing: Listing, of_golden: bool
-) -> Iterator[Pair]:
-    parts = parts_of([listing.record(key).shape for key in pieces], record.shape)
-    for key, part in zip(pieces, parts or (), strict=False):
-        if of_golden:
-            yield replace(Pair(key, whole, PairedBy.MAPPING), target_part=part)
+def _values(sides: Partners, merge: Merge) -> Iterator[WholeAndPieces]:
+    """The values that are pieces by their own names."""
+    pieces, whole = _sides_of(sides, merge)
+
+    def named(key: Key, listing: Listing) -> tuple[str, int, str]:
+        site = key.site if listing is sides.golden else sides.terms[key.site]
+        return site.model, site.step, value_name(key)
+
+    own = {named(key, whole): key for key in whole.values}
+    found: dict[Key, dict[int, Key]] = {}
+    for key in pieces.values:
+        model, step, name = named(key, pieces)
+        for n, rule in enumerate(merge.rules):
+            called = rule.renamed(name)
+            there = own.get((model, step, called)) if called is not None else None
+            if there is not None:
+                found.setdefault(there, {})[n] = key
+    num = len(merge.rules)
+    for key, group in found.items():
+        if len(group) == num:
+            yield key, [group[n] for n in range(num)]
+
+
+def _cut(group: WholeAndPieces, pieces: Listing, whole: Listing, merge: Merge) -> Iterator[Pair]:
+    """A pair for each piece; the axis that a line states is that of what ops take and give."""
+    key, keys = group
+    if len(keys) == 1:
+        one, other = (keys[0], key) if merge.of_golden else (key, keys[0])
+        yield Pair(one, other, PairedBy.MAPPING)
+        return
+    axis = None if key.slot.is_weight or key.slot.is_parameter_gradient else merge.axis
+    shapes = [pieces.record(one).shape for one in keys]
+    parts = parts_of(shapes, whole.record(key).shape, axis, merge.groups)
+    for piece, part in zip(keys, parts or (), strict=False):
+        if merge.of_golden:
+            yield replace(Pair(piece, key, PairedBy.MAPPING), target_part=part)
         else:
-            yield replace(Pair(whole, key, PairedBy.MAPPING), golden_part=part)
-
-
-def lies_at(record: Record, part: Cut) -> tuple[Extents, Extents, int]:
-    """The shape, strides and offset of a part of a value, as a view of it has them."""
-    axis, stride = part.axis, record.stride or _dense(record.shape)
-    offset = record.storage_offset + part.start * stride[axis]
-    if part.stacked:
-        shape = record.shape[:axis] + record.shape[axis + 1 :]
-        return shape, stride[:axis] + stride[axis + 1 :], offset
-    shape = (*record.shape[:axis], part.stop - part.start, *record.shape[axis + 1 :])
-    return shape, stride, offset
-
-
-def _dense(shape: Extents) -> Extents:
-    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+            yield replace(Pair(key, piece, PairedBy.MAPPING), golden_part=part)

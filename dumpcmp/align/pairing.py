@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dumpcmp.align.beside import laid_beside, left_values, paired_values
+from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.align.kindred import by_order
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.merging import merged_pairs, with_merged
@@ -26,18 +27,21 @@ _ROUNDS = 4  # by order and by flow in turn, while either finds partners
 
 
 def pair_values(
-    golden: Listing, target: Listing, renaming: Renaming | None = None, token_offset: int = 0
+    golden: Listing,
+    target: Listing,
+    renaming: Renaming | None = None,
+    counting: Counting = AS_COUNTED,
 ) -> list[Pair]:
     """Pair the values of both runs, in order of execution; none is left out.
 
-    `token_offset` is added to the target's steps, for runs that count their tokens from 1. The
-    collectives of partitioned runs stand beside what they moved.
+    `counting` says which steps belong together. The collectives of partitioned runs stand beside
+    what they moved.
     """
     if golden.num_ranks == target.num_ranks == 1:
-        pairs = _pair_model(golden, target, renaming or Renaming(), token_offset)
+        pairs = _pair_model(golden, target, renaming or Renaming(), counting)
     else:
         ours, theirs = without_collectives(golden), without_collectives(target)
-        pairs = _pair_model(ours, theirs, renaming or Renaming(), token_offset)
+        pairs = _pair_model(ours, theirs, renaming or Renaming(), counting)
         pairs = with_collectives(pairs, golden, target)
     return _with_repeats(list(_with_unwritten(pairs, golden, target)), golden, target)
 
@@ -53,14 +57,14 @@ def _with_unwritten(pairs: Iterable[Pair], golden: Listing, target: Listing) -> 
 
 
 def _pair_model(
-    golden: Listing, target: Listing, renaming: Renaming, token_offset: int
+    golden: Listing, target: Listing, renaming: Renaming, counting: Counting
 ) -> list[Pair]:
     """Pair what the model computed.
 
     What only frames a value that is paired, such as a wrapper, is laid beside its partner once
     more: of each Pair either golden or the target is in no other.
     """
-    sides = Partners(golden, target, renaming, _in_golden_terms(golden, target, token_offset))
+    sides = Partners(golden, target, renaming, in_golden_terms(golden, target, counting))
     pairs = _by_flow(sides) if sides.is_whole else by_names(sides)
     if any(call.kernel for call in target.calls.values()):
         pairs = list(by_provenance(pairs, golden, target, sides.kernel_of))
@@ -73,6 +77,8 @@ def _by_flow(sides: Partners) -> list[Pair]:
     sweep = Sweep.of(sides, merged)
     sweep.run()
     sweep.pair_modules()
+    if sweep.join_equal():
+        sweep.run()
     for _ in range(_ROUNDS):
         found = len(sides.taken)
         by_order(sides, sweep)
@@ -83,18 +89,28 @@ def _by_flow(sides: Partners) -> list[Pair]:
     return laid_beside(sweep, pairs)
 
 
-def _in_golden_terms(golden: Listing, target: Listing, token_offset: int) -> dict[Site, Site]:
-    """The target's calls by golden's names of models and steps; one model on each side pairs."""
-    ours = dict.fromkeys(site.model for site in golden.sites)
-    theirs = dict.fromkeys(site.model for site in target.sites)
+def paired_models(golden: Iterable[str], target: Iterable[str]) -> dict[str, str]:
+    """Golden's name of each model of the target; one that is left on each side pairs."""
+    ours, theirs = dict.fromkeys(golden), dict.fromkeys(target)
     names = {model: model for model in theirs}
     alone = [m for m in ours if m not in theirs], [m for m in theirs if m not in ours]
     if len(alone[0]) == len(alone[1]) == 1:
         names[alone[1][0]] = alone[0][0]
-    return {
-        site: site._replace(model=names[site.model], step=site.step + token_offset)
-        for site in target.sites
-    }
+    return names
+
+
+def models_in_golden_terms(golden: Listing, target: Listing) -> dict[str, str]:
+    """Golden's name of each model of the target."""
+    return paired_models(*((s.model for s in side.sites) for side in (golden, target)))
+
+
+def in_golden_terms(golden: Listing, target: Listing, counting: Counting) -> dict[Site, Site]:
+    """The target's calls by golden's names of models and steps."""
+    names = models_in_golden_terms(golden, target)
+    steps: dict[tuple[str, int], tuple[str, int]] = {}
+    for model, step in dict.fromkeys((site.model, site.step) for site in target.sites):
+        steps[model, step] = names[model], counting.in_golden_terms(names[model], step)
+    return {site: Site(*steps[site[:2]], *site[2:]) for site in target.sites}
 
 
 def _in_order(sides: Partners, pairs: Sequence[Pair]) -> list[Pair]:

@@ -6,19 +6,16 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-
-import yaml
 
 from dumpcmp.nouns.errors import AlignError
-from dumpcmp.nouns.key import ROOT, Op
+from dumpcmp.nouns.key import ROOT, Key, Op
 
 # Segments that wrappers put into module paths: compile, DDP, FSDP, checkpointing.
 WRAPPERS = frozenset(
     ("_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_fpw_module")
 )
 _STARS = re.compile(r"(\*\*|\*)")
-_HINT = "a mapping file has lines such as 'layers.*.attn: blocks.*.attention', golden's name first"
+HINT = "a mapping file has lines such as 'layers.*.attn: blocks.*.attention', golden's name first"
 
 
 @cache
@@ -52,10 +49,22 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Ops of which one side has in one what the other has in several, in the order of `rules`."""
+    """What one side has in one and the other in several, in the order of `rules`.
+
+    Of ops it is every value of them; of single values, just these, of which one may be alone.
+    """
 
     rules: tuple[Rule, ...]  # each names the whole that a piece belongs to
     of_golden: bool  # the pieces are golden's
+    line: str = ""  # as it is written
+    axis: int | None = None  # of what the ops take and give; None: as the shapes tell
+    groups: int = 1  # in which the pieces take turns along the axis
+    of_values: bool = False
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether the user says how the pieces lie, so that it must be so."""
+        return self.axis is not None or self.groups > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,11 @@ class Renaming:
                 yield f"--mapping {rule}: my side has no such op"
 
 
+def value_name(key: Key) -> str:
+    """A value as a mapping and ``dumpcmp show`` write it: ``layers.3/add#0/output.0``."""
+    return f"{unwrapped(key.op)}#{key.call}/{key.slot}"
+
+
 def parse_rule(pattern: str, target: str) -> Rule:
     """Read one line. ``*`` is a word of a name, ``**`` any part of it; what is inside follows.
 
@@ -89,43 +103,11 @@ def parse_rule(pattern: str, target: str) -> Rule:
     stars = _STARS.findall(pattern)
     if stars != _STARS.findall(target):
         raise AlignError(
-            f"mapping {pattern!r}: {target!r}: the two names have different wildcards", hint=_HINT
+            f"mapping {pattern!r}: {target!r}: the two names have different wildcards", hint=HINT
         )
     body = "".join(
-        {"*": "([^./@]+)", "**": "(.*)"}.get(piece, re.escape(piece))
+        {"*": "([^./@#]+)", "**": "(.*)"}.get(piece, re.escape(piece))
         for piece in _STARS.split(pattern)
     )
-    return Rule(re.compile(f"{body}((?:[./@].*)?)"), target, pattern)
-
-
-def read_mapping(path: Path) -> Renaming:
-    """Read a mapping file: YAML, golden's name of an op to the target's name."""
-    try:
-        lines = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise AlignError(f"cannot read the mapping {path}: {error}", hint=_HINT) from error
-    if not isinstance(lines, dict) or not all(
-        isinstance(word, str) for line in lines.items() for word in line
-    ):
-        raise AlignError(f"{path} does not map names to names", hint=_HINT)
-    merged = {g: t for g, t in lines.items() if "{" in g or "{" in t}
-    plain = ((g, t) for g, t in lines.items() if g not in merged)
-    return Renaming(
-        tuple(parse_rule(golden, target) for golden, target in plain),
-        tuple(parse_merge(golden, target) for golden, target in merged.items()),
-    )
-
-
-def parse_merge(golden: str, target: str) -> Merge:
-    """Read a line with pieces in braces on one side: ``"attn.{q,k,v}"`` and ``"attn.qkv"``."""
-    of_golden = "{" in golden
-    pieces, whole = (golden, target) if of_golden else (target, golden)
-    before, brace, rest = pieces.partition("{")
-    names, closing, after = rest.partition("}")
-    if not brace or not closing or "{" in whole or "," not in names:
-        raise AlignError(
-            f"mapping {golden!r}: {target!r}: one side has pieces in braces, the other has none",
-            hint="write 'layers.*.attn.{q,k,v}: blocks.*.attn.qkv', pieces in their order",
-        )
-    words = [name.strip() for name in names.split(",")]
-    return Merge(tuple(parse_rule(f"{before}{w}{after}", whole) for w in words), of_golden)
+    rest = "()" if "#" in pattern else "((?:[./@].*)?)"  # of one value there is nothing inside
+    return Rule(re.compile(body + rest), target, pattern)

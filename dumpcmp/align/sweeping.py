@@ -9,12 +9,12 @@ where the flow tells nothing. Each visit costs the same, so that a sweep is line
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dumpcmp.align.flow import Content, Doing, Expression, Flow, Strand
-from dumpcmp.align.merging import lies_at
 from dumpcmp.align.partners import Partners
+from dumpcmp.align.pieces import part_lies
 from dumpcmp.align.renaming import unwrapped
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.row import Pair, PairedBy
@@ -61,21 +61,51 @@ class Sweep:
             if mate is not None:
                 self.join(mate, strand)
 
+    def join_equal(self) -> int:
+        """Join what both sides computed, each once, with the same bytes; how many found a mate.
+
+        Two ways to a table of sines have no call in common, and what is made of it has.
+        """
+        ours = self._made(self.ours, lambda site: site, self.mates)
+        theirs = self._made(self.theirs, self.sides.terms.__getitem__, self.same)
+        found = [(ours[what], theirs[what]) for what in theirs if what in ours]
+        for golden, target in found:
+            self.join(golden, target)
+        return len(found)
+
+    def _made(
+        self, flow: Flow, terms: Callable[[Site], Site], known: Container[Strand]
+    ) -> dict[tuple[str, int, Content], Strand]:
+        """The strands that a run computed and that have no mate yet, by their bytes."""
+        found: dict[tuple[str, int, Content], Strand] = {}
+        several = set()
+        for site, content, strand in flow.results():
+            if strand not in known:
+                step = terms(site)
+                what = (step.model, step.step, content)
+                if found.setdefault(what, strand) != strand:
+                    several.add(what)
+        return {what: strand for what, strand in found.items() if what not in several}
+
     def _join_part(self, pair: Pair) -> None:
         """Know the views of a whole that are its pieces on the other side."""
         golden, target = pair.golden, pair.target
-        if golden is None or target is None or not golden.slot.is_output:
+        if golden is None or target is None:
+            return
+        if not (golden.slot.is_output or golden.slot.is_weight):
             return
         ours, theirs = self.ours.strand(golden), self.theirs.strand(target)
         if pair.target_part is not None:
             whole = self.same.setdefault(theirs, -1 - theirs)  # golden has no such strand
-            lie = lies_at(self.sides.target.record(target), pair.target_part)
+            lie = part_lies(self.sides.target.record(target), pair.target_part)
             self._lying.setdefault((whole, lie), golden)
         elif pair.golden_part is not None:
-            lie = lies_at(self.sides.golden.record(golden), pair.golden_part)
+            lie = part_lies(self.sides.golden.record(golden), pair.golden_part)
             piece = self._lying.get((self.ours.root(ours), lie))
             if piece is not None:
                 self.join(self.ours.strand(piece), theirs)
+        else:
+            self.join(ours, theirs)
 
     def _index(self) -> None:
         for site in self.sides.golden.sites:

@@ -30,8 +30,8 @@ _DIRECTORY = click.Path(path_type=Path)
 @click.option("--layer", "layers", metavar="GLOB", multiple=True,
               help="Ops to compare, such as 'layers.*.attn*'; may be given again.")  # fmt: skip
 @click.option("--token", metavar="LIST", help="Tokens (steps) to compare, from 0: 0,2,5-8.")
-@click.option("--token-offset", default=0, metavar="N",
-              help="Add N to my tokens; -1 where mine are counted from 1.")  # fmt: skip
+@click.option("--token-offset", type=int, metavar="N",
+              help="Add N to my tokens; found from the data if not stated.")  # fmt: skip
 @click.option("--layout", "layouts", metavar="FILE|OP=...", multiple=True,
               help="How values lie over ranks: YAML file, or 'layers.*.o=b s h[tp]'.")  # fmt: skip
 @click.option("--checker", default="auto", show_default=True, metavar="NAME",

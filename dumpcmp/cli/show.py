@@ -20,15 +20,35 @@ from dumpcmp.report.terminal import Screen, plain
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.argument("key_glob", metavar="[KEY-GLOB]", default="*")
+@click.argument("rest", metavar="[KEY-GLOB]", nargs=-1)
 @click.option("--values", is_flag=True, help="Print some elements of each value.")
 @click.option("--kernel", is_flag=True, help="Print the kernel that computes each op, if compiled.")
-def command(path: Path, key_glob: str, values: bool, kernel: bool) -> None:
+@click.option("--pairs", is_flag=True,
+              help="Print how calls found each other, and why others did not: of the archives "
+              "GOLDEN MY, or of a report.")  # fmt: skip
+@click.option("--mapping", type=click.Path(path_type=Path),
+              help="With --pairs of archives: a mapping, as for compare.")  # fmt: skip
+@click.option("--token-offset", type=int, metavar="N",
+              help="With --pairs of archives: add N to my tokens.")  # fmt: skip
+def command(
+    path: Path, rest: tuple[str, ...], values: bool, kernel: bool, pairs: bool,
+    mapping: Path | None, token_offset: int | None,
+) -> None:  # fmt: skip
     """Show what the archive at PATH holds: tokens, layers, ops, their shapes and extremes.
 
     KEY-GLOB selects by op (`layers.0.*`), by value (`*#0/output.0`) or with model and token
-    before it (`TinyDecoder/0/layers.0.attn#0/*`).
+    before it (`TinyDecoder/0/layers.0.attn#0/*`). With --pairs: `show --pairs GOLDEN MY` or
+    `show --pairs out/compare.csv`, and a glob over the names of ops.
     """
+    if pairs:
+        _show_pairs(path, rest, mapping, token_offset)
+        return
+    if len(rest) > 1 or mapping is not None or token_offset is not None:
+        raise SelectionError(
+            "two archives, --mapping and --token-offset go with --pairs",
+            hint="dumpcmp show --pairs GOLDEN MY",
+        )
+    key_glob = rest[0] if rest else "*"
     archive = Archive(path)
     console = Screen(soft_wrap=True)
     for problem in archive.problems:
@@ -47,6 +67,45 @@ def command(path: Path, key_glob: str, values: bool, kernel: bool) -> None:
         raise SelectionError(
             f"nothing in {path} is called {key_glob!r}", hint="quote the glob: 'layers.0.*'"
         )
+
+
+def _show_pairs(
+    path: Path, rest: tuple[str, ...], mapping: Path | None, token_offset: int | None
+) -> None:
+    """Print the calls of two archives, or the values of a report, each with its partner or why."""
+    from dumpcmp.comparing.matches import matches_in, matches_of
+
+    if path.is_dir() and rest:
+        found = matches_of(path, Path(rest[0]), mapping, token_offset)
+        rest = rest[1:]
+    elif path.is_dir():
+        hint = "dumpcmp show --pairs GOLDEN MY"
+        raise SelectionError("--pairs needs a second archive, or a report", hint=hint)
+    else:
+        found = matches_in(path)
+    glob = rest[0] if rest else "*"
+    console = Screen(soft_wrap=True)
+    chosen = [one for one in found.found if _names(glob, one.golden, one.target)]
+    if not chosen:
+        raise SelectionError(f"no call is named {glob!r}", hint="quote the glob: 'layers.0.*'")
+    for remark in found.remarks:
+        console.print(plain(f"note: {remark}", "yellow"))
+    for by, count in found.counts.items():
+        console.print(plain(f"{count} values paired by {by}"))
+    for one in chosen:
+        if one.both:
+            console.print(plain(f"{one.golden}  =  {one.target}  by {one.by}"))
+    for side, name in (("golden", "golden"), ("target", "my side")):
+        alone = [one for one in chosen if getattr(one, side) and not one.both]
+        console.print(plain(f"only {name}: {len(alone)}", "bold"))
+        for one in alone:
+            console.print(plain(f"  {getattr(one, side)}  {one.why}"))
+
+
+def _names(glob: str, *names: str) -> bool:
+    """Whether `glob` selects any of the names, which have a token before them."""
+    ops = [name.partition(" ")[2].partition(" ")[2] for name in names if name]
+    return any(fnmatchcase(op, glob) or fnmatchcase(op.partition("#")[0], glob) for op in ops)
 
 
 def _show_kernels(archive: Archive, glob: str) -> None:

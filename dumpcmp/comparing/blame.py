@@ -9,7 +9,7 @@ from typing import Any
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.taping import tensor_of
-from dumpcmp.comparing.visits import RowGradient, RowNode, Visit
+from dumpcmp.comparing.visits import RowGradient, RowNode, Visit, strongest
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import Row, Verdict, Why
@@ -21,8 +21,8 @@ def blame(rows: Sequence[Row], golden: Listing, target: Listing) -> list[Row]:
     A call is a root where it did something wrong with what it was given. Of one that could not be
     run again, that is supposed where all that it was given agrees and what it gave out does not. A
     value from outside is a root where nothing diverged before, or where it is known to be another.
-    A call that only one side has is one where what it was given agrees and what took its output
-    does not. A module inherits from what is inside.
+    A call that only one side has is one where what it was given agrees, what took its output does
+    not, and nothing that was measured explains that. A module inherits from what is inside.
     """
     return blame_after(None, rows, golden, target)[0]
 
@@ -34,14 +34,15 @@ def blame_after(
 
     Gives the latest root of these steps, too.
     """
-    flow = _Flow.of(rows, golden.links, target.links)
+    flow = _Flow.of(rows, golden, target)
     if before is not None:
         flow.add_root(RowNode(before, Visit(before.key.site)))
     for step in sorted(flow.steps):  # what backward made wrong in one, the next begins with
         flow.forward(flow.steps[step])
         flow.backward(flow.steps[step])
-    latest = flow.latest_root
-    return [_blamed(value, target) for value in flow.values], latest.row if latest else None
+    latest, idle = flow.latest_root, flow.idle_roots()
+    blamed = [_blamed(value, target, idle) for value in flow.values]
+    return blamed, latest.row if latest else None
 
 
 def in_order(roots: Iterable[Row]) -> list[Row]:
@@ -70,11 +71,11 @@ class _Flow:
     target_links: Mapping[Key, Key]
     mattering: set[RowNode] = field(default_factory=set)
     roots: list[RowNode] = field(default_factory=list)  # in the order in which they were found
+    taken: Mapping[Visit, Sequence[RowNode]] = field(default_factory=dict)  # by calls of one side
+    unfounded: set[RowNode] = field(default_factory=set)  # made of nothing that both sides have
 
     @classmethod
-    def of(
-        cls, rows: Sequence[Row], golden_links: Mapping[Key, Key], target_links: Mapping[Key, Key]
-    ) -> _Flow:
+    def of(cls, rows: Sequence[Row], golden: Listing, target: Listing) -> _Flow:
         """Link the rows; what golden lacks of a call is a call apart."""
         calls: dict[tuple[Site, bool], Visit] = {}
         values: list[RowNode] = []
@@ -88,9 +89,9 @@ class _Flow:
             ours.setdefault(row.golden_key, values[-1])
             theirs.setdefault(row.target_key, values[-1])
         for value in values:
-            golden, target = value.row.golden_key, value.row.target_key
-            before = golden_links.get(golden) if golden else None
-            beside = target_links.get(target) if target else None
+            one, other = value.row.golden_key, value.row.target_key
+            before = golden.links.get(one) if one else None
+            beside = target.links.get(other) if other else None
             found = (ours.get(before) if before else None, theirs.get(beside) if beside else None)
             value.sources = [s for s in dict.fromkeys(found) if s is not None and s is not value]
             for source in value.sources:
@@ -98,7 +99,12 @@ class _Flow:
         steps: dict[int, list[Visit]] = defaultdict(list)
         for call in calls.values():
             steps[call.site.step].append(call)
-        return cls(values, dict(steps), golden_links, target_links, _mattering(values))
+        taken = {
+            call: _inputs(site, golden, ours) if is_ours else _inputs(site, target, theirs)
+            for (site, is_ours), call in calls.items()
+            if call.is_alone and not site.op.is_module
+        }
+        return cls(values, dict(steps), golden.links, target.links, _mattering(values), taken=taken)
 
     def add_root(self, value: RowNode) -> RowNode:
         self.roots.append(value)
@@ -107,7 +113,21 @@ class _Flow:
 
     @property
     def latest_root(self) -> RowNode | None:
-        return self.roots[-1] if self.roots else None
+        measured = (root for root in reversed(self.roots) if not root.is_alone)
+        return next(measured, self.roots[-1] if self.roots else None)
+
+    def idle_roots(self) -> dict[RowNode, RowNode]:
+        """Calls of one side alone that are no roots, and those that are in their stead.
+
+        They are made of constants alone, such as another way to a table or a mask, while something
+        that was measured is known to be wrong.
+        """
+        known: dict[int, RowNode] = {}
+        for root in self.roots:
+            if not root.is_alone:
+                known.setdefault(root.row.key.step, root)
+        unfounded = [root for root in self.roots if root in self.unfounded]
+        return {root: known[s] for root in unfounded if (s := root.row.key.step) in known}
 
     def forward(self, calls: Sequence[Visit]) -> None:
         """Visit each call of a step when it begins, and each module once more when it ends."""
@@ -134,7 +154,7 @@ class _Flow:
                 value.cause = value.inherited
             elif value.fails:
                 value.cause = self._cause_of_input(value)
-            call.cause = call.cause or value.cause
+            call.cause = strongest((call.cause, value.cause))
             value.upstream = value.cause or _upstream_of(value, None)
             call.upstream = call.upstream or value.upstream
 
@@ -154,7 +174,7 @@ class _Flow:
         for value in call.outputs:
             if value.fails:
                 value.cause = self._cause_of_output(value, call)
-                call.cause = call.cause or value.cause
+                call.cause = strongest((call.cause, value.cause))
             elif value.row.verdict is Verdict.FUSED:
                 value.cause = call.cause
             value.upstream = value.cause or _upstream_of(value, call)
@@ -162,7 +182,7 @@ class _Flow:
     def _cause_of_output(self, value: RowNode, call: Visit) -> RowNode:
         if value.begins:
             return self.add_root(value)
-        cause = value.inherited or call.cause
+        cause = strongest((value.inherited, call.cause))
         if value.is_heir:
             cause = cause or _upstream_of(value, call) or self.latest_root
         if cause is None and len(self.roots) > call.num_roots:  # something inside this module
@@ -173,6 +193,10 @@ class _Flow:
 
     def _leave_alone(self, call: Visit) -> None:
         """A call that only one side has: a root, if it matters and what it was given agrees."""
+        taken = self.taken.get(call, ())
+        founded = any(not v.is_alone or set(v.sources) - self.unfounded for v in taken)
+        if not founded and not call.site.op.is_module:
+            self.unfounded.update(call.outputs)
         hidden = all(value.is_hidden or not value.fails for value in call.outputs)
         matters = any(value in self.mattering for value in call.outputs)
         if call.cause is None and not hidden and matters:
@@ -262,6 +286,12 @@ def _upstream_of(value: RowNode, call: Visit | None) -> RowNode | None:
     return found or (call.upstream if call else None)
 
 
+def _inputs(site: Site, listing: Listing, nodes: Mapping[Key | None, RowNode]) -> list[RowNode]:
+    """What a call of one run took, wherever the rows of it stand."""
+    keys = listing.sites.get(site, ())
+    return [nodes[key] for key in keys if key.slot.is_input and key in nodes]
+
+
 def _mattering(values: Iterable[RowNode]) -> set[RowNode]:
     """The values that something which both sides have and which fails took, at any remove."""
     found: set[RowNode] = set()
@@ -277,12 +307,14 @@ def _mattering(values: Iterable[RowNode]) -> set[RowNode]:
     return found
 
 
-def _blamed(value: RowNode, target: Listing) -> Row:
+def _blamed(value: RowNode, target: Listing, idle: Mapping[RowNode, RowNode]) -> Row:
     """The row with what was found out about it."""
-    row = value.row
-    if value.cause is value:
+    row, cause = value.row, value.cause
+    if cause is not None and cause in idle:
+        cause = None if value.is_alone else idle[cause]
+    if cause is value:
         return replace(row, root=True, **_shared(row, target))
-    return replace(row, cause=value.cause.row.key if value.cause and value.fails else None)
+    return replace(row, cause=cause.row.key if cause and value.fails else None)
 
 
 def _shared(row: Row, target: Listing) -> dict[str, Any]:

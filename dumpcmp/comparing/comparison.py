@@ -8,10 +8,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from dumpcmp.align.counting import Counting
 from dumpcmp.align.followers import followers
+from dumpcmp.align.mapfile import read_mapping
 from dumpcmp.align.mesh.declared import read_stated
 from dumpcmp.align.pairing import pair_values
-from dumpcmp.align.renaming import Renaming, read_mapping
+from dumpcmp.align.renaming import Renaming
+from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.blame import blame_after, in_order
 from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
@@ -21,6 +24,7 @@ from dumpcmp.comparing.leaves import differ_anywhere
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
 from dumpcmp.comparing.own_metrics import asking, loadable
 from dumpcmp.comparing.placing import device_named, placed, plain_arithmetic, workers_for
+from dumpcmp.comparing.proposals import mapping_by_values
 from dumpcmp.comparing.remarks import Noted, caveats, facts_to_know, missing_of, one_sided
 from dumpcmp.comparing.requests import Asking, spared
 from dumpcmp.comparing.reruns import Replaying
@@ -29,6 +33,7 @@ from dumpcmp.comparing.showing import Showing
 from dumpcmp.comparing.side import OpenRun, archive_at, open_run
 from dumpcmp.comparing.spans import Collected, Span, spans
 from dumpcmp.comparing.staleness import WeightHistory
+from dumpcmp.comparing.stepping import counted_steps
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import (
     Checker,
@@ -54,7 +59,7 @@ def compare(
     mapping: PathLike | None = None,
     layers: str | Sequence[str] | None = None,
     tokens: str | Iterable[int] | None = None,
-    token_offset: int = 0,
+    token_offset: int | None = None,
     layouts: str | Sequence[str] = (),
     checker: Checker | None = None,
     metrics: str | Sequence[str] = (),
@@ -75,26 +80,31 @@ def compare(
         outcome.to_pandas()
 
     `reference` is an archive of golden in higher precision. `layers` and `tokens` select as in
-    `dumpcmp.capture`. `layouts` say how a partitioned run's values lie over its mesh: files, or
-    lines such as ``"layers.*.o=b s h[tp:partial]"``. `replay` says which ops are run again in
-    float64 on what the target was given: ``"auto"`` those that need it, ``"all"``, or ``"off"``.
-    `allow` names shortcuts in arithmetic that the target took, such as
-    ``"tf32"``, besides those that its run had leave to take. Runs that are known not to be whole
-    are never called the same, unless `partial` says that this is known. What is measured is held
-    against its digest; `verify_digests` does so with values, too, that need not be read because
-    their digests are the same. `closely` is the number of rows, the roots and the worst ones, that
-    the outcome's `background` looks at closely, or a glob over their ops. `executor`, or `jobs`
-    processes, do the measuring, or a `device` such as ``"cuda"``; the outcome is the same.
+    `dumpcmp.capture`; `token_offset` is added to the target's tokens, and is found from what the
+    steps were given where it is not stated. `layouts` say how a partitioned run's values lie over
+    its mesh: files, or lines such as ``"layers.*.o=b s h[tp:partial]"``. `replay` says which ops
+    are run again in float64 on what the target was given: ``"auto"`` those that need it, ``"all"``,
+    or ``"off"``. `allow` names shortcuts in arithmetic that the target took, such as ``"tf32"``,
+    besides those that its run had leave to take. Runs that are known not to be whole are never
+    called the same, unless `partial` says that this is known. What is measured is held against its
+    digest; `verify_digests` does so with values, too, that need not be read because their digests
+    are the same. `closely` is the number of rows, the roots and the worst ones, that the outcome's
+    `background` looks at closely, or a glob over their ops. `executor`, or `jobs` processes, do the
+    measuring, or a `device` such as ``"cuda"``; the outcome is the same.
     """
     _forget()
     tap = make_tap(tokens, layers)
     stated = read_stated([layouts] if isinstance(layouts, str) else layouts)
-    ours = open_run(golden, tap, declared=stated.golden)
-    theirs = open_run(target, tap, token_offset, stated.target)
+    archives = Archive(golden), Archive(target)
+    counting = counted_steps(*archives, token_offset)
+    ours = open_run(archives[0], tap, declared=stated.golden)
+    theirs = open_run(archives[1], tap, counting, stated.target)
     finer = open_run(reference, tap) if reference is not None else None
+    proposal = mapping_by_values(*archives) if mapping is None else None
+    renaming = Renaming() if mapping is None else read_mapping(Path(mapping))
     comparing = _Comparing(
-        renaming=read_mapping(Path(mapping)) if mapping is not None else Renaming(),
-        token_offset=token_offset,
+        renaming=proposal.renaming if proposal else renaming,
+        counting=counting,
         rule=_chosen(checker, finer),
         metrics=loadable([metrics] if isinstance(metrics, str) else metrics),
         replaying=_replaying(replay),
@@ -109,6 +119,8 @@ def compare(
             comparing.compare(span, workers, progress)
     rows, noted = comparing.gathered.rows, comparing.noted
     remarks = [
+        *counting.remarks,
+        *(proposal.remarks if proposal else ()),
         *noted.idle_calls(),
         *caveats(comparing.rule, rows),
         *noted.own_metrics(),
@@ -127,7 +139,7 @@ class _Comparing:
     """How to compare, and what earlier spans of steps have come to."""
 
     renaming: Renaming
-    token_offset: int
+    counting: Counting
     rule: Checker
     metrics: tuple[str, ...]
     replaying: Replaying
@@ -148,7 +160,7 @@ class _Comparing:
         for side in (ours, theirs):
             side.check_digests(every=self.verify_digests)
         shortcuts = allowed(self.allow, theirs)
-        pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.token_offset)
+        pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.counting)
         ways = Ways.of(ours.listing, theirs.listing)
         work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
         work = placed(asking(work, self.metrics), self.device)
@@ -165,8 +177,8 @@ class _Comparing:
         self.is_apart |= differ_anywhere(pairs, measured)
         measured = clues.flips.measured(work, measured, rule.closeness)
         evidence = gather(pairs, measured, clues, ways)
-        asked = Asking.of(ours.archive), Asking.of(theirs.archive, self.token_offset)
-        evidence = spared(evidence, *asked)
+        asked = Asking.of(ours.archive), Asking.of(theirs.archive, self.counting)
+        evidence = spared(evidence, *asked, self.counting.names)
         following = followers(pairs, ours.listing, theirs.listing)
         judgements = judge_all(evidence, rule, flow.sources, following)
         rows = [_row(one, judgements[one.pair], ways) for one in evidence]

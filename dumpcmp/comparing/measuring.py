@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, Basis, assemble, by_rank, explain
 from dumpcmp.align.mesh.deliveries import Traffic
+from dumpcmp.align.pieces import cut_out
 from dumpcmp.comparing.laying import Handover, Job, Task, look_again
 from dumpcmp.comparing.own_metrics import measured_by
 from dumpcmp.comparing.side import Shares, archive_at
@@ -88,10 +89,7 @@ def _measured(task: Task) -> Measured:
 
 def _part(value: Value, part: Cut | None) -> Value:
     """What of `value` the other side has as a value of its own."""
-    if part is None:
-        return value
-    where = part.start if part.stacked else slice(part.start, part.stop)
-    return Value(value.dtype, value.bits[(slice(None),) * part.axis + (where,)])
+    return value if part is None else Value(value.dtype, cut_out(value.bits, part))
 
 
 def _measured_pair(task: Task, golden: Value, target: Value) -> Measured:
@@ -116,7 +114,9 @@ def side_of(task: Task, is_target: bool) -> Value:
     if task.golden.is_partitioned or task.target.is_partitioned:
         sides = assemble(task.golden.held(), task.target.held(), task.limit, task.assumed)
         return sides[is_target].value
-    return _whole(task.target if is_target else task.golden)
+    if is_target:
+        return _part(_whole(task.target), task.target_part)
+    return _part(_whole(task.golden), task.golden_part)
 
 
 def sides_of(task: Task) -> tuple[Value, Value]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge import Evidence
 from dumpcmp.nouns.key import Key
@@ -22,21 +23,21 @@ class Asking:
     """What the capture of one side was told to record."""
 
     tap: Tap = _ALL
-    token_offset: int = 0  # the steps of the side's own count are so many less
+    counting: Counting = AS_COUNTED  # from the steps of the side's own count
 
     @classmethod
-    def of(cls, archive: Archive, token_offset: int = 0) -> Asking:
+    def of(cls, archive: Archive, counting: Counting = AS_COUNTED) -> Asking:
         """What the archive says of its filters; one that says nothing has none."""
         runs = (facts.get("run", {}) for facts in archive.run.values())
         stated: dict[str, Any] = next(
             (run["filters"] for run in runs if isinstance(run.get("filters"), dict)), {}
         )
-        return cls(_tap(stated), token_offset) if stated else cls()
+        return cls(_tap(stated) if stated else _ALL, counting)
 
     def leaves_out(self, key: Key) -> str:
         """The option by which a value of this name was left out; empty where none did."""
         tap, slot = self.tap, key.slot
-        if not tap.selects_step(key.step - self.token_offset):
+        if not tap.selects_step(key.step - self.counting.offset(key.model)):
             tokens = f"--token {','.join(map(spelled, tap.steps))}" if tap.steps else ""
             return " ".join(filter(None, (tokens, f"--every {tap.every}" * (tap.every > 1))))
         if not tap.selects_op(key.op):
@@ -65,14 +66,27 @@ def _tap(stated: dict[str, Any]) -> Tap:
     )
 
 
-def spared(evidence: Iterable[Evidence], golden: Asking, target: Asking) -> list[Evidence]:
-    """`evidence`, where one side is alone, with why the other was not to record it."""
-    return [replace(one, unasked=_unasked(one.pair, golden, target)) for one in evidence]
+def spared(
+    evidence: Iterable[Evidence],
+    golden: Asking,
+    target: Asking,
+    models: Mapping[str, str] | None = None,
+) -> list[Evidence]:
+    """`evidence`, where one side is alone, with why the other was not to record it.
+
+    `models` are golden's names of the target's models.
+    """
+    names = models or {}
+    return [replace(one, unasked=_unasked(one.pair, golden, target, names)) for one in evidence]
 
 
-def _unasked(pair: Pair, golden: Asking, target: Asking) -> str:
+def _unasked(pair: Pair, golden: Asking, target: Asking, models: Mapping[str, str]) -> str:
     if pair.both:
         return ""
+    is_golden = pair.golden is not None
+    model = pair.key.model if is_golden else models.get(pair.key.model, pair.key.model)
+    if said := target.counting.why_alone(model, pair.key.step, is_golden=is_golden):
+        return said
     side, asked = ("golden", golden) if pair.golden is None else ("my side", target)
     option = asked.leaves_out(pair.key)
     return f"not recorded by request: {side} was dumped with {option}" if option else ""

@@ -181,6 +181,8 @@ class Planner:
             raise UnknownError(f"{slot} is moved by a collective")
         if task.target.problem:
             raise UnknownError(f"{slot} is not stored: {task.target.problem}")
+        if task.golden_part:
+            raise UnknownError(f"the target has {slot} in several values")
         if task.target.is_summarised or task.golden.is_summarised:
             raise UnknownError("only summaries are kept")
         return Loading(task)

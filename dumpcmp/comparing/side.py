@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.assemble import Held, RunFacts
 from dumpcmp.align.mesh.declared import Declarations
@@ -94,12 +95,12 @@ class Side:
 class OpenRun:
     """An archive that is open to be compared, from which Sides are taken: all of it, or by steps.
 
-    Steps are counted from the offset: they are golden's.
+    Steps are counted as golden counts them.
     """
 
     archive: Archive
     tap: Tap
-    token_offset: int = 0
+    counting: Counting = AS_COUNTED
     facts: RunFacts = field(default_factory=RunFacts)
     ops: set[Op] = field(default_factory=set)  # all that were seen, selected or not
     _given: frozenset[str] = frozenset()
@@ -113,8 +114,13 @@ class OpenRun:
     @property
     def all_steps(self) -> list[int]:
         """The steps of the run, of whatever model."""
-        models = self.archive.models
-        return sorted({s + self.token_offset for m in models for s in self.archive.steps(m)})
+        return sorted({step for _, _, step in self._counted()})
+
+    def _counted(self) -> Iterator[tuple[str, int, int]]:
+        """The models and steps of the run, and what golden calls these steps."""
+        for model in self.archive.models:
+            for step in self.archive.steps(model):
+                yield model, step, self.counting.in_golden_terms(model, step)
 
     @property
     def is_one_model(self) -> bool:
@@ -128,8 +134,7 @@ class OpenRun:
 
     def num_values(self, step: int) -> int:
         """How many values the models have at `step`."""
-        found = self.archive
-        return sum(found.num_values(model, step - self.token_offset) for model in found.models)
+        return sum(self.archive.num_values(*place) for place in self._places([step]))
 
     def side(self, steps: Collection[int] | None = None) -> Side:
         """What is selected of `steps`, or of all."""
@@ -152,9 +157,8 @@ class OpenRun:
         return Side(archive, listing, self.facts, self._first_steps(listing), is_whole, before)
 
     def _places(self, steps: Collection[int]) -> Iterator[tuple[str, int]]:
-        wanted = {step - self.token_offset for step in steps}
-        for model in self.archive.models:
-            yield from ((model, step) for step in self.archive.steps(model) if step in wanted)
+        wanted = frozenset(steps)
+        yield from ((model, own) for model, own, step in self._counted() if step in wanted)
 
     def _first_steps(self, listing: Listing) -> dict[str, int]:
         """The first step of each model, now or in an earlier span."""
@@ -180,15 +184,25 @@ def given_out(listing: Listing) -> frozenset[str]:
 
 
 def open_run(
-    path: str | Path, tap: Tap, token_offset: int = 0, declared: Declarations | None = None
+    path: str | Path | Archive,
+    tap: Tap,
+    counting: Counting = AS_COUNTED,
+    declared: Declarations | None = None,
 ) -> OpenRun:
-    """Open the archive at `path`, of which `tap` selects; steps are counted from the offset.
+    """Open the archive at `path`, of which `tap` selects; steps are counted as `counting` says.
 
     `declared` is what the user states about the layouts of a partitioned run.
     """
-    archive = Archive(path)
+    archive = path if isinstance(path, Archive) else Archive(path)
     facts = RunFacts(archive.world_size, archive.missing_ranks, declared or Declarations())
-    return OpenRun(archive, tap, token_offset, facts)
+    return OpenRun(archive, tap, counting, facts)
+
+
+def first_side(path: str | Path | Archive, tap: Tap) -> Side:
+    """The first step of each model of an archive, as `tap` selects."""
+    run = open_run(path, tap)
+    firsts = {step for model in run.archive.models for step in run.archive.steps(model)[:1]}
+    return run.side(firsts)
 
 
 def open_side(path: str | Path, tap: Tap) -> Side:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dumpcmp.nouns.arithmetic import feeds_gradient
@@ -66,7 +66,16 @@ class RowNode:
     @property
     def inherited(self) -> RowNode | None:
         """Why a value that it is fails."""
-        return next((source.cause for source in self.sources if source.cause), None)
+        return strongest(source.cause for source in self.sources)
+
+
+def strongest(causes: Iterable[RowNode | None]) -> RowNode | None:
+    """The first of `causes` that both sides have, or else the first.
+
+    What one side alone computes may be another way to the same: what was measured tells more.
+    """
+    found = [cause for cause in causes if cause is not None]
+    return next((cause for cause in found if not cause.is_alone), found[0] if found else None)
 
 
 @dataclass(eq=False, slots=True)
@@ -152,15 +161,17 @@ class RowGradient:
         """Why that fails, or another gradient that it is."""
         same = (source for value in self.values for source in value.sources)
         others = [v.gradient for v in (*self.given, *same) if v.gradient is not self]
-        return next((other.cause for other in others if other and other.cause), None)
+        return strongest(other.cause for other in others if other)
 
     @property
     def value_cause(self) -> RowNode | None:
         """Why a value of the forward pass fails that it is computed from."""
-        for call in self.calls:
-            own = [value.row.key.slot for value in call.values if value.gradient is self]
-            for value in call.forward:
-                slot, op = value.row.key.slot, call.site.op
-                if value.cause and any(feeds_gradient(op, slot, one) for one in (own or (None,))):
-                    return value.cause
-        return None
+        return strongest(value.cause for call in self.calls for value in self._feeding(call))
+
+    def _feeding(self, call: Visit) -> Iterator[RowNode]:
+        """The values of the forward pass that the backward pass of `call` makes it of."""
+        own = [value.row.key.slot for value in call.values if value.gradient is self]
+        for value in call.forward:
+            slot, op = value.row.key.slot, call.site.op
+            if value.cause and any(feeds_gradient(op, slot, one) for one in (own or (None,))):
+                yield value

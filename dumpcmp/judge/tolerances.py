@@ -69,6 +69,10 @@ REGION = 3.0  # times that: one rank's region, whose error may be larger than th
 NEAREST = 0.1  # rel_l2 below which the closest layout is the right one, and the values are wrong
 ACCIDENT = 4  # elements for each region: with fewer, one that agrees with golden proves nothing
 
+# Two implementations. What is the same value of both leaves rounding, what is not leaves a rel_l2
+# near the square root of 2; of rows of weights that were cast to bfloat16, less than a hundredth.
+SAME_VALUE = 0.05  # rel_l2 up to which a module, or a piece of one, is taken for another's
+
 # Summaries.
 SEGMENT = 2.0  # times the median of the segments: how far one must stand out to be named
 SINGLE = 0.3  # of the whole distance: a single difference below it cannot be told apart

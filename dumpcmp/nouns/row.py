@@ -250,15 +250,24 @@ def void(rows: Iterable[Row]) -> Iterator[str]:
 
 
 class Cut(NamedTuple):
-    """What of a value the other side's is: some indices along an axis, or one of a stack."""
+    """What of a value the other side's is: some indices along an axis, or one of a stack.
+
+    Where pieces take turns along the axis it is in `groups`, and the part has the same indices of
+    each of them: of ``q0 k0 v0 q1 k1 v1`` the first third of either group is q.
+    """
 
     axis: int
     start: int
     stop: int
     stacked: bool = False  # the part has no such axis
+    groups: int = 1
+    inner: Cut | None = None  # of one of a stack, what of it
 
     def __str__(self) -> str:
-        return f"{self.start}:{self.stop} of dim {self.axis}"
+        if self.inner:
+            return f"{self.inner} of index {self.start} of dim {self.axis}"
+        turns = f" of each of {self.groups} groups" if self.groups > 1 else ""
+        return f"{self.start}:{self.stop}{turns} of dim {self.axis}"
 
 
 class Unwritten(StrEnum):

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import dumpcmp
-from dumpcmp.align.merging import parts_of
-from dumpcmp.align.renaming import parse_merge
+from dumpcmp.align.mapfile import parse_merge, renaming_of
+from dumpcmp.align.pieces import parts_of
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.row import Cut, Verdict
 from tests.align import two_llamas as own
 
-MAPPING = """
-model.layers.*.self_attn.{q_proj,k_proj,v_proj}: blocks.*.mix.wqkv
-model.layers.*.mlp.{gate_proj,up_proj}: blocks.*.ffn.w13
-model.layers.*.self_attn.o_proj: blocks.*.mix.wo
-model.layers.*.self_attn: blocks.*.mix
-model.layers.*.mlp.down_proj: blocks.*.ffn.w2
-model.layers.*.mlp: blocks.*.ffn
-model.layers.*.input_layernorm: blocks.*.norm1
-model.layers.*.post_attention_layernorm: blocks.*.norm2
-model.layers.*: blocks.*
-model.embed_tokens: emb
-model.norm: final
-lm_head: head
-"""
 TOKENS = torch.arange(3, 19).reshape(2, 8)
 
 
@@ -60,19 +47,18 @@ def golden(theirs: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dumped(theirs, tmp_path_factory.mktemp("llama") / "golden")
 
 
-@pytest.fixture
-def mapping(tmp_path: Path) -> Path:
-    path = tmp_path / "mapping.yaml"
-    path.write_text(MAPPING)
-    return path
+def mapped(golden: Path, target: Path) -> Path:
+    """The mapping that the two archives suggest."""
+    return dumpcmp.propose_mapping(golden, target).write(target.parent / "mapping.yaml")
 
 
 def test_an_independent_implementation_is_the_same(
-    theirs: nn.Module, golden: Path, mapping: Path, tmp_path: Path
+    theirs: nn.Module, golden: Path, tmp_path: Path
 ) -> None:
     model = own.OwnLlama()
     model.take(theirs)
-    outcome = dumpcmp.compare(golden, dumped(model, tmp_path / "own"), mapping=mapping)
+    target = dumped(model, tmp_path / "own")
+    outcome = dumpcmp.compare(golden, target, mapping=mapped(golden, target))
     assert outcome.passed, outcome.text()
     paired = {row.key.op for row in outcome.rows if row.verdict is Verdict.PASS}
     for name, _ in theirs.named_modules():
@@ -104,7 +90,7 @@ def planted_order(model: own.OwnLlama) -> None:
 
 FAULTS: list[tuple[Callable[[own.OwnLlama], None], str]] = [
     (planted_rotary, "model.layers.0.self_attn"),
-    (planted_split, "model.layers.0.self_attn.k_proj"),
+    (planted_split, "model.layers.0.self_attn"),
     (planted_order, "model.layers.0.input_layernorm"),
 ]
 
@@ -115,15 +101,16 @@ def test_faults_of_an_implementation_are_named(
     place: str,
     theirs: nn.Module,
     golden: Path,
-    mapping: Path,
     tmp_path: Path,
 ) -> None:
     model = own.OwnLlama()
     model.take(theirs)
     plant(model)
-    outcome = dumpcmp.compare(golden, dumped(model, tmp_path / "own"), mapping=mapping)
-    measured = [row for row in outcome.roots if row.metrics is not None]
-    assert outcome.exit_code == 1 and measured[0].key.op.startswith(place), outcome.text()
+    target = dumped(model, tmp_path / "own")
+    outcome = dumpcmp.compare(golden, target, mapping=mapped(golden, target))
+    first = outcome.first_divergence
+    assert outcome.exit_code == 1 and first is not None and first.metrics is not None
+    assert first.key.op.startswith(place), outcome.text()
 
 
 PARTS = [
@@ -146,3 +133,19 @@ def test_pieces_lie_where_their_shapes_fit(
 def test_a_line_with_pieces_has_them_on_one_side(line: tuple[str, str]) -> None:
     with pytest.raises(AlignError, match="pieces in braces"):
         parse_merge(*line)
+
+
+LINES = [
+    ({"a": {"to": "b", "axs": 1}}, "cannot read"),
+    ({"a.{q,k}": {"to": "b", "groups": 0}}, "cannot read"),
+    ({"a.{q,k}": {"axis": 1}}, "does not map names"),
+    ({"a": {"to": "b", "axis": 1}}, "pieces in braces"),
+    ({"a#0/output.0": "b"}, "one side is an op"),
+]
+
+
+@pytest.mark.parametrize("lines, told", LINES)
+def test_a_line_that_cannot_be_read_is_refused(lines: dict[str, Any], told: str) -> None:
+    with pytest.raises(AlignError, match=told) as error:
+        renaming_of(lines, "map.yaml")
+    assert error.value.hint

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dumpcmp.align.counting import Counting
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.order import aligned
 from dumpcmp.align.pairing import pair_values
@@ -123,7 +124,9 @@ def test_tokens_that_one_side_has_are_rows() -> None:
 
 def test_an_offset_lays_tokens_side_by_side() -> None:
     golden, target = listing("a/mul", step=0), listing("a/mul", step=1)
-    assert outputs(pair_values(golden, target, token_offset=-1)) == [("a/mul#0", "a/mul#0", "key")]
+    assert outputs(pair_values(golden, target, counting=Counting(-1))) == [
+        ("a/mul#0", "a/mul#0", "key")
+    ]
 
 
 def test_twelve_inputs_pair_by_number() -> None:

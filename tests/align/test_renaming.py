@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dumpcmp.align.renaming import Renaming, parse_rule, read_mapping, unwrapped
+from dumpcmp.align.mapfile import read_mapping
+from dumpcmp.align.renaming import Renaming, parse_rule, unwrapped
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Op
 

@@ -1,0 +1,37 @@
+"""``dumpcmp map``: propose a mapping between two implementations of a model."""
+
+from pathlib import Path
+
+import click
+
+from dumpcmp.report.escaping import visible
+
+_DIRECTORY = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("golden", type=_DIRECTORY)
+@click.argument("target", metavar="MY", type=_DIRECTORY)
+@click.option("-o", "--output", default="mapping.yaml", show_default=True, type=_DIRECTORY,
+              help="File to write; - is standard output. One that is there is kept.")  # fmt: skip
+def command(golden: Path, target: Path, output: Path) -> int:
+    """Propose a mapping file from the archives GOLDEN and MY of two implementations of a model.
+
+    Above each line stands what speaks for it: weights and values that are the same, their shapes,
+    how pieces lie. Exits with 0, or with 2 where nothing is found or the file is there already.
+    """
+    from dumpcmp.comparing import propose_mapping
+
+    proposal = propose_mapping(golden, target)
+    if not proposal.lines and proposal.num_same:
+        click.echo(f"no mapping is needed: {proposal.num_same} modules have the same names")
+        return 0
+    proposal.raise_if_empty()
+    if str(output) == "-":
+        click.echo(visible(proposal.text(), keep="\n"), nl=False)
+        return 0
+    path = proposal.write(output)
+    click.echo(visible(f"{path}: {len(proposal.lines)} lines. Look them through, then"))
+    click.echo(visible(f"  dumpcmp compare --golden-path {golden} --my-path {target} "
+                       f"--mapping {path}"))  # fmt: skip
+    return 0

@@ -1,0 +1,131 @@
+"""The use case of ``dumpcmp map``: propose a mapping between two implementations of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from dumpcmp.align.mapfile import renaming_of
+from dumpcmp.align.pairing import models_in_golden_terms
+from dumpcmp.align.port.faces import Faces
+from dumpcmp.align.port.lines import Line, lines_of, unpaired_names
+from dumpcmp.align.port.proposing import Port
+from dumpcmp.align.port.samples import Samples
+from dumpcmp.align.renaming import Renaming, unwrapped
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.comparing.side import Side, archive_at, first_side
+from dumpcmp.nouns.errors import AlignError
+from dumpcmp.nouns.files import write_whole
+from dumpcmp.nouns.selection import make_tap
+from dumpcmp.report.escaping import visible
+
+_SHOWN = 12  # names without a counterpart that are told of
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A mapping that two archives suggest, with what speaks for each line."""
+
+    lines: tuple[Line, ...]
+    golden_left: tuple[str, ...] = ()  # modules for which nothing was found
+    target_left: tuple[str, ...] = ()
+    num_same: int = 0  # modules that have the same name on both sides
+
+    @cached_property
+    def renaming(self) -> Renaming:
+        """The mapping, as a comparison uses it."""
+        return renaming_of({line.golden: line.terms for line in self.lines}, "the proposal")
+
+    def text(self) -> str:
+        """The mapping file: YAML, each line below its evidence."""
+        told = ["# A mapping that dumpcmp proposes: golden's name first. Look it through, then"]
+        told += ["#   dumpcmp compare --golden-path ... --my-path ... --mapping THIS_FILE"]
+        for line in self.lines:
+            told += [f"# {line.evidence}", str(line)]
+        told += _named("golden's modules without a counterpart", self.golden_left)
+        told += _named("my modules without a counterpart", self.target_left)
+        return "\n".join(told) + "\n"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What must be said where a comparison used it unasked."""
+        if not self.lines:
+            return ()
+        return (
+            f"the sides have other names for modules: {len(self.lines)} lines of a mapping were "
+            "found from weights and values; `dumpcmp map` writes them, with the evidence",
+        )
+
+    def raise_if_empty(self) -> None:
+        """Raise AlignError where nothing of the two runs is the same, so that nothing is mapped."""
+        if not self.lines:
+            raise AlignError(
+                f"no two modules have the same weights or values: {len(self.golden_left)} kinds of "
+                f"modules are left of golden, {len(self.target_left)} of my side",
+                hint="dump both with the same weights and inputs, and keep values: --keep full",
+            )
+
+    def write(self, path: str | Path) -> Path:
+        """Write the mapping file; one that is there is never replaced."""
+        path = Path(path)
+        if path.exists():
+            raise AlignError(
+                f"{path} is there already", hint="give another name with -o, or remove it"
+            )
+        write_whole(path, self.text())
+        return path
+
+
+def _named(title: str, names: tuple[str, ...]) -> list[str]:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return [visible(f"# {title}: {', '.join(names[:_SHOWN])}{more}")] if names else []
+
+
+def propose_mapping(golden: str | Path, target: str | Path) -> Proposal:
+    """Propose a mapping between two implementations of a model, from their archives.
+
+        proposal = dumpcmp.propose_mapping("d1", "d2")
+        print(proposal.text())
+        proposal.write("mapping.yaml")
+
+    Modules are the same where their weights are, or what they give out; the evidence for each line
+    stands above it. What one side has in one and the other in several is found, too.
+    """
+    archive_at.cache_clear()  # a path may hold another run by now
+    return proposed(first_side(golden, make_tap()), first_side(target, make_tap()))
+
+
+def mapping_by_values(golden: Archive, target: Archive) -> Proposal | None:
+    """A mapping for a comparison without one, where both sides have modules that the other lacks.
+
+    What a partitioned run holds are shards, which tell nothing of the whole.
+    """
+    if golden.world_size > 1 or target.world_size > 1:
+        return None
+    sides = first_side(golden, make_tap()), first_side(target, make_tap())
+    ours, theirs = ({unwrapped(key.op) for key in side.listing.values if key.slot.is_weight}
+                    for side in sides)  # fmt: skip
+    return proposed(*sides) if ours - theirs and theirs - ours else None
+
+
+def proposed(golden: Side, target: Side) -> Proposal:
+    """The mapping that the values of two opened archives suggest."""
+    lines: dict[str, Line] = {}
+    left: tuple[list[str], list[str]] = [], []
+    num_same = 0
+    for theirs, ours in models_in_golden_terms(golden.listing, target.listing).items():
+        port = Port(
+            Faces.of(golden.listing, ours), Faces.of(target.listing, theirs),
+            _samples(golden), _samples(target),
+        )  # fmt: skip
+        port.solve()
+        num_same += sum(op == one.target.op for op, one in port.pairs.items())
+        lines |= {line.golden: line for line in lines_of(port) if line.golden not in lines}
+        for names, faces in zip(left, port.left(), strict=True):
+            names += unpaired_names(faces)
+    return Proposal(tuple(lines.values()), tuple(left[0]), tuple(left[1]), num_same)
+
+
+def _samples(side: Side) -> Samples:
+    return Samples(side.listing, archive_at(side.archive.path).load)

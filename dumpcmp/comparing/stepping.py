@@ -1,0 +1,44 @@
+"""Finds which steps of two archives belong together, before anything else is read of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dumpcmp.align.counting import AS_COUNTED, Counting, found_counting, stated_counting
+from dumpcmp.align.listing import Listing
+from dumpcmp.align.pairing import paired_models
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.key import ROOT
+
+_MOST = 16  # steps at the front that tell how they are counted
+
+
+def counted_steps(golden: Archive, target: Archive, token_offset: int | None) -> Counting:
+    """How the target counts its steps: as the user says, or as what the steps were given tells."""
+    models = paired_models(golden.models, target.models)
+    alike = all(len(target.steps(mine)) == 1 for mine in models)
+    alike = alike and all(golden.steps(name) == target.steps(m) for m, name in models.items())
+    if alike and token_offset is None:
+        return replace(AS_COUNTED, names=models)
+    ours, theirs = _roots(golden), _roots(target)
+    if token_offset is None:
+        found = found_counting(ours, theirs, models, golden.load, target.load)
+    else:
+        found = stated_counting(ours, theirs, models, token_offset)
+    return replace(found, names=models)
+
+
+def _roots(archive: Archive) -> Listing:
+    """What the models of a run were given, step by step."""
+    keys = (
+        key
+        for model in archive.models
+        for step in archive.steps(model)[:_MOST]
+        for key in archive.keys_of(model, step)
+        if key.op == ROOT
+    )
+    values = {key: archive.shards(key) for key in keys}
+    firsts = {records[0].same_as for records in values.values()} - values.keys() - {None}
+    values |= {key: archive.shards(key) for key in firsts if key is not None}
+    archive.forget()
+    return Listing(values)
