@@ -207,7 +207,10 @@ def _same_bytes(
 
 
 def _gradients_by_value(listing: Listing) -> dict[Key, dict[Key, list[Key]]]:
-    """The gradients of each value, by its first appearance and by that of the gradient."""
+    """The gradients of each value, by its first appearance and by that of the gradient.
+
+    Of what was selected: where the first appearance was not, it is the next.
+    """
     found: dict[Key, dict[Key, list[Key]]] = {}
     for key in listing.values:
         if key.slot.is_gradient and key.slot.kind != "grad":
@@ -215,4 +218,9 @@ def _gradients_by_value(listing: Listing) -> dict[Key, dict[Key, list[Key]]]:
             if value in listing.values:
                 tensors = found.setdefault(listing.first(value), {})
                 tensors.setdefault(listing.first(key), []).append(key)
-    return found
+    return {
+        value: {
+            first if first in listing.values else keys[0]: keys for first, keys in tensors.items()
+        }
+        for value, tensors in found.items()
+    }
