@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from dumpcmp.align.mesh.regions import portion_of
-from dumpcmp.archive.paths import rank_directories, read_run, writer_lives
+from dumpcmp.archive.ending import has_ended
+from dumpcmp.archive.paths import rank_directories
 from dumpcmp.archive.rewrite import (
     Condensing,
     Rewritten,
@@ -170,15 +171,6 @@ def _rounds(root: Path, watch: bool) -> Iterator[None]:
         yield
         time.sleep(POLL_SECONDS)
     yield
-
-
-def has_ended(root: Path) -> bool:
-    """Whether every rank's capture has ended, or will never go on."""
-    ranks = rank_directories(root)
-    if not ranks or len(ranks) < max(world_size for world_size, _ in ranks.values()):
-        return False
-    runs = {directory: read_run(directory) for directory in ranks}
-    return all(run.get("ended") or not writer_lives(run, where) for where, run in runs.items())
 
 
 def _size(part: Path) -> int:

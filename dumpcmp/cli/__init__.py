@@ -14,6 +14,7 @@ COMMANDS: dict[str, str] = {
     "report": "make one HTML page of a report, which opens from disk",
     "explain": "say in words all that is known of one value, and what its difference looks like",
     "map": "propose a mapping between two implementations of a model",
+    "golden": "keep a golden run as a small file, and hold programs against it",
     "check": "run a program and check every op against itself in float64",
     "demo": "dump, break, compare and explain, on a model that comes with dumpcmp",
     "fusions": "list the fusions that a dump can turn off",

@@ -53,6 +53,10 @@ _DIRECTORY = click.Path(path_type=Path)
               help="Accept runs that are not whole: a rank missing, cut short.")  # fmt: skip
 @click.option("--verify-digests", is_flag=True,
               help="Read and check values, too, that are equal by their digests.")  # fmt: skip
+@click.option("--follow", is_flag=True,
+              help="My run may still be going on: compare tokens as they come.")  # fmt: skip
+@click.option("--stop-at-first", is_flag=True,
+              help="End at the first token in which anything fails.")  # fmt: skip
 @click.option("--jobs", default=1, show_default=True, help="Processes that measure.")
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda",
               help="Where to measure, and to run ops again.")  # fmt: skip
@@ -62,7 +66,8 @@ _DIRECTORY = click.Path(path_type=Path)
 def command(
     my_path: Path, golden_path: Path, output: Path, layers: tuple[str, ...], token: str | None,
     checker: str, rtol: float | None, atol: float | None, pcc: float | None,
-    cosine: float | None, formats: str, shows: bool, **options: Any,
+    cosine: float | None, formats: str, shows: bool, follow: bool, stop_at_first: bool,
+    **options: Any,
 ) -> int:  # fmt: skip
     """Compare MY run with GOLDEN, value by value, and name the op where it first goes wrong.
 
@@ -72,6 +77,7 @@ def command(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from dumpcmp.comparing import compare
     from dumpcmp.comparing.showing import USUAL_CLOSE_UPS
+    from dumpcmp.comparing.watching import compare_by_steps
     from dumpcmp.judge import checker_named
     from dumpcmp.report.terminal import Screen
 
@@ -80,12 +86,24 @@ def command(
     forms = chosen_forms(formats)
     forms = (*forms, "html") if shows and "html" not in forms else forms
     closely = USUAL_CLOSE_UPS if any(FORMS[form].looks_closely for form in forms) else 0
+    options |= {"layers": layers, "tokens": token, "checker": chosen, "closely": closely}
     with progress_bar() as progress:
-        outcome = compare(
-            golden_path, my_path, layers=layers, tokens=token, checker=chosen,
-            progress=progress, closely=closely, **options,
-        )  # fmt: skip
+        if follow or stop_at_first:
+            outcome = compare_by_steps(
+                golden_path, my_path, follow=follow, stop_at_first=stop_at_first,
+                tell=_tell_of_token, progress=progress, **options,
+            )  # fmt: skip
+        else:
+            outcome = compare(golden_path, my_path, progress=progress, **options)
     return report(outcome, output, forms, Screen(), shows=shows)
+
+
+def _tell_of_token(steps: list[int], outcome: "Outcome") -> None:
+    """One line for each token that was compared while the others were not there yet."""
+    from dumpcmp.report.escaping import visible
+
+    tokens = ", ".join(map(str, steps))
+    click.echo(visible(f"dumpcmp: token {tokens}: {outcome.word}"), err=True)
 
 
 def report(

@@ -1,0 +1,191 @@
+"""A golden run as a small file that a repository can hold, and a program held against it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.compacting import compact
+from dumpcmp.comparing import compare
+from dumpcmp.comparing.showing import told_of
+from dumpcmp.dumping.programs import Dumped, dump
+from dumpcmp.nouns.errors import ArchiveError, CaptureError
+from dumpcmp.nouns.files import replacing
+from dumpcmp.nouns.options import readable
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.selection import spelled
+
+FIXTURE_VERSION = 1  # any change to what is in the file bumps it
+_MANIFEST = "golden.json"
+_RUN = "run"  # the directory of the archive in the file
+_LARGEST = 4 << 30  # bytes of one file in a fixture that is unpacked
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenFile:
+    """A fixture that was written."""
+
+    path: Path
+    nbytes_before: int  # of the archive
+    nbytes: int  # of the file
+
+    def __str__(self) -> str:
+        sizes = f"{readable(self.nbytes_before)} -> {readable(self.nbytes)}"
+        return f"{self.path}: {sizes}"
+
+
+def pack_golden(
+    archive: str | Path,
+    path: str | Path,
+    *,
+    keep_full: Sequence[str] = (),
+    sketch: int = 512,
+    overwrite: bool = False,
+) -> GoldenFile:
+    """Write the run at `archive` into one file: Summaries, the tensors of `keep_full`, its facts.
+
+    The archive itself is left as it is. `keep_full` are globs over ops whose tensors stay whole.
+    """
+    source, target = Path(archive), Path(path)
+    run = Archive(source)
+    if not run.complete:
+        raise ArchiveError(
+            f"{source} is not whole: {'; '.join(run.problems)}", hint="dump the golden run again"
+        )
+    if target.exists() and not overwrite:
+        raise ArchiveError(f"{target} is there already", hint="give --overwrite, or another name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="dumpcmp-") as room:
+        copied = Path(room, _RUN)
+        shutil.copytree(source, copied)
+        done = compact(copied, keep_full=keep_full, sketch=sketch)
+        if done.problems:
+            raise ArchiveError(f"{source} cannot be made small: {done.problems[0]}")
+        with replacing(target) as draft, tarfile.open(draft, "w:xz") as tar:
+            _add(tar, _MANIFEST, json.dumps(_manifest(run), indent=1).encode())
+            for file in sorted(p for p in copied.rglob("*") if p.is_file()):
+                name = f"{_RUN}/{file.relative_to(copied).as_posix()}"
+                _add(tar, name, file.read_bytes())
+    return GoldenFile(target, _nbytes(source), target.stat().st_size)
+
+
+def _manifest(run: Archive) -> dict[str, Any]:
+    facts = next(iter(run.run.values()), {}).get("run", {})
+    asked = ("mode", "seed", "dtype", "filters")
+    return {
+        "version": FIXTURE_VERSION,
+        "asked": {name: facts.get(name) for name in asked},
+        "facts": dict(told_of(run).facts),
+    }
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    """Add a file that tells nothing of who packed it, and when."""
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    tar.addfile(entry, BytesIO(content))
+
+
+def _nbytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenCheck:
+    """What a program came to, held against a fixture."""
+
+    outcome: Outcome
+    dumped: Dumped
+    differences: tuple[str, ...]  # facts in which the run is another than the golden one
+
+
+def check_golden(
+    fixture: str | Path,
+    program: Callable[[], object],
+    *,
+    path: str | Path | None = None,
+    **options: Any,
+) -> GoldenCheck:
+    """Dump `program` as the golden run was dumped, and compare. `options` are those of `compare`.
+
+    The dump is kept only if a `path` is given for it.
+    """
+    with unpacked_golden(Path(fixture)) as (manifest, golden), TemporaryDirectory() as room:
+        mine = Path(path) if path else Path(room, "mine")
+        dumped = dump(program, mine, overwrite=path is None, **_asked(manifest["asked"]))
+        if dumped.error is not None or dumped.is_empty or dumped.problem:
+            why = dumped.problem or (f"it raised {dumped.error!r}" if dumped.error else "nothing")
+            raise CaptureError(
+                f"the program was not recorded: {why}",
+                hint="run it by itself first: dumpcmp dump --path d2 SCRIPT",
+            )
+        outcome = compare(golden, mine, **options)
+        told = dict(told_of(Archive(mine)).facts)
+        return GoldenCheck(outcome, dumped, tuple(_differences(manifest["facts"], told)))
+
+
+def _asked(asked: dict[str, Any]) -> dict[str, Any]:
+    """How the golden run was dumped, in the words of `dump`."""
+    filters = asked.get("filters") or {}
+    spans = [range(first, last + 1) for first, last in filters.get("tokens") or ()]
+    return {
+        "mode": asked.get("mode") or "eager",
+        "seed": asked.get("seed"),
+        "dtype": asked.get("dtype"),
+        "tokens": ",".join(map(spelled, spans)) or None,
+        "layers": filters.get("layers") or None,
+        "io": filters.get("io", "all"),
+        "level": filters.get("level", "functions"),
+        "backward": bool(filters.get("backward")),
+        "weights": bool(filters.get("weights")),
+    }
+
+
+def _differences(golden: dict[str, str], mine: dict[str, str]) -> Iterator[str]:
+    for name, was in golden.items():
+        now = mine.get(name, "")
+        if name.startswith(("versions.", "shortcuts", "num_threads")) and now != was:
+            yield f"{name}: golden {was}, here {now or 'unknown'}"
+
+
+@contextmanager
+def unpacked_golden(fixture: Path) -> Iterator[tuple[dict[str, Any], Path]]:
+    """The facts of a fixture, and its archive in a directory that is gone after the block."""
+    with TemporaryDirectory(prefix="dumpcmp-") as room:
+        try:
+            with tarfile.open(fixture) as tar:
+                for entry in tar:
+                    _unpack(tar, entry, Path(room), fixture)
+            manifest = json.loads(Path(room, _MANIFEST).read_text())
+            version = manifest["version"]
+        except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, EOFError) as error:
+            hint = "write one: dumpcmp golden pack d1 golden.tar"
+            raise ArchiveError(f"{fixture} is no golden fixture: {error}", hint=hint) from error
+        if version != FIXTURE_VERSION:
+            raise ArchiveError(
+                f"{fixture} has version {version}, this dumpcmp knows {FIXTURE_VERSION}",
+                hint="pack it again",
+            )
+        yield manifest, Path(room, _RUN)
+
+
+def _unpack(tar: tarfile.TarFile, entry: tarfile.TarInfo, room: Path, fixture: Path) -> None:
+    """Unpack one file; whatever is no plain file below the room is refused."""
+    name = PurePosixPath(entry.name)
+    content = tar.extractfile(entry) if entry.isreg() else None
+    odd = name.is_absolute() or ".." in name.parts or "\\" in entry.name
+    if content is None or odd or entry.size > _LARGEST:
+        raise ArchiveError(f"{fixture} holds {entry.name!r}, which no fixture has")
+    place = room.joinpath(*name.parts)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("wb") as file:
+        shutil.copyfileobj(content, file)
