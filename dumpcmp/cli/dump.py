@@ -72,6 +72,9 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--segments", type=int, default=0, show_default=True,
               help="Ranges of tokens with sketches of their own in a Summary, which tell where "
               "tensors differ.")  # fmt: skip
+@click.option("--checksum", is_flag=True,
+              help="Summaries that tell, on a GPU too, whether values are equal bit for bit; takes "
+              "several passes over each.")  # fmt: skip
 @click.option("--reduce", metavar="PKG.MOD:FUNC", help="Your own numbers in each Summary.")
 @click.option("--seed", type=int, help="Seed Python, numpy and torch, for a repeatable run.")
 @click.option("--overwrite", is_flag=True, help="Replace what PATH holds.")
@@ -84,7 +87,7 @@ def command(
     realize: bool, twin: bool,
     backend: str | None, keep: str, compact: bool, keep_full: tuple[str, ...], sketch: int,
     reduce: str | None, disk_budget: int | None, hashes: int, segments: int, buffer: int | None,
-    graph_budget: int | None, factory: str | None,
+    graph_budget: int | None, checksum: bool, factory: str | None,
     module: str | None, program: tuple[str, ...], **options: Any,
 ) -> int:  # fmt: skip
     """Run PROGRAM, a script with its arguments, and record what every op takes in and gives out.
@@ -98,7 +101,7 @@ def command(
     run = chosen_program(factory, module, program, options["backward"])
     how = mode_with(mode, fusion, realize, twin, backend, fusion_switch)
     kept = Retention(keep, compact, keep_full, sketch, reduce, disk_budget, hashes, segments,
-                     buffer, graph_budget)  # fmt: skip
+                     buffer, graph_budget, checksum)  # fmt: skip
     with live_line() as watch:
         dumped = dump(run, path, mode=how, keep=kept, watch=watch, tokens=token, **options)
     return report(dumped, str(path))

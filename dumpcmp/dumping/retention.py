@@ -48,6 +48,7 @@ class Retention:
     segments: int = 0  # ranges of tokens with sketches of their own
     buffer: int | None = None  # bytes of memory that may hold what the disk has not taken yet
     graph_budget: int | None = None  # bytes of a device for what CUDA graphs compute
+    checksum: bool = False  # of each Summary, which tells on a GPU too whether values are the same
 
     def __post_init__(self) -> None:
         if self.keep not in ("full", "summary"):
@@ -67,6 +68,9 @@ class Retention:
                 "--hashes and --segments are of the sketch, and --sketch 0 keeps none",
                 hint="leave --sketch 0 out, or the others",
             )
+        if self.checksum and self.keep != "summary":
+            hint = "give --keep summary too, or leave it out: whole tensors have digests"
+            raise SelectionError("--checksum is of --keep summary", hint=hint)
         if self.keep == "summary" and self.compacts:
             hint = "leave --compact out"
             raise SelectionError("--keep summary leaves nothing to compact", hint=hint)
@@ -90,7 +94,10 @@ class Retention:
         if self.keep != "summary":
             return None
         reduction = load_reduction(self.reduce) if self.reduce else None
-        summarise = Summariser(Recipe(self.sketch, 0, self.hashes, self.segments), reduction)
+        recipe = Recipe(self.sketch, 0, self.hashes, self.segments)
+        summarise: Summariser | Weigher = Summariser(recipe, reduction)
+        if self.checksum:
+            summarise = Weigher(recipe, reduction, alike=True)
 
         def condense(key: Key, tensor: Tensor, layout: str) -> Condensed | None:
             if self.keep_full and any(fnmatch.fnmatchcase(key.op, g) for g in self.keep_full):
@@ -117,7 +124,7 @@ class Retention:
     def words(self) -> dict[str, object]:
         """What run.json says of it."""
         told = asdict(self)
-        usual = {"hashes": 1, "segments": 0}
+        usual = {"hashes": 1, "segments": 0, "checksum": False}
         return {n: told[n] for n in told if told[n] is not None and told[n] != usual.get(n)}
 
     def command(self, path: Path) -> list[str]:

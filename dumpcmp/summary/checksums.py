@@ -43,12 +43,21 @@ def checksum(value: Value, portion: Portion | None = None) -> str:
     return spelled(_of_runs(words, *runs(portion)))
 
 
+def _folded(words: NDArray[np.unsignedinteger]) -> Words64:
+    """`words` as 64 bits; of those that have so many, the upper ones are added to the lower too.
+
+    Otherwise two flipped signs of float64 would add up to 2**64, which is nothing.
+    """
+    wide = words.astype(np.uint64)
+    return wide ^ (wide >> np.uint64(32)) ^ (wide >> np.uint64(48)) if words.itemsize == 8 else wide
+
+
 def _of_pages(words: NDArray[np.unsignedinteger]) -> int:
     total = np.uint64(0)
     with np.errstate(over="ignore"):
         for low in range(0, words.size, _CHUNK):
             wide = np.zeros(min(_CHUNK, -(-(words.size - low) // PAGE) * PAGE), np.uint64)
-            wide[: words.size - low] = words[low : low + _CHUNK]
+            wide[: words.size - low] = _folded(words[low : low + _CHUNK])
             pages = np.einsum("ij,j->i", wide.reshape(-1, PAGE), line_factors())
             factors = page_factors(low // PAGE, low // PAGE + pages.size)
             total += (pages * factors).sum(dtype=np.uint64)
@@ -63,7 +72,7 @@ def _of_runs(words: NDArray[np.unsignedinteger], starts: Integers, lengths: Inte
             first = start // PAGE
             pages = page_factors(first, (start + length - 1) // PAGE + 1)
             factors = line_factors()[places % PAGE] * pages[places // PAGE - first]
-            total += (words[done : done + length].astype(np.uint64) * factors).sum(dtype=np.uint64)
+            total += (_folded(words[done : done + length]) * factors).sum(dtype=np.uint64)
             done += length
     return int(total)
 

@@ -92,6 +92,22 @@ def test_segments_tell_which_tokens_differ(golden: tuple[Path, str], tmp_path: P
     assert found and any("rows 20 to 24" in row.judgement.reason for row in found)
 
 
+def test_checksums_tell_what_is_equal_bit_for_bit(golden: tuple[Path, str], tmp_path: Path) -> None:
+    whole, device = golden
+    kept = Retention("summary", checksum=True)
+    for path, fault in (("one", 0.0), ("two", 0.0), ("other", 1e-6)):
+        run(tmp_path / path, device, fault, keep=kept)
+    held = [dict(r.stored.attributes) for r in Archive(tmp_path / "one").values() if r.stored]
+    assert held and all({"digest", "checksum"} & told.keys() for told in held)
+    for golden_path in (tmp_path / "one", whole):
+        found = dumpcmp.compare(golden_path, tmp_path / "two").rows
+        assert all(row.metrics.equal and row.metrics.exact for row in found if row.metrics)
+    other = dumpcmp.compare(tmp_path / "one", tmp_path / "other").rows
+    assert any(row.metrics and not row.metrics.equal for row in other)
+    with pytest.raises(SelectionError):
+        Retention("full", checksum=True)
+
+
 def test_hashes_and_segments_are_kept_and_handed_to_the_compactor(tmp_path: Path) -> None:
     retention = Retention("summary", hashes=3, segments=5)
     assert {"--hashes=3", "--segments=5"} <= set(retention.command(tmp_path))

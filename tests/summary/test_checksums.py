@@ -56,6 +56,23 @@ def test_a_checksum_sees_one_bit_and_two_places() -> None:
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_same_bit_in_two_elements_is_seen(dtype: torch.dtype) -> None:
+    """Of float64, two flipped signs add 2**63 twice, unless bits are folded."""
+    size = dtype.itemsize if not dtype.is_complex else dtype.itemsize // 2
+    words = np.random.default_rng(0).integers(0, 256, 600 * size).astype(np.uint8)
+    words = words.view(f"<u{size}")
+    bits = range(8 * size) if dtype is not torch.bool else range(1)
+    seen = set()
+    for bit in bits:
+        for places in ([3, 4], [10, 599], range(600)):
+            other = words.copy()
+            other[list(places)] ^= words.dtype.type(1 << bit)
+            seen.add(checksum(value_of(torch.from_numpy(other.view(np.uint8)).view(dtype))))
+    assert checksum(value_of(torch.from_numpy(words.view(np.uint8)).view(dtype))) not in seen
+    assert len(seen) == 3 * len(bits)
+
+
 def test_a_checksum_of_known_elements() -> None:
     """The vector of docs/format.md."""
     assert checksum(value_of(torch.arange(1, 10001, dtype=torch.int32))) == "1ac27d1ad56de61a"

@@ -12,7 +12,7 @@ from dumpcmp.nouns.record import Stored
 from dumpcmp.nouns.value import Portion
 from dumpcmp.summary.checksums import PAGE, checksum, line_factors, page_factors
 from dumpcmp.summary.gpu.device import Packed, Summariser, flat_indices, lent
-from dumpcmp.summary.packing import DIGEST_WORDS, HEAD
+from dumpcmp.summary.packing import DIGEST_WORDS, HEAD, Reduction
 from dumpcmp.summary.summary import Recipe
 
 _CHUNK = 1024 * PAGE  # elements that are widened together
@@ -20,10 +20,17 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Weigher:
-    """Takes Summaries that tell of a parameter whether it is the same, on any device."""
+    """Takes Summaries that tell of a tensor whether it is the same, on any device.
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._summarise = Summariser(recipe)
+    With `alike` they look the same wherever they are taken: the checksum lies in the place of the
+    digest. Otherwise one that is taken on the host has both.
+    """
+
+    def __init__(
+        self, recipe: Recipe, reduction: Reduction | None = None, *, alike: bool = False
+    ) -> None:
+        self._summarise = Summariser(recipe, reduction)
+        self._alike = alike
 
     def __call__(self, tensor: Tensor, portion: Portion | None = None) -> Packed | None:
         """The Summary of `tensor` with a checksum, or None where the tensor itself is smaller."""
@@ -33,11 +40,16 @@ class Weigher:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             plain = tensor.detach().contiguous()
             if plain.device.type == "cpu":
-                stored = _with(made.stored, "checksum", checksum(lent(plain), portion))
-                return Packed(stored, made.numbers, made.digest)
-            words = _split(device_checksum(plain, portion))
+                found = checksum(lent(plain), portion)
+                if not self._alike:
+                    stored = _with(made.stored, "checksum", found)
+                    return Packed(stored, made.numbers, made.digest)
+                halves = (int(found[:8], 16), int(found[8:], 16), 0, 0)
+                words = torch.tensor(halves, dtype=torch.float64)
+            else:
+                words = _split(device_checksum(plain, portion))
             numbers = torch.cat([made.numbers[: HEAD - DIGEST_WORDS], words, made.numbers[HEAD:]])
-            return Packed(_with(made.stored, "digest", "checksum"), numbers)
+            return Packed(_with(made.stored, "digest", "checksum"), numbers, made.digest)
 
 
 def _with(stored: Stored, name: str, word: str) -> Stored:
@@ -68,9 +80,11 @@ def _signed(words: np.typing.NDArray[np.uint64], device: torch.device) -> Tensor
 
 
 def _wide(words: Tensor) -> Tensor:
-    """`words` as 64 bits, the upper ones 0."""
+    """`words` as 64 bits, the upper ones 0; what has so many is folded, as in `checksums`."""
     wide = words.long()
-    return wide & ((1 << 8 * words.itemsize) - 1) if words.itemsize < 8 else wide
+    if words.itemsize < 8:
+        return wide & ((1 << 8 * words.itemsize) - 1)
+    return wide ^ ((wide >> 32) & 0xFFFFFFFF) ^ ((wide >> 48) & 0xFFFF)
 
 
 def _split(total: Tensor) -> Tensor:
