@@ -19,6 +19,7 @@ def command(output: Path) -> int:
     from dumpcmp import demo
     from dumpcmp.cli.compare import report
     from dumpcmp.comparing import compare
+    from dumpcmp.comparing.showing import USUAL_CLOSE_UPS
     from dumpcmp.dumping.capturing import capture
     from dumpcmp.faults import Fault, on_output, planted, scale
     from dumpcmp.report.terminal import Screen
@@ -38,13 +39,14 @@ def command(output: Path) -> int:
     with planted(model, fault), capture(model, mine, overwrite=True):
         demo.generate(model)
     say(f"  dumpcmp compare --my-path {mine} --golden-path {golden}\n", "3")
-    outcome = compare(golden, mine)
-    report(outcome, output, ("csv",), console)
+    outcome = compare(golden, mine, closely=USUAL_CLOSE_UPS)
+    report(outcome, output, ("csv", "html"), console)
     first = outcome.first_divergence
     if first is None or first.key.op != fault.op:
         say(f"The planted fault at {fault.op} was not found.")
         return 2
     say(f"\nThe planted fault was found at its op, {fault.op}. Next:")
+    say(f"  dumpcmp explain {mine} {golden}   what the difference looks like")
     say(f"  dumpcmp show {mine}                        what a dump holds")
     say("  dumpcmp dump --path d1 your_script.py      dump your own program, golden first")
     say("  dumpcmp dump --mode compiled --path d2 your_script.py")

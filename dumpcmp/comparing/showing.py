@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -149,9 +150,19 @@ def _close_up(row: int, task: Task) -> CloseUp:
 def _excerpts(source: str) -> Iterator[Excerpt]:
     """The code around a line, if its file is found."""
     name, _, line = source.rpartition(":")
-    path = Path(name)
-    if not line.isdecimal() or not path.is_file() or path.stat().st_size > _MOST_CODE:
+    path = _found(name) if line.isdecimal() else None
+    if path is None or path.stat().st_size > _MOST_CODE:
         return
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     first = max(0, int(line) - 1 - _AROUND)
     yield Excerpt(source, first + 1, tuple(lines[first : int(line) + _AROUND]))
+
+
+def _found(name: str) -> Path | None:
+    """The file of a source, whose name has the end of its path: here, or where Python looks."""
+    if Path(name).is_file():
+        return Path(name)
+    parts = Path(name).parts
+    places = (Path(place, *parts[k:]) for place in sys.path for k in range(1, len(parts)))
+    ends = f"/{name}"
+    return next((p for p in places if p.is_file() and p.resolve().as_posix().endswith(ends)), None)

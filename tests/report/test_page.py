@@ -174,6 +174,21 @@ def test_a_deep_link_selects_its_row(browser: Browser, page: Path) -> None:
 
 
 @needs_browser
+def test_a_partitioned_run_has_a_map_of_its_ranks(
+    browser: Browser, told: dict[str, Any], tmp_path: Path
+) -> None:
+    ranks = {True: "0:1e-07 1:0.3", False: "0:1e-08 1:1e-08"}
+    rows = [row | {"by_rank": ranks[row["verdict"] == "FAIL"]} for row in told["rows"]]
+    browser.open(write_page(told | {"rows": rows}, tmp_path / "ranks.html"))
+    browser.run("const s = document.querySelector('#map-across'); s.value = 'rank';"
+                "s.dispatchEvent(new Event('change'))")  # fmt: skip
+    assert "layers, 2 ranks" in browser.text("#map-words")
+    fails = "return [...page.map.cells.values()].filter(c => c.fails).map(c => c.head)"
+    assert set(browser.run(fails)) == {1}
+    assert browser.complaints() == []
+
+
+@needs_browser
 def test_keys_walk_and_zoom(opened: Browser) -> None:
     before = opened.run("return selection.row")
     opened.type("#curve", "\ue014\ue014")  # to the right, twice
