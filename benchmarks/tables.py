@@ -28,6 +28,7 @@ TABLES: dict[str, str] = {
     "seeds": "seeds",
     "sound": "sound",
     "partition": "partition",
+    "partitioned": "partitioned.table",
     "graphs": "graphs",
     "sketch": "sketch_accuracy",
     "sketch-faults": "sketch_faults",

@@ -118,8 +118,9 @@ def laid_beside(sweep: Sweep, pairs: Sequence[Pair]) -> list[Pair]:
     its partner.
     """
     ours, theirs = _gradients(sweep, pairs)
-    here = _Looks(sweep.ours, {strand: strand for strand in sweep.mates}, lambda site: site)
-    there = _Looks(sweep.theirs, sweep.same, sweep.sides.terms.__getitem__)
+    own, is_whole = {strand: strand for strand in sweep.mates}, sweep.sides.is_whole
+    here = _Looks(sweep.ours, own, lambda site: site, is_whole)
+    there = _Looks(sweep.theirs, sweep.same, sweep.sides.terms.__getitem__, is_whole)
     ours |= here.beside(there)
     theirs |= there.beside(here)
     placed = []
@@ -138,6 +139,7 @@ class _Looks:
     flow: Flow
     mates: Mapping[Strand, Strand]
     terms: Terms
+    is_whole: bool = True  # else it lies in shards, whose sizes are not those of the value
 
     def look(self, key: Key) -> Look | None:
         """What `key` is, and how it looks; None where that is not known."""
@@ -145,7 +147,8 @@ class _Looks:
         if mate is None or key.slot.is_gradient:
             return None
         record, terms = self.flow.listing.record(key), self.terms(key.site)
-        return mate, terms.model, terms.step, record.shape, record.dtype
+        shape = record.shape if self.is_whole else (len(record.shape),)
+        return mate, terms.model, terms.step, shape, record.dtype
 
     @cached_property
     def firsts(self) -> dict[Look | None, Key]:

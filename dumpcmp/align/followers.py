@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.row import Following, Pair
 
 
-def followers(pairs: Sequence[Pair], golden: Listing, target: Listing) -> Following:
+def followers(
+    pairs: Sequence[Pair],
+    golden: Listing,
+    target: Listing,
+    unsolved: Callable[[Pair], bool] = lambda _: False,
+) -> Following:
     """For each value that one side alone has, the values that were made of it there at once.
 
-    What a run gives out at its end, and what was taken by a call whose outputs are not recorded,
-    is an end: nothing after it can tell.
+    So also of one that both have and that nobody could put together from its shards (`unsolved`),
+    on either side. What a run gives out at its end, and what was taken by a call whose outputs are
+    not recorded, is an end: nothing after it can tell.
     """
     ours = _Side(golden, {pair.golden: pair for pair in pairs if pair.golden})
     theirs = _Side(target, {pair.target: pair for pair in pairs if pair.target})
     found: dict[Pair, list[Pair]] = {}
     ends = set()
     for pair in pairs:
-        if not pair.both:
-            side, key = (ours, pair.golden) if pair.golden else (theirs, pair.target)
-            assert key is not None
+        if pair.both and not unsolved(pair):
+            continue
+        found[pair] = []
+        for side, key in ((ours, pair.golden), (theirs, pair.target)):
+            if key is None:
+                continue
             after = side.after(key)
-            found[pair] = [side.pairs[other] for other in after or () if other in side.pairs]
+            made = (side.pairs[other] for other in after or () if other in side.pairs)
+            found[pair] += [other for other in made if other is not pair]
             if after is None or side.is_end(key):
                 ends.add(pair)
     return Following(found, frozenset(ends))

@@ -84,7 +84,7 @@ def _likeness(sides: Partners, golden: Site, target: Site) -> int:
     theirs = {key.slot: key for key in sides.target.sites[target]}
     weight = _WEIGHT + (golden.call == target.call)
     for slot in ours.keys() & theirs.keys():
-        if slot.is_output and not sides.have_one_shape(ours[slot], theirs[slot]):
+        if slot.is_output and not sides.fit(ours[slot], theirs[slot]):
             return 0
         one, other = sides.golden.record(ours[slot]), sides.target.record(theirs[slot])
         weight += 2 * (one.dtype == other.dtype)

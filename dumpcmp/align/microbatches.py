@@ -1,12 +1,15 @@
-"""Lays the microbatches of a pipeline beside one another, as if they were ranks on an axis."""
+"""Makes a pipeline one model: its stages together, its microbatches as ranks on an axis."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.arithmetic import Collective
+from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.layouts import MICROBATCH, parse_layout
 from dumpcmp.nouns.record import Call, Record
 
@@ -14,32 +17,60 @@ from dumpcmp.nouns.record import Call, Record
 def merged(listing: Listing) -> Listing:
     """`listing` with the steps that are microbatches of one step merged into that step.
 
-    Records keep their own keys; their layouts say which microbatch they are.
+    Stages that lie on one rank are models of their own there: they are merged, too. Records keep
+    their own keys; their layouts say which microbatch they are.
     """
     steps = _steps(listing.values)
     if not steps:
         return listing
+    whole = _Whole(steps, _stages(listing.values, {model for model, _ in steps}))
     values: dict[Key, list[Record]] = {}
     for key, records in listing.values.items():
-        step = steps.get((key.model, key.step), key.step)
-        whole = replace(key, step=step)
-        values.setdefault(whole, []).extend(_linked(record, steps) for record in records)
+        values.setdefault(whole.key(key), []).extend(whole.linked(record) for record in records)
     calls: dict[Site, Call] = {}
     for site, call in listing.calls.items():
-        step = steps.get((site.model, site.step), site.step)
-        calls.setdefault(site._replace(step=step), call)
+        calls.setdefault(site._replace(**whole.place(*site[:3])), call)
     merged_values = {key: tuple(records) for key, records in values.items()}
     return replace(listing, values=merged_values, calls=calls)
 
 
-def _linked(record: Record, steps: Mapping[tuple[str, int], int]) -> Record:
-    """`record` with its link into the step that its own step is a part of."""
-    same = record.same_as
-    if same is None:
-        return record
-    return replace(
-        record, same_as=replace(same, step=steps.get((same.model, same.step), same.step))
-    )
+@dataclass(frozen=True)
+class _Whole:
+    """Which step each microbatch is a part of, and which model each stage."""
+
+    steps: Mapping[tuple[str, int], int]
+    models: Mapping[str, str]
+
+    def place(self, model: str, step: int, op: Op) -> dict[str, Any]:
+        """What a call is called in the whole; what stages send each other is no part of that."""
+        whole = self.steps.get((model, step), step)
+        return {"model": model if _is_moved(op) else self.models.get(model, model), "step": whole}
+
+    def key(self, key: Key) -> Key:
+        return replace(key, **self.place(key.model, key.step, key.op))
+
+    def linked(self, record: Record) -> Record:
+        """`record` with its link into the step that its own step is a part of."""
+        same = record.same_as
+        return record if same is None else replace(record, same_as=self.key(same))
+
+
+def _is_moved(op: Op) -> bool:
+    return op.function in (Collective.SEND, Collective.RECV)
+
+
+def _stages(values: Iterable[Key], staged: set[str]) -> dict[str, str]:
+    """The model that each stage is a part of: the first one, as long as no op is in both."""
+    ops: dict[str, set[str]] = defaultdict(set)
+    for key in values:
+        if key.model in staged and not _is_moved(key.op):
+            ops[key.model].add(f"{key.op} {key.slot}")
+    found: dict[str, str] = {}
+    for model, own in ops.items():
+        first = next((m for m in found.values() if not own & ops[m]), model)
+        found[model] = first
+        ops[first] = ops[first] | own
+    return found
 
 
 def _steps(values: Mapping[Key, tuple[Record, ...]]) -> dict[tuple[str, int], int]:

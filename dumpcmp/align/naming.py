@@ -4,24 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from dumpcmp.align.beside import left_values, paired_values
+from dumpcmp.align.beside import laid_beside, left_values, paired_values
 from dumpcmp.align.kindred import by_order
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.renaming import unwrapped
+from dumpcmp.align.sweeping import Sweep
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.row import Pair, PairedBy
 
+_ROUNDS = 4  # by flow and by order in turn, while either finds partners
 Naming = Callable[[Op], str | None]  # what an op is to be called in a pass; None leaves it out
 
 
 def by_names(sides: Partners) -> list[Pair]:
-    """Pair by names and order alone: what the ranks of a partitioned run hold tells little else."""
+    """Pair by names first, and by the flow from there on.
+
+    The ranks of a partitioned run hold shards, whose shapes and bytes tell little: what a call
+    takes is known by the calls that gave it.
+    """
     _by_name(sides, PairedBy.MAPPING, sides.renaming.renamed, unwrapped)
     _by_name(sides, PairedBy.KEY, sides.unmapped, lambda op: op)
     _by_name(sides, PairedBy.PREFIX, lambda op: sides.unmapped(op) and unwrapped(op), unwrapped)
-    by_order(sides)
+    sweep = Sweep.of(sides)
+    for _ in range(_ROUNDS):
+        found = len(sides.taken)
+        sweep.run()
+        by_order(sides, sweep)
+        if len(sides.taken) == found:
+            break
+    sweep.settle()
     _by_name(sides, PairedBy.KEY, sides.golden_name, unwrapped, same_number=False)
-    return list(_framed(sides, [*paired_values(sides), *left_values(sides)]))
+    pairs = laid_beside(sweep, [*paired_values(sides, sweep), *left_values(sides)])
+    return list(_framed(sides, pairs))
 
 
 def _by_name(

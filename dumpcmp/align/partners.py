@@ -68,9 +68,10 @@ class Partners:
     @cached_property
     def is_whole(self) -> bool:
         """Whether every value lies whole in one place, so that shapes and bytes tell of it."""
-        return all(
+        sides = (self.golden, self.target)
+        return all(listing.num_ranks == 1 for listing in sides) and all(
             len(records) == 1 and not records[0].layout
-            for listing in (self.golden, self.target)
+            for listing in sides
             for records in listing.values.values()
         )
 

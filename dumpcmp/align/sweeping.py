@@ -16,6 +16,7 @@ from dumpcmp.align.flow import Content, Doing, Expression, Flow, Strand
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.pieces import part_lies
 from dumpcmp.align.renaming import unwrapped
+from dumpcmp.nouns.families import is_shaping
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.row import Pair, PairedBy
 
@@ -211,10 +212,15 @@ class Sweep:
         other = self.ours.doings[golden]
         named = self.sides.is_named_alike(golden, target) and self._is_numbered(target)
         anywhere = anywhere and self.sides.unmapped(golden.op) is not None
-        if not (anywhere or here.module == there.module) or not (named or _literally(doing, other)):
+        if not (anywhere or here.module == there.module) or not (named or self._asks(doing, other)):
             return False
         known = bool(doing.takes) or named or (doing.literals == other.literals != "")
         return known and not self._contradicts(doing.gives, other.gives)
+
+    def _asks(self, one: Doing, other: Doing) -> bool:
+        """Whether two calls ask for the same besides tensors; sizes of shards are their own."""
+        partitioned = not self.sides.is_whole and is_shaping(one.function)
+        return partitioned or _literally(one, other)
 
     def _contradicts(self, theirs: Iterable[Strand], ours: Iterable[Strand]) -> bool:
         """Whether any of the target's strands is known to be another one of golden's."""

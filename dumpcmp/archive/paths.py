@@ -305,6 +305,21 @@ def _is_needed(ring: Path, directory: Path) -> bool:
     return isinstance(writer, dict) and writer.get("ring") == ring.name
 
 
+def _remove_rank(directory: Path) -> None:
+    """Remove what a rank of an older run has left; other ranks of the new one may do so, too.
+
+    Who can rename it removes it.
+    """
+    try:
+        ring = ring_left_by(directory)  # perhaps in shared memory, where nobody else removes it
+        aside = directory.rename(directory.with_name(f".removed-{os.getpid()}-{directory.name}"))
+    except FileNotFoundError:
+        return
+    shutil.rmtree(aside)
+    if ring is not None:
+        ring.unlink(missing_ok=True)
+
+
 class RankDirectory:
     """Where one rank of a run writes: ``root/worldsizeW_global_rankR``."""
 
@@ -330,10 +345,7 @@ class RankDirectory:
                     f"{self.root} already holds a run: {other.name}",
                     hint="choose another path, or replace that run with --overwrite",
                 )
-            ring = ring_left_by(other)  # perhaps in shared memory, where nobody else removes it
-            shutil.rmtree(other)
-            if ring is not None:
-                ring.unlink(missing_ok=True)
+            _remove_rank(other)
         try:
             self.path.mkdir(parents=True)
         except OSError as error:

@@ -21,7 +21,7 @@ from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import differ_anywhere
-from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at
+from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at, unsolved_in
 from dumpcmp.comparing.own_metrics import asking, loadable
 from dumpcmp.comparing.placing import device_named, placed, plain_arithmetic, workers_for
 from dumpcmp.comparing.proposals import mapping_by_values
@@ -34,6 +34,7 @@ from dumpcmp.comparing.side import OpenRun, archive_at, open_run
 from dumpcmp.comparing.spans import Collected, Span, spans
 from dumpcmp.comparing.staleness import WeightHistory
 from dumpcmp.comparing.stepping import counted_steps
+from dumpcmp.comparing.stopped import open_for
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import (
     Checker,
@@ -164,7 +165,8 @@ class _Comparing:
         ways = Ways.of(ours.listing, theirs.listing)
         work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
         work = placed(asking(work, self.metrics), self.device)
-        measured = measure_all(work, workers, span.telling(progress, self.nbytes))
+        tell = span.telling(progress, self.nbytes)
+        work, measured = measure_all(work, workers, tell)
         flow = DataFlow(pairs, ours.listing, theirs.listing)
         clues = Clues()
         if isinstance(rule, ReferenceChecker | RoundingChecker):
@@ -179,7 +181,8 @@ class _Comparing:
         evidence = gather(pairs, measured, clues, ways)
         asked = Asking.of(ours.archive), Asking.of(theirs.archive, self.counting)
         evidence = spared(evidence, *asked, self.counting.names)
-        following = followers(pairs, ours.listing, theirs.listing)
+        evidence = open_for(evidence, ours.facts.stopped, theirs.facts.stopped)
+        following = followers(pairs, ours.listing, theirs.listing, unsolved_in(measured))
         judgements = judge_all(evidence, rule, flow.sources, following)
         rows = [_row(one, judgements[one.pair], ways) for one in evidence]
         rows, self.latest_root = blame_after(self.latest_root, rows, ours.listing, theirs.listing)

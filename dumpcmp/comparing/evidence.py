@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.clues import Clues
-from dumpcmp.comparing.laying import is_partial, like
+from dumpcmp.comparing.terms import terms_left
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import Evidence
 from dumpcmp.nouns.arithmetic import is_reduction, is_sum
@@ -31,7 +31,7 @@ def gather(
     found |= {pair: UNMEASURED for pair in pairs if pair.unwritten is Unwritten.WHOLLY}
     clean = clean_pairs(found, ways.golden, ways.target)
     cancelled = cancellations(found, ways.golden)
-    summed = summed_elsewhere(found)
+    left = terms_left(found, ways.target)
     touched = clues.flips.touched
     return [
         Evidence(
@@ -43,7 +43,7 @@ def gather(
                 cancellation=cancelled.get(first.golden.site, 1.0) if first.golden else 1.0,
                 reference=found[pair].reference,
             ),
-            summed_in=summed.get(pair, ""),
+            unsummed=left.get(pair, ""),
             replay=clues.replays.get(pair) or clues.replays.get(first),
             touched=touched.get(pair),
             leaf=clues.leaves[pair].said if pair in clues.leaves else "",
@@ -58,21 +58,6 @@ def _said_of_call(pair: Pair, calls: Mapping[Site, CallDifference]) -> str:
     if pair.golden is None or not pair.golden.slot.is_output or pair.golden.site not in calls:
         return ""
     return calls[pair.golden.site].said
-
-
-def summed_elsewhere(found: Mapping[Pair, Measured]) -> dict[Pair, Op]:
-    """Module outputs that lie in partial terms, and a like module that has them reduced."""
-    outputs = {
-        pair: (pair.target, one.laid)
-        for pair, one in found.items()
-        if one.laid and pair.target and pair.target.slot.is_output and pair.target.op.is_module
-    }
-    summed = {like(key): key.op for key, laid in outputs.values() if not is_partial(laid)}
-    return {
-        pair: summed[like(key)]
-        for pair, (key, laid) in outputs.items()
-        if laid.is_solved and is_partial(laid) and like(key) in summed
-    }
 
 
 def clean_pairs(found: Mapping[Pair, Measured], golden: Listing, target: Listing) -> set[Pair]:

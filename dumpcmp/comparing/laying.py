@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dumpcmp.align.pairing import pair_values
+from dumpcmp.align.synonyms import canonical
 from dumpcmp.comparing.side import Shares, Side
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import RoundingChecker
@@ -19,6 +20,7 @@ from dumpcmp.judge.tolerances import FIT
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
 from dumpcmp.nouns.row import Closeness, Cut, LaidOut, Measured, Pair, PairedBy, Trouble
+from dumpcmp.nouns.value import Kind, dtype_named
 
 _NUMBER = re.compile(r"\d+")
 
@@ -42,6 +44,11 @@ class Task:
     def nbytes(self) -> int:
         """Bytes to read."""
         return self.golden.nbytes + self.target.nbytes
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether either side may be a share of a value."""
+        return self.golden.is_partitioned or self.target.is_partitioned
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +110,62 @@ def _handover(key: Key, side: Side) -> Handover:
     return Handover(side.archive.path, tuple(keys))
 
 
-def look_again(work: Mapping[Pair, Job], measured: Mapping[Pair, Measured]) -> dict[Pair, Task]:
-    """The pairs that no layout fitted and that have a like one of a known layout: with that."""
-    known: dict[Key, Counter[str]] = defaultdict(Counter)
-    for pair, found in measured.items():
-        if pair.target and found.laid and found.laid.layout:
-            known[like(pair.target)][found.laid.layout] += 1
+# Functions after which elements stand elsewhere, so that what is given tells not how they lie.
+_REARRANGING = frozenset(
+    """
+    argsort cat chunk embedding expand flatten flip gather getitem index index_add index_copy
+    index_put index_select masked_select nonzero one_hot pad permute repeat repeat_interleave
+    reshape roll scatter scatter_add setitem sort split split_with_sizes stack take topk transpose
+    tril triu unbind unflatten unfold unique view
+    """.split()  # noqa: SIM905
+)
+_Likeness = Callable[[Task], Hashable]  # what it has in common with others; None: with nobody
+
+
+def look_again(
+    work: Mapping[Pair, Job], measured: Mapping[Pair, Measured], likeness: _Likeness
+) -> dict[Pair, Task]:
+    """The pairs that no layout fitted and that have a like one of a known layout: with that.
+
+    Integers are left open: what they count or point at may be a rank's own.
+    """
+    known: dict[Hashable, Counter[str]] = defaultdict(Counter)
+    for pair, task in work.items():
+        laid = measured[pair].laid
+        if isinstance(task, Task) and laid and laid.layout:
+            known[likeness(task)][laid.layout] += 1
+    known.pop(None, None)
     again = {}
     for pair, task in work.items():
         if isinstance(task, Task) and measured[pair].trouble is Trouble.UNSOLVED:
-            sentences = known.get(like(task.target.first.key))
-            if sentences:
-                again[pair] = replace(task, assumed=parse_layout(sentences.most_common(1)[0][0]))
+            sentences = known.get(likeness(task))
+            layout = parse_layout(sentences.most_common(1)[0][0]) if sentences else None
+            is_number = dtype_named(task.golden.first.dtype).kind in (Kind.FLOAT, Kind.COMPLEX)
+            if layout is not None and layout != task.assumed and is_number:
+                again[pair] = replace(task, assumed=layout)
     return again
+
+
+def _by_likes(task: Task) -> Hashable:
+    """What lies in other layers and steps as it does."""
+    return like(task.target.first.key)
+
+
+def _by_value(task: Task) -> Hashable:
+    """The same value, wherever the target takes it."""
+    first = task.target.first
+    return first.same_as or first.key
+
+
+def _by_call(task: Task) -> Hashable:
+    """What an op that keeps elements in their places was given, and gave, of one size."""
+    key, shapes = task.target.first.key, (task.golden.first.shape, task.target.first.shape)
+    if key.op.is_module or canonical(key.op.function) in _REARRANGING:
+        return None
+    return key.site, key.slot.is_gradient, *shapes
+
+
+LIKENESSES: tuple[_Likeness, ...] = (_by_likes, _by_value, _by_call)  # as they are asked
 
 
 def like(key: Key) -> Key:

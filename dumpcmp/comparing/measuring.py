@@ -12,7 +12,7 @@ from pathlib import Path
 from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, Basis, assemble, by_rank, explain
 from dumpcmp.align.mesh.deliveries import Traffic
 from dumpcmp.align.pieces import cut_out
-from dumpcmp.comparing.laying import Handover, Job, Task, look_again
+from dumpcmp.comparing.laying import LIKENESSES, Handover, Job, Task, look_again
 from dumpcmp.comparing.own_metrics import measured_by
 from dumpcmp.comparing.side import Shares, archive_at
 from dumpcmp.comparing.summaries import (
@@ -38,10 +38,27 @@ Tell = Callable[[int, int], None]  # is told how many bytes are measured, and ho
 
 def measure_all(
     work: Mapping[Pair, Job], executor: Executor, tell: Tell | None = None
-) -> dict[Pair, Measured]:
-    """Do all `work`; what no layout fits, once more with the layout of its likes."""
-    measured = dict(_measure_each(work, executor, tell))
-    return measured | dict(_measure_each(look_again(work, measured), executor))
+) -> tuple[dict[Pair, Job], dict[Pair, Measured]]:
+    """Do all `work`; what no layout fits, once more with the layout of its likes.
+
+    The work is given out as it was done in the end.
+    """
+    done, measured = dict(work), dict(_measure_each(work, executor, tell))
+    for likeness in (*LIKENESSES, *LIKENESSES):  # what is found by one helps the others on
+        again = look_again(done, measured, likeness)
+        done |= again
+        measured |= dict(_measure_each(again, executor))
+    return done, measured
+
+
+def unsolved_in(measured: Mapping[Pair, Measured]) -> Callable[[Pair], bool]:
+    """Whether no layout makes a pair's shards a whole value, where it is or first appears."""
+
+    def is_unsolved(pair: Pair) -> bool:
+        found = measured.get(pair) or measured.get(pair.repeats or pair)
+        return found is not None and found.trouble is Trouble.UNSOLVED
+
+    return is_unsolved
 
 
 def _measure_each(
@@ -75,7 +92,7 @@ def measure_task(task: Job) -> Measured:
 
 
 def _measured(task: Task) -> Measured:
-    if task.golden.is_partitioned or task.target.is_partitioned:
+    if task.is_partitioned:
         sides = assemble(task.golden.held(), task.target.held(), task.limit, task.assumed)
         measured = _measured_pair(task, sides[0].value, sides[1].value)
         if measured.metrics is None:
@@ -111,7 +128,7 @@ def _measure(task: Task, golden: Value, target: Value) -> Metrics:
 
 def side_of(task: Task, is_target: bool) -> Value:
     """One side of a pair, whole."""
-    if task.golden.is_partitioned or task.target.is_partitioned:
+    if task.is_partitioned:
         sides = assemble(task.golden.held(), task.target.held(), task.limit, task.assumed)
         return sides[is_target].value
     if is_target:

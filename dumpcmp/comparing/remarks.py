@@ -9,6 +9,7 @@ from dumpcmp.comparing.own_metrics import failures_of_own
 from dumpcmp.comparing.requests import said_of_requests
 from dumpcmp.comparing.side import OpenRun
 from dumpcmp.comparing.spans import Span
+from dumpcmp.comparing.stopped import said_of_ranks
 from dumpcmp.judge import Checker, unseen_by
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import Key, Site
@@ -21,6 +22,7 @@ _MOST_CALLS = 3  # that differ for nothing, and are told of one by one
 
 def missing_of(name: str, side: OpenRun) -> Iterator[str]:
     """What is known to be lacking of a run: ranks, ends, records."""
+    yield from (f"{name}: {said}" for said in said_of_ranks(side.facts.stopped))
     yield from (f"{name}: {problem}" for problem in side.archive.problems)
     for rank, facts in side.archive.run.items():
         if error := facts.get("run", {}).get("error"):

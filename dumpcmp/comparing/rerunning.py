@@ -149,9 +149,21 @@ def _held(again: Rerun, key: Key, reading: Loading, plan: Rerunning) -> Replay:
     replay = hold(again, slot, _tensor(reading))
     if not replay.is_known:
         return replay
+    terms = [one for one in (*plan.given.values(), reading) if one.in_terms]
+    if terms and not replay.is_exact:  # each rank has rounded its own
+        grown = replay.condition * max(map(_cancellation, terms))
+        replay = replace(replay, condition=grown, worst_row=math.nan, worst_element=math.nan)
     inherited = _inherited(again.outputs[slot], reading)
     grown = inherited / plan.apart if plan.apart else math.nan
     return replace(replay, inherited=inherited, amplification=grown)
+
+
+def _cancellation(reading: Loading) -> float:
+    """How much larger the terms of a value are than their sum."""
+    shares = reading.task.target.held()
+    terms = sum(float(to_torch(shares.load(r)).double().norm()) for r in shares.records)
+    whole = float(_tensor(reading).double().norm())
+    return max(1.0, terms / whole) if whole else 1.0
 
 
 def _tensors(readings: Mapping[str, Loading], is_target: bool) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from dumpcmp.comparing.dataflow import DataFlow
-from dumpcmp.comparing.laying import Job, Task
+from dumpcmp.comparing.laying import Job, Task, is_partial
 from dumpcmp.nouns.arithmetic import puts
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call
@@ -33,6 +33,7 @@ class Loading:
 
     task: Task
     is_target: bool = True
+    in_terms: bool = False  # the ranks hold terms of it
 
     @property
     def nbytes(self) -> int:
@@ -185,7 +186,8 @@ class Planner:
             raise UnknownError(f"the target has {slot} in several values")
         if task.target.is_summarised or task.golden.is_summarised:
             raise UnknownError("only summaries are kept")
-        return Loading(task)
+        laid = self.measured_of(pair).laid
+        return Loading(task, in_terms=laid is not None and is_partial(laid))
 
 
 @dataclass

@@ -14,6 +14,7 @@ from dumpcmp.align.mesh.assemble import Held, RunFacts
 from dumpcmp.align.mesh.declared import Declarations
 from dumpcmp.align.microbatches import merged
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.comparing.stopped import stopped_ranks
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap
@@ -39,8 +40,8 @@ class Shares:
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether the value lies on several ranks, or says how it lies over a mesh."""
-        return len(self.records) > 1 or bool(self.first.layout)
+        """Whether the value may lie on several ranks, or says how it lies over a mesh."""
+        return self.facts.num_ranks > 1 or len(self.records) > 1 or bool(self.first.layout)
 
     @property
     def is_summarised(self) -> bool:
@@ -194,7 +195,7 @@ def open_run(
     `declared` is what the user states about the layouts of a partitioned run.
     """
     archive = path if isinstance(path, Archive) else Archive(path)
-    facts = RunFacts(archive.world_size, archive.missing_ranks, declared or Declarations())
+    facts = RunFacts(archive.world_size, declared or Declarations(), stopped_ranks(archive))
     return OpenRun(archive, tap, counting, facts)
 
 

@@ -69,12 +69,13 @@ class Evidence:
     pair: Pair
     measured: Measured
     conditions: Conditions
-    summed_in: str = ""  # of partial terms in a module's output: a like module that has their sum
+    unsummed: str = ""  # of partial terms: how it is known that they should have been added up
     replay: Replay | None = None  # what running the op again told, where it was
     touched: Touched | None = None  # how much of it is another computation, after another choice
     leaf: str = ""  # of a value that no op computed: in what it is not the same
     call: str = ""  # of an output: in what the two calls differ
     unasked: str = ""  # of one side alone: why the other was not asked to record it
+    lost: str = ""  # of one side alone: which ranks stopped, so that nobody knows who lacks it
     is_followed: bool = True  # of what a collective moved: something that the model computed fails
 
     @property

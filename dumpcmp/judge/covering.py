@@ -41,8 +41,14 @@ def cover(judgements: Mapping[Pair, Judgement], following: Following) -> dict[Pa
     return {
         pair: _judged(judgements[pair], way)
         for pair, way in ways.items()
-        if pair in judgements and judgements[pair].verdict is Verdict.UNPAIRED
+        if pair in judgements and _is_open(judgements[pair], way)
     }
+
+
+def _is_open(judgement: Judgement, way: _Way) -> bool:
+    """Whether what follows has a say: of one side alone, or of shards that nobody could join."""
+    unsolved = judgement.verdict is Verdict.INCONCLUSIVE and way is _Way.AGREEING
+    return judgement.verdict is Verdict.UNPAIRED or unsolved
 
 
 def _way(
@@ -52,7 +58,7 @@ def _way(
     ways: Mapping[Pair, _Way],
 ) -> _Way:
     found = [
-        _end(judgements.get(other)) if other.both else ways.get(other, _Way.NOWHERE)
+        ways.get(other, _Way.NOWHERE) if other in following.made else _end(judgements.get(other))
         for other in following.made.get(pair, ())
     ]
     if pair in following.ends:

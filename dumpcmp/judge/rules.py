@@ -93,12 +93,12 @@ _TROUBLES = {
 }
 
 
-def _by_likes(evidence: Evidence) -> Judgement | None:
-    """A reduction that one of many like modules left out is a fault, not a layout."""
-    if not evidence.summed_in:
+def _by_terms(evidence: Evidence) -> Judgement | None:
+    """A reduction that is left out is a fault, not a layout."""
+    if not evidence.unsummed:
         return None
-    said = f"REPLICA: the ranks hold partial terms, in {evidence.summed_in} they hold the sum"
-    return Judgement(Verdict.FAIL, said)
+    said = f"REPLICA: the ranks hold partial terms, {evidence.unsummed}: a reduction is missing"
+    return Judgement(Verdict.FAIL, said, why=Why.WIRED, origin=Origin.INTRODUCED)
 
 
 def _by_delivery(evidence: Evidence) -> Judgement | None:
@@ -135,6 +135,8 @@ def _by_absence(evidence: Evidence) -> Judgement | None:
     side = "golden" if pair.golden else "the target"
     if pair.key.slot.is_weight:  # what is computed with it is compared
         return Judgement(Verdict.SKIPPED, f"only {side} has such a weight, or tells of it")
+    if evidence.lost:
+        return Judgement(Verdict.INCONCLUSIVE, f"only {side} has it; {evidence.lost}")
     if not pair.inside:
         return Judgement(Verdict.UNPAIRED, f"only {side} has it")
     if pair.golden is None:
@@ -149,9 +151,9 @@ def _by_absence(evidence: Evidence) -> Judgement | None:
 _RULES = (
     _by_leaf,
     _by_memory,
+    _by_terms,
     _by_replay,
     _by_trouble,
-    _by_likes,
     _by_delivery,
     _by_generator,
     _by_absence,

@@ -50,7 +50,8 @@ def settle(
             continue
         before = [settled[source] for source in sources.get(pair, ()) if source in settled]
         one, repeated = known[pair], known.get(pair.repeats) if pair.repeats else None
-        if repeated is not None and repeated.measured is one.measured and repeated.pair in settled:
+        same = repeated is not None and repeated.measured is one.measured and not one.unsummed
+        if repeated is not None and same and repeated.pair in settled:
             first = settled[repeated.pair]
             settled[pair] = replace(first, judgement=_repeated(first.judgement))
         else:  # it was measured where it is, by another layout say
@@ -68,6 +69,9 @@ def _settled(one: Evidence, judgement: Judgement, before: Sequence[_Settled]) ->
         return _Settled(judgement, taint, True, True)
     if one.is_equal:
         return _Settled(replace(judgement, origin=Origin.EQUAL))
+    laid = one.measured.laid
+    if laid and laid.finding and judgement.verdict.fails:  # a replay sees one of the replicas
+        return _Settled(judgement, _Taint.FAULT, is_flipped, True)
     judgement = replace(judgement, origin=_origin(one.replay, is_flipped))
     if one.call and taint is not _Taint.FAULT and _differs(one.measured):
         fault = Judgement(Verdict.FAIL, one.call, why=Why.CALL, origin=Origin.INTRODUCED)

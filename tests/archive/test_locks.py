@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from dumpcmp.archive import paths
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.locks import alone
+from dumpcmp.archive.paths import RankDirectory
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
@@ -109,3 +111,18 @@ def test_a_forked_child_does_not_keep_an_archive_busy(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "d")], check=False)
     assert "cut short" in Archive(tmp_path / "d").problems[0]
+
+
+def test_ranks_that_overwrite_a_larger_run_do_not_stumble_over_each_other(tmp_path: Path) -> None:
+    """Every new rank removes all of the old ones: whoever comes second finds nothing."""
+    for turn in range(10):
+        root = tmp_path / str(turn)
+        for rank in range(8):
+            old = RankDirectory(root, rank, 8)
+            old.create(overwrite=False)
+            for number in range(20):
+                (old.path / f"{number}.txt").touch()
+        with ThreadPoolExecutor(4) as ranks:
+            new = [RankDirectory(root, rank, 4) for rank in range(4)]
+            list(ranks.map(lambda one: one.create(overwrite=True), new))
+        assert sorted(path.name for path in root.iterdir()) == [one.path.name for one in new]

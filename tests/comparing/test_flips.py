@@ -47,7 +47,7 @@ class Flow:
         ways = Ways.of(ours.listing, theirs.listing)
         self.work = lay_out(self.pairs, ours, theirs, None, ways, USUAL)
         with executor_for(1) as executor:
-            self.measured = measure_all(self.work, executor)
+            self.work, self.measured = measure_all(self.work, executor)
         flow = DataFlow(self.pairs, ours.listing, theirs.listing)
         self.followed = follow_flips(flow, self.work, self.measured).trails
 

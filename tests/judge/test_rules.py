@@ -67,7 +67,7 @@ def test_the_judgement_on_a_pair(pair: Pair, found: Measured, verdict: str, said
 
 
 def test_partial_terms_where_a_like_module_has_their_sum_are_a_fault() -> None:
-    evidence = Evidence(BOTH, NEAR, CONDITIONS, summed_in="layers.0.o")
+    evidence = Evidence(BOTH, NEAR, CONDITIONS, unsummed="in layers.0.o they hold the sum")
     judgement = judge_all([evidence], RoundingChecker())[BOTH]
     assert (
         judgement.verdict is Verdict.FAIL and "in layers.0.o they hold the sum" in judgement.reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -19,6 +19,7 @@ from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.layouts import Layout, Mesh, parse_layout
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Metrics
+from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Kind, Value
 
 _SAID = 3  # disagreements of replicas that an explanation quotes
@@ -33,8 +34,8 @@ class RunFacts:
     """What assembling needs to know of a run besides the records of a value."""
 
     num_ranks: int = 1
-    missing_ranks: tuple[int, ...] = ()
     declared: Declarations = field(default_factory=Declarations)
+    stopped: Mapping[int, str] = field(default_factory=dict)  # ranks that have less than others
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,16 @@ class Held:
     def slot(self) -> Slot:
         """The slot that the value is in."""
         return self.records[0].key.slot
+
+    @property
+    def lost(self) -> str:
+        """Which ranks may have had a share of the value, and stopped before; empty where none."""
+        ranks = {record.rank for record in self.records}
+        lost = {r: why for r, why in self.facts.stopped.items() if r not in ranks}
+        where = set(lost.values())
+        return (
+            f"{ranks_named(lost)} {where.pop() if len(where) == 1 else 'stopped'}" if lost else ""
+        )
 
     def shards(self) -> list[Shard]:
         """Each rank's share with all that is known of its layout: recorded, then declared."""
@@ -107,6 +118,17 @@ def assemble(
     `limit` is the relative error up to which a solved layout fits; `assumed` is the layout of a
     like value, taken where nothing fits.
     """
+    sides = _assembled(golden, target, limit, assumed)
+    if sides[0].value.shape != sides[1].value.shape:
+        for held in (golden, target):
+            if held.lost:
+                raise AssemblyError(f"{held.lost}; what is there is no whole value")
+    return sides
+
+
+def _assembled(
+    golden: Held, target: Held, limit: float, assumed: Layout | None
+) -> tuple[Assembled, Assembled]:
     ours = _stated(golden)
     theirs = _stated(target, ours.value.shape if ours else None)
     ours = ours or _replicas(golden, theirs.value.shape if theirs else None)
@@ -148,9 +170,9 @@ def _stated(held: Held, golden_shape: Shape | None = None) -> Assembled | None:
         return None
     plan = plan_unshard(shards, golden_shape)
     if plan.missing:
-        lost = ", ".join(map(str, held.facts.missing_ranks)) or "unknown"
+        lost = held.lost or "missing ranks: unknown"
         raise AssemblyError(
-            f"nobody holds {', '.join(plan.missing[:4])} of '{plan.layout}' (missing ranks: {lost})"
+            f"nobody holds {', '.join(plan.missing[:4])} of '{plan.layout}' ({lost})"
         )
     return _by_plan(held, plan, Basis.STATED)
 
@@ -198,9 +220,8 @@ def _solved(held: Held, question: Question, assumed: Layout | None = None) -> As
         return _fitted(held, found)
     if plan := likeliest(question):
         return _by_plan(held, plan, Basis.SOME_FIT)
-    if held.facts.missing_ranks:
-        lost = ", ".join(map(str, held.facts.missing_ranks))
-        raise AssemblyError(f"without rank {lost} no layout fits; {found}")
+    if held.lost:
+        raise AssemblyError(f"{held.lost}; without it no layout fits; {found}")
     if found.closest and found.rel_l2 <= NEAREST:
         return _by_plan(held, found.closest, Basis.CLOSEST)
     if assumed is not None and (plan := supposing(question, assumed)):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dumpcmp.align.mesh.solve import Question, hypotheses
 from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
-from dumpcmp.nouns.layouts import ReduceOp
+from dumpcmp.nouns.layouts import MICROBATCH, ReduceOp
 from dumpcmp.nouns.value import Kind, Value
 
+_LOOKED_AT = 4096  # elements of a value that tell whether they are many different ones
 _FACTORS = (*range(2, 65), *(1 / n for n in range(2, 65)))  # sizes of meshes, and means over them
 
 
@@ -28,9 +31,12 @@ class Fit:
 def likeliest(question: Question) -> Plan | None:
     """The layout under which some ranks hold just what golden has: the others are then wrong.
 
-    A shard that agrees with golden's region does so by no accident, unless it is tiny.
+    A shard that agrees with golden's region does so by no accident, unless it is tiny or has
+    the same few numbers everywhere.
     """
     best, most = None, 0
+    if not _is_telling(question.golden):
+        return None
     for plan in hypotheses(question):
         if question.golden.numel < ACCIDENT * max(1, len(plan.tiles)):
             continue
@@ -41,6 +47,15 @@ def likeliest(question: Question) -> Plan | None:
         if num_fitting > most:
             best, most = plan, num_fitting
     return best
+
+
+def _is_telling(golden: Value) -> bool:
+    """Whether the elements of a value are so many different ones that a region is no other.
+
+    A mask or the numbers of experts are not, also where they were cast to floats.
+    """
+    some = golden.bits.reshape(-1)[:_LOOKED_AT]
+    return ACCIDENT * len(np.unique(some)) >= some.size
 
 
 def about_whole(golden: Value, target: Value, gain: float, limit: float) -> Iterator[str]:
@@ -61,9 +76,10 @@ def about_ranks(question: Question, plan: Plan) -> Iterator[str]:
     if not wrong:
         return
     owners = _owners(question, plan, found)
-    for rank, owner in owners.items():
-        yield f"rank {rank} holds the shard of rank {owner}"
-    worst = {one.rank: one.rel_l2 for one in wrong if one.rank not in owners}
+    places = _places(plan)
+    for position, owner in owners.items():
+        yield f"{places[position]} holds the shard of {places[owner]}"
+    worst = {one.rank: one.rel_l2 for one in wrong if one.position not in owners}
     if worst and (len(wrong) < len(found) or len(plan.tiles) > 1):
         listed = ", ".join(f"rank {rank} (rel_l2 {error:.2g})" for rank, error in worst.items())
         right = [str(one.rank) for one in found if one.fits]
@@ -100,14 +116,27 @@ def _sum_fits(question: Question, plan: Plan) -> bool:
     return distance(question.golden, total).rel_l2 <= REGION * question.limit
 
 
+def _places(plan: Plan) -> list[str]:
+    """What the holder of each shard is called: its rank, or a microbatch of that."""
+    ranks = [f"rank {shard.rank}" for shard in plan.shards]
+    if len(set(ranks)) == len(ranks):
+        return ranks
+    numbers = (
+        next((c.index for c in shard.layout.coordinates if c.axis == MICROBATCH), None)
+        for shard in plan.shards
+    )
+    pairs = zip(ranks, numbers, strict=True)
+    return [rank if n is None else f"microbatch {n} on {rank}" for rank, n in pairs]
+
+
 def _owners(question: Question, plan: Plan, found: Sequence[Fit]) -> dict[int, int]:
-    """For each wrong rank that holds another rank's shard: whose it is."""
+    """For each wrong shard that is another one's: the positions of both."""
     owners: dict[int, int] = {}
     for one in (one for one in found if not one.fits):
         for other in (other for other in found if other.tile != one.tile):
             if plan.shards[other.position].shape != plan.shards[one.position].shape:
                 continue
             if question.distance(plan, one.position, other.tile) <= REGION * question.limit:
-                owners[one.rank] = other.rank
+                owners[one.position] = other.position
                 break
     return owners

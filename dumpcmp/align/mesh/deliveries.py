@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
@@ -21,6 +21,10 @@ from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.value import Value
 
 _COLLECTIVES = frozenset(Collective)
+# Those after which the ranks together have the value that they had before, or the sum of it.
+_WHOLE = frozenset(
+    (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.BROADCAST)
+)
 _Letter = tuple[tuple[int, ...], int, int, int, int]  # group, sender, receiver, tag, number
 
 
@@ -33,10 +37,36 @@ def is_collective(site: Site, listing: Listing) -> bool:
 
 
 def without_collectives(listing: Listing) -> Listing:
-    """What the model itself does; collectives differ between runs by their nature."""
+    """What the model itself does; collectives differ between runs by their nature.
+
+    What takes the result of a collective takes what was given to it, however that lies now.
+    """
     moved = set(collective_keys(listing))
-    kept = {key: records for key, records in listing.values.items() if key not in moved}
-    return replace(listing, values=kept)
+    if not moved:
+        return listing
+    return replace(
+        listing,
+        values={
+            key: tuple(_from_model(record, moved, listing) for record in records)
+            for key, records in listing.values.items()
+            if key not in moved
+        },
+    )
+
+
+def _from_model(record: Record, moved: Collection[Key], listing: Listing) -> Record:
+    """`record` with its link through all collectives, to what the model gave to the first."""
+    found = record.same_as
+    while found in moved:
+        assert found is not None
+        given = [key for key in listing.sites[found.site] if key.slot.kind == "input"]
+        got = [key for key in listing.sites[found.site] if key.slot.is_output]  # or one of a list
+        whole = Collective(found.op.function) in _WHOLE and len(given) == len(got) == 1
+        before = listing.record(given[0]).same_as if whole else None
+        if before is None:
+            return record
+        found = before
+    return record if found is record.same_as else replace(record, same_as=found)
 
 
 def collective_keys(listing: Listing) -> list[Key]:

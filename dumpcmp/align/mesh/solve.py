@@ -183,7 +183,7 @@ def _assigned(
     """Every way in which the axes that nobody spoke about can act on the value."""
     base, ndim, sizes = shards[0].layout, len(shards[0].shape), axis_sizes(shards)
     dims = base.expanded(ndim).dims or tuple(Dim((Name(f"d{n}"),)) for n in range(ndim))
-    if not len(dims) == ndim == len(question.golden.shape):
+    if any(len(each) != len(dims) for each in (*(s.shape for s in shards), question.golden.shape)):
         return
     options = [list(_options(question, axis, sizes[axis], unequal)) for axis in base.open_axes]
     for chosen in sorted(itertools.product(*options), key=lambda c: sum(o.surprise for o in c)):

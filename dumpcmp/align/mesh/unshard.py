@@ -171,6 +171,12 @@ def _agreed(shards: Sequence[Shard]) -> Layout:
     first = shards[0]
     layout = first.layout.expanded(len(first.shape))
     for other in shards[1:]:
+        if len(other.shape) != len(first.shape):
+            raise LayoutError(
+                f"rank {first.rank} holds {list(first.shape)} and rank {other.rank} "
+                f"{list(other.shape)}: they are no shards of one value",
+                hint="do the ranks run the same ops here?",
+            )
         said = other.layout.expanded(len(other.shape))
         if replace(said, coordinates=layout.coordinates) != layout:
             raise LayoutError(

@@ -22,6 +22,7 @@ from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Kept, Location, Record
 from dumpcmp.nouns.selection import Tap, spelled
+from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import DTYPES, Value
 
 SMALLEST_MAPPED = 1 << 16  # bytes of a tensor that is worth a mapping of its own
@@ -102,25 +103,27 @@ class Captured(Mapping[Key, Record]):
     @property
     def complete(self) -> bool:
         """Whether every rank is here and ended its capture in order."""
-        return not self.missing_ranks and not self._cut_short
+        return not self.missing_ranks and not self.cut_short
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What a reader must know: ranks missing, captures cut short, parts damaged."""
-        missing = paths.listed(self.missing_ranks)
+        alike: dict[str, list[int]] = {}
+        for rank, why in self.cut_short.items():
+            alike.setdefault(why, []).append(rank)
         parts = (part for step in self._steps.values() for part in step.parts.values())
         return (
-            *([f"rank {missing} is missing"] if missing else []),
-            *self._cut_short,
+            *([f"{ranks_named(missing)} is missing"] if (missing := self.missing_ranks) else []),
+            *(f"{ranks_named(ranks)}: {why}" for why, ranks in alike.items()),
             *self._flaws,
             *(problem for part in parts for problem in part.problems),
         )
 
     @property
-    def _cut_short(self) -> list[str]:
+    def cut_short(self) -> dict[int, str]:
         """Why captures are incomplete, of the ranks whose is."""
         whys = ((r, _why_incomplete(facts, self._directories[r])) for r, facts in self.run.items())
-        return [f"rank {rank}: {why}" for rank, why in whys if why]
+        return {rank: why for rank, why in whys if why}
 
     @cached_property
     def _tree(self) -> dict[str, dict[int, dict[int, Path]]]:

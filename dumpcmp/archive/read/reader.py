@@ -6,7 +6,6 @@ import html
 import json
 from collections.abc import Iterable, Sequence
 from copy import copy
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +16,7 @@ from dumpcmp.nouns.errors import ArchiveError, MissingValueError
 from dumpcmp.nouns.key import Key, Op, Slot
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap, closest, parse_layers, parse_steps
+from dumpcmp.nouns.spoken import spans
 from dumpcmp.nouns.value import Value, to_torch, widen
 
 if TYPE_CHECKING:
@@ -185,13 +185,6 @@ class Archive(Captured):
 def _unknown(path: Path, what: str, name: str, known: Iterable[str]) -> MissingValueError:
     near = ", ".join(closest(name, list(known))) or "none is like it"
     return MissingValueError(f"{path} has no {what} {name!r}", hint=f"closest: {near}")
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """Numbers as ``0-3, 7``."""
-    runs = groupby(enumerate(sorted(numbers)), lambda each: each[1] - each[0])
-    spans = ([number for _, number in run] for _, run in runs)
-    return ", ".join(f"{s[0]}-{s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)
 
 
 _OF_RECORD = (

@@ -58,6 +58,7 @@ _stated: list[World] = []  # at most one: what set_rank was last told
 _layouts: Any = WeakIdKeyDictionary()  # Layouts of plain tensors, by the tensor's identity
 _heard: list[Callable[[Tensor], None]] = []  # told of each collective that a capture waited for
 _origins: Any = WeakIdKeyDictionary()  # DTensors -> the plain tensors that they were made from
+_schedules: list[dict[int, Callable[[], None]]] = []  # at most one: what to do after its step
 
 
 def set_rank(rank: int, world_size: int, mesh: str = "") -> None:
@@ -197,12 +198,16 @@ def origin_of(tensor: Tensor) -> Tensor:
     return origin
 
 
-def after_backward(put: Callable[[], None]) -> None:
+def after_backward(parameter: Tensor, put: Callable[[], None]) -> None:
     """Run `put` when the backward pass, with its reductions of gradients, has ended.
 
     DistributedDataParallel queues its own end from inside the pass; queueing twice lets it go
-    first.
+    first. A pipeline adds up the gradients of its microbatches and scales them at the end of its
+    step: what `parameter` has then is its gradient.
     """
+    if _schedules:
+        _schedules[-1][id(parameter)] = put
+        return
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(lambda: engine.queue_callback(put))
 
@@ -277,11 +282,13 @@ def _remembering_origin(from_local: Callable[..., Tensor]) -> Callable[..., Tens
 def _pipeline_patches() -> list[Patch]:
     if check_names("several ranks"):
         return []
-    from torch.distributed.pipelining import stage
+    from torch.distributed.pipelining import schedules, stage
 
     chunks = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
     kinds = (stage.PipelineStage, stage._PipelineStage)
+    steps = (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti)
     return [
+        *((kind, "step", _scheduled) for kind in steps),
         *((stage._PipelineStageBase, name, _numbered) for name in chunks),
         *((kind, "_prepare_forward_infra", _inferring) for kind in kinds),
     ]
@@ -298,6 +305,22 @@ def _numbered(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(self, chunk, *args, **kwargs)
         finally:
             here.microbatch, here.stage = before
+
+    return call
+
+
+def _scheduled(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a step of a pipeline's schedule: gradients of parameters are whole when it has ended."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _schedules.append({})
+        try:
+            result = run(self, *args, **kwargs)
+        finally:
+            waiting = _schedules.pop()
+        for put in waiting.values():
+            put()
+        return result
 
     return call
 

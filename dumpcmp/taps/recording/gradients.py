@@ -73,11 +73,14 @@ class Watches:
 
     def _parameter_fired(self, model: str, name: str, parameter: Tensor) -> None:
         gradients = self._running.get(model) or self._latest[model]
-        put = partial(gradients.put_parameter, name, parameter)
+
+        def put() -> None:
+            with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+                gradients.put_parameter(name, parameter)
+
         if distributed.is_distributed():  # the gradient is whole only after its reduction
-            distributed.after_backward(put)
-            return
-        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+            distributed.after_backward(parameter, put)
+        else:
             put()
 
 

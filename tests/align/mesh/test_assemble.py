@@ -50,7 +50,7 @@ def _held(
         for rank, (value, layout) in enumerate(zip(values, layouts, strict=True))
         if rank not in missing
     )
-    facts = RunFacts(len(values), tuple(missing), declared or Declarations())
+    facts = RunFacts(len(values), declared or Declarations(), dict.fromkeys(missing, "is missing"))
     return Held(records, lambda record: values[record.rank], facts)
 
 

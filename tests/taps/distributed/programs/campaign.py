@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 -m tests.taps.distributed.programs.campaign DIRECTOR
 
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 import torch.distributed as dist
 
 from dumpcmp.dumping.capturing import capture
-from tests.taps.distributed.programs import scenarios
+from tests.taps.distributed.programs import contexts, scenarios
 from tests.taps.distributed.programs.names import FAULTS, GOLDENS, RUNS
+
+HOME = "tests.taps.distributed.programs"
 
 
 def capture_into(path: Path) -> Any:
@@ -24,14 +27,17 @@ def main(directory: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     if names == ["goldens"]:
         for name, kind in GOLDENS.items():
-            scenarios.golden(capture_into(directory / f"golden-{name}"), **kind)
+            golden = contexts.whole if name == "long" else scenarios.golden
+            golden(capture_into(directory / f"golden-{name}"), **kind)
         return
     dist.init_process_group("gloo")
     for name in names:
         scenario, kind = RUNS[name] if name in RUNS else FAULTS[name]
         planted = {"fault": name} if name in FAULTS else {}
         path = directory / f"{name}-{dist.get_world_size()}"
-        getattr(scenarios, scenario)(capture_into(path), **kind, **planted)
+        module, _, function = scenario.rpartition(":")
+        home = import_module(f"{HOME}.{module or 'scenarios'}")
+        getattr(home, function)(capture_into(path), **kind, **planted)
         dist.barrier()
     dist.destroy_process_group()
 

@@ -9,6 +9,7 @@ GOLDENS: dict[str, dict[str, Any]] = {
     "dropout": {"fused": True, "dropout": 0.1},
     "experts": {"fused": True, "experts": True},
     "one": {"batch": 1},
+    "long": {},
 }
 
 # Run -> the scenario and what it is told.
@@ -25,6 +26,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "sequence": ("sequence", {}),
     "experts": ("experts", {}),
     "letters": ("letters", {}),
+    "interleaved": ("staged:interleaved", {}),
+    "exported": ("staged:exported", {}),
+    "context": ("contexts:partitioned", {"how": "gather"}),
 }
 
 # Fault -> the scenario that it is planted in, in one layer or on one rank.
@@ -38,6 +42,10 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "wrong sequence offset": ("sequence", {}),
     "gradients not averaged": ("data_parallel", {}),
     "router differs on one rank": ("experts", {}),
+    "order": ("staged:pipeline", {}),
+    "unscaled": ("staged:pipeline", {}),
+    "activation": ("staged:exported", {}),
+    "offset": ("contexts:partitioned", {"how": "gather"}),
 }
 
 ON_TWO = [name for name in RUNS if name != "fsdp-tp"]

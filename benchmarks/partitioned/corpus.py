@@ -1,0 +1,148 @@
+"""What the table of partitioned runs runs, by name; no torch is needed to read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Words = dict[str, Any]
+_PROGRAMS = "tests.taps.distributed.programs"
+_HAND = f"{_PROGRAMS}.scenarios"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function that runs a model under a capture: where it is, and what it is told."""
+
+    function: str  # module:name
+    words: Words = field(default_factory=dict)
+    mode: str = "eager"
+    backward: bool = True
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault: what the program is told, and where the answer must point."""
+
+    fault: str
+    at: str  # a regular expression for the op
+    rank: int | None = None  # where one rank alone is wrong: it must be named
+    said: str = ""  # or must be said, as a regular expression
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A way to run a model on several ranks, and the whole model that it is held against."""
+
+    golden: str
+    program: Program
+    ranks: int = 2
+    faults: tuple[Planted, ...] = ()
+
+
+def _own(name: str, backward: bool = True, **words: Any) -> Program:
+    home = _PROGRAMS if name.startswith(("staged", "contexts")) else "benchmarks.partitioned"
+    return Program(f"{home}.{name}", words, backward=backward)
+
+
+def _hugging(model: str, how: str, **words: Any) -> Program:
+    return _own("hugging:partitioned", how == "train", model=model, how=how, **words)
+
+
+GOLDENS: dict[str, Program] = {
+    **{
+        f"{model}-{how}": _own("hugging:whole", how == "train", model=model, how=how)
+        for model in ("llama", "qwen3", "qwen3-moe")
+        for how in ("forward", "generate", "train")
+    },
+    "plain": Program(f"{_HAND}:golden"),
+    "plain-aten": Program(f"{_HAND}:golden", mode="aten"),
+    "fused": Program(f"{_HAND}:golden", {"fused": True}),
+    "two-steps": _own("staged:whole", steps=2),
+    "experts": _own("routed:whole", backward=False),
+    "long": _own("contexts:whole", backward=False),
+}
+
+_LAYER = r"model\.layers\.1\.self_attn"
+_TP_FAULTS = (
+    Planted("scale", rf"{_LAYER}/(scaled_dot_product_attention|mul|softmax)"),
+    Planted("stale", rf"{_LAYER}\.o_proj", rank=1),
+    Planted("swapped", r"model\.layers\.1\.mlp\.up_proj", said="rank . holds the shard of rank"),
+    Planted("unreduced", r"model\.layers\.1\.mlp\.down_proj"),
+    Planted("heads", rf"{_LAYER}.*"),
+    Planted("activation", r"model\.layers\.1\.mlp.*"),
+)
+_TRAINED = tuple(one for one in _TP_FAULTS if one.fault not in ("heads",))
+_STAGED = (
+    Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
+    Planted("eps", r"layers\.1\.norm2/layer_norm"),
+    Planted("weight", r"layers\.1\.attn\.o"),
+    Planted("order", r"<root>", said="microbatch|order"),
+    Planted("labels", r".*", said=""),
+    Planted("unscaled", r".*", said="2 times golden"),
+)
+
+SUBJECTS: dict[str, Subject] = {
+    **{
+        f"hf tp {model} {how}": Subject(
+            f"{model}-{how}",
+            _hugging(model, how),
+            faults=_TP_FAULTS if (model, how) == ("llama", "forward") else
+            _TRAINED if (model, how) == ("qwen3", "train") else (),
+        )
+        for model in ("llama", "qwen3", "qwen3-moe")
+        for how in ("forward", "generate", "train")
+    },
+    "hf tp llama bf16": Subject("llama-forward", _hugging("llama", "forward", dtype="bfloat16"),
+                                faults=(_TP_FAULTS[1], _TP_FAULTS[2], _TP_FAULTS[5])),
+    "hf ep masked": Subject("qwen3-moe-forward", _hugging("qwen3-moe", "forward", experts="masked"),
+                            faults=(_TP_FAULTS[0], _TP_FAULTS[1])),
+    "hf ep dispatched": Subject(
+        "qwen3-moe-forward", _hugging("qwen3-moe", "forward", experts="dispatched"),
+        faults=(_TP_FAULTS[0], _TP_FAULTS[1])),
+    "gpipe": Subject("plain", _own("staged:pipeline"), faults=_STAGED),
+    "1f1b, two steps": Subject(
+        "two-steps", _own("staged:pipeline", schedule="Schedule1F1B", steps=2), faults=_STAGED[1:]),
+    "interleaved": Subject("plain", _own("staged:interleaved"), faults=_STAGED[:4]),
+    "exported": Subject("plain", _own("staged:exported"), faults=_STAGED[:4]),
+    "experts": Subject("experts", _own("routed:spread", False), faults=(
+        Planted("wrong expert", r"layers\.1\.moe.*", rank=1),
+        Planted("permutation", r"layers\.1\.moe.*"),
+        Planted("weight", r"layers\.1\.moe\.experts\.3\.down.*", rank=1),
+    )),
+    **{
+        f"context {how}": Subject("long", _own("contexts:partitioned", False, how=how), faults=(
+            Planted("offset", r"layers\.1\.attn/.*", rank=1),
+            Planted("weight", r"layers\.1\.down.*", rank=1),
+            *((Planted("rescale", r"layers\.1\.attn/.*", rank=1),) if how == "ring" else ()),
+        ))
+        for how in ("gather", "ring", "zigzag")
+    },
+    "fsdp": Subject("plain", _own("sharded:fsdp"), faults=(
+        Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
+        Planted("eps", r"layers\.1\.norm1/layer_norm"),
+        Planted("stale", r"layers\.1\.norm2.*", rank=1),
+        Planted("loss", r".*"),
+    )),
+    "fsdp, two steps": Subject("two-steps", _own("sharded:fsdp", steps=2), faults=(
+        Planted("eps", r"layers\.1\.norm1/layer_norm"),
+        Planted("stale", r"layers\.1\.norm2.*", rank=1),
+        Planted("loss", r".*"),
+    )),
+    "fsdp mixed": Subject("plain", _own("sharded:fsdp", mixed=True), faults=(
+        Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
+        Planted("eps", r"layers\.1\.norm1/layer_norm"),
+        Planted("stale", r"layers\.1\.norm2.*", rank=1),
+    )),
+    **{
+        f"aten {name}": Subject("plain-aten", Program(f"{_HAND}:{scenario}", mode="aten"))
+        for name, scenario in (("tp+sp", "dtensor_tp"), ("fsdp", "fsdp"), ("ddp", "ddp"))
+    },
+    "megatron": Subject("fused", Program(f"{_HAND}:megatron"), faults=(
+        Planted("bias on every rank", r"layers\.1\.attn\.o/linear"),
+        Planted("all_reduce twice", r"layers\.1\.attn\.o/all_reduce", said="2 times golden"),
+        Planted("forgotten all_reduce", r"layers\.1\.attn\.o.*", said="partial|reduction"),
+        Planted("stale weights", r"layers\.1\.attn\.o", rank=1),
+        Planted("swapped shards", r"layers\.1\.attn\.qkv", said="holds the shard"),
+    )),
+}  # fmt: skip

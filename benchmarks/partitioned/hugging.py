@@ -1,0 +1,182 @@
+"""Models of transformers on several ranks, by their own plans: tensor parallel, expert parallel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from transformers.distributed.expert_parallel import apply_expert_parallelism
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+from tests.taps.distributed.programs.scenarios import Capture
+
+VOCAB, LENGTH = 96, 10
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_MASKED = {  # the router of each rank lets its own experts through, and the ranks' sums are added
+    "model.layers.*.mlp.gate": "ep_router",
+    "model.layers.*.mlp.experts": "moe_tp_experts",
+    "model.layers.*.mlp.experts.gate_up_proj": "grouped_gemm",
+    "model.layers.*.mlp.experts.down_proj": "grouped_gemm",
+}
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES)),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_SIZES)),
+    "qwen3-moe": lambda: transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(**_SIZES, **_EXPERTS)
+    ),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**_SIZES)),
+    "phi3": lambda: transformers.Phi3ForCausalLM(transformers.Phi3Config(**_SIZES)),
+}
+
+
+def whole(capture: Capture, model: str, how: str, dtype: str = "float32") -> None:
+    """The model on one rank."""
+    _go(capture, _saved(model, dtype), how)
+
+
+def partitioned(
+    capture: Capture,
+    model: str,
+    how: str,
+    dtype: str = "float32",
+    experts: str = "",
+    fault: str = "",
+) -> None:
+    """The same over all ranks, tensor parallel or, with `experts`, expert parallel."""
+    found = _saved(model, dtype)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    plan = dict(found.tp_plan)
+    if experts:
+        own = dict(found.ep_plan) if experts == "dispatched" else _MASKED
+        plan = {name: style for name, style in plan.items() if ".experts" not in name}
+        apply_tensor_parallelism(found, mesh, plan)
+        if experts == "dispatched":
+            apply_expert_parallelism(found, mesh, mesh, own)
+        else:
+            apply_tensor_parallelism(found, mesh, own)
+    else:
+        apply_tensor_parallelism(found, mesh, plan)
+    if fault:
+        FAULTS[fault](found)
+    _go(capture, found, how)
+
+
+def _saved(model: str, dtype: str) -> Any:
+    """The model with the weights that all runs share."""
+    path = Path(os.environ["PARTITIONED_ROOM"]) / f"weights-{model}"
+    if not path.exists():
+        torch.manual_seed(0)
+        made = MODELS[model]()
+        for parameter in made.parameters():
+            if parameter.ndim == 1:
+                torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+            else:
+                torch.nn.init.normal_(parameter, std=0.2)
+        made.save_pretrained(path)
+    return type(MODELS[model]()).from_pretrained(path, dtype=getattr(torch, dtype))
+
+
+def _ids() -> Tensor:
+    return torch.randint(2, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def _go(capture: Capture, model: Any, how: str) -> None:
+    ids = _ids()
+    with capture():
+        torch.manual_seed(0)
+        if how == "train":
+            model.train()
+            model(input_ids=ids, labels=ids).loss.backward()
+        elif how == "generate":
+            model.eval()
+            model.generate(ids, max_new_tokens=3, do_sample=False)
+        else:
+            model.eval()
+            with torch.no_grad():
+                model(input_ids=ids)
+
+
+# Faults, each in the second layer.
+
+
+def _scaled(model: Any) -> None:
+    model.model.layers[1].self_attn.scaling *= 1.05
+
+
+def _stale(model: Any) -> None:
+    if dist.get_rank() == 1:
+        weight = model.model.layers[1].self_attn.o_proj.weight
+        with torch.no_grad():
+            weight.to_local().mul_(1.02)
+
+
+def _swapped(model: Any) -> None:
+    """The ranks hold each other's shard of one weight, as by a wrong offset at loading."""
+    weight = model.model.layers[1].mlp.up_proj.weight.to_local()
+    both = [torch.empty_like(weight) for _ in range(dist.get_world_size())]
+    dist.all_gather(both, weight.detach().contiguous())
+    with torch.no_grad():
+        weight.copy_(both[(dist.get_rank() + 1) % len(both)])
+
+
+def _unreduced(model: Any) -> None:
+    """The second layer's row-parallel layer does not add its terms up."""
+    module = model.model.layers[1].mlp.down_proj
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.weight.to_local())
+
+    module.forward = MethodType(forward, module)
+
+
+def _activation(model: Any) -> None:
+    mlp = model.model.layers[1].mlp
+    mlp.act_fn = torch.nn.GELU()
+
+
+def _heads(model: Any) -> None:
+    """Each query head attends with a wrong key head: the groups are repeated as a whole."""
+    attention = model.model.layers[1].self_attn
+    inner = attention.k_proj.forward
+    width = attention.head_dim
+
+    def forward(x: Tensor) -> Tensor:
+        out = inner(x)
+        return (
+            out.unflatten(-1, (-1, width)).roll(1, -2).flatten(-2)
+            if isinstance(out, Tensor)
+            else out
+        )
+
+    attention.k_proj.forward = forward
+
+
+FAULTS: dict[str, Callable[[Any], None]] = {
+    "scale": _scaled,
+    "stale": _stale,
+    "swapped": _swapped,
+    "unreduced": _unreduced,
+    "activation": _activation,
+    "heads": _heads,
+}

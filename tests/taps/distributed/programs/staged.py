@@ -1,0 +1,110 @@
+"""Pipelines: GPipe, one forward and one backward, interleaved stages, stages from torch.export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage
+
+from tests.taps.distributed.programs.decoder import Decoder, loss_of, samples
+from tests.taps.distributed.programs.scenarios import Capture
+
+_CPU = torch.device("cpu")
+
+
+def pipeline(
+    capture: Capture, schedule: str = "ScheduleGPipe", steps: int = 1, fault: str = ""
+) -> None:
+    """Two stages on two ranks, two microbatches."""
+    rank = dist.get_rank()
+    model = Decoder(layers=range(rank, rank + 1), first=rank == 0, last=rank == 1)
+    _plant(model, fault)
+    stage = PipelineStage(model, rank, 2, _CPU)
+    words: dict[str, Any] = {"scale_grads": False} if fault == "unscaled" else {}
+    made = getattr(pipelining, schedule)(stage, n_microbatches=2, loss_fn=loss_of, **words)
+    _step(capture, made, steps, [model], fault)
+
+
+def interleaved(capture: Capture, fault: str = "") -> None:
+    """Four stages on two ranks: embedding and the second layer on one, the rest on the other."""
+    rank = dist.get_rank()
+    parts: list[Callable[[], nn.Module]] = [
+        lambda: Decoder(layers=range(0), last=False),
+        lambda: Decoder(layers=range(1), first=False, last=False),
+        lambda: Decoder(layers=range(1, 2), first=False, last=False),
+        lambda: Decoder(layers=range(0), first=False),
+    ]
+    numbers = (rank, rank + 2)
+    models = [parts[number]() for number in numbers]
+    for model in models:
+        _plant(model, fault)
+    stages = [
+        PipelineStage(model, number, 4, _CPU) for number, model in zip(numbers, models, strict=True)
+    ]
+    schedule = pipelining.ScheduleInterleaved1F1B(stages, n_microbatches=2, loss_fn=loss_of)
+    _step(capture, schedule, 1, models, fault)
+
+
+def exported(capture: Capture, fault: str = "") -> None:
+    """Stages cut out of the whole model by torch.export."""
+    rank = dist.get_rank()
+    model = Decoder()
+    _plant(model, fault)
+    ids, _ = samples()
+    split = {"layers.1": pipelining.SplitPoint.BEGINNING}
+    pipe = pipelining.pipeline(model, (ids[:2],), split_spec=split)
+    stage = pipe.build_stage(rank, _CPU)
+    schedule = pipelining.ScheduleGPipe(stage, n_microbatches=2, loss_fn=loss_of)
+    _step(capture, schedule, 1, [], fault)
+
+
+def _step(capture: Capture, schedule: Any, steps: int, models: list[nn.Module], fault: str) -> None:
+    ids, labels = samples()
+    if fault == "order":
+        ids = ids.roll(len(ids) // 2, 0)
+    if fault == "labels":
+        labels = labels.roll(len(labels) // 2, 0)
+    weights = [parameter for model in models for parameter in model.parameters()]
+    optimiser = torch.optim.SGD(weights, lr=0.1) if steps > 1 else None
+    with capture():
+        torch.manual_seed(0)
+        for _ in range(steps):
+            if dist.get_rank() == 0:
+                schedule.step(ids)
+            else:
+                schedule.step(target=labels)
+            if optimiser is not None:
+                optimiser.step()
+                optimiser.zero_grad()
+
+
+def whole(capture: Capture, steps: int = 1) -> None:
+    """The model on one rank, for as many steps."""
+    model = Decoder()
+    ids, labels = samples()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    with capture():
+        torch.manual_seed(0)
+        for _ in range(steps):
+            loss_of(model(ids), labels).backward()  # type: ignore[no-untyped-call]
+            if steps > 1:
+                optimiser.step()
+                optimiser.zero_grad()
+
+
+def _plant(model: nn.Module, fault: str) -> None:
+    block = dict(model.named_modules()).get("layers.1")
+    if block is None:
+        return
+    if fault == "activation":
+        block.mlp.forward = lambda x: block.mlp.down(torch.relu(block.mlp.up(x)))  # type: ignore[assignment,operator,union-attr]
+    elif fault == "eps":
+        block.norm2.eps = 0.1  # type: ignore[assignment,union-attr]
+    elif fault == "weight":
+        with torch.no_grad():
+            block.attn.o.weight.mul_(1.05)  # type: ignore[operator,union-attr]
