@@ -162,12 +162,8 @@ def _heads(model: Any) -> None:
     width = attention.head_dim
 
     def forward(x: Tensor) -> Tensor:
-        out = inner(x)
-        return (
-            out.unflatten(-1, (-1, width)).roll(1, -2).flatten(-2)
-            if isinstance(out, Tensor)
-            else out
-        )
+        out: Tensor = inner(x)
+        return out.view(*out.shape[:-1], -1, width).roll(1, -2).flatten(-2)
 
     attention.k_proj.forward = forward
 

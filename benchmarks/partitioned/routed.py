@@ -42,7 +42,7 @@ class Mixture(nn.Module):
         order = torch.argsort(chosen, stable=True)
         rows = x[order]
         counts = torch.bincount(chosen, minlength=EXPERTS).tolist()
-        parts = rows.split(counts)
+        parts = torch.split(rows, counts)
         made = torch.cat([e(p) for e, p in zip(self.experts, parts, strict=True)])
         back = torch.empty_like(made)
         back[order] = made
@@ -77,7 +77,7 @@ class SpreadMixture(nn.Module):
         dist.all_to_all_single(here, rows, got, sent)
         numbers = torch.arange(self.num).repeat(size).repeat_interleave(theirs)
         there = torch.argsort(numbers, stable=True)
-        parts = here[there].split(torch.bincount(numbers, minlength=self.num).tolist())
+        parts = torch.split(here[there], torch.bincount(numbers, minlength=self.num).tolist())
         made = torch.cat([e(p) for e, p in zip(self.experts.values(), parts, strict=True)])
         out = torch.empty_like(made)
         out[there] = made

@@ -43,7 +43,7 @@ def interleaved(capture: Capture, fault: str = "") -> None:
     models = [parts[number]() for number in numbers]
     for model in models:
         _plant(model, fault)
-    stages = [
+    stages: list[Any] = [
         PipelineStage(model, number, 4, _CPU) for number, model in zip(numbers, models, strict=True)
     ]
     schedule = pipelining.ScheduleInterleaved1F1B(stages, n_microbatches=2, loss_fn=loss_of)
@@ -102,9 +102,9 @@ def _plant(model: nn.Module, fault: str) -> None:
     if block is None:
         return
     if fault == "activation":
-        block.mlp.forward = lambda x: block.mlp.down(torch.relu(block.mlp.up(x)))  # type: ignore[assignment,operator,union-attr]
+        block.mlp.forward = lambda x: block.mlp.down(torch.relu(block.mlp.up(x)))
     elif fault == "eps":
-        block.norm2.eps = 0.1  # type: ignore[assignment,union-attr]
+        block.norm2.eps = 0.1
     elif fault == "weight":
         with torch.no_grad():
-            block.attn.o.weight.mul_(1.05)  # type: ignore[operator,union-attr]
+            block.attn.o.weight.mul_(1.05)
