@@ -110,7 +110,9 @@ def _rewired(
         before, beside = golden.links.get(pair.golden), target.links.get(pair.target)
         first = ours.get(before) if before else None
         second = theirs.get(beside) if beside else None
-        if first is not second and (first in equal or second in equal):
+        both = [one.golden for one in (first, second) if one is not None and one.golden]
+        is_one = len(both) == 2 and len({golden.first(key) for key in both}) == 1  # given out twice
+        if first is not second and not is_one and (first in equal or second in equal):
             found.add(pair)
     return found
 

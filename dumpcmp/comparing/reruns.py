@@ -138,7 +138,7 @@ class Planner:
             if not pair.both or pair.repeats or not pair.key.slot.is_input or self.is_equal(pair):
                 continue
             ours, theirs = self.flow.taken_from(pair)
-            if ours is not None and ours is not theirs and ours.both:
+            if ours is not None and ours.both and not self.flow.are_one(ours, theirs):
                 yield pair, ours
 
     def _taken(self, pair: Pair, source: Pair) -> Rerunning:

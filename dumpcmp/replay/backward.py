@@ -48,7 +48,12 @@ _LAYOUT = frozenset(
 )
 _CASTS = frozenset(("bfloat16", "half", "float", "double", "type_as"))
 _LINEAR = (FunctionKind.ADDS, FunctionKind.CONTRACTS, FunctionKind.SUMS)  # in each input
-_FROM_OUTPUT = frozenset(("tanh", "sigmoid", "log_softmax", "_log_softmax", "softplus"))
+# A derivative such as 1 - y*y, or that of a softmax, is made of the output as it was rounded.
+_FROM_OUTPUT = frozenset(
+    """
+    _log_softmax _safe_softmax _softmax log_softmax sigmoid softmax softmin softplus tanh
+    """.split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True, slots=True)

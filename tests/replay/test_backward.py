@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.replay.backward import GRADIENT, BackwardRerun, Slope
 from dumpcmp.replay.chains import At, Chain
+from dumpcmp.replay.holding import hold
 from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.taps.recording.calls import arguments_of
 from dumpcmp.taps.recording.functions import function_of
@@ -166,3 +168,46 @@ def test_what_draws_otherwise_is_refused() -> None:
     slope = Slope(Chain([call]), given, [(0, "input.0")], {(0, "output.0"): torch.ones(4)})
     with pytest.raises(Unreplayable, match="random"):
         BackwardRerun(slope)
+
+
+# Kernels of other devices
+
+
+def softmax_backward(x: Tensor, grad: Tensor) -> Tensor:
+    """As kernels compute it: in float32, from the output as it was rounded."""
+    y = torch.exp2((x.float() - x.float().amax(-1, keepdim=True)) * 1.4426950408889634)
+    y = (y / y.sum(-1, keepdim=True)).to(x.dtype).float()
+    inner = (grad.float() * y).sum(-1, keepdim=True)
+    return (y * (grad.float() - inner)).to(x.dtype)
+
+
+def attention_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of the queries by a fused kernel, which rounds its output and what it sums."""
+    dtype, scale = q.dtype, q.shape[-1] ** -0.5
+    q, k, v, grad = (each.float() for each in (q, k, v, grad))
+    p = torch.softmax(q @ k.mT * scale, -1)
+    delta = (grad * (p @ v).to(dtype).float()).sum(-1, keepdim=True)
+    return ((p * (grad @ v.mT - delta)).to(dtype).float() @ k * scale).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("peak", [1, 4, 10])
+def test_a_derivative_from_a_rounded_output_is_right(peak: int, dtype: torch.dtype) -> None:
+    for seed, rows in enumerate([(1, 4), (2, 8), (4, 16), (8, 32)]):
+        x, grad = (peak * numbers(*rows, seed=seed)).to(dtype), numbers(*rows, seed=9, dtype=dtype)
+        call, given = recorded(0, torch.softmax, x, -1)
+        assert not found_wrong(call, given, grad, softmax_backward(x, grad))
+        q, k, v = (numbers(1, 2, rows[1], 8, seed=seed + n, dtype=dtype) for n in range(3))
+        grad = numbers(1, 2, rows[1], 8, seed=9, dtype=dtype)
+        call, given = recorded(0, F.scaled_dot_product_attention, q, k, v)
+        got = attention_backward(q, k, v, grad)
+        assert not found_wrong(call, given, grad, got)
+        assert found_wrong(call, given, grad, (got.float() * 1.05).to(dtype))
+
+
+def found_wrong(call: Call, given: dict[At, Tensor], grad: Tensor, got: Tensor) -> str:
+    """What is said of a gradient of the first input, after everything was asked."""
+    again = BackwardRerun(Slope(Chain([call]), given, [(0, "input.0")], {(0, "output.0"): grad}))
+    asked = (again.plain(), again.rated(), again.rated(is_moved=True))
+    said = [wrong(hold(rerun, GRADIENT, got)) for rerun in asked]
+    return said[-1] if all(said) else ""
