@@ -12,7 +12,7 @@ from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.pytorch.nodes import SlotGrads
+from dumpcmp.pytorch.nodes import SlotGrads, device_of
 from dumpcmp.pytorch.trees import Slots
 from dumpcmp.replay.backward import GRADIENT, BackwardRerun, Slope
 from dumpcmp.replay.chains import At, Chain
@@ -51,7 +51,7 @@ class Passed:
         grads = {self.gives[name]: grad for name, grad in given.items() if name in self.gives}
         region = Chain(self.calls, self.wires, self.dtypes)
         slope = Slope(region, self.given, self.takes.get(slot, ()), grads)
-        return BackwardRerun(slope)
+        return BackwardRerun(slope, device=device_of(given.values()))
 
 
 def _held(again: BackwardRerun, got: Tensor, given: Sequence[Tensor]) -> Replay:

@@ -15,6 +15,7 @@ from dumpcmp.nouns.outcome import Answer, Tally
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Verdict
+from dumpcmp.pytorch.nodes import device_of
 from dumpcmp.pytorch.trees import Slots
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.running import rerun
@@ -93,7 +94,7 @@ class Checkup(Answer):
     def check(self, call: Call, given: Mapping[str, Tensor], gave: Slots) -> None:
         """Run `call` again on what it was given, and hold what it gave against that."""
         try:
-            again = rerun(call, given)
+            again = rerun(call, given, device=device_of(given.values()))
             found = [(slot, hold(again, slot, tensor)) for slot, tensor in gave]
         except DumpcmpError as error:
             self._add(CheckedOp(call.site, "", Verdict.SKIPPED, error.message, call.source))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,12 @@ def edge_of(tensor: Tensor) -> Edge | None:
         return None
     found = torch.autograd.graph.get_gradient_edge(tensor)
     return found.node, found.output_nr
+
+
+def device_of(tensors: Iterable[Tensor]) -> str:
+    """The type of the device that a call runs on, as what it is given tells."""
+    kinds = [tensor.device.type for tensor in tensors]
+    return next((kind for kind in kinds if kind != "cpu"), "cpu")
 
 
 def watch_backward(

@@ -78,7 +78,7 @@ class BackwardRerun:
 
     def __init__(self, slope: Slope, *, device: str = "cpu", limit: int = MOST_BYTES) -> None:
         self._slope, self._how = slope, (device, limit)
-        self._functions = [function_named(call.target) for call in slope.region.calls]
+        self._functions = [function_named(call.target, device) for call in slope.region.calls]
         self._wide = _Pass(slope, self._functions, *self._how, torch.float64)
         parts = self._wide.products(slope.grads)
         self.parts = dict(zip(slope.leaves, parts, strict=True))  # what each taker gave

@@ -59,8 +59,8 @@ class ReplayFunction:
     returns_nothing: bool = False  # its result is that argument
 
 
-def function_named(target: str) -> ReplayFunction:
-    """The function that `target`, such as ``"torch.Tensor.mul"``, names.
+def function_named(target: str, ran_on: str = "cpu") -> ReplayFunction:
+    """The function that `target`, such as ``"torch.Tensor.mul"``, names; it `ran_on` a device.
 
     Refused is whatever is not in the table of kinds: an archive decides which of these run, and
     nothing else.
@@ -69,7 +69,7 @@ def function_named(target: str) -> ReplayFunction:
     if word == "__get__" and room.removeprefix("torch.Tensor.") in _ATTRIBUTES:
         name = room.removeprefix("torch.Tensor.")
         return ReplayFunction(operator.attrgetter(name), name, FunctionKind.MOVES)
-    return _torch_function(target, room, word) if room in _ROOMS else _dispatched(target)
+    return _torch_function(target, room, word) if room in _ROOMS else _dispatched(target, ran_on)
 
 
 @cache
@@ -101,13 +101,13 @@ def _python_operator(spelled: str, target: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _dispatched(target: str) -> ReplayFunction:
+def _dispatched(target: str, ran_on: str) -> ReplayFunction:
     """An op of the dispatcher: ``aten.mm.default``, or one of the user's with a reference."""
     words = target.removeprefix("torch.ops.").split(".")
     if len(words) not in (2, 3) or not all(_WORD.fullmatch(word) for word in words):
         raise Unreplayable(f"{target} is not a function that can be run again")
     namespace, op, overload = (*words, "")[:3]
-    told = reference_of(namespace, op, overload)
+    told = reference_of(namespace, op, overload, ran_on)
     if told is not None:
         return ReplayFunction(told, op, KINDS.get(op, FunctionKind.COMPOSES))
     if namespace != "aten":

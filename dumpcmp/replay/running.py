@@ -53,7 +53,7 @@ def rerun(
     `device` is the type of the device that the recorded run was on, which autocast asks for. What
     is not to be rated has neither condition nor noise.
     """
-    function = function_named(call.target)
+    function = function_named(call.target, device)
     arguments = fitted(read_arguments(call.arguments, given), given)
     if share := dropped_share(function, arguments):
         return _run_dropout(arguments, share)
@@ -137,7 +137,7 @@ def run_natively(
     call: Call, given: Mapping[str, Tensor], *, device: str = "cpu", limit: int = MOST_BYTES
 ) -> dict[str, Tensor]:
     """What `call` gives out in the dtypes of `given`, by slot."""
-    function = function_named(call.target)
+    function = function_named(call.target, device)
     arguments = fitted(read_arguments(call.arguments, given), given)
     _refuse(function, arguments)
     check_size(function, arguments, limit)

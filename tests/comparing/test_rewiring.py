@@ -54,7 +54,7 @@ class Counting(nn.Module):
         self.cast = cast
 
     def forward(self, ids: Tensor) -> Tensor:
-        counts = getattr(ids, self.cast)().cumsum(0)
+        counts: Tensor = getattr(ids, self.cast)().cumsum(0)
         return counts.to(torch.int32) * 2
 
 

@@ -178,7 +178,8 @@ def softmax_backward(x: Tensor, grad: Tensor) -> Tensor:
     y = torch.exp2((x.float() - x.float().amax(-1, keepdim=True)) * 1.4426950408889634)
     y = (y / y.sum(-1, keepdim=True)).to(x.dtype).float()
     inner = (grad.float() * y).sum(-1, keepdim=True)
-    return (y * (grad.float() - inner)).to(x.dtype)
+    found: Tensor = (y * (grad.float() - inner)).to(x.dtype)
+    return found
 
 
 def attention_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Tensor:

@@ -101,3 +101,19 @@ def test_a_custom_op_is_run_by_its_reference() -> None:
     assert rerun(call, given).outputs["output.0"].tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(dumpcmp.SelectionError):
         dumpcmp.reference("not a name")
+
+
+@torch.library.custom_op("dumpcmp_tests::tripled", mutates_args=(), device_types="cpu")
+def tripled(x: Tensor) -> Tensor:
+    return x * 3
+
+
+def test_an_op_is_vouched_for_by_its_own_kernel_only_where_another_ran() -> None:
+    target = "dumpcmp_tests.tripled.default"
+    with pytest.raises(Unreplayable, match="without a reference"):
+        function_named(target, "cuda")
+    dumpcmp.reference("dumpcmp_tests::tripled", own_kernel=True)
+    found = function_named(target, "cuda").run(torch.ones(2, dtype=torch.float64))
+    assert found.dtype is torch.float64 and found.tolist() == [3, 3]
+    with pytest.raises(Unreplayable, match="without a reference"):
+        function_named(target)
