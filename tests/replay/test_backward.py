@@ -188,7 +188,8 @@ def attention_backward(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Tensor:
     q, k, v, grad = (each.float() for each in (q, k, v, grad))
     p = torch.softmax(q @ k.mT * scale, -1)
     delta = (grad * (p @ v).to(dtype).float()).sum(-1, keepdim=True)
-    return ((p * (grad @ v.mT - delta)).to(dtype).float() @ k * scale).to(dtype)
+    found: Tensor = ((p * (grad @ v.mT - delta)).to(dtype).float() @ k * scale).to(dtype)
+    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
