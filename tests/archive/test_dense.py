@@ -2,19 +2,30 @@
 
 import errno
 import os
+import random
+import time
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from dumpcmp.archive import schema
 from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.read.contents import PartFile
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.read.scan import Found, journal_records
+from dumpcmp.archive.rewrite import Condensing, rewrite
 from dumpcmp.archive.write import dense
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.key import Key, Op
-from dumpcmp.nouns.record import Call, Record
+from dumpcmp.nouns.record import Call, Record, Stored
 from tests.archive.values import SMALL_NUMBERS, Dense, key, loaded, parts, record
+
+STRIKES = int(os.environ.get("DUMPCMP_FAULTS", "12"))
+STRUCK = (schema.CALL, schema.FORM, schema.VALUE, schema.LINK)
+LINK = schema.LINK
+STORED = Stored("float64", (1,))
 
 
 def ops(path: Path, count: int, part_nbytes: int = 1 << 30) -> Path:
@@ -131,6 +142,56 @@ def test_where_the_disk_has_no_room_for_it_the_part_is_sealed_as_it_is(
     with h5py.File(parts(after)[0]) as file:
         assert file["layers.0/float64/é[%25]#0/output.0"][1] == -1.5
     assert not list(after.rglob(".new-*"))
+
+
+def lead_nowhere(content: bytearray, link: Found) -> None:
+    """Let a link lead to a row that never was, and its checksum be right."""
+    prefix = bytearray(link.prefix[:64] + b"[0,4000000]".ljust(len(link.prefix) - 64))
+    prefix[4:8] = schema.CRC.pack(schema.checksum(prefix, LINK))
+    content[link.start : link.data_start] = prefix
+
+
+def test_a_part_with_lost_records_is_mended_and_compacted(tmp_path: Path) -> None:
+    """Whatever is struck of its journal: links, calls, forms or values, in the middle or last."""
+    sink = ArchiveWriter(tmp_path / "d")
+    for number in range(40):
+        op, numbers = Op("block/add"), np.arange(4.0) + number
+        sink.call(Call("Model", 0, op, number, number, "torch.add"))
+        for place in range(number % 3):  # some take what came long before
+            taken = key(op, f"input.{place}", call=number)
+            same = key(op, call=number // (2 + place))
+            sink.put(Record(taken, number, "float64", (4,), (1,), same_as=same), None)
+        sink.put(record(key(op, call=number), numbers, order=number), Dense(numbers))
+    time.sleep(0.2)
+    (part,) = parts(tmp_path / "d")
+    content = part.read_bytes()
+    sink.close()
+    with PartFile(part) as file:
+        assert any(found.fields.kind == schema.DENSE for found in journal_records(file, []))
+    part.write_bytes(content)
+    with PartFile(part) as file:
+        records = [r for r in journal_records(file, []) if r.fields.kind in STRUCK]
+    draws = random.Random(0)
+    for trial in range(STRIKES):
+        changed = bytearray(content)
+        for found in draws.sample(records, draws.randrange(1, 6)) if trial else records[-3:]:
+            changed[found.start : found.end] = bytes(found.end - found.start)
+        if trial % 2:
+            lead_nowhere(changed, draws.choice([r for r in records if r.fields.kind == LINK]))
+        part.write_bytes(changed)
+        audit(tmp_path / "d", repair=True)
+        with PartFile(part) as file:
+            assert any(found.fields.kind == schema.DENSE for found in journal_records(file, []))
+        for _ in range(2):
+            archive = Archive(tmp_path / "d")
+            for name, found in archive.items():
+                if found.kept == "full" and found.same_as is None:
+                    assert loaded(archive, name)[0] == name.call
+            with h5py.File(part) as file:
+                file.visititems(lambda *_: None)
+            rewrite(
+                part, Condensing(lambda r: r.key.call % 2 == 0, lambda *_: (STORED, np.ones(1)))
+            )
 
 
 def test_a_damaged_index_is_told_and_nothing_is_lost_over_it(tmp_path: Path) -> None:

@@ -132,11 +132,15 @@ class _Laying:
         return found
 
     def _follow_links(self) -> None:
-        """Let links say where the values now lie that they lead to; in other parts nobody knows."""
+        """Let links say where the values now lie that they lead to.
+
+        Of those in other parts nobody knows; and one may lead to a row that never was.
+        """
         rows = self.rows
         linked = (rows["same"] != NO_ROW) & (rows["call"] != ABSENT)
-        inside = np.flatnonzero(linked & (rows["part"] == self.part.number))
-        outside = np.flatnonzero(linked & (rows["part"] != self.part.number))
+        outside = np.array(list(self.part.outside), np.intp)
+        linked[outside] = False
+        inside = np.flatnonzero(linked)
         for name in ("header", "offset"):
             rows[name][inside] = rows[name][rows["same"][inside]]
             rows[name][outside] = 0
