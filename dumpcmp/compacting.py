@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.ending import has_ended
-from dumpcmp.archive.paths import rank_directories
+from dumpcmp.archive.paths import clear_rings, rank_directories
 from dumpcmp.archive.rewrite import (
     Condensing,
     Rewritten,
@@ -110,6 +110,7 @@ def compact(
     recipe = Recipe(0 if min_max_only else sketch, seed, hashes, segments)
     summarising = Summarising(recipe, tuple(keep_full), reduction)
     root = Path(path)
+    clear_rings()
     if watch:
         _await_run(root)
     if not rank_directories(root):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import time
 import warnings
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -71,6 +72,23 @@ def test_a_fault_anywhere_stops_the_capture_alone(
         assert Archive(path).complete == (not sink.problem)
         audit(path, repair=True)
         assert check(path) >= found
+
+
+@pytest.mark.parametrize("sizes", [MIXED, SMALL])
+def test_a_disk_that_stalls_loses_nothing(
+    sizes: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = random.Random(1)
+
+    def stall(_: str, __: tuple[object, ...]) -> None:
+        if draws.random() < 0.1:
+            time.sleep(draws.choice((0.002, 0.02, 0.08)))
+
+    for trial in range(max(1, TRIALS // 60)):
+        with monkeypatch.context() as patch:
+            System(stall).install(patch)
+            sink = write(tmp_path / f"d{trial}", sizes)
+        assert not sink.problem and check(tmp_path / f"d{trial}") == NUM_VALUES
 
 
 @pytest.mark.parametrize("sizes", [MIXED, SMALL])

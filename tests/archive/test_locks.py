@@ -18,6 +18,7 @@ from dumpcmp.archive.locks import alone
 from dumpcmp.archive.paths import RankDirectory
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.compacting import compact
 from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
 from tests.archive.test_crash import kill
 from tests.archive.values import key, loaded, put
@@ -77,9 +78,10 @@ def test_one_repairs_or_compacts_at_a_time(tmp_path: Path) -> None:
 
 def test_rings_that_nobody_needs_are_cleared_and_others_stay(tmp_path: Path) -> None:
     finished, _ = kill(tmp_path / "needed", "shared", 0.1)
-    kill(tmp_path / "gone", "shared", 0.1)
+    for name in ("gone", "late"):
+        kill(tmp_path / name, "shared", 0.1)
     rings = {}
-    for name in ("needed", "gone"):
+    for name in ("needed", "gone", "late"):
         facts = json.loads(next((tmp_path / name).glob("*/run.json")).read_text())
         rings[name] = paths.SHARED_MEMORY / facts["writer"]["ring"]
     shutil.copytree(tmp_path / "needed", tmp_path / "copy")
@@ -92,7 +94,11 @@ def test_rings_that_nobody_needs_are_cleared_and_others_stay(tmp_path: Path) -> 
         assert rings["needed"].exists()
         (tmp_path / "needed").rename(tmp_path / "moved")
         assert audit(tmp_path / "moved", repair=True).exit_code == 0
-    assert not rings["needed"].exists()
+    assert not rings["needed"].exists() and rings["late"].exists()
+    shutil.rmtree(tmp_path / "late")
+    os.utime(rings["late"], (0, 0))
+    compact(tmp_path / "other")
+    assert not rings["late"].exists()
     assert len(Archive(tmp_path / "moved")) >= 2 * len(finished)
 
 
