@@ -184,8 +184,8 @@ def test_a_part_with_lost_records_is_mended_and_compacted(tmp_path: Path) -> Non
             assert any(found.fields.kind == schema.DENSE for found in journal_records(file, []))
         for _ in range(2):
             archive = Archive(tmp_path / "d")
-            for name, found in archive.items():
-                if found.kept == "full" and found.same_as is None:
+            for name, kept in archive.items():
+                if kept.kept == "full" and kept.same_as is None:
                     assert loaded(archive, name)[0] == name.call
             with h5py.File(part) as file:
                 file.visititems(lambda *_: None)
