@@ -83,11 +83,14 @@ def _same_strands(
     sweep: Sweep, ours: KeysBySlot, theirs: KeysBySlot, by: PairedBy
 ) -> Iterator[Pair]:
     """What two calls of different functions take, in whatever order they take it."""
-    given = {sweep.mate(sweep.theirs.strand(key)): key for key in theirs.values()
-             if key.slot.is_input}  # fmt: skip
+    given: dict[Strand | None, list[Key]] = {}
+    for key in [key for key in theirs.values() if key.slot.is_input]:
+        given.setdefault(sweep.mate(sweep.theirs.strand(key)), []).append(key)
     for key in [key for key in ours.values() if key.slot.is_input]:
-        other = given.get(sweep.ours.strand(key))
-        if other is not None and other.slot in theirs and sweep.sides.fit(key, other):
+        others = given.get(sweep.ours.strand(key), [])  # several may have the same bytes
+        other = next((other for other in others if sweep.sides.fit(key, other)), None)
+        if other is not None:
+            others.remove(other)
             yield Pair(ours.pop(key.slot), theirs.pop(other.slot), by)
 
 

@@ -106,7 +106,7 @@ def is_without_effect(name: str, function: str, *sides: Mapping[str, Any]) -> bo
         return all(side.get("training") is False for side in sides)
     if name in ("attn_mask", "is_causal"):  # a causal mask may be given as one
         return len({side.get("attn_mask") is None for side in sides}) > 1
-    return False
+    return name == "enable_gqa"  # that heads are repeated inside: they may have been before
 
 
 def asked_dtype(calling: Calling) -> Any:

@@ -57,6 +57,32 @@ class Overwritten(nn.Module):
         return room.index_add_(0, torch.arange(len(y)), y * y).mul_(0.5)
 
 
+class Tokens(nn.Module):
+    """Two parameters with the same numbers, one after the other in a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.zeros(1, 4, 4)) for _ in range(2))
+        self.mixed = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = (self.first.expand(2, -1, -1), self.second.expand(2, -1, -1))
+        out: Tensor = self.mixed(torch.cat((*tokens, x), 1)).tanh()
+        return out
+
+
+class Unused(nn.Module):
+    """Keeps more parts of a tensor than it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, *kept = (x * self.weight).unbind(-1)
+        return torch.sin(kept[0] + kept[-1])
+
+
 def run(model: nn.Module, where: Path, mode: str) -> None:
     x = torch.randn(
         2, 2, next(model.parameters()).shape[1], generator=torch.Generator().manual_seed(1)
@@ -99,7 +125,7 @@ def compared(build: type[nn.Module], mode: str, tmp_path: Path, wrong: bool = Fa
     return dumpcmp.compare(tmp_path / "eager", tmp_path / mode)
 
 
-@pytest.mark.parametrize("build", [Square, Branches, Overwritten])
+@pytest.mark.parametrize("build", [Square, Branches, Overwritten, Tokens])
 @pytest.mark.parametrize("mode", ["fx", "aten"])
 def test_a_program_is_trained_alike_in_every_mode(
     build: type[nn.Module], mode: str, tmp_path: Path
@@ -118,3 +144,7 @@ def test_a_gradient_that_is_wrong_in_another_mode_is_found(
     assert outcome.exit_code == 1
     failing = [row for row in outcome.rows if row.verdict is Verdict.FAIL]
     assert failing and all(row.key.slot.is_gradient for row in failing)
+
+
+def test_a_part_that_nobody_takes_has_no_gradient_in_a_compiled_run_either(tmp_path: Path) -> None:
+    assert compared(Unused, "compiled", tmp_path).exit_code == 0

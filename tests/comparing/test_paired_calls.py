@@ -121,6 +121,8 @@ SAME: list[tuple[Body, Body]] = [
     (lambda x: F.max_pool2d(x, 2, 2, 0), lambda x: F.max_pool2d(x, (2, 2), stride=[2, 2])),
     (lambda x: torch.zeros(3, 8) + x[0, :3], lambda x: torch.zeros((3, 8)) + x[0, :3]),
     (lambda x: torch.chunk(x, 2, 1), lambda x: torch.chunk(x, chunks=2, dim=-2)),
+    (lambda x: F.scaled_dot_product_attention(x, x, x, enable_gqa=True),
+     lambda x: F.scaled_dot_product_attention(x, x, x)),
 ]  # fmt: skip
 
 

@@ -117,7 +117,7 @@ class Marking:
         if marks is None:
             marks = self._gradients[which] = []
             hooked: Any = tensor
-            hooked.register_hook(lambda gradient: _mark(gradient, marks))
+            hooked.register_hook(lambda gradient: _mark_gradient(gradient, marks))
         marks.append(mark)
 
     # While Inductor rewrites the graph
@@ -163,6 +163,12 @@ def _mark(tensor: Tensor, marks: list[Mark]) -> None:
     node = _traced_node(tensor)
     if node is not None:
         node.meta.setdefault(MARK, []).extend(marks)
+
+
+def _mark_gradient(gradient: Tensor | None, marks: list[Mark]) -> None:
+    """Mark a gradient; of one of several outputs that nobody took there is none."""
+    if gradient is not None:
+        _mark(gradient, marks)
 
 
 def _traced_node(tensor: Tensor) -> fx.Node | None:
