@@ -275,7 +275,7 @@ def read_index(file: PartFile) -> Contents | None:
     if (address := index_address(file)) is None:
         return None
     links = dict(hard_links(file, address))
-    if links.keys() < set(schema.INDEX_DATASETS):
+    if not links.keys() >= set(schema.INDEX_DATASETS):
         file.fail(address, "the index is not whole")
     rows = _read_rows(file, links["records"])
     calls, forms = (_read_list(file, links[name]) for name in ("calls", "forms"))
