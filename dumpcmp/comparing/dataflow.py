@@ -9,7 +9,7 @@ from functools import cached_property
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.taping import Tape, plan_gradient
-from dumpcmp.nouns.key import ROOT, Key, Op, Site
+from dumpcmp.nouns.key import ROOT, Key, Op, Site, Slot
 from dumpcmp.nouns.row import Pair
 
 
@@ -85,6 +85,35 @@ class DataFlow:
             yield from (source for source in self._behind(pair) if source is not pair)
         elif not slot.is_input:
             yield from self.given_to(pair)
+        elif slot.is_weight and pair.golden is not None:
+            yield from self._written_from(pair.golden)
+
+    def _written_from(self, weight: Key) -> Iterator[Pair]:
+        """What an optimizer, or a batch norm, made a weight of that is recorded again.
+
+        It is the latest value of it, its gradients since, and what its module was given since.
+        """
+        name = weight.model, weight.op, weight.slot
+        earlier = [pair for pair in self._weights.get(name, ()) if pair.key.step < weight.step]
+        if not earlier:
+            return
+        yield earlier[-1]
+        for step in range(earlier[-1].key.step, weight.step):
+            site = Site(weight.model, step, weight.op, 0)
+            gradient = self.ours.get(site.key(f"grad.{weight.slot.name}"))
+            yield from () if gradient is None else (gradient,)
+            if weight.slot.kind == "buffer":
+                given = (pair for pair in self.calls.get(site, ()) if pair.key.slot.kind == "input")
+                yield from given
+
+    @cached_property
+    def _weights(self) -> dict[tuple[str, Op, Slot], list[Pair]]:
+        """The pairs of each of golden's weights, in the order of steps."""
+        found: dict[tuple[str, Op, Slot], list[Pair]] = defaultdict(list)
+        for pair in self.pairs:
+            if pair.both and pair.golden is not None and pair.golden.slot.is_weight:
+                found[pair.golden.model, pair.golden.op, pair.golden.slot].append(pair)
+        return dict(found)
 
 
 def _by_key(items: Iterator[tuple[Key | None, Pair]]) -> dict[Key, Pair]:

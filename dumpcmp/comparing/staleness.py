@@ -20,10 +20,10 @@ _Name = tuple[str, Op, Slot]  # of a weight, whatever the step
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A weight as one side recorded it last, and its name on the other side."""
+    """A weight as both sides recorded it last, one of them first."""
 
     record: Record
-    other: Key
+    other: Record
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +50,23 @@ class WeightHistory:
                     golden.listing.record(pair.golden),
                     target.listing.record(pair.target),
                 )
-                self.golden[_name(pair.golden)] = _Weight(ours, pair.target)
-                self.target[_name(pair.target)] = _Weight(theirs, pair.golden)
+                kept = self._kept(pair, _Weight(ours, theirs), golden, target)
+                found |= {pair: kept} if kept else {}
+                self.golden[_name(pair.golden)] = _Weight(ours, theirs)
+                self.target[_name(pair.target)] = _Weight(theirs, ours)
             elif (finding := self._finding(pair, golden, target)) is not None:
                 found[pair] = finding
         return found
+
+    def _kept(self, pair: Pair, now: _Weight, golden: Side, target: Side) -> LeafFinding | None:
+        """What to say of a weight that both have and that only golden's run has written to."""
+        before = self.golden.get(_name(pair.key))
+        if before is None or _digest(target, now.other) != _digest(target, before.other):
+            return None
+        far = _change(golden, before.record, now.record)
+        if far is None or far.equal:
+            return None
+        return _told(pair.key, far, "golden's", "the target's")
 
     def _finding(self, pair: Pair, golden: Side, target: Side) -> LeafFinding | None:
         """What to say of a weight that one side alone has; None where it is as it was before."""
@@ -67,12 +79,24 @@ class WeightHistory:
         if far is None or far.equal:
             return None
         who, whom = ("golden's", "the target's") if is_golden else ("the target's", "golden's")
-        said = (
-            f"{name_of(key)} is not the same tensor: {who} changed before token {key.step} "
-            f"(rel_l2 {far.rel_l2:.3g}), {whom} did not"
-        )
-        kind = LeafKind.PARAMETER if key.slot.kind == "param" else LeafKind.BUFFER
-        return LeafFinding(key, kind, said, far.rel_l2)
+        return _told(key, far, who, whom)
+
+
+def _told(key: Key, far: Metrics, who: str, whom: str) -> LeafFinding:
+    said = (
+        f"{name_of(key)} is not the same tensor: {who} changed before token {key.step} "
+        f"(rel_l2 {far.rel_l2:.3g}), {whom} did not"
+    )
+    kind = LeafKind.PARAMETER if key.slot.kind == "param" else LeafKind.BUFFER
+    return LeafFinding(key, kind, said, far.rel_l2)
+
+
+def _digest(side: Side, record: Record) -> str:
+    """Of the elements of a weight; its own name where nobody took it."""
+    if record.stored is None:
+        return record.digest or str(record.key)
+    summary = load_summary(side.archive, record)
+    return summary.digest or summary.checksum or str(record.key)
 
 
 def _name(key: Key) -> _Name:
@@ -87,7 +111,7 @@ def _follows_weights(side: Side) -> bool:
 
 def _has_step(other: Side, before: _Weight, key: Key) -> bool:
     """Whether the other side has the step before which a weight should have changed."""
-    model, step = before.other.model, key.step - before.record.key.step + before.other.step
+    model, step = before.other.key.model, key.step - before.record.key.step + before.other.key.step
     return any(site[:2] == (model, step) for site in other.listing.sites)
 
 
