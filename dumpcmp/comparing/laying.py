@@ -38,6 +38,7 @@ class Task:
     golden_part: Cut | None = None  # of a value that the other side has in several
     target_part: Cut | None = None
     own: tuple[str, ...] = ()  # metrics that the user asks for besides
+    is_beside: bool = False  # no calls are partners: the values only seem to be the same
     on: str = "cpu"  # the device to measure on, and to run ops again on
 
     @property
@@ -95,6 +96,7 @@ def lay_out(
             FIT * rule.limit(ways.conditions(pair)) if partitioned else 0.0,
             golden_part=pair.golden_part,
             target_part=pair.target_part,
+            is_beside=pair.by is PairedBy.VALUE,
         )
     return work
 

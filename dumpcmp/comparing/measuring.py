@@ -111,7 +111,9 @@ def _part(value: Value, part: Cut | None) -> Value:
 
 def _measured_pair(task: Task, golden: Value, target: Value) -> Measured:
     if golden.shape != target.shape:
-        return _misshapen(golden.shape, target.shape)
+        found = _misshapen(golden.shape, target.shape)
+        unknown = task.is_beside and task.is_partitioned  # nobody says that they are one value
+        return replace(found, trouble=Trouble.UNSOLVED) if unknown else found
     metrics = _measure(task, golden, target)
     own, problem = measured_by(task.own, golden, target)
     errors = _reference_errors(task, golden, target)

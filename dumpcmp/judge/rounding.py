@@ -12,6 +12,7 @@ from dumpcmp.judge.tolerances import (
     DOUBT,
     FLOAT32_EPS,
     GAIN,
+    LEAF_HALF,
     SHORT_EPS,
     SUBNORMAL,
     WHOLE,
@@ -47,9 +48,10 @@ class RoundingChecker:
         if not conditions.eps:
             return exact(metrics)
         if conditions.inputs_equal and conditions.arithmetic is Arithmetic.MOVES:
-            return verdict(
-                not metrics.max_abs_diff, "this op only moves its inputs, which are equal"
-            )
+            is_cast = conditions.golden != conditions.target
+            nearest = is_cast and metrics.exact and metrics.max_ulp <= LEAF_HALF
+            said = "this op only moves its inputs, which are equal"
+            return verdict(not metrics.max_abs_diff or nearest, said)
         if conditions.inputs_equal and conditions.arithmetic is Arithmetic.ROUNDS:
             alone = self._alone(metrics, conditions)
             if alone is not None:

@@ -25,7 +25,7 @@ _NUMBER = {verdict: number for number, verdict in enumerate(_VERDICTS)}
 class Trait(IntFlag):
     """What is asked of rows so often that it is known without reading them."""
 
-    END = 1  # what the model gave out in the end
+    END = 1  # what the model gave out in the end: results, and gradients of parameters
     APART = 2  # it was measured, and its bits are not golden's
     TOUCHED = 4  # another choice led to it
     VOID = 8  # it passes without a number
@@ -40,7 +40,8 @@ _END, _APART, _TOUCHED = map(int, (Trait.END, Trait.APART, Trait.TOUCHED))
 def traits_of(row: Row) -> int:
     """All traits of one row. It is asked for every row, and flags add slowly."""
     found = _OF_WHY.get(row.judgement.why, 0)
-    if row.key.op == ROOT and row.key.slot.is_output:
+    slot = row.key.slot
+    if slot.is_parameter_gradient or (row.key.op == ROOT and slot.is_output):
         found |= _END
     if row.metrics is not None and row.judgement.origin is not Origin.EQUAL:
         found |= _APART

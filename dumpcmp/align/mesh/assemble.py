@@ -52,6 +52,11 @@ class Held:
         return self.records[0].key.slot
 
     @property
+    def is_backward(self) -> bool:
+        """Whether autograd computed the value, so that it is of a mean over a rank's samples."""
+        return self.records[0].key.op.function.startswith("backward.")
+
+    @property
     def lost(self) -> str:
         """Which ranks may have had a share of the value, and stopped before; empty where none."""
         ranks = {record.rank for record in self.records}
@@ -209,7 +214,7 @@ def _question(held: Held, slot: Slot, golden: Value, limit: float) -> Question:
         held.loader(),
         limit,
         may_be_partial=golden.dtype.kind in (Kind.FLOAT, Kind.COMPLEX) and not reduced,
-        may_be_scaled=slot.kind in ("grad_input", "grad_output"),
+        may_be_scaled=slot.kind in ("grad_input", "grad_output") or held.is_backward,
     )
 
 
