@@ -20,6 +20,7 @@ TABLES: dict[str, str] = {
     "rounding": "rounding",
     "compare": "compare",
     "pairing": "pairing",
+    "ports": "ports",
     "compiled": "compiled",
     "compiled-cost": "compiled_cost",
     "compiled-faults": "compiled_faults",

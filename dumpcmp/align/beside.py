@@ -124,8 +124,8 @@ def laid_beside(sweep: Sweep, pairs: Sequence[Pair]) -> list[Pair]:
     own, is_whole = {strand: strand for strand in sweep.mates}, sweep.sides.is_whole
     here = _Looks(sweep.ours, own, lambda site: site, is_whole)
     there = _Looks(sweep.theirs, sweep.same, sweep.sides.terms.__getitem__, is_whole)
-    ours |= here.beside(there)
-    theirs |= there.beside(here)
+    ours |= here.beside(there, (pair.golden for pair in pairs if pair.target is None))
+    theirs |= there.beside(here, (pair.target for pair in pairs if pair.golden is None))
     placed = []
     for pair in pairs:
         golden = pair.golden or theirs.get(pair.target)
@@ -164,10 +164,12 @@ class _Looks:
         found.pop(None, None)
         return found
 
-    def beside(self, other: _Looks) -> dict[Key | None, Key]:
-        """The values of this run, and what each is in the `other`."""
-        keys = ((key, other.firsts.get(self.look(key))) for key in self.flow.listing.values)
-        return {key: found for key, found in keys if found is not None}
+    def beside(self, other: _Looks, alone: Iterable[Key | None]) -> dict[Key | None, Key]:
+        """The values of this run that stand `alone`, and what each is in the `other`."""
+        looks = ((key, self.look(key)) for key in alone if key is not None)
+        known = [(key, look) for key, look in looks if look is not None]
+        found = ((key, other.firsts.get(look)) for key, look in known)
+        return {key: beside for key, beside in found if beside is not None}
 
 
 def _gradients(
@@ -175,9 +177,11 @@ def _gradients(
 ) -> tuple[dict[Key | None, Key], dict[Key | None, Key]]:
     """Gradients, and those of the same values on the other side: golden's, and the target's."""
     golden, target = sweep.ours.listing, sweep.theirs.listing
-    both = [(pair.golden, pair.target) for pair in pairs if pair.golden and pair.target]
-    partner = {golden.first(ours): target.first(theirs) for ours, theirs in both}
     ours, theirs = _gradients_by_value(golden), _gradients_by_value(target)
+    if not ours or not theirs:
+        return {}, {}
+    both = [(pair.golden, pair.target) for pair in pairs if pair.golden and pair.target]
+    partner = {golden.first(one): target.first(other) for one, other in both}
     there: dict[Key | None, Key] = {}
     back: dict[Key | None, Key] = {}
     for value, tensors in ours.items():

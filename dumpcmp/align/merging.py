@@ -45,9 +45,22 @@ def _pairs(sides: Partners, merge: Merge) -> Iterator[Pair]:
     found = [pair for group in groups for pair in _cut(group, pieces, whole, merge)]
     made = [group for group in groups if group[0].slot.is_output or merge.of_values]
     fitting = {pair.target if merge.of_golden else pair.golden for pair in found}
-    if merge.is_stated and made and not any(key in fitting for key, _ in made):
+    misses = merge.is_stated and made and not any(key in fitting for key, _ in made)
+    if misses and not _has_room(*made[0], pieces, whole, merge):
         raise _misfit(*made[0], pieces, whole, merge)
     yield from found
+
+
+def _has_room(
+    key: Key, group: Sequence[Key], pieces: Listing, whole: Listing, merge: Merge
+) -> bool:
+    """Whether pieces fit along the axis that is stated, if other dims may lie in another order."""
+    axis = -1 if merge.axis is None else merge.axis
+    shapes, size = [pieces.record(one).shape for one in group], whole.record(key).shape
+    if any(len(shape) != len(size) for shape in shapes) or not -len(size) <= axis < len(size):
+        return False
+    sizes = [shape[axis] for shape in shapes]
+    return sum(sizes) == size[axis] and not any(n % merge.groups for n in sizes)
 
 
 def _sides_of(sides: Partners, merge: Merge) -> tuple[Listing, Listing]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 ROOT = "<root>"  # the op name of the root module, whose path in torch is the empty string
@@ -160,6 +160,7 @@ class Key:
     op: Op  # "layers.3.attn", or "layers.3.attn/linear" for a function inside it
     call: int  # nth call: of a module within the step, of a function within its module's call
     slot: Slot  # "output.0", "input.mask", "grad_input.1", "param.weight", "grad.weight"
+    _hash: int = field(init=False, repr=False, compare=False)  # taken once
 
     def __init__(self, model: str, step: int, op: str, call: int, slot: str) -> None:
         put = object.__setattr__
@@ -168,6 +169,13 @@ class Key:
         put(self, "op", op if op.__class__ is Op else Op(op))
         put(self, "call", call)
         put(self, "slot", slot if slot.__class__ is Slot else Slot(slot))
+        put(self, "_hash", hash((model, step, op, call, slot)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Key], tuple[str, int, str, int, str]]:
+        return Key, (self.model, self.step, self.op, self.call, self.slot)  # hashes do not travel
 
     @property
     def site(self) -> Site:

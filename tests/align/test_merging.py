@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
+from benchmarks import hand_llama as own
 from dumpcmp.align.mapfile import parse_merge, renaming_of
 from dumpcmp.align.pieces import parts_of
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.row import Cut, Verdict
-from tests.align import two_llamas as own
 
 TOKENS = torch.arange(3, 19).reshape(2, 8)
 
