@@ -14,11 +14,15 @@ from torch import Tensor, nn
 import dumpcmp
 from dumpcmp import Archive
 from dumpcmp.archive.integrity import audit
+from dumpcmp.dumping.capturing import Capture
 from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept
+from dumpcmp.taps.recording import replays
 from dumpcmp.taps.recording.replays import BEYOND, ON_HOST
+from dumpcmp.taps.recording.sources import HostSource
+from dumpcmp.taps.recording.values import Values
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -77,6 +81,91 @@ def test_what_nobody_sees_is_told(pretended: Pretended, tmp_path: Path) -> None:
         model(x)
     remarks = Archive(tmp_path / "d").run[0]["run"]["remarks"]
     assert len(remarks) == 2
+
+
+class OnHost(HostSource):
+    """Stands for a tensor of a device on a machine that has none."""
+
+    def __init__(self, tensor: Tensor, _stagings: object, _own: bool = False) -> None:
+        super().__init__(tensor)
+
+
+@pytest.fixture
+def as_if_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays, "DeviceSource", OnHost)
+    monkeypatch.setattr(Values, "_source", lambda _, tensor, own: OnHost(tensor, None, own))
+
+
+def fill(capture: Capture, graph: Pretended, number: float) -> None:
+    """What a replay does to the memory of its graph."""
+    for event in capture.mode.replays._reels[graph]._events:
+        if isinstance(event, tuple) and event[1] is not None:
+            event[1].fill_(number)
+
+
+@pytest.mark.usefixtures("as_if_away")
+@pytest.mark.parametrize("keep", ["full", "summary"])
+def test_a_replay_records_what_its_memory_holds_then(
+    pretended: Pretended, tmp_path: Path, keep: str
+) -> None:
+    model, x = nn.Linear(30, 30), torch.ones(40, 30)
+    with dumpcmp.capture(model, tmp_path / "d", keep=keep) as now:
+        pretended.capture_begin()
+        model(x)
+        pretended.capture_end()
+        for number in (5, 7):
+            fill(now, pretended, number)
+            pretended.replay()
+    archive = Archive(tmp_path / "d")
+    assert archive.steps("Linear") == (0, 1) and audit(tmp_path / "d").sound
+    for step, number in enumerate((5, 7)):
+        calls = [("<root>", "output.0"), ("<root>/linear", "input.0")]
+        for op, slot in calls:
+            found = archive[Key("Linear", step, op, 0, slot)]
+            held = archive.load(found).numbers()
+            assert (held[5:8] == number).all() if keep == "summary" else (held == number).all()
+        link = archive[Key("Linear", step, "<root>/linear", 0, "input.0")]
+        assert link.same_as == Key("Linear", step, "<root>", 0, "input.0")
+    assert Key("Linear", 0, "<root>", 0, "param.bias") in archive, "recorded with the first replay"
+
+
+class Around(nn.Module):
+    """Calls a module whose forward replays a graph, as graphed callables do."""
+
+    def __init__(self, graph: Pretended) -> None:
+        super().__init__()
+        self.inner = Net()
+        self.graph = graph
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inner(x)
+        return result + 1
+
+
+@pytest.mark.usefixtures("as_if_away")
+def test_a_graph_of_a_module_is_part_of_the_step_that_calls_it(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    model, x = Around(pretended), torch.ones(2, 64)
+    with dumpcmp.capture(None, tmp_path / "d") as now:
+        pretended.capture_begin()
+        model.inner(x)
+        pretended.capture_end()
+
+        def replayed(x: Tensor) -> Tensor:
+            fill(now, pretended, 9)
+            pretended.replay()
+            return x
+
+        model.inner.forward = replayed  # type: ignore[method-assign]
+        model(x)
+    archive = Archive(tmp_path / "d")
+    assert {key.model for key in archive} == {"Around"} and audit(tmp_path / "d").sound
+    for op in ("inner.first/linear", "inner.act", "inner.last/linear", "inner/mul"):
+        assert (numbers(archive, "Around", 0, op, 0, "output.0") == 9).all(), op
+    assert (numbers(archive, "Around", 0, "inner", 0, "output.0") == 1).all(), "of the call itself"
+    orders = [archive[key].order for key in archive if key.op.startswith("inner")]
+    assert min(orders) > archive[Key("Around", 0, "<root>", 0, "input.0")].order
 
 
 def numbers(archive: Archive, *key: Any) -> np.ndarray:
