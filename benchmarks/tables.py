@@ -37,6 +37,8 @@ TABLES: dict[str, str] = {
     "compact-size": "compact_size",
     "compact-speed": "compact_speed",
     "compacted-faults": "compacted_faults",
+    "hypotheses": "hypotheses",
+    "pages": "pages",
     "summary-gpu": "summary_gpu",
     "capture-gpu": "capture_gpu",
 }

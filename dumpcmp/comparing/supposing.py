@@ -25,7 +25,7 @@ LEAST = 8  # elements: fewer fit anything
 _SHIFTS = (1, -1, 2, -2)
 _MOST_MOVED = 64  # slices of a dim that are looked for in other places
 _MOST_ELEMENTS = 1 << 22  # that are compared in the search for them
-_ROUNDINGS = {"bfloat16": 8, "float16": 11, "TF32": 11}  # bits of the significand
+_BITS = {"float8_e5m2": 3, "float8_e4m3": 4, "bfloat16": 8, "float16 or TF32": 11, "float32": 24}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,14 @@ def suppose(golden: Wide, target: Wide, dtype: Dtype) -> tuple[Hypothesis, ...]:
     if not energy:
         return ()
     region = find_region(difference)
+    if golden.ndim > 2 and _is_in_fewer_rows(difference, region):
+        flat = (-1, golden.shape[-1])
+        in_rows = suppose(golden.reshape(flat), target.reshape(flat), dtype)
+        named = f"of the {golden.size // golden.shape[-1]} rows"
+        return tuple(one._replace(said=one.said.replace("of dim 0", named)) for one in in_rows)
     ours, theirs = region.of(golden), region.of(target)
-    found = [*_tried(ours, theirs, region, dtype), *_shifted(golden, target)]
+    found = [*_single(golden, target, difference, energy)]
+    found += [*_tried(ours, theirs, region, dtype), *_shifted(golden, target)]
     found += [*_turned(golden, target, energy), *_moved(golden, target, region, energy)]
     if region.dim is not None:
         found += [
@@ -99,6 +105,23 @@ def suppose(golden: Wide, target: Wide, dtype: Dtype) -> tuple[Hypothesis, ...]:
         found.append(Hypothesis(region.name, said, region.share * 0.999))  # a cause goes before it
     told = _without_repeats(one for one in found if one.fit >= EXPLAINED)
     return tuple(sorted(told, key=lambda one: -round(one.fit, 6))[:MOST])
+
+
+def _is_in_fewer_rows(difference: Wide, region: Whereabouts) -> bool:
+    """Whether fewer of all rows of the last dim hold it than any dim by itself can tell."""
+    rows = find_region(difference.reshape(-1, difference.shape[-1]))
+    share = len(region.indices) / region.length if region.length else 1.0
+    return rows.dim == 0 and len(rows.indices) / rows.length < share
+
+
+def _single(golden: Wide, target: Wide, difference: Wide, energy: float) -> Iterator[Hypothesis]:
+    """One element that holds all of the difference."""
+    place = np.unravel_index(int(np.abs(difference).argmax()), difference.shape)
+    share = float(difference[place]) ** 2 / energy
+    if share >= WITHIN_REGION:
+        at = [int(i) for i in place]
+        said = f"one element differs: {at} is {target[place]:.5g} and not {golden[place]:.5g}"
+        yield Hypothesis("one element", said, share)
 
 
 def _without_repeats(found: Iterable[Hypothesis]) -> Iterator[Hypothesis]:
@@ -161,8 +184,7 @@ def _tried(ours: Wide, theirs: Wide, where: Whereabouts, dtype: Dtype) -> Iterat
         fit = where.share * _fit(theirs, predicted, energy)
         if fit >= EXPLAINED and ours.size >= LEAST:
             yield Hypothesis(name, f"{said}{place}", fit)
-    if dtype.name in ("float32", "float64"):
-        yield from _rounded(ours, theirs, where, energy)
+    yield from _rounded(ours, theirs, where, dtype, energy)
 
 
 def _fit(target: Wide, predicted: Wide, energy: float) -> float:
@@ -198,10 +220,13 @@ _PREDICTIONS: dict[str, Prediction] = {
 }
 
 
-def _rounded(golden: Wide, target: Wide, where: Whereabouts, energy: float) -> Iterator[Hypothesis]:
+def _rounded(
+    golden: Wide, target: Wide, where: Whereabouts, dtype: Dtype, energy: float
+) -> Iterator[Hypothesis]:
     """A rounding to fewer bits than the dtype has."""
     place = "" if where.dim is None else f" {where}"
-    for name, bits in _ROUNDINGS.items():
+    narrower = {name: bits for name, bits in _BITS.items() if 2.0 ** (1 - bits) > dtype.eps > 0}
+    for name, bits in sorted(narrower.items(), key=lambda one: -one[1]):
         fit = where.share * _fit(target, rounded_to(golden, bits), energy)
         if fit >= EXPLAINED:
             yield Hypothesis("rounding", f"mine is golden's rounded to {name}{place}", fit)

@@ -75,6 +75,7 @@ PLANTED: dict[Callable[[Numbers], Any], tuple[str, str]] = {
     swap_channels: ("swapped", "indices 3 and 9 of dim 2 are swapped"),
     repeat_token: ("repeated", "index 12 of dim 1 holds what golden has at index 1"),
     from_token: ("from one index on", "from index 10 of dim 1 on"),
+    one_element: ("one element", "one element differs: [1, 5, 7] is"),
     scale: ("scale", "golden's times 1.01"),
     np.negative: ("sign", "the other sign"),
     shift: ("shift", "shifted by 1 along dim 1"),
@@ -92,6 +93,14 @@ def test_what_was_planted_is_named(plant: Callable[..., Any]) -> None:
     name, said = PLANTED[plant]
     assert (best.name, said in best.said) == (name, True), best
     assert best.fit >= 0.9
+
+
+def test_a_row_among_all_rows_of_the_last_dim_is_named() -> None:
+    golden = value()
+    target = golden.copy()
+    target[1, 3] = golden[0, 9]
+    best = suppose(golden, target, FLOAT32)[0]
+    assert best.said == "index 19 of the 32 rows holds what golden has at index 9"
 
 
 def test_offsets_and_transposes_are_named() -> None:

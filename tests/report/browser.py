@@ -66,8 +66,17 @@ class Browser:
     def media(self, **features: str) -> None:
         """Let the browser prefer something, such as dark pages."""
         wanted = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
-        self.ask("POST", "/goog/cdp/execute", cmd="Emulation.setEmulatedMedia",
-                 params={"features": wanted})  # fmt: skip
+        self.order("Emulation.setEmulatedMedia", features=wanted)
+
+    def busy(self) -> float:
+        """Seconds that the page's own thread has worked, whatever else the machine does."""
+        self.order("Performance.enable", timeDomain="threadTicks")
+        told = self.order("Performance.getMetrics")["metrics"]
+        return float(next(one["value"] for one in told if one["name"] == "TaskDuration"))
+
+    def order(self, command: str, **parameters: Any) -> Any:
+        """A command of the DevTools protocol."""
+        return self.ask("POST", "/goog/cdp/execute", cmd=command, params=parameters)
 
     def logs(self, kind: str) -> list[dict[str, Any]]:
         """What was logged since this was last asked for: the console, or requests."""

@@ -238,10 +238,10 @@ def test_names_of_archives_are_text(browser: Browser, told: dict[str, Any], tmp_
 @needs_browser
 def test_twenty_thousand_rows_are_there_in_seconds(browser: Browser, long_page: Path) -> None:
     browser.open(long_page)
-    milliseconds = int(browser.run("return document.documentElement.dataset.ready"))
+    seconds = browser.busy()
     assert browser.text("#count") == "20,000 of 20,000 rows"
     assert browser.run("return document.querySelectorAll('#rows tr').length") < 100
-    assert milliseconds < 12_000  # 1 s on an idle machine
+    assert 0 < seconds < 3
 
 
 def test_report_makes_a_page_and_refuses_to_overwrite(

@@ -103,7 +103,7 @@ class Curve {
     pen.rect(MARGIN.left - 6, 0, width - MARGIN.left - MARGIN.right + 12, CURVE_HEIGHT);
     pen.clip();
     const visible = this.points.filter(p => p.x >= this.from - 1 && p.x <= this.to + 1);
-    for (const point of visible) if (!this.model.isRoot(point.row)) this.dot(point);
+    this.dots(visible.filter(point => !this.model.isRoot(point.row)));
     for (const point of visible) if (this.model.isRoot(point.row)) this.root(point);
     this.picked();
     pen.restore();
@@ -145,18 +145,19 @@ class Curve {
     pen.textAlign = "left";
     pen.textBaseline = "top";
     let last = null, free = 0;
+    const ink = themed("--soft");
+    pen.strokeStyle = themed("--line");
     for (const point of this.points) {
       if (point.x < this.from || point.x > this.to) continue;
       const layer = this.model.layer(point.row);
       if (layer === last) continue;
       last = layer;
       const x = this.x(point.x);
-      pen.strokeStyle = themed("--line");
       this.line(x, CURVE_HEIGHT - MARGIN.bottom, x, CURVE_HEIGHT - MARGIN.bottom + 6);
       const name = layer.length > 16 ? `${layer.slice(0, 15)}…` : layer;
       const wide = pen.measureText(name).width;
       if (x >= free && x + wide < this.width) {
-        pen.fillStyle = themed("--soft");
+        pen.fillStyle = ink;
         pen.fillText(name, x, CURVE_HEIGHT - MARGIN.bottom + 9);
         free = x + wide + 10;
       }
@@ -206,13 +207,25 @@ class Curve {
     return FAILING.has(this.model.verdict(point.row)) ? "#d55e00" : "#0072b2";
   }
 
-  dot(point) {
-    const pen = this.pen, x = this.x(point.x), y = this.y(point.error);
-    pen.fillStyle = this.colour(point);
-    pen.beginPath();
-    if (point.isBackward) { pen.moveTo(x - 3, y - 2.5); pen.lineTo(x + 3, y - 2.5); pen.lineTo(x, y + 3); }
-    else pen.arc(x, y, 2.4, 0, 7);
-    pen.fill();
+  // Dots of one colour are one path, and one of several at the same pixel is drawn.
+  dots(points) {
+    const pen = this.pen, drawn = new Set(), byColour = new Map();
+    for (const point of points) {
+      const x = Math.round(this.x(point.x)), y = Math.round(this.y(point.error)), colour = this.colour(point);
+      const name = `${x} ${y} ${colour} ${point.isBackward}`;
+      if (drawn.has(name)) continue;
+      drawn.add(name);
+      put(byColour, colour, [x, y, point.isBackward]);
+    }
+    for (const [colour, places] of byColour) {
+      pen.fillStyle = colour;
+      pen.beginPath();
+      for (const [x, y, isBackward] of places) {
+        if (isBackward) { pen.moveTo(x - 3, y - 2.5); pen.lineTo(x + 3, y - 2.5); pen.lineTo(x, y + 3); pen.closePath(); }
+        else pen.rect(x - 2, y - 2, 4, 4);
+      }
+      pen.fill();
+    }
   }
 
   root(point) {
@@ -249,7 +262,7 @@ class Curve {
     const legend = [swatch("rgba(66,146,198,0.3)", "within the tolerance"), swatch("#a40e26", "root (diamond)")];
     if (this.tokens === "over") legend.push(...this.model.tokens.slice(0, 12).map((token, i) => swatch(SERIES[i % SERIES.length], `token ${token}`)));
     else legend.push(swatch("#0072b2", "does not fail"), swatch("#d55e00", "fails"));
-    legend.push(make("span", {}, "● forward  ▼ backward"));
+    legend.push(make("span", {}, "■ forward  ▼ backward"));
     refill(byId("curve-legend"), ...legend);
   }
 

@@ -25,6 +25,13 @@ function listenToTheme(redraw) {
 async function begin() {
   const model = new Model(await unpacked());
   page.model = model;
+  const redraw = () => {
+    if (!page.ready) return;
+    page.curve.draw();
+    page.map.draw();
+    if (selection.row !== null) { showRow(model, selection.row); page.flow.show(selection.row); }
+  };
+  listenToTheme(redraw);
   showAnswer(model);
   page.curve = new Curve(model);
   page.table = new Table(model);
@@ -40,13 +47,12 @@ async function begin() {
     if (row !== null && from !== "address" && from !== "start") history.replaceState(null, "", `#row=${encodeURIComponent(model.keyOf(row))}`);
     if (from === "map" || from === "link" || from === "flow") byId("row-section").scrollIntoView({block: "nearest"});
   });
-  const redraw = () => { page.curve.draw(); page.map.draw(); if (selection.row !== null) { showRow(model, selection.row); page.flow.show(selection.row); } };
-  listenToTheme(redraw);
   window.addEventListener("resize", redraw);
   window.addEventListener("hashchange", () => { const row = rowOfAddress(model); if (row !== null) selection.select(row, "address"); });
   const asked = rowOfAddress(model);
   if (asked !== null) selection.select(asked, "address");
   else if (model.told.first !== null) selection.select(model.told.first, "start");
+  page.ready = true;
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
 }
 
