@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,10 @@ from dumpcmp.align.mesh.solve import Question, hypotheses
 from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
 from dumpcmp.nouns.layouts import MICROBATCH, ReduceOp
+from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Kind, Value
 
+_SINGLY = 4  # ranks that are told of one by one
 _LOOKED_AT = 4096  # elements of a value that tell whether they are many different ones
 _FACTORS = (*range(2, 65), *(1 / n for n in range(2, 65)))  # sizes of meshes, and means over them
 
@@ -77,15 +79,16 @@ def about_ranks(question: Question, plan: Plan) -> Iterator[str]:
         return
     owners = _owners(question, plan, found)
     places = _places(plan)
-    for position, owner in owners.items():
+    for position, owner in list(owners.items())[:_SINGLY]:
         yield f"{places[position]} holds the shard of {places[owner]}"
+    if len(owners) > _SINGLY:
+        yield f"and {len(owners) - _SINGLY} more hold others' shards"
     worst = {one.rank: one.rel_l2 for one in wrong if one.position not in owners}
     if worst and (len(wrong) < len(found) or len(plan.tiles) > 1):
-        listed = ", ".join(f"rank {rank} (rel_l2 {error:.2g})" for rank, error in worst.items())
-        right = [str(one.rank) for one in found if one.fits]
+        right = [one.rank for one in found if one.fits]
         replica = "REPLICA: " if len(plan.tiles) == 1 else ""
-        agree = f"; right: rank{'s' * (len(right) > 1)} {', '.join(right)}" if right else ""
-        yield f"{replica}wrong: {listed}{agree}"
+        agree = f"; right: {ranks_named(right)}" if right else ""
+        yield f"{replica}wrong: {_listed(worst)}{agree}"
     if len(plan.tiles) == 1 and _sum_fits(question, plan):
         yield "the sum over the ranks is golden's value: a reduction is missing"
 
@@ -93,6 +96,13 @@ def about_ranks(question: Question, plan: Plan) -> Iterator[str]:
 def errors_of_ranks(question: Question, plan: Plan) -> tuple[tuple[int, float], ...]:
     """The rel_l2 of each rank's shard against golden's region for it; none of partial terms."""
     return tuple((one.rank, one.rel_l2) for one in _fits(question, plan))
+
+
+def _listed(worst: Mapping[int, float]) -> str:
+    """Wrong ranks with their errors; many in a line."""
+    if len(worst) <= _SINGLY:
+        return ", ".join(f"rank {rank} (rel_l2 {error:.2g})" for rank, error in worst.items())
+    return f"{ranks_named(worst)} (rel_l2 up to {max(worst.values()):.2g})"
 
 
 def _fits(question: Question, plan: Plan) -> list[Fit]:

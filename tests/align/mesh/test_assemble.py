@@ -263,3 +263,19 @@ def test_an_option_that_cannot_be_read_is_quoted(option: str, said: str) -> None
 def test_the_page_on_layouts_tells_every_basis(basis: Basis) -> None:
     page = Path(__file__, "../../../../docs/layouts.md").resolve().read_text()
     assert f"| `{basis}" in page
+
+
+@pytest.mark.parametrize("num_ranks", [64, 512])
+@pytest.mark.parametrize("replicas", [True, False])
+def test_what_is_said_of_hundreds_of_ranks_fits_into_a_line(num_ranks: int, replicas: bool) -> None:
+    whole = _value(RNG.standard_normal((2 if replicas else num_ranks, 8)))
+    shares = [whole if replicas else _value(whole.bits[n : n + 1]) for n in range(num_ranks)]
+    wrong = [n for n in range(num_ranks) if n % 8 == 3]
+    for n in wrong:
+        shares[n] = _value(np.add(shares[n].bits, 1.0 + n))
+    word = "b h" if replicas else "b[tp] h"
+    layouts = [f"{word} @ tp:{n}/{num_ranks}" for n in range(num_ranks)]
+    golden, target = assemble(_held([whole], [""]), _held(shares, layouts), LIMIT)
+    said = explain(golden, target, measure(golden.value, target.value), LIMIT)
+    assert "ranks 3, 11, 19, 27, 35, 43, 51, 59" in said and "right: ranks 0-2, 4-10" in said
+    assert len(said) < 600
