@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.unshard import reduce_terms
@@ -171,9 +173,14 @@ class Traffic:
             case Collective.ALL_GATHER | Collective.GATHER:
                 return _gathered(given, record, nth)
             case Collective.ALL_TO_ALL:
-                return _exchanged(given, record, mine, nth, words)
+                return _exchanged(given, record, mine, nth, self._cuts(record.key.site, group))
             case _:
                 return given[int(words.get("root_rank", 0))][mine]
+
+    def _cuts(self, site: Site, group: Sequence[int]) -> list[list[int]]:
+        """The sizes of the parts that each rank sends; none where they are even."""
+        calls = (self.calls[rank].get(site) for rank in group)
+        return [(_words(call).get("input_split_sizes") if call else None) or [] for call in calls]
 
     def _given(self, site: Site, rank: int) -> list[Value]:
         """All that `rank` gave to the collective, in order."""
@@ -225,15 +232,27 @@ def _gathered(given: Sequence[Sequence[Value]], record: Record, nth: int) -> Val
     if given[0][0].shape == record.shape:
         return given[nth][0]
     joined = np.concatenate([values[0].bits.reshape(-1) for values in given])
-    return Value(given[0][0].dtype, joined.reshape(record.shape))
+    return _shaped(given[0][0], joined, record)
 
 
 def _exchanged(
-    given: Sequence[Sequence[Value]], record: Record, mine: int, nth: int, words: Mapping[str, Any]
+    given: Sequence[Sequence[Value]], record: Record, mine: int, nth: int, cuts: Sequence[list[int]]
 ) -> Value:
+    """What a rank must get: its part of what each rank gave, which each has cut in its own way."""
     if len(given[0]) > 1:
         return given[nth][mine]
-    if words.get("input_split_sizes"):
-        raise LayoutError("an all_to_all of uneven parts cannot be checked from one rank's splits")
-    parts = [np.split(values[0].bits, len(given))[mine] for values in given]
-    return Value(given[0][0].dtype, np.concatenate(parts).reshape(record.shape))
+    parts = [
+        np.split(values[0].bits, np.cumsum(cut)[:-1] if cut else len(given))[mine]
+        for values, cut in zip(given, cuts, strict=True)
+    ]
+    return _shaped(given[0][0], np.concatenate(parts), record)
+
+
+def _shaped(like: Value, joined: NDArray[np.generic], record: Record) -> Value:
+    """What the ranks gave, in the shape that was got."""
+    if joined.size != math.prod(record.shape):
+        raise LayoutError(
+            f"the ranks gave rank {record.rank} {joined.size} elements, and it got "
+            f"{list(record.shape)}"
+        )
+    return Value(like.dtype, joined.reshape(record.shape))

@@ -8,6 +8,7 @@ import pytest
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.deliveries import Traffic, is_collective, without_collectives
+from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.value import DTYPES, Value
@@ -97,3 +98,21 @@ def test_a_function_that_only_shares_its_name_is_no_collective(
     listing = Listing({key: (Record(key, 0, "float32", ()),)}, {site: Call(*site, 0, target)})
     assert is_collective(site, listing) is expected
     assert (key not in without_collectives(listing).values) is expected
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_parts_of_an_all_to_all_are_cut_as_each_rank_says(is_wrong: bool) -> None:
+    """Rank 0 sends one row to itself and three to the other; rank 1 sends all to rank 0."""
+    got: Arrays = [[[1, *B]], [[2, 3, 4]]]
+    traffic, records = _traffic("all_to_all", [[A], [B]], got, {})
+    site = next(iter(records)).site
+    for rank, sizes in enumerate(([1, 3], [4, 0])):
+        words = {"group": [0, 1], "input_split_sizes": sizes if not is_wrong else [2, 2]}
+        call = Call(*site, 0, arguments=json.dumps({"args": [], "kwargs": words}))
+        traffic.calls[rank][site] = call  # type: ignore[index]
+    if is_wrong:
+        with pytest.raises(LayoutError, match="the ranks gave rank 0 4 elements"):
+            traffic.deliveries(site.key("output.0"))
+        return
+    for one in traffic.deliveries(site.key("output.0")):
+        assert one.expected.same_bits(one.got), one.rank
