@@ -87,7 +87,7 @@ def _of_tuple(kinds: tuple[Any, ...]) -> _Both:
 
 def _of_fields(kind: Any, as_they_are: tuple[str, ...]) -> _Both:
     """Of a dataclass or a named tuple: a list of its fields."""
-    names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind._fields)
+    names = [f.name for f in fields(kind) if f.init] if is_dataclass(kind) else list(kind._fields)
     hints = get_type_hints(kind)
     plain = (None, None)
     turns = [plain if name in as_they_are else _turns(hints[name]) for name in names]
