@@ -133,6 +133,15 @@ def test_facts_of_a_run(archive: Path, tmp_path: Path) -> None:
             audit(path)
 
 
+@pytest.mark.parametrize("name", ["run", "num_records", "nbytes", "problem"])
+def test_a_fact_of_another_type_is_damage(archive: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "d"
+    shutil.copytree(archive, path)
+    run = next(path.glob("*/run.json"))
+    run.write_text(json.dumps(json.loads(run.read_text()) | {name: None}))
+    assert "damaged" in repr(Archive(path)) and len(Archive(path)) == 4
+
+
 def test_rings_of_killed_writers(tmp_path: Path) -> None:
     place = tmp_path / "ring"
     ring = Ring(1 << 20, place)

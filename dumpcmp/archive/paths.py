@@ -185,6 +185,9 @@ def part_name(number: int) -> str:
     return f"part-{number:04d}.h5"
 
 
+_RUN_TYPES = {"run": dict, "num_records": int, "nbytes": int, "problem": str}
+
+
 def read_run(directory: Path) -> dict[str, Any]:
     """run.json of a rank directory, or an empty dictionary where it cannot be read."""
     path = directory / schema.RUN_FILE
@@ -195,7 +198,9 @@ def read_run(directory: Path) -> dict[str, Any]:
         facts = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    sound = isinstance(facts, dict) and isinstance(facts.get("run", {}), dict)
+    sound = isinstance(facts, dict) and all(
+        isinstance(facts[name], kind) for name, kind in _RUN_TYPES.items() if name in facts
+    )
     return facts if sound else {}
 
 
