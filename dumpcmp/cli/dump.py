@@ -148,12 +148,13 @@ def live_line() -> Iterator["Callable[[Capture], None]"]:
 
 
 def line_of(now: "Capture") -> str:
-    """The live line: tokens, ops, bytes, speed, and time spent waiting for the disk."""
-    progress = now.progress
+    """The live line: how much there is, how fast it comes, what is queued, and what it cost."""
+    counts, progress = now.counts, now.progress
     speed = progress.nbytes / max(now.seconds, 1e-9) / 1e6
     return (
-        f"{now.counts.steps} tokens, {now.counts.calls} ops, {progress.nbytes / 1e6:.1f} MB, "
-        f"{speed:.0f} MB/s, waited {progress.seconds_waited:.1f} s for the disk"
+        f"{counts.steps} tokens, {counts.calls} ops, {counts.values} values, "
+        f"{progress.nbytes / 1e6:.1f} MB, {speed:.0f} MB/s, {progress.queued / 1e6:.1f} MB queued, "
+        f"waited {progress.seconds_waited:.1f} s for the disk"
     )
 
 

@@ -36,6 +36,7 @@ class Progress:
     nbytes: int
     seconds_waited: float  # for a disk that is slower than the model
     buffer: int  # bytes of memory that may hold what the disk has not taken yet
+    queued: int  # bytes that wait there now
 
 
 class Turn:
@@ -154,7 +155,7 @@ class ArchiveWriter:
         """What has been received so far."""
         staging, ring = self._staging, self._ring
         waited = self._drain.seconds_waited
-        return Progress(staging.num_records, staging.nbytes, waited, ring.most)
+        return Progress(staging.num_records, staging.nbytes, waited, ring.most, ring.used)
 
     def __enter__(self) -> Self:
         return self
