@@ -29,13 +29,17 @@ def terms_left(found: Mapping[Pair, Measured], target: Listing) -> dict[Pair, st
 
 
 def _summed_elsewhere(found: Mapping[Pair, Measured], target: Listing) -> dict[Pair, str]:
-    """Module outputs that lie in partial terms, and a like module that has them reduced."""
+    """Module outputs that lie in partial terms, and a like module that has them reduced.
+
+    Where somebody has stated how such a value lies, it is judged by that.
+    """
     outputs = {
         pair: (pair.target, one.laid)
         for pair, one in found.items()
         if one.laid and pair.target and pair.target.slot.is_output and pair.target.op.is_module
     }
     summed = {like(key): key.op for key, laid in outputs.values() if not is_partial(laid)}
+    stated = {target.first(key) for key, laid in outputs.values() if not laid.is_solved}
     inner: dict[Key, Pair] = {}  # of one value that several modules give out: the innermost
     for pair, (key, laid) in outputs.items():
         if laid.is_solved and is_partial(laid) and like(key) in summed:
@@ -43,7 +47,9 @@ def _summed_elsewhere(found: Mapping[Pair, Measured], target: Listing) -> dict[P
             other = inner.setdefault(value, pair)
             inner[value] = max(other, pair, key=lambda one: one.key.op.count("."))
     return {
-        pair: f"in {summed[like(outputs[pair][0])]} they hold the sum" for pair in inner.values()
+        pair: f"in {summed[like(outputs[pair][0])]} they hold the sum"
+        for value, pair in inner.items()
+        if value not in stated
     }
 
 
