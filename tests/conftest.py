@@ -2,8 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.taps.distributed.launching import launched
 
@@ -20,12 +22,17 @@ TOGETHER = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test file a worker; files that share runs share one."""
-    for item in items:
-        path = item.path.relative_to(TESTS).as_posix()
-        group = next((name for start, name in TOGETHER.items() if path.startswith(start)), path)
-        item.add_marker(pytest.mark.xdist_group(group))
+class Together(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives each test file a worker; files that share runs share one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0].removeprefix("tests/")
+        return next((name for start, name in TOGETHER.items() if path.startswith(start)), path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    """Called by xdist where there are several workers."""
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")
