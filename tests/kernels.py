@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton  # type: ignore[import-not-found, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 from torch import Tensor, nn
 
 
+# Triton reads annotations as code of the kernel, where only names of its own are known.
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _scaled_add(x: Any, y: Any, out: Any, count: Any, factor: Any, BLOCK: tl.constexpr) -> None:  # noqa: N803
+def _scaled_add(x, y, out, count, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = places < count
     total = tl.load(x + places, mask=inside) + factor * tl.load(y + places, mask=inside)

@@ -20,7 +20,7 @@ from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept
 from dumpcmp.taps.recording import replays
-from dumpcmp.taps.recording.replays import BEYOND, ON_HOST
+from dumpcmp.taps.recording.replays import BEYOND, MIDDLE, ON_HOST
 from dumpcmp.taps.recording.sources import HostSource
 from dumpcmp.taps.recording.values import Values
 
@@ -81,6 +81,35 @@ def test_what_nobody_sees_is_told(pretended: Pretended, tmp_path: Path) -> None:
         model(x)
     remarks = Archive(tmp_path / "d").run[0]["run"]["remarks"]
     assert len(remarks) == 2
+
+
+class Middle(nn.Module):
+    """Captures and replays a graph in the middle of its own call."""
+
+    def __init__(self, graph: Pretended) -> None:
+        super().__init__()
+        self.net, self.graph = nn.Linear(3, 3), graph
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.graph.capture_begin()
+        y: Tensor = self.net(x)
+        self.graph.capture_end()
+        self.graph.replay()
+        return y + 1
+
+
+def test_a_graph_of_the_middle_of_a_step_is_told_as_such(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    model, x = Middle(pretended), torch.ones(2, 3)
+    with (
+        pytest.warns(CaptureWarning, match="1 replays of CUDA graphs .* in the middle of a step"),
+        dumpcmp.capture(model, tmp_path / "d"),
+    ):
+        model(x)
+    archive = Archive(tmp_path / "d")
+    assert archive[Key("Middle", 0, "net", 0, "output.0")].problem == MIDDLE
+    assert archive[Key("Middle", 0, "<root>", 0, "output.0")].kept is Kept.FULL
 
 
 class OnHost(HostSource):
@@ -184,6 +213,14 @@ class Net(nn.Module):
         return last
 
 
+class Plain(Net):
+    """Writes to nothing that its backward needs: graphed callables run that, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        last: Tensor = self.last(self.act(self.first(x)) + 1) * 2
+        return last
+
+
 def graph_of(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
@@ -259,7 +296,7 @@ def test_two_graphs_in_any_order_and_summaries(keep: str, tmp_path: Path) -> Non
 @on_gpu
 def test_graphed_callables_are_part_of_the_step_that_calls_them(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), Net(), nn.Linear(64, 64)).cuda().eval()
+    model = nn.Sequential(nn.Linear(64, 64), Plain(), nn.Linear(64, 64)).cuda().eval()
     x = torch.randn(256, 64, device="cuda")
     with torch.no_grad(), dumpcmp.capture(model, tmp_path / "eager"):
         model(x)
@@ -306,7 +343,11 @@ def test_a_graph_captured_in_the_middle_of_a_step_says_so(tmp_path: Path) -> Non
             return result + 1
 
     model, x = Inside().cuda(), torch.randn(8, 64, device="cuda")
-    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "d"):
+    with (
+        pytest.warns(CaptureWarning, match="1 replays of CUDA graphs .* middle of a step"),
+        torch.no_grad(),
+        dumpcmp.capture(model, tmp_path / "d"),
+    ):
         result = model(x)
     archive = Archive(tmp_path / "d")
     problems = [

@@ -18,6 +18,7 @@ from dumpcmp.archive.write.part import Octets, Part
 from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Kept
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.taps.recording import transfers
 
@@ -152,7 +153,10 @@ def test_a_full_disk_stops_the_capture_and_not_the_program(
     archive = Archive(tmp_path / "d")
     archive.checks_digests = True
     assert not archive.complete
-    for key in archive:
+    kept = [key for key in archive if archive[key].kept is Kept.FULL]
+    assert len(kept) > 4
+    assert all(archive[key].problem for key in set(archive) - set(kept)), "a link to what was lost"
+    for key in kept:
         numbers = archive.load(archive[key]).numbers()
         assert (numbers == numbers.flat[0]).all()
     with dumpcmp.capture(None, tmp_path / "e"):

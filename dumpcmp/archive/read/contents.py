@@ -349,7 +349,8 @@ class RankStep:
         elif same != NO_ROW:  # the row that has the bytes says what they are: perhaps a Summary
             offset, nbytes, digest = holder.rows[same].item()[6:]
             held = holder.forms[holder.rows[same]["form"]]
-            facts = {**facts, "kept": held.kept, "stored": held.stored}
+            told = held.problem or facts["problem"]
+            facts = {**facts, "kept": held.kept, "stored": held.stored, "problem": told}
             first = Key(self.model, self.step, *holder.name(same))
         location = None
         if holder is None or problem:

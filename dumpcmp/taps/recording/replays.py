@@ -37,6 +37,7 @@ class Reel:
     def __init__(self, recorder: Recorder, budget: int) -> None:
         self.steps: dict[tuple[str, int], Model] = {}  # that began while it ran
         self.num_beyond = 0  # values for which the budget has no room
+        self.num_middle = 0  # values of steps that began before it
         self.left = budget
         self._recorder = recorder
         self._events: list[Call | tuple[Record, Tensor | None]] = []
@@ -63,8 +64,9 @@ class Reel:
     def put(self, record: Record, source: Source | None) -> None:
         key = record.key
         if not self._is_own(key.model, key.step):
-            if threading.get_ident() == self._thread and source is not None:
+            if source is not None and self._is_taped():
                 record, source = _without(record, MIDDLE), None
+                self.num_middle += 1
             self._before[0].put(record, source)
         elif source is None:
             self._events.append((record, None))
@@ -79,6 +81,10 @@ class Reel:
 
     def text(self, model: str, name: str, text: str) -> None:
         self._before[0].text(model, name, text)
+
+    def _is_taped(self) -> bool:
+        """Whether what runs on this thread now goes into the graph: a backward has its own."""
+        return threading.get_ident() == self._thread or torch.cuda.is_current_stream_capturing()
 
     def _is_own(self, model: str, step: int) -> bool:
         return (model, step) in self.steps and threading.get_ident() == self._thread
@@ -187,7 +193,7 @@ class Replays:
         compiles: Callable[[], bool] = lambda: False,
     ) -> None:
         self._compiles = compiles  # whether graphs that call no module may be the compiler's own
-        self.num_replays = self.num_unseen = self.num_empty = 0
+        self.num_replays = self.num_unseen = self.num_empty = self.num_middle = 0
         self._recorder = recorder
         self._budget = budget
         self._reels = weakref.WeakKeyDictionary[Any, Reel]()
@@ -211,6 +217,11 @@ class Replays:
             remarks.append(
                 f"{self.num_unseen} replays of CUDA graphs are not recorded: the graphs were "
                 "captured before this capture began"
+            )
+        if self.num_middle:
+            remarks.append(
+                f"{self.num_middle} replays of CUDA graphs are not recorded: the graphs were "
+                "captured in the middle of a step"
             )
         if self.num_empty:
             remarks.append(
@@ -260,6 +271,8 @@ class Replays:
         reel = self._reels.get(graph)
         if reel is None:
             self.num_unseen += 1
+        elif not reel.steps and reel.num_middle:
+            self.num_middle += 1
         elif not reel.steps:
             self.num_empty += not self._compiles()
         else:
