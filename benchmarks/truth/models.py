@@ -35,7 +35,7 @@ class Model:
             if parameter.ndim < 2:
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.data += 0.1 * noise.to(parameter.dtype)
-        return model.to(device, getattr(torch, dtype)).eval()
+        return _ready(model.to(device, getattr(torch, dtype)))
 
     def given(self, dtype: str, device: str = "cpu") -> Inputs:
         """What a step is called with: the same numbers on every device."""
@@ -58,6 +58,14 @@ class Model:
         generator = torch.Generator().manual_seed(8)
         cotangent = torch.randn(out.shape, generator=generator).to(out.device)
         return (wide * cotangent).sum() / 8
+
+
+def _ready(model: nn.Module) -> nn.Module:
+    """The model in inference, but for its recurrent parts: cuDNN differentiates no others."""
+    for module in model.eval().modules():
+        if isinstance(module, nn.RNNBase):
+            module.train()
+    return model
 
 
 def first_tensor(value: Any) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.dataflow import DataFlow
@@ -53,6 +54,7 @@ class Sloping:
     apart: float = 0.0  # the largest rel_l2 between the sides of what it is computed from
     device: str = "cpu"
     is_touched: bool = False  # by another choice, so that nobody asks whether it cancels
+    recorded: Mapping[Place, Loading] = field(default_factory=dict)  # outputs, read if need be
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +67,8 @@ class Sloping:
         given = {place: each.on_cpu() for place, each in self.given.items()}
         grads = {place: each.on_cpu() for place, each in self.grads.items()}
         gave = {key: each.on_cpu() for key, each in self.gave.items()}
-        return replace(self, given=given, grads=grads, gave=gave)
+        recorded = {place: each.on_cpu() for place, each in self.recorded.items()}
+        return replace(self, given=given, grads=grads, gave=gave, recorded=recorded)
 
 
 def plan_slopes(planner: Planner) -> tuple[list[Sloping], dict[Pair, Replay]]:
@@ -105,7 +108,16 @@ def _sloping(planner: Planner, pair: Pair) -> Sloping:
     device = gave[pair.golden].task.target.first.device.partition(":")[0]
     known = [flow.ours[key] for key in plan.sources if key in flow.ours]
     apart = max((planner.distance(source) for source in known), default=0.0)
-    return Sloping(plan, given, grads, gave, apart, device, pair in planner.touched)
+    recorded = dict(_recorded(planner, plan))
+    return Sloping(plan, given, grads, gave, apart, device, pair in planner.touched, recorded)
+
+
+def _recorded(planner: Planner, plan: GradientPlan) -> Iterator[tuple[Place, Loading]]:
+    """The outputs of the plan's calls that both sides stored whole."""
+    for place, key in plan.gave.items():
+        if _is_shared(planner.flow, key):
+            with contextlib.suppress(UnknownError):  # it is computed from the inputs then
+                yield place, planner.read(planner.flow.ours[key])
 
 
 def _is_shared(flow: DataFlow, gradient: Key) -> bool:
@@ -151,8 +163,11 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
     for is_moved in (False, True):
         if wrong(replay):
             replay = hold(mine.rated(is_moved=is_moved), GRADIENT, got)
+    if wrong(replay) and (exact := _as_recorded(task, is_target=True)):
+        replay = hold(exact.rated(), GRADIENT, got)
     if wrong(replay):
-        theirs = hold(_again(task, is_target=False).rated(), GRADIENT, golden)
+        again = _as_recorded(task, is_target=False) or _again(task, is_target=False)
+        theirs = hold(again.rated(), GRADIENT, golden)
         if not theirs.is_known or wrong(theirs):
             return Replay(unknown="golden's gradient is not that of the recorded calls either")
         replay = replace(replay, blamed=_culprits(task, mine, got))
@@ -180,7 +195,18 @@ def _culprits(task: Sloping, mine: BackwardRerun, got: Tensor) -> tuple[str, ...
     return tuple(ranked[:1] if is_plain else ranked)
 
 
-def _again(task: Sloping, is_target: bool) -> BackwardRerun:
+def _as_recorded(task: Sloping, is_target: bool) -> BackwardRerun | None:
+    """The backward pass by outputs as the run rounded them, if any call is differentiated so."""
+    from dumpcmp.replay.recorded import is_from_output
+
+    names = [call.site.op.function for call in task.plan.calls]
+    used = {at: one for at, one in task.recorded.items() if is_from_output(names[at[0]])}
+    return _again(task, is_target, used) if used else None
+
+
+def _again(
+    task: Sloping, is_target: bool, recorded: Mapping[Place, Loading] | None = None
+) -> BackwardRerun:
     import torch
 
     from dumpcmp.replay.backward import BackwardRerun, Slope
@@ -188,16 +214,16 @@ def _again(task: Sloping, is_target: bool) -> BackwardRerun:
 
     plan = task.plan
     dtypes = {place: getattr(torch, name) for place, name in plan.dtypes.items()}
-    given, grads = (
+    given, grads, known = (
         {place: _tensor(reading, is_target) for place, reading in readings.items()}
-        for readings in (task.given, task.grads)
+        for readings in (task.given, task.grads, recorded or {})
     )
     rounded = {
         place: getattr(torch, reading.dtype)
         for place, reading in task.given.items()
         if isinstance(reading, Computing)
     }
-    slope = Slope(Chain(plan.calls, plan.wires, dtypes), given, plan.leaves, grads, rounded)
+    slope = Slope(Chain(plan.calls, plan.wires, dtypes), given, plan.leaves, grads, rounded, known)
     return BackwardRerun(slope, device=task.device)
 
 

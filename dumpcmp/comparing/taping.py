@@ -39,6 +39,7 @@ class GradientPlan:
     given: Mapping[Place, Key] = field(default_factory=dict)  # forward values
     grads: Mapping[Place, Key] = field(default_factory=dict)  # given for outputs, backward
     dtypes: Mapping[Place, str] = field(default_factory=dict)  # of outputs
+    gave: Mapping[Place, Key] = field(default_factory=dict)  # the outputs themselves
     unknown: str = ""  # why there is no plan
 
     @property
@@ -149,13 +150,15 @@ class _Stretch:
         number = {site: index for index, site in enumerate(order)}
         calls = tuple(listing.calls[site] for site in order)
         wires, leaves, given = self._inputs(number)
+        gave = dict(self._gave(number))
         return GradientPlan(
             calls,
             wires,
             tuple(leaves),
             given,
             {(number[site], slot): key for (site, slot), key in self.ends.items()},
-            dict(self._dtypes(number)),
+            {place: listing.record(key).dtype for place, key in gave.items()},
+            gave,
         )
 
     def _inputs(
@@ -180,11 +183,11 @@ class _Stretch:
                 leaves += [place] if tensor == self.leaf else []
         return wires, leaves, given
 
-    def _dtypes(self, number: Mapping[Site, int]) -> Iterator[tuple[Place, str]]:
+    def _gave(self, number: Mapping[Site, int]) -> Iterator[tuple[Place, Key]]:
         for site, index in number.items():
             for key in self.tape.listing.sites[site]:
                 if key.slot.is_output:
-                    yield (index, str(key.slot)), self.tape.listing.record(key).dtype
+                    yield (index, str(key.slot)), key
 
 
 def _shows_draws(key: Key) -> bool:

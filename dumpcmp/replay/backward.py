@@ -19,6 +19,7 @@ from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
 from dumpcmp.replay.making import making_float64
+from dumpcmp.replay.recorded import from_output
 from dumpcmp.replay.running import (
     Rerun,
     error_of,
@@ -30,6 +31,7 @@ from dumpcmp.replay.running import (
 from dumpcmp.replay.unreplayable import Unreplayable
 
 GRADIENT = "gradient"  # the name of what a Rerun of a backward pass gives out
+_OUTPUT = "output.0"
 
 _SINGLE = 2.0**-24  # the rounding of one float32
 _DOUBLE = 2.0**-50  # eps below it: float64, which no float32 tells of
@@ -68,6 +70,7 @@ class Slope:
     leaves: Sequence[At]  # the inputs that are the tensor whose gradient is wanted
     grads: Mapping[At, Tensor]  # what was given for outputs in the backward pass
     rounded: Mapping[At, torch.dtype] = field(default_factory=dict)  # the run's, of wider `given`
+    recorded: Mapping[At, Tensor] = field(default_factory=dict)  # outputs to differentiate by
 
 
 class BackwardRerun:
@@ -241,8 +244,12 @@ class _Pass:
         arguments = self._in_dtype(function, arguments)
         check_size(function, arguments.mapped(_detached), self._limit)
         if function.kind is FunctionKind.DRAWS:
-            return {"output.0": _dropped(function, arguments, inputs)}
+            return {_OUTPUT: _dropped(function, arguments, inputs)}
         outputs = _differentiable(function, arguments)
+        known = self.slope.recorded.get((number, _OUTPUT))
+        if known is not None:
+            made = outputs[_OUTPUT]
+            outputs[_OUTPUT] = from_output(function.name, arguments, made, known.to(made.device))
         return {slot: self._between((number, slot), value) for slot, value in outputs.items()}
 
     def _in_dtype(self, function: ReplayFunction, arguments: CallArguments) -> CallArguments:
@@ -277,7 +284,7 @@ def _differentiable(function: ReplayFunction, arguments: CallArguments) -> dict[
     if function.kind is FunctionKind.NOTHING:
         raise Unreplayable("it gives out memory as it was found")
     if function.name in _CASTS and args[0].dtype is torch.float64:
-        return {"output.0": args[0]}  # wide is wide
+        return {_OUTPUT: args[0]}  # wide is wide
     with torch.enable_grad():
         if function.changes_first and args and isinstance(args[0], Tensor):
             args[0] = args[0].clone()
@@ -303,7 +310,7 @@ def _dropped(
         raise Unreplayable("it draws random numbers")
     if not told.get("training", told.get("train", True)) or share == 0:
         return torch.as_tensor(taken * 1.0)
-    given = inputs.get("output.0")
+    given = inputs.get(_OUTPUT)
     if given is None or share >= 1 or bool((taken == 0).any()):
         raise Unreplayable("it draws random numbers, and what it drew cannot be told")
     return torch.as_tensor(taken * ((given != 0).to(taken.dtype) / (1 - share)))

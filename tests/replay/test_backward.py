@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -213,3 +214,28 @@ def found_wrong(call: Call, given: dict[At, Tensor], grad: Tensor, got: Tensor) 
     asked = (again.plain(), again.rated(), again.rated(is_moved=True))
     said = [wrong(hold(rerun, GRADIENT, got)) for rerun in asked]
     return said[-1] if all(said) else ""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "func, more",
+    [
+        (torch.softmax, [-1]), (F.log_softmax, [0]), (F.softmin, [1]),
+        (torch.sigmoid, []), (torch.tanh, []),
+    ],
+)  # fmt: skip
+def test_by_the_output_that_was_recorded_nothing_but_the_last_rounding_is_left(
+    func: Callable[..., Any], more: list[int], dtype: torch.dtype
+) -> None:
+    x = (3 * numbers(6, 40)).to(dtype)
+    own = x.clone().requires_grad_(True)
+    output = func(own, *more)
+    grad = 1 + numbers(6, 40, seed=7, dtype=dtype) / 64  # much of it cancels in a softmax
+    (got,) = torch.autograd.grad(output, own, grad)
+    call, given = recorded(0, func, x, *more)
+    plain = Slope(Chain([call]), given, [(0, "input.0")], {(0, "output.0"): grad})
+    exact = BackwardRerun(replace(plain, recorded={(0, "output.0"): output.detach()}))
+    eps = torch.finfo(dtype).eps
+    assert hold(exact.plain(), GRADIENT, got).introduced < 0.75 * eps
+    assert not wrong(hold(exact.rated(), GRADIENT, got))
+    assert wrong(hold(exact.rated(), GRADIENT, got * (1 + 2 * eps)))

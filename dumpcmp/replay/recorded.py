@@ -1,0 +1,81 @@
+"""Derivatives that kernels make of their output as they rounded it, from the one recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dumpcmp.replay.arguments import CallArguments
+
+_Rule = Callable[[Tensor, Tensor, int], Tensor]  # what was given back, the output, the dim
+
+
+def is_from_output(name: str) -> bool:
+    """Whether the function of this name is differentiated by its output."""
+    return name in _RULES
+
+
+def from_output(name: str, arguments: CallArguments, made: Tensor, recorded: Tensor) -> Tensor:
+    """`made` as it is, differentiated by what was `recorded` for it in the run.
+
+    `made` itself where nothing tells along which dim.
+    """
+    taken, dim = arguments.args[0], _dim(name, arguments)
+    if dim is None or not taken.requires_grad or recorded.shape != made.shape:
+        return made
+    found = _FromOutput.apply(taken, made.detach(), recorded, dim, _RULES[name])  # type: ignore[no-untyped-call]
+    return torch.as_tensor(found)
+
+
+def _dim(name: str, arguments: CallArguments) -> int | None:
+    if name in _ELEMENTWISE:
+        return 0
+    told = [*arguments.args[1:2], *(arguments.kwargs[w] for w in ("dim",) if w in arguments.kwargs)]
+    return told[0] if told and isinstance(told[0], int) else None
+
+
+class _FromOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, taken: Tensor, made: Tensor, recorded: Tensor, *how: Any) -> Tensor:
+        ctx.save_for_backward(recorded)
+        ctx.dtype, (ctx.dim, ctx.rule) = taken.dtype, how
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # kernels compute in no less than float32, whatever they are given
+        wide = torch.promote_types(ctx.dtype, torch.float32)
+        (recorded,) = ctx.saved_tensors
+        given, output = grads[0].to(wide), recorded.to(wide)
+        return ctx.rule(given, output, ctx.dim).to(ctx.dtype), None, None, None, None
+
+
+def _softmax(given: Tensor, output: Tensor, dim: int) -> Tensor:
+    return output * (given - (given * output).sum(dim, keepdim=True))
+
+
+def _log_softmax(given: Tensor, output: Tensor, dim: int) -> Tensor:
+    return given - output.exp() * given.sum(dim, keepdim=True)
+
+
+def _softmin(given: Tensor, output: Tensor, dim: int) -> Tensor:
+    return -_softmax(given, output, dim)
+
+
+def _sigmoid(given: Tensor, output: Tensor, _: int) -> Tensor:
+    return given * output * (1 - output)
+
+
+def _tanh(given: Tensor, output: Tensor, _: int) -> Tensor:
+    return given * (1 - output * output)
+
+
+_ELEMENTWISE = ("sigmoid", "tanh")
+_RULES: dict[str, _Rule] = {
+    "softmax": _softmax, "_softmax": _softmax, "_safe_softmax": _softmax, "softmin": _softmin,
+    "log_softmax": _log_softmax, "_log_softmax": _log_softmax,
+    "sigmoid": _sigmoid, "tanh": _tanh,
+}  # fmt: skip
