@@ -20,7 +20,7 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.outcome import Outcome
 
 Around = Callable[[nn.Module], AbstractContextManager[None]]
-GRADES = ("exact", "near", "wrong", "missed")
+GRADES = ("exact", "near", "wrong", "remark", "missed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,15 @@ def graded(outcome: Outcome, seconds: float, fault: Fault) -> Graded:
     early = _num_early(outcome, fault)
     first = outcome.first_divergence
     if first is None:
-        grade = "wrong" if outcome.exit_code else "missed"
+        missed = "remark" if _is_remarked(outcome, fault) else "missed"
+        grade = "wrong" if outcome.exit_code else missed
         return Graded(grade, outcome.headline, others, early, seconds)
     return Graded(_grade(first.key, fault), said(outcome), others, early, seconds)
+
+
+def _is_remarked(outcome: Outcome, fault: Fault) -> bool:
+    """Whether a call that differs, for which no number does, is told of."""
+    return any(f" {op}: " in remark for remark in outcome.remarks for op in fault.ops)
 
 
 def said(outcome: Outcome) -> str:

@@ -86,7 +86,8 @@ def measured(name: str, work: Sequence[Share], by_kind: bool = True) -> Table:
         f"{len(found)} cases on CPU in {time.monotonic() - began:.0f} s, {broken} broken. A fault "
         "is detectable where what it introduced is above the rounding bound of a float64 replay at "
         "the time of planting, or where a leaf or a call differs. Counted as exact, near (the "
-        "same module), wrong and missed are the detectable ones. Fault rows with a false alarm "
+        "same module), wrong and missed are the detectable ones; a remark tells of a call that is "
+        "another where no number differs for it. Fault rows with a false alarm "
         f"name the fault and something else besides. Every failure is listed in {listed}."
     )
     return Table(name, telling.HEADINGS, rows, how)

@@ -11,7 +11,7 @@ from benchmarks.truth.corpus import Benign, Broken, Case, Found
 
 HEADINGS = (
     "models", "dtype", "way", "faults", "detectable",
-    "exact", "near", "wrong", "missed", "of the others: named", "false alarms", "compare",
+    "exact", "near", "wrong", "a remark", "missed", "of the others: named", "false alarms", "compare",
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def benign_rows(cases: Sequence[Case]) -> list[list[str]]:
         if isinstance(case, Benign):
             groups[case.place.dtype, case.place.way].append(case)
     return [
-        [f"{len(some)} benign pairs", *place, "", "", "", "", "", "", "", _alarming(some),
+        [f"{len(some)} benign pairs", *place, *[""] * 8, _alarming(some),
          f"{sum(one.seconds for one in some) / len(some):.2f} s"]
         for place, some in groups.items()
     ]  # fmt: skip
@@ -101,7 +101,7 @@ def failure(case: Case) -> list[str]:
 
 
 def _failure(case: Found, graded: Graded, note: str) -> list[str]:
-    is_fine = graded.grade == "exact" and not graded.elsewhere
+    is_fine = graded.grade in ("exact", "remark") and not graded.elsewhere
     if is_fine or (not case.is_sure and graded.grade in ("missed", "exact", "near")):
         return []
     word = {"exact": "MORE ROOTS", "near": "NEAR", "wrong": "WRONG OP", "missed": "MISSED"}

@@ -209,6 +209,7 @@ class _Flow:
         """Visit the gradients of a step as the backward pass came by them."""
         for gradient in self._gradients_of(calls):
             gradient.cause = self._cause_of_gradient(gradient)
+            gradient.upstream = gradient.cause or gradient.before
             for value in gradient.values:
                 if value.fails or value.row.verdict is Verdict.FUSED:
                     value.cause = gradient.cause
@@ -244,6 +245,8 @@ class _Flow:
         cause = gradient.given_cause or (gradient.value_cause if gradient.fails else None)
         if cause is None and gradient.fails and not gradient.given:
             cause = self._cause_outside(gradient)
+        if cause is None and failing and all(value.is_heir for value in failing):
+            cause = gradient.before or self.latest_root
         return cause or (self.add_root(failing[0]) if failing else None)
 
     def _cause_outside(self, gradient: RowGradient) -> RowNode | None:

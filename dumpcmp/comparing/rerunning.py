@@ -153,6 +153,7 @@ def _held(again: Rerun, key: Key, reading: Loading, plan: Rerunning) -> Replay:
     if terms and not replay.is_exact:  # each rank has rounded its own
         grown = replay.condition * max(map(_cancellation, terms))
         replay = replace(replay, condition=grown, worst_row=math.nan, worst_element=math.nan)
+    replay = replace(replay, is_nearest=replay.is_nearest and plan.is_alone)
     inherited = _inherited(again.outputs[slot], reading)
     grown = inherited / plan.apart if plan.apart else math.nan
     return replace(replay, inherited=inherited, amplification=grown)

@@ -59,6 +59,7 @@ class Rerunning:
     dtypes: Mapping[_Place, str] = field(default_factory=dict)  # of what golden's calls gave out
     apart: float = 0.0  # the largest rel_l2 between the sides of what is given
     device: str = "cpu"  # its type: where the target ran them
+    is_alone: bool = False  # it is one call, and the target ran it as such, on what it has stored
 
     @property
     def nbytes(self) -> int:
@@ -130,7 +131,16 @@ class Planner:
             region.dtypes,
             region.apart,
             device,
+            len(region.calls) == 1 and all(map(self._is_alone, self._outputs(site))),
         )
+
+    def _is_alone(self, pair: Pair) -> bool:
+        """Whether the target calls the same function, in no kernel that may keep more digits."""
+        theirs = self.flow.target.call(pair.target) if pair.target else None
+        ours = self.flow.golden.call(pair.golden) if pair.golden else None
+        if theirs is None or ours is None or theirs.is_compiled:
+            return False
+        return theirs.op.function == ours.op.function and self.flow.target.num_ranks == 1
 
     def _rewired(self) -> Iterator[tuple[Pair, Pair]]:
         """Inputs that differ and are not one value on both sides, with what golden takes there."""

@@ -124,6 +124,7 @@ class RowGradient:
     values: list[RowNode] = field(default_factory=list)
     calls: list[Visit] = field(default_factory=list)  # functions before modules
     cause: RowNode | None = None
+    upstream: RowNode | None = None  # a root on the way to it, whether it fails or not
 
     @property
     def fails(self) -> bool:
@@ -159,9 +160,20 @@ class RowGradient:
     @property
     def given_cause(self) -> RowNode | None:
         """Why that fails, or another gradient that it is."""
+        return strongest(other.cause for other in self._others)
+
+    @property
+    def before(self) -> RowNode | None:
+        """A root on the way to what it is made of, backward or forward."""
+        forward = (value.upstream for call in self.calls for value in call.forward)
+        return strongest((*(other.upstream for other in self._others), *forward))
+
+    @property
+    def _others(self) -> list[RowGradient]:
+        """The gradients that it is made of, or is."""
         same = (source for value in self.values for source in value.sources)
-        others = [v.gradient for v in (*self.given, *same) if v.gradient is not self]
-        return strongest(other.cause for other in others if other)
+        found = [v.gradient for v in (*self.given, *same)]
+        return [one for one in found if one is not None and one is not self]
 
     @property
     def value_cause(self) -> RowNode | None:

@@ -11,6 +11,7 @@ from dumpcmp.judge.tolerances import (
     REPLAY_CHANCE,
     REPLAY_ELEMENT,
     REPLAY_GAIN,
+    REPLAY_NEAREST,
     REPLAY_NOISE,
     REPLAY_OFFSET,
     REPLAY_ROUND,
@@ -44,8 +45,18 @@ def _wrongs(replay: Replay) -> Iterator[str]:
     if not replay.nonfinite_agree:
         yield "NaN or Inf stand where the op in float64 on the same inputs has none, or lack there"
     if not replay.is_exact:
+        yield from _roundings(replay)
         yield from _errors(replay)
         yield from _biases(replay)
+
+
+def _roundings(replay: Replay) -> Iterator[str]:
+    """What is computed at once and rounded once is the nearest there is, but for rare ties."""
+    if replay.is_nearest and replay.mismatched > max(4, REPLAY_NEAREST * replay.count):
+        yield (
+            f"{replay.mismatched} of {replay.count} elements are not the nearest to {_GIVEN}: "
+            "it was rounded otherwise, or is another result"
+        )
 
 
 def _errors(replay: Replay) -> Iterator[str]:

@@ -25,6 +25,7 @@ REPLAY_GAIN = 1 / 8  # of eps: how much larger or smaller the output may be on t
 REPLAY_ELEMENT = 16.0  # times float32's eps and the condition: what one element may be off, and eps
 REPLAY_OFFSET = 1 / 16  # of eps: how far the output may be shifted on the whole, in its rms
 REPLAY_CHANCE = 4.0  # times the error over the root of the elements: a gain or shift by chance
+REPLAY_NEAREST = 1 / 32  # of the elements: what is not the nearest after one operation
 REPLAY_NOISE = 3.0  # times the error of the same ops in the run's own dtypes
 # What declared shortcuts round, times the condition of the sum: two operands of a product with 10
 # bits behind the point, a short sum of partial sums, a sum kept short, operands of 3 bits.

@@ -102,7 +102,8 @@ class Replay:
     amplification: float = math.nan  # `inherited` over the rel_l2 of what was given
     nonfinite_agree: bool = True  # NaN and the infinities are where the replay has them
     is_exact: bool = False  # the op only moves or casts: every bit is known
-    mismatched: int = 0  # of an exact op: elements that are not as they must be
+    is_nearest: bool = False  # it computes once and rounds once: one result is the nearest
+    mismatched: int = 0  # elements that are not as they must be, of an op that is either
     num_ops: int = 1  # golden's ops that were run: more than one for a region
     choice: Choice | None = None  # of an op that chooses
     blamed: tuple[str, ...] = ()  # of a wrong gradient: the calls whose parts of it may be, by Site

@@ -25,6 +25,8 @@ _RELATIVE = frozenset(
     _prelu_kernel deg2rad rad2deg ldexp outer hypot
     """.split()  # noqa: SIM905
 )
+_ONCE = frozenset(("mul", "multiply", "add", "sub", "subtract", "neg", "negative"))
+_SHORT = frozenset((torch.bfloat16, torch.float16))
 _EXPONENTIAL = frozenset(("exp", "exp2", "expm1", "sinh", "cosh", "sigmoid", "special_expit"))
 
 
@@ -58,6 +60,17 @@ def is_pointwise(function: ReplayFunction) -> bool:
 def is_single(function: ReplayFunction) -> bool:
     """Whether it is one operation of the machine, which rounds once, on any device."""
     return function.name in _RELATIVE - {"rsqrt"} or function.kind is FunctionKind.ADDS
+
+
+def is_nearest(function: ReplayFunction, arguments: CallArguments) -> bool:
+    """Whether it has one right result in a short dtype, the nearest, on any device.
+
+    A product or sum of two short numbers is all but exact in float32. Of a Python number that is
+    not so: some devices round it first.
+    """
+    dtypes = {leaf.dtype for leaf in arguments.tensors()}
+    plain = not arguments.kwargs and all(isinstance(leaf, Tensor) for leaf in arguments.leaves())
+    return function.name in _ONCE and plain and len(dtypes) == 1 and dtypes <= _SHORT
 
 
 def _pointwise(

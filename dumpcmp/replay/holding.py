@@ -35,6 +35,7 @@ class HeldValue:
         self.count = 0
         self.mismatched = 0
         self.is_exact = not self.dtype.eps
+        self.is_nearest = False
         self.agree = True
         self.num_ops = 1
         self.squares = _Squares()
@@ -55,6 +56,7 @@ class HeldValue:
         if not math.isnan(rerun.dropped):
             expected = _undropped(expected, got.detach(), rerun.dropped)
         self.is_exact = self.is_exact or rerun.is_exact
+        self.is_nearest = rerun.is_nearest
         if self.is_exact:
             self._add_exactly(expected, got.detach(), rerun.unwritten.get(self.slot))
         else:
@@ -99,6 +101,8 @@ class HeldValue:
             finite = torch.isfinite(wide) & torch.isfinite(known) & torch.isfinite(rounded)
             known, d, off = (torch.where(finite, each, 0.0) for each in (known, d, off))
             sums = _sums(d, off, known)
+        if self.is_nearest:
+            self.mismatched += int((off.abs() > _grain(seen.dtype)).sum())
         self.squares.add(*sums[:4])
         self.along += sums[4]
         self.shift += sums[5]
@@ -156,6 +160,8 @@ class HeldValue:
             condition=max(1.0, math.sqrt(self.condition_squared / weight)),
             noise=math.sqrt(self.noise_squared / weight),
             nonfinite_agree=self.agree,
+            is_nearest=self.is_nearest,
+            mismatched=self.mismatched,
             num_ops=self.num_ops,
         )
 

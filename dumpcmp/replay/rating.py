@@ -11,7 +11,13 @@ from torch import Tensor
 
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.replay.arguments import CallArguments
-from dumpcmp.replay.cancelling import is_pointwise, is_single, norm_condition, terms_of
+from dumpcmp.replay.cancelling import (
+    is_nearest,
+    is_pointwise,
+    is_single,
+    norm_condition,
+    terms_of,
+)
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import ReplayFunction
 from dumpcmp.replay.making import making_float64
@@ -35,6 +41,7 @@ class Rerun:
     unwritten: dict[str, Tensor] = field(default_factory=dict)  # of moves: where no value is known
     dropped: float = math.nan  # of a dropout: the share of elements that are zero in place of these
     is_pointwise: bool = False  # an element of the output is made of one of each input
+    is_nearest: bool = False  # of short numbers, in one operation that loses nothing, rounded once
 
 
 def run(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
@@ -69,11 +76,12 @@ def rated(
     condition = {slot: ratio_of(terms[slot], outputs[slot]) for slot in terms}
     if function.kind is FunctionKind.ADDS:
         noise = _scalar_noise(function, arguments, wide, outputs)
-        return Rerun(outputs, condition, noise, terms=terms, is_pointwise=True)
+        nearest = is_nearest(function, arguments)
+        return Rerun(outputs, condition, noise, terms=terms, is_pointwise=True, is_nearest=nearest)
     if function.kind in (FunctionKind.CONTRACTS, FunctionKind.SUMS):
         return Rerun(outputs, condition, _sum_noise(function, arguments, outputs), terms=terms)
     if function.kind is FunctionKind.ELEMENTWISE and is_single(function):
-        return Rerun(outputs, is_pointwise=True)
+        return Rerun(outputs, is_pointwise=True, is_nearest=is_nearest(function, arguments))
     noise = _errors(function, arguments, outputs)
     if all(leaf.dtype not in _SHORT for leaf in arguments.tensors()):
         single = noise if not double else {}

@@ -1,6 +1,6 @@
 """Roots and heirs: who is blamed, from small runs written down as calls and verdicts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -8,6 +8,7 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.blame import blame, in_order
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Record
+from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import Judgement, Row, Verdict
 
 PASS, FAIL, NONFINITE = Verdict.PASS, Verdict.FAIL, Verdict.NONFINITE
@@ -213,3 +214,16 @@ def test_every_heir_names_its_cause() -> None:
     )  # fmt: skip
     assert set(made.causes().values()) == {"a/mul"}
     assert len(made.causes()) == 4
+
+
+def test_a_gradient_whose_op_is_right_inherits_through_what_agrees() -> None:
+    """An op before it is wrong, by less than what the values between them are let pass for."""
+    made = run(
+        "a/mul input.0 PASS", "a/mul output.0 FAIL",
+        "b/norm input.0=a/mul>output.0 PASS", "b/norm output.0 PASS",
+        "b/norm grad_output.0 PASS", "b/norm grad_input.0 FAIL",
+    )  # fmt: skip
+    last = made.rows[-1]
+    right = replace(last, judgement=replace(last.judgement, origin=Origin.AMPLIFIED))
+    assert Written([*made.rows[:-1], right], made.golden, made.target).roots() == ["a/mul output.0"]
+    assert made.roots() == ["a/mul output.0", "b/norm grad_input.0"]  # as long as nobody knows

@@ -209,7 +209,7 @@ def test_rounding_toward_zero_is_found(dtype: torch.dtype) -> None:
     below = torch.nextafter(near, torch.zeros_like(near))
     cut = torch.where(near.double().abs() > exact.abs(), below, near)
     assert wrongs(torch.mul, args, {"output.0": near}) == {}
-    assert "times" in wrongs(torch.mul, args, {"output.0": cut})["output.0"]
+    assert "nearest" in wrongs(torch.mul, args, {"output.0": cut})["output.0"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -305,3 +305,24 @@ def test_what_cannot_be_run_again_says_why(
 ) -> None:
     with pytest.raises(Unreplayable, match=why):
         rerun(*called(function, *args))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("func", [torch.add, torch.sub, torch.mul, operator.mul])
+def test_what_is_computed_at_once_is_the_nearest_and_no_truncation_of_it(
+    func: Callable[..., Tensor], dtype: torch.dtype
+) -> None:
+    one, other = x(16, 64, dtype=dtype, scale=3.0), x(64, dtype=dtype)
+    call, given = called(func, one, other)
+    again, got = rerun(call, given), func(one, other)
+    sound = hold(again, "output.0", got)
+    assert sound.is_nearest and sound.mismatched <= 8 and not wrong(sound)
+    exact = func(one.double(), other.double())
+    grain = torch.finfo(dtype).eps / 2
+    cut = (exact * (1 - grain)).to(dtype)  # towards zero, where it is not the nearest
+    assert "not the nearest" in wrong(hold(again, "output.0", cut))
+
+
+def test_a_number_of_python_may_be_rounded_first() -> None:
+    call, given = called(torch.mul, x(4, 4, dtype=torch.bfloat16), 0.3)
+    assert not rerun(call, given).is_nearest
