@@ -11,7 +11,8 @@ from benchmarks.truth.corpus import Benign, Broken, Case, Found
 
 HEADINGS = (
     "models", "dtype", "way", "faults", "detectable",
-    "exact", "near", "wrong", "a remark", "missed", "of the others: named", "false alarms", "compare",
+    "exact", "near", "wrong", "a remark", "missed",
+    "of the others: named", "false alarms", "compare",
 )  # fmt: skip
 
 
