@@ -102,6 +102,7 @@ def _sloping(planner: Planner, pair: Pair) -> Sloping:
     plan = plan_gradient(flow.tape, pair.golden, lambda key: _is_shared(flow, key))
     if plan.unknown:
         raise UnknownError(plan.unknown)
+    plan = replace(plan, calls=tuple(planner.own.get(call.site, call) for call in plan.calls))
     given = {place: _value(planner, key) for place, key in plan.given.items()}
     grads = {place: planner.read(flow.ours[key]) for place, key in plan.grads.items()}
     gave = {pair.golden: planner.read(pair)}

@@ -100,6 +100,16 @@ def test_what_several_took_gets_the_sum_of_their_parts() -> None:
     torch.testing.assert_close(parts[1], grads[1, "output.0"].double() * x.double().exp())
 
 
+def test_who_took_the_shape_alone_adds_nothing_to_the_gradient() -> None:
+    x = numbers(3, 8)
+    first, given = recorded(0, torch.exp, x)
+    second, more = recorded(1, torch.Tensor.view_as, numbers(24, seed=1), x)
+    grads = {(0, "output.0"): numbers(3, 8, seed=2), (1, "output.0"): numbers(3, 8, seed=3)}
+    leaves = [(0, "input.0"), (1, "input.1")]
+    again = BackwardRerun(Slope(Chain([first, second]), given | more, leaves, grads))
+    torch.testing.assert_close(again.gradient, grads[0, "output.0"].double() * x.double().exp())
+
+
 def test_what_no_gradient_was_recorded_of_is_differentiated_through() -> None:
     x = numbers(3, 8)
     first, given = recorded(0, torch.exp, x)
