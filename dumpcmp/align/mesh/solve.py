@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.align.mesh.regions import Shape, Shard
-from dumpcmp.align.mesh.unshard import (
-    Distance,
-    Load,
-    Plan,
-    Whole,
-    axis_sizes,
-    distance,
-    plan_unshard,
-    slices,
-    unshard,
+from dumpcmp.align.mesh.candidates import (
+    MERGED,
+    Form,
+    candidates,
+    supposed,
+    with_unequal_parts,
 )
+from dumpcmp.align.mesh.regions import Shape, Shard
+from dumpcmp.align.mesh.unshard import Distance, Load, Plan, Whole, distance, slices, unshard
 from dumpcmp.judge.tolerances import REGION
-from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import MICROBATCH, Dim, Layout, Mesh, Mode, Name, Placement
+from dumpcmp.nouns.layouts import Layout
 from dumpcmp.nouns.value import Value, widen
 
-_MERGED = ("a", "b", "c", "d", "e", "f", "g", "h")  # names for parts that nobody named
 _SAMPLED = 1 << 20  # elements of a block that decide whether it fits
 _SIGNED = 4096  # elements of a slice that its signature looks at
 _SHOWN = 6  # hypotheses that a message quotes
@@ -44,6 +38,16 @@ class Question:
     limit: float  # rel_l2 up to which a hypothesis fits
     may_be_partial: bool = True  # no for gradients of parameters: they must have been reduced
     may_be_scaled: bool = False  # yes for gradients of activations: a mean over fewer samples
+
+    @property
+    def form(self) -> Form:
+        """What is known without looking at elements."""
+        shards = tuple(replace(shard, digest="") for shard in self.shards)
+        return Form(shards, self.golden.shape, self.may_be_partial, self.may_be_scaled)
+
+    def merged_sizes(self, n: int, size: int) -> Shape | None:
+        """Sizes of parts merged in dim `n`, if an axis of `size` splits each of them."""
+        return _merged_sizes(self.golden, self.load(0), n, size)
 
     def distance(self, plan: Plan, position: int, tile: int) -> float:
         """The rel_l2 of the shard at `position` from the region of golden that a tile is.
@@ -86,9 +90,6 @@ class Unsolved:
         return f"no layout fits: tried {shown}{more}" + (near and f"{near}{self.rel_l2:.2g}")
 
 
-_Guess = Callable[[Question, Sequence[Shard]], Iterator[Layout]]
-
-
 def solve(question: Question, first: Layout | None = None) -> Solved | Unsolved:
     """Try every layout that gives golden's shape, likeliest first, and keep the first that fits.
 
@@ -108,37 +109,21 @@ def solve(question: Question, first: Layout | None = None) -> Solved | Unsolved:
 
 def hypotheses(question: Question, first: Layout | None = None) -> Iterator[Plan]:
     """A plan for every layout that gives golden's shape, likeliest first, each once."""
-    guesses: list[_Guess] = [_assigned, partial(_assigned, unequal=True)]
-    if first is not None:
-        guesses.insert(0, partial(_supposed, first))
-    seen: set[tuple[Layout, tuple[int, ...]]] = set()
-    for guess in guesses:
-        for shards in _meshes(question.shards):
-            sizes = tuple(axis_sizes(shards).values())
-            for layout in guess(question, shards):
-                is_new = (layout, sizes) not in seen
-                seen.add((layout, sizes))
-                if is_new and (plan := _plan(question, shards, layout)):
-                    yield plan
+    form, shards = question.form, question.shards
+    likeliest = list(supposed(form, first)) if first is not None else []
+    known = {(one.layout, one.sizes) for one in likeliest}
+    others = itertools.chain(candidates(form), with_unequal_parts(form, question.merged_sizes))
+    for one in itertools.chain(
+        likeliest, (other for other in others if (other.layout, other.sizes) not in known)
+    ):
+        pairs = zip(one.plan.shards, shards, strict=True)
+        yield replace(one.plan, shards=tuple(replace(s, digest=o.digest) for s, o in pairs))
 
 
 def supposing(question: Question, layout: Layout) -> Plan | None:
     """The plan for the shards if they lay as `layout` says, where that gives golden's shape."""
     plan = next(hypotheses(question, layout), None)
     return plan if plan is not None and plan.layout == layout.sentence else None
-
-
-def _plan(question: Question, shards: Sequence[Shard], layout: Layout) -> Plan | None:
-    words = layout.dims, layout.over, layout.divided_by
-    said = [
-        Shard(s.rank, s.shape, Layout(*words, s.layout.known().coordinates), s.digest)
-        for s in shards
-    ]
-    try:
-        plan = plan_unshard(said, question.golden.shape)
-    except LayoutError:
-        return None  # the shards' shapes rule it out
-    return plan if plan.shape == question.golden.shape and not plan.missing else None
 
 
 def _fit(question: Question, plan: Plan) -> tuple[float, Whole | None]:
@@ -154,102 +139,6 @@ def _fit(question: Question, plan: Plan) -> tuple[float, Whole | None]:
     return distance(question.golden, whole.value).rel_l2, whole
 
 
-def _meshes(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
-    """The shards as they say where they are; where they do not, on every mesh that they can be.
-
-    That is one axis of all ranks, then two axes whose sizes multiply to their number.
-    """
-    if all(shard.layout.coordinates for shard in shards):
-        yield list(shards)
-        return
-    num = len(shards)
-    number = {rank: n for n, rank in enumerate(sorted(shard.rank for shard in shards))}
-    pairs = [(outer, num // outer) for outer in range(2, num) if num % outer == 0]
-    for axes in ((("ranks", num),), *((("ranks0", a), ("ranks1", b)) for a, b in pairs)):
-        yield [
-            replace(shard, layout=shard.layout.placed(Mesh(axes), number[shard.rank]).known(False))
-            for shard in shards
-        ]
-
-
-def _supposed(layout: Layout, _: Question, shards: Sequence[Shard]) -> Iterator[Layout]:
-    if layout.axes <= axis_sizes(shards).keys():
-        yield layout
-
-
-def _assigned(
-    question: Question, shards: Sequence[Shard], unequal: bool = False
-) -> Iterator[Layout]:
-    """Every way in which the axes that nobody spoke about can act on the value."""
-    base, ndim, sizes = shards[0].layout, len(shards[0].shape), axis_sizes(shards)
-    dims = base.expanded(ndim).dims or tuple(Dim((Name(f"d{n}"),)) for n in range(ndim))
-    if any(len(each) != len(dims) for each in (*(s.shape for s in shards), question.golden.shape)):
-        return
-    options = [list(_options(question, axis, sizes[axis], unequal)) for axis in base.open_axes]
-    for chosen in sorted(itertools.product(*options), key=lambda c: sum(o.surprise for o in c)):
-        layout = Layout(dims, base.over, base.divided_by)
-        for option in chosen:
-            layout = option.applied(layout)
-        if any(p.mode is Mode.INTERLEAVED for dim in layout.dims for p in dim.placements[1:]):
-            continue  # merged parts are split before their dim is
-        yield layout
-        if fewer := tuple(o.placement.axis for o in chosen if o.sees_fewer(question)):
-            yield replace(layout, divided_by=fewer)
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """One thing that one axis may do with the value; the likelier, the less surprise."""
-
-    placement: Placement
-    surprise: int
-    dim: int | None = None
-    names: tuple[Name, ...] = ()
-
-    def sees_fewer(self, question: Question) -> bool:
-        """Whether a mean over this axis's samples may have made the values too large."""
-        running = self.placement.mode is Mode.RUNNING
-        return running or (question.may_be_scaled and self.dim == 0)
-
-    def applied(self, layout: Layout) -> Layout:
-        if self.dim is None:
-            return replace(layout, over=(*layout.over, self.placement))
-        dim = layout.dims[self.dim]
-        dim = Dim(self.names or dim.names, (*dim.placements, self.placement))
-        return replace(layout, dims=(*layout.dims[: self.dim], dim, *layout.dims[self.dim + 1 :]))
-
-
-def _options(question: Question, axis: str, size: int, unequal: bool) -> Iterator[_Option]:
-    local, whole = question.shards[0].shape, question.golden.shape
-    yield _Option(Placement(axis, Mode.REPLICATED), 0)
-    for n in range(len(whole)):
-        if local[n] < whole[n]:
-            yield from (_merged if unequal else _splits)(question, axis, size, n)
-    if axis == MICROBATCH:
-        yield _Option(Placement(axis, Mode.RUNNING), 3)
-    if question.may_be_partial:
-        yield _Option(Placement(axis, Mode.PARTIAL), 6)
-        yield _Option(Placement(axis, Mode.PARTIAL, "avg"), 7)
-
-
-def _splits(question: Question, axis: str, size: int, n: int) -> Iterator[_Option]:
-    whole = question.golden.shape[n]
-    for mode, surprise in ((Mode.SHARD, 1), (Mode.ZIGZAG, 4), (Mode.CYCLIC, 5)):
-        yield _Option(Placement(axis, mode), surprise, n)
-    for num in (2, 3):
-        if whole % (num * size) == 0:
-            yield _Option(Placement(axis, Mode.INTERLEAVED), 2, n, tuple(map(Name, _MERGED[:num])))
-    if any(shard.shape[n] * size > whole for shard in question.shards):
-        yield _Option(Placement(axis), 8, n, (Name(f"d{n}", whole),))
-
-
-def _merged(question: Question, axis: str, size: int, n: int) -> Iterator[_Option]:
-    """Parts of unequal sizes merged in dim `n`, such as the q, k and v of grouped queries."""
-    if found := _merged_sizes(question.golden, question.load(0), n, size):
-        parts = tuple(map(Name, _MERGED, found))
-        yield _Option(Placement(axis, Mode.INTERLEAVED), 3, n, parts)
-
-
 def _merged_sizes(golden: Value, first: Value, n: int, size: int) -> Shape | None:
     """Sizes of the parts, read off where the slices of the first shard lie in golden.
 
@@ -261,7 +150,7 @@ def _merged_sizes(golden: Value, first: Value, n: int, size: int) -> Shape | Non
     starts = np.flatnonzero(np.diff(nearest, prepend=-2) != 1)
     lengths = np.diff([*starts, len(nearest)])
     sizes = np.diff([*nearest[starts], golden.shape[n]])
-    likely = nearest[0] == 0 and 1 < len(sizes) <= len(_MERGED)
+    likely = nearest[0] == 0 and 1 < len(sizes) <= len(MERGED)
     return tuple(map(int, sizes)) if likely and np.array_equal(lengths * size, sizes) else None
 
 
