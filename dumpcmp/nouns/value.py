@@ -97,18 +97,22 @@ def widen(bits: NDArray[np.generic], dtype: Dtype) -> NDArray[np.generic]:
 
     Types that numpy computes with are returned as they are, without a copy.
     """
+    match dtype.name:
+        case "bfloat16":
+            return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        case "float16":
+            return _single(bits)
+        case "float8_e4m3fn":
+            return _E4M3FN[bits.astype(np.intp)]
+        case "float8_e5m2":
+            return _single((bits.astype(np.uint16) << np.uint16(8)).view(np.float16))
+        case _:
+            return bits
+
+
+def _single(halves: NDArray[np.generic]) -> NDArray[np.float32]:
     with np.errstate(invalid="ignore"):  # a signalling NaN is as good as a quiet one
-        match dtype.name:
-            case "bfloat16":
-                return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-            case "float16":
-                return bits.astype(np.float32)
-            case "float8_e4m3fn":
-                return _E4M3FN[bits.astype(np.intp)]
-            case "float8_e5m2":
-                return (bits.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
-            case _:
-                return bits
+        return halves.astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

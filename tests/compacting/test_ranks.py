@@ -9,7 +9,7 @@ import pytest
 import dumpcmp
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Verdict
-from tests.taps.distributed.launching import launched
+from tests.taps.distributed.launching import forked
 
 Compared = Callable[[str, str], Outcome]
 
@@ -24,7 +24,7 @@ FAULTY = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ranks")
-    launched(2, "tests.compacting.programs.summarised", str(path), *RIGHT, *FAULTY)
+    forked(2, "tests.compacting.programs.summarised", str(path), *RIGHT, *FAULTY)
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,16 +40,23 @@ def likeliest(question: Question) -> Plan | None:
     best, most = None, 0
     if not _is_telling(question.golden):
         return None
+    enough = _too_far(question)
     for plan in hypotheses(question):
         if question.golden.numel < ACCIDENT * max(1, len(plan.tiles)):
             continue
-        found = _fits(question, plan)
+        found = _fits(question, plan, enough)
         num_fitting = sum(one.fits for one in found)
-        if not num_fitting and _owners(question, plan, found):
+        if not num_fitting and _owners(question, plan, found, enough):
             num_fitting = 1
         if num_fitting > most:
             best, most = plan, num_fitting
     return best
+
+
+def _too_far(question: Question) -> float:
+    """A squared error with which a shard fits no region, since no region is more than golden."""
+    norm = distance(question.golden, question.golden).norm
+    return 2 * norm * (REGION * question.limit) ** 2
 
 
 def _is_telling(golden: Value) -> bool:
@@ -105,12 +113,12 @@ def _listed(worst: Mapping[int, float]) -> str:
     return f"{ranks_named(worst)} (rel_l2 up to {max(worst.values()):.2g})"
 
 
-def _fits(question: Question, plan: Plan) -> list[Fit]:
+def _fits(question: Question, plan: Plan, enough: float = math.inf) -> list[Fit]:
     """How each rank's shard compares with golden; nothing for partial terms."""
     found: list[Fit] = []
     for number, tile in enumerate(() if plan.adds_up else plan.tiles):
         for position in tile.terms[0]:
-            error = question.distance(plan, position, number)
+            error = question.distance(plan, position, number, enough)
             fits = error <= REGION * question.limit
             found.append(Fit(plan.shards[position].rank, number, position, error, fits))
     return found
@@ -139,14 +147,17 @@ def _places(plan: Plan) -> list[str]:
     return [rank if n is None else f"microbatch {n} on {rank}" for rank, n in pairs]
 
 
-def _owners(question: Question, plan: Plan, found: Sequence[Fit]) -> dict[int, int]:
+def _owners(
+    question: Question, plan: Plan, found: Sequence[Fit], enough: float = math.inf
+) -> dict[int, int]:
     """For each wrong shard that is another one's: the positions of both."""
     owners: dict[int, int] = {}
     for one in (one for one in found if not one.fits):
         for other in (other for other in found if other.tile != one.tile):
             if plan.shards[other.position].shape != plan.shards[one.position].shape:
                 continue
-            if question.distance(plan, one.position, other.tile) <= REGION * question.limit:
+            error = question.distance(plan, one.position, other.tile, enough)
+            if error <= REGION * question.limit:
                 owners[one.position] = other.position
                 break
     return owners

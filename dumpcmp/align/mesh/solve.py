@@ -49,10 +49,11 @@ class Question:
         """Sizes of parts merged in dim `n`, if an axis of `size` splits each of them."""
         return _merged_sizes(self.golden, self.load(0), n, size)
 
-    def distance(self, plan: Plan, position: int, tile: int) -> float:
+    def distance(self, plan: Plan, position: int, tile: int, enough: float = math.inf) -> float:
         """The rel_l2 of the shard at `position` from the region of golden that a tile is.
 
-        Of large blocks a sample decides: the beginning of each.
+        Of large blocks a sample decides: the beginning of each. Infinite where the squared error
+        is more than `enough`.
         """
         total, mine = Distance(), self.load(position)
         for there, here in slices(plan.tiles[tile].region):
@@ -61,6 +62,8 @@ class Question:
                 rows = max(1, len(part) * _SAMPLED // part.size)
                 part, shard = part[:rows], shard[:rows]
             total += distance(Value(self.golden.dtype, part), Value(mine.dtype, shard))
+            if total.error > enough:
+                return math.inf
         return total.rel_l2
 
 

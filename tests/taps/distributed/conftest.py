@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.taps.distributed.launching import launched
+from tests.taps.distributed.launching import forked
 from tests.taps.distributed.programs.names import FAULTS, ON_EIGHT, ON_FOUR, ON_TWO
 
 CAMPAIGN = "tests.taps.distributed.programs.campaign"
@@ -14,7 +14,7 @@ CAMPAIGN = "tests.taps.distributed.programs.campaign"
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All runs on two ranks, right ones and faulty ones: ``NAME-2``."""
     path = tmp_path_factory.mktemp("two")
-    launched(2, CAMPAIGN, str(path), *ON_TWO, *FAULTS)
+    forked(2, CAMPAIGN, str(path), *ON_TWO, *FAULTS)
     return path
 
 
@@ -22,7 +22,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs on four ranks: ``NAME-4``."""
     path = tmp_path_factory.mktemp("four")
-    launched(4, CAMPAIGN, str(path), *ON_FOUR)
+    forked(4, CAMPAIGN, str(path), *ON_FOUR)
     return path
 
 
@@ -30,5 +30,5 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run on eight ranks: ``megatron-8``."""
     path = tmp_path_factory.mktemp("eight")
-    launched(8, CAMPAIGN, str(path), *ON_EIGHT)
+    forked(8, CAMPAIGN, str(path), *ON_EIGHT)
     return path
