@@ -1,6 +1,6 @@
 """Every layout by which shards can be a value of a given shape, likeliest first, without a value.
 
-Many values of a run have one form: what there is to try is thought out once for all of them.
+Many values of a run have one outline: what there is to try is thought out once for all of them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.layouts import MICROBATCH, Dim, Layout, Mesh, Mode, Name, Placement
 
 MERGED = ("a", "b", "c", "d", "e", "f", "g", "h")  # names for parts that nobody named
-_REMEMBERED = 256  # forms
+_REMEMBERED = 256  # outlines
 _SMALL = 16  # shards whose plans take little memory
 
 MergedSizes = Callable[[int, int], Shape | None]  # of the parts in a dim, over so many ranks
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Outline:
     """What is known of shards and of the whole without an element of them."""
 
     shards: tuple[Shard, ...]  # without digests
@@ -34,7 +34,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Conceivable:
     """A layout that gives a whole of the right shape on a mesh of `sizes`, and how."""
 
     layout: Layout
@@ -46,11 +46,11 @@ class Candidate:
 class _Listed:
     """Candidates, found as far as anybody has asked for them."""
 
-    source: Iterator[Candidate]
-    found: list[Candidate] = field(default_factory=list)
+    source: Iterator[Conceivable]
+    found: list[Conceivable] = field(default_factory=list)
     lock: Lock = field(default_factory=Lock)
 
-    def __iter__(self) -> Iterator[Candidate]:
+    def __iter__(self) -> Iterator[Conceivable]:
         for n in itertools.count():
             with self.lock:
                 if n == len(self.found):
@@ -60,19 +60,19 @@ class _Listed:
             yield self.found[n]
 
 
-def candidates(form: Form) -> Iterable[Candidate]:
+def candidates(outline: Outline) -> Iterable[Conceivable]:
     """Every layout that gives the whole's shape, but for parts of unequal sizes."""
-    return _remembered(form) if len(form.shards) <= _SMALL else _in_equal_parts(form)
+    return _remembered(outline) if len(outline.shards) <= _SMALL else _in_equal_parts(outline)
 
 
-def supposed(form: Form, layout: Layout) -> Iterator[Candidate]:
+def supposed(outline: Outline, layout: Layout) -> Iterator[Conceivable]:
     """`layout` itself, on every mesh on which it gives the whole's shape."""
-    for shards in _meshes(form.shards):
+    for shards in _meshes(outline.shards):
         if layout.axes <= axis_sizes(shards).keys():
-            yield from _planned(form, shards, [layout])
+            yield from _planned(outline, shards, [layout])
 
 
-def with_unequal_parts(form: Form, merged_sizes: MergedSizes) -> Iterator[Candidate]:
+def with_unequal_parts(outline: Outline, merged_sizes: MergedSizes) -> Iterator[Conceivable]:
     """Layouts with parts of unequal sizes merged in a dim, such as q, k and v of grouped heads."""
 
     def merged(axis: str, size: int, n: int) -> Iterator[_Option]:
@@ -80,23 +80,25 @@ def with_unequal_parts(form: Form, merged_sizes: MergedSizes) -> Iterator[Candid
             parts = tuple(map(Name, MERGED, found))
             yield _Option(Placement(axis, Mode.INTERLEAVED), 3, n, parts)
 
-    for shards in _meshes(form.shards):
-        chosen = (c for c in _choices(form, shards, merged) if any(len(o.names) > 1 for o in c))
-        yield from _planned(form, shards, _layouts(form, shards, chosen))
+    for shards in _meshes(outline.shards):
+        chosen = (c for c in _choices(outline, shards, merged) if any(len(o.names) > 1 for o in c))
+        yield from _planned(outline, shards, _layouts(outline, shards, chosen))
 
 
 @lru_cache(_REMEMBERED)
-def _remembered(form: Form) -> _Listed:
-    return _Listed(_in_equal_parts(form))
+def _remembered(outline: Outline) -> _Listed:
+    return _Listed(_in_equal_parts(outline))
 
 
-def _in_equal_parts(form: Form) -> Iterator[Candidate]:
-    for shards in _meshes(form.shards):
-        chosen = _choices(form, shards, partial(_splits, form))
-        yield from _planned(form, shards, _layouts(form, shards, chosen))
+def _in_equal_parts(outline: Outline) -> Iterator[Conceivable]:
+    for shards in _meshes(outline.shards):
+        chosen = _choices(outline, shards, partial(_splits, outline))
+        yield from _planned(outline, shards, _layouts(outline, shards, chosen))
 
 
-def _planned(form: Form, shards: Sequence[Shard], layouts: Iterable[Layout]) -> Iterator[Candidate]:
+def _planned(
+    outline: Outline, shards: Sequence[Shard], layouts: Iterable[Layout]
+) -> Iterator[Conceivable]:
     """Those of `layouts` by which `shards` are a whole of the right shape, each once."""
     sizes = tuple(axis_sizes(shards).values())
     known = [replace(s, layout=Layout(coordinates=s.layout.known().coordinates)) for s in shards]
@@ -104,18 +106,18 @@ def _planned(form: Form, shards: Sequence[Shard], layouts: Iterable[Layout]) -> 
     for layout in layouts:
         if layout not in seen:
             seen.add(layout)
-            if plan := _plan(form, known, layout):
-                yield Candidate(layout, sizes, plan)
+            if plan := _plan(outline, known, layout):
+                yield Conceivable(layout, sizes, plan)
 
 
-def _plan(form: Form, shards: Sequence[Shard], layout: Layout) -> Plan | None:
+def _plan(outline: Outline, shards: Sequence[Shard], layout: Layout) -> Plan | None:
     words = layout.dims, layout.over, layout.divided_by
     said = [Shard(s.rank, s.shape, Layout(*words, s.layout.coordinates)) for s in shards]
     try:
-        plan = plan_unshard(said, form.shape)
+        plan = plan_unshard(said, outline.shape)
     except LayoutError:
         return None  # the shards' shapes rule it out
-    return plan if plan.shape == form.shape and not plan.missing else None
+    return plan if plan.shape == outline.shape and not plan.missing else None
 
 
 def _meshes(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
@@ -145,10 +147,10 @@ class _Option:
     dim: int | None = None
     names: tuple[Name, ...] = ()
 
-    def sees_fewer(self, form: Form) -> bool:
+    def sees_fewer(self, outline: Outline) -> bool:
         """Whether a mean over this axis's samples may have made the values too large."""
         running = self.placement.mode is Mode.RUNNING
-        return running or (form.may_be_scaled and self.dim == 0)
+        return running or (outline.may_be_scaled and self.dim == 0)
 
     def applied(self, layout: Layout) -> Layout:
         if self.dim is None:
@@ -161,19 +163,21 @@ class _Option:
 _Splits = Callable[[str, int, int], Iterator[_Option]]  # of an axis, its size and a dim
 
 
-def _choices(form: Form, shards: Sequence[Shard], splits: _Splits) -> Iterable[tuple[_Option, ...]]:
+def _choices(
+    outline: Outline, shards: Sequence[Shard], splits: _Splits
+) -> Iterable[tuple[_Option, ...]]:
     """What the axes that nobody spoke about can do together, likeliest first."""
     sizes = axis_sizes(shards)
-    if any(len(shard.shape) != len(form.shape) for shard in shards):
+    if any(len(shard.shape) != len(outline.shape) for shard in shards):
         return []
-    options = [list(_options(form, a, sizes[a], splits)) for a in shards[0].layout.open_axes]
+    options = [list(_options(outline, a, sizes[a], splits)) for a in shards[0].layout.open_axes]
     return sorted(itertools.product(*options), key=lambda c: sum(o.surprise for o in c))
 
 
 def _layouts(
-    form: Form, shards: Sequence[Shard], choices: Iterable[tuple[_Option, ...]]
+    outline: Outline, shards: Sequence[Shard], choices: Iterable[tuple[_Option, ...]]
 ) -> Iterator[Layout]:
-    base, ndim = shards[0].layout, len(form.shape)
+    base, ndim = shards[0].layout, len(outline.shape)
     dims = base.expanded(ndim).dims or tuple(Dim((Name(f"d{n}"),)) for n in range(ndim))
     if len(dims) != ndim:
         return
@@ -184,29 +188,29 @@ def _layouts(
         if any(p.mode is Mode.INTERLEAVED for dim in layout.dims for p in dim.placements[1:]):
             continue  # merged parts are split before their dim is
         yield layout
-        if fewer := tuple(o.placement.axis for o in chosen if o.sees_fewer(form)):
+        if fewer := tuple(o.placement.axis for o in chosen if o.sees_fewer(outline)):
             yield replace(layout, divided_by=fewer)
 
 
-def _options(form: Form, axis: str, size: int, splits: _Splits) -> Iterator[_Option]:
-    local = form.shards[0].shape
+def _options(outline: Outline, axis: str, size: int, splits: _Splits) -> Iterator[_Option]:
+    local = outline.shards[0].shape
     yield _Option(Placement(axis, Mode.REPLICATED), 0)
-    for n in range(len(form.shape)):
-        if local[n] < form.shape[n]:
+    for n in range(len(outline.shape)):
+        if local[n] < outline.shape[n]:
             yield from splits(axis, size, n)
     if axis == MICROBATCH:
         yield _Option(Placement(axis, Mode.RUNNING), 3)
-    if form.may_be_partial:
+    if outline.may_be_partial:
         yield _Option(Placement(axis, Mode.PARTIAL), 6)
         yield _Option(Placement(axis, Mode.PARTIAL, "avg"), 7)
 
 
-def _splits(form: Form, axis: str, size: int, n: int) -> Iterator[_Option]:
-    whole = form.shape[n]
+def _splits(outline: Outline, axis: str, size: int, n: int) -> Iterator[_Option]:
+    whole = outline.shape[n]
     for mode, surprise in ((Mode.SHARD, 1), (Mode.ZIGZAG, 4), (Mode.CYCLIC, 5)):
         yield _Option(Placement(axis, mode), surprise, n)
     for num in (2, 3):
         if whole % (num * size) == 0:
             yield _Option(Placement(axis, Mode.INTERLEAVED), 2, n, tuple(map(Name, MERGED[:num])))
-    if any(shard.shape[n] * size > whole for shard in form.shards):
+    if any(shard.shape[n] * size > whole for shard in outline.shards):
         yield _Option(Placement(axis), 8, n, (Name(f"d{n}", whole),))

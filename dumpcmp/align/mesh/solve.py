@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dumpcmp.align.mesh.candidates import (
     MERGED,
-    Form,
+    Outline,
     candidates,
     supposed,
     with_unequal_parts,
@@ -40,10 +40,10 @@ class Question:
     may_be_scaled: bool = False  # yes for gradients of activations: a mean over fewer samples
 
     @property
-    def form(self) -> Form:
+    def outline(self) -> Outline:
         """What is known without looking at elements."""
         shards = tuple(replace(shard, digest="") for shard in self.shards)
-        return Form(shards, self.golden.shape, self.may_be_partial, self.may_be_scaled)
+        return Outline(shards, self.golden.shape, self.may_be_partial, self.may_be_scaled)
 
     def merged_sizes(self, n: int, size: int) -> Shape | None:
         """Sizes of parts merged in dim `n`, if an axis of `size` splits each of them."""
@@ -112,10 +112,12 @@ def solve(question: Question, first: Layout | None = None) -> Solved | Unsolved:
 
 def hypotheses(question: Question, first: Layout | None = None) -> Iterator[Plan]:
     """A plan for every layout that gives golden's shape, likeliest first, each once."""
-    form, shards = question.form, question.shards
-    likeliest = list(supposed(form, first)) if first is not None else []
+    outline, shards = question.outline, question.shards
+    likeliest = list(supposed(outline, first)) if first is not None else []
     known = {(one.layout, one.sizes) for one in likeliest}
-    others = itertools.chain(candidates(form), with_unequal_parts(form, question.merged_sizes))
+    others = itertools.chain(
+        candidates(outline), with_unequal_parts(outline, question.merged_sizes)
+    )
     for one in itertools.chain(
         likeliest, (other for other in others if (other.layout, other.sizes) not in known)
     ):
