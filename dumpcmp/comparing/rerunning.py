@@ -6,7 +6,7 @@ Plans are made from metadata, and carried out by workers as measuring is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -31,9 +31,6 @@ if TYPE_CHECKING:  # torch is imported where there is something to run
     from torch import Tensor
 
     from dumpcmp.replay.running import Rerun
-
-
-PRODUCTS = Op("/linear"), Op("/conv2d")  # whose backward passes stand for those of all products
 
 
 def replay_all(
@@ -61,18 +58,21 @@ def replay_all(
     found |= unknown
     total, done = sum(plan.nbytes for plan in plans), 0
     for plan, replays in zip(plans, run_each(rerun_task, plans, executor), strict=True):
-        found |= {flow.ours[key]: replay for key, replay in replays.items()}
+        ops = [call.op for call in plan.calls]
+        told = {flow.ours[key]: replay for key, replay in replays.items()}
+        found |= {pair: _declared(pair, one, ops, flow, allow) for pair, one in told.items()}
         done += plan.nbytes
         if tell and plan.nbytes:
             tell(done, total)
-    return {pair: _declared(pair, replay, flow, allow) for pair, replay in found.items()}
+    return found
 
 
-def _declared(pair: Pair, replay: Replay, flow: DataFlow, allow: frozenset[str]) -> Replay:
-    """`replay` with what the shortcuts round that this op may have taken, or its gradients."""
-    if not allow or pair.target is None or pair.golden is None:
+def _declared(
+    pair: Pair, replay: Replay, ops: Sequence[Op], flow: DataFlow, allow: frozenset[str]
+) -> Replay:
+    """`replay` with what the shortcuts round that the `ops` may have taken which were run again."""
+    if not allow or pair.target is None:
         return replay
-    ops = PRODUCTS if pair.golden.slot.is_gradient else (pair.golden.op,)
     dtype = flow.target.record(pair.target).dtype
     words = frozenset(word for op in ops for word in shortcuts_of(op, dtype)) & allow
     return replace(replay, shortcut=max((SHORTCUTS[word] for word in words), default=0.0))

@@ -16,6 +16,7 @@ from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import ALIKE, APART
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Pair
 
@@ -55,6 +56,11 @@ class Sloping:
     device: str = "cpu"
     is_touched: bool = False  # by another choice, so that nobody asks whether it cancels
     recorded: Mapping[Place, Loading] = field(default_factory=dict)  # outputs, read if need be
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """What is differentiated."""
+        return self.plan.calls
 
     @property
     def nbytes(self) -> int:

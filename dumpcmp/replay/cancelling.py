@@ -137,6 +137,19 @@ def norm_condition(function: ReplayFunction, arguments: CallArguments, output: T
     return max(1.0, own) * _beside(output, _as_channel(bias, function.name, output))
 
 
+def moments_noise(
+    function: ReplayFunction, arguments: CallArguments, output: Tensor, dtype: torch.dtype
+) -> float:
+    """What it makes that a GPU keeps mean and deviation of each group in the dtype of the run."""
+    named = dict(zip(_NORMS[function.name], arguments.args, strict=False)) | arguments.kwargs
+    groups = _groups(function.name, named["input"], named)
+    spread = torch.sqrt(groups.var(1, unbiased=False) + float(named.get("eps", 1e-5)))
+    shift = groups.mean(1) / spread
+    rounded = torch.finfo(dtype).eps / 2 * torch.sqrt(1 + shift.square())
+    left = torch.linalg.vector_norm(output) / math.sqrt(max(1, output.numel()))
+    return float(rounded.square().mean().sqrt() / left.clamp(min=1.0)) if groups.numel() else 0.0
+
+
 _LAYER = ("input", "normalized_shape", "weight", "bias", "eps")
 _GROUP = ("input", "num_groups", "weight", "bias", "eps")
 _BATCH = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")

@@ -15,6 +15,7 @@ from dumpcmp.replay.cancelling import (
     is_nearest,
     is_pointwise,
     is_single,
+    moments_noise,
     norm_condition,
     terms_of,
 )
@@ -69,6 +70,7 @@ def rated(
     arguments: CallArguments,
     wide: CallArguments,
     outputs: dict[str, Tensor],
+    device: str = "cpu",
 ) -> Rerun:
     """What was run, with the condition of each output, and the noise where there is no formula."""
     double = any(leaf.dtype in (torch.float64, torch.complex128) for leaf in arguments.tensors())
@@ -91,6 +93,9 @@ def rated(
     if function.kind is FunctionKind.NORMALISES:
         told = norm_condition(function, wide, outputs["output.0"])
         condition["output.0"] = max(told, condition.get("output.0", 1.0))
+        if device == "cuda" and "group_norm" in function.name:
+            own = moments_noise(function, wide, outputs["output.0"], arguments.tensors()[0].dtype)
+            noise["output.0"] = max(own, noise.get("output.0", 0.0))
     return Rerun(outputs, condition, noise, terms=terms, is_pointwise=is_pointwise(function))
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dumpcmp.replay.arguments import CallArguments
 
-_Rule = Callable[[Tensor, Tensor, int], Tensor]  # what was given back, the output, the dim
+# of what was given back, the output, the dim, and the dtype of the run
+_Rule = Callable[[Tensor, Tensor, int, torch.dtype], Tensor]
 
 
 def is_from_output(name: str) -> bool:
@@ -50,26 +51,29 @@ class _FromOutput(torch.autograd.Function):
         wide = torch.promote_types(ctx.dtype, torch.float32)
         (recorded,) = ctx.saved_tensors
         given, output = grads[0].to(wide), recorded.to(wide)
-        return ctx.rule(given, output, ctx.dim).to(ctx.dtype), None, None, None, None
+        found = ctx.rule(given, output, ctx.dim, ctx.dtype)
+        return found.to(ctx.dtype), None, None, None, None
 
 
-def _softmax(given: Tensor, output: Tensor, dim: int) -> Tensor:
-    return output * (given - (given * output).sum(dim, keepdim=True))
+def _softmax(given: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    # on a GPU the product is a tensor of its own, in the dtype of the run
+    weighted = (given * output).to(dtype).to(given.dtype)
+    return weighted - output * weighted.sum(dim, keepdim=True)
 
 
-def _log_softmax(given: Tensor, output: Tensor, dim: int) -> Tensor:
+def _log_softmax(given: Tensor, output: Tensor, dim: int, _: torch.dtype) -> Tensor:
     return given - output.exp() * given.sum(dim, keepdim=True)
 
 
-def _softmin(given: Tensor, output: Tensor, dim: int) -> Tensor:
-    return -_softmax(given, output, dim)
+def _softmin(given: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    return -_softmax(given, output, dim, dtype)
 
 
-def _sigmoid(given: Tensor, output: Tensor, _: int) -> Tensor:
+def _sigmoid(given: Tensor, output: Tensor, *_: object) -> Tensor:
     return given * output * (1 - output)
 
 
-def _tanh(given: Tensor, output: Tensor, _: int) -> Tensor:
+def _tanh(given: Tensor, output: Tensor, *_: object) -> Tensor:
     return given * (1 - output * output)
 
 

@@ -95,7 +95,7 @@ def _run_widely(
 ) -> Rerun:
     wide = widened(function, arguments, device)
     outputs = run(function, wide)
-    return rated(function, arguments, wide, outputs) if is_rated else Rerun(outputs)
+    return rated(function, arguments, wide, outputs, device) if is_rated else Rerun(outputs)
 
 
 def _run_dropout(arguments: CallArguments, share: float) -> Rerun:

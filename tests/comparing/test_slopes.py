@@ -119,6 +119,8 @@ class Wrong(torch.autograd.Function):
         grad = grads[0].clone(memory_format=torch.contiguous_format)
         if ctx.how == "scaled":
             return grad * 1.02, None
+        if ctx.how == "scaled a little":
+            return grad * (1 + 2**-11), None
         if ctx.how == "a wrong sign":
             grad[..., :2] *= -1
             return grad, None
@@ -306,3 +308,14 @@ def test_the_same_part_taken_twice_is_two_tensors(tmp_path: Path) -> None:
     ends = plan_gradient(tape, Key("Twice", 0, "<root>/mul", 0, "grad_output.0"), lambda _: True)
     given = [f"{key.op.function}#{key.call}" for key in ends.grads.values()]
     assert sorted(given) == ["getitem#0", "getitem#1"]  # nothing comes back through the third
+
+
+@pytest.mark.parametrize("allow", [(), ("tf32", "tf32-conv")])
+def test_a_shortcut_of_products_excuses_no_gradient_of_other_functions(
+    allow: tuple[str, ...], tmp_path: Path, golden: Callable[..., Path]
+) -> None:
+    wrong = dumped(
+        tmp_path / "d", Encoder, plant=lambda: WrongBackward("gelu", 0, 0, "scaled a little")
+    )
+    outcome = dumpcmp.compare(golden(Encoder), wrong, allow=allow)
+    assert outcome.headline.startswith("WRONG at <root>/gelu")
