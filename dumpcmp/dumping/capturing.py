@@ -151,8 +151,7 @@ def capturing(
     ):  # fmt: skip
         beside = after.enter_context(compactor_beside(out.path.parent, retention, here.rank))
         recorder = Recorder(within_budget(out, retention, beside), tap, here.rank)
-        if retention.buffer is not None:
-            out.lend_to(recorder.stagings.pages)
+        out.lend_to(recorder.stagings.pages)
         recorder.graph_budget = retention.graph_budget
         recorder.condense, recorder.lacking = retention.condenser(beside), lacking
         recorder.weights, recorder.weigh = weights_kept(tap, mode, retention), retention.weigher()

@@ -1,7 +1,7 @@
 """A device without a GPU: it writes to memory that it was lent, by address, late and on its own.
 
-Run as ``python -m tests.archive.device ARCHIVE`` it puts values, waits until they have arrived in
-the ring while the disk takes none of them, and is killed.
+Run as ``python -m tests.archive.device ARCHIVE LANES`` it puts values, waits until they have
+arrived in the ring while the disk takes none of them, and is killed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
+from dumpcmp.archive.write import staging
 from dumpcmp.archive.write.part import Octets, Part
 from dumpcmp.archive.write.writer import ArchiveWriter
 from tests.archive.values import key, record
@@ -92,7 +93,15 @@ def stuck(part: Part, content: Octets, address: int) -> None:
     os.pwrite(part.descriptor, content, address)
 
 
-def main(path: str) -> None:
+def in_lanes(patch: Callable[[object, str, object], None], num_lanes: int) -> None:
+    """Have large values go into so many parts in turn, however few processors there are."""
+    patch(staging, "num_pens", lambda: num_lanes)
+    patch(staging, "WIDE_NBYTES", 500_000)
+    patch(staging, "LANE_NBYTES", 1)
+
+
+def main(path: str, num_lanes: str) -> None:
+    in_lanes(setattr, int(num_lanes))
     Part.write = stuck  # type: ignore[method-assign,assignment]
     sink, device = ArchiveWriter(path), Device()
     sink.lend_to(device)
@@ -104,4 +113,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

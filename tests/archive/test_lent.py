@@ -14,22 +14,35 @@ import numpy as np
 import pytest
 
 from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.read.contents import PartFile
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.read.scan import journal_records
+from dumpcmp.archive.schema import CALL
 from dumpcmp.archive.write import ring as rings
 from dumpcmp.archive.write.part import Octets, Part
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import CaptureWarning
-from tests.archive.device import NUM_VALUES, Away, Device
+from tests.archive.device import NUM_VALUES, Away, Device, in_lanes
 from tests.archive.faulty import failing
 from tests.archive.values import Dense, key, loaded, parts, put, record
 
 SIZES = (0, 1, 3_000, 700_000, 5 << 20, 21 << 20)
 
 
-def test_values_of_all_sizes_come_through_with_links_between(tmp_path: Path) -> None:
+@pytest.fixture(params=[1, 3], ids=["one lane", "three lanes"])
+def num_lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """In how many parts of a step large values go in turn."""
+    in_lanes(monkeypatch.setattr, request.param)
+    found: int = request.param
+    return found
+
+
+def test_values_of_all_sizes_come_through_with_links_between(
+    tmp_path: Path, num_lanes: int
+) -> None:
     device = Device()
     values = [np.random.default_rng(n).bytes(SIZES[n % len(SIZES)]) for n in range(18)]
-    with ArchiveWriter(tmp_path / "d", part_nbytes=48 << 20) as sink:
+    with ArchiveWriter(tmp_path / "d", part_nbytes=24 << 20) as sink:
         sink.lend_to(device)
         for number, content in enumerate(values):
             bits = np.frombuffer(content, np.uint8)
@@ -37,7 +50,7 @@ def test_values_of_all_sizes_come_through_with_links_between(tmp_path: Path) -> 
             sink.put(record(name, bits, order=number), Away(device, bits))
             sink.put(replace(record(again, bits, order=number), same_as=name), None)
     archive = Archive(tmp_path / "d")
-    assert len(parts(tmp_path)) > 1 and audit(tmp_path / "d").sound
+    assert len(parts(tmp_path)) > num_lanes and audit(tmp_path / "d").sound
     for number, content in enumerate(values):
         for slot in ("output.0", "input.0"):
             assert loaded(archive, key(f"op{number}", slot)).tobytes() == content
@@ -63,8 +76,40 @@ def test_a_device_waits_for_no_disk_while_there_is_memory(
         for number in range(12):
             sink.put(record(key(f"op{number}"), bits), Away(device, bits))
         assert sink.progress.seconds_waited == 0
-        assert len(device.lent) > 2, "it grew, and all of it was lent"
+        assert len(device.lent) == 2, "it grew, and all of it was lent at once"
     assert len(Archive(tmp_path / "d")) == 12 and audit(tmp_path / "d").sound
+
+
+def test_a_ring_grows_for_a_device_and_for_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rings, "LENT_NBYTES", 64 << 20)
+    device, bits = Device(0), np.zeros(6 << 20, np.uint8)
+    with ArchiveWriter(tmp_path / "d", ring_nbytes=1 << 20) as sink:
+        sink.lend_to(device)
+        put(sink, key("before"), bits, 0)
+        assert sink.progress.buffer == 1 << 20 and len(device.lent) == 1
+        sink.put(record(key("after"), bits), Away(device, bits))
+        assert sink.progress.buffer == 64 << 20 and len(device.lent) > 1
+    assert len(Archive(tmp_path / "d")) == 2 and audit(tmp_path / "d").sound
+
+
+def test_calls_whose_values_lie_in_several_parts_are_told_once_in_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_lanes(monkeypatch.setattr, 2)
+    with ArchiveWriter(tmp_path / "d") as sink:
+        for number in range(5):
+            put(sink, key("op", f"output.{number}"), np.full(100_000, float(number)), number)
+            put(sink, key("op", f"input.{number}"), np.full(3, float(number)), number)
+    assert len(parts(tmp_path)) == 2 and audit(tmp_path / "d").sound
+    archive = Archive(tmp_path / "d")
+    assert len(archive) == 10
+    for name in archive:
+        assert (loaded(archive, name) == float(name.slot[-1])).all()
+    for part in parts(tmp_path):
+        with PartFile(part) as file:
+            assert [found.fields.kind for found in journal_records(file, [])].count(CALL) == 1
 
 
 def test_a_buffer_bounds_what_memory_holds(tmp_path: Path) -> None:
@@ -77,9 +122,13 @@ def test_a_buffer_bounds_what_memory_holds(tmp_path: Path) -> None:
     assert len(Archive(tmp_path / "d")) == 20
 
 
-def test_what_has_arrived_outlives_a_kill_though_the_disk_took_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_lanes", ["1", "3"])
+def test_what_has_arrived_outlives_a_kill_though_the_disk_took_none(
+    tmp_path: Path, num_lanes: str
+) -> None:
     path = tmp_path / "d"
-    ran = subprocess.run([sys.executable, "-m", "tests.archive.device", str(path)], timeout=60)
+    command = [sys.executable, "-m", "tests.archive.device", str(path), num_lanes]
+    ran = subprocess.run(command, timeout=60)
     assert ran.returncode == -9
     archive = Archive(path)
     for number in range(NUM_VALUES):
@@ -88,6 +137,7 @@ def test_what_has_arrived_outlives_a_kill_though_the_disk_took_none(tmp_path: Pa
     assert len(Archive(path)) == NUM_VALUES
 
 
+@pytest.mark.usefixtures("num_lanes")
 @pytest.mark.parametrize("at", [3, 6, 8, 11, 15, 20])
 def test_a_disk_that_fails_under_several_values_leaves_nothing_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int

@@ -160,6 +160,7 @@ class _Gathering:
         self.calls: list[Any] = []
         self.forms: list[Any] = []
         self.elsewhere: dict[int, tuple[Path, int]] = {}
+        self._unnamed: list[Found] = []  # whose call or form has not come up yet
         self._most = file.nbytes // ALIGNMENT + _MOST_IN_RING  # records that there can be
 
     def take(self, found: Found) -> None:
@@ -187,15 +188,28 @@ class _Gathering:
         number = fields.row
         if number < len(self.rows) and self.rows[number][0] != ABSENT:
             return
-        named = _has(self.calls, fields.call) and _has(self.forms, fields.form)
-        if rest is None or not named or number > self._most:
-            place = f"{found.file} at byte {found.start}"
-            self.problems.append(f"{place}: a record that is torn, or refers to nothing known")
+        if rest is None or number > self._most:
+            self._refuse(found)
+            return
+        if not (_has(self.calls, fields.call) and _has(self.forms, fields.form)):
+            self._unnamed.append(found)
             return
         self.rows += [schema.lost_row(self.number)] * (number + 1 - len(self.rows))
         self.rows[number] = (fields.call, fields.form, fields.order, *rest)
         if found.file != self.path and fields.nbytes:
             self.elsewhere[number] = found.file, found.data_start
+
+    def end(self) -> None:
+        """Take the rows whose call came after them: from the ring, while they were in the file."""
+        late, self._unnamed = self._unnamed, []
+        for found in late:
+            self.take(found)
+        for found in self._unnamed:
+            self._refuse(found)
+
+    def _refuse(self, found: Found) -> None:
+        place = f"{found.file} at byte {found.start}"
+        self.problems.append(f"{place}: a record that is torn, or refers to nothing known")
 
     def _value_row(self, found: Found) -> tuple[Any, ...] | None:
         size = int.from_bytes(found.prefix[PREFIX_HEADER + 8 : PREFIX_HEADER + 12], "little")
@@ -230,6 +244,7 @@ def gather(file: PartFile, records: Iterable[Found], problems: list[str]) -> Con
     for found in records:
         if found.fields.nonce == nonce:
             gathered.take(found)
+    gathered.end()
     return Contents(
         file.path,
         np.array(gathered.rows, schema.ROW_TYPE),

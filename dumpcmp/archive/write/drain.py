@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -28,10 +28,10 @@ GATHER_SECONDS = 0.01
 GATHER_NBYTES = 1 << 20
 SMALL_RUN = 1 << 20  # bytes that are finished at once, or a quarter of what the ring reaches
 LARGE_RUN = 16 << 20  # but never more than this
-LARGE_NBYTES = 4 << 20  # a value that is written while it is digested
-PIECE_NBYTES = 8 << 20  # of a large value, which one thread writes
+LARGE_NBYTES = 4 << 20  # a value that one thread digests and writes while others do others
+PIECE_NBYTES = 8 << 20  # that is written at once: a file lets one thread write at a time
 MOST_FLYING = 2 << 30  # bytes under way at once
-LATEST_SECONDS = 0.5  # a commit does not wait longer than this for large values under way
+LATEST_SECONDS = 0.5  # a commit of other parts does not wait longer for large values under way
 SMALLEST_SHARED = 1 << 17  # bytes worth another thread
 PATIENCE_SECONDS = 0.5  # a producer waits so long in all before the ring takes more memory
 _CALL, _VALUE = schema.CALL, schema.VALUE
@@ -72,7 +72,8 @@ class Drain:
         self._wake = threading.Event()
         self._flights: deque[Flight] = deque()
         self._flying = 0  # bytes of them
-        self._run: Flight | None = None  # records in one piece that are being written
+        self._runs: dict[Part, Flight] = {}  # records in one piece that are being written
+        self._busy: Counter[Part] = Counter()  # how many flights each part waits for
         # Rows of values that are under way, and the links to each, which get its digest too.
         self._undigested: dict[tuple[Part, int], list[tuple[Part, int]]] = {}
         self._stamps: deque[tuple[int, float]] = deque()  # when records came, every few ms
@@ -135,7 +136,7 @@ class Drain:
 
     def _work(self) -> None:
         try:
-            while not self._stopping or self.pending:
+            while not self._stopping or self.pending or self._flights:
                 self._rest()
                 with self.working:
                     self._write_pending()
@@ -152,7 +153,9 @@ class Drain:
 
     def _rest(self) -> None:
         """Sleep until there is something to write or to commit."""
-        if self.pending or any(part.dirty for part in self.open_parts):
+        if self._flights:
+            pass
+        elif self.pending or any(part.dirty for part in self.open_parts):
             self._wake.wait(GATHER_SECONDS)
         else:
             self.asleep = True
@@ -162,13 +165,16 @@ class Drain:
         self._wake.clear()
 
     def _commit(self) -> None:
-        self._settle()
+        """Commit all parts but those that wait for values under way, whose journal has the rest."""
         for part in self.open_parts:
-            part.commit_in_time()
+            if not self._busy[part]:
+                part.commit_in_time()
         self._committed_at = time.monotonic()
 
     def _seal(self, part: Part) -> None:
         self.open_parts.discard(part)
+        self._runs.pop(part, None)
+        self._busy.pop(part, None)
         part.seal()
 
     def _write_pending(self) -> None:
@@ -185,18 +191,15 @@ class Drain:
                 self.pending.popleft()
                 self._num_laid += bool(nbytes)
                 self._launch(Flight(0, 0, partial(self._unwrap, nbytes)))
-            elif kind == _VALUE and nbytes > LARGE_NBYTES:
-                self._write_large(self.pending.popleft())
             else:
                 self._write_run(part)
             self._land_some()
             late = time.monotonic() - self._committed_at
             if late >= (LATEST_SECONDS if self._flights else COMMIT_SECONDS):
                 break
-        self._settle()
 
-    def _launch(self, flight: Flight, *errands: Errand) -> None:
-        self._pens.begin(flight, *errands)
+    def _launch(self, flight: Flight, errand: Errand | None = None) -> None:
+        self._pens.begin(flight, *([errand] if errand else []))
         self._flights.append(flight)
         self._flying += flight.nbytes
 
@@ -204,11 +207,6 @@ class Drain:
         """Free what has been written; wait only while too much is under way."""
         flights = self._flights
         while flights and (not flights[0].num_left or self._flying > MOST_FLYING):
-            self._land()
-
-    def _settle(self) -> None:
-        """Wait for all that is under way."""
-        while self._flights:
             self._land()
 
     def _land(self) -> None:
@@ -234,7 +232,10 @@ class Drain:
             self.freed.notify_all()
 
     def _write_run(self, part: Part) -> None:
-        """Finish the records of `part` that lie one after another, then write them at once."""
+        """Finish the records of `part` that lie one after another, then write them at once.
+
+        A large value is the last of them, and leaves the rest to the thread that writes it.
+        """
         pending, finish_value = self.pending, self._finish_value
         start = stop = pending[0][2]
         began, count = part.end, 0
@@ -245,7 +246,11 @@ class Drain:
             total = entry[3]
             if entry[1] is not part or entry[2] != stop or entry[0] == SEAL:
                 break
-            if count and (stop + total - start > most or total > LARGE_NBYTES):
+            if entry[0] == _VALUE and total > LARGE_NBYTES:
+                pending.popleft()
+                self._write_large(entry, self._room[start:stop], began, count + 1)
+                return
+            if count and stop + total - start > most:
                 break
             pending.popleft()
             if entry[0] == _VALUE:
@@ -254,59 +259,75 @@ class Drain:
                 self._finish_text(*entry)
             stop += total
             count += 1
-        content = self.ring.room[start:stop]
+        self._write_small(part, self._room[start:stop], began, count)
+
+    def _write_small(self, part: Part, content: memoryview, began: int, count: int) -> None:
         self._num_laid += count
-        flight = Flight(stop - start, count, partial(self._count, part, self._num_laid))
-        self._end_run()
-        if stop - start >= SMALLEST_SHARED:
-            self._run = flight
+        nbytes = len(content)
+        flight = self._flight(part, nbytes, count, partial(self._count, part, self._num_laid))
+        self._end_run(part)
+        if nbytes >= SMALLEST_SHARED:
+            self._runs[part] = flight
             self._launch(flight, partial(part.write, content, began))
         else:
             part.write(content, began)
             self._launch(flight)
 
-    def _end_run(self) -> None:
-        """Wait for the run that is being written, before anything is written behind it.
+    def _flight(self, part: Part, nbytes: int, count: int, land: Errand) -> Flight:
+        """Records that `part` waits for until they land."""
+        self._busy[part] += 1
+
+        def landed() -> None:
+            self._busy[part] -= 1
+            land()
+
+        return Flight(nbytes, count, landed)
+
+    def _end_run(self, part: Part) -> None:
+        """Wait for the run of `part` that is being written, before any is written behind it.
 
         While it is the last of its file, a kill leaves a file too short for what is missing.
         """
-        if self._run is not None:
-            self._pens.end(self._run)
-            self._run = None
+        if flight := self._runs.pop(part, None):
+            self._pens.end(flight)
 
     def _count(self, part: Part, sequence: int) -> None:
         part.sequence = sequence
 
-    def _write_large(self, entry: Laid) -> None:
-        """Write a large value while it is digested; its prefix, which makes it valid, is last."""
+    def _write_large(self, entry: Laid, before: memoryview, began: int, count: int) -> None:
+        """Have a large value digested and written, with the run `before` it, by a thread."""
         _, part, place, total, call, form, number, order, wait, given = entry
         if wait is not None:
             self._receive(wait, place)
-        self.open_parts.add(part)
         address, start = part.end, form.prefix_nbytes
         part.end = address + total
         row = part.num_rows
         part.add_value(call, form, number, order, address, address + start, b"")
         self._undigested[part, row] = [(part, row)]
-        content = self._room[place + start : place + total]
+        self._num_laid += count
+        self._end_run(part)
         found = [given]
-        errands: list[Errand] = [] if given else [partial(_digest, content[: form.nbytes], found)]
-        for at in range(0, len(content), PIECE_NBYTES):
-            piece = content[at : at + PIECE_NBYTES]
-            errands.append(partial(part.write, piece, address + start + at))
-        self._num_laid += 1
-        self._end_run()
-        land = partial(self._complete, part, row, place, address, form, found, self._num_laid)
-        self._launch(Flight(total, 1, land), *errands)
+        land = partial(self._complete, part, row, found, self._num_laid)
+        write = partial(self._put_large, part, before, began, place, total, address, form, found)
+        self._launch(self._flight(part, len(before) + total, count, land), write)
 
-    def _complete(
-        self, part: Part, row: int, place: int, address: int, form: Template, found: list[str],
-        sequence: int,
+    def _put_large(
+        self, part: Part, before: memoryview, began: int, place: int, total: int, address: int,
+        form: Template, found: list[str],
     ) -> None:  # fmt: skip
-        """Give a large value, which is in the file and digested, the prefix that makes it valid."""
+        """Write a large value; its prefix, which makes it valid, is last."""
+        part.write(before, began)
+        start = form.prefix_nbytes
+        content = self._room[place + start : place + total]
+        found[0] = found[0] or xxh3_128_hexdigest(content[: form.nbytes])
+        for at in range(0, len(content), PIECE_NBYTES):
+            part.write(content[at : at + PIECE_NBYTES], address + start + at)
+        self._fill_in(place, address, form, found[0].encode())
+        part.write(self._room[place : place + start], address)
+
+    def _complete(self, part: Part, row: int, found: list[str], sequence: int) -> None:
+        """Tell all who link to a large value, which is in the file, its digest."""
         digest = found[0].encode()
-        self._fill_in(place, address, form, digest)
-        part.write(self._room[place : place + form.prefix_nbytes], address)
         for holder, at in self._undigested.pop((part, row)):
             holder.set_digest(at, digest)
         part.sequence = sequence
@@ -370,7 +391,3 @@ class Drain:
             self.error = error
             self.pending.clear()
             self.freed.notify_all()
-
-
-def _digest(content: memoryview, found: list[str]) -> None:
-    found[0] = xxh3_128_hexdigest(content)

@@ -7,18 +7,18 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-MOST_PENS = 8
+MOST_PENS = 12  # on a machine of 16 processors that writes 15 GB a second into memory
 
 Errand = Callable[[], None]
 
 
 def num_pens() -> int:
-    """As many threads as half of the processors that this process may use."""
+    """As many threads as three quarters of the processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         usable = len(os.sched_getaffinity(0))
     else:
         usable = os.cpu_count() or 1
-    return max(1, min(MOST_PENS, usable // 2))
+    return max(1, min(MOST_PENS, usable * 3 // 4))
 
 
 class Flight:

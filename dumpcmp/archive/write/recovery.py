@@ -8,7 +8,7 @@ from typing import Any
 
 from dumpcmp.archive.paths import dataset_path, parts_in
 from dumpcmp.archive.read.contents import Contents, PartFile, read_index
-from dumpcmp.archive.read.scan import Found, gather, journal_records, part_facts
+from dumpcmp.archive.read.scan import Found, gather, journal_records, part_facts, scan
 from dumpcmp.archive.schema import ABSENT, DENSE, NO_ROW, PREFIX_HEADER, call_json, lost_row
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import LOST_PATH, Owner, Part
@@ -43,8 +43,8 @@ def rescue(path: Path) -> None:
     others: dict[int, Contents] = {}
     for number, other in parts_in(path.parent).items():
         with suppress(ArchiveError), PartFile(other) as file:
-            if other != path and (contents := read_index(file)) is not None:
-                others[number] = contents
+            if other != path:
+                others[number] = read_index(file) or scan(file, [])
     with suppress(OSError, ArchiveError):  # its journal still has everything
         recover(path, [], others)
 

@@ -23,6 +23,8 @@ WARM_NBYTES = 2 << 20  # pages that are used again and again are in the cache, a
 
 LARGE_REACH = 16 << 20  # for larger records, lest threads wait for each other after each one
 LENT_REACH = 256 << 20  # that is lent at once, since each piece takes the device a while
+LENT_NBYTES = 2 << 30  # that a device may fill unasked, enough for all threads that write
+LENT_SHARE = 16  # but not more than one part in so many of the memory that is free
 PIECE = 2 << 20  # of which what is lent is a multiple
 SHARE = 4  # of the memory that is free, one part in so many is taken unasked
 
@@ -88,16 +90,19 @@ class Ring:
     says where the oldest record is, for whoever finds the ring after its process was killed.
     """
 
-    def __init__(self, capacity: int, path: Path | None = None, claim: bytes = b"") -> None:
+    def __init__(
+        self, capacity: int, path: Path | None = None, claim: bytes = b"", unlent: int | None = None
+    ) -> None:
         self.capacity = max(capacity & -HEADER_NBYTES, SMALLEST)
         self.path = path
+        self._unlent = unlent  # bytes that are enough while no device writes; None: asked for all
         self._descriptor = -1
         self._memory = self._map()
         self.room = memoryview(self._memory)[HEADER_NBYTES:]
         self.head = self.tail = self.used = 0
         self.wrapped = False
         self.reach = min(WARM_NBYTES, self.capacity)
-        self.most = self.capacity  # less, once the system has no more memory to give
+        self._limit = self.capacity  # less, once the system has no more memory to give
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + HEADER_NBYTES
         self._borrower: Borrower | None = None
         self._memory[paths.RING_OWNER_AT : paths.RING_OWNER_AT + len(claim)] = claim
@@ -156,6 +161,18 @@ class Ring:
         borrower.lend(self._address, self.reach)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether it lies in shared memory, which a device can write to."""
+        return self.path is not None and self.path.parent == SHARED_MEMORY
+
+    @property
+    def most(self) -> int:
+        """Bytes that it may reach for now."""
+        if self._unlent is None or self.is_lent:
+            return self._limit
+        return min(self._unlent, self._limit)
+
+    @property
     def is_lent(self) -> bool:
         """Whether somebody outside writes here."""
         return self._borrower is not None and self._borrower.is_writing
@@ -168,13 +185,15 @@ class Ring:
     def _reach_to(self, wanted: int) -> None:
         """Reach as far as `wanted`, or as there is memory: all that is used is reserved before."""
         wanted = min(-(-wanted // PIECE) * PIECE, self.most)
+        if self._unlent is None and self.is_lent:
+            wanted = self.most  # at once, so that no step waits for it later
         if wanted <= self.reach:
             return
         if self._descriptor >= 0:
             try:
                 self._reserve(self._descriptor, self.reach, wanted)
             except OSError:  # full: it stays as large as it is, and whoever needs more waits
-                self.most = self.reach
+                self._limit = self.reach
                 return
         if self._borrower is not None:
             self._borrower.lend(self._address + self.reach, wanted - self.reach)
@@ -234,9 +253,12 @@ def make_ring(wanted: int, memory: Memory, directory: Path, buffer: int | None =
     """A ring that outlives a kill: in shared memory, else in `directory`; else a private one.
 
     With a `buffer` it may grow to so many bytes in shared memory, or to half of what is free.
+    Without, it may grow beyond `wanted` once a device fills it.
     """
-    choices = []
-    most = wanted if buffer is None else min(buffer, free_memory() // 2)
+    choices, unlent = [], wanted if buffer is None else None
+    free = free_memory()
+    most = max(wanted, min(LENT_NBYTES, free // LENT_SHARE))
+    most = most if buffer is None else min(buffer, free // 2)
     if memory == "shared" and (nbytes := affordable(most, asked=buffer is not None)):
         name = f"{paths.RING_PREFIX}{os.getpid()}-{secrets.token_hex(6)}"
         choices.append((nbytes, SHARED_MEMORY / name))
@@ -244,7 +266,7 @@ def make_ring(wanted: int, memory: Memory, directory: Path, buffer: int | None =
         choices.append((min(wanted, FILE_NBYTES), directory / paths.RING_FILE))
     for nbytes, path in choices:
         try:
-            return Ring(nbytes, path, paths.ring_claim(directory))
+            return Ring(nbytes, path, paths.ring_claim(directory), unlent)
         except OSError:
             path.unlink(missing_ok=True)
     return Ring(min(wanted, PRIVATE_NBYTES))

@@ -13,9 +13,12 @@ from dumpcmp.archive.schema import ALIGNMENT, MAGIC, MAX_LINKS, call_json, form_
 from dumpcmp.archive.write.drain import GATHER_NBYTES, SEAL, Drain
 from dumpcmp.archive.write.objects import Template, trouble_with
 from dumpcmp.archive.write.part import Owner, Part
+from dumpcmp.archive.write.pens import num_pens
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Kept, Record, Source
 
+WIDE_NBYTES = 16 << 20  # a value after which another part goes on, so that threads write at once
+LANE_NBYTES = 1 << 30  # parts must be allowed to grow so large for that, lest there be too many
 MOST_OPEN = 8  # steps; an older one is sealed, and a late value of it begins a new part
 MOST_FORMS = 65_536
 _ZEROS = bytes(ALIGNMENT)
@@ -55,17 +58,28 @@ class CallPlan:
     call: Call
     plan: PartPlan | None = None
     number: int = 0
+    earlier: dict[PartPlan, int] = field(default_factory=dict)  # its numbers in other parts
     slots: dict[str, Holding] = field(default_factory=dict)
+
+    def move_to(self, plan: PartPlan, number: int) -> None:
+        """Have what comes next in `plan`, where the call has this number."""
+        if self.plan is not None:
+            self.earlier[self.plan] = self.number
+        self.plan, self.number = plan, number
 
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """A step that is being written."""
+    """A step that is being written; of several parts, `plan` is the one that comes next."""
 
     model: str
     number: int
     plan: PartPlan
+    lanes: list[PartPlan] = field(default_factory=list)
     calls: dict[tuple[str, int], CallPlan] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lanes.append(self.plan)
 
     def holding_of(self, key: Key) -> Holding | None:
         """Where the value `key` of this step lies, if it has been received."""
@@ -76,10 +90,15 @@ class StepPlan:
 
 
 class Steps:
-    """The open steps, the latest last; `drain` seals each part that is finished."""
+    """The open steps, the latest last; `drain` seals each part that is finished.
+
+    A file lets one thread write at a time. So large values of a step go into several parts in
+    turn, as many as there are threads.
+    """
 
     def __init__(self, directory: RankDirectory, part_nbytes: int, drain: Drain) -> None:
         self._directory, self._part_nbytes, self._drain = directory, part_nbytes, drain
+        self._num_lanes = num_pens() if part_nbytes >= LANE_NBYTES else 1
         self._open: dict[tuple[str, int], StepPlan] = {}
 
     def get(self, model: str, number: int) -> StepPlan:
@@ -94,13 +113,22 @@ class Steps:
     def turn(self, step: StepPlan) -> PartPlan:
         """A new part for `step`, whose last is full."""
         self._seal(step.plan.part)
-        step.plan = self._new_plan(step.model, step.number)
+        lane = step.lanes.index(step.plan)
+        step.plan = step.lanes[lane] = self._new_plan(step.model, step.number)
         return step.plan
 
+    def change_lane(self, step: StepPlan) -> None:
+        """Let what comes next of `step` go into the next part of those that are open."""
+        lane = (step.lanes.index(step.plan) + 1) % self._num_lanes
+        if lane == len(step.lanes):
+            step.lanes.append(self._new_plan(step.model, step.number))
+        step.plan = step.lanes[lane]
+
     def end(self, model: str, number: int) -> None:
-        """Seal the step's part; a value that comes late begins a new one."""
+        """Seal the step's parts; a value that comes late begins a new one."""
         if step := self._open.pop((model, number), None):
-            self._seal(step.plan.part)
+            for lane in step.lanes:
+                self._seal(lane.part)
 
     def _seal(self, part: Part) -> None:
         """Let `part` be sealed once all that was laid down for it is written."""
@@ -164,6 +192,8 @@ class Staging:
                 return
             record = _unstorable(record, f"same as {record.same_as}, which is not in the archive")
         self._take_value(record, source, plan, call)
+        if source is not None and source.nbytes >= WIDE_NBYTES:
+            self._steps.change_lane(step)
 
     def end_step(self, model: str, number: int) -> None:
         self._step = None
@@ -176,7 +206,10 @@ class Staging:
         if call is None:
             bare = Call(key.model, key.step, key.op, key.call, record.order)
             call = step.calls[key.op, key.call] = CallPlan(bare)
-        self._declare(call, plan)
+        if plan in call.earlier:
+            call.move_to(plan, call.earlier.pop(plan))
+        else:
+            self._declare(call, plan)
         return call
 
     def _take_value(
@@ -285,7 +318,7 @@ class Staging:
 
     def _declare(self, planned: CallPlan, plan: PartPlan) -> None:
         """Give the call a number in the part, and write it down there."""
-        planned.plan, planned.number = plan, plan.count_call()
+        planned.move_to(plan, plan.count_call())
         text = call_json(planned.call)
         if len(text) > schema.MAX_TEXT:
             omitted = json.dumps({"omitted": f"{len(planned.call.arguments)} characters"})

@@ -136,9 +136,13 @@ class ArchiveWriter:
         return self._directory.path
 
     def lend_to(self, borrower: Borrower) -> None:
-        """Let `borrower`, who writes for a device, know of the memory that values are put into."""
+        """Let `borrower`, who writes for a device, know of the memory that values are put into.
+
+        Other memory than shared memory is not lent: a device cannot write to files.
+        """
         with self._lock:
-            self._ring.lend_to(borrower)
+            if self._ring.is_shared:
+                self._ring.lend_to(borrower)
 
     @property
     def active(self) -> bool:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14 and later
+_TOUCHED = 64 << 20  # bytes that one thread has the system make ready at once
+_MOST_THREADS = 16
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
 _SUCCESS = 0
 
@@ -73,9 +78,24 @@ class Pages:
         with self._lock:
             while self._lent:
                 start, end = self._lent.pop(0)
+                _make_ready(start, end)
                 runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
                 code = int(runtime.cudaHostRegister(start, end - start, _PORTABLE))
                 if code != _SUCCESS:
                     self.problem = f"cudaHostRegister gave error {code}"
                     return
                 self._known.append((start, end))
+
+
+def _make_ready(start: int, end: int) -> None:
+    """Have many threads touch the pages, which the device would have one thread do, page by page.
+
+    Where the system cannot, or has not the memory, registering them does what is left, or fails.
+    """
+    ranges = range(start, end, _TOUCHED)
+    if len(ranges) > 1 and hasattr(os, "sched_getaffinity"):
+        threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        with ThreadPoolExecutor(threads, "dumpcmp pages") as crew:
+            list(crew.map(lambda at: madvise(at, min(_TOUCHED, end - at), _POPULATE_WRITE), ranges))
