@@ -101,7 +101,7 @@ class Ring:
         self.room = memoryview(self._memory)[HEADER_NBYTES:]
         self.head = self.tail = self.used = 0
         self.wrapped = False
-        self.reach = min(WARM_NBYTES, self.capacity)
+        self.reach = min(WARM_NBYTES, self.capacity, unlent or self.capacity)
         self._limit = self.capacity  # less, once the system has no more memory to give
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + HEADER_NBYTES
         self._borrower: Borrower | None = None
