@@ -48,7 +48,8 @@ class Weigher:
                 words = torch.tensor(halves, dtype=torch.float64)
             else:
                 words = _split(device_checksum(plain, portion))
-            numbers = torch.cat([made.numbers[: HEAD - DIGEST_WORDS], words, made.numbers[HEAD:]])
+            row = made.numbers
+            numbers = torch.cat([row[: HEAD - DIGEST_WORDS], words, row[HEAD:]])
             return Packed(_with(made.stored, "digest", "checksum"), numbers, made.digest)
 
 
