@@ -1,4 +1,4 @@
-"""Values read block by block, sums over a block that keep float64's precision, and ULPs."""
+"""Values read block by block, and the distance of two floats in ULPs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.nouns.row import Extent
 from dumpcmp.nouns.value import Dtype, Kind, Value, widen
 
 BLOCK = 1 << 17  # elements worked on together: few enough for the cache, many for few calls
@@ -51,12 +50,17 @@ class Lines:
 
     def spans(self) -> Iterator[tuple[slice, int]]:
         """Spans of whole rows that cover all elements, the rest as one short row at the end."""
-        step = max(1, BLOCK // self.row) * self.row
-        whole = self.golden.numel - self.golden.numel % self.row
-        for start in range(0, whole, step):
-            yield slice(start, min(start + step, whole)), self.row
-        if whole < self.golden.numel:
-            yield slice(whole, self.golden.numel), self.golden.numel - whole
+        return spans(self.golden.numel, self.row)
+
+
+def spans(size: int, row: int, block: int = BLOCK) -> Iterator[tuple[slice, int]]:
+    """Spans of at most `block` elements, in whole rows, the rest as one short row at the end."""
+    step = max(1, block // row) * row
+    whole = size - size % row
+    for start in range(0, whole, step):
+        yield slice(start, min(start + step, whole)), row
+    if whole < size:
+        yield slice(whole, size), size - whole
 
 
 def _like(value: Value, other: Value) -> Value:
@@ -90,26 +94,6 @@ def is_safe(magnitude: float) -> bool:
     return not magnitude or _SAFE[0] < magnitude < _SAFE[1]
 
 
-_ONES = {width: np.ones(BLOCK, width) for width in (FLOAT32, FLOAT64)}
-
-
-def sum_of(numbers: Numbers) -> float:
-    """The sum of a block."""
-    return float(np.dot(numbers, _ONES[numbers.dtype][: numbers.size]))
-
-
-def row_dots(a: Numbers, b: Numbers, row: int) -> NDArray[np.float64]:
-    """The inner product of each row of `a` with that of `b`."""
-    products: Numbers = np.matmul(a.reshape(-1, 1, row), b.reshape(-1, row, 1))
-    return products.reshape(-1).astype(np.float64)
-
-
-def row_sums(numbers: Numbers, row: int) -> NDArray[np.float64]:
-    """The sum of each row."""
-    sums: NDArray[np.float64] = numbers.reshape(-1, row).sum(axis=1, dtype=np.float64)
-    return sums
-
-
 def nonfinite_counts(numbers: Numbers) -> tuple[int, int, int]:
     """How many of `numbers` are NaN, positive and negative infinities."""
     ufuncs = (np.isnan, np.isposinf, np.isneginf)
@@ -135,85 +119,6 @@ def scratch_of(width: Width) -> Scratch:
         found = Scratch(width)
         setattr(_scratches, width.char, found)
     return found
-
-
-@dataclass(slots=True)
-class Survey:
-    """What a look at one side tells: extremes, sums, and the elements that are not finite."""
-
-    unit: float = 1.0  # numbers are divided by it before they are squared
-    min: float = math.inf
-    max: float = -math.inf
-    num_finite: int = 0
-    num_nan: int = 0
-    num_inf: int = 0
-    sum: float = 0.0  # in `unit`
-    squares: float = 0.0  # in `unit` squared
-
-    def add(self, numbers: Numbers) -> None:
-        """Take in the `numbers` of one block."""
-        low, high = float(numbers.min()), float(numbers.max())
-        if not (math.isfinite(low) and math.isfinite(high)):
-            num_nan, *num_inf = nonfinite_counts(numbers)
-            self.num_nan, self.num_inf = self.num_nan + num_nan, self.num_inf + sum(num_inf)
-            numbers = numbers[np.isfinite(numbers)]
-            if not numbers.size:
-                return
-            low, high = float(numbers.min()), float(numbers.max())
-        self.min, self.max = min(self.min, low), max(self.max, high)
-        self.num_finite += numbers.size
-        if self.unit != 1.0:
-            numbers = numbers.astype(np.float64) / self.unit
-        elif not is_safe(max(-low, high)):
-            numbers = numbers.astype(np.float64)
-        self.sum += sum_of(numbers)
-        self.squares += float(np.dot(numbers, numbers))
-
-    @property
-    def num_odd(self) -> int:
-        """Elements that are not finite."""
-        return self.num_nan + self.num_inf
-
-    @property
-    def magnitude(self) -> float:
-        """The largest absolute value."""
-        return max(-self.min, self.max) if self.num_finite else 0.0
-
-    @property
-    def credible(self) -> bool:
-        """Whether the squares neither overflowed nor vanished."""
-        return math.isfinite(self.squares) and (self.squares > 0 or self.magnitude == 0)
-
-    @property
-    def rms(self) -> float:
-        return self.unit * math.sqrt(self.squares / self.num_finite) if self.num_finite else 0.0
-
-    @property
-    def mean(self) -> float:
-        return self.unit * self.sum / self.num_finite if self.num_finite else 0.0
-
-    def extent(self) -> Extent:
-        """The survey as the report shows it."""
-        if not self.num_finite:
-            return Extent(num_nan=self.num_nan, num_inf=self.num_inf)
-        norm = self.unit * math.sqrt(self.squares)
-        return Extent(self.min, self.max, self.mean, norm, self.num_nan, self.num_inf)
-
-
-def surveyed(line: Value, width: Width, unit: float = 1.0) -> Survey:
-    """Look at all numbers of a line; where squares leave the range of float64, again in a unit."""
-    survey = Survey(unit)
-    with np.errstate(over="ignore"):
-        for start in range(0, line.numel, BLOCK):
-            survey.add(read(line, slice(start, start + BLOCK), width))
-    if survey.credible or unit != 1.0:
-        return survey
-    return surveyed(line, width, unit_for(survey.magnitude))
-
-
-def unit_for(magnitude: float) -> float:
-    """A power of two near `magnitude`, so that dividing by it rounds nothing."""
-    return 2.0 ** min(1000, math.frexp(magnitude)[1])
 
 
 def ulps_between(golden: NDArray[np.generic], target: NDArray[np.generic]) -> float:

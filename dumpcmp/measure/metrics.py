@@ -1,45 +1,29 @@
 """Measures how far a target value lies from golden: blocks, float64 sums, and no opinion.
 
 Golden is surveyed first, because its rms and mean are the units of the relative errors and of
-the PCC; then one pass over blocks of both sides that stay in the cache gives everything else.
+the PCC; then one pass over blocks of both sides gives everything else, by the compiled core or by
+numpy, to the same bits.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dumpcmp.measure.blocks import (
-    FLOAT64,
-    Lines,
-    Numbers,
-    Scratch,
-    Survey,
-    is_safe,
-    read,
-    row_dots,
-    row_sums,
-    scratch_of,
-    spacings_between,
-    sum_of,
-    surveyed,
-    ulps_between,
-    unit_for,
-)
+from dumpcmp.measure import core
+from dumpcmp.measure.addends import NEAR, Units
+from dumpcmp.measure.blocks import Lines, is_safe
+from dumpcmp.measure.survey import Survey, surveyed, unit_for
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import USUAL, Closeness, Metrics
-from dumpcmp.nouns.value import Kind, Value
+from dumpcmp.nouns.value import Value
 
 _DOMINATES = 0.95  # golden's mean is taken off before squaring where it is this much of the rms
 _TINY = 1e-15  # errors below it are squared in float64
-_NEAR = 0.25  # squared relative error up to which 1 - cosine is taken from the differences
 _FEW_ROWS = 16  # rows below which their gains have no standard error to speak of
-
-Mask = NDArray[np.bool_]
-Places = NDArray[np.intp] | slice
 
 
 def measure(golden: Value, target: Value, closeness: Closeness = USUAL) -> Metrics:
@@ -57,21 +41,26 @@ def measure(golden: Value, target: Value, closeness: Closeness = USUAL) -> Metri
     if not golden.numel:
         return Metrics(count=0, equal=golden.dtype == target.dtype)
     lines = Lines.of(golden, target)
-    survey = surveyed(lines.golden, lines.width)
-    if golden.same_bits(target):
+    survey = surveyed(lines.golden, lines.width, lines.row)
+    if golden.dtype == target.dtype and _are_same(lines):
         return Metrics.of_equals(golden.numel, survey.num_finite // lines.parts, survey.extent())
     return summed(lines, survey, closeness).metrics(golden.shape)
 
 
+def _are_same(lines: Lines) -> bool:
+    if core.IS_BUILT:
+        return core.same_bytes(lines.golden.bits, lines.target.bits)
+    return lines.golden.same_bits(lines.target)
+
+
 def summed(lines: Lines, survey: Survey, closeness: Closeness) -> Sums:
     """Sum over all blocks; where float64 cannot hold the squares, again in a larger unit."""
-    with np.errstate(all="ignore"):
-        sums = Sums(lines, survey, closeness).added()
-        if not sums.sound:
-            sums = Sums(lines, survey, closeness, careful=True).added()
-        if not (sums.credible and survey.unit == 1.0):
-            unit = unit_for(max(survey.magnitude, sums.target.magnitude))
-            sums = Sums(lines, survey, closeness, unit, careful=True).added()
+    sums = Sums(lines, survey, closeness).added()
+    if not sums.sound:
+        sums = Sums(lines, survey, closeness, careful=True).added()
+    if not (sums.credible and survey.unit == 1.0):
+        unit = unit_for(max(survey.magnitude, sums.target.magnitude))
+        sums = Sums(lines, survey, closeness, unit, careful=True).added()
     return sums
 
 
@@ -122,8 +111,12 @@ class Sums:
 
     @property
     def sound(self) -> bool:
-        """Whether the target needed no more care than was taken."""
-        return self.careful or (not self.target.num_odd and is_safe(self.target.magnitude))
+        """Whether the pair needed no more care than was taken."""
+        return self.careful or (
+            not self.target.num_odd
+            and is_safe(self.target.magnitude)
+            and not 0 < self.max_d < _TINY
+        )
 
     @property
     def credible(self) -> bool:
@@ -131,139 +124,52 @@ class Sums:
         return self.target.credible and math.isfinite(self.dd) and math.isfinite(self.aa)
 
     def added(self) -> Sums:
-        """These sums with every block taken in, or with those up to the first that needs care."""
-        scratch = scratch_of(self.lines.width)
-        for span, row in self.lines.spans():
-            self._add(span, row, scratch)
-            if not self.sound:
-                return self
+        """These sums with every block taken in, or with no more than shows that they need care."""
+        records = self._records()
+        self.target = Survey.of(self.unit, [record[:7] for record in records])
+        if not self.sound:
+            return self
+        for record in records:
+            self._add(*record[7:])
         if not self.careful:
             self.a, self.bb = self.survey.sum, self.target.squares
             self.d = self.target.sum - self.survey.sum
         return self
 
-    def _add(self, span: slice, row: int, scratch: Scratch) -> None:
-        a = read(self.lines.golden, span, self.lines.width)
-        b = read(self.lines.target, span, self.lines.width)
-        self.target.add(b)
-        if self.careful:
-            self._add_carefully(span, a.astype(np.float64), b.astype(np.float64), row)
-        elif self.sound:
-            d = np.subtract(b, a, out=scratch.difference[: a.size])
-            suspects = self._add_errors(span.start, a, d, scratch)
-            self._add_products(a, b, d, row, 0.0)
-            self.num_finite += a.size
-            self._add_ulps(span, a, d, suspects)
+    def _records(self) -> Sequence[Sequence[float]]:
+        """What each block of the pair adds: a `Glance` of the target, and what `_add` takes."""
+        lines, closeness, rms = self.lines, self.closeness, self.survey.rms
+        if core.IS_BUILT:
+            numbers = self.unit, self.shift, rms, closeness.rtol, closeness.atol
+            return core.summed(lines, self.careful, *numbers)
+        units = Units(lines, closeness, rms, self.careful, self.shift, self.unit)
+        with np.errstate(all="ignore"):
+            return [units.record(span, row) for span, row in lines.spans()]
 
-    def _add_carefully(self, span: slice, a: Numbers, b: Numbers, row: int) -> None:
-        """In float64, with the elements that are not finite set aside."""
-        odd = self._places_not_finite(a, b)
-        a[odd], b[odd] = 0, 0
-        d = self._difference(span, a, b)
-        self._add_errors(span.start, a, d, scratch_of(FLOAT64))
-        self._add_ulps(span, a, d, np.flatnonzero(~odd))
-        if self.unit != 1.0:
-            a, b = a / self.unit, b / self.unit
-            d = b - a
-        shift = self.shift / self.unit
-        if shift:
-            a, b = np.where(odd, 0, a - shift), np.where(odd, 0, b - shift)
-        self._add_products(a, b, d, row, shift)
-        self.num_finite += a.size - int(np.count_nonzero(odd))
-
-    def _places_not_finite(self, a: Numbers, b: Numbers) -> Mask:
-        """Where either side is NaN or infinite, after counting where only one of them is."""
-        odd = ~(np.isfinite(a) & np.isfinite(b))
-        a, b = a[odd], b[odd]
-        apart = int(np.count_nonzero(~((a == b) | (np.isnan(a) & np.isnan(b)))))
-        self.mismatched += apart
+    def _add(
+        self, num_finite: float, aa: float, bb: float, ab: float, dd: float, da: float,
+        a: float, d: float, abs_d: float, max_d: float, worst: float, rel: float,
+        max_rel: float, plain: float, max_plain: float, max_row: float, num_rows: float,
+        gain: float, gain_squared: float, max_ulp: float, mismatched: float, apart: float,
+    ) -> None:  # fmt: skip
+        """Add what one block adds."""
+        self.num_finite += int(num_finite)
+        self.aa, self.bb, self.ab = self.aa + aa, self.bb + bb, self.ab + ab
+        self.dd, self.da = self.dd + dd, self.da + da
+        self.a, self.d = self.a + a, self.d + d
+        self.abs_d += abs_d
+        if max_d > self.max_d:
+            self.max_d, self.worst = max_d, int(worst)
+        self.rel, self.max_rel = self.rel + rel, max(self.max_rel, max_rel)
+        self.rel_plain += plain
+        self.max_rel_plain = max(self.max_rel_plain, max_plain)
+        self.max_row, self.num_rows = max(self.max_row, max_row), self.num_rows + int(num_rows)
+        self.row_gain += gain
+        self.row_gain_squared += gain_squared
+        if not self.max_ulp >= max_ulp:
+            self.max_ulp = max_ulp if max_ulp == max_ulp else self.max_ulp
+        self.mismatched += int(mismatched + apart)
         self.nonfinite_agree &= not apart
-        return odd
-
-    def _difference(self, span: slice, a: Numbers, b: Numbers) -> Numbers:
-        if not self.lines.whole_numbers:
-            return b - a
-        left, right = self.lines.golden.bits[span], self.lines.target.bits[span]
-        wide = np.uint64 if left.dtype == np.uint64 else np.int64
-        low, high = np.minimum(left, right, dtype=wide), np.maximum(left, right, dtype=wide)
-        apart = high.view(np.uint64) - low.view(np.uint64)  # exact, also beyond 2**53
-        signed: Numbers = np.where(low == right, -1.0, 1.0) * apart.astype(np.float64)
-        return signed
-
-    def _add_errors(self, start: int, a: Numbers, d: Numbers, scratch: Scratch) -> Places:
-        """Take in the absolute and relative errors; gives the places that may be most ULPs off."""
-        n, kind = a.size, a.dtype.type
-        error = np.abs(d, out=scratch.error[:n])
-        most = float(error.max())
-        if most > self.max_d:
-            self.max_d, self.worst = most, start + int(error.argmax())
-        if not most:
-            return slice(0, 1)
-        self.abs_d += sum_of(error)
-        size, spare = np.abs(a, out=scratch.magnitude[:n]), scratch.spare[:n]
-        plain = float(np.fmax.reduce(np.divide(error, size, out=spare)))
-        suspects = self._suspects(spare, plain)
-        self.max_rel_plain = max(self.max_rel_plain, plain)
-        mean = sum_of(spare)
-        self.rel_plain += mean if math.isfinite(mean) else sum_of(spare[size > 0])
-        if self.lines.whole_numbers:
-            self.mismatched += int(np.count_nonzero(error))
-        elif most > self.closeness.atol:
-            np.multiply(size, kind(self.closeness.rtol), out=spare)
-            np.add(spare, kind(self.closeness.atol), out=spare)
-            far = np.greater(error, spare, out=scratch.far[:n])
-            self.mismatched += int(np.count_nonzero(far))
-        if self.survey.rms:
-            np.add(size, kind(self.survey.rms), out=size)
-            relative = np.divide(error, size, out=spare)
-            self.max_rel = max(self.max_rel, float(relative.max()))
-            self.rel += sum_of(relative)
-        return suspects
-
-    def _suspects(self, relative: Numbers, most: float) -> Places:
-        """Where the distance in ULPs may be largest, given the plain relative errors.
-
-        Up to a relative error of a quarter it grows with it, within a factor of two; what lies
-        beyond is all suspect, and so is everything beside golden zeros or subnormals.
-        """
-        golden = self.lines.golden
-        if golden.dtype.name != "float32" or golden.dtype != self.lines.target.dtype:
-            return slice(None)
-        if most < min(0.49 * self.max_rel_plain, 0.25):
-            return slice(0, 1)  # an earlier block has one that is farther off
-        return np.flatnonzero(relative >= min(0.49 * most, 0.25)) if most < 2e7 else slice(None)
-
-    def _add_products(self, a: Numbers, b: Numbers, d: Numbers, row: int, shift: float) -> None:
-        if 0 < self.max_d < _TINY:
-            d = d.astype(np.float64, copy=False)
-        errors, norms, along = row_dots(d, d, row), row_dots(a, a, row), row_dots(a, d, row)
-        dd, aa, da = float(errors.sum()), float(norms.sum()), float(along.sum())
-        self.dd, self.aa, self.da = self.dd + dd, self.aa + aa, self.da + da
-        self.ab += aa + da if dd < _NEAR * aa else float(np.dot(a, b))
-        self.num_rows += norms.size
-        if self.careful:
-            self.a, self.d = self.a + sum_of(a), self.d + sum_of(d)
-            self.bb += float(np.dot(b, b))
-        if dd and self.survey.rms:
-            if shift:
-                norms = np.maximum(norms + shift * (2 * row_sums(a, row) + row * shift), 0)
-                along = along + shift * row_sums(d, row)
-            gains = along / np.where(norms > 0, norms, 1)
-            self.row_gain += float(gains.sum())
-            self.row_gain_squared += float(gains @ gains)
-            level = np.sqrt(norms) + self.survey.rms / self.unit * math.sqrt(row)
-            self.max_row = max(self.max_row, float((np.sqrt(errors) / level).max()))
-
-    def _add_ulps(self, span: slice, a: Numbers, d: Numbers, where: Places) -> None:
-        golden, target = self.lines.golden, self.lines.target
-        if Kind.FLOAT not in (golden.dtype.kind, target.dtype.kind):
-            return  # nothing rounds
-        if golden.dtype == target.dtype:
-            apart = ulps_between(golden.bits[span][where], target.bits[span][where])
-        else:
-            coarser = max(golden.dtype, target.dtype, key=lambda dtype: dtype.eps)
-            apart = spacings_between(a[where], np.abs(d[where]), coarser)
-        self.max_ulp = float(np.fmax(self.max_ulp, apart))
 
     def metrics(self, shape: tuple[int, ...]) -> Metrics:
         """What the sums say of two sides of `shape`."""
@@ -341,7 +247,7 @@ def _direction(aa: float, bb: float, ab: float, da: float, dd: float) -> tuple[f
     if aa <= 0 or bb <= 0:
         return (math.nan, math.nan) if dd else (1.0, 0.0)  # two zeros are the same direction
     cosine = ab / math.sqrt(aa) / math.sqrt(bb)
-    if dd > _NEAR * aa:
+    if dd > NEAR * aa:
         cosine = min(1.0, max(-1.0, cosine))
         return cosine, 1 - cosine
     distance = max(0.0, dd / bb - da / aa * (da / bb)) / (1 + cosine)

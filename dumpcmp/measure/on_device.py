@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dumpcmp.measure.blocks import Lines, Survey
+from dumpcmp.measure.blocks import Lines, spans
 from dumpcmp.measure.metrics import Sums, measure
+from dumpcmp.measure.survey import Survey
 from dumpcmp.nouns.row import USUAL, Closeness, Metrics
 from dumpcmp.nouns.value import Dtype, Kind, Value, to_torch
 
@@ -24,7 +24,7 @@ def measure_on(device: str, golden: Value, target: Value, closeness: Closeness =
         return measure(golden, target, closeness)
     lines = Lines.of(golden, target)
     survey = Survey()
-    for span, _ in _spans(lines):
+    for span, _ in spans(lines.golden.numel, lines.row, _AT_ONCE):
         _look(survey, _wide(lines.golden, span, device))
     if golden.same_bits(target):
         return Metrics.of_equals(golden.numel, survey.num_finite, survey.extent())
@@ -32,16 +32,6 @@ def measure_on(device: str, golden: Value, target: Value, closeness: Closeness =
     if not (survey.credible and sums.credible):
         return measure(golden, target, closeness)
     return sums.metrics(golden.shape)
-
-
-def _spans(lines: Lines) -> Iterator[tuple[slice, int]]:
-    """Spans of whole rows, the rest as one short row at the end."""
-    step = max(1, _AT_ONCE // lines.row) * lines.row
-    whole = lines.golden.numel - lines.golden.numel % lines.row
-    for start in range(0, whole, step):
-        yield slice(start, min(start + step, whole)), lines.row
-    if whole < lines.golden.numel:
-        yield slice(whole, lines.golden.numel), lines.golden.numel - whole
 
 
 def _there(line: Value, span: slice, device: str) -> Tensor:
@@ -75,7 +65,7 @@ class DeviceSums(Sums):
 
     def added(self) -> DeviceSums:
         """These sums with every block taken in."""
-        for span, row in _spans(self.lines):
+        for span, row in spans(self.lines.golden.numel, self.lines.row, _AT_ONCE):
             self._take(span, row)
         return self
 

@@ -1,0 +1,867 @@
+/* Measures pairs of values in one pass over memory: what metrics.py does with numpy.
+
+   lanes.py says in which order numbers are added up, metrics.py what is computed; both come to
+   the same bits as this file. That is why nothing here may be compiled with -ffast-math, or with
+   products and sums contracted. Blocks are independent of each other, so that threads can share
+   them; the callers add them up in order. */
+
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "archives hold little-endian numbers; numpy reads them here"
+#endif
+#if !defined(__GNUC__)
+#error "vectors are written as GCC and Clang have them; numpy does it here"
+#endif
+
+#define LANES 8        /* sums that are taken side by side */
+#define PIECE 256      /* numbers that are added up in their own width, before float64 */
+#define BLOCK (1 << 17)
+#define SAFE_LOW 1e-8  /* magnitudes whose squares float32 can sum */
+#define SAFE_HIGH 1e15
+#define NEAR 0.25
+
+typedef struct {
+    double rms, rtol, atol;
+} Terms;
+
+typedef struct {
+    double sum[LANES], plain[LANES], rel[LANES];
+    double most, most_plain, most_rel; /* of the last piece */
+    int64_t far;
+    int finite, zeros;
+} Errors;
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#define ATTRIBUTES
+#define VECTOR 16
+#define REAL float
+#define BITS int32_t
+#define NAME(word) word##_f
+#define LARGER(x, y) vmaxnmq_f32(x, y)
+#define SMALLER(x, y) vminnmq_f32(x, y)
+#include "_pairs_lanes.h"
+#undef REAL
+#undef BITS
+#undef NAME
+#undef LARGER
+#undef SMALLER
+#define REAL double
+#define BITS int64_t
+#define NAME(word) word##_d
+#define LARGER(x, y) vmaxnmq_f64(x, y)
+#define SMALLER(x, y) vminnmq_f64(x, y)
+#include "_pairs_lanes.h"
+#elif defined(__x86_64__)
+#include <immintrin.h>
+#define ATTRIBUTES
+#define VECTOR 16
+#define REAL float
+#define BITS int32_t
+#define NAME(word) word##_f
+#define LARGER(x, y) _mm_max_ps(x, y)
+#define SMALLER(x, y) _mm_min_ps(x, y)
+#include "_pairs_lanes.h"
+#undef REAL
+#undef BITS
+#undef NAME
+#undef LARGER
+#undef SMALLER
+#define REAL double
+#define BITS int64_t
+#define NAME(word) word##_d
+#define LARGER(x, y) _mm_max_pd(x, y)
+#define SMALLER(x, y) _mm_min_pd(x, y)
+#include "_pairs_lanes.h"
+#undef ATTRIBUTES
+#undef VECTOR
+#undef REAL
+#undef BITS
+#undef NAME
+#undef LARGER
+#undef SMALLER
+#define ATTRIBUTES __attribute__((target("avx2")))
+#define VECTOR 32
+#define REAL float
+#define BITS int32_t
+#define NAME(word) word##_wide_f
+#define LARGER(x, y) _mm256_max_ps(x, y)
+#define SMALLER(x, y) _mm256_min_ps(x, y)
+#include "_pairs_lanes.h"
+#undef REAL
+#undef BITS
+#undef NAME
+#undef LARGER
+#undef SMALLER
+#define REAL double
+#define BITS int64_t
+#define NAME(word) word##_wide_d
+#define LARGER(x, y) _mm256_max_pd(x, y)
+#define SMALLER(x, y) _mm256_min_pd(x, y)
+#include "_pairs_lanes.h"
+#else
+#define ATTRIBUTES
+#define VECTOR 16
+#define REAL float
+#define BITS int32_t
+#define NAME(word) word##_f
+#define LARGER(x, y) pick_f((m_f)((x) > (y)), x, y)
+#define SMALLER(x, y) pick_f((m_f)((x) < (y)), x, y)
+#include "_pairs_lanes.h"
+#undef REAL
+#undef BITS
+#undef NAME
+#undef LARGER
+#undef SMALLER
+#define REAL double
+#define BITS int64_t
+#define NAME(word) word##_d
+#define LARGER(x, y) pick_d((m_d)((x) > (y)), x, y)
+#define SMALLER(x, y) pick_d((m_d)((x) < (y)), x, y)
+#include "_pairs_lanes.h"
+#endif
+
+/* The loops that this processor is given; those of float and of double. */
+#define LOOPS(REAL)                                                                             \
+    void (*squares)(const REAL *, int, double *, double *);                                     \
+    void (*survey)(const REAL *, int, double *, double *, double *, double *);                  \
+    void (*products)(const REAL *, const REAL *, int, double *, double *, double *);            \
+    void (*inner)(const REAL *, const REAL *, int, double *);                                   \
+    void (*errors)(const REAL *, const REAL *, int, const Terms *, Errors *);                   \
+    void (*differences)(const REAL *, const REAL *, int, REAL *, double *, double *, double *);
+typedef struct { LOOPS(float) } Floats;
+typedef struct { LOOPS(double) } Doubles;
+static Floats floats = {squares_f, survey_f, products_f, inner_f, errors_f, differences_f};
+static Doubles doubles = {squares_d, survey_d, products_d, inner_d, errors_d, differences_d};
+
+static void choose_loops(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2")) {
+        floats = (Floats){squares_wide_f,  survey_wide_f, products_wide_f,
+                          inner_wide_f,    errors_wide_f, differences_wide_f};
+        doubles = (Doubles){squares_wide_d, survey_wide_d, products_wide_d,
+                            inner_wide_d,   errors_wide_d, differences_wide_d};
+    }
+#endif
+}
+
+/* ---- numbers from memory ---------------------------------------------------------------- */
+
+enum { F64, F32, F16, BF16, E4M3FN, E5M2, I8, I16, I32, I64, U8, U16, U32, U64, BOOL, NUM_CODES };
+static const int WIDTHS[NUM_CODES] = {8, 4, 2, 2, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1};
+static float octets[2][256]; /* what each float8 stands for: e4m3fn, e5m2 */
+
+static inline float float_of(uint32_t bits)
+{
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+static inline float from_half(uint16_t bits)
+{
+    uint32_t magnitude = (uint32_t)(bits & 0x7FFF) << 13;
+    uint32_t odd = magnitude >= 0x0F800000u ? 0x7F800000u : 0; /* an infinity, a NaN */
+    float number = float_of(magnitude) * 0x1p112f;
+    uint32_t found;
+    memcpy(&found, &number, sizeof found);
+    return float_of(found | odd | (uint32_t)(bits & 0x8000) << 16);
+}
+
+static void fill_octets(void)
+{
+    for (int code = 0; code < 256; code++) {
+        octets[1][code] = from_half((uint16_t)(code << 8));
+        float number = from_half((uint16_t)((code & 128) << 8 | (code & 127) << 7)) * 256;
+        octets[0][code] = (code & 127) == 127 ? NAN : number;
+    }
+}
+
+typedef uint16_t Half __attribute__((aligned(1), may_alias)); /* at whatever address */
+
+/* `count` numbers from the place `start` on, as float; short ones only. */
+static const float *load_floats(const char *line, int code, Py_ssize_t start, int count,
+                                float *room)
+{
+    const char *from = line + start * WIDTHS[code];
+    const Half *halves = (const Half *)(const void *)from;
+    if (code == F32) {
+        if ((uintptr_t)from % sizeof(float) == 0)
+            return (const float *)(const void *)from;
+        memcpy(room, from, sizeof(float) * (size_t)count);
+    } else if (code == BF16) {
+        for (int i = 0; i < count; i++)
+            room[i] = float_of((uint32_t)halves[i] << 16);
+    } else if (code == F16) {
+        for (int i = 0; i < count; i++)
+            room[i] = from_half(halves[i]);
+    } else {
+        const float *table = octets[code == E5M2];
+        for (int i = 0; i < count; i++)
+            room[i] = table[(uint8_t)from[i]];
+    }
+    return room;
+}
+
+#define WIDENED(CODE, STORED)                                                                   \
+    case CODE: {                                                                                \
+        STORED numbers[PIECE];                                                                  \
+        memcpy(numbers, from, sizeof(STORED) * (size_t)count);                                  \
+        for (int i = 0; i < count; i++)                                                         \
+            room[i] = (double)numbers[i];                                                       \
+        break;                                                                                  \
+    }
+
+static void load_doubles(const char *line, int code, Py_ssize_t start, int count, double *room)
+{
+    const char *from = line + start * WIDTHS[code];
+    float narrow[PIECE];
+    switch (code) {
+        WIDENED(F64, double)
+        WIDENED(I8, int8_t)
+        WIDENED(I16, int16_t)
+        WIDENED(I32, int32_t)
+        WIDENED(I64, int64_t)
+        WIDENED(U8, uint8_t)
+        WIDENED(U16, uint16_t)
+        WIDENED(U32, uint32_t)
+        WIDENED(U64, uint64_t)
+    case BOOL:
+        for (int i = 0; i < count; i++)
+            room[i] = from[i] != 0;
+        break;
+    default: {
+        const float *numbers = load_floats(line, code, start, count, narrow);
+        for (int i = 0; i < count; i++)
+            room[i] = (double)numbers[i];
+    }
+    }
+}
+
+#define COUNTED(CODE, STORED)                                                                   \
+    case CODE: {                                                                                \
+        STORED numbers[PIECE];                                                                  \
+        memcpy(numbers, from, sizeof(STORED) * (size_t)count);                                  \
+        for (int i = 0; i < count; i++)                                                         \
+            room[i] = (int64_t)numbers[i];                                                      \
+        break;                                                                                  \
+    }
+
+/* Integers, also those beyond 2 ** 53; of uint64 the bits. */
+static void load_integers(const char *line, int code, Py_ssize_t start, int count, int64_t *room)
+{
+    const char *from = line + start * WIDTHS[code];
+    switch (code) {
+        COUNTED(I8, int8_t)
+        COUNTED(I16, int16_t)
+        COUNTED(I32, int32_t)
+        COUNTED(I64, int64_t)
+        COUNTED(U8, uint8_t)
+        COUNTED(U16, uint16_t)
+        COUNTED(U32, uint32_t)
+        COUNTED(U64, uint64_t)
+    default:
+        for (int i = 0; i < count; i++)
+            room[i] = from[i] != 0;
+    }
+}
+
+static inline int padded(int count) { return (count + LANES - 1) / LANES * LANES; }
+
+/* The sum of the lanes: of halves, of halves of these, and so on. */
+static double folded(double *lanes)
+{
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++)
+            lanes[l] += lanes[l + half];
+    return lanes[0];
+}
+
+/* ---- one side --------------------------------------------------------------------------- */
+
+typedef struct {
+    double low, high, num_finite, num_nan, num_inf, sum, squares;
+} Side;
+
+typedef struct {
+    const char *line;
+    int code;
+} Line;
+
+typedef struct {
+    Py_ssize_t start, stop, row; /* `row` numbers a row; `stop` ends one */
+} Span;
+
+static int is_safe(double magnitude)
+{
+    return magnitude == 0 || (SAFE_LOW < magnitude && magnitude < SAFE_HIGH);
+}
+
+static int survey_plainly(Line side, Span span, int wide, Side *found)
+{
+    float narrow[PIECE];
+    double numbers[PIECE];
+    *found = (Side){INFINITY, -INFINITY, (double)(span.stop - span.start), 0, 0, 0, 0};
+    for (Py_ssize_t row = span.start; row < span.stop; row += span.row) {
+        double sums[LANES] = {0}, squares[LANES] = {0};
+        for (Py_ssize_t at = 0; at < span.row; at += PIECE) {
+            int count = (int)(span.row - at < PIECE ? span.row - at : PIECE);
+            int whole = count / LANES * LANES;
+            if (wide) {
+                load_doubles(side.line, side.code, row + at, count, numbers);
+                for (int i = count; i < padded(count); i++)
+                    numbers[i] = 0;
+                if (whole == count)
+                    doubles.survey(numbers, count, sums, squares, &found->low, &found->high);
+                else
+                    doubles.squares(numbers, padded(count), sums, squares);
+                for (int i = 0; i < count && whole != count; i++) {
+                    found->low = numbers[i] < found->low ? numbers[i] : found->low;
+                    found->high = numbers[i] > found->high ? numbers[i] : found->high;
+                }
+                continue;
+            }
+            const float *x = load_floats(side.line, side.code, row + at, count, narrow);
+            if (whole != count) {
+                memmove(narrow, x, sizeof(float) * (size_t)count);
+                for (int i = count; i < padded(count); i++)
+                    narrow[i] = 0;
+                floats.squares(narrow, padded(count), sums, squares);
+                for (int i = 0; i < count; i++) {
+                    found->low = narrow[i] < found->low ? narrow[i] : found->low;
+                    found->high = narrow[i] > found->high ? narrow[i] : found->high;
+                }
+            } else
+                floats.survey(x, count, sums, squares, &found->low, &found->high);
+        }
+        found->sum += folded(sums);
+        found->squares += folded(squares);
+    }
+    return isfinite(found->sum) && is_safe(fmax(-found->low, found->high));
+}
+
+/* In float64, with what is not finite set aside, in `unit`. */
+static void survey_carefully(Line side, Span span, double unit, Side *found)
+{
+    double numbers[PIECE];
+    *found = (Side){INFINITY, -INFINITY, 0, 0, 0, 0, 0};
+    for (Py_ssize_t row = span.start; row < span.stop; row += span.row) {
+        double sums[LANES] = {0}, squares[LANES] = {0};
+        for (Py_ssize_t at = 0; at < span.row; at += PIECE) {
+            int count = (int)(span.row - at < PIECE ? span.row - at : PIECE);
+            load_doubles(side.line, side.code, row + at, count, numbers);
+            for (int i = 0; i < count; i++) {
+                double number = numbers[i];
+                if (isfinite(number)) {
+                    found->low = number < found->low ? number : found->low;
+                    found->high = number > found->high ? number : found->high;
+                    found->num_finite++;
+                    numbers[i] = number / unit;
+                } else {
+                    found->num_nan += isnan(number);
+                    found->num_inf += !isnan(number);
+                    numbers[i] = 0;
+                }
+            }
+            for (int i = count; i < padded(count); i++)
+                numbers[i] = 0;
+            doubles.squares(numbers, padded(count), sums, squares);
+        }
+        found->sum += folded(sums);
+        found->squares += folded(squares);
+    }
+}
+
+static void survey_block(Line side, Span span, int wide, double unit, Side *found)
+{
+    if (unit != 1.0 || !survey_plainly(side, span, wide, found))
+        survey_carefully(side, span, unit, found);
+}
+
+static int is_plain(const Side *side)
+{
+    double magnitude = fmax(-side->low, side->high);
+    return side->num_nan + side->num_inf == 0 && is_safe(magnitude);
+}
+
+/* ---- both sides ------------------------------------------------------------------------- */
+
+typedef struct {
+    Line golden, target;
+    Terms terms;
+    int wide, careful, whole; /* float64; what is not finite set aside; integers */
+    double unit, shift, rms;
+    int ulps;        /* 0: nothing rounds, 1: both are of one dtype, 2: they are not */
+    int eps, least;     /* of the coarser dtype: log2 of its eps, its least exponent */
+    double ulps_of_all; /* 2 ** digits, with the bit before the point */
+} Task;
+
+typedef struct {
+    Side target;
+    double num_finite, aa, bb, ab, dd, da, a, d, abs_d, max_d, worst, rel, max_rel, plain,
+        max_plain, max_row, num_rows, gain, gain_squared, max_ulp, mismatched, apart;
+} Sums;
+
+typedef struct {
+    double aa[LANES], dd[LANES], da[LANES], a[LANES], d[LANES], b[LANES], bb[LANES],
+        unused[LANES];
+} Row;
+
+#define DEFINE_STEPS(NAME, SIGNED, UNSIGNED)                                                    \
+    static double steps_##NAME(const char *golden, const char *target, int count)               \
+    {                                                                                           \
+        const int sign = 8 * (int)sizeof(SIGNED) - 1;                                           \
+        const SIGNED top = (SIGNED)(((UNSIGNED)1 << sign) - 1);                                 \
+        SIGNED a[PIECE], b[PIECE];                                                              \
+        UNSIGNED most = 0;                                                                      \
+        memcpy(a, golden, sizeof(SIGNED) * (size_t)count);                                      \
+        memcpy(b, target, sizeof(SIGNED) * (size_t)count);                                      \
+        for (int i = 0; i < count; i++) {                                                       \
+            SIGNED x = (SIGNED)(a[i] & top), y = (SIGNED)(b[i] & top);                          \
+            x = a[i] < 0 ? (SIGNED)-x : x;                                                      \
+            y = b[i] < 0 ? (SIGNED)-y : y;                                                      \
+            UNSIGNED apart = (UNSIGNED)(x > y ? (UNSIGNED)x - (UNSIGNED)y                       \
+                                              : (UNSIGNED)y - (UNSIGNED)x);                     \
+            most = apart > most ? apart : most;                                                 \
+        }                                                                                       \
+        return (double)most;                                                                    \
+    }
+
+DEFINE_STEPS(8, int8_t, uint8_t)
+DEFINE_STEPS(16, int16_t, uint16_t)
+DEFINE_STEPS(32, int32_t, uint32_t)
+
+static double steps_of(const char *golden, const char *target, int width, int count)
+{
+    if (width == 1)
+        return steps_8(golden, target, count);
+    if (width == 2)
+        return steps_16(golden, target, count);
+    if (width == 4)
+        return steps_32(golden, target, count);
+    uint64_t near = 0;
+    double across = 0;
+    for (int i = 0; i < count; i++) {
+        int64_t a, b;
+        memcpy(&a, golden + 8 * i, 8);
+        memcpy(&b, target + 8 * i, 8);
+        if ((a ^ b) < 0) {
+            double sum = (double)(a & INT64_MAX) + (double)(b & INT64_MAX);
+            across = sum > across ? sum : across;
+        } else {
+            uint64_t apart = a > b ? (uint64_t)a - (uint64_t)b : (uint64_t)b - (uint64_t)a;
+            near = apart > near ? apart : near;
+        }
+    }
+    return fmax((double)near, across);
+}
+
+/* |d| in spacings of the coarser dtype around a; a power of two divides, so nothing rounds. */
+static double spacings_of(double a, double d, const Task *task)
+{
+    int exponent = 0;
+    frexp(a, &exponent);
+    exponent = exponent - 1 > task->least ? exponent - 1 : task->least;
+    return fabs(d) / ldexp(1.0, exponent + task->eps);
+}
+
+/* Whether no number of a piece can be more ULPs off than one that was found before.
+
+   A ULP of a is more than |a| / 2 ** digits, so d is less than |d / a| 2 ** digits of them; where
+   the target lies in the next lower binade ULPs are half as large, but a is near that binade. */
+static int is_near(const Task *task, double most_plain, double max_ulp)
+{
+    return most_plain < 0.25 &&
+           most_plain * task->ulps_of_all / (1 - most_plain) * 1.0001 < max_ulp;
+}
+
+static void add_ulps(const Task *task, Py_ssize_t start, int count, const double *a,
+                     const double *d, const char *odd, Sums *sums)
+{
+    const char *golden = task->golden.line + start * WIDTHS[task->golden.code];
+    const char *target = task->target.line + start * WIDTHS[task->target.code];
+    double most = NAN;
+    if (task->ulps == 1 && !odd) {
+        most = steps_of(golden, target, WIDTHS[task->golden.code], count);
+    } else
+        for (int i = 0; i < count; i++)
+            if (!odd || !odd[i]) {
+                int width = WIDTHS[task->golden.code];
+                most = fmax(most, task->ulps == 1
+                                      ? steps_of(golden + i * width, target + i * width, width, 1)
+                                      : spacings_of(a[i], d[i], task));
+            }
+    sums->max_ulp = fmax(sums->max_ulp, most);
+}
+
+/* Numbers of a piece, both sides and their difference, in the width of the task. */
+typedef struct {
+    float narrow[4][PIECE];
+    double a[PIECE], b[PIECE], d[PIECE];
+    char odd[PIECE];
+} Room;
+
+static void take_place(double most, const double *d, const float *narrow, int count,
+                       Py_ssize_t start, Sums *sums)
+{
+    int i = 0;
+    while (i < count - 1 && (narrow ? (double)fabsf(narrow[i]) : fabs(d[i])) != most)
+        i++;
+    sums->max_d = most;
+    sums->worst = (double)(start + i);
+}
+
+static void take_tops(const Errors *errors, Sums *sums)
+{
+    sums->max_plain = errors->most_plain > sums->max_plain ? errors->most_plain : sums->max_plain;
+    sums->max_rel = errors->most_rel > sums->max_rel ? errors->most_rel : sums->max_rel;
+}
+
+/* A piece whose numbers are finite and neither shifted nor whole: all in the task's own width. */
+static void add_plainly(const Task *task, Py_ssize_t start, int count, Room *room, Row *row,
+                        Errors *errors, Sums *sums)
+{
+    int size = padded(count);
+    const float *a = NULL, *d = NULL;
+    errors->zeros |= size != count;
+    if (task->wide) {
+        load_doubles(task->golden.line, task->golden.code, start, count, room->a);
+        load_doubles(task->target.line, task->target.code, start, count, room->b);
+        for (int i = count; i < size; i++)
+            room->a[i] = room->b[i] = 0;
+        doubles.differences(room->a, room->b, size, room->d, row->aa, row->dd, row->da);
+        doubles.errors(room->a, room->d, size, &task->terms, errors);
+    } else {
+        const float *b;
+        a = load_floats(task->golden.line, task->golden.code, start, count, room->narrow[0]);
+        b = load_floats(task->target.line, task->target.code, start, count, room->narrow[1]);
+        d = room->narrow[2];
+        if (size != count) {
+            a = memmove(room->narrow[0], a, sizeof(float) * (size_t)count);
+            b = memmove(room->narrow[1], b, sizeof(float) * (size_t)count);
+            for (int i = count; i < size; i++)
+                room->narrow[0][i] = room->narrow[1][i] = 0;
+        }
+        floats.differences(a, b, size, room->narrow[2], row->aa, row->dd, row->da);
+        floats.errors(a, d, size, &task->terms, errors);
+    }
+    sums->num_finite += count;
+    if (errors->most > sums->max_d)
+        take_place(errors->most, room->d, task->wide ? NULL : d, count, start, sums);
+    take_tops(errors, sums);
+    if (!task->ulps || is_near(task, errors->most_plain, sums->max_ulp))
+        return;
+    if (task->ulps == 2 && !task->wide)
+        for (int i = 0; i < count; i++)
+            room->a[i] = a[i], room->d[i] = d[i];
+    add_ulps(task, start, count, room->a, room->d, NULL, sums);
+}
+
+static void subtract_whole(const Task *task, Py_ssize_t start, int count, double *d)
+{
+    int64_t ours[PIECE], theirs[PIECE];
+    load_integers(task->golden.line, task->golden.code, start, count, ours);
+    load_integers(task->target.line, task->target.code, start, count, theirs);
+    for (int i = 0; i < count; i++) {
+        uint64_t a = (uint64_t)ours[i], b = (uint64_t)theirs[i];
+        int less = task->golden.code == U64 ? b < a : theirs[i] < ours[i];
+        d[i] = less ? -(double)(a - b) : (double)(b - a);
+    }
+}
+
+/* In float64, with the numbers that are not finite set aside. */
+static void add_carefully(const Task *task, Py_ssize_t start, int count, Room *room, Row *row,
+                          Errors *errors, Sums *sums)
+{
+    double *a = room->a, *b = room->b, *d = room->d;
+    int size = padded(count), num_odd = 0;
+    load_doubles(task->golden.line, task->golden.code, start, count, a);
+    load_doubles(task->target.line, task->target.code, start, count, b);
+    for (int i = 0; i < count; i++) {
+        room->odd[i] = !(isfinite(a[i]) && isfinite(b[i]));
+        num_odd += room->odd[i];
+    }
+    for (int i = 0; i < count && num_odd; i++)
+        if (room->odd[i]) {
+            sums->apart += !(a[i] == b[i] || (isnan(a[i]) && isnan(b[i])));
+            a[i] = b[i] = 0;
+        }
+    for (int i = count; i < size; i++)
+        a[i] = b[i] = d[i] = 0;
+    for (int i = 0; i < count; i++)
+        d[i] = b[i] - a[i];
+    if (task->whole)
+        subtract_whole(task, start, count, d);
+    errors->zeros = 1;
+    doubles.errors(a, d, size, &task->terms, errors);
+    for (int i = 0; i < count && task->whole; i++)
+        sums->mismatched += d[i] != 0;
+    if (errors->most > sums->max_d)
+        take_place(errors->most, d, NULL, count, start, sums);
+    take_tops(errors, sums);
+    if (task->ulps && !(is_near(task, errors->most_plain, sums->max_ulp)))
+        add_ulps(task, start, count, a, d, num_odd ? room->odd : NULL, sums);
+    sums->num_finite += count - num_odd;
+    double shift = task->shift / task->unit;
+    if (task->unit != 1.0)
+        for (int i = 0; i < count; i++) {
+            a[i] /= task->unit;
+            b[i] /= task->unit;
+            d[i] = b[i] - a[i];
+        }
+    if (shift != 0)
+        for (int i = 0; i < count; i++)
+            if (!room->odd[i]) {
+                a[i] -= shift;
+                b[i] -= shift;
+            }
+    doubles.products(a, d, size, row->aa, row->dd, row->da);
+    doubles.squares(a, size, row->a, row->unused);
+    doubles.squares(d, size, row->d, row->unused);
+    doubles.squares(b, size, row->b, row->bb);
+}
+
+static void end_row(const Task *task, Py_ssize_t length, Row *row, Errors *errors, Sums *sums)
+{
+    double norm = folded(row->aa), error = folded(row->dd), along = folded(row->da);
+    sums->aa += norm;
+    sums->dd += error;
+    sums->da += along;
+    sums->abs_d += folded(errors->sum);
+    sums->plain += folded(errors->plain);
+    sums->rel += folded(errors->rel);
+    sums->num_rows++;
+    if (task->careful) {
+        double a = folded(row->a), d = folded(row->d), shift = task->shift / task->unit;
+        sums->a += a;
+        sums->d += d;
+        sums->bb += folded(row->bb);
+        if (shift != 0) {
+            norm = norm + shift * (2 * a + (double)length * shift);
+            norm = norm > 0 ? norm : 0;
+            along = along + shift * d;
+        }
+    }
+    if (task->rms == 0)
+        return;
+    double gain = along / (norm > 0 ? norm : 1);
+    double level = sqrt(norm) + task->rms / task->unit * sqrt((double)length);
+    double most = sqrt(error) / level;
+    sums->gain += gain;
+    sums->gain_squared += gain * gain;
+    sums->max_row = most > sums->max_row ? most : sums->max_row;
+}
+
+/* The sum of products of both sides, where they are too far apart to take it from d. */
+static double inner_of(const Task *task, Span span, Room *room)
+{
+    double found = 0;
+    for (Py_ssize_t row = span.start; row < span.stop; row += span.row) {
+        double sums[LANES] = {0};
+        for (Py_ssize_t at = 0; at < span.row; at += PIECE) {
+            int count = (int)(span.row - at < PIECE ? span.row - at : PIECE);
+            double shift = task->shift / task->unit;
+            if (!task->careful && !task->wide) {
+                const float *a, *b;
+                a = load_floats(task->golden.line, task->golden.code, row + at, count,
+                                room->narrow[0]);
+                b = load_floats(task->target.line, task->target.code, row + at, count,
+                                room->narrow[1]);
+                if (padded(count) != count) {
+                    memmove(room->narrow[0], a, sizeof(float) * (size_t)count);
+                    memmove(room->narrow[1], b, sizeof(float) * (size_t)count);
+                    a = room->narrow[0];
+                    b = room->narrow[1];
+                    for (int i = count; i < padded(count); i++)
+                        room->narrow[0][i] = room->narrow[1][i] = 0;
+                }
+                floats.inner(a, b, padded(count), sums);
+                continue;
+            }
+            load_doubles(task->golden.line, task->golden.code, row + at, count, room->a);
+            load_doubles(task->target.line, task->target.code, row + at, count, room->b);
+            for (int i = 0; i < count && task->careful; i++)
+                if (isfinite(room->a[i]) && isfinite(room->b[i])) {
+                    room->a[i] = room->a[i] / task->unit - shift;
+                    room->b[i] = room->b[i] / task->unit - shift;
+                } else
+                    room->a[i] = room->b[i] = 0;
+            for (int i = count; i < padded(count); i++)
+                room->a[i] = room->b[i] = 0;
+            doubles.inner(room->a, room->b, padded(count), sums);
+        }
+        found += folded(sums);
+    }
+    return found;
+}
+
+static void sum_block(const Task *task, Span span, Room *room, Sums *sums)
+{
+    int zeros = 0;
+    *sums = (Sums){.max_d = -1, .worst = (double)span.start, .max_ulp = NAN};
+    survey_block(task->target, span, task->wide, task->unit, &sums->target);
+    if (!task->careful && !is_plain(&sums->target))
+        return; /* the callers see it in `target`, and take more care */
+    for (Py_ssize_t start = span.start; start < span.stop; start += span.row) {
+        Row row;
+        Errors errors = {.zeros = zeros};
+        memset(&row, 0, sizeof row);
+        for (Py_ssize_t at = 0; at < span.row; at += PIECE) {
+            int count = (int)(span.row - at < PIECE ? span.row - at : PIECE);
+            (task->careful ? add_carefully : add_plainly)(task, start + at, count, room, &row,
+                                                          &errors, sums);
+        }
+        zeros = errors.zeros;
+        if (!task->whole)
+            sums->mismatched += (double)errors.far;
+        end_row(task, span.row, &row, &errors, sums);
+    }
+    if (task->rms == 0) /* nothing to be relative to */
+        sums->rel = sums->max_rel = 0;
+    sums->ab = sums->dd < NEAR * sums->aa ? sums->aa + sums->da : inner_of(task, span, room);
+}
+
+/* ---- Python ----------------------------------------------------------------------------- */
+
+/* The span of block `number`: whole rows, and the rest as one short row at the end. */
+static Span span_of(Py_ssize_t number, Py_ssize_t size, Py_ssize_t row)
+{
+    Py_ssize_t step = (BLOCK / row > 1 ? BLOCK / row : 1) * row, whole = size - size % row;
+    Py_ssize_t start = number * step;
+    if (start >= whole)
+        return (Span){whole, size, size - whole};
+    return (Span){start, start + step < whole ? start + step : whole, row};
+}
+
+static Py_ssize_t num_blocks(Py_ssize_t size, Py_ssize_t row)
+{
+    Py_ssize_t step = (BLOCK / row > 1 ? BLOCK / row : 1) * row, whole = size - size % row;
+    return (whole + step - 1) / step + (whole < size);
+}
+
+static int fits(const Py_buffer *line, int code, Py_ssize_t row, Py_ssize_t first,
+                Py_ssize_t last, const Py_buffer *found, size_t record)
+{
+    if (code < 0 || code >= NUM_CODES || row < 1 || line->len < 1 || line->len % WIDTHS[code] ||
+        first < 0 || last < first || last > num_blocks(line->len / WIDTHS[code], row) ||
+        (size_t)found->len != record * (size_t)(last - first) || (uintptr_t)found->buf % 8) {
+        PyErr_SetString(PyExc_ValueError, "pairs: the buffers do not fit together");
+        return 0;
+    }
+    return 1;
+}
+
+static PyObject *survey(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer line, found;
+    int code, wide, fine;
+    Py_ssize_t row, first, last;
+    double unit;
+    if (!PyArg_ParseTuple(args, "y*iindnnw*", &line, &code, &wide, &row, &unit, &first, &last,
+                          &found))
+        return NULL;
+    fine = fits(&line, code, row, first, last, &found, sizeof(Side));
+    if (fine && !wide && (code < F32 || code > E5M2)) {
+        PyErr_SetString(PyExc_ValueError, "pairs: such numbers need float64");
+        fine = 0;
+    }
+    if (fine) {
+        Py_BEGIN_ALLOW_THREADS
+        Py_ssize_t size = line.len / WIDTHS[code];
+        for (Py_ssize_t number = first; number < last; number++)
+            survey_block((Line){line.buf, code}, span_of(number, size, row), wide, unit,
+                         (Side *)found.buf + (number - first));
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&line);
+    PyBuffer_Release(&found);
+    return fine ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *sum_up(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer golden, target, found;
+    Task task = {0};
+    int fine;
+    Py_ssize_t row, first, last;
+    if (!PyArg_ParseTuple(args, "y*iy*iiiinddddd(iii)nnw*", &golden, &task.golden.code, &target,
+                          &task.target.code, &task.wide, &task.careful, &task.whole, &row,
+                          &task.unit, &task.shift, &task.rms, &task.terms.rtol, &task.terms.atol,
+                          &task.ulps, &task.eps, &task.least, &first, &last,
+                          &found))
+        return NULL;
+    task.golden.line = golden.buf;
+    task.target.line = target.buf;
+    task.terms.rms = task.rms;
+    task.ulps_of_all = ldexp(1.0, 1 - task.eps);
+    fine = fits(&golden, task.golden.code, row, first, last, &found, sizeof(Sums)) &&
+           fits(&target, task.target.code, row, first, last, &found, sizeof(Sums));
+    if (fine && (golden.len / WIDTHS[task.golden.code] != target.len / WIDTHS[task.target.code] ||
+                 (task.ulps == 1 && task.golden.code != task.target.code) ||
+                 (!task.wide && !task.careful &&
+                  (task.golden.code < F32 || task.golden.code > E5M2 || task.target.code < F32 ||
+                   task.target.code > E5M2)) ||
+                 (task.whole && (task.golden.code < I8 || task.target.code < I8)))) {
+        PyErr_SetString(PyExc_ValueError, "pairs: the sides do not fit together");
+        fine = 0;
+    }
+    if (fine) {
+        Py_BEGIN_ALLOW_THREADS
+        Py_ssize_t size = golden.len / WIDTHS[task.golden.code];
+        Room room;
+        for (Py_ssize_t number = first; number < last; number++)
+            sum_block(&task, span_of(number, size, row), &room,
+                      (Sums *)found.buf + (number - first));
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&golden);
+    PyBuffer_Release(&target);
+    PyBuffer_Release(&found);
+    return fine ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *same(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer one, other;
+    int equal;
+    if (!PyArg_ParseTuple(args, "y*y*", &one, &other))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    equal = one.len == other.len && memcmp(one.buf, other.buf, (size_t)one.len) == 0;
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&one);
+    PyBuffer_Release(&other);
+    return PyBool_FromLong(equal);
+}
+
+static PyMethodDef methods[] = {
+    {"survey", survey, METH_VARARGS, "Look at one side: a record for each of some blocks."},
+    {"sum_up", sum_up, METH_VARARGS, "Measure both sides: a record for each of some blocks."},
+    {"same", same, METH_VARARGS, "Whether two buffers hold the same bytes."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_pairs", "Measures pairs in one pass.", 0, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__pairs(void)
+{
+    choose_loops();
+    fill_octets();
+    return PyModuleDef_Init(&module);
+}

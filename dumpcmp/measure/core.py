@@ -1,0 +1,106 @@
+"""The compiled core, where it was built: records of blocks, as numpy makes them, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib import import_module
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dumpcmp.measure.blocks import BLOCK, FLOAT64, Lines, Width
+from dumpcmp.nouns.value import Dtype, Kind, Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_NAMES = """
+    float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2
+    int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool
+"""
+_CODES = {name: code for code, name in enumerate(_NAMES.split())}
+_SIDE, _SUMS = 7, 29  # numbers of a record
+_SHARE = 8  # blocks that are worth a thread of their own
+
+_pairs: Any
+try:
+    _pairs = import_module("dumpcmp.measure._pairs")
+except ImportError:  # it was not built, for want of a C compiler
+    _pairs = None
+IS_BUILT = _pairs is not None
+
+Records = list[list[float]]
+
+
+def same_bytes(one: NDArray[np.generic], other: NDArray[np.generic]) -> bool:
+    """Whether two arrays, both in one piece, hold the same bytes."""
+    return bool(_pairs.same(one, other))
+
+
+def surveyed(line: Value, width: Width, row: int, unit: float) -> Records:
+    """The record of each block of one side."""
+    terms = line.bits, _CODES[line.dtype.name], width is FLOAT64, row, unit
+    return _recorded(lambda *room: _pairs.survey(*terms, *room), line.numel, row, _SIDE)
+
+
+def summed(
+    lines: Lines, careful: bool, unit: float, shift: float, rms: float, rtol: float, atol: float
+) -> Records:
+    """The record of each block of both sides."""
+    golden, target = lines.golden, lines.target
+    terms = (
+        golden.bits,
+        _CODES[golden.dtype.name],
+        target.bits,
+        _CODES[target.dtype.name],
+        lines.width is FLOAT64,
+        careful,
+        lines.whole_numbers,
+        lines.row,
+        unit,
+        shift,
+        rms,
+        rtol,
+        atol,
+        _ulps(golden.dtype, target.dtype),
+    )
+    return _recorded(lambda *room: _pairs.sum_up(*terms, *room), golden.numel, lines.row, _SUMS)
+
+
+@cache
+def _ulps(golden: Dtype, target: Dtype) -> tuple[int, int, int]:
+    """How ULPs are counted: in steps of one dtype, or in spacings of the coarser one."""
+    if Kind.FLOAT not in (golden.kind, target.kind):
+        return 0, 0, 0  # nothing rounds
+    coarser = max(golden, target, key=lambda dtype: dtype.eps)
+    log = round(np.log2(coarser.eps))
+    return (1 if golden == target else 2), log, coarser.least_exponent
+
+
+def _recorded(work: Callable[..., None], size: int, row: int, length: int) -> Records:
+    """What `work` finds in all blocks, by as many threads as there are to spare."""
+    step = max(1, BLOCK // row) * row
+    whole = size - size % row
+    num_blocks = -(-whole // step) + (whole < size)
+    found = np.empty((num_blocks, length))
+    threads = min(_threads, num_blocks // _SHARE)
+    if threads < 2:
+        work(0, num_blocks, found)
+    else:
+        cuts = [num_blocks * number // threads for number in range(threads + 1)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda cut: work(*cut, found[slice(*cut)]), pairwise(cuts)))
+    records: Records = found.tolist()
+    return records
+
+
+_threads = 1
+
+
+def use_threads(number: int) -> None:
+    """Measure a large pair by `number` threads; what is found does not depend on it."""
+    global _threads
+    _threads = number
