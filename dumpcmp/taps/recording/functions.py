@@ -117,6 +117,15 @@ def leaves_unwritten(target: str) -> bool:
     return bool(_UNWRITTEN.fullmatch(target))
 
 
+_FILLS = re.compile(r"(torch\.Tensor|aten)\.(copy_|fill_|zero_|uniform_|normal_)(\..*)?")
+
+
+@cache
+def fills(target: str) -> bool:
+    """Whether `target` writes to all of its first argument, whatever lay there."""
+    return bool(_FILLS.fullmatch(target))
+
+
 @cache
 def function_of(func: Callable[..., Any]) -> Function:
     """Name `func`, which is what a TorchFunctionMode, or a call_function node, was given."""

@@ -17,7 +17,7 @@ from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.calls import arguments_of, current_line, function_arguments
-from dumpcmp.taps.recording.functions import Function, in_order, leaves_unwritten
+from dumpcmp.taps.recording.functions import Function, fills, in_order, leaves_unwritten
 from dumpcmp.taps.recording.models import Model, Scope, Scopes
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.values import Outlet, Values
@@ -237,6 +237,8 @@ class Step:
         if same_as is not None and (same_as.model, same_as.step) != (key.model, key.step):
             same_as = None  # links stay within a step, which can be read on its own
         unwritten = leaves_unwritten(call.target) and key.slot.is_output
+        if fills(call.target) and key.slot.is_output:
+            self._values.filled(tensor)
         return self._values.put(key, call.order, tensor, same_as, fresh, seen_in, unwritten)
 
     def watched_by(self, watcher: Watcher) -> None:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dumpcmp.handlers import FINALIZERS
@@ -22,7 +22,8 @@ from dumpcmp.nouns.selection import Tap
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.pytorch.names import NO_DISPATCH
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.recording.sources import HostSource, digest_of, digest_of_all
+from dumpcmp.taps.recording.blanks import Blanks
+from dumpcmp.taps.recording.sources import HostSource, digest_of
 from dumpcmp.taps.recording.transfers import DeviceSource, Stagings
 
 FINALIZERS.add(StorageWeakRef.__del__.__code__)  # which runs wherever a step is forgotten
@@ -132,8 +133,7 @@ class Values:
         self._outlet = outlet
         self._seen: dict[tuple[Any, ...], _Seen] = {}
         self._storages: dict[int, StorageWeakRef] = {}
-        # Storages that nobody has written to yet: their version and the digest of their bytes.
-        self._unwritten: dict[int, tuple[int | None, str]] = {}
+        self._blanks = Blanks()
 
     def put(
         self,
@@ -156,7 +156,7 @@ class Values:
         plain = plain_of(tensor)._replace(seen_in=seen_in) if seen_in else plain_of(tensor)
         outlet = self._outlet
         if unwritten and not plain.problem:
-            self._leave_unwritten(plain.tensor)
+            self._blanks.leave(plain.tensor)
             plain = plain._replace(problem=UNWRITTEN)
         with outlet.lock:
             outlet.counts.values += 1
@@ -203,7 +203,7 @@ class Values:
         storage = tensor.untyped_storage()
         place = (storage._cdata, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         version = None if tensor.is_inference() else tensor._version
-        if self._unwritten and self._is_unwritten(storage, version):
+        if self._blanks.has(tensor):
             outlet.sink.put(self._record(key, order, plain._replace(problem=UNWRITTEN)), None)
             return key
         seen = self._seen.get(place)
@@ -226,22 +226,11 @@ class Values:
         self._seen[place] = _Seen(key, version, digest)
         return key
 
-    def _leave_unwritten(self, tensor: Tensor) -> None:
-        """Remember what lies there, so that a write is noticed; a GPU cannot be asked."""
-        if tensor.device.type != "cpu":
-            return
-        storage = tensor.untyped_storage()
-        version = None if tensor.is_inference() else tensor._version
-        self._storages.setdefault(storage._cdata, StorageWeakRef(storage))  # type: ignore[no-untyped-call]
-        self._unwritten[storage._cdata] = version, digest_of_all(storage)
-
-    def _is_unwritten(self, storage: UntypedStorage, version: int | None) -> bool:
-        """Whether `storage` is memory that has no value yet: by its version, and by its bytes.
-
-        The dispatcher shows what an op in place has written before the version tells of it.
-        """
-        known = self._unwritten.get(storage._cdata)
-        return known is not None and known == (version, digest_of_all(storage))
+    def filled(self, tensor: Tensor) -> None:
+        """A function has written to all of `tensor`."""
+        plain = plain_of(tensor)
+        if not plain.problem:
+            self._blanks.write(plain.tensor)
 
     def _source(self, tensor: Tensor, own: bool) -> Source:
         if tensor.device.type == "cpu":

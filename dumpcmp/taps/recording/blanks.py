@@ -1,0 +1,82 @@
+"""Memory that a program asked for and nobody has written to yet, or not everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from torch import Tensor, UntypedStorage
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dumpcmp.taps.recording.sources import digest_of_all
+
+_Mark = tuple[int | None, str]  # the version, and the digest of the bytes
+_Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
+
+@dataclass(slots=True)
+class _Blank:
+    alive: StorageWeakRef  # keeps its address from being given to another
+    mark: _Mark  # as it was found, or after the last write that was seen
+    written: _Bools | None = None  # which elements have been written; None: not one
+    size: int = 0  # bytes of an element
+
+
+class Blanks:
+    """The storages of one step without values of their own; a GPU cannot be asked, and has none.
+
+    What writes there unseen changes the version or the bytes: then nobody knows where, and the
+    storage is like any other.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Blank] = {}
+
+    def leave(self, tensor: Tensor) -> None:
+        """Remember what lies there, so that a write is noticed."""
+        if tensor.device.type != "cpu":
+            return
+        storage = tensor.untyped_storage()
+        alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        size = tensor.element_size()
+        self._known[storage._cdata] = _Blank(alive, _mark(tensor, storage), size=size)
+
+    def write(self, tensor: Tensor) -> None:
+        """A function has filled `tensor`, which may be a part of such memory."""
+        storage = tensor.untyped_storage()
+        blank = self._known.get(storage._cdata)
+        if blank is None:
+            return
+        version, _ = mark = _mark(tensor, storage)
+        before, _ = blank.mark
+        is_next = version is None or (before is not None and version == before + 1)
+        if not is_next or tensor.element_size() != blank.size:
+            del self._known[storage._cdata]
+            return
+        if blank.written is None:
+            blank.written = np.zeros(storage.nbytes() // blank.size, np.bool_)
+        _part(blank.written, tensor)[...] = True
+        blank.mark = mark
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is memory that has no value yet, here or there."""
+        if not self._known:
+            return False
+        storage = tensor.untyped_storage()
+        blank = self._known.get(storage._cdata)
+        if blank is None or blank.mark != _mark(tensor, storage):
+            return False
+        if blank.written is None:
+            return True
+        return tensor.element_size() == blank.size and not bool(_part(blank.written, tensor).all())
+
+
+def _mark(tensor: Tensor, storage: UntypedStorage) -> _Mark:
+    """The dispatcher shows what an op in place has written before the version tells of it."""
+    return None if tensor.is_inference() else tensor._version, digest_of_all(storage)
+
+
+def _part(written: _Bools, tensor: Tensor) -> _Bools:
+    """The elements of `tensor` among those of its storage; a bool is one byte."""
+    return as_strided(written[int(tensor.storage_offset()) :], tensor.shape, tensor.stride())
