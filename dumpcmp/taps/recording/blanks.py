@@ -48,10 +48,8 @@ class Blanks:
         blank = self._known.get(storage._cdata)
         if blank is None:
             return
-        version, _ = mark = _mark(tensor, storage)
-        before, _ = blank.mark
-        is_next = version is None or (before is not None and version == before + 1)
-        if not is_next or tensor.element_size() != blank.size:
+        mark = _mark(tensor, storage)
+        if not _is_next(mark, blank.mark) or tensor.element_size() != blank.size:
             del self._known[storage._cdata]
             return
         if blank.written is None:
@@ -65,15 +63,23 @@ class Blanks:
             return False
         storage = tensor.untyped_storage()
         blank = self._known.get(storage._cdata)
-        if blank is None or blank.mark != _mark(tensor, storage):
+        if blank is None:
             return False
+        mark = _mark(tensor, storage)
         if blank.written is None:
-            return True
+            return mark == blank.mark
+        if mark[1] != blank.mark[1] or not _is_next(mark, blank.mark):
+            return False
         return tensor.element_size() == blank.size and not bool(_part(blank.written, tensor).all())
 
 
+def _is_next(mark: _Mark, before: _Mark) -> bool:
+    """Whether at most one write was counted since; the dispatcher shows it before it counts."""
+    now, then = mark[0], before[0]
+    return now == then or (now is not None and then is not None and now == then + 1)
+
+
 def _mark(tensor: Tensor, storage: UntypedStorage) -> _Mark:
-    """The dispatcher shows what an op in place has written before the version tells of it."""
     return None if tensor.is_inference() else tensor._version, digest_of_all(storage)
 
 
