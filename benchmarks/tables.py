@@ -16,6 +16,7 @@ TABLES: dict[str, str] = {
     "truth-gpu": "truth.gpu",
     "truth-cost": "truth.cost",
     "truth-held-out": "truth.held_out",
+    "unseen": "unseen",
     "check": "check_cost",
     "rounding": "rounding",
     "compare": "compare",
