@@ -227,6 +227,11 @@ class Sweep:
         mates = [self.mate(strand) for strand in theirs]
         return any(m is not None and m != o for m, o in zip(mates, ours, strict=False))
 
+    def _is_given(self, ours: Iterable[Strand], theirs: Iterable[Strand]) -> bool:
+        """Whether another strand of the target is known to be one of golden's: of its module."""
+        mates = [self.mates.get(strand) for strand in ours]
+        return any(m is not None and m != t for m, t in zip(mates, theirs, strict=False))
+
     def _nearness(self, golden: Site, target: Site, doing: Doing) -> tuple[int, int]:
         """How much speaks for a call among those that do the same; at last the earlier one."""
         here, there = Op(self.sides.golden_name(golden.op)), unwrapped(self.sides.terms[target].op)
@@ -273,6 +278,8 @@ class Sweep:
         ours, theirs = self.sides.sources(golden, target)
         elsewhere = bool(ours and theirs and ours != theirs) and not _literally(one, other)
         if elsewhere or (wrong and not known) or self._contradicts(other.gives, one.gives):
+            return 0
+        if not known and self._is_given(one.gives, other.gives):
             return 0
         return weight + 8 * known + 8 * (ours == theirs != "") + 8 * _literally(one, other)
 

@@ -124,7 +124,9 @@ def _choice(call: Call, *sides: Ends) -> Choice | None:
     return _rounded(function, *sides)
 
 
-def _selected(selector: _Selector, call: Call, target: Ends, golden: Ends) -> Choice:
+def _selected(selector: _Selector, call: Call, target: Ends, golden: Ends) -> Choice | None:
+    if selector.gives_values and not {"output.0", "output.1"} <= set(target[1]):
+        return None  # values without their places are numbers like others
     asked = arguments_by_name(call, selector.names)
     chosen = _selection(selector, asked, target)
     wrong = wrong_choice(chosen, selector.rule, asked)

@@ -148,3 +148,30 @@ def test_a_gradient_that_is_wrong_in_another_mode_is_found(
 
 def test_a_part_that_nobody_takes_has_no_gradient_in_a_compiled_run_either(tmp_path: Path) -> None:
     assert compared(Unused, "compiled", tmp_path).exit_code == 0
+
+
+class InHalves(nn.Linear):
+    """A linear that adds up two parts in float32, as a kernel that splits its sums may."""
+
+    factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        half, weight = self.in_features // 2, self.weight.float()
+        one = F.linear(x[..., :half].float(), weight[:, :half])
+        other = F.linear(x[..., half:].float(), weight[:, half:], self.bias.float())
+        return ((one + other) * self.factor if self.factor != 1 else one + other).to(x.dtype)
+
+
+@pytest.mark.parametrize("factor, code", [(1.0, 0), (1.02, 1)])
+def test_one_call_against_two_whose_sum_it_is(factor: float, code: int, tmp_path: Path) -> None:
+    for kind, name in ((nn.Linear, "golden"), (InHalves, "target")):
+        torch.manual_seed(0)
+        model = nn.Sequential(kind(16, 8), nn.ReLU(), nn.Linear(8, 8)).bfloat16()
+        if isinstance(model[0], InHalves):
+            model[0].factor = factor
+        with torch.no_grad(), dumpcmp.capture(model, tmp_path / name):
+            model(torch.randn(4, 16).bfloat16())
+    outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
+    assert outcome.exit_code == code
+    if code:
+        assert outcome.headline.startswith("WRONG at 0/linear")

@@ -241,3 +241,10 @@ def test_the_places_of_a_mask_are_listed_as_they_are() -> None:
 @pytest.mark.parametrize("call", [called("max", "x"), called("add", "x", "y"), called("to", "x")])
 def test_what_chooses_nothing_is_no_choice(call: Call) -> None:
     assert choice_of(call, slots("input", ROW), slots("output", ROW), {}, {}) is None
+
+
+def test_values_whose_places_nobody_stored_are_no_choice() -> None:
+    scores = torch.randn(4, 8)
+    call, taken = called("topk", "x", 2), slots("input", scores)
+    values = slots("output", scores.topk(2).values)
+    assert choice_of(call, taken, values, taken, values) is None
