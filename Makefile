@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-MUTANTS ?= 100000
+SCALE ?= 1
 READY := $(VENV)/.ready
 
 .PHONY: help demo test tests lint bench fuzz wheel samples clean
@@ -34,13 +34,8 @@ tests: $(READY)
 bench: $(READY)  ## print the benchmark tables (TABLE=archive,capture for some of them)
 	$(BIN)/python -m benchmarks $(TABLE)
 
-fuzz: $(READY)  ## broken inputs, faults, signals, random programs: at length (MUTANTS=... of each)
-	DUMPCMP_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest -n auto tests/test_fuzz_inputs.py tests/archive/test_fuzz.py tests/partitioning/test_fuzz_graphs.py
-	DUMPCMP_FAULTS=3000 $(BIN)/python -m pytest -n auto tests/archive/test_faults_injected.py tests/compacting/test_faults_injected.py
-	DUMPCMP_PROGRAMS=1000 $(BIN)/python -m pytest -n auto tests/taps/test_random_programs.py
-	DUMPCMP_SECONDS=60 $(BIN)/python -m pytest tests/compacting/test_at_once.py
-	DUMPCMP_KILLS=100 $(BIN)/python -m pytest tests/archive/test_crash.py
-	DUMPCMP_INTERRUPTS=25 $(BIN)/python -m pytest tests/taps/test_signals.py
+fuzz: $(READY)  ## broken inputs, faults, signals, random programs: at length (SCALE=0.1: a tenth)
+	$(BIN)/python -m tests.fuzz --scale $(SCALE)
 
 wheel: $(READY)  ## build the wheel twice, and see that it is the same
 	$(BIN)/python tests/build_wheel.py

@@ -68,7 +68,7 @@ def broken(content: bytes, draws: random.Random) -> bytes:
 
 
 def test_texts_of_layouts_and_mappings(tmp_path: Path) -> None:
-    draws = random.Random(0)
+    draws = random.Random(SEED + 3)
     for _ in range(MUTANTS):
         text = words(draws)
         with suppress(DumpcmpError):
@@ -147,11 +147,12 @@ def test_rings_of_killed_writers(tmp_path: Path) -> None:
     ring = Ring(1 << 20, place)
     whole = place.read_bytes()
     draws = random.Random(SEED + 2)
-    for _ in range(min(MUTANTS, 2000)):
+    for _ in range(MUTANTS):
         head = broken(whole[:256], draws)[:256].ljust(256, b"\0")
         records = b"".join(draws.choice([b"dcR1", b"dcW1", bytes(4)]) + draws.randbytes(60)
                            for _ in range(8))  # fmt: skip
-        place.write_bytes(head + whole[256:4096] + records + whole[4096 + len(records) :])
+        with place.open("r+b") as file:
+            file.write(head + whole[256:4096] + records)
         with suppress(DumpcmpError):
             for found in ring_records(place):
                 found.listed()

@@ -21,6 +21,7 @@ from dumpcmp.archive.read.reader import Archive
 from tests.archive.doomed import name_of
 
 KILLS = int(os.environ.get("DUMPCMP_KILLS", "4"))
+SEED = int(os.environ.get("DUMPCMP_SEED", "0"))
 PROMISE = 0.1  # seconds
 
 
@@ -59,7 +60,7 @@ def check(path: Path, finished: list[tuple[int, int, float]], deadline: float) -
 def test_a_kill_loses_nothing_that_was_finished_before(tmp_path: Path, trial: int) -> None:
     path = tmp_path / "d"
     ring = ("shared", "file")[trial % 2]
-    finished, killed = kill(path, ring, random.Random(trial).uniform(0.05, 0.7))
+    finished, killed = kill(path, ring, random.Random(SEED + trial).uniform(0.05, 0.7))
     before = check(path, finished, killed - PROMISE)
     assert not Archive(path).complete and Archive(path).problems
     assert audit(path).exit_code == 1

@@ -16,6 +16,7 @@ from dumpcmp.archive.read.reader import Archive
 
 PROGRAM = Path(__file__).parent / "programs" / "interrupted.py"
 INTERRUPTS = int(os.environ.get("DUMPCMP_INTERRUPTS", "2"))  # 25 is the long version
+SEED = int(os.environ.get("DUMPCMP_SEED", "0"))
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def test_repeated_interrupts_end_a_dump(trial: int, tmp_path: Path) -> None:
         "while True:\n"
         "    model(torch.ones(8, 64))\n"
     )
-    path, rng = tmp_path / "d", random.Random(trial)
+    path, rng = tmp_path / "d", random.Random(SEED + trial)
     command = [sys.executable, "-m", "dumpcmp", "dump", "--path", str(path), str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
         assert program.stdout is not None and program.stdout.readline()
