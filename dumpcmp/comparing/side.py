@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from dumpcmp.align.counting import AS_COUNTED, Counting
@@ -92,7 +92,7 @@ class Side:
                         archive.load(record)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class OpenRun:
     """An archive that is open to be compared, from which Sides are taken: all of it, or by steps.
 
@@ -115,13 +115,18 @@ class OpenRun:
     @property
     def all_steps(self) -> list[int]:
         """The steps of the run, of whatever model."""
-        return sorted({step for _, _, step in self._counted()})
+        return sorted(self._counted)
 
-    def _counted(self) -> Iterator[tuple[str, int, int]]:
-        """The models and steps of the run, and what golden calls these steps."""
+    @cached_property
+    def _counted(self) -> dict[int, list[tuple[str, int]]]:
+        """The models that have a step, and their own numbers of it, by what golden calls it."""
+        found: dict[int, list[tuple[str, int]]] = {}
         for model in self.archive.models:
             for step in self.archive.steps(model):
-                yield model, step, self.counting.in_golden_terms(model, step)
+                found.setdefault(self.counting.in_golden_terms(model, step), []).append(
+                    (model, step)
+                )
+        return found
 
     @property
     def is_one_model(self) -> bool:
@@ -135,7 +140,7 @@ class OpenRun:
 
     def num_values(self, step: int) -> int:
         """How many values the models have at `step`."""
-        return sum(self.archive.num_values(*place) for place in self._places([step]))
+        return sum(self.archive.num_values(*place) for place in self._counted.get(step, ()))
 
     def side(self, steps: Collection[int] | None = None) -> Side:
         """What is selected of `steps`, or of all."""
@@ -157,9 +162,11 @@ class OpenRun:
         before, self._given = self._given, given_out(listing)
         return Side(archive, listing, self.facts, self._first_steps(listing), is_whole, before)
 
-    def _places(self, steps: Collection[int]) -> Iterator[tuple[str, int]]:
-        wanted = frozenset(steps)
-        yield from ((model, own) for model, own, step in self._counted() if step in wanted)
+    def _places(self, steps: Collection[int]) -> list[tuple[str, int]]:
+        """Where `steps` lie in the archive, model by model."""
+        rank = {model: at for at, model in enumerate(self.archive.models)}
+        places = (place for step in set(steps) for place in self._counted.get(step, ()))
+        return sorted(places, key=lambda place: (rank[place[0]], place[1]))
 
     def _first_steps(self, listing: Listing) -> dict[str, int]:
         """The first step of each model, now or in an earlier span."""

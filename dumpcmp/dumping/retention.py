@@ -31,6 +31,7 @@ from dumpcmp.taps.recording.values import Condense, Condensed
 PART_NBYTES = 1 << 30
 MOST_HASHES, MOST_SEGMENTS = 8, 256
 _STALLED_SECONDS = 5.0
+_STALLED_AGAIN = 1.0  # where waiting was of no use before
 _POLL_SECONDS = 0.05
 
 
@@ -190,15 +191,15 @@ def compactor_beside(path: Path, retention: Retention, rank: int) -> Iterator[Co
         if os.getpid() == owner:  # no child that the program forked waits for it
             beside.finish(*child.communicate())
             budget = retention.disk_budget
-            if budget is not None and (nbytes := _nbytes_of(path)) > budget:
+            if budget is not None and (nbytes := sum(_sizes_in(path).values())) > budget:
                 size, most = readable(nbytes), readable(budget)
                 beside.tell(f"the archive has {size}, above its budget of {most}: all is compacted")
 
 
-def _nbytes_of(path: Path) -> int:
-    """Bytes of all parts of the archive at `path`."""
+def _sizes_in(path: Path) -> dict[Path, int]:
+    """Bytes of each part of the archive at `path`."""
     found = path.glob("worldsize*/*/*/part-*.h5")
-    return sum(part.stat().st_size for part in found if part.exists())
+    return {part: part.stat().st_size for part in found if part.exists()}
 
 
 class Budgeted:
@@ -208,7 +209,9 @@ class Budgeted:
         self.call, self.text, self.finish_step = sink.call, sink.text, sink.finish_step
         self.settle = sink.settle
         self.sink, self.budget, self.compactor = sink, budget, compactor
+        self.path = sink.path.parent
         self._since = 0  # bytes that were written since it looked
+        self._stalled: frozenset[Path] = frozenset()  # the parts when waiting was of no use
 
     def put(self, record: Record, source: Source | None) -> None:
         self._since += source.nbytes if source is not None else 0
@@ -218,19 +221,23 @@ class Budgeted:
         self.sink.put(record, source)
 
     def _make_room(self) -> None:
-        """Wait until the archive is within its budget, or until waiting changes nothing."""
-        size, changed = self._nbytes(), time.monotonic()
-        while size > self.budget and self.compactor.lives:
+        """Wait until the archive is within its budget, or until waiting changes nothing.
+
+        Once it did not, only another finished part gives the compactor something to do.
+        """
+        sizes = _sizes_in(self.path)
+        if self._stalled and sizes.keys() == self._stalled:
+            return
+        changed = time.monotonic()
+        while sum(sizes.values()) > self.budget and self.compactor.lives:
             time.sleep(_POLL_SECONDS)
-            now = self._nbytes()
-            changed = time.monotonic() if now != size else changed
-            size = now
-            if time.monotonic() - changed > _STALLED_SECONDS:
+            before, sizes = sizes, _sizes_in(self.path)
+            changed = time.monotonic() if sizes != before else changed
+            if time.monotonic() - changed > (_STALLED_AGAIN if self._stalled else _STALLED_SECONDS):
+                self._stalled = frozenset(sizes)
                 self._tell()
                 return
-
-    def _nbytes(self) -> int:
-        return _nbytes_of(self.sink.path.parent)
+        self._stalled = frozenset()
 
     def _tell(self) -> None:
         why = "all finished parts are compacted"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.read.contents import PartFile, hard_links, root_address
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError
@@ -219,3 +220,15 @@ def test_directories_that_are_no_steps_are_let_alone(archive: Archive) -> None:
     for name in ("007", "٣", "-1", "1" * 30, "notes"):
         (archive.path / "worldsize4_global_rank0" / "Model" / name).mkdir()
     assert Archive(archive.path).steps("Model") == (0, 1, 2) and len(Archive(archive.path)) == 13
+
+
+def test_a_part_that_grows_while_it_is_open_is_read_to_its_end(tmp_path: Path) -> None:
+    with ArchiveWriter(tmp_path / "d") as sink:
+        put(sink, key("whole"), np.arange(4000.0))
+    (part,) = parts(tmp_path / "d")
+    content = part.read_bytes()
+    part.write_bytes(content[:4096])
+    with PartFile(part) as file:
+        with part.open("r+b") as writer:
+            writer.write(content)
+        assert dict(hard_links(file, root_address(file)))

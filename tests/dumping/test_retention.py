@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,18 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import nbytes_of
 from dumpcmp.comparing.summaries import load_summary
-from dumpcmp.dumping.retention import Budgeted, Retention, compactor_beside, within_budget
+from dumpcmp.dumping import retention
+from dumpcmp.dumping.retention import (
+    Budgeted,
+    Compactor,
+    Retention,
+    compactor_beside,
+    within_budget,
+)
 from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.row import Verdict
+from tests.archive.values import key, put
 from tests.compacting.archives import put_step
 
 
@@ -70,9 +79,32 @@ def test_a_reducer_that_is_not_there_is_named_before_the_program_runs(tmp_path: 
     assert not list(tmp_path.rglob("part-*.h5"))
 
 
+@pytest.fixture
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "_STALLED_SECONDS", 0.5)
+    monkeypatch.setattr(retention, "_STALLED_AGAIN", 0.5)
+
+
+@pytest.mark.usefixtures("_hurried")
 def test_a_budget_that_cannot_be_met_is_told_at_the_end(tmp_path: Path) -> None:
     with pytest.warns(CaptureWarning, match="above its budget|cannot be kept under"):
         run(tmp_path / "d", keep=Retention(disk_budget=4096))
+
+
+@pytest.mark.usefixtures("_hurried")
+def test_an_archive_that_stays_too_large_is_waited_for_once(tmp_path: Path) -> None:
+    """The compactor lives, and has nothing to do: one of many values is kept waiting."""
+    with ExitStack() as after, ArchiveWriter(tmp_path / "d", run={}) as out:
+        idle = after.enter_context(subprocess.Popen(["sleep", "60"], text=True))
+        after.callback(idle.kill)
+        sink = Budgeted(out, 4096, Compactor(idle))
+        put_step(out, 0, (64, 64), 0)
+        out.settle()
+        began = time.monotonic()
+        with pytest.warns(CaptureWarning, match="cannot be kept under"):
+            for number in range(10):
+                put(sink, key(f"op{number}"), np.ones(1000), number)
+    assert time.monotonic() - began < 3
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +123,8 @@ def test_a_summary_at_capture_is_what_compaction_gives(runs: Any) -> None:
     assert list(one) == list(two)
     summarised = [key for key, record in one.items() if record.kept is Kept.SUMMARY]
     assert len(summarised) > 9
-    for key in summarised:
-        got, expected = load_summary(one, one[key]), load_summary(two, two[key])
+    for name in summarised:
+        got, expected = load_summary(one, one[name]), load_summary(two, two[name])
         assert got.digest == expected.digest
         assert got.sketch is not None and expected.sketch is not None
         assert np.array_equal(got.sketch.sums, expected.sketch.sums)
@@ -149,12 +181,12 @@ def test_own_reductions_at_capture(tmp_path: Path) -> None:
 
 
 def test_a_budget_is_kept_while_the_run_goes_on(tmp_path: Path) -> None:
-    path, retention = tmp_path / "d", Retention(disk_budget=8 << 20)
+    path, kept = tmp_path / "d", Retention(disk_budget=8 << 20)
     most = 0
-    nbytes = retention.part_nbytes
+    nbytes = kept.part_nbytes
     with ExitStack() as after, ArchiveWriter(path, run={}, part_nbytes=nbytes) as out:
-        beside = after.enter_context(compactor_beside(path, retention, 0))
-        sink = within_budget(out, retention, beside)
+        beside = after.enter_context(compactor_beside(path, kept, 0))
+        sink = within_budget(out, kept, beside)
         assert isinstance(sink, Budgeted)
         for step in range(24):
             put_step(sink, step, (64, 2000), step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -334,11 +335,12 @@ class Captured(Mapping[Key, Record]):
         while len(self._mapped) >= MOST_MAPPED:
             del self._mapped[next(iter(self._mapped))]
         try:
-            whole = np.memmap(part, np.uint8, "r")
+            with part.open("rb") as file:  # np.memmap takes six times as long over the path
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise ArchiveError(f"cannot map {part}: {error}") from error
         self._check_file(part)
-        self._mapped[part] = whole.view(np.ndarray)
+        self._mapped[part] = np.frombuffer(memory, np.uint8)
         return self._mapped[part]
 
     def _check_file(self, part: Path) -> None:

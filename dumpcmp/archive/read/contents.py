@@ -64,7 +64,7 @@ class PartFile:
 
     def read(self, place: int, nbytes: int) -> bytes:
         """Exactly `nbytes` at `place`."""
-        if nbytes > LARGEST_READ or place + nbytes > self.nbytes:
+        if nbytes > LARGEST_READ or place + nbytes > self._grown(place + nbytes):
             self.fail(place, f"{nbytes} bytes are said to be here, but the file ends before")
         content = os.pread(self.descriptor, nbytes, place)
         if len(content) != nbytes:
@@ -73,7 +73,13 @@ class PartFile:
 
     def peek(self, place: int, nbytes: int) -> bytes:
         """At most `nbytes` at `place`."""
-        return self.read(place, max(0, min(nbytes, self.nbytes - place)))
+        return self.read(place, max(0, min(nbytes, self._grown(place + 1) - place)))
+
+    def _grown(self, end: int) -> int:
+        """How long the file is; one that ended before `end` may have been written to since."""
+        if end > self.nbytes:
+            self.nbytes = os.fstat(self.descriptor).st_size
+        return self.nbytes
 
 
 class Dataset(NamedTuple):
