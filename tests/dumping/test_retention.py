@@ -28,7 +28,7 @@ from dumpcmp.dumping.retention import (
 from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.row import Verdict
-from tests.archive.values import key, put
+from tests.archive.values import Dense, key, record
 from tests.compacting.archives import put_step
 
 
@@ -103,7 +103,8 @@ def test_an_archive_that_stays_too_large_is_waited_for_once(tmp_path: Path) -> N
         began = time.monotonic()
         with pytest.warns(CaptureWarning, match="cannot be kept under"):
             for number in range(10):
-                put(sink, key(f"op{number}"), np.ones(1000), number)
+                bits = np.ones(1000)
+                sink.put(record(key(f"op{number}"), bits, order=number), Dense(bits))
     assert time.monotonic() - began < 3
 
 

@@ -15,7 +15,7 @@ from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
 
 PROGRAM = Path(__file__).parent / "programs" / "interrupted.py"
-INTERRUPTS = int(os.environ.get("DUMPCMP_INTERRUPTS", "2"))  # 25 is the long version
+INTERRUPTS = int(os.environ.get("DUMPCMP_INTERRUPTS", "1"))  # 25 is the long version
 SEED = int(os.environ.get("DUMPCMP_SEED", "0"))
 
 
@@ -45,7 +45,8 @@ def disturbed(folder: Path, mode: str, *what: str) -> Lived:
 @pytest.fixture(scope="module", params=["eager", "aten", "fx"])
 def lived(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lived:
     """A program under one mode, whose handlers raise and call modules, and which forks."""
-    return disturbed(tmp_path_factory.mktemp("lived"), request.param, "raises", "calls", "forks")
+    parts = ("raises", "calls", "forks", "exits")
+    return disturbed(tmp_path_factory.mktemp("lived"), request.param, *parts)
 
 
 def test_exceptions_of_handlers_are_passed_on(lived: Lived) -> None:
@@ -55,17 +56,19 @@ def test_exceptions_of_handlers_are_passed_on(lived: Lived) -> None:
 
 
 def test_a_handler_may_call_a_module(lived: Lived) -> None:
-    (num_calls,) = lived.told["calls"]
-    assert num_calls >= 5 and lived.archive("calls").steps("Linear")
+    """Each call is recorded: as a step, or inside of the module that the signal came to."""
+    (num_calls,), archive = lived.told["calls"], lived.archive("calls")
+    inside = [key for key in archive if key.op.endswith("<Linear>") and key.slot == "output.0"]
+    assert len(archive.steps("Linear")) + len(inside) == num_calls >= 5
 
 
 def test_forked_children_neither_hang_nor_write(lived: Lived) -> None:
-    assert lived.told["forks"] == [60, 0]
-    assert lived.archive("forks").steps("Sequential") == tuple(range(60))
+    num_children, hung = lived.told["forks"]
+    assert num_children >= 20 and not hung
+    assert lived.archive("forks").steps("Sequential") == tuple(range(num_children))
 
 
-def test_a_forked_child_may_leave_the_capture(tmp_path: Path) -> None:
-    lived = disturbed(tmp_path, "eager", "exits")
+def test_a_forked_child_may_leave_the_capture(lived: Lived) -> None:
     assert lived.told["exits"] == [3] and lived.archive("exits").steps("Sequential") == (0,)
 
 

@@ -53,6 +53,7 @@ class CompiledCapture(ModuleCapture):
         self.enter = untraced(self.enter)
         self.exit = untraced(self.exit)
         self.begin = untraced(self.begin)
+        self.end = untraced(self.end)
         self._provenance = Provenance(self._where, self.quietly, tapped=tapped, **way)
         self.tapping = Tapping(lambda: self.step, self._provenance.known)
         self._compiled: dict[int, Callable[..., Any]] = {}

@@ -93,6 +93,7 @@ class GraphCapture(ModuleCapture):
         self.enter = untraced(self.enter)
         self.exit = untraced(self.exit)
         self.begin = untraced(self.begin)
+        self.end = untraced(self.end)
         self._compiled: dict[int, Any] = {}
 
     @contextmanager

@@ -171,6 +171,7 @@ class ModuleCapture:
         self.enter = enter_module
         self.exit = exit_module
         self.begin: Callable[[nn.Module], Step | None] = self._begin
+        self.end: Callable[[Step], None] = self._end
 
     @property
     def step(self) -> Step | None:
@@ -247,9 +248,7 @@ class ModuleCapture:
                 here.step = here.mode = None
                 ends.close()
                 for each in step.all_steps():
-                    each.put_rest()
-                    if not self.recorder.tap.backward:
-                        self.recorder.finish(each)
+                    self.end(each)
 
         return leave
 
@@ -336,10 +335,13 @@ class ModuleCapture:
             self._here.step = outer
             if outer is None:
                 self.recorder.counts.seconds += time.monotonic() - began
-            with HOLD:
-                step.put_rest()
-            if not self.recorder.tap.backward:
-                self.recorder.finish(step)
+            self.end(step)
+
+    def _end(self, step: Step) -> None:
+        with HOLD:
+            step.put_rest()
+        if not self.recorder.tap.backward:
+            self.recorder.finish(step)
 
     @contextmanager
     def _recording(self, step: Step) -> Iterator[None]:
