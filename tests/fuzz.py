@@ -70,15 +70,18 @@ class Share:
     start: int
     end: int
 
-    def passed(self, folder: Path, deadline: float) -> str:
-        """Nothing, or what pytest says; `deadline` ends it."""
+    def passed(self, folder: Path, deadline: float, seed: int) -> str:
+        """Nothing, or what pytest says; `deadline` ends it, draws begin at `seed`."""
         left = deadline - time.monotonic()
         if left < 1:
             return "not begun"
-        count = {self.long.variable: str(self.end - self.start), "DUMPCMP_SEED": str(self.start)}
+        count = {
+            self.long.variable: str(self.end - self.start),
+            "DUMPCMP_SEED": str(seed + self.start),
+        }
         room = folder / f"{self.long.name.replace(' ', '-')}-{self.start}"
         command = [sys.executable, "-m", "pytest", "-x", "-n", "0"]
-        command += [f"--basetemp={room}", *self.long.tests.split()]
+        command += ["--show-capture=no", f"--basetemp={room}", *self.long.tests.split()]
         environment = {"OMP_NUM_THREADS": "1"} | os.environ | count
         try:
             ran = subprocess.run(
@@ -101,11 +104,11 @@ def shares(longs: list[Long]) -> Iterator[Share]:
                 yield Share(long, start, min(start + long.share, long.total))
 
 
-def run_all(longs: list[Long], jobs: int, seconds: float) -> int:
+def run_all(longs: list[Long], jobs: int, seconds: float, seed: int) -> int:
     """Run all of it within `seconds`; print each failure, and in the end the counts."""
     deadline, passed, failures = time.monotonic() + seconds, Counter[str](), 0
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-        begun = {pool.submit(s.passed, Path(folder), deadline): s for s in shares(longs)}
+        begun = {pool.submit(s.passed, Path(folder), deadline, seed): s for s in shares(longs)}
         for done in as_completed(begun):
             share, said = begun[done], done.result()
             if not said:
@@ -124,11 +127,12 @@ def main() -> int:
     options.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options.add_argument("--seconds", type=float, default=1e6, help="stop after so long")
     options.add_argument("--scale", type=float, default=1.0, help="how many of the trials")
+    options.add_argument("--seed", type=int, default=0, help="another one draws others")
     options.add_argument("--only", default="", help="names of tests, with commas between")
     asked = options.parse_args()
     names = asked.only.split(",")
     longs = [long.scaled(asked.scale) for long in ALL if not asked.only or long.name in names]
-    return run_all(longs, asked.jobs, asked.seconds)
+    return run_all(longs, asked.jobs, asked.seconds, asked.seed)
 
 
 if __name__ == "__main__":
