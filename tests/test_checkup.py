@@ -304,6 +304,19 @@ def test_what_is_selected_is_checked_and_nothing_else() -> None:
     assert tenth.tally.total == pytest.approx(everything.tally.total / 10, rel=0.25)
 
 
+def test_functions_outside_of_modules_are_checked_where_no_model_is_named() -> None:
+    x, linear = torch.randn(4, 8), nn.Linear(8, 8)
+    with dumpcmp.check() as checkup:
+        linear(x).square().mean().backward()
+    assert checkup.passed and checkup.tally[Verdict.PASS] > 4
+    with dumpcmp.check() as outside:
+        double_silu(x)
+    assert [row.site.model for row in outside.rows] == ["program"]
+    with dumpcmp.check(linear) as inside:
+        double_silu(x)
+    assert not inside.rows
+
+
 def test_nothing_checked_is_unknown() -> None:
     with check(nn.Identity()) as checkup:
         pass

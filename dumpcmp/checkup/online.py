@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,8 @@ def check(
 
     Each op is run again in float64, on its own device, on what it was given, and what it gave out
     is held against that; so is its backward pass, where there is one. `every` checks only each nth
-    call. Nothing is written.
+    call. Nothing is written. Without a `model` functions outside of modules, such as a loss, are
+    checked as well, under the name "program".
     """
     recorder = Recorder(_Unkept(), make_tap(tokens, layers))
     recorder.lacking = check_names("every mode", "--mode eager")
@@ -53,7 +54,19 @@ def check(
     inside = _Inside()
     watching = ModuleCapture(recorder, roots, partial(_CheckingMode, checkup, inside))
     watching.enter = _open_scope
-    with watching.running(), _custom_functions(checkup, inside, lambda: watching.step):
+    outside = None
+    if model is None:
+        outside = recorder.begin_function("program", wanted=True, begin=recorder.begin)
+
+    def step_now() -> Step | None:
+        return watching.step or outside
+
+    outermost = _OutsideMode(checkup, inside, outside, lambda: watching.step) if outside else None
+    with (
+        outermost or nullcontext(),
+        watching.running(),
+        _custom_functions(checkup, inside, step_now),
+    ):
         yield checkup
     checkup.remarks = (*recorder.tap.unmatched(recorder.num_steps, recorder.ops), *recorder.lacking)
 
@@ -105,6 +118,23 @@ class _CheckingMode(FunctionMode):
             if wanted and edges:
                 _watch(self._checkup, call, of_one(call, given, took, gave), edges, gave)
         return result
+
+
+class _OutsideMode(_CheckingMode):
+    """Checks what a program computes outside of its modules; random numbers nobody can foretell."""
+
+    def __init__(
+        self, checkup: Checkup, inside: _Inside, step: Step, within: Callable[[], Step | None]
+    ) -> None:
+        super().__init__(checkup, inside, step)
+        self._within = within  # the step of a module that is running
+
+    def recorded(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        function = function_of(func)
+        is_own = self._within() is None and torch._C._current_autograd_node() is None
+        if not is_own or function.random or function.name.startswith("_record_function"):
+            return func(*args, **kwargs)
+        return super().recorded(func, args, kwargs)
 
 
 @contextmanager
