@@ -761,6 +761,23 @@ static int fits(const Py_buffer *line, int code, Py_ssize_t row, Py_ssize_t firs
     return 1;
 }
 
+static int is_short(int code) { return F32 <= code && code <= E5M2; }
+
+static int fit_together(const Py_buffer *golden, const Py_buffer *target, const Task *task,
+                        Py_ssize_t row)
+{
+    int ours = task->golden.code, theirs = task->target.code;
+    if (row < 1 || ours < 0 || ours >= NUM_CODES || theirs < 0 || theirs >= NUM_CODES ||
+        golden->len < 1 || golden->len % WIDTHS[ours] || target->len % WIDTHS[theirs] ||
+        golden->len / WIDTHS[ours] != target->len / WIDTHS[theirs] ||
+        (task->ulps == 1 && ours != theirs) || (task->whole && (ours < I8 || theirs < I8)) ||
+        (!task->wide && !(is_short(ours) && is_short(theirs)))) {
+        PyErr_SetString(PyExc_ValueError, "pairs: the sides do not fit together");
+        return 0;
+    }
+    return 1;
+}
+
 static PyObject *survey(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -772,7 +789,7 @@ static PyObject *survey(PyObject *self, PyObject *args)
                           &found))
         return NULL;
     fine = fits(&line, code, row, first, last, &found, sizeof(Side));
-    if (fine && !wide && (code < F32 || code > E5M2)) {
+    if (fine && !wide && !is_short(code)) {
         PyErr_SetString(PyExc_ValueError, "pairs: such numbers need float64");
         fine = 0;
     }
@@ -806,17 +823,8 @@ static PyObject *sum_up(PyObject *self, PyObject *args)
     task.target.line = target.buf;
     task.terms.rms = task.rms;
     task.ulps_of_all = ldexp(1.0, 1 - task.eps);
-    fine = fits(&golden, task.golden.code, row, first, last, &found, sizeof(Sums)) &&
-           fits(&target, task.target.code, row, first, last, &found, sizeof(Sums));
-    if (fine && (golden.len / WIDTHS[task.golden.code] != target.len / WIDTHS[task.target.code] ||
-                 (task.ulps == 1 && task.golden.code != task.target.code) ||
-                 (!task.wide && !task.careful &&
-                  (task.golden.code < F32 || task.golden.code > E5M2 || task.target.code < F32 ||
-                   task.target.code > E5M2)) ||
-                 (task.whole && (task.golden.code < I8 || task.target.code < I8)))) {
-        PyErr_SetString(PyExc_ValueError, "pairs: the sides do not fit together");
-        fine = 0;
-    }
+    fine = fit_together(&golden, &target, &task, row) &&
+           fits(&golden, task.golden.code, row, first, last, &found, sizeof(Sums));
     if (fine) {
         Py_BEGIN_ALLOW_THREADS
         Py_ssize_t size = golden.len / WIDTHS[task.golden.code];
@@ -830,6 +838,220 @@ static PyObject *sum_up(PyObject *self, PyObject *args)
     PyBuffer_Release(&target);
     PyBuffer_Release(&found);
     return fine ? Py_NewRef(Py_None) : NULL;
+}
+
+/* ---- one pair at once: `measure` of metrics.py, where no unit is needed -------------------- */
+
+#define DOMINATES 0.95
+#define TINY 1e-15
+#define FEW_ROWS 16
+
+static void add_side(Side *all, const Side *block)
+{
+    all->low = block->low + 0.0 < all->low ? block->low + 0.0 : all->low;
+    all->high = block->high + 0.0 > all->high ? block->high + 0.0 : all->high;
+    all->num_finite += block->num_finite;
+    all->num_nan += block->num_nan;
+    all->num_inf += block->num_inf;
+    all->sum += block->sum;
+    all->squares += block->squares;
+}
+
+static double magnitude_of(const Side *side)
+{
+    return side->num_finite ? (-side->low > side->high ? -side->low : side->high) : 0;
+}
+
+static int is_credible(const Side *side)
+{
+    return isfinite(side->squares) && (side->squares > 0 || magnitude_of(side) == 0);
+}
+
+static void add_sums(Sums *all, const Sums *block)
+{
+    add_side(&all->target, &block->target);
+    all->num_finite += block->num_finite;
+    all->aa += block->aa;
+    all->bb += block->bb;
+    all->ab += block->ab;
+    all->dd += block->dd;
+    all->da += block->da;
+    all->a += block->a;
+    all->d += block->d;
+    all->abs_d += block->abs_d;
+    if (block->max_d > all->max_d) {
+        all->max_d = block->max_d;
+        all->worst = block->worst;
+    }
+    all->rel += block->rel;
+    all->max_rel = block->max_rel > all->max_rel ? block->max_rel : all->max_rel;
+    all->plain += block->plain;
+    all->max_plain = block->max_plain > all->max_plain ? block->max_plain : all->max_plain;
+    all->max_row = block->max_row > all->max_row ? block->max_row : all->max_row;
+    all->num_rows += block->num_rows;
+    all->gain += block->gain;
+    all->gain_squared += block->gain_squared;
+    all->max_ulp = fmax(all->max_ulp, block->max_ulp);
+    all->mismatched += block->mismatched;
+    all->apart += block->apart;
+}
+
+/* Sums over all blocks; 0 where more care is needed than was taken. */
+static int sum_all(const Task *task, Py_ssize_t size, Py_ssize_t row, Sums *all)
+{
+    Room room;
+    Sums block;
+    Py_ssize_t blocks = num_blocks(size, row);
+    *all = (Sums){.target = {INFINITY, -INFINITY, 0, 0, 0, 0, 0}, .max_d = -1, .max_ulp = NAN};
+    for (Py_ssize_t number = 0; number < blocks; number++) {
+        sum_block(task, span_of(number, size, row), &room, &block);
+        if (!task->careful && !is_plain(&block.target))
+            return 0;
+        add_sums(all, &block);
+    }
+    return task->careful || !(0 < all->max_d && all->max_d < TINY);
+}
+
+static void direction(double aa, double bb, double ab, double da, double dd, double *cosine,
+                      double *distance)
+{
+    if (aa <= 0 || bb <= 0) {
+        *cosine = dd != 0 ? NAN : 1;
+        *distance = dd != 0 ? NAN : 0;
+        return;
+    }
+    *cosine = ab / sqrt(aa) / sqrt(bb);
+    if (dd > NEAR * aa) {
+        *cosine = *cosine > -1 ? *cosine : -1;
+        *cosine = *cosine < 1 ? *cosine : 1;
+        *distance = 1 - *cosine;
+        return;
+    }
+    double apart = dd / bb - da / aa * (da / bb);
+    *distance = (apart > 0 ? apart : 0) / (1 + *cosine);
+    *cosine = 1 - *distance;
+}
+
+static double gain_score(const Sums *sums)
+{
+    double n = sums->num_rows;
+    if (n < FEW_ROWS)
+        return NAN;
+    double mean = sums->gain / n, variance = sums->gain_squared / n - mean * mean;
+    variance = variance > 0 ? variance : 0;
+    return variance != 0 ? mean / sqrt(variance / (n - 1)) : copysign(INFINITY, mean);
+}
+
+static double pcc(const Side *golden, const Sums *sums)
+{
+    if (sums->num_finite == 0 || golden->low == golden->high ||
+        sums->target.low == sums->target.high)
+        return NAN;
+    double n = sums->num_finite, a = sums->a, b = sums->a + sums->d, cosine, distance;
+    direction(sums->aa - a * a / n, sums->bb - b * b / n, sums->ab - a * b / n,
+              sums->da - a * sums->d / n, sums->dd - sums->d * sums->d / n, &cosine, &distance);
+    return cosine;
+}
+
+static PyObject *extent(const Side *side)
+{
+    double n = side->num_finite;
+    if (n == 0)
+        return Py_BuildValue("(ddddnn)", NAN, NAN, NAN, NAN, (Py_ssize_t)side->num_nan,
+                             (Py_ssize_t)side->num_inf);
+    return Py_BuildValue("(ddddnn)", side->low, side->high, side->sum / n, sqrt(side->squares),
+                         (Py_ssize_t)side->num_nan, (Py_ssize_t)side->num_inf);
+}
+
+/* What the sums say, in the order of the fields of Metrics from num_finite on. */
+static PyObject *told(const Task *task, const Side *golden, const Sums *sums)
+{
+    double n = sums->num_finite != 0 ? sums->num_finite : NAN, s = task->shift;
+    double unknown = sums->dd != 0 ? INFINITY : 0, cosine = NAN, distance = NAN;
+    double a = sums->a, b = sums->a + sums->d, m = sums->num_finite;
+    double aa = sums->aa + s * (2 * a + m * s), bb = sums->bb + s * (2 * b + m * s);
+    double ab = sums->ab + s * (a + b + m * s), da = sums->da + s * sums->d;
+    int known = task->rms != 0, any = m != 0;
+    if (any)
+        direction(aa, bb, ab, da, sums->dd, &cosine, &distance);
+    double rel_l2 = aa != 0 ? sqrt(sums->dd / aa) : unknown;
+    return Py_BuildValue(
+        "(nddddddddddndddddnnNN)", (Py_ssize_t)m, cosine, distance, pcc(golden, sums),
+        any ? rel_l2 : NAN, aa != 0 ? da / aa : NAN, gain_score(sums),
+        known ? sums->max_row : unknown, sqrt(sums->dd / n), any ? sums->max_d : NAN,
+        sums->abs_d / n, (Py_ssize_t)sums->worst, known ? sums->max_rel : unknown,
+        known ? sums->rel / n : unknown, sums->plain / n, sums->max_plain, sums->max_ulp,
+        (Py_ssize_t)(sums->mismatched + sums->apart), (Py_ssize_t)sums->apart, extent(golden),
+        extent(&sums->target));
+}
+
+enum { UNIT_NEEDED, SAME, DIFFERENT };
+
+static int measure_pair(Task *task, Py_ssize_t size, Py_ssize_t row, Side *golden, Sums *sums)
+{
+    Side block;
+    Py_ssize_t blocks = num_blocks(size, row);
+    *golden = (Side){INFINITY, -INFINITY, 0, 0, 0, 0, 0};
+    for (Py_ssize_t number = 0; number < blocks; number++) {
+        survey_block(task->golden, span_of(number, size, row), task->wide, 1.0, &block);
+        add_side(golden, &block);
+    }
+    if (!is_credible(golden))
+        return UNIT_NEEDED;
+    if (task->golden.code == task->target.code &&
+        memcmp(task->golden.line, task->target.line,
+               (size_t)(size * WIDTHS[task->golden.code])) == 0)
+        return SAME;
+    double n = golden->num_finite, mean = n != 0 ? golden->sum / n : 0;
+    task->rms = n != 0 ? sqrt(golden->squares / n) : 0;
+    task->terms.rms = task->rms;
+    task->shift = fabs(mean) > DOMINATES * task->rms ? mean : 0;
+    task->careful = golden->num_nan + golden->num_inf != 0 || task->shift != 0 || task->whole ||
+                    !is_safe(magnitude_of(golden));
+    if (!sum_all(task, size, row, sums)) {
+        task->careful = 1;
+        sum_all(task, size, row, sums);
+    }
+    if (!task->careful) {
+        sums->a = golden->sum;
+        sums->bb = sums->target.squares;
+        sums->d = sums->target.sum - golden->sum;
+    }
+    return is_credible(&sums->target) && isfinite(sums->dd) && isfinite(sums->aa) ? DIFFERENT
+                                                                                 : UNIT_NEEDED;
+}
+
+static PyObject *measure(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Py_buffer golden, target;
+    Task task = {.unit = 1};
+    Py_ssize_t row;
+    if (!PyArg_ParseTuple(args, "y*y*(iiii(iii))ndd", &golden, &target, &task.golden.code,
+                          &task.target.code, &task.wide, &task.whole, &task.ulps, &task.eps,
+                          &task.least, &row, &task.terms.rtol, &task.terms.atol))
+        return NULL;
+    PyObject *found = NULL;
+    if (fit_together(&golden, &target, &task, row)) {
+        Side side;
+        Sums sums;
+        int kind;
+        task.golden.line = golden.buf;
+        task.target.line = target.buf;
+        task.ulps_of_all = ldexp(1.0, 1 - task.eps);
+        Py_BEGIN_ALLOW_THREADS
+        kind = measure_pair(&task, golden.len / WIDTHS[task.golden.code], row, &side, &sums);
+        Py_END_ALLOW_THREADS
+        if (kind == UNIT_NEEDED)
+            found = Py_NewRef(Py_None);
+        else if (kind == SAME)
+            found = Py_BuildValue("(nN)", (Py_ssize_t)side.num_finite, extent(&side));
+        else
+            found = told(&task, &side, &sums);
+    }
+    PyBuffer_Release(&golden);
+    PyBuffer_Release(&target);
+    return found;
 }
 
 static PyObject *same(PyObject *self, PyObject *args)
@@ -850,6 +1072,7 @@ static PyObject *same(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"survey", survey, METH_VARARGS, "Look at one side: a record for each of some blocks."},
     {"sum_up", sum_up, METH_VARARGS, "Measure both sides: a record for each of some blocks."},
+    {"measure", measure, METH_VARARGS, "Measure a pair; None where it needs a unit."},
     {"same", same, METH_VARARGS, "Whether two buffers hold the same bytes."},
     {NULL, NULL, 0, NULL},
 };

@@ -38,8 +38,8 @@ class Lines:
         """Lay two values of one shape side by side; where one is complex, so is the other."""
         one, two = (_like(*sides).line() for sides in ((golden, target), (target, golden)))
         parts = 2 if Kind.COMPLEX in (golden.dtype.kind, target.dtype.kind) else 1
-        width = max(width_of(one), width_of(two))
-        return cls(one, two, width, _row(golden.shape, parts), parts)
+        width = max(width_of(one.dtype), width_of(two.dtype))
+        return cls(one, two, width, row_of(golden.shape, parts), parts)
 
     @property
     def whole_numbers(self) -> bool:
@@ -69,7 +69,7 @@ def _like(value: Value, other: Value) -> Value:
     return Value(other.dtype, value.numbers().astype(other.dtype.storage))
 
 
-def _row(shape: tuple[int, ...], parts: int) -> int:
+def row_of(shape: tuple[int, ...], parts: int) -> int:
     """How many trailing elements make a row of useful length, else a fixed piece."""
     length = parts
     for size in reversed(shape):
@@ -79,9 +79,9 @@ def _row(shape: tuple[int, ...], parts: int) -> int:
     return length if _ROW[0] <= length <= _ROW[1] else _PIECE
 
 
-def width_of(line: Value) -> Width:
+def width_of(dtype: Dtype) -> Width:
     """The type to compute in: float64 where float32 cannot hold the elements."""
-    return FLOAT32 if line.dtype.kind is Kind.FLOAT and line.dtype.nbytes <= 4 else FLOAT64
+    return FLOAT32 if dtype.kind is Kind.FLOAT and dtype.nbytes <= 4 else FLOAT64
 
 
 def read(line: Value, span: slice, width: Width) -> Numbers:

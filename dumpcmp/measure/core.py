@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dumpcmp.measure.blocks import BLOCK, FLOAT64, Lines, Width
-from dumpcmp.nouns.value import Dtype, Kind, Value
+from dumpcmp.measure.blocks import BLOCK, FLOAT64, Lines, Width, row_of, width_of
+from dumpcmp.nouns.row import Closeness, Extent, Metrics
+from dumpcmp.nouns.value import Dtype, Kind, Value, dtype_named
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,6 +34,49 @@ except ImportError:  # it was not built, for want of a C compiler
 IS_BUILT = _pairs is not None
 
 Records = list[list[float]]
+
+
+def measured(golden: Value, target: Value, closeness: Closeness) -> Metrics | None:
+    """The Metrics of a pair by one call; None of what is too large, complex, or needs a unit."""
+    count = golden.bits.size
+    if _threads > 1 and count >= 2 * _SHARE * BLOCK:
+        return None
+    ways = _ways(golden.dtype.name, target.dtype.name)
+    if ways is None:
+        return None
+    ours, theirs = np.ascontiguousarray(golden.bits), np.ascontiguousarray(target.bits)
+    shape = golden.shape
+    row = row_of(shape, 1)
+    found = _pairs.measure(ours, theirs, ways, row, closeness.rtol, closeness.atol)
+    if found is None:
+        return None
+    if len(found) == 2:
+        return Metrics.of_equals(count, found[0], Extent(*found[1]))
+    *before, worst, rel, rels, plain, plains, ulp, mismatched, apart, one, other = found
+    return Metrics(
+        count, False, *before, _unravelled(worst, shape), rel, rels, plain, plains, ulp,
+        min(mismatched, count), not apart, Extent(*one), Extent(*other),
+    )  # fmt: skip
+
+
+def _unravelled(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    found = []
+    for size in reversed(shape):
+        place, index = divmod(place, size)
+        found.append(index)
+    return tuple(reversed(found))
+
+
+@cache
+def _ways(golden: str, target: str) -> tuple[int, int, bool, bool, tuple[int, int, int]] | None:
+    """How two dtypes are measured: their codes, in float64, as integers, and how ULPs count."""
+    ours, theirs = dtype_named(golden), dtype_named(target)
+    if Kind.COMPLEX in (ours.kind, theirs.kind):
+        return None
+    lines = Lines(*(Value(dtype, np.empty(0, dtype.storage)) for dtype in (ours, theirs)),
+                  max(width_of(ours), width_of(theirs)), 1, 1)  # fmt: skip
+    wide = lines.width is FLOAT64
+    return _CODES[golden], _CODES[target], wide, lines.whole_numbers, _ulps(ours, theirs)
 
 
 def same_bytes(one: NDArray[np.generic], other: NDArray[np.generic]) -> bool:

@@ -40,6 +40,8 @@ def measure(golden: Value, target: Value, closeness: Closeness = USUAL) -> Metri
         )
     if not golden.numel:
         return Metrics(count=0, equal=golden.dtype == target.dtype)
+    if core.IS_BUILT and (found := core.measured(golden, target, closeness)):
+        return found
     lines = Lines.of(golden, target)
     survey = surveyed(lines.golden, lines.width, lines.row)
     if golden.dtype == target.dtype and _are_same(lines):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.replay import Origin, Replay, Touched
@@ -102,14 +102,12 @@ class Metrics:
     @classmethod
     def of_equals(cls, count: int, num_finite: int, side: Extent) -> Metrics:
         """Of two sides with the same bits, of which `side` tells: every error is 0."""
-        found: dict[str, Any] = dict.fromkeys(_ERRORS, 0.0)
         direction = 1.0 if num_finite else math.nan
-        found |= {"cosine": direction, "cosine_distance": 1 - direction}
-        found |= {"pcc": 1.0 if side.min < side.max else math.nan}
-        return cls(count, True, num_finite, **found, golden=side, target=side)
-
-
-_ERRORS = tuple(field.name for field in fields(Metrics) if field.default is math.nan)
+        pcc = 1.0 if side.min < side.max else math.nan
+        return cls(
+            count, True, num_finite, direction, 1 - direction, pcc, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+            0.0, (), 0.0, 0.0, 0.0, 0.0, 0.0, 0, True, side, side,
+        )  # fmt: skip
 
 
 Own = tuple[tuple[str, float], ...]  # a user's own numbers of a pair, by the names of their columns

@@ -211,7 +211,7 @@ def _added(
     line = Value(dtype, bits)
     for low in range(0, line.numel, BLOCK):  # so much is in the cache
         span = slice(low, low + BLOCK)
-        numbers = read(line, span, width_of(line))
+        numbers = read(line, span, width_of(line.dtype))
         yield _added_few(numbers, start + low if isinstance(start, int) else start[span], sink)
 
 
