@@ -23,6 +23,7 @@ _NAMES = """
     int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool
 """
 _CODES = {name: code for code, name in enumerate(_NAMES.split())}
+_WORST = 11  # where `measure` tells the place of the largest error
 _SIDE, _SUMS = 7, 29  # numbers of a record
 _SHARE = 8  # blocks that are worth a thread of their own
 
@@ -52,11 +53,10 @@ def measured(golden: Value, target: Value, closeness: Closeness) -> Metrics | No
         return None
     if len(found) == 2:
         return Metrics.of_equals(count, found[0], Extent(*found[1]))
-    *before, worst, rel, rels, plain, plains, ulp, mismatched, apart, one, other = found
-    return Metrics(
-        count, False, *before, _unravelled(worst, shape), rel, rels, plain, plains, ulp,
-        min(mismatched, count), not apart, Extent(*one), Extent(*other),
-    )  # fmt: skip
+    told = list(found)  # the fields of Metrics from `num_finite` on, but for these
+    told[_WORST] = _unravelled(told[_WORST], shape)
+    told[-4:] = min(told[-4], count), not told[-3], Extent(*told[-2]), Extent(*told[-1])
+    return Metrics(count, False, *told)
 
 
 def _unravelled(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -73,8 +73,8 @@ def _ways(golden: str, target: str) -> tuple[int, int, bool, bool, tuple[int, in
     ours, theirs = dtype_named(golden), dtype_named(target)
     if Kind.COMPLEX in (ours.kind, theirs.kind):
         return None
-    lines = Lines(*(Value(dtype, np.empty(0, dtype.storage)) for dtype in (ours, theirs)),
-                  max(width_of(ours), width_of(theirs)), 1, 1)  # fmt: skip
+    one, two = (Value(dtype, np.empty(0, dtype.storage)) for dtype in (ours, theirs))
+    lines = Lines(one, two, max(width_of(ours), width_of(theirs)), 1, 1)
     wide = lines.width is FLOAT64
     return _CODES[golden], _CODES[target], wide, lines.whole_numbers, _ulps(ours, theirs)
 

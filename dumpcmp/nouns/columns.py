@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dumpcmp.nouns.replay import Choice
 from dumpcmp.nouns.row import Row
@@ -24,6 +24,8 @@ class Column:
     name: str
     doc: str
     cell: Callable[[Row], Cell]
+    holder: str = ""  # the attribute of a Row, perhaps None, that has what the cell tells,
+    path: str = ""  # and as which attribute
 
 
 def _column(name: str, doc: str, path: str) -> Column:
@@ -32,7 +34,8 @@ def _column(name: str, doc: str, path: str) -> Column:
     if not rest:
         return Column(name, doc, attrgetter(holder))
     held, read = attrgetter(holder), attrgetter(rest)
-    return Column(name, doc, lambda row: None if held(row) is None else read(held(row)))
+    cell = lambda row: None if held(row) is None else read(held(row))  # noqa: E731
+    return Column(name, doc, cell, holder, rest)
 
 
 def _metric(name: str, doc: str, path: str = "") -> Column:
@@ -164,9 +167,40 @@ COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 
 
+_NAMES = tuple(column.name for column in COLUMNS)
+_ALONE = tuple((at, one.cell) for at, one in enumerate(COLUMNS) if not one.holder)
+
+
+def _held_together() -> Iterator[
+    tuple[Callable[[Row], object], tuple[int, ...], Callable[..., Any]]
+]:
+    """What holds several cells, their places, and how all are read at once."""
+    for holder in dict.fromkeys(column.holder for column in COLUMNS if column.holder):
+        held = {at: one.path for at, one in enumerate(COLUMNS) if one.holder == holder}
+        read = attrgetter(*held.values())
+        several = read if len(held) > 1 else (lambda value, read=read: (read(value),))
+        yield attrgetter(holder), tuple(held), several
+
+
+_TOGETHER = tuple(_held_together())
+
+
+def line_of(row: Row) -> list[Cell]:
+    """The cells of one row in the order of COLUMNS. A report asks for all of every row."""
+    found: list[Cell] = [None] * len(COLUMNS)
+    for held, places, read in _TOGETHER:
+        value = held(row)
+        if value is not None:
+            for at, cell in zip(places, read(value), strict=True):
+                found[at] = cell
+    for at, cell_of in _ALONE:
+        found[at] = cell_of(row)
+    return found
+
+
 def cells(row: Row) -> dict[str, Cell]:
     """The cells of one row, by column; a user's own numbers come last."""
-    return {column.name: column.cell(row) for column in COLUMNS} | dict(row.own)
+    return dict(zip(_NAMES, line_of(row), strict=True)) | dict(row.own)
 
 
 def own_columns(rows: Iterable[Row]) -> dict[str, None]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
-from dumpcmp.nouns.columns import Cell, cells, headings
+from dumpcmp.nouns.columns import COLUMNS, Cell, headings, line_of
 from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Row
 from dumpcmp.report.escaping import as_cell
 
 
@@ -18,13 +21,17 @@ def write_csv(outcome: Outcome, path: Path) -> Path:
         lines = csv.writer(file)
         names = headings(outcome.rows)
         lines.writerow(map(as_cell, names))
-        for row in outcome.rows:
-            found = cells(row)
-            lines.writerow(_in_csv(found.get(name)) for name in names)
+        own = names[len(COLUMNS) :]
+        lines.writerows(_in_csv(row, own) for row in outcome.rows)
     return path
 
 
-def _in_csv(cell: Cell) -> Cell:
-    if cell is None:
-        return ""
-    return as_cell(cell) if isinstance(cell, str) else cell
+def _in_csv(row: Row, own: Sequence[str]) -> list[Cell]:
+    found = line_of(row)
+    if own:
+        numbers = dict(row.own)
+        found += [numbers.get(name) for name in own]
+    return [_escaped(cell) if isinstance(cell, str) else cell for cell in found]
+
+
+_escaped = lru_cache(4096)(as_cell)  # the same names come again and again
