@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import subprocess
@@ -24,6 +25,7 @@ from dumpcmp.dumping.retention import Retention
 LAYERS, STEPS = 8, 4  # 21.5 GB in all
 BUFFER = 24 << 30  # which holds them
 DD_MEGABYTES = 4096
+SHARED = Path("/dev/shm")
 Way = Callable[[nn.Module, Path], AbstractContextManager[object]]
 
 
@@ -69,8 +71,8 @@ def model_and_input() -> tuple[nn.Module, Tensor]:
     return model, torch.randn(4, TOKENS // 4, WIDTH, device="cuda", dtype=torch.bfloat16)
 
 
-def steps(model: nn.Module, x: Tensor, way: Way, path: Path) -> tuple[list[float], float]:
-    """Seconds of each step until the device is idle, and of everything, closing included."""
+def steps(model: nn.Module, x: Tensor, way: Way, path: Path) -> tuple[list[float], float, float]:
+    """Seconds of each step until the device is idle; of all, with closing; until it is on disk."""
     spent = []
     began = time.perf_counter()
     with torch.no_grad(), way(model, path):
@@ -80,7 +82,10 @@ def steps(model: nn.Module, x: Tensor, way: Way, path: Path) -> tuple[list[float
             model(x)
             torch.cuda.synchronize()
             spent.append(time.perf_counter() - start)
-    return spent, time.perf_counter() - began
+    whole = time.perf_counter() - began
+    if not path.is_relative_to(SHARED):
+        os.sync()  # what is in the cache only is not on the disk
+    return spent, whole, time.perf_counter() - began
 
 
 def warm_up(model: nn.Module, x: Tensor) -> None:
@@ -112,7 +117,6 @@ def table() -> Table:
     model, x = model_and_input()
     fits = min(free_memory() // 3, BUFFER)
     warm_up(model, x)
-    shared = Path("/dev/shm")
     disk = Path(tempfile.gettempdir())
     ways: dict[str, tuple[Way, Path]] = {
         "no capture": (lambda _model, _path: nullcontext(), disk),
@@ -120,31 +124,36 @@ def table() -> Table:
         "aminmax of every output, by hooks": (seen(lambda output: output.aminmax()), disk),
         "pinned copies on a side stream, no file": (Pinned().around, disk),
         "tensor.cpu() of every output": (seen(lambda output: output.cpu()), disk),
-        "dump into /dev/shm": (dumped(), shared),
-        "dump into /dev/shm, --buffer that holds the steps": (dumped(fits), shared),
+        "dump into /dev/shm": (dumped(), SHARED),
+        "dump into /dev/shm, --buffer that holds the steps": (dumped(fits), SHARED),
         "dump onto the disk, --buffer that holds the steps": (dumped(fits), disk),
-        "dump onto the disk, --buffer 1G": (dumped(1 << 30), disk),
+        "dump onto the disk": (dumped(), disk),
     }
     rows, base, pinned = [], 0.0, 0.0
     for name, (way, where) in ways.items():
         room = Path(tempfile.mkdtemp(dir=where))
-        spent, whole = steps(model, x, way, room / "d")
+        spent, whole, synced = steps(model, x, way, room / "d")
         nbytes = sum(part.stat().st_size for part in room.rglob("*.h5"))
         shutil.rmtree(room)
         step = statistics.median(spent[1:])
         base, pinned = base or step, pinned or step * name.startswith("pinned")
-        rate = f"{nbytes / whole / 1e9:.1f} GB/s" if nbytes else ""
+        rates = [
+            f"{nbytes / seconds / 1e9:.1f} GB/s" if nbytes else ""
+            for seconds in (STEPS * step, whole, synced)
+        ]
         beside = f"{step / pinned:.2f} ×" if pinned else ""
         first = f"{1000 * spent[0]:.0f} ms"
-        rows.append([name, f"{1000 * step:.1f} ms", f"{step / base:.2f} ×", beside, first, rate])
+        rows.append([name, f"{1000 * step:.1f} ms", f"{step / base:.2f} ×", beside, first, *rates])
         each = ", ".join(f"{1000 * seconds:.0f}" for seconds in spent)
         print(rows[-1], f"{nbytes / 1e9:.1f} GB, {whole:.2f} s; steps {each} ms", flush=True)
     how = (
         f"{LAYERS} decoder layers, d {WIDTH}, {TOKENS} tokens, bf16, forward, module outputs, "
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; median of {STEPS - 1} steps "
-        f"after the first, each until the device is idle; the rate counts opening, all steps and "
-        f"closing. dd with direct I/O writes {dd_rate(disk) / 1e9:.2f} GB/s onto the same disk, "
-        f"{dd_rate(shared) / 1e9:.2f} GB/s into /dev/shm."
+        f"after the first, each until the device is idle. Rates: of a step; with opening, the "
+        f"first step and closing; and until all is on the disk. dd with direct I/O "
+        f"writes {dd_rate(disk) / 1e9:.2f} GB/s onto the same disk, "
+        f"{dd_rate(SHARED) / 1e9:.2f} GB/s into /dev/shm."
     )
-    headings = ["captured", "step", "of no capture", "of pinned copies", "first step", "rate"]
+    times = ["step", "of no capture", "of pinned copies", "first step"]
+    headings = ["captured", *times, "step's rate", "whole", "synced"]
     return Table(title, headings, rows, how)
