@@ -32,8 +32,6 @@ LARGE_NBYTES = 4 << 20  # a value that one thread digests and writes while other
 PIECE_NBYTES = 8 << 20  # that is written at once: a file lets one thread write at a time
 MOST_FLYING = 2 << 30  # bytes under way at once
 LATEST_SECONDS = 0.5  # a commit of other parts does not wait longer for large values under way
-YIELD_RECORDS = 16  # after which the program's own threads may go on: Python runs one at a time
-YIELD_SECONDS = 2e-5
 SMALLEST_SHARED = 1 << 17  # bytes worth another thread
 PATIENCE_SECONDS = 0.5  # a producer waits so long in all before the ring takes more memory
 _CALL, _VALUE = schema.CALL, schema.VALUE
@@ -261,8 +259,6 @@ class Drain:
                 self._finish_text(*entry)
             stop += total
             count += 1
-            if not count % YIELD_RECORDS and not self._stopping:
-                time.sleep(YIELD_SECONDS)
         self._write_small(part, self._room[start:stop], began, count)
 
     def _write_small(self, part: Part, content: memoryview, began: int, count: int) -> None:
