@@ -33,6 +33,7 @@ class Device:
         self.is_writing = False
         self.lent: list[tuple[int, int]] = []
         self.seconds = seconds
+        self.num_copied = 0
         self._copies: SimpleQueue[Callable[[], None]] = SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 
@@ -55,6 +56,7 @@ class Device:
     def _work(self) -> None:
         while True:
             self._copies.get()()
+            self.num_copied += 1
 
 
 class Away:
@@ -108,7 +110,9 @@ def main(path: str, num_lanes: str) -> None:
     for number in range(NUM_VALUES):
         bits = np.full(1 << 20, float(number))
         sink.put(record(key(f"op{number}"), bits, order=number), Away(device, bits))
-    time.sleep(0.2)
+    while device.num_copied < NUM_VALUES:
+        time.sleep(0.01)
+    time.sleep(0.2)  # for whoever says in the ring that they are there
     os.kill(os.getpid(), signal.SIGKILL)
 
 
