@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dumpcmp.measure.blocks import BLOCK, FLOAT64, Lines, Width, row_of, width_of
+from dumpcmp.nouns.built import built
 from dumpcmp.nouns.row import Closeness, Extent, Metrics
 from dumpcmp.nouns.value import Dtype, Kind, Value, dtype_named
 
@@ -27,11 +27,7 @@ _WORST = 11  # where `measure` tells the place of the largest error
 _SIDE, _SUMS = 7, 29  # numbers of a record
 _SHARE = 8  # blocks that are worth a thread of their own
 
-_pairs: Any
-try:
-    _pairs = import_module("dumpcmp.measure._pairs")
-except ImportError:  # it was not built, for want of a C compiler
-    _pairs = None
+_pairs: Any = built("dumpcmp.measure._pairs")
 IS_BUILT = _pairs is not None
 
 Records = list[list[float]]

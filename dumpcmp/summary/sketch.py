@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib import import_module
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.measure.blocks import FLOAT64, scratch_of
+from dumpcmp.nouns.built import built
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.value import Integers, Portion
 
@@ -166,11 +166,9 @@ def _is_whole(index: Integers, extent: int) -> bool:
 
 
 # Of numbers, their width, start, block key, signs, bases and the sums to add to: the first Totals.
+# Where it was not built numpy takes three times as long.
 absorb: Callable[..., tuple[float, float, float, float, int]] | None
-try:
-    absorb = import_module("dumpcmp.summary._onepass").absorb
-except ImportError:  # it was not built, for want of a C compiler: numpy takes three times as long
-    absorb = None
+absorb = getattr(built("dumpcmp.summary._onepass"), "absorb", None)
 
 
 @dataclass(slots=True)  # and not frozen: every run of a shard makes two
