@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 SCALE ?= 1
 READY := $(VENV)/.ready
 
-.PHONY: help demo test tests lint bench fuzz wheel samples clean
+.PHONY: help demo test tests test-native lint bench fuzz wheel samples clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,13 +31,16 @@ test: $(READY)  ## everything CI runs: lint and all tests, side by side
 tests: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
+test-native: $(READY)  ## tests of the compiled core under the address and undefined sanitizers
+	$(BIN)/python tests/sanitize.py
+
 bench: $(READY)  ## print the benchmark tables (TABLE=archive,capture for some of them)
 	$(BIN)/python -m benchmarks $(TABLE)
 
 fuzz: $(READY)  ## broken inputs, faults, signals, random programs: at length (SCALE=0.1: a tenth)
 	$(BIN)/python -m tests.fuzz --scale $(SCALE)
 
-wheel: $(READY)  ## build the wheel twice, and see that it is the same
+wheel: $(READY)  ## build the wheel twice and without a compiler, and see what is in it
 	$(BIN)/python tests/build_wheel.py
 
 samples: $(READY)  ## rebuild sample_dumps/
