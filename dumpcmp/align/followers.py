@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
@@ -20,11 +20,13 @@ def followers(
 
     So also of one that both have and that nobody could put together from its shards (`unsolved`),
     on either side. What a run gives out at its end, and what was taken by a call whose outputs are
-    not recorded, is an end: nothing after it can tell.
+    not recorded, is an end: nothing after it can tell. Where a call takes the value and has a
+    partner, both sides have it.
     """
     ours = _Side(golden, {pair.golden: pair for pair in pairs if pair.golden})
     theirs = _Side(target, {pair.target: pair for pair in pairs if pair.target})
     found: dict[Pair, list[Pair]] = {}
+    taken: dict[Pair, list[Pair]] = {}
     ends = set()
     for pair in pairs:
         if pair.both and not unsolved(pair):
@@ -33,12 +35,14 @@ def followers(
         for side, key in ((ours, pair.golden), (theirs, pair.target)):
             if key is None:
                 continue
+            if not pair.both:
+                taken[pair] = [one for one in side.shown(key) if one.both]
             after = side.after(key)
             made = (side.pairs[other] for other in after or () if other in side.pairs)
             found[pair] += [other for other in made if other is not pair]
             if after is None or side.is_end(key):
                 ends.add(pair)
-    return Following(found, frozenset(ends))
+    return Following(found, frozenset(ends), taken)
 
 
 class _Side:
@@ -67,6 +71,12 @@ class _Side:
         slot = key.slot
         given = slot.is_output or slot.kind == "grad_input"
         return slot.is_parameter_gradient or (key.op == ROOT and given)
+
+    def shown(self, key: Key) -> Iterator[Pair]:
+        """The pairs in which the value of `key` appears once more."""
+        for other in self.appearances[self.listing.first(key)]:
+            if other != key and other in self.pairs:
+                yield self.pairs[other]
 
     def after(self, key: Key) -> list[Key] | None:
         """The values made of `key` at once; None where what was made of it is not recorded."""

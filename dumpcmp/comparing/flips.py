@@ -136,9 +136,18 @@ class _FlipWalk:
         return self._lost(key, first) if first else None
 
     def is_equal(self, pair: Pair) -> bool:
-        """Whether both sides are the same to the bit, whatever they were computed from."""
+        """Whether both sides are the same to the bit, whatever they were computed from.
+
+        In different dtypes: whether they are the same numbers, such as counts in float and in int.
+        """
         found = self.measured.get(pair) or self.measured.get(pair.repeats or pair)
-        return found is not None and found.metrics is not None and found.metrics.equal
+        if found is None or found.metrics is None:
+            return False
+        assert pair.golden is not None and pair.target is not None
+        ours, theirs = self.golden.record(pair.golden), self.target.record(pair.target)
+        cast = ours.dtype != theirs.dtype and found.metrics.exact
+        same = found.metrics.max_abs_diff == 0 and found.metrics.nonfinite_agree
+        return found.metrics.equal or (cast and same)
 
     def visit(self, site: Site, keys: Iterable[Key]) -> None:
         """Follow one call, if it chose otherwise or was given anything that was touched."""

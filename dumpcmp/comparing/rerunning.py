@@ -25,7 +25,7 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Measured, Pair
-from dumpcmp.nouns.value import to_torch
+from dumpcmp.nouns.value import Kind, dtype_named, to_torch
 
 if TYPE_CHECKING:  # torch is imported where there is something to run
     from torch import Tensor
@@ -133,13 +133,23 @@ def _again(plan: Rerunning) -> Rerun:
         wide = value.double() if value.is_floating_point() else value
         return Rerun({str(key.slot): wide for key in plan.gave})
     if len(plan.calls) == 1:
-        alone = {slot: tensor for (_, slot), tensor in given.items()}
+        alone = {at[1]: _as_golden(tensor, plan.given[at]) for at, tensor in given.items()}
         return rerun(plan.calls[0], alone, device=plan.device)
     last = len(plan.calls) - 1
     dtypes = {place: getattr(torch, name) for place, name in plan.dtypes.items()}
     wanted = {str(key.slot): (last, str(key.slot)) for key in plan.gave}
     region = Chain(plan.calls, plan.wires, dtypes)
     return rerun_region(region, given, wanted, device=plan.device)
+
+
+def _as_golden(tensor: Tensor, reading: Loading) -> Tensor:
+    """Integers that golden has as floats in its dtype: what takes the one may refuse the other."""
+    golden = dtype_named(reading.task.golden.first.dtype)
+    if golden.kind is not Kind.FLOAT or tensor.is_floating_point() or tensor.is_complex():
+        return tensor
+    import torch
+
+    return tensor.to(getattr(torch, golden.name))
 
 
 def _held(again: Rerun, key: Key, reading: Loading, plan: Rerunning) -> Replay:

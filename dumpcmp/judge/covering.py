@@ -7,12 +7,13 @@ from dataclasses import replace
 from enum import IntEnum
 
 from dumpcmp.judge.walking import each_after
-from dumpcmp.nouns.row import Following, Judgement, Pair, Verdict
+from dumpcmp.nouns.row import Following, Judgement, Pair, Verdict, Why
 
 
 class _Way(IntEnum):
     """What the ways from a value lead to; the worst of them counts."""
 
+    ITSELF = -1  # it was compared where it was taken, and agrees
     NOWHERE = 0
     AGREEING = 1  # to values that both sides have and that agree
     UNSEEN = 2  # to an end that the other side does not have, or that was not judged
@@ -21,19 +22,25 @@ class _Way(IntEnum):
 
 _AGREES = frozenset(map(Verdict, ("PASS", "DTYPE", "EMPTY", "FLIP")))
 _SAID = {
+    _Way.ITSELF: "where it is taken both sides agree",
     _Way.NOWHERE: "nothing that is recorded was computed from it",
     _Way.AGREEING: "all that was computed from it agrees",
     _Way.UNSEEN: "nothing after it shows whether it is right",
     _Way.FAILING: "what was computed from it differs",
 }
-_VERDICTS = {_Way.NOWHERE: Verdict.DEAD, _Way.AGREEING: Verdict.COVERED}
+_VERDICTS = {
+    _Way.ITSELF: Verdict.COVERED,
+    _Way.NOWHERE: Verdict.DEAD,
+    _Way.AGREEING: Verdict.COVERED,
+}
 
 
 def cover(judgements: Mapping[Pair, Judgement], following: Following) -> dict[Pair, Judgement]:
     """Other judgements on values that one side alone has, as far as what follows them tells.
 
     Two sides may compute the same in other ways. A value on the way is right, or does not matter,
-    where all that was made of it agrees.
+    where all that was made of it agrees; and so is one that was compared where it is taken, such
+    as after a cast to another dtype, whatever is made of it there.
     """
     ways: dict[Pair, _Way] = {}
     for pair in each_after(following.made, following.made):
@@ -58,12 +65,25 @@ def _way(
     ways: Mapping[Pair, _Way],
 ) -> _Way:
     found = [
-        ways.get(other, _Way.NOWHERE) if other in following.made else _end(judgements.get(other))
+        _through(ways.get(other)) if other in following.made else _end(judgements.get(other))
         for other in following.made.get(pair, ())
     ]
     if pair in following.ends:
         found.append(_Way.UNSEEN)
-    return max(found, default=_Way.NOWHERE)
+    worst = max(found, default=_Way.NOWHERE)
+    is_known = any(_is_same(judgements.get(other)) for other in following.taken.get(pair, ()))
+    return _Way.ITSELF if is_known and worst > _Way.AGREEING else worst
+
+
+def _through(way: _Way | None) -> _Way:
+    """What a value leads to by another one that the side alone has."""
+    return _Way.AGREEING if way is _Way.ITSELF else way or _Way.NOWHERE
+
+
+def _is_same(judgement: Judgement | None) -> bool:
+    """Whether a value was measured and is golden's, and not merely a right one."""
+    measured = judgement is not None and judgement.verdict in (Verdict.PASS, Verdict.DTYPE)
+    return measured and judgement is not None and judgement.why is Why.PLAIN
 
 
 def _end(judgement: Judgement | None) -> _Way:

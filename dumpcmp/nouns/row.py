@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from dumpcmp.nouns.key import Key
@@ -308,6 +309,7 @@ class Following(NamedTuple):
 
     made: Mapping[Pair, Sequence[Pair]]
     ends: frozenset[Pair] = frozenset()  # nothing comes after them that could tell
+    taken: Mapping[Pair, Sequence[Pair]] = MappingProxyType({})  # where both sides have it
 
 
 NOWHERE = Following({})
