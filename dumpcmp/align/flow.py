@@ -16,7 +16,7 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.align.pieces import lie_of
 from dumpcmp.align.synonyms import canonical, contracts, gives_views, keeps_elements
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.record import Record
+from dumpcmp.nouns.record import VMAP, Record
 
 Strand = int
 Content = tuple[str, str]  # dtype and digest
@@ -151,7 +151,7 @@ class Flow:
             canonical(site.op.function),
             tuple(self.strand(key) for key in keys if key.slot.kind == "input"),
             tuple(self.strand(key) for key in keys if key.slot.is_output),
-            _literals(call.arguments) if call else "",
+            _literals(call.arguments) + VMAP * self.listing.is_batched(site) if call else "",
         )
 
     def geometries(self, site: Site) -> Iterator[tuple[Key, Strand, Expression]]:

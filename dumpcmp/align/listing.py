@@ -55,6 +55,10 @@ class Listing:
         """The call that gave or took a value."""
         return self.calls.get(key.site)
 
+    def is_batched(self, site: Site) -> bool:
+        """Whether a call saw single examples of what is recorded: inside of torch.func.vmap."""
+        return any(self.record(key).is_batch for key in self.sites.get(site, ()))
+
     def first(self, key: Key) -> Key:
         """The first appearance in the run of the value that `key` is."""
         return self.record(key).same_as or key

@@ -79,6 +79,10 @@ class Partners:
         """The lines of code that two calls stand in."""
         return _source(self.golden.calls.get(golden)), _source(self.target.calls.get(target))
 
+    def are_as_batched(self, golden: Site, target: Site) -> bool:
+        """Whether both calls, or neither, saw single examples of a batch, by torch.func.vmap."""
+        return self.golden.is_batched(golden) == self.target.is_batched(target)
+
     def outputs_fit(self, golden: Site, target: Site) -> bool:
         """Whether what two calls give out can be the same: of one shape, and stored on both sides.
 

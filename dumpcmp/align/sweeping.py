@@ -258,7 +258,8 @@ class Sweep:
             return None
         other = self.ours.doings[golden]
         known, wrong = self.agreement(other, doing)
-        fits = self.sides.outputs_fit(golden, site) or (known and not wrong)
+        asks = known and not wrong and self.sides.are_as_batched(golden, site)
+        fits = self.sides.outputs_fit(golden, site) or asks
         if not fits or (wrong and not known) or self._contradicts(doing.gives, other.gives):
             return None
         return golden

@@ -89,7 +89,10 @@ class Form:
     layout: str = _told("how the value lies over the mesh, such as 'b s h[tp]'")
     kept: Kept = _told("full, summary or nothing", Kept.FULL)  # noqa: RUF009
     problem: str = _told("why a value could not be stored; the dataset then has no elements")
-    seen_in: str = _told("twin: stored by the twin of a fused kernel, not by the kernel itself")
+    seen_in: str = _told(
+        "twin: stored by the twin of a fused kernel, not by the kernel itself; vmap 1: the whole "
+        "batch, first in its shape, of a value inside of torch.func.vmap of that level"
+    )
     stored: Stored | None = None  # on disk [dtype, shape, [[attribute, value], ...]], or null
 
     @cached_property

@@ -14,6 +14,7 @@ from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
 
+IN_VMAP = "golden's op ran inside of torch.func.vmap, on one example of a batch at a time"
 MOST_CALLS = 64  # of a region: what lies farther apart is not held against each other
 
 _Place = tuple[int, str]  # the how-manieth call of a plan, and a slot of it
@@ -220,6 +221,8 @@ class _Region:
         call = self.planner.own.get(site) or flow.golden.calls.get(site)
         if call is None or not call.target or site.op.is_module:
             raise UnknownError("golden's call was not recorded")
+        if flow.golden.is_batched(site):
+            raise UnknownError(IN_VMAP)
         if len(self.calls) >= MOST_CALLS:
             raise UnknownError(f"more than {MOST_CALLS} ops lie between values of both sides")
         slots = [key for key in flow.golden.sites[site] if key.slot.is_input]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.placing import loaded
-from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning, UnknownError
+from dumpcmp.comparing.reruns import IN_VMAP, Loading, Planner, Replaying, Rerunning, UnknownError
 from dumpcmp.comparing.taping import GradientPlan, Place, plan_gradient
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import ALIKE, APART
@@ -108,6 +108,8 @@ def _sloping(planner: Planner, pair: Pair) -> Sloping:
     plan = plan_gradient(flow.tape, pair.golden, lambda key: _is_shared(flow, key))
     if plan.unknown:
         raise UnknownError(plan.unknown)
+    if any(flow.golden.is_batched(call.site) for call in plan.calls):
+        raise UnknownError(IN_VMAP)
     plan = replace(plan, calls=tuple(planner.own.get(call.site, call) for call in plan.calls))
     given = {place: _value(planner, key) for place, key in plan.given.items()}
     grads = {place: planner.read(flow.ours[key]) for place, key in plan.grads.items()}

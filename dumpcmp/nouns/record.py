@@ -10,6 +10,7 @@ from dumpcmp.nouns.key import Key, Op, Site
 
 NO_KERNEL = "no kernel"  # the kernel of an op that a compiled graph has, but never computes
 UNWRITTEN = "memory that nobody has written to has no value"  # the problem of what `empty` gives
+VMAP = "vmap"  # where a value was seen that has the batch of a vmap in front, and at which level
 TWIN = "twin"  # where a value was seen that only the twin of a fused kernel stores
 
 
@@ -108,12 +109,17 @@ class Record:
     digest: str = ""  # xxh3_128 of the stored bytes, hexadecimal
     location: Location | None = None  # set by the archive that holds the bytes
     stored: Stored | None = None  # what stands in the archive for the elements; None: they do
-    seen_in: str = ""  # TWIN where the twin of a fused kernel stored it, not the kernel itself
+    seen_in: str = ""  # TWIN where the twin of a fused kernel stored it; "vmap 1" inside of vmap
 
     @property
     def is_twin(self) -> bool:
         """Whether the twin of a fused kernel stored it, not the kernel itself."""
         return self.seen_in == TWIN
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether its op saw single examples of it, inside of torch.func.vmap."""
+        return self.seen_in.startswith(VMAP)
 
 
 class Source(Protocol):

@@ -181,6 +181,11 @@ every mode, or tensors in containers that only torch's pytree can open are not r
 --dtype
     to convert nested arguments
         torch.utils._pytree: tree_map_only
+every mode, or values inside of transforms of torch.func are not recorded
+    to see what their wrappers hold
+        torch._C._functorch: get_unwrapped is_batchedtensor is_gradtrackingtensor
+        torch._C._functorch: is_functorch_wrapped_tensor maybe_get_bdim maybe_get_level
+        torch._functorch.pyfunctorch: temporarily_clear_interpreter_stack
 compiled functions, or what compiled functions compute outside of modules is not recorded
 {_CALLABLES}
 compiled modules, or a module that the program compiled may stand under other names than in \

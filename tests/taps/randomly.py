@@ -26,12 +26,12 @@ class MineError(Exception):
 
 
 class Program(nn.Module):
-    """Does ten things at random to a tensor of shape (4, 6); the same for the same seed.
+    """Does `length` things at random to a tensor of shape (4, 6); the same for the same seed.
 
     One that is to be `traced` does nothing that ends a program under torch.compile, too.
     """
 
-    def __init__(self, seed: int, *, traced: bool = False) -> None:
+    def __init__(self, seed: int, *, traced: bool = False, length: int = 10) -> None:
         super().__init__()
         draws = random.Random(seed)
         torch.manual_seed(seed)
@@ -41,7 +41,7 @@ class Program(nn.Module):
         self.num_hooked = 0
         self.linear.register_forward_hook(self._hooked)
         known = sorted(MOVES.keys() - UNTRACEABLE if traced else MOVES)
-        self.moves = draws.choices(known, k=10)
+        self.moves = draws.choices(known, k=length)
         self.raises = draws.random() < 0.2
 
     def _hooked(self, module: nn.Module, args: Any, result: Tensor) -> Tensor:

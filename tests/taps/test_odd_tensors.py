@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
-from dumpcmp.nouns.record import UNWRITTEN
+from dumpcmp.nouns.record import UNWRITTEN, Record
 
 
 class Odd(nn.Module):
@@ -43,8 +43,17 @@ TRANSFORMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "jacfwd": lambda x, w: torch.func.jacfwd(loss)(x, w),
     "hessian": lambda x, w: torch.func.hessian(loss)(x, w),
 }
+TRANSFORMED |= {
+    "vmap of columns": lambda x, w: torch.func.vmap(lambda c: (c @ w).cumsum(0), 1, 1)(x),
+    "vmap in vmap": lambda x, w: torch.func.vmap(lambda r: torch.func.vmap(lambda e: e * 2)(r))(x),
+    "vmap of grad": lambda x, w: torch.func.vmap(torch.func.grad(loss), (0, None))(x, w),
+    "grad of vmap": lambda x, w: torch.func.grad(
+        lambda y: torch.func.vmap(loss, (0, None))(y, w).sum()
+    )(x),
+}
 UNTRACED = {"resized": resized, "zeros": lambda x, w: torch._efficientzerotensor((3, 3)) + x @ w}
-CASES = [(mode, name) for mode in ("eager", "aten", "fx") for name in TRANSFORMED]
+CASES = [(mode, name) for mode in ("eager", "aten") for name in TRANSFORMED]
+CASES += [("fx", name) for name in ("grad", "vmap", "jvp", "vjp", "hessian")]  # of all the others
 CASES += [(mode, name) for mode in ("eager", "aten") for name in UNTRACED]
 
 
@@ -58,15 +67,36 @@ def test_a_capture_leaves_the_program_alone(mode: str, name: str, tmp_path: Path
     assert archive.complete and torch.equal(archive.tensor("<root>", slot="output.0"), expected)
 
 
-@pytest.mark.parametrize(
-    "name, said", [("resized", "its storage has 0 bytes"), ("grad", "torch.func")]
-)
-def test_what_has_no_elements_says_why(name: str, said: str, tmp_path: Path) -> None:
-    model = Odd((TRANSFORMED | UNTRACED)[name])
+def test_what_has_no_elements_says_why(tmp_path: Path) -> None:
+    model = Odd(resized)
     with dumpcmp.capture(model, tmp_path / "d"):
         model(torch.rand(3, 3))
     problems = [record.problem for record in dumpcmp.Archive(tmp_path / "d").values()]
-    assert any(said in problem for problem in problems)
+    assert any("its storage has 0 bytes" in problem for problem in problems)
+
+
+def under(name: str, path: Path) -> dict[str, Record]:
+    """What the ops of a program inside of transforms gave, by function."""
+    with dumpcmp.capture(model := Odd(TRANSFORMED[name]), path):
+        model(torch.linspace(0, 1, 9).reshape(3, 3))
+    archive = dumpcmp.Archive(path)
+    assert not any(record.problem for record in archive.values())
+    return {key.op.function: archive[key] for key in archive if key.slot == "output.0"}
+
+
+def test_the_batch_under_vmap_is_stored_with_its_level(tmp_path: Path) -> None:
+    x, w = torch.linspace(0, 1, 9).reshape(3, 3), torch.ones(3, 3)
+    gave = under("vmap of columns", tmp_path / "d")
+    archive = dumpcmp.Archive(tmp_path / "d")
+    assert gave["cumsum"].seen_in == gave["matmul"].seen_in == "vmap 1"
+    assert torch.equal(archive.tensor("<root>/matmul", slot="output.0"), x.T @ w)
+    assert under("vmap in vmap", tmp_path / "two")["mul"].seen_in == "vmap 1,2"
+
+
+def test_what_is_differentiated_is_stored_as_it_is(tmp_path: Path) -> None:
+    gave = under("grad", tmp_path / "d")
+    assert gave["sin"].kept == "full" and not gave["sin"].seen_in
+    assert gave["sum"].shape == ()
 
 
 class Unwritten(nn.Module):

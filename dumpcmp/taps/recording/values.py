@@ -25,6 +25,7 @@ from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.blanks import Blanks
 from dumpcmp.taps.recording.sources import HostSource, digest_of
 from dumpcmp.taps.recording.transfers import DeviceSource, Stagings
+from dumpcmp.taps.recording.transforms import can_look_inside, held_by, outside
 
 FINALIZERS.add(StorageWeakRef.__del__.__code__)  # which runs wherever a step is forgotten
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
@@ -154,6 +155,13 @@ class Values:
         given, or not at all if that is None. Returns the Key that the bytes are stored under.
         """
         plain = plain_of(tensor)._replace(seen_in=seen_in) if seen_in else plain_of(tensor)
+        if plain.problem == WRAPPED and can_look_inside():
+            with outside():
+                held = held_by(tensor)
+                if held is not None and held.tensor is not tensor:
+                    return self.put(
+                        key, order, held.tensor, same_as, fresh, held.seen_in, unwritten, by
+                    )
         outlet = self._outlet
         if unwritten and not plain.problem:
             self._blanks.leave(plain.tensor)
@@ -266,6 +274,7 @@ class Plain(NamedTuple):
     seen_in: str = ""
 
 
+WRAPPED = "a tensor inside of a transform of torch.func has no elements of its own"
 _PLAIN = (Tensor, nn.Parameter)
 
 
@@ -297,7 +306,7 @@ def _unreadable(tensor: Tensor) -> str:
         storage = tensor.untyped_storage()
         held = storage.nbytes() if storage.data_ptr() else 0  # tensors of zeros have no memory
     except RuntimeError:  # torch.func wraps tensors, and a wrapper has no storage
-        return "a tensor inside of a transform of torch.func has no elements of its own"
+        return WRAPPED
     size, count = tensor.itemsize, tensor.numel()
     if not count or held >= (tensor.storage_offset() + count) * size:
         return ""
