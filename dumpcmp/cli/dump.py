@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--buffer", metavar="SIZE",
               callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
               help="Memory that may hold what the disk has not taken yet: 16G; a GPU "
-              "writes into it directly.  [default: 256M, for a GPU 4G, less where little is "
+              "writes into it directly.  [default: 256M, for a GPU 2G, less where little is "
               "free]")  # fmt: skip
 @click.option("--graph-budget", metavar="SIZE",
               callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,

@@ -104,8 +104,9 @@ class Retention:
             if self.keep_full and any(fnmatch.fnmatchcase(key.op, g) for g in self.keep_full):
                 return None
             condensed = summarise(tensor, _portion(tensor, layout))
-            told = dict(condensed.stored.attributes) if condensed else {}
-            if problem := told.get("reduce_problem"):
+            if reduction is None or condensed is None:  # nothing more is asked of most values
+                return condensed
+            if problem := dict(condensed.stored.attributes).get("reduce_problem"):
                 compactor.tell(f"{key} stays whole, --reduce gave no numbers: {problem}")
                 return None
             return condensed

@@ -23,7 +23,7 @@ WARM_NBYTES = 2 << 20  # pages that are used again and again are in the cache, a
 
 LARGE_REACH = 16 << 20  # for larger records, lest threads wait for each other after each one
 LENT_REACH = 256 << 20  # that is lent at once, since each piece takes the device a while
-LENT_NBYTES = 4 << 30  # that a device may fill unasked, enough for all threads that write
+LENT_NBYTES = 2 << 30  # that a device may fill unasked, enough for all threads that write
 LENT_SHARE = 16  # but not more than one part in so many of the memory that is free
 PIECE = 2 << 20  # of which what is lent is a multiple
 SHARE = 4  # of the memory that is free, one part in so many is taken unasked

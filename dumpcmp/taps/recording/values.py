@@ -241,7 +241,7 @@ class Values:
             self._blanks.write(plain.tensor)
 
     def _source(self, tensor: Tensor, own: bool) -> Source:
-        if tensor.device.type == "cpu":
+        if tensor.is_cpu:
             return HostSource(tensor)
         return DeviceSource(tensor, self._outlet.stagings, own)
 
@@ -290,7 +290,7 @@ def plain_of(tensor: Tensor) -> Plain:
         with torch._C.DisableTorchFunctionSubclass():
             tensor = tensor.as_subclass(Tensor)
     if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
-        if tensor.device.type == "meta":
+        if tensor.is_meta:
             return Plain(tensor, problem="meta tensors have no elements")
         if problem := _unreadable(tensor):
             return Plain(tensor, problem=problem)
