@@ -27,7 +27,10 @@ def test_processes_give_the_same() -> None:
         assert list(run_each(square, range(5), executor)) == [0, 1, 4, 9, 16]
 
 
-def test_few_tasks_are_under_way() -> None:
+@pytest.mark.parametrize(
+    "executor, under_way", [(SerialExecutor(), 1), (ThreadPoolExecutor(2), 5)], ids=["one", "many"]
+)
+def test_few_tasks_are_under_way(executor: Executor, under_way: int) -> None:
     taken = 0
 
     def tasks() -> Iterator[int]:
@@ -36,8 +39,8 @@ def test_few_tasks_are_under_way() -> None:
             taken = number + 1
             yield number
 
-    results = run_each(square, tasks(), SerialExecutor(), in_flight=5)
-    assert next(results) == 0 and taken == 5
+    results = run_each(square, tasks(), executor, in_flight=5)
+    assert next(results) == 0 and taken == under_way
 
 
 def test_an_error_reaches_the_caller() -> None:

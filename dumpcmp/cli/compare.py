@@ -78,6 +78,7 @@ def command(
     from dumpcmp.comparing import compare
     from dumpcmp.comparing.showing import USUAL_CLOSE_UPS
     from dumpcmp.comparing.watching import compare_by_steps
+    from dumpcmp.execute import rarely_collecting
     from dumpcmp.judge import checker_named
     from dumpcmp.report.terminal import Screen
 
@@ -87,7 +88,7 @@ def command(
     forms = (*forms, "html") if shows and "html" not in forms else forms
     closely = USUAL_CLOSE_UPS if any(FORMS[form].looks_closely for form in forms) else 0
     options |= {"layers": layers, "tokens": token, "checker": chosen, "closely": closely}
-    with progress_bar() as progress:
+    with rarely_collecting(), progress_bar() as progress:
         if follow or stop_at_first:
             outcome = compare_by_steps(
                 golden_path, my_path, follow=follow, stop_at_first=stop_at_first,

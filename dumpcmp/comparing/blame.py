@@ -317,7 +317,8 @@ def _blamed(value: RowNode, target: Listing, idle: Mapping[RowNode, RowNode]) ->
         cause = None if value.is_alone else idle[cause]
     if cause is value:
         return replace(row, root=True, **_shared(row, target))
-    return replace(row, cause=cause.row.key if cause and value.fails else None)
+    inherited = cause.row.key if cause and value.fails else None
+    return row if row.cause == inherited else replace(row, cause=inherited)
 
 
 def _shared(row: Row, target: Listing) -> dict[str, Any]:

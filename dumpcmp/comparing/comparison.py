@@ -167,11 +167,11 @@ class _Comparing:
         work = placed(asking(work, self.metrics), self.device)
         tell = span.telling(progress, self.nbytes)
         work, measured = measure_all(work, workers, tell)
+        nbytes = sum(job.nbytes for job in work.values())
         flow = DataFlow(pairs, ours.listing, theirs.listing)
         clues = Clues()
         if isinstance(rule, ReferenceChecker | RoundingChecker):
-            nbytes = self.nbytes + sum(job.nbytes for job in work.values())
-            tell = span.telling(progress, nbytes)
+            tell = span.telling(progress, self.nbytes + nbytes)
             inquiry = Inquiry(
                 ours, theirs, self.replaying, shortcuts, self.is_apart, self.history, tell
             )
@@ -190,7 +190,7 @@ class _Comparing:
         self.gathered.add(rows, in_order(row for row in rows if row.root))
         self.noted.note(span, clues.calls, rows, measured)
         self.noted.shortcuts |= shortcuts
-        self.nbytes += sum(job.nbytes for job in work.values())
+        self.nbytes += nbytes
 
 
 def _forget() -> None:

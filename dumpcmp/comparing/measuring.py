@@ -33,6 +33,7 @@ from dumpcmp.summary.checksums import checksum
 from dumpcmp.summary.estimates import estimate
 from dumpcmp.summary.summary import Summary, summarise
 
+_TOLD = 500  # times that somebody is told how far it is
 Tell = Callable[[int, int], None]  # is told how many bytes are measured, and how many there are
 
 
@@ -64,12 +65,14 @@ def unsolved_in(measured: Mapping[Pair, Measured]) -> Callable[[Pair], bool]:
 def _measure_each(
     work: Mapping[Pair, Job], executor: Executor, tell: Tell | None = None
 ) -> Iterator[tuple[Pair, Measured]]:
-    total, done = sum(task.nbytes for task in work.values()), 0
+    sizes = [task.nbytes for task in work.values()]
+    total, done, told = sum(sizes), 0, 0
     results = run_each(measure_task, work.values(), executor)
-    for (pair, task), result in zip(work.items(), results, strict=True):
-        done += task.nbytes
-        if tell and task.nbytes:
+    for pair, nbytes, result in zip(work, sizes, results, strict=True):
+        done += nbytes
+        if tell and done > told and ((done - told) * _TOLD >= total or done == total):
             tell(done, total)
+            told = done
         yield pair, result
 
 

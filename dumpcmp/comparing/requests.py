@@ -77,12 +77,13 @@ def spared(
     `models` are golden's names of the target's models.
     """
     names = models or {}
-    return [replace(one, unasked=_unasked(one.pair, golden, target, names)) for one in evidence]
+    return [
+        one if one.pair.both else replace(one, unasked=_unasked(one.pair, golden, target, names))
+        for one in evidence
+    ]
 
 
 def _unasked(pair: Pair, golden: Asking, target: Asking, models: Mapping[str, str]) -> str:
-    if pair.both:
-        return ""
     is_golden = pair.golden is not None
     model = pair.key.model if is_golden else models.get(pair.key.model, pair.key.model)
     if said := target.counting.why_alone(model, pair.key.step, is_golden=is_golden):
