@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dumpcmp.summary.gpu.memory import Batch, Finish, Room, Tables
+from dumpcmp.summary.gpu.memory import Batch, Room, Tables
 from dumpcmp.summary.gpu.onepass import finish, sum_units, tl
 
 _BLOCK = 16384
@@ -17,7 +17,6 @@ _PAIRS = (9, 0)  # the first capability that compares pairs of bfloat16
 _SHORT = {torch.bfloat16: 1, torch.float16: 2}
 _SUM = (torch.float64, torch.float64, torch.int32, torch.int32)
 _FINISH = (torch.float64, torch.float64, torch.int32, torch.float64)
-_Grid = tuple[int, int, int]
 
 
 class Tuning:
@@ -61,10 +60,9 @@ class Tuning:
 
 
 class RowMaker:
-    """How tensors of one length, dtype and device become packed rows.
+    """How tensors of one length, dtype and device become packed rows, in two launches.
 
-    Each is summed up by a launch of its own, and one more makes rows of many. Everything but the
-    tensor is settled once, so that a row costs the host little.
+    Everything but the tensor is settled once, so that a row costs the host little.
     """
 
     def __init__(self, flat: Tensor, size: int, head: int, tables: Tables, start: int = 0) -> None:
@@ -72,15 +70,21 @@ class RowMaker:
         self._device = flat.device
         self._index = flat.device.index
         self._tables = tables
-        self._head, self._size = head, size
+        self._length = head + size
+        self._count = flat.numel()
         self._numbers = span = tuning.span(start, flat.numel(), flat.device)
         self._most = tuning.num_groups(flat.device)
         self.groups = span[-1]
         turns = tables.packed_turns((span[3] + 1) * tuning.blocks)
-        self._tensors = (turns, tables.half_words)  # which stay alive with the maker
+        places = tables.places(size)
+        self._tensors = (turns, tables.half_words, places)  # which stay alive with the maker
         self._addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
         grid, dtypes = (_SLABS, self.groups, 1), (flat.dtype, *_SUM)
         self._sum = _Launch(sum_units, grid, dtypes, tuning.constants, tuning.options)
+        many = 1 << (self.groups * _SLABS - 1).bit_length()
+        constants = (head, places.shape[1], many)
+        grid = (size // 8 + 1, 1, 1)
+        self._finish = _Launch(finish, grid, _FINISH, constants, {"num_warps": 16})
 
     def row(self, flat: Tensor) -> tuple[Batch, int]:
         """The packed summary of a whole tensor with one sketch: a row of a Batch."""
@@ -88,56 +92,41 @@ class RowMaker:
             with torch.cuda.device(self._device):
                 return self.row(flat)
         stream = torch._C._cuda_getCurrentRawStream(self._index)
-        room = self._tables.rooms.get((stream, get_ident(), self._most, self._size))
-        if room is None:
-            return self._first_row(flat, stream)
+        room = self._room(stream)
+        sums, totals = room.scratch
         batch = room.batch
         number = batch.num_filled
-        self._sum_up(flat, *room.scratch(number), stream)
+        self._sum_up(flat, sums, totals, stream)
+        row = batch.address + number * batch.row_nbytes
+        pointers = (sums, totals, self._addresses[2], row)
+        self._finish(stream, pointers, (self._count, self.groups))
         batch.num_filled = number + 1
         return batch, number
-
-    def _first_row(self, flat: Tensor, stream: int) -> tuple[Batch, int]:
-        """A row in new memory, made at once: if a kernel gives trouble, it does so here."""
-        length = self._head + self._size
-        room = Room(self._most, length, self._device, self._finishing(length))
-        batch = room.batch
-        self._sum_up(flat, *room.scratch(0), stream)
-        batch.num_filled = 1
-        batch.finish()
-        self._tables.rooms[stream, get_ident(), self._most, self._size] = room
-        return batch, 0
-
-    def _finishing(self, length: int) -> Finish:
-        """What makes rows of the sums that this maker and its like leave."""
-        places = self._tables.places(self._size)
-        many = 1 << (self._most * _SLABS - 1).bit_length()
-        constants = (self._head, places.shape[1], many, self._most, length)
-        programs = self._size // 8 + 1
-        launch = _Launch(finish, (programs, 1, 1), _FINISH, constants, {"num_warps": 16})
-
-        def finish_rows(stream: int, sums: int, totals: int, row: int, count: int) -> None:
-            pointers = (sums, totals, places.data_ptr(), row)
-            launch(stream, pointers, (), (programs, count, 1))
-
-        return finish_rows
 
     def sums(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of the turned blocks by group of units, and totals by program."""
         device, groups = self._device, self.groups
         with torch.cuda.device(device):
             sums = torch.empty(groups, _BLOCK, dtype=torch.float64, device=device)
-            totals = torch.empty(groups * _SLABS + 1, 8, dtype=torch.float64, device=device)
+            totals = torch.empty(groups * _SLABS, 8, dtype=torch.float64, device=device)
             stream = torch.cuda.current_stream().cuda_stream
             self._sum_up(flat, sums.data_ptr(), totals.data_ptr(), stream)
-        return sums, totals[1:]
+        return sums, totals
 
     def _sum_up(self, flat: Tensor, sums: int, totals: int, stream: int) -> None:
         address = flat.data_ptr()
         if address % _ALIGNED:
             flat = flat.clone()
             address = flat.data_ptr()
-        self._sum(stream, (address, sums, totals, *self._addresses), self._numbers)
+        self._sum(stream, (address, sums, totals, *self._addresses[:2]), self._numbers)
+
+    def _room(self, stream: int) -> Room:
+        """Memory shared by all rows of a stream, since its kernels run in order."""
+        key = (stream, get_ident(), self._most, self._length)
+        room = self._tables.rooms.get(key)
+        if room is None:
+            room = self._tables.rooms[key] = Room(self._most, self._length, self._device)
+        return room
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +134,7 @@ class _Launch:
     """A kernel with its grid and constants, launched without Triton's look-ups when it can be."""
 
     _kernel: Any
-    _grid: _Grid
+    _grid: tuple[int, int, int]
     _dtypes: tuple[torch.dtype, ...]  # of what the pointers point to
     _constants: tuple[Any, ...]
     _options: dict[str, int]
@@ -153,24 +142,20 @@ class _Launch:
     _launch: Any = None
     _direct: bool = True  # until it fails once
 
-    def __call__(
-        self, stream: int, pointers: tuple[int, ...], numbers: tuple[int, ...],
-        grid: _Grid | None = None,
-    ) -> None:  # fmt: skip
-        grid = grid or self._grid
+    def __call__(self, stream: int, pointers: tuple[int, ...], numbers: tuple[int, ...]) -> None:
         if self._launch is None:
-            self._compile(pointers, numbers, grid)
+            self._compile(pointers, numbers)
             return
         try:
-            self._launch(*grid, stream, *self._before, *pointers, *numbers, *self._constants)
+            self._launch(*self._grid, stream, *self._before, *pointers, *numbers, *self._constants)
         except TypeError:  # the compiled kernels of another Triton take other arguments
             self._launch, self._direct = None, False
-            self._compile(pointers, numbers, grid)
+            self._compile(pointers, numbers)
 
-    def _compile(self, pointers: tuple[int, ...], numbers: tuple[int, ...], grid: _Grid) -> None:
+    def _compile(self, pointers: tuple[int, ...], numbers: tuple[int, ...]) -> None:
         """Launch in Triton's own way, and keep the way to what it has compiled."""
         typed = map(_Pointer, pointers, self._dtypes)
-        launch = self._kernel[grid]
+        launch = self._kernel[self._grid]
         compiled = launch(*typed, *numbers, *self._constants, **self._options)
         run: Any = getattr(compiled, "run", None)
         if not self._direct or getattr(run, "__dict__", {}).keys() != _LAUNCHER:

@@ -16,34 +16,25 @@ from dumpcmp.nouns.record import Stored
 from dumpcmp.summary.sketch import BLOCK, RUN, hash_of
 
 MOST = 64  # rows of a Batch
-SCRATCH_NBYTES = 32 << 20  # of sums that are made into rows together, less where rows are many
-_BLOCK_SUMS = 16384  # of each group of programs
-_TOTALS = 64  # of each group; before all of them stand 8 numbers for the row itself
-
-# Has a stream make rows of sums: where sums, totals and rows begin, and how many there are.
-Finish = Callable[[int, int, int, int, int], None]
 
 
 class Batch:
     """Rows of one length that one stream fills, and that travel to pinned memory together.
 
-    One thread fills it, by launching what sums up row `num_filled` and then counting it; any
-    thread may fetch. Sums are made into rows many at a time: by the stream itself once the Batch
-    is full, or on their way to the host. No row needs an event of its own.
+    One thread fills it, by launching what makes row `num_filled` and then counting it; any
+    thread may fetch. No row needs an event of its own, and none is copied by itself.
     """
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
-        self._rows = torch.empty(
-            room.num_rows, room.length, dtype=torch.float64, device=room.stream.device
-        )
-        self.row_nbytes = room.length * self._rows.itemsize
-        self._address = self._rows.data_ptr()
+    def __init__(self, length: int, stream: torch.cuda.Stream, side: torch.cuda.Stream) -> None:
+        self.room = torch.empty(MOST, length, dtype=torch.float64, device=stream.device)
+        self.row_nbytes = length * self.room.itemsize
+        self.address = self.room.data_ptr()
         self.num_filled = 0
-        self._num_finished = self._num_arrived = 0
+        self._stream = stream
+        self._side = side  # on which rows leave
+        self._num_arrived = 0
         self._host = memoryview(b"")
-        self._finishing = threading.Lock()  # held for a launch
-        self._lock = threading.Lock()  # held while the device is waited for
+        self._lock = threading.Lock()
 
     def fetch(self, index: int) -> memoryview:
         """The bytes of row `index`, on the host; waits for the device."""
@@ -52,39 +43,15 @@ class Batch:
                 self._bring(self.num_filled)
         return self._host[index * self.row_nbytes : (index + 1) * self.row_nbytes]
 
-    def row(self, index: int) -> Tensor:
-        """Row `index` on the device, for what the current stream does next."""
-        room = self._room
-        self.finish()
-        here = torch.cuda.current_stream(room.stream.device)
-        here.wait_stream(room.stream)
-        here.wait_stream(room.side)
-        return self._rows[index]
-
-    def finish(self) -> None:
-        """Have the stream that fills it make rows of all sums that are there."""
-        with self._finishing:
-            self._finish(self.num_filled, self._room.stream)
-
-    def _finish(self, count: int, stream: torch.cuda.Stream) -> None:
-        first, room = self._num_finished, self._room
-        if count > first:
-            with torch.cuda.stream(stream):
-                row = self._address + first * self.row_nbytes
-                room.finish(stream.cuda_stream, *room.scratch(first), row, count - first)
-            self._num_finished = count
-
     def _bring(self, count: int) -> None:
         if not self._num_arrived:
-            self._pinned = torch.empty(self._rows.shape, dtype=torch.float64, pin_memory=True)
+            self._pinned = torch.empty(self.room.shape, dtype=torch.float64, pin_memory=True)
             self._host = self._pinned.numpy().data.cast("B")
-        rows, side = slice(self._num_arrived, count), self._room.side
-        with self._finishing:
-            side.wait_stream(self._room.stream)
-            self._finish(count, side)
-        with torch.cuda.stream(side):
-            self._pinned[rows].copy_(self._rows[rows], non_blocking=True)
-        side.synchronize()
+        rows = slice(self._num_arrived, count)
+        self._side.wait_stream(self._stream)
+        with torch.cuda.stream(self._side):
+            self._pinned[rows].copy_(self.room[rows], non_blocking=True)
+        self._side.synchronize()
         self._num_arrived = count
 
 
@@ -99,7 +66,7 @@ class DeviceRow(NamedTuple):
     @property
     def numbers(self) -> Tensor:
         """The row, on the device."""
-        return self.batch.row(self.number)
+        return self.batch.room[self.number]
 
     @property
     def source(self) -> DeviceRow:
@@ -119,40 +86,24 @@ class DeviceRow(NamedTuple):
 
 
 class Room:
-    """What one thread's kernels on one stream share: memory for sums, and a Batch to fill."""
+    """What one thread's kernels on one stream share: scratch memory, and a Batch to fill."""
 
-    def __init__(self, groups: int, length: int, device: torch.device, finish: Finish) -> None:
-        per_row = groups * (_BLOCK_SUMS + _TOTALS) + 8
-        self.num_rows = max(1, min(MOST, SCRATCH_NBYTES // (8 * per_row)))
-        self.length = length
-        self.finish = finish
-        self.stream: torch.cuda.Stream = torch.cuda.current_stream(device)
-        self.side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._sums = torch.empty(
-            self.num_rows, groups * _BLOCK_SUMS, dtype=torch.float64, device=device
-        )
-        self._totals = torch.empty(
-            self.num_rows, groups * _TOTALS + 8, dtype=torch.float64, device=device
-        )
-        self._places = [
-            (sums.data_ptr(), totals.data_ptr())
-            for sums, totals in zip(self._sums, self._totals, strict=True)
-        ]
+    def __init__(self, groups: int, length: int, device: torch.device) -> None:
+        self._device = device
+        self._length = length
+        self._sums = torch.empty(groups, 16384, dtype=torch.float64, device=device)
+        self._totals = torch.empty(groups * 8, 8, dtype=torch.float64, device=device)
+        self.scratch = (self._sums.data_ptr(), self._totals.data_ptr())
+        self._side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._batch: Batch | None = None
-
-    def scratch(self, number: int) -> tuple[int, int]:
-        """Where the sums and totals of row `number` of a Batch go."""
-        return self._places[number]
 
     @property
     def batch(self) -> Batch:
         """The Batch that the next row belongs to."""
         batch = self._batch
-        if batch is None or batch.num_filled == self.num_rows:
-            if batch is not None:
-                batch.finish()
-                self.stream.wait_stream(self.side)  # which may still read sums of the last one
-            batch = self._batch = Batch(self)
+        if batch is None or batch.num_filled == MOST:
+            stream = torch.cuda.current_stream(self._device)
+            batch = self._batch = Batch(self._length, stream, self._side)
         return batch
 
 

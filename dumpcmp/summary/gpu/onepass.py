@@ -115,7 +115,6 @@ def sum_units(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Sum one slab of the turned blocks of one group of units, each of so many `blocks`.
 
-    `totals` begins with the number of elements and the number of groups.
     `short` names a 16-bit float whose pairs are loaded together: 1 is bfloat16, 2 float16.
     """
     slab = tl.program_id(0)
@@ -153,9 +152,7 @@ def sum_units(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     place = ((slab * 64 + tl.arange(0, 64)) * 32)[:, None] + lane[None, :]
     tl.store(sums + group * 16384 + place, tl.sum(tl.reshape(turned, (blocks, 64, 32)), 0))
-    tl.store(totals, tl.cast(end - start, tl.float64))  # each program writes the same
-    tl.store(totals + 1, tl.cast(groups, tl.float64))
-    at = totals + 8 + (group * 8 + slab) * 8
+    at = totals + (group * 8 + slab) * 8
     tl.store(at, tl.min(tl.min(low, 1), 0).to(tl.float64))
     tl.store(at + 1, tl.max(tl.max(high, 1), 0).to(tl.float64))
     tl.store(at + 2, tl.sum(tl.sum(total, 1), 0))
@@ -168,24 +165,16 @@ def sum_units(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def finish(  # type: ignore[no-untyped-def]
-    sums, totals, places, rows,
-    head: tl.constexpr, slots: tl.constexpr, many: tl.constexpr, most: tl.constexpr,
-    length: tl.constexpr,
+    sums, totals, places, row, count, groups,
+    head: tl.constexpr, slots: tl.constexpr, many: tl.constexpr,
 ):  # fmt: skip
-    """Make rows: add groups and runs up to eight buckets a program; the first leads the row.
+    """Add groups and runs up to eight buckets a program; the first makes the leading numbers.
 
-    Each row has sums and totals of its own, with room for `most` groups. `places` has for each
-    program and bucket what goes there of a turned block, and -1 behind it.
+    `places` has for each program and bucket what goes there of a turned block, and -1 behind it.
     """
     program = tl.program_id(0)
-    number = tl.program_id(1)
-    own_sums = sums + number * (most * 16384)
-    own_totals = totals + number * (most * 64 + 8)
-    row = rows + number * length
-    count = tl.load(own_totals)
-    groups = tl.load(own_totals + 1).to(tl.int32)
     if program == 0:
-        _lead(own_totals + 8, row, groups * 8, count, many)
+        _lead(totals, row, groups * 8, count, many)
     else:
         slot = tl.arange(0, slots)[:, None] * 8 + tl.arange(0, 8)[None, :]
         place = tl.load(places + (program - 1) * slots * 8 + slot)[None, :, :]
@@ -193,7 +182,7 @@ def finish(  # type: ignore[no-untyped-def]
         for first in range(0, groups, 16):
             group = (first + tl.arange(0, 16))[:, None, None]
             mask = (place >= 0) & (group < groups)
-            tile += tl.load(own_sums + group * 16384 + place, mask=mask, other=0.0)
+            tile += tl.load(sums + group * 16384 + place, mask=mask, other=0.0)
         bucket = (program - 1) * 8 + tl.arange(0, 8)
         tl.store(row + head + bucket, tl.sum(tl.sum(tile, 0), 0))
 
@@ -214,11 +203,11 @@ def _lead(totals, row, num_totals, count, many: tl.constexpr):  # type: ignore[n
     ups = _entry(sums, column, 5)
     downs = _entry(sums, column, 6)
     zeros = _entry(sums, column, 7)
-    finite = count - nans - ups - downs
+    finite = tl.cast(count, tl.float64) - nans - ups - downs
     none = total * 0.0 / finite  # NaN where nothing is finite, else 0
     mean = total / finite
     variance = squares / finite - mean * mean
-    tl.store(row, count)
+    tl.store(row, tl.cast(count, tl.float64))
     tl.store(row + 1, nans)
     tl.store(row + 2, ups)
     tl.store(row + 3, downs)

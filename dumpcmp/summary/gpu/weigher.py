@@ -48,8 +48,7 @@ class Weigher:
                 words = torch.tensor(halves, dtype=torch.float64)
             else:
                 words = _split(device_checksum(plain, portion))
-            row = made.numbers
-            numbers = torch.cat([row[: HEAD - DIGEST_WORDS], words, row[HEAD:]])
+            numbers = torch.cat([made.numbers[: HEAD - DIGEST_WORDS], words, made.numbers[HEAD:]])
             return Packed(_with(made.stored, "digest", "checksum"), numbers, made.digest)
 
 
