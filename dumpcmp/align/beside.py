@@ -18,6 +18,7 @@ from dumpcmp.nouns.value import dtype_named
 Look = tuple[Strand, str, int, tuple[int, ...], str]  # a strand in a step, a shape and a dtype
 Terms = Callable[[Site], Site]  # golden's names of a call's model and step
 _NAMED = (PairedBy.KEY, PairedBy.PREFIX, PairedBy.MAPPING)
+_COMMUTING = frozenset(("add", "mul", "maximum", "minimum"))
 KeysBySlot = dict[Slot, Key]
 
 
@@ -28,7 +29,7 @@ def paired_values(sides: Partners, sweep: Sweep | None = None) -> Iterator[Pair]
         ours = {key.slot: key for key in sides.golden.sites[site]}
         theirs = {key.slot: key for key in sides.target.sites[partner]}
         alike = site.op.function == partner.op.function and _num_taken(ours) == _num_taken(theirs)
-        if sweep and not alike:
+        if sweep and (not alike or _crossed(sweep, site, partner)):
             yield from _same_strands(sweep, ours, theirs, by)
         for slot in [slot for slot in ours if slot in theirs]:
             if _belong(sides, sweep, ours[slot], theirs[slot], by, alike):
@@ -38,6 +39,17 @@ def paired_values(sides: Partners, sweep: Sweep | None = None) -> Iterator[Pair]
             right = [key for slot, key in theirs.items() if slot.kind == kind]
             for one, other in zip_longest(left, right):
                 yield from _maybe(sides, sweep, one, other, alike)
+
+
+def _crossed(sweep: Sweep, golden: Site, target: Site) -> bool:
+    """Whether two sums or products take the same two values in the other order."""
+    one, other = sweep.ours.doings.get(golden), sweep.theirs.doings.get(target)
+    if one is None or other is None or one.function not in _COMMUTING:
+        return False
+    if len(one.takes) != 2 or len(other.takes) != 2 or {one.literals, other.literals} - {"", "-"}:
+        return False
+    mates = [sweep.mate(strand) for strand in other.takes]
+    return mates == [one.takes[1], one.takes[0]] != list(one.takes)
 
 
 def _num_taken(slots: KeysBySlot) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.partners import Partners
@@ -11,7 +12,7 @@ from dumpcmp.align.pieces import parts_of
 from dumpcmp.align.renaming import Merge, unwrapped, value_name
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.row import Pair, PairedBy
+from dumpcmp.nouns.row import Cut, Pair, PairedBy, Turn
 
 WholeAndPieces = tuple[Key, list[Key]]  # a whole, and its pieces in their order
 
@@ -42,7 +43,7 @@ def with_merged(found: Sequence[Pair], pairs: Iterable[Pair]) -> list[Pair]:
 def _pairs(sides: Partners, merge: Merge) -> Iterator[Pair]:
     pieces, whole = _sides_of(sides, merge)
     groups = list(_values(sides, merge) if merge.of_values else _slots(sides, merge))
-    found = [pair for group in groups for pair in _cut(group, pieces, whole, merge)]
+    found = [pair for group in groups for pair in _cut(sides, group, merge)]
     made = [group for group in groups if group[0].slot.is_output or merge.of_values]
     fitting = {pair.target if merge.of_golden else pair.golden for pair in found}
     misses = merge.is_stated and made and not any(key in fitting for key, _ in made)
@@ -132,18 +133,51 @@ def _values(sides: Partners, merge: Merge) -> Iterator[WholeAndPieces]:
             yield key, [group[n] for n in range(num)]
 
 
-def _cut(group: WholeAndPieces, pieces: Listing, whole: Listing, merge: Merge) -> Iterator[Pair]:
+def _cut(sides: Partners, group: WholeAndPieces, merge: Merge) -> Iterator[Pair]:
     """A pair for each piece; the axis that a line states is that of what ops take and give."""
     key, keys = group
     if len(keys) == 1:
         one, other = (keys[0], key) if merge.of_golden else (key, keys[0])
         yield Pair(one, other, PairedBy.MAPPING)
         return
-    axis = None if key.slot.is_weight or key.slot.is_parameter_gradient else merge.axis
-    shapes = [pieces.record(one).shape for one in keys]
-    parts = parts_of(shapes, whole.record(key).shape, axis, merge.groups)
-    for piece, part in zip(keys, parts or (), strict=False):
+    parts, turn = _parts(sides, group, merge)
+    for piece, part in zip(keys, parts, strict=False):
         if merge.of_golden:
-            yield replace(Pair(piece, key, PairedBy.MAPPING), target_part=part)
+            yield replace(Pair(piece, key, PairedBy.MAPPING), target_part=part, turn=turn)
         else:
-            yield replace(Pair(key, piece, PairedBy.MAPPING), golden_part=part)
+            yield replace(Pair(key, piece, PairedBy.MAPPING), golden_part=part, turn=turn)
+
+
+def _parts(
+    sides: Partners, group: WholeAndPieces, merge: Merge
+) -> tuple[Sequence[Cut], Turn | None]:
+    """Where pieces lie in the whole, and in which order the target's dims then are golden's.
+
+    Of several ways to lie, as a square weight may be transposed or not, the values decide.
+    """
+    key, keys = group
+    pieces, whole = _sides_of(sides, merge)
+    axis = None if key.slot.is_weight or key.slot.is_parameter_gradient else merge.axis
+    shapes, size = [pieces.record(one).shape for one in keys], whole.record(key).shape
+    plain = parts_of(shapes, size, axis, merge.groups) or ()
+    if sides.turns is None:
+        return plain, None
+    orders = [o for o in permutations(range(len(size))) if list(o) != sorted(o)]
+    ways: list[tuple[Sequence[Cut], Turn | None]] = [(plain, None)] if plain else []
+    for order in orders if all(len(shape) == len(size) for shape in shapes) else ():
+        turned = [tuple(shape[n] for n in order) for shape in shapes]
+        if parts := parts_of(turned, size, axis, merge.groups):
+            back = tuple(order.index(n) for n in range(len(order)))
+            ways.append((parts, back if merge.of_golden else order))
+    return next((way for way in ways if _shows(sides, group, merge, *way)), (plain, None))
+
+
+def _shows(
+    sides: Partners, group: WholeAndPieces, merge: Merge, parts: Sequence[Cut], turn: Turn | None
+) -> bool:
+    """Whether the first piece is what lies there in the whole."""
+    key, (piece, *_) = group
+    assert sides.turns is not None
+    if merge.of_golden:
+        return sides.turns.shows((piece, None), (key, parts[0]), turn)
+    return sides.turns.shows((key, parts[0]), (piece, None), turn)

@@ -19,6 +19,7 @@ from dumpcmp.align.partners import Partners
 from dumpcmp.align.passes import by_provenance, with_collectives
 from dumpcmp.align.renaming import Renaming
 from dumpcmp.align.sweeping import Sweep
+from dumpcmp.align.turning import Turns
 from dumpcmp.align.unwritten import unwritten
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.row import Pair, Unwritten
@@ -31,14 +32,15 @@ def pair_values(
     target: Listing,
     renaming: Renaming | None = None,
     counting: Counting = AS_COUNTED,
+    turns: Turns | None = None,
 ) -> list[Pair]:
     """Pair the values of both runs, in order of execution; none is left out.
 
-    `counting` says which steps belong together. The collectives of partitioned runs stand beside
-    what they moved.
+    `counting` says which steps belong together, and `turns`, of two implementations, in which order
+    the dims of values lie. The collectives of partitioned runs stand beside what they moved.
     """
     if golden.num_ranks == target.num_ranks == 1:
-        pairs = _pair_model(golden, target, renaming or Renaming(), counting)
+        pairs = _pair_model(golden, target, renaming or Renaming(), counting, turns)
     else:
         ours, theirs = without_collectives(golden), without_collectives(target)
         pairs = _pair_model(ours, theirs, renaming or Renaming(), counting)
@@ -57,18 +59,30 @@ def _with_unwritten(pairs: Iterable[Pair], golden: Listing, target: Listing) -> 
 
 
 def _pair_model(
-    golden: Listing, target: Listing, renaming: Renaming, counting: Counting
+    golden: Listing,
+    target: Listing,
+    renaming: Renaming,
+    counting: Counting,
+    turns: Turns | None = None,
 ) -> list[Pair]:
     """Pair what the model computed.
 
     What only frames a value that is paired, such as a wrapper, is laid beside its partner once
     more: of each Pair either golden or the target is in no other.
     """
-    sides = Partners(golden, target, renaming, in_golden_terms(golden, target, counting))
+    sides = Partners(golden, target, renaming, in_golden_terms(golden, target, counting), turns)
     pairs = _by_flow(sides) if sides.is_whole else by_names(sides)
     if any(call.kernel for call in target.calls.values()):
         pairs = list(by_provenance(pairs, golden, target, sides.kernel_of))
-    return _in_order(sides, pairs)
+    return _in_order(sides, [_turned(sides, pair) for pair in pairs] if turns else pairs)
+
+
+def _turned(sides: Partners, pair: Pair) -> Pair:
+    """`pair`, which knows in which order the target's dims are golden's."""
+    if pair.golden is None or pair.target is None or pair.golden_part or pair.target_part:
+        return pair
+    turn = sides.turn(pair.golden, pair.target)
+    return pair if turn is None else replace(pair, turn=turn)
 
 
 def _by_flow(sides: Partners) -> list[Pair]:

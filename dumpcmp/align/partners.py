@@ -7,10 +7,11 @@ from functools import cached_property
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.renaming import Renaming, unwrapped
+from dumpcmp.align.turning import Turns
 from dumpcmp.align.varying import varying, without
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.record import Call
-from dumpcmp.nouns.row import Pair, PairedBy
+from dumpcmp.nouns.row import Pair, PairedBy, Turn
 
 
 @dataclass
@@ -21,6 +22,7 @@ class Partners:
     target: Listing
     renaming: Renaming
     terms: dict[Site, Site]  # the target's calls with golden's names of model and step
+    turns: Turns | None = None  # of two implementations: how the dims lie
     partner: dict[Site, Site] = field(default_factory=dict)  # golden's call -> the target's
     passes: dict[Site, PairedBy] = field(default_factory=dict)  # golden's call -> its pass
     taken: set[Site] = field(default_factory=set)  # the target's calls that have a partner
@@ -108,7 +110,37 @@ class Partners:
         """
         one, other = self.golden.record(golden), self.target.record(target)
         same = one.shape == other.shape or self._vary(golden, target)
+        same = same or self.turn(golden, target) is not None
         return same and one.kept.holds == other.kept.holds
+
+    def may_lead(self, golden: Key, target: Key) -> bool:
+        """Whether what two calls of a mapping take may be taken for one value.
+
+        Of two implementations the values must say so: what is mapped may stand elsewhere.
+        """
+        if self.turns is None or golden.slot.kind != "input" or self.unmapped(golden.op):
+            return True
+        turn = self.turn(golden, target)
+        return self.turns.shows((golden, None), (target, None), turn)
+
+    def turn(self, golden: Key, target: Key) -> Turn | None:
+        """In which order the target's dims are golden's, where it is another one.
+
+        What a port transposes may be square: of one shape, other bytes are looked at.
+        """
+        one, other = self.golden.record(golden), self.target.record(target)
+        same_bytes = one.digest == other.digest != "" and one.shape == other.shape
+        if self.turns is None or same_bytes or golden.slot.is_gradient:
+            return self._turn_of_value(golden, target) if golden.slot.is_gradient else None
+        shapes = one.shape, other.shape
+        return self.turns.turn(self.golden.first(golden), self.target.first(target), shapes)
+
+    def _turn_of_value(self, golden: Key, target: Key) -> Turn | None:
+        """Of a gradient: as the value that it is the gradient of."""
+        one, other = (key.site.key(key.slot.value) for key in (golden, target))
+        if self.turns is None or one not in self.golden.values or other not in self.target.values:
+            return None
+        return self.turn(one, other)
 
     def _vary(self, golden: Key, target: Key) -> bool:
         """Whether two shapes differ by nothing but a size that depends on values on both sides."""

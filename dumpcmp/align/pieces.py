@@ -81,6 +81,15 @@ def cut_out(whole: NDArray[Any], part: Cut) -> NDArray[Any]:
     return taken.reshape(*before, -1, *after)
 
 
+def part_shape(whole: Extents, part: Cut) -> Extents:
+    """The shape that a part has as a piece."""
+    if part.stacked:
+        one = _without(whole, part.axis)
+        return part_shape(one, part.inner) if part.inner else one
+    size = (part.stop - part.start) * part.groups
+    return (*whole[: part.axis], size, *whole[part.axis + 1 :])
+
+
 def lie_of(record: Record) -> Lie:
     """How a view lies in its storage, whatever dims its elements are counted in."""
     return laid(record.shape, record.stride or _dense(record.shape), record.storage_offset)

@@ -190,6 +190,7 @@ class Sweep:
         for slot in ours.keys() & theirs.keys():
             one, other = self.ours.strand(ours[slot]), self.theirs.strand(theirs[slot])
             new = one not in self.mates and self.sides.fit(ours[slot], theirs[slot])
+            new = new and self.sides.may_lead(ours[slot], theirs[slot])
             made = slot.is_output and not golden.op.is_module
             if made or (new and (slot.is_output or (same_function and slot.is_input))):
                 self.join(one, other)

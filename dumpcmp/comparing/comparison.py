@@ -24,7 +24,7 @@ from dumpcmp.comparing.leaves import differ_anywhere
 from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at, unsolved_in
 from dumpcmp.comparing.own_metrics import asking, loadable
 from dumpcmp.comparing.placing import device_named, placed, plain_arithmetic, workers_for
-from dumpcmp.comparing.proposals import mapping_by_values
+from dumpcmp.comparing.proposals import mapping_by_values, turns_between
 from dumpcmp.comparing.remarks import Noted, caveats, facts_to_know, missing_of, one_sided
 from dumpcmp.comparing.requests import Asking, spared
 from dumpcmp.comparing.reruns import Replaying
@@ -46,7 +46,7 @@ from dumpcmp.judge import (
 )
 from dumpcmp.nouns.errors import CheckError, SelectionError
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Judgement, Row
+from dumpcmp.nouns.row import Judgement, Pair, Row
 from dumpcmp.nouns.selection import make_tap
 
 PathLike = str | Path
@@ -161,7 +161,8 @@ class _Comparing:
         for side in (ours, theirs):
             side.check_digests(every=self.verify_digests)
         shortcuts = allowed(self.allow, theirs)
-        pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.counting)
+        turns = turns_between(ours, theirs, self.renaming)
+        pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.counting, turns)
         ways = Ways.of(ours.listing, theirs.listing)
         work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
         work = placed(asking(work, self.metrics), self.device)
@@ -216,6 +217,11 @@ def _replaying(word: str) -> Replaying:
         raise SelectionError(f"replay {word!r} is not known", hint=hint) from None
 
 
+def _turned(pair: Pair) -> str:
+    """What to say of a value whose dims lie in another order."""
+    return f"my dims in golden's order: {' '.join(map(str, pair.turn))}" if pair.turn else ""
+
+
 def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
     pair, measured = evidence.pair, evidence.measured
     listing = ways.golden if pair.key is pair.golden else ways.target
@@ -235,7 +241,7 @@ def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
         target_shape=theirs.shape if theirs else None,
         paired_by=pair.by,
         source=call.source if call else "",
-        layout=measured.laid.note if measured.laid else "",
+        layout=measured.laid.note if measured.laid else _turned(pair),
         by_rank=measured.laid.by_rank if measured.laid else (),
         reference_errors=measured.reference,
         own=measured.own,

@@ -19,7 +19,7 @@ from dumpcmp.judge import RoundingChecker
 from dumpcmp.judge.tolerances import FIT
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
-from dumpcmp.nouns.row import Closeness, Cut, LaidOut, Measured, Pair, PairedBy, Trouble
+from dumpcmp.nouns.row import Closeness, Cut, LaidOut, Measured, Pair, PairedBy, Trouble, Turn
 from dumpcmp.nouns.value import Kind, dtype_named
 
 _NUMBER = re.compile(r"\d+")
@@ -37,6 +37,7 @@ class Task:
     assumed: Layout | None = None  # of a like value, where no layout fits
     golden_part: Cut | None = None  # of a value that the other side has in several
     target_part: Cut | None = None
+    turn: Turn | None = None  # the order in which the target's dims are golden's
     own: tuple[str, ...] = ()  # metrics that the user asks for besides
     is_beside: bool = False  # no calls are partners: the values only seem to be the same
     on: str = "cpu"  # the device to measure on, and to run ops again on
@@ -96,6 +97,7 @@ def lay_out(
             FIT * rule.limit(ways.conditions(pair)) if partitioned else 0.0,
             golden_part=pair.golden_part,
             target_part=pair.target_part,
+            turn=pair.turn,
             is_beside=pair.by is PairedBy.VALUE,
         )
     return work

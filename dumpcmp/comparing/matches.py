@@ -15,7 +15,7 @@ from dumpcmp.align.mapfile import read_mapping
 from dumpcmp.align.pairing import in_golden_terms, pair_values
 from dumpcmp.align.renaming import Renaming
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.comparing.proposals import mapping_by_values
+from dumpcmp.comparing.proposals import mapping_by_values, turns_between
 from dumpcmp.comparing.side import open_run
 from dumpcmp.comparing.stepping import counted_steps
 from dumpcmp.nouns.errors import ArchiveError
@@ -58,7 +58,8 @@ def matches_of(
     ours, theirs = (open_run(one, make_tap()).side() for one in archives)
     proposal = None if mapping else mapping_by_values(*archives)
     renaming = read_mapping(mapping) if mapping else proposal.renaming if proposal else None
-    pairs = pair_values(ours.listing, theirs.listing, renaming, counting)
+    turns = turns_between(ours, theirs, renaming or Renaming())
+    pairs = pair_values(ours.listing, theirs.listing, renaming, counting, turns)
     terms = in_golden_terms(ours.listing, theirs.listing, counting)
     mating = Mating(pairs, ours.listing, theirs.listing, terms, renaming or Renaming())
     remarks = (*counting.remarks, *(proposal.remarks if proposal else ()))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, Basis, assemble, by_rank, explain
 from dumpcmp.align.mesh.deliveries import Traffic
-from dumpcmp.align.pieces import cut_out
+from dumpcmp.align.pieces import cut_out, part_shape
+from dumpcmp.align.turning import turned
 from dumpcmp.comparing.laying import LIKENESSES, Handover, Job, Task, look_again
 from dumpcmp.comparing.own_metrics import measured_by
 from dumpcmp.comparing.side import Shares, archive_at
@@ -101,10 +102,23 @@ def _measured(task: Task) -> Measured:
         if measured.metrics is None:
             return measured
         return replace(measured, laid=_laid(*sides, measured.metrics, task.limit))
-    golden = _part(_whole(task.golden), task.golden_part)
-    same = _same_bytes(task.golden, task.target)
-    target = golden if same else _part(_whole(task.target), task.target_part)
-    return _measured_pair(task, golden, target)
+    same = task.turn is None and _same_bytes(task.golden, task.target)
+    golden = _golden_part(task)
+    return _measured_pair(task, golden, golden if same else _target_part(task))
+
+
+def _golden_part(task: Task) -> Value:
+    return _part(_whole(task.golden), task.golden_part)
+
+
+def _target_part(task: Task) -> Value:
+    """What of the target golden has as a value, with its dims in golden's order."""
+    value = _part(_whole(task.target), task.target_part)
+    if task.turn is None:
+        return value
+    shape = task.golden.first.shape
+    shape = part_shape(shape, task.golden_part) if task.golden_part else shape
+    return Value(value.dtype, turned(value.bits, task.turn, shape))
 
 
 def _part(value: Value, part: Cut | None) -> Value:
@@ -136,9 +150,7 @@ def side_of(task: Task, is_target: bool) -> Value:
     if task.is_partitioned:
         sides = assemble(task.golden.held(), task.target.held(), task.limit, task.assumed)
         return sides[is_target].value
-    if is_target:
-        return _part(_whole(task.target), task.target_part)
-    return _part(_whole(task.golden), task.golden_part)
+    return _target_part(task) if is_target else _golden_part(task)
 
 
 def sides_of(task: Task) -> tuple[Value, Value]:
@@ -146,8 +158,7 @@ def sides_of(task: Task) -> tuple[Value, Value]:
     if task.golden.is_partitioned or task.target.is_partitioned:
         ours, theirs = assemble(task.golden.held(), task.target.held(), task.limit, task.assumed)
         return ours.value, theirs.value
-    golden = _part(_whole(task.golden), task.golden_part)
-    return golden, _part(_whole(task.target), task.target_part)
+    return _golden_part(task), _target_part(task)
 
 
 def _misshapen(golden: tuple[int, ...], target: tuple[int, ...]) -> Measured:

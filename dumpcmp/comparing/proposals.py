@@ -13,6 +13,7 @@ from dumpcmp.align.port.lines import Line, lines_of, unpaired_names
 from dumpcmp.align.port.proposing import Port
 from dumpcmp.align.port.samples import Samples
 from dumpcmp.align.renaming import Renaming, unwrapped
+from dumpcmp.align.turning import Turns
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.side import Side, archive_at, first_side
 from dumpcmp.nouns.errors import AlignError
@@ -125,6 +126,13 @@ def proposed(golden: Side, target: Side) -> Proposal:
         for names, faces in zip(left, port.left(), strict=True):
             names += unpaired_names(faces)
     return Proposal(tuple(lines.values()), tuple(left[0]), tuple(left[1]), num_same)
+
+
+def turns_between(golden: Side, target: Side, renaming: Renaming) -> Turns | None:
+    """How the dims of two implementations lie; None where nothing says that they are two."""
+    if not (renaming.rules or renaming.merges):
+        return None
+    return Turns(_samples(golden).numbers, _samples(target).numbers)
 
 
 def _samples(side: Side) -> Samples:

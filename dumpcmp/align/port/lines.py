@@ -50,7 +50,11 @@ def lines_of(port: Port) -> list[Line]:
     pairs = sorted(port.pairs.values(), key=lambda one: (-one.golden.depth, one.golden.place))
     plain = list(_plain(pairs, port))
     changed = any(line.golden != line.target for line in plain)
-    return [*merged, *(line for line in plain if changed or line.golden != line.target)]
+    return [
+        *merged,
+        *_moved(pairs, port),
+        *(line for line in plain if changed or line.golden != line.target),
+    ]
 
 
 def starred(names: Sequence[str]) -> tuple[str, ...]:
@@ -78,6 +82,17 @@ def _plain(pairs: Iterable[Likeness], port: Port) -> Iterator[Line]:
     for names, likes in found.items():
         if names == max(ways[names[0]], key=lambda way: len(found[way])):
             yield Line(names[0], names[1], _said(likes, port))
+
+
+def _moved(pairs: Iterable[Likeness], port: Port) -> Iterator[Line]:
+    """Single values that a module gives out elsewhere, as one that is fused with a norm does."""
+    found: dict[tuple[str, ...], int] = defaultdict(int)
+    for one in pairs:
+        golden, target = starred((one.golden.op, one.target.op))
+        for slot, other in port.moved(one):
+            found[f"{golden}#*/{slot}", f"{target}#*/{other}"] += 1
+    for (golden, target), num in found.items():
+        yield Line(golden, target, f"{num} values are the same, and stand in another place")
 
 
 def _merged(joints: Iterable[Joint]) -> Iterator[Line]:

@@ -16,7 +16,7 @@ from functools import cached_property
 from dumpcmp.align.port.faces import Face, Faces, holders
 from dumpcmp.align.port.joining import Joint, joints
 from dumpcmp.align.port.samples import Samples, Shelf
-from dumpcmp.nouns.key import Key, Op
+from dumpcmp.nouns.key import Key, Op, Slot
 
 Likes = dict[Op, dict[Op, float]]  # golden's modules, the target's that each may be, and how far
 
@@ -43,6 +43,7 @@ class Port:
     pairs: dict[Op, Likeness] = field(default_factory=dict)  # by golden's module
     joined: list[Joint] = field(default_factory=list)
     _taken: set[Op] = field(default_factory=set)
+    _slots: dict[tuple[Op, Op], dict[Slot, list[Slot]]] = field(default_factory=dict)
 
     def solve(self) -> None:
         """Find all that can be found."""
@@ -75,9 +76,19 @@ class Port:
         for face in self.golden:
             for key in values(face):
                 for other, apart in shelf.like(key, self.ours):
+                    slots = self._slots.setdefault((face.op, owner[other]), {})
+                    slots.setdefault(key.slot, []).append(other.slot)
                     known = found[face.op].get(owner[other], apart)
                     found[face.op][owner[other]] = min(apart, known)
         return found
+
+    def moved(self, likeness: Likeness) -> Iterator[tuple[Slot, Slot]]:
+        """What one module gives out as another of its values than the other does."""
+        slots = self._slots.get((likeness.golden.op, likeness.target.op), {})
+        for slot, others in slots.items():
+            given = {key.slot for key in likeness.target.outputs}
+            if slot.is_output and slot in given and slot not in others:
+                yield slot, others[0]
 
     def _pair(self, likeness: Likeness) -> None:
         self.pairs[likeness.golden.op] = likeness

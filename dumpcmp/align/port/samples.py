@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.align.turning import turned, turns_of
 from dumpcmp.judge.tolerances import SAME_VALUE
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept, Record
@@ -29,6 +30,7 @@ class Samples:
     listing: Listing
     load: LoadValue
     _taken: dict[Key, Doubles | None] = field(default_factory=dict)
+    _norms: dict[Key, float] = field(default_factory=dict)
 
     def numbers(self, key: Key) -> Doubles | None:
         """All elements; None where they are not kept, or are no real floats."""
@@ -44,7 +46,13 @@ class Samples:
         if key not in self._taken:
             every = self.numbers(key)
             self._taken[key] = None if every is None else few_of(every)
+            self._norms[key] = math.nan if every is None else float(np.linalg.norm(every))
         return self._taken[key]
+
+    def norm(self, key: Key) -> float:
+        """The norm of all elements, in whatever order they lie; NaN where they are not kept."""
+        self.few(key)
+        return self._norms[self.listing.first(key)]
 
     def digest(self, key: Key) -> tuple[str, str] | None:
         """What the value is to the bit, where that is known."""
@@ -73,12 +81,14 @@ class Shelf:
     samples: Samples
     _bits: dict[tuple[str, str], list[Key]] = field(default_factory=lambda: defaultdict(list))
     _sizes: dict[int, list[tuple[float, Key]]] = field(default_factory=dict)
+    _norms: dict[int, list[tuple[float, Key]]] = field(default_factory=dict)  # of all elements
 
     @classmethod
     def of(cls, samples: Samples, keys: Iterable[Key]) -> Shelf:
         """Sort `keys` by their bits, and by their sizes and norms."""
         shelf = cls(samples)
         sizes: dict[int, list[tuple[float, Key]]] = defaultdict(list)
+        norms: dict[int, list[tuple[float, Key]]] = defaultdict(list)
         for key in keys:
             digest, few = samples.digest(key), samples.few(key)
             if digest is not None:
@@ -86,7 +96,9 @@ class Shelf:
             if few is not None:
                 numel = math.prod(samples.listing.record(key).shape)
                 sizes[numel].append((float(np.linalg.norm(few)), key))
+                norms[numel].append((samples.norm(key), key))
         shelf._sizes.update({size: sorted(held) for size, held in sizes.items()})
+        shelf._norms.update({size: sorted(held) for size, held in norms.items()})
         return shelf
 
     def like(self, key: Key, samples: Samples) -> Iterator[tuple[Key, float]]:
@@ -96,12 +108,32 @@ class Shelf:
         few = samples.few(key)
         if few is None:
             return
-        held = self._sizes.get(math.prod(samples.listing.record(key).shape), [])
-        norm = float(np.linalg.norm(few))
-        low = bisect_left(held, norm * (1 - SAME_VALUE), key=lambda one: one[0])
-        high = bisect_right(held, norm * (1 + SAME_VALUE), key=lambda one: one[0])
-        for _, other in held[low:high]:
-            found = self.samples.few(other)
-            apart = distance(few, found) if found is not None else math.inf
+        numel = math.prod(samples.listing.record(key).shape)
+        found = 0
+        for other in _around(self._sizes.get(numel, []), float(np.linalg.norm(few))):
+            theirs = self.samples.few(other)
+            apart = distance(few, theirs) if theirs is not None else math.inf
             if other not in same and apart <= SAME_VALUE:
+                found += 1
                 yield other, apart
+        if not same and not found:
+            yield from self._turned(key, samples)
+
+    def _turned(self, key: Key, samples: Samples) -> Iterator[tuple[Key, float]]:
+        """The values that `key` may be with its dims in another order."""
+        ours, shape = None, samples.listing.record(key).shape
+        for other in _around(self._norms.get(math.prod(shape), []), samples.norm(key)):
+            ways = list(turns_of(shape, self.samples.listing.record(other).shape))
+            theirs = self.samples.numbers(other) if len(shape) > 1 and ways else None
+            ours = samples.numbers(key) if ours is None and theirs is not None else ours
+            if ours is not None and theirs is not None:
+                apart = min(distance(ours, turned(theirs, way, shape)) for way in ways)
+                if apart <= SAME_VALUE:
+                    yield other, apart
+
+
+def _around(held: list[tuple[float, Key]], norm: float) -> Iterator[Key]:
+    """The values whose norm is about `norm`."""
+    low = bisect_left(held, norm * (1 - SAME_VALUE), key=lambda one: one[0])
+    high = bisect_right(held, norm * (1 + SAME_VALUE), key=lambda one: one[0])
+    yield from (key for _, key in held[low:high])
