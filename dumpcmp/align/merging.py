@@ -12,7 +12,7 @@ from dumpcmp.align.pieces import parts_of
 from dumpcmp.align.renaming import Merge, unwrapped, value_name
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.row import Cut, Pair, PairedBy, Turn
+from dumpcmp.nouns.row import Cut, DimOrder, Pair, PairedBy
 
 WholeAndPieces = tuple[Key, list[Key]]  # a whole, and its pieces in their order
 
@@ -150,7 +150,7 @@ def _cut(sides: Partners, group: WholeAndPieces, merge: Merge) -> Iterator[Pair]
 
 def _parts(
     sides: Partners, group: WholeAndPieces, merge: Merge
-) -> tuple[Sequence[Cut], Turn | None]:
+) -> tuple[Sequence[Cut], DimOrder | None]:
     """Where pieces lie in the whole, and in which order the target's dims then are golden's.
 
     Of several ways to lie, as a square weight may be transposed or not, the values decide.
@@ -163,7 +163,7 @@ def _parts(
     if sides.turns is None:
         return plain, None
     orders = [o for o in permutations(range(len(size))) if list(o) != sorted(o)]
-    ways: list[tuple[Sequence[Cut], Turn | None]] = [(plain, None)] if plain else []
+    ways: list[tuple[Sequence[Cut], DimOrder | None]] = [(plain, None)] if plain else []
     for order in orders if all(len(shape) == len(size) for shape in shapes) else ():
         turned = [tuple(shape[n] for n in order) for shape in shapes]
         if parts := parts_of(turned, size, axis, merge.groups):
@@ -173,7 +173,11 @@ def _parts(
 
 
 def _shows(
-    sides: Partners, group: WholeAndPieces, merge: Merge, parts: Sequence[Cut], turn: Turn | None
+    sides: Partners,
+    group: WholeAndPieces,
+    merge: Merge,
+    parts: Sequence[Cut],
+    turn: DimOrder | None,
 ) -> bool:
     """Whether the first piece is what lies there in the whole."""
     key, (piece, *_) = group

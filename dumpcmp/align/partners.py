@@ -11,7 +11,7 @@ from dumpcmp.align.turning import Turns
 from dumpcmp.align.varying import varying, without
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.record import Call
-from dumpcmp.nouns.row import Pair, PairedBy, Turn
+from dumpcmp.nouns.row import DimOrder, Pair, PairedBy
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Partners:
         turn = self.turn(golden, target)
         return self.turns.shows((golden, None), (target, None), turn)
 
-    def turn(self, golden: Key, target: Key) -> Turn | None:
+    def turn(self, golden: Key, target: Key) -> DimOrder | None:
         """In which order the target's dims are golden's, where it is another one.
 
         What a port transposes may be square: of one shape, other bytes are looked at.
@@ -135,7 +135,7 @@ class Partners:
         shapes = one.shape, other.shape
         return self.turns.turn(self.golden.first(golden), self.target.first(target), shapes)
 
-    def _turn_of_value(self, golden: Key, target: Key) -> Turn | None:
+    def _turn_of_value(self, golden: Key, target: Key) -> DimOrder | None:
         """Of a gradient: as the value that it is the gradient of."""
         one, other = (key.site.key(key.slot.value) for key in (golden, target))
         if self.turns is None or one not in self.golden.values or other not in self.target.values:

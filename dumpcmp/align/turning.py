@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from dumpcmp.align.pieces import Extents, cut_out
 from dumpcmp.judge.tolerances import SAME_VALUE
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.row import Cut, Turn
+from dumpcmp.nouns.row import Cut, DimOrder
 
-Numbers = Callable[[Key], NDArray[np.float64] | None]  # the elements of a value, where kept
+ElementsOf = Callable[[Key], NDArray[np.float64] | None]  # the elements of a value, where kept
 Portioned = tuple[Key, Cut | None]  # a value, or a part of it
 _DIMS = 5  # more are not turned: there are too many orders
 
 
-def turned(value: NDArray[Any], turn: Turn | None, shape: Extents) -> NDArray[Any]:
+def turned(value: NDArray[Any], turn: DimOrder | None, shape: Extents) -> NDArray[Any]:
     """`value` with its dims in the order of `turn`, and with dims of one element as in `shape`."""
     if turn is None:
         return value
@@ -30,7 +30,7 @@ def turned(value: NDArray[Any], turn: Turn | None, shape: Extents) -> NDArray[An
     return value.reshape(shape) if value.size == math.prod(shape) else value
 
 
-def turns_of(golden: Extents, target: Extents) -> Iterator[Turn]:
+def turns_of(golden: Extents, target: Extents) -> Iterator[DimOrder]:
     """Every order of `target`'s dims that gives `golden`, but for dims of one element.
 
     >>> list(turns_of((2, 8, 4), (8, 2, 4))), list(turns_of((1, 8), (8,)))
@@ -56,14 +56,14 @@ class Turns:
     same two shapes counts.
     """
 
-    ours: Numbers
-    theirs: Numbers
-    _found: dict[tuple[Key, Key], Turn | None] = field(default_factory=dict)
-    _usual: dict[tuple[Extents, Extents], Counter[Turn]] = field(
+    ours: ElementsOf
+    theirs: ElementsOf
+    _found: dict[tuple[Key, Key], DimOrder | None] = field(default_factory=dict)
+    _usual: dict[tuple[Extents, Extents], Counter[DimOrder]] = field(
         default_factory=lambda: defaultdict(Counter)
     )
 
-    def turn(self, golden: Key, target: Key, shapes: tuple[Extents, Extents]) -> Turn | None:
+    def turn(self, golden: Key, target: Key, shapes: tuple[Extents, Extents]) -> DimOrder | None:
         """The order for two values of these shapes; None where they are not the same in any.
 
         None, too, where they are the same as they lie.
@@ -74,7 +74,7 @@ class Turns:
             self._found[golden, target] = found or (usual[0][0] if usual else None)
         return self._found[golden, target]
 
-    def _seen(self, golden: Key, target: Key, shapes: tuple[Extents, Extents]) -> Turn | None:
+    def _seen(self, golden: Key, target: Key, shapes: tuple[Extents, Extents]) -> DimOrder | None:
         """The order that the values themselves show."""
         ways, plain = list(turns_of(*shapes)), tuple(range(len(shapes[1])))
         if ways == [plain]:  # nothing but dims of one element
@@ -86,7 +86,7 @@ class Turns:
             self._usual[shapes][way] += 1
         return way
 
-    def shows(self, golden: Portioned, target: Portioned, turn: Turn | None) -> bool:
+    def shows(self, golden: Portioned, target: Portioned, turn: DimOrder | None) -> bool:
         """Whether parts of two values are the same in the order `turn`."""
         ours, theirs = self.ours(golden[0]), self.theirs(target[0])
         if ours is None or theirs is None:

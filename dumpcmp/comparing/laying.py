@@ -19,7 +19,7 @@ from dumpcmp.judge import RoundingChecker
 from dumpcmp.judge.tolerances import FIT
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
-from dumpcmp.nouns.row import Closeness, Cut, LaidOut, Measured, Pair, PairedBy, Trouble, Turn
+from dumpcmp.nouns.row import Closeness, Cut, DimOrder, LaidOut, Measured, Pair, PairedBy, Trouble
 from dumpcmp.nouns.value import Kind, dtype_named
 
 _NUMBER = re.compile(r"\d+")
@@ -37,7 +37,7 @@ class Task:
     assumed: Layout | None = None  # of a like value, where no layout fits
     golden_part: Cut | None = None  # of a value that the other side has in several
     target_part: Cut | None = None
-    turn: Turn | None = None  # the order in which the target's dims are golden's
+    turn: DimOrder | None = None  # the order in which the target's dims are golden's
     own: tuple[str, ...] = ()  # metrics that the user asks for besides
     is_beside: bool = False  # no calls are partners: the values only seem to be the same
     on: str = "cpu"  # the device to measure on, and to run ops again on

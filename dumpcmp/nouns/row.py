@@ -269,7 +269,7 @@ class Cut(NamedTuple):
         return f"{self.start}:{self.stop}{turns} of dim {self.axis}"
 
 
-Turn = tuple[int, ...]  # dims of the target in the order that they have in golden
+DimOrder = tuple[int, ...]  # dims of the target in the order that they have in golden
 
 
 class Unwritten(StrEnum):
@@ -292,7 +292,9 @@ class Pair:
     unwritten: Unwritten = Unwritten.NO  # on either side
     golden_part: Cut | None = None  # of a value that the other side has in several
     target_part: Cut | None = None
-    turn: Turn | None = None  # where the dims lie in another order, or some of one element do not
+    turn: DimOrder | None = (
+        None  # where the dims lie in another order, or some of one element do not
+    )
 
     @property
     def both(self) -> bool:
