@@ -206,10 +206,10 @@ def _culprits(task: Sloping, mine: BackwardRerun, got: Tensor) -> tuple[str, ...
 
 def _as_recorded(task: Sloping, is_target: bool) -> BackwardRerun | None:
     """The backward pass by outputs as the run rounded them, if any call is differentiated so."""
-    from dumpcmp.replay.recorded import is_from_output
+    from dumpcmp.replay.recorded import told_by
 
-    names = [call.site.op.function for call in task.plan.calls]
-    used = {at: one for at, one in task.recorded.items() if is_from_output(names[at[0]])}
+    told = [told_by(call.site.op.function) for call in task.plan.calls]
+    used = {at: one for at, one in task.recorded.items() if at[1] == told[at[0]]}
     return _again(task, is_target, used) if used else None
 
 

@@ -19,7 +19,7 @@ from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
 from dumpcmp.replay.making import making_float64
-from dumpcmp.replay.recorded import from_output
+from dumpcmp.replay.recorded import differentiable, told_by
 from dumpcmp.replay.running import (
     Rerun,
     error_of,
@@ -246,10 +246,10 @@ class _Pass:
         if function.kind is FunctionKind.DRAWS:
             return {_OUTPUT: _dropped(function, arguments, inputs)}
         outputs = _differentiable(function, arguments)
-        known = self.slope.recorded.get((number, _OUTPUT))
+        known = self.slope.recorded.get((number, told_by(function.name)))
         if known is not None:
-            made = outputs[_OUTPUT]
-            outputs[_OUTPUT] = from_output(function.name, arguments, made, known.to(made.device))
+            known = known.to(outputs[_OUTPUT].device)
+            outputs = differentiable(function.name, arguments, outputs, known)
         return {slot: self._between((number, slot), value) for slot, value in outputs.items()}
 
     def _in_dtype(self, function: ReplayFunction, arguments: CallArguments) -> CallArguments:

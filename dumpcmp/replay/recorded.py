@@ -1,4 +1,4 @@
-"""Derivatives that kernels make of their output as they rounded it, from the one recorded."""
+"""Derivatives of functions by what they gave out in the run: outputs as rounded, and choices."""
 
 from __future__ import annotations
 
@@ -14,9 +14,34 @@ from dumpcmp.replay.arguments import CallArguments
 _Rule = Callable[[Tensor, Tensor, int, torch.dtype], Tensor]
 
 
-def is_from_output(name: str) -> bool:
-    """Whether the function of this name is differentiated by its output."""
-    return name in _RULES
+def told_by(name: str) -> str:
+    """The slot that tells of the derivative of the function of this name; empty for others."""
+    if name in _RULES:
+        return "output.0"
+    return "output.1" if name in _CHOOSERS else ""
+
+
+def differentiable(
+    name: str, arguments: CallArguments, outputs: dict[str, Tensor], recorded: Tensor
+) -> dict[str, Tensor]:
+    """`outputs` with a derivative by what was `recorded` in the run in the slot that tells of it.
+
+    Of equal scores each may be chosen, and the gradient goes to the one that was.
+    """
+    make = from_output if name in _RULES else _chosen
+    return {**outputs, "output.0": make(name, arguments, outputs["output.0"], recorded)}
+
+
+def _chosen(name: str, arguments: CallArguments, made: Tensor, places: Tensor) -> Tensor:
+    """What stands at the `places` that were chosen; `made` itself where nothing tells of a dim."""
+    told = dict(zip(_CHOOSERS[name], arguments.args, strict=False)) | arguments.kwargs
+    dim, taken = told.get("dim", None if name in _NEEDING else -1), told["input"]
+    if not isinstance(dim, int) or places.numel() != made.numel():
+        return made
+    keeps = places.ndim == taken.ndim
+    at = places if keeps else places.unsqueeze(dim)
+    found = torch.take_along_dim(taken, at.to(taken.device), dim)
+    return found if keeps else found.squeeze(dim)
 
 
 def from_output(name: str, arguments: CallArguments, made: Tensor, recorded: Tensor) -> Tensor:
@@ -82,4 +107,10 @@ _RULES: dict[str, _Rule] = {
     "softmax": _softmax, "_softmax": _softmax, "_safe_softmax": _softmax, "softmin": _softmin,
     "log_softmax": _log_softmax, "_log_softmax": _log_softmax,
     "sigmoid": _sigmoid, "tanh": _tanh,
+}  # fmt: skip
+
+_NEEDING = ("max", "min")  # without a dim they choose nothing
+_CHOOSERS: dict[str, tuple[str, ...]] = {
+    "topk": ("input", "k", "dim"), "sort": ("input", "dim"), "kthvalue": ("input", "k", "dim"),
+    "max": ("input", "dim"), "min": ("input", "dim"), "median": ("input", "dim"),
 }  # fmt: skip

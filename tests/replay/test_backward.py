@@ -264,3 +264,18 @@ def test_a_softmax_of_a_gpu_rounds_a_product_on_the_way_back(dtype: torch.dtype)
     again = BackwardRerun(slope)
     assert wrong(hold(again.plain(), GRADIENT, got))
     assert not wrong(hold(again.rated(), GRADIENT, got))
+
+
+@pytest.mark.parametrize("func, more", [(torch.topk, [2]), (torch.sort, [1]), (torch.max, [1])])
+def test_a_gradient_goes_to_the_choice_that_was_made_among_equals(
+    func: Callable[..., Any], more: list[int]
+) -> None:
+    x = torch.tensor([[1.0, 3.0, 3.0, 3.0], [2.0, 2.0, 0.0, 2.0]])
+    call, given = recorded(0, func, x, *more)
+    own = x.flip(1).requires_grad_(True)  # of equals it takes others there
+    values, places = func(own, *more)
+    grad = numbers(*values.shape, seed=3)
+    (got,) = torch.autograd.grad(values, own, grad)
+    slope = Slope(Chain([call]), given, [(0, "input.0")], {(0, "output.0"): grad})
+    known = replace(slope, recorded={(0, "output.1"): 3 - places})
+    assert torch.equal(BackwardRerun(known).gradient, got.flip(1).double())
