@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.comparing.measuring import side_of
-from dumpcmp.execute import executor_for
+from dumpcmp.execute import P, R, SerialExecutor, executor_for
+from dumpcmp.measure import core
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.row import Pair
 from dumpcmp.nouns.value import to_torch
@@ -19,6 +20,9 @@ if TYPE_CHECKING:  # torch is imported where there is something to run
     from torch import Tensor
 
     from dumpcmp.comparing.reruns import Loading
+
+
+_LARGE = 64 << 20  # bytes of both sides
 
 
 def device_named(name: str) -> str:
@@ -54,7 +58,28 @@ def placed(work: Mapping[Pair, Job], device: str) -> dict[Pair, Job]:
 
 def workers_for(jobs: int, device: str) -> AbstractContextManager[Executor]:
     """Who does the work: processes, or threads that share a device; one reads, another computes."""
-    return executor_for(jobs) if device == "cpu" else ThreadPoolExecutor(max(2, jobs))
+    if device != "cpu":
+        return ThreadPoolExecutor(max(2, jobs))
+    return _sharing(jobs) if jobs > 1 and core.IS_BUILT else executor_for(jobs)
+
+
+@contextmanager
+def _sharing(jobs: int) -> Iterator[Executor]:
+    """Processes, and for what is large this one, with as many threads."""
+    with executor_for(jobs) as pool, core.threads(jobs):
+        yield Sharing(pool)
+
+
+class Sharing(Executor):
+    """Hands tasks to a pool, but for large pairs: threads share these without copying them."""
+
+    def __init__(self, pool: Executor) -> None:
+        self._pool, self._here = pool, SerialExecutor()
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Have `fn` done by the pool, or at once by the threads of this process."""
+        is_large = any(isinstance(one, Task) and one.nbytes >= _LARGE for one in args)
+        return (self._here if is_large else self._pool).submit(fn, *args, **kwargs)
 
 
 def loaded(reading: Loading, is_target: bool) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -126,12 +127,12 @@ def _recorded(work: Callable[..., None], size: int, row: int, length: int) -> Re
     whole = size - size % row
     num_blocks = -(-whole // step) + (whole < size)
     found = np.empty((num_blocks, length))
-    threads = min(_threads, num_blocks // _SHARE)
-    if threads < 2:
+    shares = min(_threads, num_blocks // _SHARE)
+    if shares < 2:
         work(0, num_blocks, found)
     else:
-        cuts = [num_blocks * number // threads for number in range(threads + 1)]
-        with ThreadPoolExecutor(threads) as pool:
+        cuts = [num_blocks * number // shares for number in range(shares + 1)]
+        with ThreadPoolExecutor(shares) as pool:
             list(pool.map(lambda cut: work(*cut, found[slice(*cut)]), pairwise(cuts)))
     records: Records = found.tolist()
     return records
@@ -140,7 +141,12 @@ def _recorded(work: Callable[..., None], size: int, row: int, length: int) -> Re
 _threads = 1
 
 
-def use_threads(number: int) -> None:
-    """Measure a large pair by `number` threads; what is found does not depend on it."""
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Have large pairs measured by `number` threads; what is found does not depend on it."""
     global _threads
-    _threads = number
+    before, _threads = _threads, number
+    try:
+        yield
+    finally:
+        _threads = before

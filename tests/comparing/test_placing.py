@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
+from dumpcmp.comparing import placing
 from dumpcmp.nouns.outcome import Outcome
 
 GPU = [
@@ -73,6 +74,15 @@ def test_threads_find_what_one_finds(runs: dict[str, Path]) -> None:
     with ThreadPoolExecutor(4) as threads:
         found = dumpcmp.compare(runs["golden"], runs["wrong"], executor=threads)
     assert told(found) == told(dumpcmp.compare(runs["golden"], runs["wrong"]))
+
+
+def test_what_is_large_is_shared_by_threads_and_the_same_is_found(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = dumpcmp.compare(runs["golden"], runs["wrong"], replay="off")
+    monkeypatch.setattr(placing, "_LARGE", 0)
+    found = dumpcmp.compare(runs["golden"], runs["wrong"], replay="off", jobs=3)
+    assert repr(list(found.rows)) == repr(list(expected.rows))
 
 
 @pytest.mark.parametrize("device, hint", [("tpu", "valid are"), ("cuda:99", "leave it out")])

@@ -102,8 +102,7 @@ def test_many_blocks_agree_and_threads_change_nothing(dtype: str) -> None:
     golden = Value(DTYPES[dtype], drawn(rng, dtype, (1300, 1040)).bits)
     target = near(rng, golden)
     native, plain = by_both(golden, target, USUAL)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "_threads", 3)
+    with pytest.MonkeyPatch.context() as patch, core.threads(3):
         patch.setattr(core, "_SHARE", 2)
         threaded = measure(golden, target)
     assert bits_of(native) == bits_of(plain) == bits_of(threaded)
