@@ -32,6 +32,7 @@ TABLES: dict[str, str] = {
     "sound": "sound",
     "partition": "partition",
     "partitioned": "partitioned.table",
+    "partitioned-held-out": "partitioned.held_out",
     "graphs": "graphs",
     "sketch": "sketch_accuracy",
     "sketch-faults": "sketch_faults",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.partitioned.corpus import GOLDENS, SUBJECTS, Program
+from benchmarks.partitioned.corpus import ALL, GOLDENS, Program
 from dumpcmp.dumping.capturing import capture
 
 
@@ -42,7 +42,7 @@ def main(directory: Path, names: list[str]) -> None:
     dist.init_process_group("gloo")
     for name in names:
         subject, _, fault = name.partition(":")
-        run(SUBJECTS[subject].program, directory / place(name), fault)
+        run(ALL[subject].program, directory / place(name), fault)
         dist.barrier()
     dist.destroy_process_group()
 

@@ -28,6 +28,7 @@ class Planted:
     at: str  # a regular expression for the op
     rank: int | None = None  # where one rank alone is wrong: it must be named
     said: str = ""  # or must be said, as a regular expression
+    near: str = r"(model\.)?layers\.1\b.*"  # ops of the same layer
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ GOLDENS: dict[str, Program] = {
     "two-steps": _own("staged:whole", steps=2),
     "experts": _own("routed:whole", backward=False),
     "long": _own("contexts:whole", backward=False),
+    "gpt": _own("unseen_gpt:whole"),
+    "conv": _own("unseen_others:conv_whole"),
+    "skip": _own("unseen_others:skip_whole"),
+    "capacity": _own("unseen_others:capacity_whole", backward=False),
 }
 
 _LAYER = r"model\.layers\.1\.self_attn"
@@ -146,3 +151,32 @@ SUBJECTS: dict[str, Subject] = {
         Planted("swapped shards", r"layers\.1\.attn\.qkv", said="holds the shard"),
     )),
 }  # fmt: skip
+
+# Other models in other hands. Nothing was tuned on them.
+HELD_OUT: dict[str, Subject] = {
+    "gpt, sequence parallel": Subject("gpt", _own("unseen_gpt:sequence_parallel"), faults=(
+        Planted("local reduce", r"h\.2\.mlp(/.*)?", near=r"h\.2.*"),
+        Planted("eps on one rank", r"h\.2\.ln_2/layer_norm", rank=1, near=r"h\.2.*"),
+        Planted("key bias dropped", r"h\.2\.attn\.key.*", rank=1, near=r"h\.2.*"),
+        Planted("old value weights", r"h\.2\.attn\.value.*", rank=1, near=r"h\.2.*"),
+        Planted("relu for its square", r"h\.2\.mlp/(square|relu)", near=r"h\.2.*"),
+    )),
+    "convolutions, FSDP2": Subject("conv", _own("unseen_others:conv_sharded"), faults=(
+        Planted("padding", r"blocks\.2\.conv_b/.*", near=r"blocks\.2.*"),
+        Planted("groups of norm", r"blocks\.2\.gn_a/group_norm", near=r"blocks\.2.*"),
+        Planted("stale convolution", r"blocks\.2\.conv_a", rank=1, near=r"blocks\.2.*"),
+    )),
+    "pipeline with a skip": Subject("skip", _own("unseen_others:skip_piped"), faults=(
+        Planted("skip scaled", r"<root>(/(mul|cat))?|up2.*", near=r"up.*"),
+        Planted("other activation", r"<root>/(elu|celu)", near=r"up.*|<root>/.*"),
+        Planted("weight on first", r"down1.*", near=r"down.*"),
+    )),
+    "experts with a capacity": Subject("capacity", _own("unseen_others:capacity_spread", False),
+                                       faults=(
+        Planted("not normalised", r"moes\.1/.*", near=r"moes\.1.*"),
+        Planted("experts not sent back in order", r"moes\.1/.*", near=r"moes\.1.*"),
+        Planted("expert weight", r"moes\.1(/bmm)?", rank=1, near=r"moes\.1.*"),
+    )),
+}  # fmt: skip
+
+ALL = SUBJECTS | HELD_OUT

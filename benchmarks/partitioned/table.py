@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.partitioned.campaign import place
-from benchmarks.partitioned.corpus import SUBJECTS, Planted, Subject
+from benchmarks.partitioned.corpus import ALL, SUBJECTS, Planted, Subject
 from benchmarks.tables import Table
 from dumpcmp.comparing import compare
 from dumpcmp.nouns.outcome import Outcome
@@ -52,18 +52,16 @@ def graded(outcome: Outcome, fault: Planted) -> str:
     if re.fullmatch(fault.at, first.key.op):
         ranked = fault.rank is None or re.search(rf"\branks? (\d+, )*{fault.rank}\b", told)
         return "exact" if ranked and re.search(fault.said, told) else "near"
-    layer = re.match(r"(model\\?\.)?layers\\?\.1", fault.at)
-    near = layer is not None and "layers.1" in first.key.op
-    return "near" if near else "wrong"
+    return "near" if re.fullmatch(fault.near, first.key.op) else "wrong"
 
 
 def run_all(room: Path, names: Sequence[str]) -> None:
     """Run the goldens and all subjects with their faults: one set of processes for each size."""
-    goldens = dict.fromkeys(SUBJECTS[name].golden for name in names)
+    goldens = dict.fromkeys(ALL[name].golden for name in names)
     _launched(1, room, "goldens", *goldens)
-    for ranks in sorted({SUBJECTS[name].ranks for name in names}):
-        chosen = [name for name in names if SUBJECTS[name].ranks == ranks]
-        runs = [run for name in chosen for run in _runs(name, SUBJECTS[name])]
+    for ranks in sorted({ALL[name].ranks for name in names}):
+        chosen = [name for name in names if ALL[name].ranks == ranks]
+        runs = [run for name in chosen for run in _runs(name, ALL[name])]
         _launched(ranks, room, *runs)
 
 
@@ -80,7 +78,7 @@ def _launched(ranks: int, room: Path, *words: str) -> None:
 
 def measured(room: Path, name: str) -> tuple[list[str], list[Found]]:
     """The row of one subject, and what was said of each of its faults."""
-    subject = SUBJECTS[name]
+    subject = ALL[name]
     golden = room / f"golden-{subject.golden}"
     clean = compare(golden, room / place(name))
     found = []

@@ -25,8 +25,10 @@ from dumpcmp.comparing.summaries import (
     whole_summary,
 )
 from dumpcmp.execute import run_each
+from dumpcmp.judge.conditions import INEXACT
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError, LayoutError
+from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.row import Cut, LaidOut, Measured, Metrics, Own, Pair, ReferenceErrors, Trouble
 from dumpcmp.nouns.value import Value
@@ -54,11 +56,17 @@ def measure_all(
 
 
 def unsolved_in(measured: Mapping[Pair, Measured]) -> Callable[[Pair], bool]:
-    """Whether no layout makes a pair's shards a whole value, where it is or first appears."""
+    """Whether no layout makes a pair's shards a whole value, where it is or first appears.
+
+    Numbers that a rank made for itself, such as places in its own list of tokens, are no shards.
+    """
 
     def is_unsolved(pair: Pair) -> bool:
         found = measured.get(pair) or measured.get(pair.repeats or pair)
-        return found is not None and found.trouble is Trouble.UNSOLVED
+        if found is None:
+            return False
+        is_own = found.laid is not None and found.laid.is_own and not pair.key.slot.is_weight
+        return found.trouble is Trouble.UNSOLVED or (is_own and pair.key.op != ROOT)
 
     return is_unsolved
 
@@ -177,7 +185,9 @@ def _laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) 
     if golden.note and target.note:
         note = f"golden: {golden.note}; target: {target.note}"
     ranks = () if metrics.equal else by_rank(golden, target, limit)
-    return LaidOut(note, target.layout, target.basis is Basis.SOLVED, finding, remark, ranks)
+    is_solved, is_number = target.basis is Basis.SOLVED, golden.value.dtype.kind in INEXACT
+    is_own = target.basis is Basis.SOME_FIT and not is_number
+    return LaidOut(note, target.layout, is_solved, finding, remark, ranks, is_own)
 
 
 def _same_bytes(golden: Shares, target: Shares) -> bool:

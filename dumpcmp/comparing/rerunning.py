@@ -18,6 +18,7 @@ from dumpcmp.comparing.measuring import Tell, side_of
 from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning
 from dumpcmp.comparing.slopes import Sloping, plan_slopes, slope_task
+from dumpcmp.comparing.term_rounding import as_terms_round
 from dumpcmp.execute import run_each
 from dumpcmp.judge.tolerances import SHORTCUTS
 from dumpcmp.nouns.arithmetic import shortcuts_of
@@ -52,8 +53,7 @@ def replay_all(
         return {}
     planner = Planner(flow, work, measured, how, flips.own, flips.trails)
     forward, found = planner.plans()
-    is_whole = flow.golden.num_ranks == flow.target.num_ranks == 1  # gradients lie in parts else
-    backward, unknown = plan_slopes(planner) if is_whole else ([], {})
+    backward, unknown = plan_slopes(planner)
     plans: list[Rerunning | Sloping] = [*forward, *backward]
     found |= unknown
     total, done = sum(plan.nbytes for plan in plans), 0
@@ -159,22 +159,11 @@ def _held(again: Rerun, key: Key, reading: Loading, plan: Rerunning) -> Replay:
     replay = hold(again, slot, _tensor(reading))
     if not replay.is_known:
         return replay
-    terms = [one for one in (*plan.given.values(), reading) if one.in_terms]
-    if terms and not replay.is_exact:  # each rank has rounded its own
-        grown = replay.condition * max(map(_cancellation, terms))
-        replay = replace(replay, condition=grown, worst_row=math.nan, worst_element=math.nan)
+    replay = as_terms_round(replay, (*plan.given.values(), reading))
     replay = replace(replay, is_nearest=replay.is_nearest and plan.is_alone)
     inherited = _inherited(again.outputs[slot], reading)
     grown = inherited / plan.apart if plan.apart else math.nan
     return replace(replay, inherited=inherited, amplification=grown)
-
-
-def _cancellation(reading: Loading) -> float:
-    """How much larger the terms of a value are than their sum."""
-    shares = reading.task.target.held()
-    terms = sum(float(to_torch(shares.load(r)).double().norm()) for r in shares.records)
-    whole = float(_tensor(reading).double().norm())
-    return max(1.0, terms / whole) if whole else 1.0
 
 
 def _tensors(readings: Mapping[str, Loading], is_target: bool) -> dict[str, Tensor]:

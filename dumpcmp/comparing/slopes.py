@@ -12,6 +12,7 @@ from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import IN_VMAP, Loading, Planner, Replaying, Rerunning, UnknownError
 from dumpcmp.comparing.taping import GradientPlan, Place, plan_gradient
+from dumpcmp.comparing.term_rounding import as_terms_round
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import ALIKE, APART
 from dumpcmp.nouns.errors import DumpcmpError
@@ -103,8 +104,6 @@ def _gradients(planner: Planner) -> Iterator[Pair]:
 def _sloping(planner: Planner, pair: Pair) -> Sloping:
     flow = planner.flow
     assert pair.golden
-    if pair.key.slot.is_parameter_gradient and flow.target.num_ranks > 1:
-        raise UnknownError("the ranks reduce gradients of parameters")
     plan = plan_gradient(flow.tape, pair.golden, lambda key: _is_shared(flow, key))
     if plan.unknown:
         raise UnknownError(plan.unknown)
@@ -162,7 +161,7 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
 
     got, golden = _tensor(reading, is_target=True), _tensor(reading, is_target=False)
     inherited = _distance(mine.gradient, golden)
-    replay = hold(mine.plain(), GRADIENT, got)
+    replay = _in_terms(task, hold(mine.plain(), GRADIENT, got), reading)
     if not replay.is_known:
         return replay
     if not wrong(replay):
@@ -171,9 +170,9 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
         replay = replace(replay, condition=max(replay.condition, condition))
     for is_moved in (False, True):
         if wrong(replay):
-            replay = hold(mine.rated(is_moved=is_moved), GRADIENT, got)
+            replay = _in_terms(task, hold(mine.rated(is_moved=is_moved), GRADIENT, got), reading)
     if wrong(replay) and (exact := _as_recorded(task, is_target=True)):
-        replay = hold(exact.rated(), GRADIENT, got)
+        replay = _in_terms(task, hold(exact.rated(), GRADIENT, got), reading)
     if wrong(replay):
         again = _as_recorded(task, is_target=False) or _again(task, is_target=False)
         theirs = hold(again.rated(), GRADIENT, golden)
@@ -182,6 +181,11 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
         replay = replace(replay, blamed=_culprits(task, mine, got))
     grown = inherited / task.apart if task.apart else math.nan
     return replace(replay, inherited=inherited, amplification=grown)
+
+
+def _in_terms(task: Sloping, replay: Replay, reading: Loading) -> Replay:
+    given = [one for one in task.given.values() if isinstance(one, Loading)]
+    return as_terms_round(replay, (*given, *task.grads.values(), reading))
 
 
 def _culprits(task: Sloping, mine: BackwardRerun, got: Tensor) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from enum import IntEnum
 
@@ -35,12 +35,17 @@ _VERDICTS = {
 }
 
 
-def cover(judgements: Mapping[Pair, Judgement], following: Following) -> dict[Pair, Judgement]:
+def cover(
+    judgements: Mapping[Pair, Judgement],
+    following: Following,
+    own: Container[Pair] = frozenset(),
+) -> dict[Pair, Judgement]:
     """Other judgements on values that one side alone has, as far as what follows them tells.
 
     Two sides may compute the same in other ways. A value on the way is right, or does not matter,
     where all that was made of it agrees; and so is one that was compared where it is taken, such
-    as after a cast to another dtype, whatever is made of it there.
+    as after a cast to another dtype, whatever is made of it there. So it is with numbers that
+    ranks count for themselves (`own`), too.
     """
     ways: dict[Pair, _Way] = {}
     for pair in each_after(following.made, following.made):
@@ -48,14 +53,14 @@ def cover(judgements: Mapping[Pair, Judgement], following: Following) -> dict[Pa
     return {
         pair: _judged(judgements[pair], way)
         for pair, way in ways.items()
-        if pair in judgements and _is_open(judgements[pair], way)
+        if pair in judgements and _is_open(judgements[pair], way, pair in own)
     }
 
 
-def _is_open(judgement: Judgement, way: _Way) -> bool:
+def _is_open(judgement: Judgement, way: _Way, is_own: bool) -> bool:
     """Whether what follows has a say: of one side alone, or of shards that nobody could join."""
-    unsolved = judgement.verdict is Verdict.INCONCLUSIVE and way is _Way.AGREEING
-    return judgement.verdict is Verdict.UNPAIRED or unsolved
+    doubtful = judgement.verdict is Verdict.INCONCLUSIVE or is_own
+    return judgement.verdict is Verdict.UNPAIRED or (doubtful and way is _Way.AGREEING)
 
 
 def _way(

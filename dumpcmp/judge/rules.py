@@ -32,7 +32,8 @@ def judge_all(
     """
     own = {one.pair: judge_pair(one, checker) for one in evidence if not one.is_moved}
     own = settle([one for one in evidence if not one.is_moved], own, sources or {})
-    own |= cover(own, following)
+    counted = {one.pair for one in evidence if one.measured.laid and one.measured.laid.is_own}
+    own |= cover(own, following, counted)
     followed = any(judgement.verdict.fails for judgement in own.values())
     moved = (replace(one, is_followed=followed) for one in evidence if one.is_moved)
     return own | {one.pair: judge_pair(one, checker) for one in moved}
