@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
-from dumpcmp.nouns.row import Following, Pair
+from dumpcmp.nouns.row import Following, Pair, PairedBy
 
 
 def followers(
@@ -19,17 +19,17 @@ def followers(
     """For each value that one side alone has, the values that were made of it there at once.
 
     So also of one that both have and that nobody could put together from its shards (`unsolved`),
-    on either side. What a run gives out at its end, and what was taken by a call whose outputs are
-    not recorded, is an end: nothing after it can tell. Where a call takes the value and has a
-    partner, both sides have it.
+    on either side, and of what a collective only moves. What a run gives out at its end, and what
+    was taken by a call whose outputs are not recorded, is an end: nothing after it can tell. Where
+    a call takes the value and has a partner, both sides have it.
     """
-    ours = _Side(golden, {pair.golden: pair for pair in pairs if pair.golden})
-    theirs = _Side(target, {pair.target: pair for pair in pairs if pair.target})
+    ours = _Side(golden, _by_key((pair.golden, pair) for pair in pairs))
+    theirs = _Side(target, _by_key((pair.target, pair) for pair in pairs))
     found: dict[Pair, list[Pair]] = {}
     taken: dict[Pair, list[Pair]] = {}
     ends = set()
     for pair in pairs:
-        if pair.both and not unsolved(pair):
+        if pair.both and pair.by is not PairedBy.COLLECTIVE and not unsolved(pair):
             continue
         found[pair] = []
         for side, key in ((ours, pair.golden), (theirs, pair.target)):
@@ -43,6 +43,15 @@ def followers(
             if after is None or side.is_end(key):
                 ends.add(pair)
     return Following(found, frozenset(ends), taken)
+
+
+def _by_key(items: Iterable[tuple[Key | None, Pair]]) -> dict[Key, Pair]:
+    """The pair that each value is in; of several, none that only says who moved it."""
+    found: dict[Key, Pair] = {}
+    for key, pair in items:
+        if key is not None and (key not in found or pair.by is not PairedBy.COLLECTIVE):
+            found[key] = pair
+    return found
 
 
 class _Side:
