@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.synonyms import canonical, gives_views
 from dumpcmp.nouns.arithmetic import gives_memory
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import UNWRITTEN
 from dumpcmp.nouns.row import Unwritten
 
@@ -29,10 +31,22 @@ def unwritten(listing: Listing) -> dict[Key, Unwritten]:
         if gives_memory(site.op):
             after = Unwritten.WHOLLY
         elif before and canonical(function) in _WRITERS:
-            after = Unwritten.PARTLY
+            after = Unwritten.NO if _fills(site, listing) else Unwritten.PARTLY
         else:
             after = before if gives_views(function) else Unwritten.NO
         if after:
             made = (listing.first(key) for key in keys if key.slot.is_output)
             found |= {key: after for key in made if key not in found}
     return found
+
+
+def _fills(site: Site, listing: Listing) -> bool:
+    """Whether a call puts as many elements into places of its own choice as there are."""
+    puts = {"setitem": "input.2", "index_copy": "input.3"}.get(canonical(site.op.function), "")
+    given, made = (listing.values.get(site.key(slot)) for slot in (puts, "output.0"))
+    if not given or not made:
+        return False
+    return all(
+        math.prod(one.shape) == math.prod(other.shape)
+        for one, other in zip(given, made, strict=False)
+    )

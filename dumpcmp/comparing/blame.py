@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.comparing.laying import like
 from dumpcmp.comparing.taping import tensor_of
 from dumpcmp.comparing.visits import RowGradient, RowNode, Visit, strongest
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
@@ -119,15 +120,20 @@ class _Flow:
     def idle_roots(self) -> dict[RowNode, RowNode]:
         """Calls of one side alone that are no roots, and those that are in their stead.
 
-        They are made of constants alone, such as another way to a table or a mask, while something
-        that was measured is known to be wrong.
+        They are made of constants alone, such as another way to a table or a mask, or their likes
+        in other layers are covered, while something that was measured is known to be wrong.
         """
         known: dict[int, RowNode] = {}
         for root in self.roots:
             if not root.is_alone:
                 known.setdefault(root.row.key.step, root)
-        unfounded = [root for root in self.roots if root in self.unfounded]
-        return {root: known[s] for root in unfounded if (s := root.row.key.step) in known}
+        covered = {like(v.row.key) for v in self.values if v.row.verdict is Verdict.COVERED}
+        idle = [
+            root
+            for root in self.roots
+            if root in self.unfounded or (root.is_alone and like(root.row.key) in covered)
+        ]
+        return {root: known[s] for root in idle if (s := root.row.key.step) in known}
 
     def forward(self, calls: Sequence[Visit]) -> None:
         """Visit each call of a step when it begins, and each module once more when it ends."""

@@ -31,6 +31,7 @@ from dumpcmp.nouns.errors import DumpcmpError, LayoutError
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.row import Cut, LaidOut, Measured, Metrics, Own, Pair, ReferenceErrors, Trouble
+from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.checksums import checksum
 from dumpcmp.summary.estimates import estimate
@@ -109,7 +110,8 @@ def _measured(task: Task) -> Measured:
         measured = _measured_pair(task, sides[0].value, sides[1].value)
         if measured.metrics is None:
             return measured
-        return replace(measured, laid=_laid(*sides, measured.metrics, task.limit))
+        laid = _laid(*sides, measured.metrics, task.limit)
+        return replace(measured, laid=_with_holders(laid, task.target, measured.metrics))
     same = task.turn is None and _same_bytes(task.golden, task.target)
     golden = _golden_part(task)
     return _measured_pair(task, golden, golden if same else _target_part(task))
@@ -187,7 +189,16 @@ def _laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) 
     ranks = () if metrics.equal else by_rank(golden, target, limit)
     is_solved, is_number = target.basis is Basis.SOLVED, golden.value.dtype.kind in INEXACT
     is_own = target.basis is Basis.SOME_FIT and not is_number
-    return LaidOut(note, target.layout, is_solved, finding, remark, ranks, is_own)
+    return LaidOut(note, target.layout, is_solved, finding, remark, ranks, is_own=is_own)
+
+
+def _with_holders(laid: LaidOut, target: Shares, metrics: Metrics) -> LaidOut:
+    """`laid`, where the sides differ, with the ranks that hold the target's, if not all do."""
+    ranks = {record.rank for record in target.records}
+    if metrics.equal or len(ranks) == target.facts.num_ranks or laid.by_rank:
+        return laid
+    said = f"{ranks_named(ranks)} alone {'have' if len(ranks) > 1 else 'has'} it"
+    return replace(laid, holders=said)
 
 
 def _same_bytes(golden: Shares, target: Shares) -> bool:

@@ -114,9 +114,9 @@ class Planner:
                 yield site
 
     def _outputs(self, site: Site) -> list[Pair]:
-        """The outputs of a call that both sides have."""
-        pairs = self.flow.calls[site]
-        return [pair for pair in pairs if pair.both and pair.key.slot.is_output]
+        """The outputs of a call that both sides have, each beside its own partner."""
+        pairs = (p for p in self.flow.calls[site] if p.both and p.key.slot.is_output)
+        return [p for p in pairs if p.golden is None or self.flow.ours[p.golden] is p]
 
     def _call(self, site: Site) -> Rerunning:
         """The plan for the call at `site`: alone, or with those before it that the target lacks."""

@@ -20,6 +20,7 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Pair
+from dumpcmp.nouns.value import dtype_named
 
 if TYPE_CHECKING:  # torch is imported where there is something to run
     from torch import Tensor
@@ -161,7 +162,7 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
 
     got, golden = _tensor(reading, is_target=True), _tensor(reading, is_target=False)
     inherited = _distance(mine.gradient, golden)
-    replay = _in_terms(task, hold(mine.plain(), GRADIENT, got), reading)
+    replay = _as_it_rounds(task, hold(mine.plain(), GRADIENT, got), reading)
     if not replay.is_known:
         return replay
     if not wrong(replay):
@@ -170,12 +171,13 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
         replay = replace(replay, condition=max(replay.condition, condition))
     for is_moved in (False, True):
         if wrong(replay):
-            replay = _in_terms(task, hold(mine.rated(is_moved=is_moved), GRADIENT, got), reading)
+            again = hold(mine.rated(is_moved=is_moved), GRADIENT, got)
+            replay = _as_it_rounds(task, again, reading)
     if wrong(replay) and (exact := _as_recorded(task, is_target=True)):
-        replay = _in_terms(task, hold(exact.rated(), GRADIENT, got), reading)
+        replay = _as_it_rounds(task, hold(exact.rated(), GRADIENT, got), reading)
     if wrong(replay):
-        again = _as_recorded(task, is_target=False) or _again(task, is_target=False)
-        theirs = hold(again.rated(), GRADIENT, golden)
+        other = _as_recorded(task, is_target=False) or _again(task, is_target=False)
+        theirs = hold(other.rated(), GRADIENT, golden)
         if not theirs.is_known or wrong(theirs):
             return Replay(unknown="golden's gradient is not that of the recorded calls either")
         replay = replace(replay, blamed=_culprits(task, mine, got))
@@ -183,8 +185,15 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
     return replace(replay, inherited=inherited, amplification=grown)
 
 
-def _in_terms(task: Sloping, replay: Replay, reading: Loading) -> Replay:
+def _as_it_rounds(task: Sloping, replay: Replay, reading: Loading) -> Replay:
+    """`replay`, rated by the terms that ranks hold, and by the dtype that it was computed in.
+
+    Gradients of weights that were cast to a short dtype may be added up, and kept, in a wide one.
+    """
     given = [one for one in task.given.values() if isinstance(one, Loading)]
+    leaves = [one for place in task.plan.leaves if isinstance(one := task.given[place], Loading)]
+    eps = [dtype_named(one.task.target.first.dtype).eps for one in leaves]
+    replay = replay if replay.is_exact else replace(replay, eps=max(replay.eps, *eps, 0.0))
     return as_terms_round(replay, (*given, *task.grads.values(), reading))
 
 

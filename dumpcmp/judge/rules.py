@@ -10,12 +10,23 @@ from dumpcmp.judge.conditions import INEXACT, Checker, Evidence, judge, verdict
 from dumpcmp.judge.covering import cover
 from dumpcmp.judge.replaying import flipped, wrong
 from dumpcmp.judge.settling import Sources, settle
-from dumpcmp.judge.tolerances import noise
+from dumpcmp.judge.tolerances import STANDS_OUT, noise
 from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.record import NO_KERNEL
 from dumpcmp.nouns.replay import Origin
-from dumpcmp.nouns.row import NOWHERE, Following, Judgement, Pair, Trouble, Unwritten, Verdict, Why
+from dumpcmp.nouns.row import (
+    NOWHERE,
+    Following,
+    Judgement,
+    LaidOut,
+    Pair,
+    Trouble,
+    Unwritten,
+    Verdict,
+    Why,
+)
+from dumpcmp.nouns.spoken import ranks_named
 
 
 def judge_all(
@@ -171,13 +182,23 @@ def _by_numbers(evidence: Evidence, checker: Checker) -> Judgement:
         return Judgement(Verdict.INCONCLUSIVE, error.message)
 
 
+def _told(laid: LaidOut) -> str:
+    """Who has the value where not all ranks do, or is much farther from golden than others."""
+    errors = laid.by_rank
+    least = min((error for _, error in errors), default=0.0)
+    worse = {rank: error for rank, error in errors if error > STANDS_OUT * least}
+    if not 0 < len(worse) < len(errors):
+        return laid.holders
+    return f"wrong: {ranks_named(worse)} (rel_l2 {max(worse.values()):.2g})"
+
+
 def _noticed(evidence: Evidence, judgement: Judgement) -> Judgement:
     """`judgement`, where replicas differ, ranks can be named, or nothing follows from it."""
     laid, fails = evidence.measured.laid, judgement.verdict.fails
     if laid and laid.finding and not fails:
         judgement = replace(judgement, verdict=Verdict.FAIL, reason=laid.finding)
-    elif laid and laid.remark and fails:
-        judgement = replace(judgement, reason=f"{judgement.reason}; {laid.remark}")
+    elif laid and fails and (said := laid.remark or _told(laid)):
+        judgement = replace(judgement, reason=f"{judgement.reason}; {said}")
     is_own = judgement.why is Why.INTRODUCED  # what was given says so, whatever it is
     if judgement.verdict.fails and evidence.pair.both and evidence.pair.unwritten and not is_own:
         said = f"{judgement.reason}; a part of it is memory that nobody has written"

@@ -194,6 +194,10 @@ class Conclusion(StrEnum):
         return {Conclusion.WRONG: 1, Conclusion.PROGRAM: 1, Conclusion.UNKNOWN: 2}.get(self, 0)
 
 
+def _step_of(row: Row) -> tuple[str, int]:
+    return row.key.model, row.key.step
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Outcome(Answer):
     """A whole comparison: every key of either run in exactly one row, in execution order."""
@@ -234,15 +238,22 @@ class Outcome(Answer):
 
     @property
     def is_open(self) -> bool:
-        """Whether much could not be judged, and what the model gave out in the end was not, too.
+        """Whether what the model gave out could not be judged, or much else and any of its ends.
 
-        What passes at the end of the data flow vouches for all that it was computed from.
+        What passes at the end of the data flow vouches for all that it was computed from. So do
+        the gradients of a step's parameters, for what the model gave out in that step.
         """
         doubtful = self.tally[Verdict.INCONCLUSIVE]
-        if doubtful <= MOST_OPEN * (doubtful + self.tally.compared):
+        if not doubtful:
             return False
         ends = marked(self.rows, Trait.END)
-        return not ends or any(row.verdict is Verdict.INCONCLUSIVE for row in ends)
+        open_ends = [row for row in ends if row.verdict is Verdict.INCONCLUSIVE]
+        if doubtful > MOST_OPEN * (doubtful + self.tally.compared):
+            return bool(open_ends) or not ends
+        steps = {_step_of(row) for row in open_ends if not row.key.slot.is_gradient}
+        unsure = {_step_of(row) for row in open_ends if row.key.slot.is_gradient}
+        vouched = {_step_of(row) for row in ends if row.key.slot.is_gradient} - unsure
+        return bool(steps - vouched)
 
     @property
     def exit_code(self) -> int:

@@ -340,6 +340,7 @@ class LaidOut:
     finding: str = ""  # replicas that differ, whatever the metrics say
     remark: str = ""  # what a difference looks like, rank by rank
     by_rank: ByRank = ()
+    holders: str = ""  # who has it, where not all ranks do
     is_own: bool = False  # integers that some ranks have as golden: others may count their own
 
 
