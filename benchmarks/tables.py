@@ -33,6 +33,7 @@ TABLES: dict[str, str] = {
     "partition": "partition",
     "partitioned": "partitioned.table",
     "partitioned-held-out": "partitioned.held_out",
+    "partitioned-many": "partitioned.many",
     "graphs": "graphs",
     "sketch": "sketch_accuracy",
     "sketch-faults": "sketch_faults",

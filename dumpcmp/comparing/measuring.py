@@ -312,7 +312,8 @@ def _handed_over(task: Handover) -> Measured:
     try:
         traffic = traffic_at(task.path)
         got = [one for key in task.keys for one in traffic.deliveries(key)]
-        measured = [Measured(measure(one.expected, one.got), rank=one.rank) for one in got]
+        laid = LaidOut(f"over {traffic.groups(task.keys[0].site)}")
+        measured = [Measured(measure(o.expected, o.got), laid=laid, rank=o.rank) for o in got]
     except DumpcmpError as error:
         return Measured(trouble=Trouble.UNCHECKED, said=error.message)
     unknown = Measured(trouble=Trouble.UNCHECKED, said="what the collective gave was not recorded")

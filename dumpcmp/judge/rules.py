@@ -120,7 +120,8 @@ def _by_delivery(evidence: Evidence) -> Judgement | None:
         return None
     limit = noise(evidence.conditions.golden.eps)
     near = metrics.nonfinite_agree and metrics.rel_l2 <= limit
-    reason = f"rank {rank} did not get what the ranks gave: rel_l2 {metrics.rel_l2:.3g}"
+    where = f" {evidence.measured.laid.note}" if evidence.measured.laid else ""
+    reason = f"rank {rank} did not get what the ranks gave{where}: rel_l2 {metrics.rel_l2:.3g}"
     return verdict(metrics.equal or not metrics.count or near, reason, limit)
 
 

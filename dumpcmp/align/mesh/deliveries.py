@@ -20,6 +20,7 @@ from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.layouts import ReduceOp
 from dumpcmp.nouns.record import Call, Record
+from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Value
 
 _COLLECTIVES = frozenset(Collective)
@@ -128,6 +129,18 @@ class Traffic:
             for record in self.shards(key.site.key(slot))
         ]
 
+    def groups(self, site: Site) -> str:
+        """The groups in which the ranks ran the collective at `site`, by axis where that is known.
+
+        Many groups of one axis are named by the first.
+        """
+        found: dict[str, dict[tuple[int, ...], None]] = {}
+        for calls in self.calls.values():
+            words = _words(calls[site]) if site in calls else {}
+            if "group" in words:
+                found.setdefault(words.get("axis", ""), {})[tuple(words["group"])] = None
+        return ", ".join(_named(axis, list(groups)) for axis, groups in found.items())
+
     def _posted(self, record: Record) -> Delivery:
         """The letter that `record` is one end of, as it was sent and received."""
         letter = _letter(self.calls[record.rank][record.key.site], record.rank)
@@ -203,6 +216,11 @@ def _words(call: Call) -> dict[str, Any]:
     """What the call says besides its tensors: group, reduction, root, splits."""
     said = json.loads(call.arguments).get("kwargs", {})
     return {word: value for word, value in said.items() if not isinstance(value, dict)}
+
+
+def _named(axis: str, groups: Sequence[tuple[int, ...]]) -> str:
+    more = f" and {len(groups) - 1} groups more" if len(groups) > 1 else ""
+    return f"{axis} ({ranks_named(groups[0])}{more})" if axis else f"{ranks_named(groups[0])}{more}"
 
 
 def _letter(call: Call, rank: int) -> _Letter:

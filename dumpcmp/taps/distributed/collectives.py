@@ -186,6 +186,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             op = bound["reduce_op"]
             words["op"] = op if isinstance(op, str) else self._reduction
         words["group"] = _ranks(bound)
+        words |= {"axis": axis} if (axis := _axis(bound)) else {}
         with self._placed(step):
             return step.function(function, tuple(given), words)
 
@@ -227,12 +228,23 @@ def _flat(tensors: Any) -> list[Tensor]:
     return [tensor for one in tensors or () for tensor in _flat(one)]
 
 
-def _ranks(bound: dict[str, Any]) -> list[int]:
-    """The global ranks of the group, in its order."""
+def _group(bound: dict[str, Any]) -> dist.ProcessGroup:
     group = bound.get("process_group", bound.get("group_name"))
     if isinstance(group, torch.ScriptObject):
-        group = dist.ProcessGroup.unbox(group)
-    elif isinstance(group, str):
+        return dist.ProcessGroup.unbox(group)
+    if isinstance(group, str):
         resolve: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
         group = resolve(group)
-    return list(dist.get_process_group_ranks(group))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _ranks(bound: dict[str, Any]) -> list[int]:
+    """The global ranks of the group, in its order."""
+    return list(dist.get_process_group_ranks(_group(bound)))
+
+
+def _axis(bound: dict[str, Any]) -> str:
+    """The axis of a mesh that the group was made for; empty where it was not."""
+    made_for, _, axis = str(_group(bound).group_desc).partition("_")
+    return axis if made_for == "mesh" and axis != "default" else ""
