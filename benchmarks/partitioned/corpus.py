@@ -149,6 +149,7 @@ SUBJECTS: dict[str, Subject] = {
         Planted("forgotten all_reduce", r"layers\.1\.attn\.o.*", said="partial|reduction"),
         Planted("stale weights", r"layers\.1\.attn\.o", rank=1),
         Planted("swapped shards", r"layers\.1\.attn\.qkv", said="holds the shard"),
+        Planted("gradients not summed", r"layers\.1\.(norm1|attn\.qkv).*"),
     )),
 }  # fmt: skip
 

@@ -35,6 +35,7 @@ class Task:
     reference: Shares | None = None
     limit: float = 0.0  # rel_l2 up to which a layout that nobody stated fits, and replicas agree
     assumed: Layout | None = None  # of a like value, where no layout fits
+    known: Layout | None = None  # as measuring found it
     golden_part: Cut | None = None  # of a value that the other side has in several
     target_part: Cut | None = None
     turn: DimOrder | None = None  # the order in which the target's dims are golden's

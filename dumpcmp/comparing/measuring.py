@@ -29,6 +29,7 @@ from dumpcmp.judge.conditions import INEXACT
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError, LayoutError
 from dumpcmp.nouns.key import ROOT
+from dumpcmp.nouns.layouts import parse_layout
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.row import Cut, LaidOut, Measured, Metrics, Own, Pair, ReferenceErrors, Trouble
 from dumpcmp.nouns.spoken import ranks_named
@@ -53,7 +54,15 @@ def measure_all(
         again = look_again(done, measured, likeness)
         done |= again
         measured |= dict(_measure_each(again, executor))
-    return done, measured
+    return {pair: _as_found(job, measured[pair]) for pair, job in done.items()}, measured
+
+
+def _as_found(job: Job, measured: Measured) -> Job:
+    """`job` with the layout that was found, so that nobody need look for it again."""
+    laid = measured.laid
+    if not isinstance(job, Task) or laid is None or not laid.layout:
+        return job
+    return replace(job, known=parse_layout(laid.layout))
 
 
 def unsolved_in(measured: Mapping[Pair, Measured]) -> Callable[[Pair], bool]:
@@ -106,7 +115,7 @@ def measure_task(task: Job) -> Measured:
 
 def _measured(task: Task) -> Measured:
     if task.is_partitioned:
-        sides = assemble(task.golden.held(), task.target.held(), task.limit, task.assumed)
+        sides = _sides(task)
         measured = _measured_pair(task, sides[0].value, sides[1].value)
         if measured.metrics is None:
             return measured
@@ -129,6 +138,11 @@ def _target_part(task: Task) -> Value:
     shape = task.golden.first.shape
     shape = part_shape(shape, task.golden_part) if task.golden_part else shape
     return Value(value.dtype, turned(value.bits, task.turn, shape))
+
+
+def _sides(task: Task) -> tuple[Assembled, Assembled]:
+    held = task.golden.held(), task.target.held()
+    return assemble(*held, task.limit, task.assumed, task.known)
 
 
 def _part(value: Value, part: Cut | None) -> Value:
@@ -158,15 +172,14 @@ def _measure(task: Task, golden: Value, target: Value) -> Metrics:
 def side_of(task: Task, is_target: bool) -> Value:
     """One side of a pair, whole."""
     if task.is_partitioned:
-        sides = assemble(task.golden.held(), task.target.held(), task.limit, task.assumed)
-        return sides[is_target].value
+        return _sides(task)[is_target].value
     return _target_part(task) if is_target else _golden_part(task)
 
 
 def sides_of(task: Task) -> tuple[Value, Value]:
     """Both sides of a pair as they are measured: whole, or the part that the other side has."""
-    if task.golden.is_partitioned or task.target.is_partitioned:
-        ours, theirs = assemble(task.golden.held(), task.target.held(), task.limit, task.assumed)
+    if task.is_partitioned:
+        ours, theirs = _sides(task)
         return ours.value, theirs.value
     return _golden_part(task), _target_part(task)
 

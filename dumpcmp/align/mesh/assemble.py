@@ -116,14 +116,18 @@ class Assembled:
 
 
 def assemble(
-    golden: Held, target: Held, limit: float, assumed: Layout | None = None
+    golden: Held,
+    target: Held,
+    limit: float,
+    assumed: Layout | None = None,
+    known: Layout | None = None,
 ) -> tuple[Assembled, Assembled]:
     """Both values whole. What neither layout nor user says is solved from the other side.
 
     `limit` is the relative error up to which a solved layout fits; `assumed` is the layout of a
-    like value, taken where nothing fits.
+    like value, taken where nothing fits; `known` is what the target's was found to be before.
     """
-    sides = _assembled(golden, target, limit, assumed)
+    sides = _assembled(golden, target, limit, assumed, known)
     if sides[0].value.shape != sides[1].value.shape:
         for held in (golden, target):
             if held.lost:
@@ -132,7 +136,7 @@ def assemble(
 
 
 def _assembled(
-    golden: Held, target: Held, limit: float, assumed: Layout | None
+    golden: Held, target: Held, limit: float, assumed: Layout | None, known: Layout | None
 ) -> tuple[Assembled, Assembled]:
     ours = _stated(golden)
     theirs = _stated(target, ours.value.shape if ours else None)
@@ -144,8 +148,16 @@ def _assembled(
         return _solved(golden, _question(golden, golden.slot, theirs.value, limit)), theirs
     theirs = theirs or _replicas(target, ours.value.shape)
     if theirs is None:
-        theirs = _solved(target, _question(target, golden.slot, ours.value, limit), assumed)
+        question = _question(target, golden.slot, ours.value, limit)
+        theirs = _as_known(target, question, known) or _solved(target, question, assumed)
     return ours, theirs
+
+
+def _as_known(held: Held, question: Question, known: Layout | None) -> Assembled | None:
+    """The value by a layout that was found before; several meshes may have two axes."""
+    if known is None or "ranks0" in known.axes or not (plan := supposing(question, known)):
+        return None
+    return _by_plan(held, plan, Basis.SOLVED)
 
 
 def explain(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) -> str:
@@ -207,7 +219,8 @@ def _replicas(held: Held, shape: Shape | None) -> Assembled | None:
 
 
 def _question(held: Held, slot: Slot, golden: Value, limit: float) -> Question:
-    reduced = slot.kind in ("grad", "param", "buffer", "rng")  # or a fault, not a layout
+    kinds = {slot.kind, held.slot.kind}  # golden's may be the part that one function gave
+    reduced = not kinds.isdisjoint(("grad", "param", "buffer", "rng"))  # or a fault, not a layout
     return Question(
         golden,
         held.shards(),
@@ -231,7 +244,16 @@ def _solved(held: Held, question: Question, assumed: Layout | None = None) -> As
         return _by_plan(held, found.closest, Basis.CLOSEST)
     if assumed is not None and (plan := supposing(question, assumed)):
         return _by_plan(held, plan, Basis.ASSUMED)
-    raise AssemblyError(str(found))
+    raise AssemblyError(f"{found}{_if_summed(question)}")
+
+
+def _if_summed(question: Question) -> str:
+    """Whether the ranks hold terms of what must be reduced, as gradients of parameters must."""
+    number = question.golden.dtype.kind in (Kind.FLOAT, Kind.COMPLEX)
+    if question.may_be_partial or not number:
+        return ""
+    found = solve(replace(question, may_be_partial=True))
+    return "; the sum over the ranks is golden's value" if isinstance(found, Solved) else ""
 
 
 def _fitted(held: Held, found: Solved) -> Assembled:

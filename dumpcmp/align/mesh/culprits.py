@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from dumpcmp.align.mesh.solve import Question, hypotheses
-from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms
+from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms, slices
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
 from dumpcmp.nouns.layouts import MICROBATCH, ReduceOp
 from dumpcmp.nouns.spoken import ranks_named
-from dumpcmp.nouns.value import Kind, Value
+from dumpcmp.nouns.value import Kind, Value, widen
 
 _SINGLY = 4  # ranks that are told of one by one
+_FEW = 16  # ranks of which each may be held against each
 _LOOKED_AT = 4096  # elements of a value that tell whether they are many different ones
 _FACTORS = (*range(2, 65), *(1 / n for n in range(2, 65)))  # sizes of meshes, and means over them
 
@@ -50,6 +51,8 @@ def likeliest(question: Question) -> Plan | None:
             num_fitting = 1
         if num_fitting > most:
             best, most = plan, num_fitting
+        if 2 * most > len(question.shards):
+            break  # no other layout is as likely
     return best
 
 
@@ -152,8 +155,11 @@ def _owners(
 ) -> dict[int, int]:
     """For each wrong shard that is another one's: the positions of both."""
     owners: dict[int, int] = {}
-    for one in (one for one in found if not one.fits):
-        for other in (other for other in found if other.tile != one.tile):
+    wrong = [one for one in found if not one.fits]
+    likely = _nearest(question, plan, wrong, found) if len(found) > _FEW else {}
+    for one in wrong:
+        others = likely.get(one.position, found)
+        for other in (other for other in others if other.tile != one.tile):
             if plan.shards[other.position].shape != plan.shards[one.position].shape:
                 continue
             error = question.distance(plan, one.position, other.tile, enough)
@@ -161,3 +167,34 @@ def _owners(
                 owners[one.position] = other.position
                 break
     return owners
+
+
+def _nearest(
+    question: Question, plan: Plan, wrong: Sequence[Fit], found: Sequence[Fit]
+) -> dict[int, list[Fit]]:
+    """Of many ranks, for each wrong shard the few whose regions it may hold, by one number each.
+
+    Each shard against each region would be the square of them.
+    """
+    regions = [_signature(question.golden, plan, other) for other in found]
+    order = np.argsort(regions, kind="stable")
+    known = np.asarray(regions)[order]
+    likely = {}
+    for one in wrong:
+        mine = _signature_of(question.load(one.position))
+        at = int(np.searchsorted(known, mine))
+        likely[one.position] = [found[i] for i in order[max(0, at - 2) : at + 2]]
+    return likely
+
+
+def _signature(golden: Value, plan: Plan, fit: Fit) -> float:
+    """One number for the region of golden that a shard should hold."""
+    block = np.zeros(plan.shards[fit.position].shape, golden.bits.dtype)
+    for there, here in slices(plan.tiles[fit.tile].region):
+        block[here] = golden.bits[there]
+    return _signature_of(Value(golden.dtype, block))
+
+
+def _signature_of(value: Value) -> float:
+    some = widen(value.bits.reshape(-1)[:_LOOKED_AT], value.dtype).astype(np.complex128)
+    return float(np.abs(some @ np.random.default_rng(0).standard_normal(some.size)))

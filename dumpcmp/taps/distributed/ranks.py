@@ -32,6 +32,7 @@ _MACHINERY = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")  
 _BETWEEN = (
     *("dumpcmp.taps.", "torch.overrides", "torch._ops", "torch._utils", "torch.utils."),
     *("torch.autograd.", "torch.nn.parameter", "torch.nn.functional"),
+    *("torch._dynamo.", "torch._compile"),  # what stands around hooks that are not to be compiled
 )
 
 

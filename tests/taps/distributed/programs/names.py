@@ -38,6 +38,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "all_reduce twice": ("megatron", {}),
     "bias on every rank": ("megatron", {}),
     "stale weights": ("megatron", {}),
+    "gradients not summed": ("megatron", {}),
     "different dropout seeds": ("megatron", {"dropout": 0.1}),
     "wrong sequence offset": ("sequence", {}),
     "gradients not averaged": ("data_parallel", {}),
