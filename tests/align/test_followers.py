@@ -9,7 +9,7 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.judge.covering import cover
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import NO_KERNEL, Call, Record
-from dumpcmp.nouns.row import Judgement, Pair, Verdict
+from dumpcmp.nouns.row import Judgement, Pair, PairedBy, Verdict
 
 RESULT, MADE, TAKEN = (
     Key("M", 0, op, 0, slot)
@@ -45,6 +45,31 @@ def test_what_a_compiler_folded_into_others_is_seen_in_the_results(
     target = run(kernel)
     found = cover({both: Judgement(result, ""), **own}, followers(pairs, target, target))
     assert {found[alone].verdict, found[taken].verdict} == {expected}
+
+
+@pytest.mark.parametrize("result, expected", [("PASS", "COVERED"), ("FAIL", None)])
+def test_numbers_that_ranks_count_for_themselves_are_right_where_what_follows_is(
+    result: str, expected: str | None
+) -> None:
+    both, own, taken = Pair(RESULT, RESULT), Pair(MADE, MADE), Pair(TAKEN, TAKEN)
+    said = {both: Judgement(Verdict(result), "")}
+    said |= dict.fromkeys((own, taken), Judgement(Verdict.FAIL, "another count"))
+    listing = run(NO_KERNEL)
+    following = followers([both, own, taken], listing, listing, lambda pair: pair is not both)
+    found = cover(said, following, {own, taken})
+    assert {judgement.verdict for judgement in found.values()} == (
+        {expected} if expected else set()
+    )
+    assert not cover(said, following)  # of others a difference is one
+
+
+def test_what_a_collective_moves_is_seen_where_it_arrives() -> None:
+    both, alone = Pair(RESULT, RESULT), Pair(None, MADE)
+    moved = Pair(RESULT, TAKEN, PairedBy.COLLECTIVE)
+    said = {both: Judgement(Verdict.PASS, ""), alone: Judgement(Verdict.UNPAIRED, "")}
+    listing = run(NO_KERNEL)
+    found = cover(said, followers([both, alone, moved], listing, listing))
+    assert found[alone].verdict is Verdict.COVERED
 
 
 def test_a_step_whose_result_has_no_partner_shows_nothing() -> None:

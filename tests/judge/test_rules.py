@@ -33,6 +33,10 @@ def near(**noticed: str) -> Measured:
     return Measured(NEAR.metrics, laid=LaidOut(**noticed))  # type: ignore[arg-type]
 
 
+def far(**noticed: object) -> Measured:
+    return Measured(FAR.metrics, laid=LaidOut(**noticed))  # type: ignore[arg-type]
+
+
 def troubled(trouble: Trouble) -> Measured:
     return Measured(trouble=trouble, said="so it is")
 
@@ -52,6 +56,14 @@ CASES = [
     ("the same generator", GENERATOR, SAME, "PASS", ""),
     ("a generator in golden alone", Pair(STATE, None), UNMEASURED, "SKIPPED", "only golden tells"),
     ("a replica that differs", BOTH, near(finding="rank 1 differs"), "FAIL", "rank 1 differs"),
+    ("who alone has it", BOTH, far(holders="rank 2 alone has it"), "FAIL", "rank 2 alone has it"),
+    (
+        "a rank that stands out",
+        BOTH,
+        far(by_rank=((0, 1e-3), (1, 2e-3), (2, 0.1))),
+        "FAIL",
+        "wrong: rank 2 (rel_l2 0.1)",
+    ),
     ("a remark on what passes", BOTH, near(remark="mostly in row 3"), "PASS", ""),
     ("delivered", Pair(None, OUTPUT, PairedBy.COLLECTIVE), LATE, "FAIL", "rank 3 did not get"),
 ]

@@ -17,6 +17,7 @@ SAME = Measured(Metrics(4, equal=True, num_finite=4, rel_l2=0.0))
 NEAR = Measured(Metrics(4, equal=False, num_finite=4, rel_l2=EPS / 4))
 FAR = Measured(Metrics(4, equal=False, num_finite=4, rel_l2=0.5))
 MISSHAPEN = Measured(trouble=Trouble.SHAPE, said="golden has shape [2], the target [3]")
+UNSOLVED = Measured(trouble=Trouble.UNSOLVED, said="no layout fits")
 
 RIGHT = Replay(eps=EPS, introduced=EPS / 3, worst_row=EPS / 2, gain=0.0, amplification=1.0)
 GROWN = Replay(eps=EPS, introduced=EPS / 3, amplification=9.0)
@@ -75,6 +76,8 @@ CASES = [
     ("a wrong choice is one", [(FAR, MISCHOSEN)], ["FAIL introduced"]),
     ("nobody knows, and inputs agree", [(NEAR, RIGHT), (FAR, UNKNOWN)],
      ["PASS inherited", "FAIL unknown"]),
+    ("what nobody could put together is not vouched for", [(UNSOLVED, None), (FAR, RIGHT)],
+     ["INCONCLUSIVE unknown", "INCONCLUSIVE inherited"]),
     ("nobody knows, and inputs differ", [(FAR, GROWN), (FAR, UNKNOWN), (FAR, RIGHT)],
      ["PASS amplified", "INCONCLUSIVE unknown", "INCONCLUSIVE inherited"]),
 ]  # fmt: skip

@@ -64,6 +64,8 @@ def told(verdict: Verdict, why: Why = Why.PLAIN, op: str = "a/mul", apart: bool 
 
 SAME_BITS, NEAR = told(Verdict.PASS, apart=False), told(Verdict.PASS)
 DOUBT = told(Verdict.INCONCLUSIVE)
+RESULT_IN_DOUBT = told(Verdict.INCONCLUSIVE, op="<root>")
+GRADIENT = replace(NEAR, key=Key("Model", 2, "a", 0, "grad.weight"))
 CONCLUSIONS: list[tuple[str, tuple[Row, ...], tuple[Row, ...], Conclusion, str]] = [
     ("bits", (SAME_BITS,), (), Conclusion.SAME, "SAME: everything compared is the same, bit"),
     ("near", (SAME_BITS, NEAR), (), Conclusion.SAME, "SAME: everything compared agrees within"),
@@ -79,6 +81,10 @@ CONCLUSIONS: list[tuple[str, tuple[Row, ...], tuple[Row, ...], Conclusion, str]]
     ("doubt that the end dispels", (NEAR, DOUBT, told(Verdict.PASS, op="<root>")), (),
      Conclusion.SAME, "SAME"),
     ("little doubt", (*[NEAR] * 20, DOUBT), (), Conclusion.SAME, "SAME"),
+    ("a result in doubt", (*[NEAR] * 20, RESULT_IN_DOUBT), (), Conclusion.UNKNOWN,
+     "UNKNOWN: 1 values could not"),
+    ("a result that gradients vouch for", (*[NEAR] * 20, RESULT_IN_DOUBT, GRADIENT), (),
+     Conclusion.SAME, "SAME"),
 ]  # fmt: skip
 
 

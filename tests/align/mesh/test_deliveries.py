@@ -116,3 +116,15 @@ def test_parts_of_an_all_to_all_are_cut_as_each_rank_says(is_wrong: bool) -> Non
         return
     for one in traffic.deliveries(site.key("output.0")):
         assert one.expected.same_bits(one.got), one.rank
+
+
+def test_groups_are_named_by_the_axis_that_they_were_made_for() -> None:
+    site = Site("M", 0, Op("attn/all_reduce"), 0)
+
+    def call(rank: int) -> dict[Site, Call]:
+        group = [rank // 4 * 4 + n for n in range(4)]
+        said = {"args": [], "kwargs": {"group": group, "axis": "tp"}}
+        return {site: Call(*site, 0, arguments=json.dumps(said))}
+
+    traffic = Traffic({rank: call(rank) for rank in range(8)}, lambda _: [], lambda _: Value)  # type: ignore[arg-type, return-value]
+    assert traffic.groups(site) == "tp (ranks 0-3 and 1 groups more)"
