@@ -65,7 +65,7 @@ def test_numbers_that_ranks_count_for_themselves_are_right_where_what_follows_is
 
 def test_what_a_collective_moves_is_seen_where_it_arrives() -> None:
     both, alone = Pair(RESULT, RESULT), Pair(None, MADE)
-    moved = Pair(RESULT, TAKEN, PairedBy.COLLECTIVE)
+    moved = Pair(MADE, TAKEN, PairedBy.COLLECTIVE)
     said = {both: Judgement(Verdict.PASS, ""), alone: Judgement(Verdict.UNPAIRED, "")}
     listing = run(NO_KERNEL)
     found = cover(said, followers([both, alone, moved], listing, listing))

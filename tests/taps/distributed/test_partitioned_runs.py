@@ -129,6 +129,20 @@ def test_dtensor_layouts_are_recorded_and_not_solved(found: Any) -> None:
     assert sorted(record.shape[0] for record in records) == [16, 16, 16, 17]  # 65 over four
 
 
+def test_collectives_are_named_by_the_axis_of_the_mesh_that_they_run_over(found: Any) -> None:
+    archive = Archive(found("fsdp-tp-4"))
+    said = [c.arguments for c in archive.calls_of(0).values() if '"group"' in c.arguments]
+    assert any('"axis":"tp"' in words for words in said)
+    assert any('"axis":"dp"' in words for words in said)
+
+
+def test_gradients_of_ranks_are_held_against_the_backward_pass_of_their_op(found: Any) -> None:
+    outcome = compare(found("golden-plain"), found("dtensor-2"))
+    gradients = [row for row in outcome.rows if row.key.slot.is_gradient]
+    known = [row for row in gradients if row.replay is not None and row.replay.is_known]
+    assert len(known) >= 0.9 * len(gradients)
+
+
 def test_layouts_can_be_declared_in_a_file(found: Any, tmp_path: Path) -> None:
     path = tmp_path / "layouts.yaml"
     path.write_text(LAYOUTS)
@@ -179,6 +193,7 @@ NAMED = [
     ("all_reduce twice", "fused", "layers.1.attn.o/all_reduce", "2 times golden"),
     ("bias on every rank", "fused", "layers.1.attn.o/linear", ""),
     ("stale weights", "fused", "layers.1.attn.o", "wrong: rank 1"),
+    ("gradients not summed", "fused", "layers.1.norm1/layer_norm", "off the op in float64"),
     (
         "different dropout seeds",
         "dropout",
