@@ -87,6 +87,12 @@ _STAGED = (
     Planted("unscaled", r".*", said="2 times golden"),
 )
 
+_IN_GRAPHS = (
+    Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
+    Planted("eps", r"layers\.1\.norm1/layer_norm"),
+    Planted("stale", r"layers\.1\.attn\.o.*", rank=1),
+)
+
 SUBJECTS: dict[str, Subject] = {
     **{
         f"hf tp {model} {how}": Subject(
@@ -143,6 +149,14 @@ SUBJECTS: dict[str, Subject] = {
         f"aten {name}": Subject("plain-aten", Program(f"{_HAND}:{scenario}", mode="aten"))
         for name, scenario in (("tp+sp", "dtensor_tp"), ("fsdp", "fsdp"), ("ddp", "ddp"))
     },
+    **{
+        f"{mode} {how}": Subject(
+            "plain", Program("benchmarks.partitioned.graphs:run",
+                             {"how": how, "is_compiled": mode == "compiled"}, mode=mode),
+            faults=_IN_GRAPHS,
+        )
+        for mode in ("fx", "compiled") for how in ("tp", "fsdp")
+    },
     "megatron": Subject("fused", Program(f"{_HAND}:megatron"), faults=(
         Planted("bias on every rank", r"layers\.1\.attn\.o/linear"),
         Planted("all_reduce twice", r"layers\.1\.attn\.o/all_reduce", said="2 times golden"),
@@ -168,7 +182,7 @@ HELD_OUT: dict[str, Subject] = {
         Planted("stale convolution", r"blocks\.2\.conv_a", rank=1, near=r"blocks\.2.*"),
     )),
     "pipeline with a skip": Subject("skip", _own("unseen_others:skip_piped"), faults=(
-        Planted("skip scaled", r"<root>(/(mul|cat))?|up2.*", near=r"up.*"),
+        Planted("skip scaled", r"<root>(/mul)?|mix.*", near=r"up.*|<root>/.*"),
         Planted("other activation", r"<root>/(elu|celu)", near=r"up.*|<root>/.*"),
         Planted("weight on first", r"down1.*", near=r"down.*"),
     )),

@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.taps.distributed.programs.decoder import seeded
 from tests.taps.distributed.programs.scenarios import Capture
 
 WIDTH, HIDDEN, EXPERTS, TOKENS = 16, 24, 4, 12
@@ -108,29 +109,20 @@ class Router(nn.Module):
         return out
 
 
-def _model() -> Router:
-    torch.manual_seed(0)
-    model = Router()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=0.5)
-    return model
-
-
 def _tokens() -> Tensor:
     return torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
 def whole(capture: Capture) -> None:
     """All experts on one rank."""
-    model = _model()
+    model = seeded(Router, 0.5)
     with capture(), torch.no_grad():
         model(_tokens())
 
 
 def spread(capture: Capture, fault: str = "") -> None:
     """Two experts a rank; tokens are sharded over the ranks."""
-    model = _model()
+    model = seeded(Router, 0.5)
     for number, layer in enumerate(model.layers):
         assert isinstance(layer, nn.ModuleDict) and isinstance(layer["moe"], Mixture)
         layer["moe"] = SpreadMixture(layer["moe"], fault if number == 1 else "")

@@ -109,12 +109,12 @@ class Decode(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up1, self.up2 = nn.Linear(8, 16), nn.Linear(32, 16)
+        self.up1, self.mix, self.up2 = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(32, 16)
         self.out = nn.Linear(16, 4)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         u = F.elu(self.up1(x))
-        u = F.elu(self.up2(torch.cat([u, skip], -1)))
+        u = F.elu(self.up2(torch.cat([u, self.mix(skip)], -1)))
         out: Tensor = self.out(u)
         return out
 
@@ -161,7 +161,7 @@ def skip_piped(capture: Capture, fault: str = "") -> None:
         half.forward = lambda x, skip: inner(x, skip * 1.05)
     elif fault == "other activation" and rank == 1:
         half.forward = lambda x, skip: half.out(
-            F.elu(half.up2(torch.cat([F.celu(half.up1(x), 0.5), skip], -1)))
+            F.elu(half.up2(torch.cat([F.celu(half.up1(x), 0.5), half.mix(skip)], -1)))
         )
     elif fault == "weight on first" and rank == 0:
         with torch.no_grad():

@@ -9,6 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.taps.distributed.programs.decoder import seeded
 from tests.taps.distributed.programs.scenarios import Capture
 
 WIDTH, HEADS, LENGTH, VOCAB, LAYERS = 32, 4, 16, 64, 2
@@ -132,22 +133,13 @@ class Long(nn.Module):
         return out
 
 
-def _model() -> Long:
-    torch.manual_seed(0)
-    model = Long()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=0.3)
-    return model
-
-
 def _ids() -> Tensor:
     return torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
 def whole(capture: Capture) -> None:
     """The whole sequence on one rank."""
-    model = _model()
+    model = seeded(Long, 0.3)
     with capture(), torch.no_grad():
         model(_ids(), torch.arange(LENGTH))
 
@@ -155,7 +147,7 @@ def whole(capture: Capture) -> None:
 def partitioned(capture: Capture, how: str, fault: str = "") -> None:
     """A share of the sequence on each rank: consecutive, or in zig-zag order."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    model = _model()
+    model = seeded(Long, 0.3)
     for block in model.layers:
         assert isinstance(block, Block)
         block.attn.how = how

@@ -1,5 +1,7 @@
 """A decoder small enough for four processes on two cores, and the samples it is run on."""
 
+from typing import TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -146,6 +148,19 @@ class Decoder(nn.Module):
         if self.norm is not None and self.head is not None:
             x = self.head(self.norm(x))
         return x
+
+
+_Kind = TypeVar("_Kind", bound=nn.Module)
+
+
+def seeded(kind: type[_Kind], std: float) -> _Kind:
+    """A model whose weights are the same wherever it is made, and spread by `std`."""
+    torch.manual_seed(0)
+    model = kind()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=std)
+    return model
 
 
 def samples(batch: int = BATCH) -> tuple[Tensor, Tensor]:
