@@ -18,7 +18,7 @@ from dumpcmp.comparing.measuring import Tell, side_of
 from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning
 from dumpcmp.comparing.slopes import Sloping, plan_slopes, slope_task
-from dumpcmp.comparing.term_rounding import as_terms_round
+from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
 from dumpcmp.execute import run_each
 from dumpcmp.judge.tolerances import SHORTCUTS
 from dumpcmp.nouns.arithmetic import shortcuts_of
@@ -156,9 +156,11 @@ def _held(again: Rerun, key: Key, reading: Loading, plan: Rerunning) -> Replay:
     from dumpcmp.replay.holding import hold
 
     slot = str(key.slot)
-    replay = hold(again, slot, _tensor(reading))
+    got = _tensor(reading)
+    replay = hold(again, slot, got)
     if not replay.is_known:
         return replay
+    replay = as_zeros_fit(replay, again.outputs[slot], got, reading)
     replay = as_terms_round(replay, (*plan.given.values(), reading))
     replay = replace(replay, is_nearest=replay.is_nearest and plan.is_alone)
     inherited = _inherited(again.outputs[slot], reading)

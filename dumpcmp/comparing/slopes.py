@@ -12,7 +12,7 @@ from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import IN_VMAP, Loading, Planner, Replaying, Rerunning, UnknownError
 from dumpcmp.comparing.taping import GradientPlan, Place, plan_gradient
-from dumpcmp.comparing.term_rounding import as_terms_round
+from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import ALIKE, APART
 from dumpcmp.nouns.errors import DumpcmpError
@@ -165,6 +165,7 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
     replay = _as_it_rounds(task, hold(mine.plain(), GRADIENT, got), reading)
     if not replay.is_known:
         return replay
+    replay = as_zeros_fit(replay, mine.gradient, got, reading)
     if not wrong(replay):
         is_near = inherited <= APART or task.is_touched
         condition = 1.0 if is_near else mine.condition()

@@ -1,15 +1,19 @@
-"""What values in terms may be off by: each rank has rounded its own, however little is left."""
+"""What replays of ranks' values may be off by: terms are rounded each, and zeros fit any layout."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import Loading
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import to_torch
+
+if TYPE_CHECKING:  # torch is imported where there is something to run
+    from torch import Tensor
 
 
 def as_terms_round(replay: Replay, readings: Iterable[Loading]) -> Replay:
@@ -22,6 +26,17 @@ def as_terms_round(replay: Replay, readings: Iterable[Loading]) -> Replay:
         return replay
     grown = replay.condition * max(map(_cancellation, terms))
     return replace(replay, condition=grown, worst_row=math.nan, worst_element=math.nan)
+
+
+def as_zeros_fit(replay: Replay, again: Tensor, got: Tensor, reading: Loading) -> Replay:
+    """`replay` of what only moves; where `got` was put together, zeros have the sign of any rank's.
+
+    Of a value that is zero every layout fits, and nobody knows which zero is whose.
+    """
+    if not replay.mismatched or not reading.task.is_partitioned or again.shape != got.shape:
+        return replay
+    is_same = bool((again.to(got.dtype) == got).all())
+    return replace(replay, mismatched=0) if is_same else replay
 
 
 def _cancellation(reading: Loading) -> float:
