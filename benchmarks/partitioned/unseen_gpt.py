@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as dist_f
 from torch import Tensor, nn
 
 from tests.taps.distributed.programs.scenarios import Capture
@@ -95,7 +94,7 @@ class GPT(nn.Module):
             x = block(x)
         x = self.ln_f(x)
         if self.shares > 1:
-            x = torch.cat(dist_f.all_gather(x.contiguous()), 1)  # type: ignore[no-untyped-call]
+            x = _Whole.apply(x)  # type: ignore[no-untyped-call]
         out: Tensor = self.lm_head(x)
         return out
 
@@ -113,6 +112,18 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(_ctx: Any, grad: Any) -> Any:
         return _scatter(grad)
+
+
+class _Whole(torch.autograd.Function):
+    """The sequence gathered forward; every rank has all its gradients and keeps its share."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Any) -> Any:
+        return _Gather.forward(_ctx, x)
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Any) -> Any:
+        return grad.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
 
 
 class _Scatter(torch.autograd.Function):

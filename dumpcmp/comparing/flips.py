@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # torch is imported where there is something to follow
 _SHORT = frozenset((Kind.INT, Kind.BOOL))  # what indices and masks are made of
 _MOST_READ = 1 << 22  # integers of one value that are read
 _MOST_NUMBERS = 4096  # of one value that may become arguments
+_OPEN = (Trouble.UNSOLVED, Trouble.LOST)  # of shards that nobody could put together
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class _FlipWalk:
         pair = self.ours.get(key)
         if pair is None or not pair.both or pair.unwritten or not self._is_short(key):
             return False
-        if pair not in self.measured or self.measured[pair].trouble is Trouble.UNSOLVED:
+        if pair not in self.measured or self.measured[pair].trouble in _OPEN:
             return False  # nobody knows what the ranks' shares are together
         return not self.is_equal(pair)
 

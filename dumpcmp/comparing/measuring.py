@@ -9,7 +9,15 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, Basis, assemble, by_rank, explain
+from dumpcmp.align.mesh.assemble import (
+    Assembled,
+    AssemblyError,
+    Basis,
+    LostShardError,
+    assemble,
+    by_rank,
+    explain,
+)
 from dumpcmp.align.mesh.deliveries import Traffic
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
@@ -107,6 +115,8 @@ def measure_task(task: Job) -> Measured:
         if task.golden.is_summarised or task.target.is_summarised:
             return _estimated(task)
         return _measured(task)
+    except LostShardError as error:
+        return Measured(trouble=Trouble.LOST, said=error.message)
     except AssemblyError as error:
         return Measured(trouble=Trouble.UNSOLVED, said=error.message)
     except DumpcmpError as error:

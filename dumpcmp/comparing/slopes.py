@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # torch is imported where there is something to run
     from torch import Tensor
 
     from dumpcmp.replay.backward import BackwardRerun
+    from dumpcmp.replay.running import Rerun
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,9 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
             replay = _as_it_rounds(task, again, reading)
     if wrong(replay) and (exact := _as_recorded(task, is_target=True)):
         replay = _as_it_rounds(task, hold(exact.rated(), GRADIENT, got), reading)
+    if wrong(replay) and (alone := _alone(task, mine)) is not None:
+        part = _as_it_rounds(task, hold(alone, GRADIENT, got), reading)
+        replay = replay if wrong(part) else part
     if wrong(replay):
         other = _as_recorded(task, is_target=False) or _again(task, is_target=False)
         theirs = hold(other.rated(), GRADIENT, golden)
@@ -184,6 +188,22 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
         replay = replace(replay, blamed=_culprits(task, mine, got))
     grown = inherited / task.apart if task.apart else math.nan
     return replace(replay, inherited=inherited, amplification=grown)
+
+
+def _alone(task: Sloping, mine: BackwardRerun) -> Rerun | None:
+    """What the op of a gradient gives by itself, where golden adds up what several ops give.
+
+    A stage of a pipeline has the tensor that it received for itself: what others make of it is
+    added up where it was sent from.
+    """
+    from dumpcmp.replay.backward import GRADIENT
+
+    key, reading = next(iter(task.gave.items()))
+    calls = task.plan.calls
+    own = [part for (number, _), part in mine.parts.items() if calls[number].site == key.site]
+    if not reading.task.is_partitioned or not 0 < len(own) < len(mine.parts):
+        return None
+    return replace(mine.rated(), outputs={GRADIENT: sum(own[1:], own[0])})
 
 
 def _as_it_rounds(task: Sloping, replay: Replay, reading: Loading) -> Replay:

@@ -100,6 +100,7 @@ def _by_trouble(evidence: Evidence) -> Judgement | None:
 _TROUBLES = {
     Trouble.UNREADABLE: Verdict.ERROR,
     Trouble.SHAPE: Verdict.SHAPE,
+    Trouble.LOST: Verdict.INCONCLUSIVE,
     Trouble.UNSOLVED: Verdict.INCONCLUSIVE,
     Trouble.UNCHECKED: Verdict.INCONCLUSIVE,
 }

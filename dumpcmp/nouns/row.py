@@ -326,6 +326,7 @@ class Trouble(StrEnum):
 
     UNREADABLE = "unreadable"  # a side is not stored, or its file is damaged
     SHAPE = "shape"  # the sides have different shapes
+    LOST = "lost"  # a rank that may have had a share of it is missing
     UNSOLVED = "unsolved"  # no layout makes the ranks' shards a whole value
     UNCHECKED = "unchecked"  # what a collective should have given is not known
 

@@ -22,11 +22,16 @@ from dumpcmp.nouns.row import Metrics
 from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Kind, Value
 
+_MOST_SCALED = 64  # ranks of which it is asked whether they hold a multiple
 _SAID = 3  # disagreements of replicas that an explanation quotes
 
 
 class AssemblyError(AlignError):
     """Shards that do not become a whole value, and why: the row is inconclusive."""
+
+
+class LostShardError(AssemblyError):
+    """Shards without that of a rank which is missing, or stopped: nobody knows what it held."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ def assemble(
     if sides[0].value.shape != sides[1].value.shape:
         for held in (golden, target):
             if held.lost:
-                raise AssemblyError(f"{held.lost}; what is there is no whole value")
+                raise LostShardError(f"{held.lost}; what is there is no whole value")
     return sides
 
 
@@ -188,7 +193,7 @@ def _stated(held: Held, golden_shape: Shape | None = None) -> Assembled | None:
     plan = plan_unshard(shards, golden_shape)
     if plan.missing:
         lost = held.lost or "missing ranks: unknown"
-        raise AssemblyError(
+        raise LostShardError(
             f"nobody holds {', '.join(plan.missing[:4])} of '{plan.layout}' ({lost})"
         )
     return _by_plan(held, plan, Basis.STATED)
@@ -239,12 +244,29 @@ def _solved(held: Held, question: Question, assumed: Layout | None = None) -> As
     if plan := likeliest(question):
         return _by_plan(held, plan, Basis.SOME_FIT)
     if held.lost:
-        raise AssemblyError(f"{held.lost}; without it no layout fits; {found}")
+        raise LostShardError(f"{held.lost}; without it no layout fits; {found}")
+    if plan := _multiple(question):
+        return _by_plan(held, plan, Basis.CLOSEST)
     if found.closest and found.rel_l2 <= NEAREST:
         return _by_plan(held, found.closest, Basis.CLOSEST)
     if assumed is not None and (plan := supposing(question, assumed)):
         return _by_plan(held, plan, Basis.ASSUMED)
     raise AssemblyError(f"{found}{_if_summed(question)}")
+
+
+def _multiple(question: Question) -> Plan | None:
+    """The layout by which the value is as many times golden's as there are shards, or that part."""
+    golden, num = question.golden, len(question.shards)
+    if golden.dtype.name not in ("float32", "float64") or not 1 < num <= _MOST_SCALED:
+        return None
+    for factor in (num, 1 / num):
+        scaled = Value(
+            golden.dtype, (golden.bits.astype(np.float64) * factor).astype(golden.bits.dtype)
+        )
+        found = solve(replace(question, golden=scaled, may_be_partial=False))
+        if isinstance(found, Solved):
+            return found.plan
+    return None
 
 
 def _if_summed(question: Question) -> str:
