@@ -123,27 +123,32 @@ class Passage:
 
     def _errors(self, a: Numbers, d: Numbers) -> Errors:
         error, size, kind = np.abs(d), np.abs(a), a.dtype.type
-        most = float(error.max())
-        place = self.span.start + first_place(error, most, self.row)
-        closeness = self.units.closeness
-        quotient = error / size
-        limit = size * kind(closeness.rtol) + kind(closeness.atol)
+        most, closeness = float(error.max()), self.units.closeness
+        spare = error / size
+        most_plain = float(np.fmax.reduce(spare, axis=None)) if most else 0.0
+        if not size.all():
+            spare[size == 0] = 0
         found = Errors(
             abs_d=total(row_sums(error)),
             max_d=most,
-            worst=place,
-            plain=total(row_sums(np.where(size > 0, quotient, kind(0)))),
-            max_plain=max(0.0, float(np.fmax.reduce(quotient, axis=None))) if most else 0.0,
-            far=int(np.count_nonzero(error > limit)),
+            worst=self.span.start + first_place(error, most, self.row),
+            plain=total(row_sums(spare)),
+            max_plain=max(0.0, most_plain),
         )
+        np.multiply(size, kind(closeness.rtol), out=spare)
+        np.add(spare, kind(closeness.atol), out=spare)
+        found = found._replace(far=int(np.count_nonzero(error > spare)))
         if not self.units.rms:
             return found
-        relative = error / (size + kind(self.units.rms))
-        most_relative = float(np.fmax.reduce(relative, axis=None))
-        return found._replace(rel=total(row_sums(relative)), max_rel=max(0.0, most_relative))
+        np.add(size, kind(self.units.rms), out=size)
+        np.divide(error, size, out=spare)
+        most_relative = float(np.fmax.reduce(spare, axis=None))
+        return found._replace(rel=total(row_sums(spare)), max_rel=max(0.0, most_relative))
 
     def _products(self, a: Numbers, b: Numbers, d: Numbers) -> Products:
-        norms, errors, along = row_sums(a * a), row_sums(d * d), row_sums(a * d)
+        norms = row_sums(spare := a * a)
+        errors = row_sums(np.multiply(d, d, out=spare))
+        along = row_sums(np.multiply(a, d, out=spare))
         aa, dd, da = total(norms), total(errors), total(along)
         ab = aa + da if dd < NEAR * aa else total(row_sums(a * b))
         found = Products(aa, 0.0, ab, dd, da, 0.0, 0.0, num_rows=norms.size)

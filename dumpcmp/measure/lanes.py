@@ -40,19 +40,18 @@ def first_place(numbers: Numbers, number: float, row: int) -> int:
 
 
 def row_sums(numbers: Numbers) -> NDArray[np.float64]:
-    """The sum of each row of numbers that were `laid`."""
-    steps, pieces, num_rows, _ = numbers.shape
-    sums = np.zeros(numbers.shape[1:], numbers.dtype)
-    for step in range(steps):
-        sums += numbers[step]
-    lanes, wide = np.zeros((num_rows, LANES)), sums.astype(np.float64)
-    for piece in range(pieces):
-        lanes += wide[piece]
+    """The sum of each row of numbers that were `laid`.
+
+    A sum along the first axis adds whole steps, one after another; zero is added so that none of
+    minus zeros is one.
+    """
+    lanes = np.add.reduce(np.add.reduce(numbers, axis=0).astype(np.float64), axis=0)
     half = LANES
     while half > 1:
         half //= 2
         lanes = lanes[:, :half] + lanes[:, half : 2 * half]
-    return lanes[:, 0]
+    sums: NDArray[np.float64] = lanes[:, 0] + 0.0
+    return sums
 
 
 def total(sums: NDArray[np.float64]) -> float:

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumpcmp.measure import core
+from dumpcmp.measure.lanes import laid, row_sums
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.row import EXACTLY, USUAL, Closeness, Metrics
 from dumpcmp.nouns.value import DTYPES, Kind, Value
 
-pytestmark = pytest.mark.skipif(not core.IS_BUILT, reason="the core was not compiled")
+compiled = pytest.mark.skipif(not core.IS_BUILT, reason="the core was not compiled")
 
 SHAPES = [(1,), (7,), (64,), (100,), (255,), (3, 257), (17, 72), (2, 8200), (5, 1000), (40_003,)]
 SCALES = (1.0, 1.0, 1e-12, 1e-30, 1e-42, 1e30, 1e18)
@@ -81,6 +82,7 @@ def near(rng: np.random.Generator, golden: Value) -> Value:
     return Value(golden.dtype, bits)
 
 
+@compiled
 @given(
     st.integers(0, 2**32), st.sampled_from(sorted(DTYPES)), st.sampled_from(sorted(DTYPES)),
     st.sampled_from(SHAPES), st.sampled_from([USUAL, EXACTLY, Closeness(1e-2, 1e-3)]),
@@ -96,6 +98,7 @@ def test_the_core_and_numpy_agree_to_the_bit(
     assert bits_of(native) == bits_of(plain)
 
 
+@compiled
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int32"])
 def test_many_blocks_agree_and_threads_change_nothing(dtype: str) -> None:
     rng = np.random.default_rng(3)
@@ -108,6 +111,7 @@ def test_many_blocks_agree_and_threads_change_nothing(dtype: str) -> None:
     assert bits_of(native) == bits_of(plain) == bits_of(threaded)
 
 
+@compiled
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int16"])
 @pytest.mark.parametrize("offset", [1, 3, 5])
 def test_odd_addresses_and_strides_change_nothing(dtype: str, offset: int) -> None:
@@ -129,6 +133,28 @@ def test_odd_addresses_and_strides_change_nothing(dtype: str, offset: int) -> No
     assert bits_of(measure(strided(golden), moved(target))) == expected
 
 
+def added_one_by_one(row: np.ndarray) -> float:
+    """The sum of a row as docs/design/speed.md has it, number by number."""
+    lanes = np.zeros(8)
+    for start in range(0, row.size, 256):
+        piece = np.zeros(8, row.dtype)
+        for at in range(start, min(start + 256, row.size)):
+            piece[at % 8] += row[at]
+        lanes += piece
+    fours = lanes[:4] + lanes[4:]
+    twos = fours[:2] + fours[2:]
+    return float(twos[0] + twos[1])
+
+
+@pytest.mark.parametrize("width", ["float32", "float64"])
+@pytest.mark.parametrize("row", [1, 9, 64, 100, 257, 1040])
+def test_rows_are_added_in_the_order_that_is_written_down(width: str, row: int) -> None:
+    rows = np.random.default_rng(row).standard_normal((5, row)).astype(width)
+    expected = [added_one_by_one(one) for one in rows]
+    assert row_sums(laid(rows.reshape(-1), row)).tolist() == expected
+
+
+@compiled
 def test_buffers_that_do_not_fit_are_refused() -> None:
     found = np.empty((1, 7))
     with pytest.raises(ValueError, match="do not fit"):
