@@ -18,7 +18,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.archive.write import staging
+from dumpcmp.archive.write import plans, staging
 from dumpcmp.archive.write.part import Octets, Part
 from dumpcmp.archive.write.writer import ArchiveWriter
 from tests.archive.values import key, record
@@ -97,9 +97,9 @@ def stuck(part: Part, content: Octets, address: int) -> None:
 
 def in_lanes(patch: Callable[[object, str, object], None], num_lanes: int) -> None:
     """Have large values go into so many parts in turn, however few processors there are."""
-    patch(staging, "num_pens", lambda: num_lanes)
+    patch(plans, "num_pens", lambda: num_lanes)
+    patch(plans, "LANE_NBYTES", 1)
     patch(staging, "WIDE_NBYTES", 500_000)
-    patch(staging, "LANE_NBYTES", 1)
 
 
 def main(path: str, num_lanes: str) -> None:

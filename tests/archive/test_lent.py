@@ -122,6 +122,17 @@ def test_a_buffer_bounds_what_memory_holds(tmp_path: Path) -> None:
     assert len(Archive(tmp_path / "d")) == 20
 
 
+def test_a_part_is_opened_for_what_comes_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_lanes(monkeypatch.setattr, 4)
+    with ArchiveWriter(tmp_path / "d") as sink:
+        for step in range(2):
+            for number in range(step + 1):
+                put(sink, key(f"op{number}", step=step), np.full(100_000, 1.0), number)
+    assert [part.parent.name for part in parts(tmp_path)] == ["0", "1", "1"]
+
+
 @pytest.mark.parametrize("num_lanes", ["1", "3"])
 def test_what_has_arrived_outlives_a_kill_though_the_disk_took_none(
     tmp_path: Path, num_lanes: str

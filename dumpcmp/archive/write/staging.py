@@ -4,149 +4,25 @@ from __future__ import annotations
 
 import errno
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from dumpcmp.archive import schema
-from dumpcmp.archive.paths import RankDirectory, dataset_path, part_name, parts_in
+from dumpcmp.archive.paths import dataset_path
 from dumpcmp.archive.schema import ALIGNMENT, MAGIC, MAX_LINKS, call_json, form_key, text_prefix
-from dumpcmp.archive.write.drain import GATHER_NBYTES, SEAL, Drain
+from dumpcmp.archive.write.drain import GATHER_NBYTES, Drain
 from dumpcmp.archive.write.objects import Template, trouble_with
-from dumpcmp.archive.write.part import Owner, Part
-from dumpcmp.archive.write.pens import num_pens
-from dumpcmp.nouns.key import Key
+from dumpcmp.archive.write.part import Owner
+from dumpcmp.archive.write.plans import CallPlan, Holding, PartPlan, StepPlan, Steps
 from dumpcmp.nouns.record import Call, Kept, Record, Source
 
 WIDE_NBYTES = 16 << 20  # a value after which another part goes on, so that threads write at once
-LANE_NBYTES = 1 << 30  # parts must be allowed to grow so large for that, lest there be too many
-MOST_OPEN = 8  # steps; an older one is sealed, and a late value of it begins a new part
 MOST_FORMS = 65_536
 _ZEROS = bytes(ALIGNMENT)
 _VALUE = schema.VALUE
 _PACK = schema.HEADER.pack_into
 _PACK_SEQUENCE = schema.SEQUENCE.pack_into
 _SEQUENCE_AT = schema.SEQUENCE_AT
-
-
-@dataclass(slots=True, eq=False)
-class PartPlan:
-    """A part as the producer sees it: what it will hold once the ring is written."""
-
-    part: Part
-    nonce: int
-    most_nbytes: int
-    nbytes: int = 0
-    num_rows: int = 0
-    num_calls: int = 0
-    full: bool = False  # the next value belongs into a new part
-    forms: dict[Template, int] = field(default_factory=dict)
-
-    def count_call(self) -> int:
-        """Count one more call; gives its number."""
-        self.num_calls += 1
-        self.full = self.full or self.num_calls >= MAX_LINKS // 2
-        return self.num_calls - 1
-
-
-Holding = tuple[PartPlan, int, Key]  # the part and row that hold a value, and its first Key
-
-
-@dataclass(slots=True, eq=False)
-class CallPlan:
-    """A call of a step: its number in the part that is being written, and where its slots lie."""
-
-    call: Call
-    plan: PartPlan | None = None
-    number: int = 0
-    earlier: dict[PartPlan, int] = field(default_factory=dict)  # its numbers in other parts
-    slots: dict[str, Holding] = field(default_factory=dict)
-
-    def move_to(self, plan: PartPlan, number: int) -> None:
-        """Have what comes next in `plan`, where the call has this number."""
-        if self.plan is not None:
-            self.earlier[self.plan] = self.number
-        self.plan, self.number = plan, number
-
-
-@dataclass(slots=True, eq=False)
-class StepPlan:
-    """A step that is being written; of several parts, `plan` is the one that comes next."""
-
-    model: str
-    number: int
-    plan: PartPlan
-    lanes: list[PartPlan] = field(default_factory=list)
-    calls: dict[tuple[str, int], CallPlan] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.lanes.append(self.plan)
-
-    def holding_of(self, key: Key) -> Holding | None:
-        """Where the value `key` of this step lies, if it has been received."""
-        if (key.model, key.step) != (self.model, self.number):
-            return None
-        call = self.calls.get((key.op, key.call))
-        return call.slots.get(key.slot) if call else None
-
-
-class Steps:
-    """The open steps, the latest last; `drain` seals each part that is finished.
-
-    A file lets one thread write at a time. So large values of a step go into several parts in
-    turn, as many as there are threads.
-    """
-
-    def __init__(self, directory: RankDirectory, part_nbytes: int, drain: Drain) -> None:
-        self._directory, self._part_nbytes, self._drain = directory, part_nbytes, drain
-        self._num_lanes = num_pens() if part_nbytes >= LANE_NBYTES else 1
-        self._open: dict[tuple[str, int], StepPlan] = {}
-
-    def get(self, model: str, number: int) -> StepPlan:
-        step = self._open.pop((model, number), None)
-        if step is None:
-            if len(self._open) >= MOST_OPEN:
-                self.end(*next(iter(self._open)))
-            step = StepPlan(model, number, self._new_plan(model, number))
-        self._open[model, number] = step
-        return step
-
-    def turn(self, step: StepPlan) -> PartPlan:
-        """A new part for `step`, whose last is full."""
-        self._seal(step.plan.part)
-        lane = step.lanes.index(step.plan)
-        step.plan = step.lanes[lane] = self._new_plan(step.model, step.number)
-        return step.plan
-
-    def change_lane(self, step: StepPlan) -> None:
-        """Let what comes next of `step` go into the next part of those that are open."""
-        lane = (step.lanes.index(step.plan) + 1) % self._num_lanes
-        if lane == len(step.lanes):
-            step.lanes.append(self._new_plan(step.model, step.number))
-        step.plan = step.lanes[lane]
-
-    def end(self, model: str, number: int) -> None:
-        """Seal the step's parts; a value that comes late begins a new one."""
-        if step := self._open.pop((model, number), None):
-            for lane in step.lanes:
-                self._seal(lane.part)
-
-    def _seal(self, part: Part) -> None:
-        """Let `part` be sealed once all that was laid down for it is written."""
-        self._drain.submit((SEAL, part, 0, 0))
-
-    def _new_plan(self, model: str, step: int) -> PartPlan:
-        directory = self._directory.step_directory(model, step)
-        number = max(parts_in(directory), default=-1) + 1
-        facts = {
-            "schema": schema.SCHEMA_VERSION,
-            "model": model,
-            "step": step,
-            "rank": self._directory.rank,
-            "world_size": self._directory.world_size,
-            "part": number,
-        }
-        part = Part(directory / part_name(number), facts)
-        return PartPlan(part, part.nonce, self._part_nbytes)
 
 
 class Staging:
@@ -171,7 +47,8 @@ class Staging:
         name = (call.op, call.call)
         if name not in step.calls:
             step.calls[name] = planned = CallPlan(call)
-            self._declare(planned, self._steps.turn(step) if step.plan.full else step.plan)
+            is_due = step.changes_lane or step.plan.full
+            self._declare(planned, self._steps.next_plan(step) if is_due else step.plan)
 
     def take(self, record: Record, source: Source | None) -> None:
         """Take a value: its elements, a link to an earlier value, or why there is neither."""
@@ -179,7 +56,8 @@ class Staging:
         step = self._step
         if step is None or step.number != key.step or step.model != key.model:
             step = self._step = self._steps.get(key.model, key.step)
-        plan = self._steps.turn(step) if step.plan.full else step.plan
+        is_due = step.changes_lane or step.plan.full
+        plan = self._steps.next_plan(step) if is_due else step.plan
         call = step.calls.get((key.op, key.call))
         if call is None or call.plan is not plan:
             call = self._call_in(step, plan, record)
@@ -193,7 +71,7 @@ class Staging:
             record = _unstorable(record, f"same as {record.same_as}, which is not in the archive")
         self._take_value(record, source, plan, call)
         if source is not None and source.nbytes >= WIDE_NBYTES:
-            self._steps.change_lane(step)
+            step.changes_lane = True
 
     def end_step(self, model: str, number: int) -> None:
         self._step = None

@@ -18,9 +18,10 @@ from dumpcmp.archive.locks import WRITING, hold
 from dumpcmp.archive.paths import RankDirectory, now, process_start
 from dumpcmp.archive.schema import SCHEMA_VERSION
 from dumpcmp.archive.write.drain import Drain
+from dumpcmp.archive.write.plans import Steps
 from dumpcmp.archive.write.recovery import rescue
 from dumpcmp.archive.write.ring import Borrower, Memory, make_ring
-from dumpcmp.archive.write.staging import Staging, Steps
+from dumpcmp.archive.write.staging import Staging
 from dumpcmp.handlers import HANDLERS, HOLD
 from dumpcmp.nouns.errors import ArchiveError, warn_of
 from dumpcmp.nouns.record import Call, Record, Source
