@@ -123,7 +123,7 @@ def whole_pairs(  # type: ignore[no-untyped-def]
     low = tl.full((rows, 4), 0x7F807F80 if brain else 0x7C007C00, tl.int32)  # infinities
     high = tl.full((rows, 4), -8323200 if brain else -67044352, tl.int32)
     step = groups * blocks
-    end = last * blocks - 1
+    end = last * blocks  # which has a turn, too: without a whole unit it is the first
     at = unit * blocks + sub
     pairs1, word1 = _load(x, tl.load(turns + tl.minimum(at, end)), words, half, quarter, pair,
                           start, at, unit < last)  # fmt: skip
