@@ -24,6 +24,7 @@ def run(program: Program, path: Path, fault: str = "") -> None:
     module, _, name = program.function.partition(":")
     kept = partial(capture, None, path, mode=program.mode, backward=program.backward, weights=True)
     planted: dict[str, Any] = {"fault": fault} if fault else {}
+    torch.compiler.reset()  # or dynamo takes the next model for another shape of the last
     getattr(import_module(module), name)(kept, **program.words, **planted)
 
 

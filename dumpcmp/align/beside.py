@@ -172,7 +172,8 @@ class _Looks:
         found: dict[Look | None, Key] = {}
         for keys in listing.sites.values():
             for key in keys:
-                found.setdefault(self.look(key), listing.first(key))
+                first = listing.first(key)  # what a collective gave is not looked at here
+                found.setdefault(self.look(key), first if first in listing.values else key)
         found.pop(None, None)
         return found
 
