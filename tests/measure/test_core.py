@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dumpcmp.measure import core
+from dumpcmp.measure import core, metrics
 from dumpcmp.measure.lanes import laid, row_sums
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.row import EXACTLY, USUAL, Closeness, Metrics
@@ -131,6 +131,21 @@ def test_odd_addresses_and_strides_change_nothing(dtype: str, offset: int) -> No
     expected = bits_of(measure(golden, target))
     assert bits_of(measure(moved(golden), moved(target))) == expected
     assert bits_of(measure(strided(golden), moved(target))) == expected
+
+
+@compiled
+def test_a_core_that_is_wrong_on_this_processor_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    golden, target = (Value(DTYPES["float32"], np.full(99, x, np.float32)) for x in (1, 3))
+    expected = bits_of(measure(golden, target))
+    wrong = measure(golden, golden)
+    monkeypatch.setattr(core, "IS_BUILT", True)
+    monkeypatch.setattr(core, "measured", lambda *_: wrong)
+    metrics._is_right.cache_clear()
+    assert bits_of(measure(golden, target)) == expected
+    assert not core.IS_BUILT
+    metrics._is_right.cache_clear()
 
 
 def added_one_by_one(row: np.ndarray) -> float:
