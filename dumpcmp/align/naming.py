@@ -11,6 +11,7 @@ from dumpcmp.align.renaming import unwrapped
 from dumpcmp.align.sweeping import Sweep
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.row import Pair, PairedBy
+from dumpcmp.nouns.value import dtype_named
 
 _ROUNDS = 4  # by flow and by order in turn, while either finds partners
 Naming = Callable[[Op], str | None]  # what an op is to be called in a pass; None leaves it out
@@ -57,8 +58,28 @@ def _by_name(
         if same_number and len(calls) != len(others):
             continue
         for number in calls.keys() & others.keys():
-            if len(calls[number]) == len(others[number]) == 1:
-                sides.pair(calls[number][0], others[number][0], by)
+            if len(calls[number]) != 1 or len(others[number]) != 1:
+                continue
+            golden_call, target_call = calls[number][0], others[number][0]
+            if same_number or _give_alike(sides, golden_call, target_call):
+                sides.pair(golden_call, target_call, by)
+
+
+def _give_alike(sides: Partners, golden: Site, target: Site) -> bool:
+    """Whether two calls give out numbers of one kind: a name alone makes none of integers."""
+    ours, theirs = (
+        [
+            dtype_named(listing.record(key).dtype).kind
+            for key in listing.sites[site]
+            if _is_made(key)
+        ]
+        for listing, site in ((sides.golden, golden), (sides.target, target))
+    )
+    return not ours or not theirs or ours == theirs
+
+
+def _is_made(key: Key) -> bool:
+    return key.slot.is_output and not key.op.is_module
 
 
 def _named(
