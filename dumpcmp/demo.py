@@ -70,7 +70,7 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """DimOrder each pair of channels of `x` by its position's angle."""
+    """Turn each pair of channels of `x` by its position's angle."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 

@@ -68,7 +68,8 @@ def _pair_model(
     """Pair what the model computed.
 
     What only frames a value that is paired, such as a wrapper, is laid beside its partner once
-    more: of each Pair either golden or the target is in no other.
+    more, and pieces each beside their whole: every value is in a Pair, and of each Pair one side
+    is in no other.
     """
     sides = Partners(golden, target, renaming, in_golden_terms(golden, target, counting), turns)
     pairs = _by_flow(sides) if sides.is_whole else by_names(sides)

@@ -292,9 +292,7 @@ class Pair:
     unwritten: Unwritten = Unwritten.NO  # on either side
     golden_part: Cut | None = None  # of a value that the other side has in several
     target_part: Cut | None = None
-    turn: DimOrder | None = (
-        None  # where the dims lie in another order, or some of one element do not
-    )
+    turn: DimOrder | None = None  # where dims lie in another order, or some are of one element
 
     @property
     def both(self) -> bool:
