@@ -19,6 +19,7 @@ class Face:
     place: int  # among the modules of the run, as they came up
     outputs: tuple[Key, ...] = ()
     weights: tuple[Key, ...] = ()
+    inputs: tuple[Key, ...] = ()
 
     @property
     def depth(self) -> int:
@@ -45,8 +46,9 @@ class Faces:
         ordered = sorted(
             ops, key=lambda op: _order(listing, (*gives.get(op, ()), *has.get(op, ())))
         )
+        takes = {s.op: [k for k in listing.sites[s] if k.slot.kind == "input"] for s in sites}
         faces = [
-            Face(unwrapped(op), place, tuple(gives.get(op, ())), tuple(has.get(op, ())))
+            Face(unwrapped(op), place, *(tuple(keys.get(op, ())) for keys in (gives, has, takes)))
             for place, op in enumerate(ordered)
         ]
         return cls(listing, {face.op: face for face in faces})

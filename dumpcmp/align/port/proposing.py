@@ -183,10 +183,21 @@ class Port:
                 for other, apart in self._alike.get(face.op, {}).items()
                 if self._is_free(face.op, other) and not self.target.named[other].weights
                 and not self.target.leaves[other] and self._is_in(other, room)
+                and self._take_the_same(face, self.target.named[other])
             ]  # fmt: skip
             for apart, _, other in sorted(others)[:1]:
                 if not face.weights and not self.golden.leaves[face.op]:
                     self._pair(Likeness(face, self.target.named[other], None, apart))
+
+    def _take_the_same(self, golden: Face, target: Face) -> bool:
+        """Whether two modules are given the same, as far as that is kept.
+
+        A dropout behind a function gives out what golden's module of that function does.
+        """
+        if not golden.inputs or not target.inputs:
+            return True
+        shelf = Shelf.of(self.theirs, target.inputs[:1])
+        return next(shelf.like(golden.inputs[0], self.ours), None) is not None
 
     def _room(self, golden: Op) -> Op | None:
         """The partner of the innermost module around `golden` that has one."""
