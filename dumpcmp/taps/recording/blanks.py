@@ -56,6 +56,8 @@ class Blanks:
             blank.written = np.zeros(storage.nbytes() // blank.size, np.bool_)
         _part(blank.written, tensor)[...] = True
         blank.mark = mark
+        if blank.written.all():  # a cache may be taken very often: it is like any other now
+            del self._known[storage._cdata]
 
     def has(self, tensor: Tensor) -> bool:
         """Whether `tensor` is memory that has no value yet, here or there."""
@@ -63,12 +65,12 @@ class Blanks:
             return False
         storage = tensor.untyped_storage()
         blank = self._known.get(storage._cdata)
-        if blank is None:
-            return False
+        if blank is None or not _is_next((_version(tensor), ""), blank.mark):
+            return False  # without a look at all of its bytes
         mark = _mark(tensor, storage)
         if blank.written is None:
             return mark == blank.mark
-        if mark[1] != blank.mark[1] or not _is_next(mark, blank.mark):
+        if mark[1] != blank.mark[1]:
             return False
         return tensor.element_size() == blank.size and not bool(_part(blank.written, tensor).all())
 
@@ -80,7 +82,11 @@ def _is_next(mark: _Mark, before: _Mark) -> bool:
 
 
 def _mark(tensor: Tensor, storage: UntypedStorage) -> _Mark:
-    return None if tensor.is_inference() else tensor._version, digest_of_all(storage)
+    return _version(tensor), digest_of_all(storage)
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
 
 
 def _part(written: _Bools, tensor: Tensor) -> _Bools:
