@@ -8,7 +8,8 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -59,6 +60,15 @@ class WorkerPool(ProcessPoolExecutor):
             initargs=(signal.SIGINT, signal.SIG_DFL),
         )
 
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Hand out a task. A pool that breaks just now shows it by errors of its own pipes."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except (OSError, ValueError) as error:
+            if getattr(error, "errno", None):
+                raise  # of the system, as where there are too few descriptors
+            raise BrokenProcessPool(str(error)) from error
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -70,7 +80,8 @@ class WorkerPool(ProcessPoolExecutor):
         for child in set(multiprocessing.active_children()) - self._not_ours:
             child.kill()
             child.join()
-        self.shutdown(wait=False, cancel_futures=True)
+        with suppress(OSError):  # its own thread may close the pipes just now
+            self.shutdown(wait=False, cancel_futures=True)
         return None
 
 

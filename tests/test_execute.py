@@ -4,10 +4,11 @@ import multiprocessing
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from dumpcmp.execute import SerialExecutor, executor_for, run_each
+from dumpcmp.execute import SerialExecutor, WorkerPool, executor_for, run_each
 
 
 def square(number: int) -> int:
@@ -55,3 +56,12 @@ def test_an_interrupted_pool_does_not_wait_for_its_tasks() -> None:
         pool.submit(time.sleep, 60)
         raise KeyboardInterrupt
     assert time.monotonic() - began < 30 and not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("closed", ["_writer", "_reader"])
+def test_a_pool_whose_pipes_go_while_a_task_is_handed_out_is_broken(closed: str) -> None:
+    """As where a worker is killed: the pool's own thread closes them at any moment."""
+    with pytest.raises(BrokenProcessPool), WorkerPool(2) as pool:
+        pipe = pool._executor_manager_thread_wakeup if closed == "_writer" else pool._call_queue  # type: ignore[attr-defined]
+        getattr(pipe, closed).close()
+        pool.submit(abs, -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,19 @@ from dumpcmp.nouns.errors import ArchiveError
 WRITING = ".writing"  # in a rank's directory, held by the process that writes there
 COMPACTING = ".compacting"  # in an archive, held by one that compacts or repairs it
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_FLOCK = struct.Struct("@hhqqi0q")  # the system's own: type, whence, start, length, process
+
+
+def lock(descriptor: int) -> None:
+    """Hold an open file until its last descriptor is closed. BlockingIOError where another does.
+
+    These locks can be asked for without being taken: who asks is in nobody's way.
+    """
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
+
+
+def _whole_file(kind: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0)
 
 
 def hold(path: Path) -> int:
@@ -24,7 +38,7 @@ def hold(path: Path) -> int:
     """
     descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor)
     except BaseException:
         os.close(descriptor)
         raise
@@ -40,14 +54,12 @@ def is_held(path: Path) -> bool | None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        told = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
+        return bool(_FLOCK.unpack(told)[0] != fcntl.F_UNLCK)
     except OSError:  # a file system without locks
         return None
     finally:
         os.close(descriptor)
-    return False
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from dumpcmp.archive import paths
 from dumpcmp.archive.integrity import audit
-from dumpcmp.archive.locks import alone
+from dumpcmp.archive.locks import alone, hold, is_held
 from dumpcmp.archive.paths import RankDirectory
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
@@ -132,3 +133,29 @@ def test_ranks_that_overwrite_a_larger_run_do_not_stumble_over_each_other(tmp_pa
             new = [RankDirectory(root, rank, 4) for rank in range(4)]
             list(ranks.map(lambda one: one.create(overwrite=True), new))
         assert sorted(path.name for path in root.iterdir()) == [one.path.name for one in new]
+
+
+def test_who_asks_is_in_nobodys_way(tmp_path: Path) -> None:
+    """A new writer beside many that ask whether it is there: none of them may stop it."""
+    stop = threading.Event()
+    asking = [threading.Thread(target=ask, args=(tmp_path / "lock", stop)) for _ in range(4)]
+    for thread in asking:
+        thread.start()
+    try:
+        for _ in range(2_000):
+            os.close(hold(tmp_path / "lock"))
+    finally:
+        stop.set()
+        for thread in asking:
+            thread.join()
+    held = hold(tmp_path / "lock")
+    assert is_held(tmp_path / "lock")
+    with pytest.raises(BlockingIOError):
+        hold(tmp_path / "lock")
+    os.close(held)
+    assert is_held(tmp_path / "lock") is False
+
+
+def ask(path: Path, stop: threading.Event) -> None:
+    while not stop.is_set():
+        is_held(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import secrets
@@ -13,6 +12,7 @@ from struct import Struct
 from typing import Literal, Protocol
 
 from dumpcmp.archive import paths
+from dumpcmp.archive.locks import lock
 from dumpcmp.archive.paths import HEADER_NBYTES, SHARED_MEMORY
 
 Memory = Literal["shared", "file", "private"]  # where a ring lies, if it can
@@ -115,7 +115,7 @@ class Ring:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(self.path, flags, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # in use, as others see
+            lock(descriptor)  # in use, as others see
             os.ftruncate(descriptor, nbytes)
             self._reserve(descriptor, 0, min(WARM_NBYTES, self.capacity))
             memory = mmap.mmap(descriptor, nbytes)
