@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     )  # fmt: skip
     from dumpcmp.nouns.errors import (
         AlignError, ArchiveError, CaptureError, CaptureWarning, CheckError, DumpcmpError,
-        LayoutError, MissingValueError, NotCallableError, SelectionError, VerificationError,
-        VerificationWarning,
+        EngineError, LayoutError, MissingValueError, NotCallableError, SelectionError,
+        VerificationError, VerificationWarning,
     )  # fmt: skip
     from dumpcmp.nouns.key import Key, Op, Slot
     from dumpcmp.nouns.outcome import Conclusion, Outcome, Tally
@@ -45,15 +45,16 @@ __all__ = [
     "AlignError", "AllCloseValueChecker", "AnnotationError", "Archive", "ArchiveError",
     "ArchiveWriter", "AutomaticValueChecker", "Boundary", "Call", "CaptureError", "CaptureWarning",
     "CheckError", "Checker", "Checkup", "Compiled", "Conclusion", "Conditions", "CosineChecker",
-    "DumpcmpError", "ExactChecker", "Explanation", "Findings", "Fp64Checker", "FullValueChecker",
-    "Judgement", "Key", "LayoutError", "Metrics", "MissingValueError", "NotCallableError", "Op",
-    "Origin", "Outcome", "PartitionConfig", "PartitionError", "Proposal", "Record",
-    "ReferenceChecker", "Replay", "Report", "Retention", "RoundingChecker", "Row", "SelectionError",
-    "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError", "VerificationWarning",
-    "VerifyConfig", "Why", "__version__", "audit", "capture", "check", "check_partition_options",
-    "compact", "compare", "compiled_backend", "explain", "fx_backend", "layout", "propose_mapping",
-    "reference", "register_annotation", "run_and_compare", "same", "save", "set_rank", "verify",
-    "verify_correctness", "verify_graph", "verify_partition_options", "verifying_backend",
+    "DumpcmpError", "EngineError", "ExactChecker", "Explanation", "Findings", "Fp64Checker",
+    "FullValueChecker", "Judgement", "Key", "LayoutError", "Metrics", "MissingValueError",
+    "NotCallableError", "Op", "Origin", "Outcome", "PartitionConfig", "PartitionError", "Proposal",
+    "Record", "ReferenceChecker", "Replay", "Report", "Retention", "RoundingChecker", "Row",
+    "SelectionError", "Slot", "Summary", "Tally", "TensorInfo", "Verdict", "VerificationError",
+    "VerificationWarning", "VerifyConfig", "Why", "__version__", "audit", "capture", "check",
+    "check_partition_options", "compact", "compare", "compiled_backend", "explain", "fx_backend",
+    "layout", "propose_mapping", "reference", "register_annotation", "run_and_compare", "same",
+    "save", "set_rank", "verify", "verify_correctness", "verify_graph", "verify_partition_options",
+    "verifying_backend",
 ]  # fmt: skip
 
 # Module -> the public names that it defines. Nothing is imported, torch least of all, until a
@@ -72,7 +73,7 @@ _HOMES = {
     "judge": "AllCloseValueChecker AutomaticValueChecker Checker Conditions CosineChecker "
     "ExactChecker Fp64Checker FullValueChecker ReferenceChecker RoundingChecker",
     "nouns.errors": "AlignError ArchiveError CaptureError CaptureWarning CheckError DumpcmpError "
-    "LayoutError MissingValueError NotCallableError SelectionError VerificationError "
+    "EngineError LayoutError MissingValueError NotCallableError SelectionError VerificationError "
     "VerificationWarning",
     "nouns.key": "Key Op Slot",
     "nouns.outcome": "Conclusion Outcome Tally",

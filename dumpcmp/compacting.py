@@ -21,7 +21,8 @@ from dumpcmp.archive.rewrite import (
     parts_of,
     rewrite,
 )
-from dumpcmp.execute import executor_for, run_each
+from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
+from dumpcmp.execute import num_workers, run_each
 from dumpcmp.nouns.errors import ArchiveError, CheckError, DumpcmpError
 from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.record import Record, Stored
@@ -97,6 +98,7 @@ def compact(
     reduce: str | Reduction | None = None,
     disk_budget: int | None = None,
     jobs: int = 1,
+    executor: Workers | None = None,
     progress: Callable[[Compacted], None] | None = None,
 ) -> Compacted:
     """Replace the tensors of the archive at `path` by Summaries, part by part.
@@ -104,12 +106,13 @@ def compact(
     Only finished parts are touched. Each is replaced whole, after its draft was checked, so that
     a crash leaves it either as it was or compacted. With `watch` the work goes on until the run
     that writes the archive has ended. `disk_budget` compacts the oldest parts only, until the
-    archive is no larger than so many bytes. `jobs` processes share the parts.
+    archive is no larger than so many bytes. `jobs` processes, or the workers of an
+    `executor` as for `compare`, share the parts.
     """
     reduction = load_reduction(reduce) if isinstance(reduce, str) else reduce
     recipe = Recipe(0 if min_max_only else sketch, seed, hashes, segments)
     summarising = Summarising(recipe, tuple(keep_full), reduction)
-    root = Path(path)
+    root = whole_path(path) if is_elsewhere(executor) else Path(path)
     clear_rings()
     if watch:
         _await_run(root)
@@ -118,13 +121,14 @@ def compact(
             f"{root} is not an archive: it has no worldsize*_global_rank* directory",
             hint="give the path that was given to dumpcmp dump --path",
         )
-    jobs = 1 if disk_budget else jobs  # under a budget, each part may be the last
     work, so_far = partial(compact_part, summarising), Compacted(root)
     settled: dict[Path, int] = {}  # part -> its size when all was done
-    with alone_compacting(root), executor_for(jobs) as executor:
+    with alone_compacting(root), workers_of(executor, jobs, roots=[root]) as workers:
+        ahead = 2 * num_workers(workers) - 1
+        ahead = 1 if disk_budget else ahead  # under a budget, each part may be the last
         for _ in _rounds(root, watch):
             parts = [part for part in parts_of(root) if settled.get(part) != _size(part)]
-            results = run_each(work, _within(root, disk_budget, parts), executor, 2 * jobs - 1)
+            results = run_each(work, _within(root, disk_budget, parts), workers, ahead)
             for part, done in zip(parts, results, strict=False):
                 if done is None:
                     continue

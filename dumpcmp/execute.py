@@ -6,7 +6,7 @@ import gc
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,6 +17,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 
+MOST_TASKS = 256  # of a batch
+MOST_NBYTES = 32 << 20  # of a batch of more than one task
+_SHARES = 4  # batches for each worker, so that none waits long for the last
+_FEWEST = 32  # tasks under way: a slow one at their head then holds up nobody
 _RARELY = (50_000, 20, 100)  # objects more, and collections of younger ones, before the next
 
 
@@ -92,14 +96,20 @@ def executor_for(jobs: int) -> AbstractContextManager[Executor]:
     return WorkerPool(jobs)
 
 
+def num_workers(executor: Executor) -> int:
+    """How many tasks an executor does at once, if it says so."""
+    return int(getattr(executor, "num_workers", 0) or getattr(executor, "_max_workers", 1))
+
+
 def run_each(
-    work: Callable[[T], R], tasks: Iterable[T], executor: Executor, in_flight: int = 32
+    work: Callable[[T], R], tasks: Iterable[T], executor: Executor, in_flight: int = 0
 ) -> Iterator[R]:
     """Do `work` on each task and yield the results in the order of the tasks.
 
     At most `in_flight` tasks are under way or waiting to be fetched, so that the memory is bounded
-    however many there are.
+    however many there are; where it is not stated, some more than there are workers.
     """
+    in_flight = in_flight or max(_FEWEST, 3 * num_workers(executor))
     if isinstance(executor, SerialExecutor):
         yield from map(work, tasks)
         return
@@ -114,3 +124,24 @@ def run_each(
     finally:
         for future in pending:
             future.cancel()
+
+
+def in_batches(
+    tasks: Sequence[T], executor: Executor, nbytes: Callable[[T], int]
+) -> Iterator[tuple[T, ...]]:
+    """Cut `tasks` into batches that are worth handing out, in order.
+
+    Each has bounded bytes, unless it is a single task, and all workers get several.
+    """
+    most = max(1, min(MOST_TASKS, len(tasks) // (_SHARES * num_workers(executor))))
+    batch: list[T] = []
+    room = MOST_NBYTES
+    for task in tasks:
+        size = nbytes(task)
+        if batch and (len(batch) >= most or size > room):
+            yield tuple(batch)
+            batch, room = [], MOST_NBYTES
+        batch.append(task)
+        room -= size
+    if batch:
+        yield tuple(batch)

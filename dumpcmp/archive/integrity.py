@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xxhash import xxh3_128
-
-from dumpcmp.archive import encoder, paths
+from dumpcmp.archive import paths
 from dumpcmp.archive.locks import alone
 from dumpcmp.archive.paths import RankDirectory, gaps, listed
-from dumpcmp.archive.read.contents import Contents, PartFile, dataset
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.archive.read.scan import read_part, ring_records
-from dumpcmp.archive.schema import (
-    ABSENT,
-    JOURNAL_AT,
-    KNOWN_VERSIONS,
-    NO_ROW,
-    RUN_FILE,
-    SCHEMA_VERSION,
-)
-from dumpcmp.archive.write.recovery import recover
-from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.archive.read.scan import ring_records
+from dumpcmp.archive.schema import KNOWN_VERSIONS, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.soundness import Flaw, StepAudit, StepTask, audit_step, audit_steps
+from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
+from dumpcmp.execute import SerialExecutor, in_batches, run_each
 
-_PIECE = 16 << 20  # bytes digested at once
-
-
-@dataclass(frozen=True, slots=True)
-class Flaw:
-    """Something that is not as it should be, and what `repair` did about it."""
-
-    place: Path
-    problem: str
-    repair: str = ""  # what was done; empty: nothing
-    harmless: bool = False  # worth knowing, but nothing is wrong with the archive
-
-    @property
-    def stands(self) -> bool:
-        """Whether it is still wrong."""
-        return not self.repair and not self.harmless
+StepsTold = Callable[[int, int], None]  # is told how many are checked, and how many there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +42,32 @@ class Audit:
         return int(not self.sound)
 
 
-def audit(path: str | Path, *, repair: bool = False) -> Audit:
+def audit(
+    path: str | Path,
+    *,
+    repair: bool = False,
+    jobs: int = 1,
+    executor: Workers | None = None,
+    progress: StepsTold | None = None,
+) -> Audit:
     """Check the archive at `path` against itself; with `repair`, recover what a crash left.
 
     Repair seals parts that have no index, with all that their journal and the dead writer's
     ring hold for them, and clears leftovers away. It touches nothing that is still being
-    written, and invents nothing: a value whose digest is wrong stays a finding.
+    written, and invents nothing: a value whose digest is wrong stays a finding. `jobs` processes,
+    or the workers of an `executor` as for `compare`, share the steps; a repair is done here.
+    `progress` is told how many steps are done, of how many.
     """
     paths.clear_rings()
-    archive = Archive(path)
-    if not repair:
-        return _audit(archive, repair)
-    with alone(archive.path):
-        return _audit(archive, repair)
+    archive = Archive(whole_path(path) if is_elsewhere(executor) else path)
+    if repair:
+        with alone(archive.path):
+            return _audit(archive, repair, SerialExecutor(), progress)
+    with workers_of(executor, jobs, roots=[archive.path]) as workers:
+        return _audit(archive, repair, workers, progress)
 
 
-def _audit(archive: Archive, repair: bool) -> Audit:
+def _audit(archive: Archive, repair: bool, workers: Executor, tell: StepsTold | None) -> Audit:
     flaws: list[Flaw] = []
     if missing := listed(archive.missing_ranks):
         flaws.append(Flaw(archive.path, f"rank {missing} of {archive.world_size} is missing"))
@@ -88,17 +75,36 @@ def _audit(archive: Archive, repair: bool) -> Audit:
         _RankAudit(directory, RankDirectory(archive.path, rank, world_size), repair)
         for directory, (world_size, rank) in paths.rank_directories(archive.path).items()
     ]
+    steps = [step for each in ranks for step in each.steps]
+    done = _step_audits([step for step in steps if not step.stranded], workers)
+    checked: list[StepAudit] = []
     for each in ranks:
-        each.check()
-        flaws += each.flaws
+        flaws += each.before()
+        for step in each.steps:
+            checked.append(audit_step(step) if step.stranded else next(done))
+            flaws += checked[-1].flaws
+            if tell is not None:
+                tell(len(checked), len(steps))
+        flaws += each.after()
+    everyone = set(archive.ranks)
     flaws += [
         Flaw(archive.path, f"rank {rank} has no step {step} of {model}, others do")
         for model in archive.models
         for step in archive.steps(model)
-        for rank in set(archive.ranks) - set(archive.ranks_with(model, step))
+        for rank in sorted(everyone.difference(archive.ranks_with(model, step)))
     ]
-    counts = ((each.num_parts, each.num_records, each.nbytes) for each in ranks)
-    return Audit(archive.path, tuple(flaws), *map(sum, zip(*counts, strict=True)))
+    counts = ((one.num_parts, one.num_records, one.nbytes) for one in checked)
+    return Audit(archive.path, tuple(flaws), *map(sum, zip((0, 0, 0), *counts, strict=True)))
+
+
+def _step_audits(steps: Sequence[StepTask], workers: Executor) -> Iterator[StepAudit]:
+    """What the steps come to, in their order; each is looked at when it is asked for, or before."""
+    if isinstance(workers, SerialExecutor):
+        yield from map(audit_step, steps)
+        return
+    batches = in_batches(steps, workers, lambda step: step.nbytes)
+    for done in run_each(audit_steps, batches, workers):
+        yield from done
 
 
 class _RankAudit:
@@ -111,14 +117,20 @@ class _RankAudit:
         self.mends = repair and not self.live
         self.ring = paths.ring_left_by(directory)
         self.stranded = list(ring_records(self.ring)) if self.ring else []
+        self.models = paths.models_in(directory)
+        self.steps = [
+            StepTask(step, self.live, self.mends, self.stranded)
+            for model in self.models
+            for step in paths.steps_in(model).values()
+        ]
         self.flaws: list[Flaw] = []
-        self.num_parts = self.num_records = self.nbytes = 0
 
     def find(self, place: Path, problem: str, mended: str = "", *, harmless: bool = False) -> None:
         """Note a flaw; `mended` says what a repair does about it."""
         self.flaws.append(Flaw(place, problem, mended if self.mends else "", harmless))
 
-    def check(self) -> None:
+    def before(self) -> list[Flaw]:
+        """What shows before its steps are looked at."""
         if self.live:
             self.find(self.directory, "the capture is still running", harmless=True)
         else:
@@ -126,15 +138,20 @@ class _RankAudit:
         if self.ring is not None:
             told = f"{len(self.stranded)} records of a dead writer are still in its ring"
             self.find(self.ring, told, "moved into their parts")
-        models = paths.models_in(self.directory)
-        for model in models:
-            for step in paths.steps_in(model).values():
-                self._check_step(step)
+        return self._told()
+
+    def after(self) -> list[Flaw]:
+        """What shows when its steps are checked, and mended."""
         if self.mends and self.ring is not None:
             self.ring.unlink(missing_ok=True)
         self._check_run()
-        for model in models:
+        for model in self.models:
             self._check_tokens(model)
+        return self._told()
+
+    def _told(self) -> list[Flaw]:
+        told, self.flaws = self.flaws, []
+        return told
 
     def _check_leftovers(self) -> None:
         for draft in (*self.directory.glob("**/.draft-*"), *self.directory.glob("**/.new-*")):
@@ -170,102 +187,6 @@ class _RankAudit:
         first = 0 if everything else min(steps, default=0)
         if missing := listed(gaps(steps, first)):
             self.find(model, f"token {missing} is not there", harmless=not everything)
-
-    def _check_step(self, directory: Path) -> None:
-        """Check the parts of one step, the earlier first: later ones link to them."""
-        parts = paths.parts_in(directory)
-        if missing := listed(gaps(parts)):
-            self.find(directory, f"part {missing} is missing")
-        if not parts and not self.live:
-            empty = not any(directory.iterdir())
-            if empty and self.mends:
-                directory.rmdir()
-            self.find(directory, "the step has no parts", "removed" if empty else "")
-        known: dict[int, Contents] = {}
-        for number, path in parts.items():
-            try:
-                contents = self._open(path, number, known)
-            except (ArchiveError, OSError) as error:
-                self.find(path, getattr(error, "message", str(error)))
-                continue
-            if contents is not None:
-                known[number] = contents
-                self.num_parts += 1
-        for contents in known.values():
-            self._check_values(contents, known)
-
-    def _open(self, path: Path, number: int, known: dict[int, Contents]) -> Contents | None:
-        """The contents of a part, sealed first where that is asked for and due."""
-        contents = read_part(path, path.parent.parent.name, 0, number, self.stranded)
-        if contents.sealed:
-            return contents
-        if path.stat().st_size <= JOURNAL_AT:
-            if self.mends:
-                path.unlink()
-            self.find(path, "the part holds nothing", "removed")
-            return None
-        done, problems = "", contents.problems
-        if self.mends:
-            done = f"sealed with {recover(path, self.stranded, known)} records"
-            contents = read_part(path, path.parent.parent.name, 0, number, [])
-        for problem in ("the part was not sealed", *problems) if not self.live else ():
-            self.find(path, problem, done)
-        return contents
-
-    def _check_values(self, contents: Contents, known: dict[int, Contents]) -> None:
-        """Check what every row says against the bytes that it points to."""
-        try:
-            with PartFile(contents.path) as file:
-                for number, row in enumerate(contents.rows.tolist()):
-                    for problem in self._check_row(file, contents, number, row, known):
-                        there = contents.has_row(number)
-                        name = "{}#{} {}".format(*contents.name(number)) if there else "a record"
-                        self.find(contents.path, f"{name}: {problem}")
-        except ArchiveError as error:
-            self.find(contents.path, error.message)
-
-    def _check_row(
-        self, file: PartFile, contents: Contents, number: int, row: tuple[Any, ...],
-        known: dict[int, Contents],
-    ) -> Iterator[str]:  # fmt: skip
-        call, _, _, part, same, header, offset, nbytes, digest = row
-        if call == ABSENT:
-            yield f"row {number} was lost"
-            return
-        self.num_records += 1
-        if same != NO_ROW:
-            if part not in known or not known[part].has_row(same):
-                yield f"links to row {same} of part {part}, which is not there"
-            return
-        if number in contents.elsewhere or number in contents.datasets:
-            return
-        if offset + nbytes > file.nbytes:
-            yield f"its {nbytes} bytes at {offset} lie beyond the end of the part"
-            return
-        if digest and _digest(file, offset, nbytes) != digest:
-            yield f"its {nbytes} bytes at {offset} have another digest than was recorded"
-        if header:
-            yield from _check_header(file, header, offset, nbytes)
-        self.nbytes += nbytes
-
-
-def _check_header(file: PartFile, header: int, offset: int, nbytes: int) -> Iterator[str]:
-    """Compare the dataset's own object header with the index."""
-    try:
-        found = dataset(file, header)
-    except ArchiveError as error:
-        if nbytes:
-            yield error.message
-        return
-    if (found.nbytes, found.address) != (nbytes, offset if nbytes else encoder.UNDEFINED):
-        yield f"its object header at {header} points elsewhere than the index"
-
-
-def _digest(file: PartFile, offset: int, nbytes: int) -> bytes:
-    running = xxh3_128()
-    for start in range(offset, offset + nbytes, _PIECE):
-        running.update(file.read(start, min(_PIECE, offset + nbytes - start)))
-    return running.hexdigest().encode()
 
 
 def _mended(facts: dict[str, Any], rank: RankDirectory) -> dict[str, Any]:

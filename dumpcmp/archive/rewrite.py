@@ -68,10 +68,17 @@ class Rewritten:
 def alone_compacting(root: Path) -> Iterator[None]:
     """Hold the archive at `root` against other compactors; remove what a killed one left."""
     with alone(root):
-        for step in steps_of(root):
-            for draft in step.glob(".draft-*"):
-                remove(draft)
-        yield
+        _remove_drafts(root)
+        try:
+            yield
+        finally:  # of workers that were lost, and whose parts others have compacted
+            _remove_drafts(root)
+
+
+def _remove_drafts(root: Path) -> None:
+    for step in steps_of(root):
+        for draft in step.glob(".draft-*"):
+            remove(draft)
 
 
 def steps_of(root: Path) -> Iterator[Path]:

@@ -1,25 +1,41 @@
 """``dumpcmp audit``: check an archive against itself, and mend it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
+from rich.progress import Progress
 from rich.text import Text
 
-from dumpcmp.archive.integrity import Audit, Flaw, audit
+from dumpcmp.archive.integrity import Audit, StepsTold, audit
+from dumpcmp.archive.soundness import Flaw
+from dumpcmp.cli.sharing import sharing_options
 from dumpcmp.report.terminal import Screen, plain
 
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--repair", is_flag=True, help="Recover what a crash left, and clear leftovers away.")
-def command(path: Path, repair: bool) -> int:
+@sharing_options
+def command(path: Path, repair: bool, jobs: int, executor: str | None) -> int:
     """Check the archive at PATH: schema, digests, torn records, missing ranks and tokens.
 
     Exit 0: it is sound, or sound again; 1: it is not; 2: it is no archive.
     """
-    found = audit(path, repair=repair)
+    with _bar() as tell:
+        found = audit(path, repair=repair, jobs=jobs, executor=executor, progress=tell)
     _print(found, Screen(soft_wrap=True), repair)
     return found.exit_code
+
+
+@contextmanager
+def _bar() -> Iterator[StepsTold]:
+    """A bar over steps on a terminal, which vanishes at the end; nothing elsewhere."""
+    console = Screen(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("checking", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print(found: Audit, console: Screen, repair: bool) -> None:

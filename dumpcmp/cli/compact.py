@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from dumpcmp.cli.sharing import sharing_options
 from dumpcmp.compacting import Compacted, compact
 from dumpcmp.nouns.options import parse_nbytes
 from dumpcmp.report.escaping import visible
@@ -32,12 +33,12 @@ from dumpcmp.summary.sketch import SIZES
 @click.option("--keep-full", multiple=True, metavar="GLOB", help="Ops whose tensors stay whole.")
 @click.option("--reduce", metavar="PKG.MOD:FUNCTION", help="Your own numbers of each tensor.")
 @click.option("--disk-budget", metavar="SIZE", help="Compact the oldest parts down to SIZE (20G).")
-@click.option("--jobs", type=click.IntRange(1), default=1, help="Processes that share the parts.")
+@sharing_options
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
 def command(
     path: Path, watch: bool, sketch: str, hashes: int, segments: int, seed: int,
     min_max_only: bool, keep_full: tuple[str, ...], reduce: str | None, disk_budget: str | None,
-    jobs: int, quiet: bool,
+    jobs: int, executor: str | None, quiet: bool,
 ) -> int:  # fmt: skip
     """Replace the tensors in PATH by Summaries that still tell how far two runs differ.
 
@@ -49,7 +50,7 @@ def command(
         path, watch=watch, sketch=int(sketch), hashes=hashes, segments=segments, seed=seed,
         keep_full=keep_full, min_max_only=min_max_only, reduce=reduce,
         disk_budget=parse_nbytes(disk_budget) if disk_budget else None,
-        jobs=jobs, progress=None if quiet else _show,
+        jobs=jobs, executor=executor, progress=None if quiet else _show,
     )  # fmt: skip
     if not quiet:
         click.echo(f"\r\033[K{done}" if sys.stderr.isatty() else str(done))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dumpcmp.cli.sharing import sharing_options
 from dumpcmp.report.formats import FORMS, chosen_forms, free_stem
 
 if TYPE_CHECKING:  # the work is imported when there is some, not for --help
@@ -57,7 +58,7 @@ _DIRECTORY = click.Path(path_type=Path)
               help="My run may still be going on: compare tokens as they come.")  # fmt: skip
 @click.option("--stop-at-first", is_flag=True,
               help="End at the first token in which anything fails.")  # fmt: skip
-@click.option("--jobs", default=1, show_default=True, help="Processes that measure.")
+@sharing_options
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda",
               help="Where to measure, and to run ops again.")  # fmt: skip
 @click.option("--format", "formats", default="csv", show_default=True, metavar="LIST",

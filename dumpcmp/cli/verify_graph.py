@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dumpcmp.cli.sharing import sharing_options
 from dumpcmp.cli.verify_op import partition_options
 from dumpcmp.report.escaping import visible
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--outdir", required=True, type=click.Path(file_okay=False, path_type=Path),
               help="For results.csv and summary.txt, and what has passed.")  # fmt: skip
 @partition_options
-@click.option("-j", "--jobs", default=1, show_default=True, help="Processes to use.")
+@sharing_options
 def command(graph: Path, outdir: Path, **options: Any) -> int:
     """Verify every op of a graph: alone, and in every legal partition, forward and backward.
 

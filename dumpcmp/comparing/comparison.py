@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial as partly
 from pathlib import Path
 
 from dumpcmp.align.counting import Counting
@@ -18,10 +18,11 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.blame import blame_after, in_order
 from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.digests import check_all, check_ends
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import differ_anywhere
-from dumpcmp.comparing.measuring import Tell, measure_all, traffic_at, unsolved_in
+from dumpcmp.comparing.measuring import Tell, measure_all, unsolved_in
 from dumpcmp.comparing.own_metrics import asking, loadable
 from dumpcmp.comparing.placing import device_named, placed, plain_arithmetic, workers_for
 from dumpcmp.comparing.proposals import mapping_by_values, turns_between
@@ -30,12 +31,13 @@ from dumpcmp.comparing.requests import Asking, spared
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed, said_of
 from dumpcmp.comparing.showing import Showing
-from dumpcmp.comparing.side import OpenRun, archive_at, open_run
+from dumpcmp.comparing.side import OpenRun, ask_anew, open_run
 from dumpcmp.comparing.spans import Collected, Span, spans
 from dumpcmp.comparing.staleness import WeightHistory
 from dumpcmp.comparing.stepping import counted_steps
 from dumpcmp.comparing.stopped import open_for
 from dumpcmp.comparing.ways import Ways
+from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
 from dumpcmp.judge import (
     Checker,
     Evidence,
@@ -71,7 +73,7 @@ def compare(
     closely: int | str = 0,
     jobs: int = 1,
     device: str = "cpu",
-    executor: Executor | None = None,
+    executor: Workers | None = None,
     progress: Tell | None = None,
 ) -> Outcome:
     """Compare the archive `target` with `golden`, value by value, and find the first divergence.
@@ -91,16 +93,18 @@ def compare(
     digest; `verify_digests` does so with values, too, that need not be read because their digests
     are the same. `closely` is the number of rows, the roots and the worst ones, that the outcome's
     `background` looks at closely, or a glob over their ops. `executor`, or `jobs` processes, do the
-    measuring, or a `device` such as ``"cuda"``; the outcome is the same.
+    measuring, or a `device` such as ``"cuda"``; the outcome is the same. An executor is any of
+    concurrent.futures, a Dask Client, or a name as for ``--executor``.
     """
-    _forget()
+    ask_anew()
     tap = make_tap(tokens, layers)
     stated = read_stated([layouts] if isinstance(layouts, str) else layouts)
-    archives = Archive(golden), Archive(target)
+    place = whole_path if is_elsewhere(executor) else Path
+    archives = Archive(place(golden)), Archive(place(target))
     counting = counted_steps(*archives, token_offset)
     ours = open_run(archives[0], tap, declared=stated.golden)
     theirs = open_run(archives[1], tap, counting, stated.target)
-    finer = open_run(reference, tap) if reference is not None else None
+    finer = open_run(place(reference), tap) if reference is not None else None
     proposal = mapping_by_values(*archives) if mapping is None else None
     renaming = Renaming() if mapping is None else read_mapping(Path(mapping))
     comparing = _Comparing(
@@ -114,7 +118,8 @@ def compare(
         showing=Showing(closely),
         device=device_named(device),
     )
-    made = nullcontext(executor) if executor is not None else workers_for(jobs, device)
+    opened = [run.archive.path for run in (ours, theirs, finer) if run is not None]
+    made = workers_of(executor, jobs, roots=opened, local=partly(workers_for, device=device))
     with plain_arithmetic(device), made as workers:
         for span in spans(ours, theirs, finer):
             comparing.compare(span, workers, progress)
@@ -158,8 +163,9 @@ class _Comparing:
     def compare(self, span: Span, workers: Executor, progress: Tell | None) -> None:
         """Compare one span in the light of those before, which were earlier steps."""
         ours, theirs, rule = span.golden, span.target, self.rule
-        for side in (ours, theirs):
-            side.check_digests(every=self.verify_digests)
+        check_ends(ours, theirs)
+        if self.verify_digests:
+            check_all((ours, theirs), workers)
         shortcuts = allowed(self.allow, theirs)
         turns = turns_between(ours, theirs, self.renaming)
         pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.counting, turns)
@@ -192,12 +198,6 @@ class _Comparing:
         self.noted.note(span, clues.calls, rows, measured)
         self.noted.shortcuts |= shortcuts
         self.nbytes += nbytes
-
-
-def _forget() -> None:
-    """A path may hold another run than it did at the last comparison."""
-    traffic_at.cache_clear()
-    archive_at.cache_clear()
 
 
 def _chosen(checker: Checker | None, finer: OpenRun | None) -> Checker:

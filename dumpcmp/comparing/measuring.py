@@ -21,9 +21,10 @@ from dumpcmp.align.mesh.assemble import (
 from dumpcmp.align.mesh.deliveries import Traffic
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
+from dumpcmp.comparing.batches import run_batched
 from dumpcmp.comparing.laying import LIKENESSES, Handover, Job, Task, look_again
 from dumpcmp.comparing.own_metrics import measured_by
-from dumpcmp.comparing.side import Shares, archive_at
+from dumpcmp.comparing.side import Shares, archive_at, asked_now
 from dumpcmp.comparing.summaries import (
     Summed,
     is_unstated,
@@ -32,7 +33,6 @@ from dumpcmp.comparing.summaries import (
     whole_elements,
     whole_summary,
 )
-from dumpcmp.execute import run_each
 from dumpcmp.judge.conditions import INEXACT
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError, LayoutError
@@ -94,7 +94,7 @@ def _measure_each(
 ) -> Iterator[tuple[Pair, Measured]]:
     sizes = [task.nbytes for task in work.values()]
     total, done, told = sum(sizes), 0, 0
-    results = run_each(measure_task, work.values(), executor)
+    results = run_batched(measure_task, list(work.values()), executor)
     for pair, nbytes, result in zip(work, sizes, results, strict=True):
         done += nbytes
         if tell and done > told and ((done - told) * _TOLD >= total or done == total):
@@ -310,9 +310,13 @@ def _estimated_errors(task: Task, golden: Summary, target: Summary) -> Reference
 # Collectives
 
 
-@lru_cache(maxsize=4)
 def traffic_at(path: Path) -> Traffic:
     """The collectives of the archive at `path`."""
+    return _traffic(path, asked_now())
+
+
+@lru_cache(maxsize=4)
+def _traffic(path: Path, _asked: str) -> Traffic:
     archive = archive_at(path)
     calls = {rank: archive.calls_of(rank) for rank in archive.ranks}
 

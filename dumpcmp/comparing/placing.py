@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dumpcmp.comparing.batches import Together
 from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.comparing.measuring import side_of
-from dumpcmp.execute import P, R, SerialExecutor, executor_for
+from dumpcmp.execute import P, R, SerialExecutor, executor_for, num_workers
 from dumpcmp.measure import core
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.row import Pair
@@ -75,10 +76,11 @@ class Sharing(Executor):
 
     def __init__(self, pool: Executor) -> None:
         self._pool, self._here = pool, SerialExecutor()
+        self.num_workers = num_workers(pool)
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Have `fn` done by the pool, or at once by the threads of this process."""
-        is_large = any(isinstance(one, Task) and one.nbytes >= _LARGE for one in args)
+        is_large = any(isinstance(one, Together) and one.nbytes >= _LARGE for one in args)
         return (self._here if is_large else self._pool).submit(fn, *args, **kwargs)
 
 

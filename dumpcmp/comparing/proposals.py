@@ -15,7 +15,7 @@ from dumpcmp.align.port.samples import Samples
 from dumpcmp.align.renaming import Renaming, unwrapped
 from dumpcmp.align.turning import Turns
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.comparing.side import Side, archive_at, first_side
+from dumpcmp.comparing.side import Side, archive_at, ask_anew, first_side
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.files import write_whole
 from dumpcmp.nouns.selection import make_tap
@@ -93,7 +93,7 @@ def propose_mapping(golden: str | Path, target: str | Path) -> Proposal:
     Modules are the same where their weights are, or what they give out; the evidence for each line
     stands above it. What one side has in one and the other in several is found, too.
     """
-    archive_at.cache_clear()  # a path may hold another run by now
+    ask_anew()
     return proposed(first_side(golden, make_tap()), first_side(target, make_tap()))
 
 

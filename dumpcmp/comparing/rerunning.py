@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dumpcmp.comparing.batches import run_batched
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.flips import NO_FLIPS, Flips
 from dumpcmp.comparing.laying import Job
@@ -19,7 +20,6 @@ from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning
 from dumpcmp.comparing.slopes import Sloping, plan_slopes, slope_task
 from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
-from dumpcmp.execute import run_each
 from dumpcmp.judge.tolerances import SHORTCUTS
 from dumpcmp.nouns.arithmetic import shortcuts_of
 from dumpcmp.nouns.errors import DumpcmpError
@@ -57,7 +57,7 @@ def replay_all(
     plans: list[Rerunning | Sloping] = [*forward, *backward]
     found |= unknown
     total, done = sum(plan.nbytes for plan in plans), 0
-    for plan, replays in zip(plans, run_each(rerun_task, plans, executor), strict=True):
+    for plan, replays in zip(plans, run_batched(rerun_task, plans, executor), strict=True):
         ops = [call.op for call in plan.calls]
         told = {flow.ours[key]: replay for key, replay in replays.items()}
         found |= {pair: _declared(pair, one, ops, flow, allow) for pair, one in told.items()}

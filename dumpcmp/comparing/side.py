@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
+from uuid import uuid4
 
 from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.align.listing import Listing
@@ -15,7 +16,7 @@ from dumpcmp.align.mesh.declared import Declarations
 from dumpcmp.align.microbatches import merged
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.stopped import stopped_ranks
-from dumpcmp.nouns.key import ROOT, Key, Op, Site
+from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap
 
@@ -77,19 +78,6 @@ class Side:
     def states(self, key: Key) -> bool:
         """Whether the user says how a value lies over the ranks."""
         return self.facts.declared.layout_of(key) is not None
-
-    def check_digests(self, *, every: bool) -> None:
-        """Read what the models gave in the end, or everything: ArchiveError where it is damaged.
-
-        What has the same digest on both sides is not read to be measured, and what the models
-        gave decides whether they are the same.
-        """
-        archive = archive_at(self.archive.path)
-        for key, records in self.listing.values.items():
-            if every or (key.op == ROOT and key.slot.is_output):
-                for record in records:
-                    if record.kept is not Kept.NOTHING and record.location is not None:
-                        archive.load(record)
 
 
 @dataclass(eq=False)
@@ -224,3 +212,24 @@ def archive_at(path: Path) -> Archive:
     archive = Archive(path)
     archive.checks_digests = True
     return archive
+
+
+_asked = ""  # the comparison for which archives are open in this process
+
+
+def asked_now() -> str:
+    """The name of the comparison for which archives are open."""
+    return _asked
+
+
+def ask_anew() -> None:
+    """Begin another comparison: a path may hold another run than it did at the last one."""
+    heed(uuid4().hex)
+
+
+def heed(asked: str) -> None:
+    """Let go of archives that were opened for another comparison than `asked`."""
+    global _asked
+    if asked != _asked:
+        archive_at.cache_clear()
+        _asked = asked

@@ -44,6 +44,10 @@ class CheckError(DumpcmpError):
     """A checker or tolerance that cannot be used on these values."""
 
 
+class EngineError(DumpcmpError):
+    """Workers that cannot be had, or that cannot do the work."""
+
+
 class NotCallableError(CheckError, TypeError):
     """A model that cannot be called."""
 

@@ -1,13 +1,15 @@
 """Verifies every op of a graph in every legal partition, and writes down what was found."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from dumpcmp.execute import executor_for, run_each
+from dumpcmp.engines.engine import Workers, workers_of
+from dumpcmp.execute import num_workers, run_each
 from dumpcmp.nouns.files import write_whole
 from dumpcmp.partitioning.call import Candidate, merged
 from dumpcmp.partitioning.checking import Settings, check_op
@@ -33,6 +35,7 @@ def verify_graph(
     seed: int = 0,
     device: str = "cpu",
     jobs: int = 1,
+    executor: Workers | None = None,
     timeout: float = 300.0,
     progress: Announce = lambda _done, _total, _rows: None,
 ) -> Findings:
@@ -40,10 +43,12 @@ def verify_graph(
 
     `graph` is a ``torch.export`` program or its ``.pt2``, or nnScaler's ``graph.ckp``. Writes
     ``results.csv`` and ``summary.txt`` to `outdir`; ops that passed in an earlier run with the
-    same settings and versions are not run again.
+    same settings and versions are not run again. `jobs` processes, or the workers of an `executor`
+    as for `compare`, share the ops.
     """
-    if jobs > 1 and backend != "inprocess":
-        raise PartitionError("ranks are processes of their own", hint="use jobs=1 with them")
+    if (jobs > 1 or executor is not None) and backend != "inprocess":
+        hint = "use neither jobs nor an executor with them"
+        raise PartitionError("ranks are processes of their own", hint=hint)
     check_names("verify-op")
     out = Path(outdir)
     out.mkdir(parents=True, exist_ok=True)
@@ -51,8 +56,9 @@ def verify_graph(
     candidates = list(merged(nodes))
     rows: list[Finding] = []
     verified = Verified(out / "verified.jsonl")
-    with opened(backend, timeout) as runner:
-        found = _found(candidates, Settings(num, seed, device), backend, runner, verified, jobs)
+    with opened(backend, timeout) as runner, workers_of(executor, jobs) as workers:
+        settings = Settings(num, seed, device)
+        found = _found(candidates, settings, backend, runner, verified, workers)
         for done, new in enumerate(found, 1):
             rows += new
             progress(done, len(candidates), new)
@@ -82,22 +88,21 @@ def _found(
     backend: str,
     runner: Runner,
     verified: Verified,
-    jobs: int,
+    workers: Executor,
 ) -> Iterator[list[Finding]]:
     """The rows of each op in turn: known from before, or verified now."""
     keys = [key_of(candidate, settings, backend) for candidate in candidates]
     new = [c for c, key in zip(candidates, keys, strict=True) if key not in verified]
     check = partial(_check, runner=runner, settings=settings, known=registered())
-    with executor_for(jobs) as executor:
-        results = run_each(check, new, executor, in_flight=2 * jobs - 1)
-        for candidate, key in zip(candidates, keys, strict=True):
-            if key in verified:
-                known = verified.rows(key)
-                yield [replace(row, node=candidate.node, source=candidate.source) for row in known]
-            else:
-                rows = next(results)
-                verified.add(key, rows)
-                yield rows
+    results = run_each(check, new, workers, in_flight=2 * num_workers(workers) - 1)
+    for candidate, key in zip(candidates, keys, strict=True):
+        if key in verified:
+            known = verified.rows(key)
+            yield [replace(row, node=candidate.node, source=candidate.source) for row in known]
+        else:
+            rows = next(results)
+            verified.add(key, rows)
+            yield rows
 
 
 def _check(

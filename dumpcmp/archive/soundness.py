@@ -1,0 +1,183 @@
+"""Checks one step of one rank: its parts, and every value in them against its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_128
+
+from dumpcmp.archive import encoder, paths
+from dumpcmp.archive.paths import gaps, listed
+from dumpcmp.archive.read.contents import Contents, PartFile, dataset
+from dumpcmp.archive.read.scan import Found, read_part
+from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW
+from dumpcmp.archive.write.recovery import recover
+from dumpcmp.nouns.errors import ArchiveError
+
+_PIECE = 16 << 20  # bytes digested at once
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """Something that is not as it should be, and what `repair` did about it."""
+
+    place: Path
+    problem: str
+    repair: str = ""  # what was done; empty: nothing
+    harmless: bool = False  # worth knowing, but nothing is wrong with the archive
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is still wrong."""
+        return not self.repair and not self.harmless
+
+
+@dataclass(frozen=True, slots=True)
+class StepAudit:
+    """What a step came to."""
+
+    flaws: tuple[Flaw, ...]
+    num_parts: int
+    num_records: int
+    nbytes: int  # of tensors whose digests were checked
+
+
+@dataclass(frozen=True)
+class StepTask:
+    """A step to check, for whoever sees its directory."""
+
+    directory: Path
+    is_live: bool  # it may still be written
+    mends: bool = False
+    stranded: Sequence[Found] = ()  # what the ring of a dead writer holds
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of its parts."""
+        return sum(path.stat().st_size for path in paths.parts_in(self.directory).values())
+
+
+def audit_step(task: StepTask) -> StepAudit:
+    """Check a step, and mend it where that is asked for."""
+    checking = _StepChecking(task)
+    checking.check(task.directory)
+    counts = checking.num_parts, checking.num_records, checking.nbytes
+    return StepAudit(tuple(checking.flaws), *counts)
+
+
+def audit_steps(tasks: Sequence[StepTask]) -> list[StepAudit]:
+    """Check several steps, one after the other."""
+    return [audit_step(task) for task in tasks]
+
+
+class _StepChecking:
+    """Goes through the parts of a step, and notes what is wrong."""
+
+    def __init__(self, task: StepTask) -> None:
+        self.live, self.mends, self.stranded = task.is_live, task.mends, list(task.stranded)
+        self.flaws: list[Flaw] = []
+        self.num_parts = self.num_records = self.nbytes = 0
+
+    def find(self, place: Path, problem: str, mended: str = "") -> None:
+        """Note a flaw; `mended` says what a repair does about it."""
+        self.flaws.append(Flaw(place, problem, mended if self.mends else ""))
+
+    def check(self, directory: Path) -> None:
+        """Check the parts of one step, the earlier first: later ones link to them."""
+        parts = paths.parts_in(directory)
+        if missing := listed(gaps(parts)):
+            self.find(directory, f"part {missing} is missing")
+        if not parts and not self.live:
+            empty = not any(directory.iterdir())
+            if empty and self.mends:
+                directory.rmdir()
+            self.find(directory, "the step has no parts", "removed" if empty else "")
+        known: dict[int, Contents] = {}
+        for number, path in parts.items():
+            try:
+                contents = self._open(path, number, known)
+            except (ArchiveError, OSError) as error:
+                self.find(path, getattr(error, "message", str(error)))
+                continue
+            if contents is not None:
+                known[number] = contents
+                self.num_parts += 1
+        for contents in known.values():
+            self._check_values(contents, known)
+
+    def _open(self, path: Path, number: int, known: dict[int, Contents]) -> Contents | None:
+        """The contents of a part, sealed first where that is asked for and due."""
+        contents = read_part(path, path.parent.parent.name, 0, number, self.stranded)
+        if contents.sealed:
+            return contents
+        if path.stat().st_size <= JOURNAL_AT:
+            if self.mends:
+                path.unlink()
+            self.find(path, "the part holds nothing", "removed")
+            return None
+        done, problems = "", contents.problems
+        if self.mends:
+            done = f"sealed with {recover(path, self.stranded, known)} records"
+            contents = read_part(path, path.parent.parent.name, 0, number, [])
+        for problem in ("the part was not sealed", *problems) if not self.live else ():
+            self.find(path, problem, done)
+        return contents
+
+    def _check_values(self, contents: Contents, known: dict[int, Contents]) -> None:
+        """Check what every row says against the bytes that it points to."""
+        try:
+            with PartFile(contents.path) as file:
+                for number, row in enumerate(contents.rows.tolist()):
+                    for problem in self._check_row(file, contents, number, row, known):
+                        there = contents.has_row(number)
+                        name = "{}#{} {}".format(*contents.name(number)) if there else "a record"
+                        self.find(contents.path, f"{name}: {problem}")
+        except ArchiveError as error:
+            self.find(contents.path, error.message)
+
+    def _check_row(
+        self, file: PartFile, contents: Contents, number: int, row: tuple[Any, ...],
+        known: dict[int, Contents],
+    ) -> Iterator[str]:  # fmt: skip
+        call, _, _, part, same, header, offset, nbytes, digest = row
+        if call == ABSENT:
+            yield f"row {number} was lost"
+            return
+        self.num_records += 1
+        if same != NO_ROW:
+            if part not in known or not known[part].has_row(same):
+                yield f"links to row {same} of part {part}, which is not there"
+            return
+        if number in contents.elsewhere or number in contents.datasets:
+            return
+        if offset + nbytes > file.nbytes:
+            yield f"its {nbytes} bytes at {offset} lie beyond the end of the part"
+            return
+        if digest and _digest(file, offset, nbytes) != digest:
+            yield f"its {nbytes} bytes at {offset} have another digest than was recorded"
+        if header:
+            yield from _check_header(file, header, offset, nbytes)
+        self.nbytes += nbytes
+
+
+def _check_header(file: PartFile, header: int, offset: int, nbytes: int) -> Iterator[str]:
+    """Compare the dataset's own object header with the index."""
+    try:
+        found = dataset(file, header)
+    except ArchiveError as error:
+        if nbytes:
+            yield error.message
+        return
+    if (found.nbytes, found.address) != (nbytes, offset if nbytes else encoder.UNDEFINED):
+        yield f"its object header at {header} points elsewhere than the index"
+
+
+def _digest(file: PartFile, offset: int, nbytes: int) -> bytes:
+    running = xxh3_128()
+    for start in range(offset, offset + nbytes, _PIECE):
+        running.update(file.read(start, min(_PIECE, offset + nbytes - start)))
+    return running.hexdigest().encode()

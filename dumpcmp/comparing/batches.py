@@ -1,0 +1,55 @@
+"""Tasks as workers get them: many small ones together, which read for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from dumpcmp.comparing.side import asked_now, heed
+from dumpcmp.execute import SerialExecutor, in_batches, run_each
+
+
+class Sized(Protocol):
+    """Work that says how much it reads."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to read."""
+
+
+S = TypeVar("S", bound=Sized)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Together(Generic[S, R]):
+    """Tasks that a worker does one after the other."""
+
+    asked: str  # the comparison that asks: what a worker has open for another may be outdated
+    work: Callable[[S], R]
+    tasks: tuple[S, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to read, of all tasks."""
+        return sum(task.nbytes for task in self.tasks)
+
+
+def do_batch(batch: Together[S, R]) -> list[R]:
+    """The results of all tasks, in their order."""
+    heed(batch.asked)
+    return [batch.work(task) for task in batch.tasks]
+
+
+def run_batched(work: Callable[[S], R], tasks: Sequence[S], executor: Executor) -> Iterator[R]:
+    """Do `work` on each task, in batches, and yield the results in the order of the tasks."""
+    if isinstance(executor, SerialExecutor):
+        yield from map(work, tasks)
+        return
+    asked = asked_now()
+    cut = in_batches(tasks, executor, lambda task: task.nbytes)
+    batches = (Together(asked, work, batch) for batch in cut)
+    for results in run_each(do_batch, batches, executor):
+        yield from results

@@ -1,0 +1,76 @@
+"""Dask's scheduler with two worker processes: the same is found, also where one is killed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dumpcmp
+from dumpcmp.engines.on_dask import of_client
+from tests.engines.runs import die, die_once, dump_two, told
+
+dask = pytest.importorskip("dask")
+distributed = pytest.importorskip("distributed")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    quick = {"distributed.scheduler.allowed-failures": 1}
+    options = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    with dask.config.set(quick), distributed.LocalCluster(2, **options) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return dump_two(tmp_path_factory.mktemp("runs"))
+
+
+def test_workers_find_what_one_process_finds(cluster: Any, runs: tuple[Path, Path]) -> None:
+    alone = dumpcmp.compare(*runs, replay="all")
+    with distributed.Client(cluster) as client:
+        by_client = dumpcmp.compare(*runs, replay="all", executor=client)
+        assert client.status == "running"  # it is the user's
+    named = f"dask:{cluster.scheduler_address}"
+    assert (
+        told(by_client) == told(alone) == told(dumpcmp.compare(*runs, replay="all", executor=named))
+    )
+    assert dumpcmp.audit(runs[0], executor=named) == dumpcmp.audit(runs[0])
+
+
+def test_workers_compact_as_one_process_does(
+    cluster: Any, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for name in ("here", "there"):
+        shutil.copytree(runs[1], tmp_path / name)
+    here = dumpcmp.compact(tmp_path / "here", min_max_only=True)
+    named = f"dask:{cluster.scheduler_address}"
+    there = dumpcmp.compact(tmp_path / "there", min_max_only=True, executor=named)
+    assert (here.total.num_parts, here.total.num_values) == (3, there.total.num_values)
+    assert told(dumpcmp.compare(runs[0], tmp_path / "here")) == told(
+        dumpcmp.compare(runs[0], tmp_path / "there", executor=named)
+    )
+
+
+def test_the_tasks_of_a_killed_worker_are_done_by_another(cluster: Any, tmp_path: Path) -> None:
+    with distributed.Client(cluster) as client, of_client(client, ()) as workers:
+        assert workers.submit(die_once, tmp_path / "mark").result() == "done"
+
+
+def test_a_task_that_ends_every_worker_is_trouble(cluster: Any) -> None:
+    with (
+        distributed.Client(cluster) as client,
+        of_client(client, ()) as workers,
+        pytest.raises(dumpcmp.EngineError, match="one task ended 2 workers"),
+    ):
+        workers.submit(die, None).result()
+
+
+def test_a_scheduler_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dumpcmp.engines.on_dask._WAIT_SECONDS", 1)
+    with pytest.raises(dumpcmp.EngineError, match="no Dask scheduler answers at tcp://127"):
+        dumpcmp.audit("sample_dumps/golden", executor="dask:tcp://127.0.0.1:9")
