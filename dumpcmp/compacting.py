@@ -112,7 +112,7 @@ def compact(
     reduction = load_reduction(reduce) if isinstance(reduce, str) else reduce
     recipe = Recipe(0 if min_max_only else sketch, seed, hashes, segments)
     summarising = Summarising(recipe, tuple(keep_full), reduction)
-    root = whole_path(path) if is_elsewhere(executor) else Path(path)
+    root = Path(whole_path(path) if is_elsewhere(executor) else path)
     clear_rings()
     if watch:
         _await_run(root)

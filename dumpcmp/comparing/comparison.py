@@ -99,12 +99,14 @@ def compare(
     ask_anew()
     tap = make_tap(tokens, layers)
     stated = read_stated([layouts] if isinstance(layouts, str) else layouts)
-    place = whole_path if is_elsewhere(executor) else Path
-    archives = Archive(place(golden)), Archive(place(target))
+    if is_elsewhere(executor):  # of workers that may stand elsewhere
+        golden, target = whole_path(golden), whole_path(target)
+        reference = reference and whole_path(reference)
+    archives = Archive(golden), Archive(target)
     counting = counted_steps(*archives, token_offset)
     ours = open_run(archives[0], tap, declared=stated.golden)
     theirs = open_run(archives[1], tap, counting, stated.target)
-    finer = open_run(place(reference), tap) if reference is not None else None
+    finer = open_run(reference, tap) if reference is not None else None
     proposal = mapping_by_values(*archives) if mapping is None else None
     renaming = Renaming() if mapping is None else read_mapping(Path(mapping))
     comparing = _Comparing(

@@ -318,7 +318,7 @@ def traffic_at(path: Path) -> Traffic:
 @lru_cache(maxsize=4)
 def _traffic(path: Path, _asked: str) -> Traffic:
     archive = archive_at(path)
-    calls = {rank: archive.calls_of(rank) for rank in archive.ranks}
+    calls = archive.calls_by_rank(archive.ranks)
 
     def load(record: Record) -> Value:
         if record.kept is Kept.SUMMARY:

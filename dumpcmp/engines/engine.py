@@ -95,6 +95,6 @@ def is_elsewhere(executor: Workers | None) -> bool:
     return not (isinstance(executor, str) and Engine.named(executor).is_local)
 
 
-def whole_path(path: str | Path) -> Path:
-    """A path that means the same from wherever it is looked at."""
-    return Path(path) if "://" in str(path) else Path(path).absolute()
+def whole_path(path: str | Path) -> str | Path:
+    """A path, or a URL, that means the same from wherever it is looked at."""
+    return path if "://" in str(path) else Path(path).absolute()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from resource import RLIMIT_NOFILE, getrlimit
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import paths
+from dumpcmp.archive.read.abreast import abreast
 from dumpcmp.archive.read.contents import PartFile, RankStep
 from dumpcmp.archive.read.scan import Found, part_facts, read_part, ring_records
 from dumpcmp.archive.schema import KNOWN_VERSIONS, MAX_RANK, RUN_FILE, SCHEMA_VERSION
@@ -27,7 +30,10 @@ from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import DTYPES, Value
 
 SMALLEST_MAPPED = 1 << 16  # bytes of a tensor that is worth a mapping of its own
-MOST_MAPPED = 64  # parts mapped at once; each keeps a file open
+# Parts that are mapped at once: each keeps a file open.
+MOST_MAPPED = min(4096, max(64, getrlimit(RLIMIT_NOFILE)[0] // 8))
+_MOST_SOUND = 1 << 18
+_AT_ONCE = 64  # ranks whose indexes are read together
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,8 @@ class Captured(Mapping[Key, Record]):
     @cached_property
     def run(self) -> dict[int, dict[str, Any]]:
         """run.json of each rank."""
-        return {rank: paths.read_run(path) for rank, path in self._directories.items()}
+        facts = abreast(paths.read_run, list(self._directories.values()))
+        return dict(zip(self._directories, facts, strict=True))
 
     @property
     def complete(self) -> bool:
@@ -130,10 +137,11 @@ class Captured(Mapping[Key, Record]):
     def _tree(self) -> dict[str, dict[int, dict[int, Path]]]:
         """Model -> step -> rank -> directory of parts."""
         tree: dict[str, dict[int, dict[int, Path]]] = {}
-        for rank, directory in self._directories.items():
-            for place in paths.models_in(directory):
-                held = tree.setdefault(_model_name(place), {})
-                for step, parts in paths.steps_in(place).items():
+        models = abreast(_models_of, list(self._directories.values()))
+        for rank, found in zip(self._directories, models, strict=True):
+            for model, steps in found.items():
+                held = tree.setdefault(model, {})
+                for step, parts in steps.items():
                     held.setdefault(step, {})[rank] = parts
         return {model: dict(sorted(steps.items())) for model, steps in tree.items()}
 
@@ -165,17 +173,26 @@ class Captured(Mapping[Key, Record]):
     @cached_property
     def _stranded(self) -> dict[int, list[Found]]:
         """What the ring of a killed writer still holds, by rank."""
-        rings = {rank: paths.ring_left_by(path) for rank, path in self._directories.items()}
-        return {rank: list(ring_records(ring)) if ring else [] for rank, ring in rings.items()}
+        rings = abreast(paths.ring_left_by, list(self._directories.values()))
+        found = zip(self._directories, rings, strict=True)
+        return {rank: list(ring_records(ring)) if ring else [] for rank, ring in found}
 
     def _rank_steps(self, model: str, step: int) -> Iterator[RankStep]:
         """The step as each rank has it, lowest rank first."""
-        for rank, directory in self._tree.get(model, {}).get(step, {}).items():
+        held = self._tree.get(model, {}).get(step, {})
+        for rank in held:
             if (rank, model, step) not in self._steps:
-                self._steps[rank, model, step] = self._read_step(rank, model, step, directory)
+                missing = (r for r in held.items() if (r[0], model, step) not in self._steps)
+                self._read_steps(model, step, list(islice(missing, _AT_ONCE)))
             yield self._steps[rank, model, step]
 
-    def _read_step(self, rank: int, model: str, step: int, directory: Path) -> RankStep:
+    def _read_steps(self, model: str, step: int, held: Sequence[tuple[int, Path]]) -> None:
+        """Read the indexes of some ranks."""
+        _ = self._stranded  # which threads should not look for together
+        for found in abreast(lambda place: self._read_step(model, step, *place), held):
+            self._steps[found.rank, model, step] = found
+
+    def _read_step(self, model: str, step: int, rank: int, directory: Path) -> RankStep:
         held = paths.parts_in(directory)
         self._files |= {path: path.stat().st_ino for path in held.values()}
         parts = {
@@ -225,8 +242,8 @@ class Captured(Mapping[Key, Record]):
     def calls(self) -> dict[Site, Call]:
         """The calls by Site, each as the lowest rank that has it saw it."""
         found: dict[Site, Call] = {}
-        for rank in self.ranks:
-            for site, call in self.calls_of(rank).items():
+        for calls in self.calls_by_rank(self.ranks).values():
+            for site, call in calls.items():
                 found.setdefault(site, call)
         return found
 
@@ -252,15 +269,20 @@ class Captured(Mapping[Key, Record]):
 
     def calls_of(self, rank: int) -> dict[Site, Call]:
         """The calls that `rank` saw, by Site."""
-        return {
-            call.site: call
-            for model in self.models
-            for step in self.steps(model)
-            for held in self._rank_steps(model, step)
-            if held.rank == rank
-            for call in held.calls()
-            if all(each.tap.selects_op(call.op) for each in self._filters)
-        }
+        return self.calls_by_rank((rank,))[rank]
+
+    def calls_by_rank(self, ranks: Collection[int]) -> dict[int, dict[Site, Call]]:
+        """The calls that each of `ranks` saw, by Site."""
+        found: dict[int, dict[Site, Call]] = {rank: {} for rank in ranks}
+        for model in self.models:
+            for step in self.steps(model):
+                for held in self._rank_steps(model, step):
+                    if held.rank in found:
+                        found[held.rank] |= {c.site: c for c in held.calls() if self._asks(c)}
+        return found
+
+    def _asks(self, call: Call) -> bool:
+        return all(each.tap.selects_op(call.op) for each in self._filters)
 
     def load(self, record: Record) -> Value:
         """The elements of `record`, mapped from the file: nothing is read until it is used.
@@ -303,6 +325,8 @@ class Captured(Mapping[Key, Record]):
                 f"{location.offset} have another digest than was recorded",
                 hint="copy the archive again, or dump again; dumpcmp audit finds all such values",
             )
+        if len(self._sound) >= _MOST_SOUND:
+            self._sound.clear()  # they are looked at again, should they be asked for
         self._sound.add(place)
 
     def load_own(self, record: Record) -> Value:
@@ -332,8 +356,8 @@ class Captured(Mapping[Key, Record]):
         return whole[location.offset : location.offset + location.nbytes]
 
     def _map(self, part: Path) -> NDArray[np.uint8]:
-        while len(self._mapped) >= MOST_MAPPED:
-            del self._mapped[next(iter(self._mapped))]
+        for oldest in list(self._mapped)[: max(0, len(self._mapped) - MOST_MAPPED + 1)]:
+            self._mapped.pop(oldest, None)  # another thread may have been faster
         try:
             with part.open("rb") as file:  # np.memmap takes six times as long over the path
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -363,6 +387,11 @@ def _why_incomplete(facts: dict[str, Any], directory: Path) -> str:
     if paths.writer_lives(facts, directory):
         return "the capture is still running"
     return str(facts.get("problem") or "the capture was cut short; dumpcmp audit --repair mends it")
+
+
+def _models_of(directory: Path) -> dict[str, dict[int, Path]]:
+    """Model -> step -> directory of parts, of one rank."""
+    return {_model_name(place): paths.steps_in(place) for place in paths.models_in(directory)}
 
 
 def _model_name(place: Path) -> str:

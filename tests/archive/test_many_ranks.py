@@ -1,0 +1,44 @@
+"""Runs of many ranks: their indexes are read together, and only where they are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.synthetic import Shape, write
+from dumpcmp.archive.read import captured
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.comparing import compare
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    room = tmp_path_factory.mktemp("ranks")
+    shape = Shape(ranks=12, steps=2, ops=6)
+    write(room / "golden", shape)
+    write(room / "target", shape, shards=True)
+    return room / "golden", room / "target"
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 64])
+def test_all_ranks_are_found_however_many_are_read_at_once(
+    runs: tuple[Path, Path], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured, "_AT_ONCE", at_once)
+    archive = Archive(runs[1])
+    key = next(iter(archive.keys_of("Model", 1)))
+    archive.forget()
+    assert archive[key].rank == 0 and len(archive._steps) == min(at_once, 12)
+    assert [record.rank for record in archive.shards(key)] == list(range(12))
+    calls = archive.calls_by_rank(archive.ranks)
+    assert calls == {rank: archive.calls_of(rank) for rank in range(12)}
+    assert len(archive.calls) == len(calls[3]) == 12
+
+
+def test_a_value_on_many_ranks_is_held_against_the_whole(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captured, "MOST_MAPPED", 3)
+    outcome = compare(*runs)
+    assert outcome.exit_code == 0 and {row.layout for row in outcome.rows} == {"layout 'h[tp]'"}
