@@ -166,11 +166,24 @@ class _Flow:
 
     def _cause_of_input(self, value: RowNode) -> RowNode:
         if value.begins:
-            return self.add_root(value)
+            made = self._added(value)
+            return (made.cause or self.add_root(made)) if made else self.add_root(value)
         before = None if value.sources else self.latest_root
         if value.is_heir:
             before = before or _upstream_of(value, None) or self.latest_root
         return value.inherited or before or self.add_root(value)
+
+    def _added(self, value: RowNode) -> RowNode | None:
+        """What a call of the target alone made of values that agree, and gave to this one.
+
+        Nothing was wrong with the input, then: the call is one too many.
+        """
+        for source in value.sources:
+            alone = source.is_alone and source.row.golden_key is None and not source.is_hidden
+            taken = self.taken.get(source.call, ()) if alone and not source.is_input else ()
+            if taken and not any(v.fails and not v.is_alone for v in taken):
+                return source
+        return None
 
     def _leave(self, call: Visit) -> None:
         """Find out why outputs fail: by their inputs, by what ran inside, or here."""

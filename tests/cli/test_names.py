@@ -15,6 +15,7 @@ from dumpcmp.dumping.capturing import capture
 from dumpcmp.report.escaping import as_cell, visible
 
 DUMPCMP = [sys.executable, "-m", "dumpcmp"]
+SIDES = ("--golden-path", "golden", "--my-path", "mine")
 MARKUP, CONTROL, FORMULA, LONG = "user[/item]", "a\x1b[31mb\nSAME\u202e", "=1+1[red]", "long" * 60
 NAMES = (MARKUP, CONTROL, FORMULA, LONG)
 
@@ -52,13 +53,14 @@ def run(room: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def comparing(room: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return run(room, "compare", "--golden-path", "golden", "--my-path", "mine", *options)
+    """Without replay, for which torch is imported, and which is the same to names."""
+    return run(room, "compare", *SIDES, "--replay", "off", *options)
 
 
 COMMANDS = [
     ("show", "golden"),
-    ("compare", "--golden-path", "golden", "--my-path", "mine", "--output", "[/b]"),
-    ("compare", "--golden-path", "golden", "--my-path", "mine", "--output", "e", "--layer", "[=]*"),
+    ("compare", *SIDES, "--replay", "off", "--output", "[/b]"),
+    ("compare", *SIDES, "--replay", "off", "--output", "e", "--layer", "[=]*"),
 ]
 
 

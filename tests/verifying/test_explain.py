@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from dumpcmp import explain
-from dumpcmp.demo import build
+from dumpcmp.demo import Size, build
 from dumpcmp.explaining import Explanation
 
 
@@ -35,8 +35,8 @@ FAULTS = {
 }
 
 
-def faulty(place: str) -> tuple[nn.Module, nn.Module, Any]:
-    model, inputs = build()
+def faulty(place: str, size: Size | None = None) -> tuple[nn.Module, nn.Module, Any]:
+    model, inputs = build(size)
     wrong = copy.deepcopy(model)
     FAULTS[place](wrong.get_submodule(place))
     return model, wrong, inputs
@@ -90,7 +90,7 @@ def test_a_graph_of_another_backend_is_seen_at_its_boundary() -> None:
 
 @pytest.mark.slow
 def test_the_op_is_named_inside_what_inductor_compiled() -> None:
-    model, wrong, inputs = faulty("layers.0.attn_norm")
+    model, wrong, inputs = faulty("layers.0.attn_norm", Size(num_layers=1))
     explanation = explain(inputs, model, torch.compile(wrong))
     assert explanation.mode == "compiled"
     assert explanation.op.startswith("layers.0.attn_norm")

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.cli import main
 from dumpcmp.comparing import compare
 from dumpcmp.nouns.errors import CaptureError, LayoutError
 from dumpcmp.nouns.layouts import parse_layout
@@ -162,7 +164,8 @@ def test_the_commands_of_the_handbook(tmp_path: Path) -> None:
     assert launch(1, *dump, "--path", str(tmp_path / "d1"), program).returncode == 0
     paths = ("--my-path", str(tmp_path / "d2"), "--golden-path", str(tmp_path / "d1"))
     output = ("--output", str(tmp_path / "out"))
-    same = launch(1, "dumpcmp", "compare", *paths, *output)
-    assert same.returncode == 0 and "SAME" in same.stdout, same.stdout + same.stderr
-    wrong = launch(1, "dumpcmp", "compare", *paths, *output, "--layout", "layers.*.mlp=b[tp] s h")
-    assert wrong.returncode == 1, wrong.stdout + wrong.stderr
+    same = CliRunner().invoke(main, ["compare", *paths, *output])
+    assert same.exit_code == 0 and "SAME" in same.output, same.output
+    layout = ("--layout", "layers.*.mlp=b[tp] s h")
+    wrong = CliRunner().invoke(main, ["compare", *paths, *output, *layout])
+    assert wrong.exit_code == 1, wrong.output

@@ -125,6 +125,7 @@ def ended(child: int) -> bool:
 
 
 def main(folder: str, mode: str, what: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts it may ignore them
     mine = signal.getsignal(signal.SIGINT)
     for name in what.split(","):
         with dumpcmp.capture(None, f"{folder}/{name}", mode=mode):
