@@ -10,6 +10,7 @@ from itertools import zip_longest
 from dumpcmp.align.flow import Flow, Strand, content_of
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.partners import Partners
+from dumpcmp.align.pieces import Extents
 from dumpcmp.align.sweeping import Sweep
 from dumpcmp.nouns.key import Key, Site, Slot
 from dumpcmp.nouns.row import Pair, PairedBy
@@ -133,18 +134,32 @@ def laid_beside(sweep: Sweep, pairs: Sequence[Pair]) -> list[Pair]:
     its partner.
     """
     ours, theirs = _gradients(sweep, pairs)
-    own, is_whole = {strand: strand for strand in sweep.mates}, sweep.sides.is_whole
-    here = _Looks(sweep.ours, own, lambda site: site, is_whole)
-    there = _Looks(sweep.theirs, sweep.same, sweep.sides.terms.__getitem__, is_whole)
+    seen = _as_seen(sweep.sides)
+    own = {one: sweep.same.get(other, one) if sweep.sides.turns else one
+           for one, other in sweep.mates.items()}  # fmt: skip
+    here = _Looks(sweep.ours, own, lambda site: site, seen)
+    there = _Looks(sweep.theirs, sweep.same, sweep.sides.terms.__getitem__, seen)
     ours |= here.beside(there, (pair.golden for pair in pairs if pair.target is None))
     theirs |= there.beside(here, (pair.target for pair in pairs if pair.golden is None))
     placed = []
     for pair in pairs:
         golden = pair.golden or theirs.get(pair.target)
         target = pair.target or ours.get(pair.golden)
-        found = not pair.both and golden is not None and target is not None
+        found = not pair.both and golden and target and sweep.sides.may_be_one(golden, target)
         placed.append(Pair(golden, target, PairedBy.VALUE) if found else pair)
     return placed
+
+
+def _as_seen(sides: Partners) -> Callable[[Extents], Extents]:
+    """What of a shape must be the same: of two implementations the dims, in whatever order.
+
+    What a partitioned run holds are shards, whose sizes are not those of the value.
+    """
+    if not sides.is_whole:
+        return lambda shape: (len(shape),)
+    if sides.turns is not None:
+        return lambda shape: tuple(sorted(size for size in shape if size != 1))
+    return lambda shape: shape
 
 
 @dataclass(frozen=True)
@@ -154,7 +169,7 @@ class _Looks:
     flow: Flow
     mates: Mapping[Strand, Strand]
     terms: Terms
-    is_whole: bool = True  # else it lies in shards, whose sizes are not those of the value
+    seen: Callable[[Extents], Extents]  # what of a shape tells
 
     def look(self, key: Key) -> Look | None:
         """What `key` is, and how it looks; None where that is not known."""
@@ -162,8 +177,7 @@ class _Looks:
         if mate is None or key.slot.is_gradient:
             return None
         record, terms = self.flow.listing.record(key), self.terms(key.site)
-        shape = record.shape if self.is_whole else (len(record.shape),)
-        return mate, terms.model, terms.step, shape, record.dtype
+        return mate, terms.model, terms.step, self.seen(record.shape), record.dtype
 
     @cached_property
     def firsts(self) -> dict[Look | None, Key]:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from dumpcmp.align.named_lines import UnreadableLinesError, read_named_lines
 from dumpcmp.align.renaming import HINT, Merge, Renaming, parse_rule
 from dumpcmp.nouns.errors import AlignError
 
@@ -22,11 +21,9 @@ _VALUES = "write values as dumpcmp show does, on both sides: 'norm#0/output.0: a
 def read_mapping(path: Path) -> Renaming:
     """Read a mapping file: YAML, golden's name of an op to the target's name."""
     try:
-        lines = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        lines = read_named_lines(path)
+    except UnreadableLinesError as error:
         raise AlignError(f"cannot read the mapping {path}: {error}", hint=HINT) from error
-    if not isinstance(lines, dict) or not all(isinstance(name, str) for name in lines):
-        raise AlignError(f"{path} does not map names to names", hint=HINT)
     return renaming_of(lines, str(path))
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from dumpcmp.align.beside import laid_beside, left_values, paired_values
 from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.align.kindred import by_order
+from dumpcmp.align.likening import join_alike
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.merging import merged_pairs, with_merged
 from dumpcmp.align.mesh.deliveries import without_collectives
@@ -99,6 +100,9 @@ def _by_flow(sides: Partners) -> list[Pair]:
         by_order(sides, sweep)
         if len(sides.taken) == found or not sweep.run():
             break
+    if sides.turns is not None and join_alike(sweep, sides.turns):
+        sweep.run()
+        by_order(sides, sweep)
     sweep.settle()
     pairs = with_merged(merged, [*paired_values(sides, sweep), *left_values(sides)])
     return laid_beside(sweep, pairs)

@@ -113,6 +113,10 @@ class Partners:
         same = same or self.turn(golden, target) is not None
         return same and one.kept.holds == other.kept.holds
 
+    def may_be_one(self, golden: Key, target: Key) -> bool:
+        """Whether two appearances of a value can be compared: of two implementations, if turned."""
+        return self.turns is None or self.have_one_shape(golden, target)
+
     def may_lead(self, golden: Key, target: Key) -> bool:
         """Whether what two calls of a mapping take may be taken for one value.
 

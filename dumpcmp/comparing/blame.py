@@ -72,7 +72,7 @@ class _Flow:
     target_links: Mapping[Key, Key]
     mattering: set[RowNode] = field(default_factory=set)
     roots: list[RowNode] = field(default_factory=list)  # in the order in which they were found
-    taken: Mapping[Visit, Sequence[RowNode]] = field(default_factory=dict)  # by calls of one side
+    taken: Mapping[Visit, Sequence[RowNode]] = field(default_factory=dict)  # by functions
     unfounded: set[RowNode] = field(default_factory=set)  # made of nothing that both sides have
 
     @classmethod
@@ -103,7 +103,7 @@ class _Flow:
         taken = {
             call: _inputs(site, golden, ours) if is_ours else _inputs(site, target, theirs)
             for (site, is_ours), call in calls.items()
-            if call.is_alone and not site.op.is_module
+            if not site.op.is_module
         }
         return cls(values, dict(steps), golden.links, target.links, _mattering(values), taken=taken)
 
@@ -121,19 +121,24 @@ class _Flow:
         """Calls of one side alone that are no roots, and those that are in their stead.
 
         They are made of constants alone, such as another way to a table or a mask, or their likes
-        in other layers are covered, while something that was measured is known to be wrong.
+        in other layers are covered, while something that was measured is known to be wrong; or, of
+        what is made of constants, something that is made of more.
         """
-        known: dict[int, RowNode] = {}
+        measured: dict[int, RowNode] = {}
+        founded: dict[int, RowNode] = {}
         for root in self.roots:
-            if not root.is_alone:
-                known.setdefault(root.row.key.step, root)
+            for found, counts in ((measured, not root.is_alone),
+                                  (founded, root not in self.unfounded)):  # fmt: skip
+                if counts:
+                    found.setdefault(root.row.key.step, root)
         covered = {like(v.row.key) for v in self.values if v.row.verdict is Verdict.COVERED}
-        idle = [
-            root
-            for root in self.roots
-            if root in self.unfounded or (root.is_alone and like(root.row.key) in covered)
-        ]
-        return {root: known[s] for root in idle if (s := root.row.key.step) in known}
+        idle: dict[RowNode, RowNode] = {}
+        for root in self.roots:
+            step, unfounded = root.row.key.step, root in self.unfounded
+            other = measured.get(step) or (founded.get(step) if unfounded else None)
+            if root.is_alone and other and (unfounded or like(root.row.key) in covered):
+                idle[root] = other
+        return idle
 
     def forward(self, calls: Sequence[Visit]) -> None:
         """Visit each call of a step when it begins, and each module once more when it ends."""
@@ -187,6 +192,8 @@ class _Flow:
 
     def _leave(self, call: Visit) -> None:
         """Find out why outputs fail: by their inputs, by what ran inside, or here."""
+        if not call.site.op.is_module and not self._is_founded(call):
+            self.unfounded.update(call.outputs)
         if call.is_alone:
             self._leave_alone(call)
             return
@@ -210,12 +217,17 @@ class _Flow:
         before = None if given else self.latest_root
         return cause or before or self.add_root(value)
 
+    def _is_founded(self, call: Visit) -> bool:
+        """Whether a function took anything that came to both sides, or was made of such."""
+        begins = (v.sources or [v] for v in self.taken.get(call, ()))
+        return any(
+            source not in self.unfounded and not (source.is_alone and source.comes_from_outside)
+            for sources in begins
+            for source in sources
+        )
+
     def _leave_alone(self, call: Visit) -> None:
         """A call that only one side has: a root, if it matters and what it was given agrees."""
-        taken = self.taken.get(call, ())
-        founded = any(not v.is_alone or set(v.sources) - self.unfounded for v in taken)
-        if not founded and not call.site.op.is_module:
-            self.unfounded.update(call.outputs)
         hidden = all(value.is_hidden or not value.fails for value in call.outputs)
         matters = any(value in self.mattering for value in call.outputs)
         if call.cause is None and not hidden and matters:

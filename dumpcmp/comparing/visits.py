@@ -50,6 +50,11 @@ class RowNode:
         return self.row.key.slot.is_input
 
     @property
+    def comes_from_outside(self) -> bool:
+        """Whether no op of its run was seen to give it: a weight, a buffer, a plain tensor."""
+        return self.is_input and not self.sources
+
+    @property
     def is_gradient(self) -> bool:
         return self.row.key.slot.is_gradient
 

@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from dumpcmp.align.named_lines import UnreadableLinesError, read_named_lines
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.layouts import Dim, Layout, Mesh, parse_layout, parse_mesh
@@ -96,11 +95,9 @@ def _read_option(option: str) -> Stated:
 
 def _read_file(path: Path) -> Stated:
     try:
-        lines = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        lines = read_named_lines(path)
+    except UnreadableLinesError as error:
         raise LayoutError(f"cannot read the layouts {path}: {error}", hint=_HINT) from error
-    if not isinstance(lines, dict) or not all(isinstance(word, str) for word in lines):
-        raise LayoutError(f"{path} does not map ops to layouts", hint=_HINT)
     return _read_lines(lines, str(path))
 
 
