@@ -21,6 +21,7 @@ from dumpcmp.archive.rewrite import (
     parts_of,
     rewrite,
 )
+from dumpcmp.archive.stores.urls import here
 from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
 from dumpcmp.execute import num_workers, run_each
 from dumpcmp.nouns.errors import ArchiveError, CheckError, DumpcmpError
@@ -112,7 +113,7 @@ def compact(
     reduction = load_reduction(reduce) if isinstance(reduce, str) else reduce
     recipe = Recipe(0 if min_max_only else sketch, seed, hashes, segments)
     summarising = Summarising(recipe, tuple(keep_full), reduction)
-    root = Path(whole_path(path) if is_elsewhere(executor) else path)
+    root = here(whole_path(path) if is_elsewhere(executor) else path, "compacted")
     clear_rings()
     if watch:
         _await_run(root)

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.stores.urls import here
 from dumpcmp.compacting import compact
 from dumpcmp.comparing import compare
 from dumpcmp.comparing.showing import told_of
@@ -55,7 +56,7 @@ def pack_golden(
 
     The archive itself is left as it is. `keep_full` are globs over ops whose tensors stay whole.
     """
-    source, target = Path(archive), Path(path)
+    source, target = here(archive, "packed"), Path(path)
     run = Archive(source)
     if not run.complete:
         raise ArchiveError(

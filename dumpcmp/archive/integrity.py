@@ -15,8 +15,10 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import ring_records
 from dumpcmp.archive.schema import KNOWN_VERSIONS, RUN_FILE, SCHEMA_VERSION
 from dumpcmp.archive.soundness import Flaw, StepAudit, StepTask, audit_step, audit_steps
+from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
 from dumpcmp.execute import SerialExecutor, in_batches, run_each
+from dumpcmp.nouns.errors import ArchiveError
 
 StepsTold = Callable[[int, int], None]  # is told how many are checked, and how many there are
 
@@ -60,6 +62,11 @@ def audit(
     """
     paths.clear_rings()
     archive = Archive(whole_path(path) if is_elsewhere(executor) else path)
+    if repair and isinstance(archive.path, RemotePath):
+        raise ArchiveError(
+            f"{archive.path} cannot be mended in a store",
+            hint="mend a local copy, then upload it again: dumpcmp upload COPY URL",
+        )
     if repair:
         with alone(archive.path):
             return _audit(archive, repair, SerialExecutor(), progress)

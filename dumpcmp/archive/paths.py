@@ -23,6 +23,7 @@ from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.locks import COMPACTING, WRITING, is_held
+from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import write_whole
 
@@ -208,8 +209,11 @@ def writer_lives(facts: dict[str, Any], directory: Path | None = None) -> bool:
     """Whether the process that writes this run still runs, as far as this machine can tell.
 
     It holds a lock in `directory`. Where there is none to ask for, its number tells; another
-    host's writer then counts as alive until nothing has changed there for an hour.
+    host's writer then counts as alive until nothing has changed there for an hour. Nobody writes
+    into a store: what is there was written elsewhere, and then uploaded.
     """
+    if isinstance(directory, RemotePath):
+        return False
     if directory is not None and (held := is_held(directory / WRITING)) is not None:
         return held
     writer = facts.get("writer")
@@ -252,7 +256,9 @@ def ring_left_by(directory: Path) -> Path | None:
     """The ring of a writer that is no more, where it can still be found."""
     facts = read_run(directory)
     writer = facts.get("writer")
-    if not isinstance(writer, dict) or writer_lives(facts, directory):
+    if isinstance(directory, RemotePath) or not isinstance(writer, dict):
+        return None
+    if writer_lives(facts, directory):
         return None
     name = str(writer.get("ring"))
     if name == RING_FILE:

@@ -13,6 +13,7 @@ from xxhash import xxh3_128
 from dumpcmp.archive import encoder, paths
 from dumpcmp.archive.paths import gaps, listed
 from dumpcmp.archive.read.contents import Contents, PartFile, dataset
+from dumpcmp.archive.read.remote import opened
 from dumpcmp.archive.read.scan import Found, read_part
 from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW
 from dumpcmp.archive.write.recovery import recover
@@ -130,7 +131,7 @@ class _StepChecking:
     def _check_values(self, contents: Contents, known: dict[int, Contents]) -> None:
         """Check what every row says against the bytes that it points to."""
         try:
-            with PartFile(contents.path) as file:
+            with opened(contents.path) as file:
                 for number, row in enumerate(contents.rows.tolist()):
                     for problem in self._check_row(file, contents, number, row, known):
                         there = contents.has_row(number)

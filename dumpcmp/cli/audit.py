@@ -10,13 +10,15 @@ from rich.text import Text
 
 from dumpcmp.archive.integrity import Audit, StepsTold, audit
 from dumpcmp.archive.soundness import Flaw
+from dumpcmp.cli.places import PLACE, with_cache
 from dumpcmp.cli.sharing import sharing_options
 from dumpcmp.report.terminal import Screen, plain
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PLACE)
 @click.option("--repair", is_flag=True, help="Recover what a crash left, and clear leftovers away.")
+@with_cache
 @sharing_options
 def command(path: Path, repair: bool, jobs: int, executor: str | None) -> int:
     """Check the archive at PATH: schema, digests, torn records, missing ranks and tokens.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from dumpcmp.cli.places import PathOrUrl
 from dumpcmp.cli.sharing import sharing_options
 from dumpcmp.compacting import Compacted, compact
 from dumpcmp.nouns.options import parse_nbytes
@@ -14,7 +15,7 @@ from dumpcmp.summary.sketch import SIZES
 
 
 @click.command()
-@click.argument("path", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("path", type=PathOrUrl(file_okay=False, path_type=Path))
 @click.option("--watch", is_flag=True, help="Go on until the run that writes PATH has ended.")
 @click.option(
     "--sketch", type=click.Choice([str(size) for size in (0, *SIZES)]), default="512",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dumpcmp.cli.places import PLACE, with_cache
 from dumpcmp.cli.sharing import sharing_options
 from dumpcmp.report.formats import FORMS, chosen_forms, free_stem
 
@@ -20,11 +21,12 @@ _DIRECTORY = click.Path(path_type=Path)
 
 
 @click.command()
-@click.option("--my-path", required=True, type=_DIRECTORY, help="Archive of the run in question.")
-@click.option("--golden-path", required=True, type=_DIRECTORY, help="Archive that is right.")
+@click.option("--my-path", required=True, type=PLACE,
+              help="Archive of the run in question: a path, or a URL such as s3://...")  # fmt: skip
+@click.option("--golden-path", required=True, type=PLACE, help="Archive that is right.")
 @click.option("--output", default="out", show_default=True, type=_DIRECTORY,
               help="Directory for the report.")  # fmt: skip
-@click.option("--reference", type=_DIRECTORY,
+@click.option("--reference", type=PLACE,
               help="Archive of golden in higher precision (dump --dtype float64).")  # fmt: skip
 @click.option("--mapping", type=_DIRECTORY,
               help="YAML file: golden's name of an op to my name for it.")  # fmt: skip
@@ -58,6 +60,7 @@ _DIRECTORY = click.Path(path_type=Path)
               help="My run may still be going on: compare tokens as they come.")  # fmt: skip
 @click.option("--stop-at-first", is_flag=True,
               help="End at the first token in which anything fails.")  # fmt: skip
+@with_cache
 @sharing_options
 @click.option("--device", default="cpu", show_default=True, metavar="cpu|cuda",
               help="Where to measure, and to run ops again.")  # fmt: skip

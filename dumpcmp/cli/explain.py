@@ -4,18 +4,21 @@ from pathlib import Path
 
 import click
 
+from dumpcmp.cli.places import PLACE, with_cache
+
 _DIRECTORY = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("my_path", metavar="MINE", type=_DIRECTORY)
-@click.argument("golden_path", metavar="GOLDEN", type=_DIRECTORY)
+@click.argument("my_path", metavar="MINE", type=PLACE)
+@click.argument("golden_path", metavar="GOLDEN", type=PLACE)
 @click.argument("key", metavar="[KEY]", default="")
 @click.option("--mapping", type=_DIRECTORY,
               help="YAML file: golden's name of an op to my name for it.")  # fmt: skip
 @click.option("--token", metavar="LIST", help="Tokens (steps) to look at, from 0: 0,2,5-8.")
 @click.option("--allow", metavar="WORD", multiple=True,
               help="A shortcut in arithmetic that my side took, as for compare.")  # fmt: skip
+@with_cache
 def command(
     my_path: Path, golden_path: Path, key: str, mapping: Path | None, token: str | None,
     allow: tuple[str, ...],

@@ -4,16 +4,18 @@ from pathlib import Path
 
 import click
 
+from dumpcmp.cli.places import PLACE, with_cache
 from dumpcmp.report.escaping import visible
 
 _DIRECTORY = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("golden", type=_DIRECTORY)
-@click.argument("target", metavar="MY", type=_DIRECTORY)
+@click.argument("golden", type=PLACE)
+@click.argument("target", metavar="MY", type=PLACE)
 @click.option("-o", "--output", default="mapping.yaml", show_default=True, type=_DIRECTORY,
               help="File to write; - is standard output. One that is there is kept.")  # fmt: skip
+@with_cache
 def command(golden: Path, target: Path, output: Path) -> int:
     """Propose a mapping file from the archives GOLDEN and MY of two implementations of a model.
 

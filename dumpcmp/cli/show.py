@@ -10,6 +10,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from dumpcmp.archive.read.reader import Archive, excerpt, extremes, kernel_of, own_numbers
+from dumpcmp.archive.stores.urls import place
+from dumpcmp.cli.places import PLACE, with_cache
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Kept, Record
@@ -19,7 +21,7 @@ from dumpcmp.report.terminal import Screen, plain
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PLACE)
 @click.argument("rest", metavar="[KEY-GLOB]", nargs=-1)
 @click.option("--values", is_flag=True, help="Print some elements of each value.")
 @click.option("--kernel", is_flag=True, help="Print the kernel that computes each op, if compiled.")
@@ -30,6 +32,7 @@ from dumpcmp.report.terminal import Screen, plain
               help="With --pairs of archives: a mapping, as for compare.")  # fmt: skip
 @click.option("--token-offset", type=int, metavar="N",
               help="With --pairs of archives: add N to my tokens.")  # fmt: skip
+@with_cache
 def command(
     path: Path, rest: tuple[str, ...], values: bool, kernel: bool, pairs: bool,
     mapping: Path | None, token_offset: int | None,
@@ -76,7 +79,7 @@ def _show_pairs(
     from dumpcmp.comparing.matches import matches_in, matches_of
 
     if path.is_dir() and rest:
-        found = matches_of(path, Path(rest[0]), mapping, token_offset)
+        found = matches_of(path, place(rest[0]), mapping, token_offset)
         rest = rest[1:]
     elif path.is_dir():
         hint = "dumpcmp show --pairs GOLDEN MY"

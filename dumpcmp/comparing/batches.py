@@ -21,6 +21,7 @@ class Sized(Protocol):
 
 S = TypeVar("S", bound=Sized)
 R = TypeVar("R")
+Expect = Callable[[Sequence[S]], None]  # is told of tasks right before they are done together
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Together(Generic[S, R]):
     asked: str  # the comparison that asks: what a worker has open for another may be outdated
     work: Callable[[S], R]
     tasks: tuple[S, ...]
+    expect: Expect[S] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -40,16 +42,28 @@ class Together(Generic[S, R]):
 def do_batch(batch: Together[S, R]) -> list[R]:
     """The results of all tasks, in their order."""
     heed(batch.asked)
+    if batch.expect is not None:
+        batch.expect(batch.tasks)
     return [batch.work(task) for task in batch.tasks]
 
 
-def run_batched(work: Callable[[S], R], tasks: Sequence[S], executor: Executor) -> Iterator[R]:
-    """Do `work` on each task, in batches, and yield the results in the order of the tasks."""
+def run_batched(
+    work: Callable[[S], R],
+    tasks: Sequence[S],
+    executor: Executor,
+    expect: Expect[S] | None = None,
+) -> Iterator[R]:
+    """Do `work` on each task, in batches, and yield the results in the order of the tasks.
+
+    `expect` is told, where they are done, of the tasks that follow.
+    """
     if isinstance(executor, SerialExecutor):
+        if expect is not None:
+            expect(tasks)
         yield from map(work, tasks)
         return
     asked = asked_now()
     cut = in_batches(tasks, executor, lambda task: task.nbytes)
-    batches = (Together(asked, work, batch) for batch in cut)
+    batches = (Together(asked, work, batch, expect) for batch in cut)
     for results in run_each(do_batch, batches, executor):
         yield from results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import lru_cache
@@ -94,13 +94,32 @@ def _measure_each(
 ) -> Iterator[tuple[Pair, Measured]]:
     sizes = [task.nbytes for task in work.values()]
     total, done, told = sum(sizes), 0, 0
-    results = run_batched(measure_task, list(work.values()), executor)
+    results = run_batched(measure_task, list(work.values()), executor, expect_reads)
     for pair, nbytes, result in zip(work, sizes, results, strict=True):
         done += nbytes
         if tell and done > told and ((done - told) * _TOLD >= total or done == total):
             tell(done, total)
             told = done
         yield pair, result
+
+
+def expect_reads(jobs: Sequence[Job]) -> None:
+    """Tell the archives what these jobs will read."""
+    wanted: dict[Path, list[Record]] = {}
+    for job in jobs:
+        for shares in _read_by(job):
+            wanted.setdefault(shares.path, []).extend(shares.records)
+    for path, records in wanted.items():
+        archive_at(path).expect(records)
+
+
+def _read_by(job: Job) -> tuple[Shares, ...]:
+    """What a job reads, as far as that is known before."""
+    if isinstance(job, Handover):
+        return ()
+    alone = not job.is_partitioned and job.turn is None and _same_bytes(job.golden, job.target)
+    sides = (job.golden,) if alone else (job.golden, job.target)
+    return sides if job.reference is None else (*sides, job.reference)
 
 
 def measure_task(task: Job) -> Measured:

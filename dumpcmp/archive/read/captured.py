@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -19,9 +19,12 @@ from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import paths
 from dumpcmp.archive.read.abreast import abreast
-from dumpcmp.archive.read.contents import PartFile, RankStep
+from dumpcmp.archive.read.contents import RankStep
+from dumpcmp.archive.read.remote import beyond, expect, from_store, opened
 from dumpcmp.archive.read.scan import Found, part_facts, read_part, ring_records
 from dumpcmp.archive.schema import KNOWN_VERSIONS, MAX_RANK, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.stores.urls import RemotePath
+from dumpcmp.archive.stores.urls import place as place_of
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Kept, Location, Record
@@ -66,7 +69,9 @@ class Captured(Mapping[Key, Record]):
     checks_digests = False  # whether `load` holds what it reads against its digest
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = place_of(path)
+        if isinstance(self.path, RemotePath):
+            self.path.refresh()
         self._directories = self._find_ranks()
         self._steps: dict[tuple[int, str, int], RankStep] = {}
         self._mapped: dict[Path, NDArray[np.uint8]] = {}
@@ -309,7 +314,7 @@ class Captured(Mapping[Key, Record]):
             value = Value(dtype, read_dataset(record.location, dtype, shape))
         else:
             value = Value(dtype, self._bytes(record.location).view(dtype.storage).reshape(shape))
-        if self.checks_digests:
+        if self.checks_digests or isinstance(record.location.part, RemotePath):
             self._check_digest(record, record.location, value)
         return value
 
@@ -329,13 +334,19 @@ class Captured(Mapping[Key, Record]):
             self._sound.clear()  # they are looked at again, should they be asked for
         self._sound.add(place)
 
+    def expect(self, records: Iterable[Record]) -> None:
+        """Say that these will be loaded: from a store, neighbours then come together."""
+        if isinstance(self.path, RemotePath):
+            expect(record.location for record in records)
+
     def load_own(self, record: Record) -> Value:
         """The elements of `record` in memory that may be written to, and never reaches the file.
 
         Large ones are mapped, copy-on-write; small ones are copied, which is faster.
         """
         value, location = self.load(record), record.location
-        if location is None or location.dataset or value.nbytes < SMALLEST_MAPPED:
+        is_remote = location is not None and isinstance(location.part, RemotePath)
+        if location is None or location.dataset or is_remote or value.nbytes < SMALLEST_MAPPED:
             return Value(value.dtype, np.array(value.bits))
         bits = np.memmap(location.part, value.bits.dtype, "c", location.offset, value.shape)
         self._check_file(location.part)
@@ -344,15 +355,13 @@ class Captured(Mapping[Key, Record]):
     def _bytes(self, location: Location) -> NDArray[np.uint8]:
         if not location.nbytes:
             return np.empty(0, np.uint8)
+        if isinstance(location.part, RemotePath):
+            return from_store(location.part, location)
         whole = self._mapped.get(location.part)
         if whole is None or location.offset + location.nbytes > len(whole):
             whole = self._map(location.part)
         if location.offset + location.nbytes > len(whole):
-            raise ArchiveError(
-                f"{location.part} is damaged at byte {location.offset}: {location.nbytes} bytes "
-                "are said to be here, but the file ends before",
-                hint="dumpcmp audit says what is left of the part",
-            )
+            raise beyond(location)
         return whole[location.offset : location.offset + location.nbytes]
 
     def _map(self, part: Path) -> NDArray[np.uint8]:
@@ -378,14 +387,17 @@ class Captured(Mapping[Key, Record]):
 
 def _why_incomplete(facts: dict[str, Any], directory: Path) -> str:
     """Why the capture of a rank is incomplete; empty where it is not."""
+    is_remote = isinstance(directory, RemotePath)
     if not facts:
-        return f"{RUN_FILE} is missing or damaged"
+        return f"{RUN_FILE} is missing or damaged" + ", or not uploaded yet" * is_remote
     if facts.get("schema") not in KNOWN_VERSIONS:
         return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
     if facts.get("complete") is True:
         return ""
     if paths.writer_lives(facts, directory):
         return "the capture is still running"
+    if is_remote:
+        return str(facts.get("problem") or "the capture was cut short, or not all of it uploaded")
     return str(facts.get("problem") or "the capture was cut short; dumpcmp audit --repair mends it")
 
 
@@ -399,6 +411,6 @@ def _model_name(place: Path) -> str:
     if (name := paths.name_of_file(place.name)) is not None:
         return name
     for part in sorted(place.glob("*/part-*.h5")):
-        with PartFile(part) as file:
+        with opened(part) as file:
             return str(part_facts(file)["model"])
     return place.name

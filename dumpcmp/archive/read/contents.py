@@ -75,6 +75,9 @@ class PartFile:
         """At most `nbytes` at `place`."""
         return self.read(place, max(0, min(nbytes, self._grown(place + 1) - place)))
 
+    def need(self, start: int, end: int) -> None:
+        """Know that all bytes from `start` to `end` are about to be read: here, that is all."""
+
     def _grown(self, end: int) -> int:
         """How long the file is; one that ended before `end` may have been written to since."""
         if end > self.nbytes:
@@ -280,6 +283,7 @@ def read_index(file: PartFile) -> Contents | None:
     """The contents of a sealed part by its index; None where there is none yet."""
     if (address := index_address(file)) is None:
         return None
+    file.need(address, root_address(file))
     links = dict(hard_links(file, address))
     if not links.keys() >= set(schema.INDEX_DATASETS):
         file.fail(address, "the index is not whole")

@@ -23,6 +23,7 @@ from dumpcmp.archive.read.contents import (
     read_index,
     root_address,
 )
+from dumpcmp.archive.read.remote import opened
 from dumpcmp.archive.schema import ABSENT, ALIGNMENT, JOURNAL_AT, MAGIC, NO_ROW, PREFIX_HEADER
 from dumpcmp.nouns.errors import ArchiveError
 
@@ -265,7 +266,7 @@ def scan(file: PartFile, stranded: list[Found]) -> Contents:
 
 def read_part(path: Path, model: str, step: int, number: int, stranded: list[Found]) -> Contents:
     """What `path` holds: by its index, else by its journal, else, not being ours, by its groups."""
-    with PartFile(path) as file:
+    with opened(path) as file:
         if file.nbytes <= JOURNAL_AT:
             problem = f"{file.path} ends at byte {file.nbytes}, before its first record"
             rows = np.empty(0, schema.ROW_TYPE)

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.paths import dataset_path, unescaped
-from dumpcmp.archive.read.contents import LARGEST_READ, Contents, PartFile, read_forms
+from dumpcmp.archive.read.contents import LARGEST_READ, Contents, read_forms
+from dumpcmp.archive.read.remote import opened
 from dumpcmp.archive.schema import CALL_FIELDS, Form
+from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.record import Kept, Location, Stored
 from dumpcmp.nouns.value import DTYPES, Dtype
@@ -30,10 +32,17 @@ _LEADS_OUT = "its elements are said to lie outside of the archive, where nothing
 _TROUBLE = (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError)
 
 
+def _hdf5(path: Path) -> h5py.File:
+    """The part as HDF5; in a store it is read in blocks, as the library walks through it."""
+    if isinstance(path, RemotePath):
+        return h5py.File(path.open("rb"), "r")
+    return h5py.File(path, "r", locking=False)
+
+
 def walk(path: Path, model: str, step: int, part: int) -> Contents:
     """The contents of `path` by its groups: the names and attributes that docs/format.md tells."""
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with _hdf5(path) as file:
             if isinstance(file.get(schema.INDEX_GROUP, getlink=True), h5py.HardLink):
                 return _indexed(file, path, model, step)
             return _contents(file, path, model, step, part)
@@ -48,7 +57,7 @@ def read_dataset(location: Location, dtype: Dtype, shape: tuple[int, ...]) -> ND
     if math.prod(shape) * dtype.nbytes != location.nbytes:
         raise ArchiveError(f"{location.part}: {location.dataset} has not the size of its shape")
     try:
-        with h5py.File(location.part, "r", locking=False) as file:
+        with _hdf5(location.part) as file:
             found = _own(file, location.dataset)
             if found is None:
                 raise ValueError("its elements are not in the archive")
@@ -151,8 +160,8 @@ def _resolved(
     if not isinstance(link, h5py.ExternalLink) or not re.fullmatch(schema.PART_FILE, link.filename):
         raise ValueError(f"{group.name}/{name} is a link that leads out of the archive")
     home = path.with_name(link.filename)
-    with PartFile(home):  # which is no link, and no pipe
-        other = others.enter_context(h5py.File(home, "r", locking=False))
+    with opened(home):  # which is no link, and no pipe
+        other = others.enter_context(_hdf5(home))
     found = _own(other, link.path)
     if found is None:
         raise ValueError(f"{group.name}/{name} leads to {link.path} of {home}, which is not there")

@@ -1,0 +1,355 @@
+"""Archives in stores: read by ranges, as if they lay here, and never half."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dumpcmp
+from dumpcmp.archive.integrity import audit
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.stores import store as stores
+from dumpcmp.archive.stores.kept import CACHE, DiskCache, KeptRanges, parse_cache
+from dumpcmp.archive.stores.ranges import LONGEST_RUN, runs_of
+from dumpcmp.archive.stores.store import Store, store_of
+from dumpcmp.archive.stores.urls import RemotePath, is_url, place
+from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.cli import main
+from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.key import ROOT, Key, Op
+from dumpcmp.nouns.record import Call
+from tests.archive.serving import Failing, s3_server, web_server
+from tests.archive.values import put
+
+
+def _write(path: Path, wrong: bool = False, size: int = 20_000, count: int = 12) -> Path:
+    rng = np.random.default_rng(0)
+    with ArchiveWriter(path, run={"mode": "eager"}) as sink:
+        for step in range(2):
+            for number in range(count):
+                op = Op(f"layers.{number}") if number + 1 < count else Op(ROOT)
+                bits = rng.normal(size=size).astype(np.float32)
+                if wrong and number >= 7:
+                    bits[3] += 1
+                sink.call(Call("100% Net", step, op, 0, number, target="torch.nn.Linear"))
+                put(sink, Key("100% Net", step, op, 0, "output.0"), bits)
+    return path
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two archives of which one is wrong from layer 7 on, and one of small values."""
+    path = tmp_path_factory.mktemp("stores")
+    _write(path / "golden")
+    _write(path / "mine", wrong=True)
+    _write(path / "small", size=20, count=60)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(stores, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(stores, "_STORES", {})
+    monkeypatch.setattr(Failing, "share", 0.0)
+    yield
+    for name in ("memory", "failing"):
+        system = fsspec.filesystem(name)
+        system.store.clear()
+
+
+def _copied(here: Path, scheme: str = "memory") -> str:
+    fsspec.filesystem(scheme).put(f"{here}/", "/bucket/runs", recursive=True)
+    return f"{scheme}://bucket/runs"
+
+
+def _verdict(golden: str | Path, mine: str | Path, **options: Any) -> tuple[Any, ...]:
+    outcome = dumpcmp.compare(golden, mine, replay="off", **options)
+    rows = [(row.key, row.verdict, repr(row.metrics)) for row in outcome.rows]
+    return outcome.word, outcome.exit_code, str(outcome.first_divergence), rows
+
+
+def _same_as_local(here: Path, url: str) -> None:
+    ours, theirs = Archive(here / "golden"), Archive(f"{url}/golden")
+    assert list(ours) == list(theirs) and theirs.complete and ours.run == theirs.run
+    for key, record in ours.items():
+        assert np.array_equal(ours.load(record).bits, theirs.load(theirs[key]).bits)
+    wanted = _verdict(here / "golden", here / "mine")
+    assert wanted[1] == 1
+    assert _verdict(f"{url}/golden", f"{url}/mine") == wanted
+
+
+def test_a_store_in_memory_gives_the_same_answer(here: Path) -> None:
+    url = _copied(here)
+    _same_as_local(here, url)
+    assert audit(f"{url}/golden").sound
+    assert audit(f"{url}/small").num_records == audit(here / "small").num_records == 120
+
+
+def test_a_web_server_gives_the_same_answer(here: Path) -> None:
+    pytest.importorskip("aiohttp")
+    with web_server(here) as url:
+        _same_as_local(here, url)
+
+
+def test_a_file_url_is_a_path(here: Path) -> None:
+    assert place(f"file://{here}/golden") == here / "golden"
+    assert not is_url(f"file://{here}") and not is_url("a/b:c") and is_url("s3://a")
+    _same_as_local(here, f"file://{here}")
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """An S3 server, and a bucket in it."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    with pytest.MonkeyPatch.context() as patch, s3_server() as address:
+        patch.setenv("AWS_ENDPOINT_URL", address)
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        fsspec.filesystem("s3").mkdir("bucket")
+        yield "s3://bucket"
+
+
+def test_s3_gives_the_same_answer(here: Path, bucket: str) -> None:
+    fsspec.filesystem("s3").put(f"{here}/", f"{bucket}/runs", recursive=True)
+    _same_as_local(here, f"{bucket}/runs")
+
+
+def test_commands_take_urls(here: Path, tmp_path: Path) -> None:
+    url, run = _copied(here), CliRunner().invoke
+    shown = run(main, ["show", f"{url}/golden", "layers.3"])
+    assert shown.exit_code == 0 and "layers.3" in shown.output
+    out = ["--output", str(tmp_path / "out"), "--replay", "off"]
+    paths = ["--golden-path", f"{url}/golden", "--my-path", f"{url}/mine"]
+    compared = run(main, ["compare", *paths, *out])
+    assert compared.exit_code == 1 and "layers.7" in compared.output
+    assert run(main, ["audit", f"{url}/golden"]).exit_code == 0
+    assert run(main, ["explain", f"{url}/mine", f"{url}/golden", "layers.7"]).exit_code == 1
+    for command in (["audit", "--repair"], ["compact"]):
+        refused = run(main, [*command, f"{url}/golden"])
+        assert refused.exit_code == 2 and "store" in refused.output
+
+
+def test_a_url_stays_one_whatever_is_asked_of_it() -> None:
+    url = place("s3://bucket/a//b/")
+    assert isinstance(url, RemotePath) and str(url) == "s3://bucket/a/b"
+    assert str(url / "c") == "s3://bucket/a/b/c" and str(url.parent) == "s3://bucket/a"
+    assert str(url.with_name("d")) == "s3://bucket/a/d" and url.name == "b"
+    again = pickle.loads(pickle.dumps(url))  # noqa: S301
+    assert str(again) == str(place(url)) == str(url) and again == url
+    with pytest.raises(NotImplementedError, match="no file of this machine"):
+        os.stat(url)  # noqa: PTH116
+
+
+# Ranges
+
+
+def _needed(archive: Archive) -> int:
+    """Bytes of values, each once."""
+    places = {record.location for record in archive.values() if record.location}
+    return sum(place.nbytes for place in places)
+
+
+def test_a_comparison_reads_little_more_than_it_needs(here: Path) -> None:
+    url, local = _copied(here), Archive(here / "golden")
+    layers = [f"layers.{number}" for number in range(7)]
+    differing = _needed(local) - _needed(local.select(layers))
+    _verdict(f"{url}/golden", f"{url}/mine")
+    meter = store_of("memory").meter
+    assert meter.nbytes <= 1.1 * (_needed(local) + differing)
+    assert meter.num_requests < 60
+
+
+@pytest.mark.parametrize("name", ["golden", "small"])
+def test_all_values_come_in_few_requests(here: Path, name: str) -> None:
+    archive = Archive(f"{_copied(here)}/{name}")
+    records = list(archive.values())
+    meter = store_of("memory").meter
+    index = meter.num_requests
+    assert index <= 2 * 4
+    archive.expect(records)
+    for record in records:
+        archive.load(record)
+    assert meter.num_requests - index <= 2 * 2
+
+
+def test_one_value_is_one_range(here: Path) -> None:
+    archive = Archive(f"{_copied(here)}/golden")
+    record = next(iter(archive.values()))
+    meter = store_of("memory").meter
+    before = meter.nbytes
+    assert archive.load_own(record).bits.flags.writeable
+    assert meter.nbytes - before == 80_000
+    assert before < 0.02 * _needed(Archive(here / "golden"))
+
+
+def test_neighbours_join_and_others_do_not() -> None:
+    far = [(0, 100), (150, 100), (1 << 20, 50), ((1 << 20) + 2000, 50)]
+    assert [run.ranges for run in runs_of(far)] == [far[:2], far[2:3], far[3:]]
+    large = [(0, LONGEST_RUN), (LONGEST_RUN, 10)]
+    assert [run.nbytes for run in runs_of(large)] == [LONGEST_RUN, 10]
+    assert [run.nbytes for run in runs_of([(0, 100_000), (104_000, 100_000)])] == [204_000]
+
+
+def test_a_part_that_another_program_wrote_is_read_as_well(here: Path) -> None:
+    url = _copied(here)
+    part = next((here / "small").rglob("part-0000.h5"))
+    foreign = here / "foreign.h5"
+    with h5py.File(part) as source, h5py.File(foreign, "w", libver="latest") as copy:
+        for name in source:
+            source.copy(name, copy)
+    inside = part.relative_to(here / "small")
+    fsspec.filesystem("memory").put(str(foreign), f"/bucket/runs/small/{inside}")
+    foreign.unlink()
+    ours, theirs = Archive(here / "small"), Archive(f"{url}/small")
+    assert list(ours) == list(theirs)
+    for key, record in ours.items():
+        assert np.array_equal(ours.load(record).bits, theirs.load(theirs[key]).bits)
+
+
+# Trouble
+
+
+def test_a_store_that_fails_at_times_gives_the_same_answer(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = _copied(here, "failing")
+    monkeypatch.setattr(Failing, "share", 0.1)
+    monkeypatch.setattr(Failing, "cut", 0.1)
+    monkeypatch.setattr(Failing, "seconds", 0.001)
+    _same_as_local(here, url)
+    assert store_of("failing").meter.num_failed > 0
+
+
+def test_a_store_that_fails_for_good_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = _copied(here, "failing")
+    archive = Archive(f"{url}/golden")
+    record = next(iter(archive.values()))
+    monkeypatch.setattr(Failing, "share", 1.0)
+    with pytest.raises(ArchiveError, match=r"cannot read 80000 bytes at .*connection was lost"):
+        archive.load(record)
+    with pytest.raises(ArchiveError, match="cannot list"):
+        Archive(f"{url}/golden")
+    monkeypatch.setattr(Failing, "share", 0.0)
+    assert archive.load(record).shape == (20_000,)  # a failure is not remembered
+
+
+def test_values_that_cannot_be_read_are_no_verdict(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = _copied(here, "failing")
+    read = Store.read
+
+    def lost(self: Store, key: str, start: int, nbytes: int) -> bytes:
+        if nbytes > 70_000:
+            Failing.share = 1.0
+        try:
+            return read(self, key, start, nbytes)
+        finally:
+            Failing.share = 0.0
+
+    monkeypatch.setattr(Store, "read", lost)
+    try:
+        _, code, _, rows = _verdict(f"{url}/golden", f"{url}/mine")
+    except ArchiveError:
+        return
+    assert code == 2 and all(metrics == "None" for _, _, metrics in rows)
+
+
+def test_bytes_that_are_not_what_was_recorded_are_refused(here: Path) -> None:
+    url = _copied(here)
+    archive = Archive(f"{url}/golden")
+    record = next(iter(archive.values()))
+    assert record.location is not None
+    file = fsspec.filesystem("memory").store[record.location.part.key]  # type: ignore[attr-defined]
+    file.seek(record.location.offset)
+    file.write(b"12345")
+    with pytest.raises(ArchiveError, match="another digest"):
+        archive.load(record)
+    assert not audit(f"{url}/golden").sound
+
+
+def test_a_web_server_without_ranges_is_refused(here: Path) -> None:
+    pytest.importorskip("aiohttp")
+    from http.server import SimpleHTTPRequestHandler
+
+    class Plain(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with web_server(here, Plain) as url, pytest.raises(ArchiveError, match="cannot read"):
+        len(Archive(f"{url}/golden"))
+
+
+def test_what_is_not_there_and_what_is_not_known_is_said() -> None:
+    with pytest.raises(ArchiveError, match="is not an archive"):
+        Archive("memory://nothing/there")
+    with pytest.raises(ArchiveError, match="nosuch:// is no store"):
+        Archive("nosuch://a/b")
+    with pytest.raises(ArchiveError, match="chain of stores"):
+        Archive("simplecache::s3://a/b")
+
+
+def test_without_a_library_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['s3fs'] = None\n"
+        "from dumpcmp.cli import main\n"
+        "main(['show', 's3://bucket/run'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "pip install 'dumpcmp[s3]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# What is kept
+
+
+def test_what_was_read_once_is_not_asked_for_again(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, f"{tmp_path}/kept:1G")
+    url = _copied(here)
+    first = _verdict(f"{url}/golden", f"{url}/mine")
+    monkeypatch.setattr(stores, "_STORES", {})
+    assert _verdict(f"{url}/golden", f"{url}/mine") == first
+    meter = store_of("memory").meter
+    assert meter.nbytes < 10_000  # run.json alone
+
+
+def test_what_is_kept_and_damaged_is_asked_for_again(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, f"{tmp_path}/kept")
+    url = _copied(here)
+    first = _verdict(f"{url}/golden", f"{url}/mine")
+    for path in (tmp_path / "kept").glob("*.bytes"):
+        path.write_bytes(bytes(path.stat().st_size))
+    monkeypatch.setattr(stores, "_STORES", {})
+    assert _verdict(f"{url}/golden", f"{url}/mine") == first
+
+
+def test_what_is_kept_stays_below_its_bound(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 4 << 20)
+    for number in range(40):
+        kept = KeptRanges(cache, f"{number:032x}")
+        kept.put(1 << 30, bytes(256 << 10))
+        assert kept.get(1 << 30, 256 << 10) == bytes(256 << 10)
+        assert sum(path.stat().st_blocks for path in tmp_path.iterdir()) * 512 <= 4 << 20
+    assert any(tmp_path.iterdir())
+
+
+def test_caches_are_written_as_directory_and_size(tmp_path: Path) -> None:
+    assert parse_cache(f"{tmp_path}:2G") == (tmp_path, 2 << 30)
+    assert parse_cache(str(tmp_path)) == (tmp_path, 10 << 30)
