@@ -61,6 +61,8 @@ GOLDENS: dict[str, Program] = {
     "fused": Program(f"{_HAND}:golden", {"fused": True}),
     "two-steps": _own("staged:whole", steps=2),
     "experts": _own("routed:whole", backward=False),
+    "places": _own("capacities:whole", backward=False, kind="places"),
+    "groups": _own("capacities:whole", backward=False, kind="groups"),
     "long": _own("contexts:whole", backward=False),
     "gpt": _own("unseen_gpt:whole"),
     "conv": _own("unseen_others:conv_whole"),
@@ -74,23 +76,24 @@ _TP_FAULTS = (
     Planted("stale", rf"{_LAYER}\.o_proj", rank=1),
     Planted("swapped", r"model\.layers\.1\.mlp\.up_proj", said="rank . holds the shard of rank"),
     Planted("unreduced", r"model\.layers\.1\.mlp\.down_proj"),
-    Planted("heads", rf"{_LAYER}.*"),
-    Planted("activation", r"model\.layers\.1\.mlp.*"),
+    Planted("heads", rf"{_LAYER}\.k_proj(/.*)?"),
+    Planted("activation", r"model\.layers\.1\.mlp(\.act_fn)?/(silu|gelu)"),
 )
 _TRAINED = tuple(one for one in _TP_FAULTS if one.fault not in ("heads",))
+_LOSS = r"<root>|head(/linear)?"  # the loss is outside of the model: what it gives back first
 _STAGED = (
     Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
     Planted("eps", r"layers\.1\.norm2/layer_norm"),
-    Planted("weight", r"layers\.1\.attn\.o"),
+    Planted("weight", r"layers\.1\.attn\.o(/linear)?"),
     Planted("order", r"<root>", said="microbatch|order"),
-    Planted("labels", r".*", said=""),
-    Planted("unscaled", r".*", said="2 times golden"),
+    Planted("labels", _LOSS),
+    Planted("unscaled", _LOSS, said="2 times golden"),
 )
 
 _IN_GRAPHS = (
     Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
     Planted("eps", r"layers\.1\.norm1/layer_norm"),
-    Planted("stale", r"layers\.1\.attn\.o.*", rank=1),
+    Planted("stale", r"layers\.1\.attn\.o(/linear)?", rank=1),
 )
 
 SUBJECTS: dict[str, Subject] = {
@@ -117,14 +120,30 @@ SUBJECTS: dict[str, Subject] = {
     "interleaved": Subject("plain", _own("staged:interleaved"), faults=_STAGED[:4]),
     "exported": Subject("plain", _own("staged:exported"), faults=_STAGED[:4]),
     "experts": Subject("experts", _own("routed:spread", False), faults=(
-        Planted("wrong expert", r"layers\.1\.moe.*", rank=1),
-        Planted("permutation", r"layers\.1\.moe.*"),
-        Planted("weight", r"layers\.1\.moe\.experts\.3\.down.*", rank=1),
+        Planted("wrong expert", r"layers\.1\.moe/(argsort|bincount|add|remainder)", rank=1),
+        Planted("permutation", r"layers\.1\.moe/(argsort|setitem)"),
+        Planted("weight", r"layers\.1\.moe\.experts\.3\.down(/linear)?", rank=1),
     )),
+    **{
+        f"experts with a capacity, {kind}": Subject(
+            kind, _own("capacities:spread", False, kind=kind), faults=(
+                Planted("wrong expert", r"moes\.1/one_hot", rank=1, near=r"moes\.1.*"),
+                Planted("dropped all_to_all", rf"moes\.1/{back}", near=r"moes\.1.*"),
+                Planted("combine weight", rf"moes\.1/{weighed}", rank=1, near=r"moes\.1.*"),
+            ))
+        for kind, back, weighed in (("places", "cat", "mul"), ("groups", "einsum", "getitem"))
+    },
+    "experts with a capacity, einsum": Subject(
+        "capacity", _own("unseen_others:capacity_spread", False), faults=(
+            Planted("not normalised", r"moes\.1/(mul|sum|div)", rank=1, near=r"moes\.1.*"),
+            Planted("experts not sent back in order", r"moes\.1/(view|transpose|contiguous|flip)",
+                    near=r"moes\.1.*"),
+            Planted("expert weight", r"moes\.1(/bmm)?", rank=1, near=r"moes\.1.*"),
+        )),
     **{
         f"context {how}": Subject("long", _own("contexts:partitioned", False, how=how), faults=(
             Planted("offset", r"layers\.1\.attn/.*", rank=1),
-            Planted("weight", r"layers\.1\.down.*", rank=1),
+            Planted("weight", r"layers\.1\.down(/linear)?", rank=1),
             *((Planted("rescale", r"layers\.1\.attn/.*", rank=1),) if how == "ring" else ()),
         ))
         for how in ("gather", "ring", "zigzag")
@@ -132,18 +151,18 @@ SUBJECTS: dict[str, Subject] = {
     "fsdp": Subject("plain", _own("sharded:fsdp"), faults=(
         Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
         Planted("eps", r"layers\.1\.norm1/layer_norm"),
-        Planted("stale", r"layers\.1\.norm2.*", rank=1),
-        Planted("loss", r".*"),
+        Planted("stale", r"layers\.1\.norm2(/layer_norm)?", rank=1),
+        Planted("loss", _LOSS),
     )),
     "fsdp, two steps": Subject("two-steps", _own("sharded:fsdp", steps=2), faults=(
         Planted("eps", r"layers\.1\.norm1/layer_norm"),
-        Planted("stale", r"layers\.1\.norm2.*", rank=1),
-        Planted("loss", r".*"),
+        Planted("stale", r"layers\.1\.norm2(/layer_norm)?", rank=1),
+        Planted("loss", _LOSS),
     )),
     "fsdp mixed": Subject("plain", _own("sharded:fsdp", mixed=True), faults=(
         Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
         Planted("eps", r"layers\.1\.norm1/layer_norm"),
-        Planted("stale", r"layers\.1\.norm2.*", rank=1),
+        Planted("stale", r"layers\.1\.norm2(/layer_norm)?", rank=1),
     )),
     **{
         f"aten {name}": Subject("plain-aten", Program(f"{_HAND}:{scenario}", mode="aten"))
@@ -160,7 +179,7 @@ SUBJECTS: dict[str, Subject] = {
     "megatron": Subject("fused", Program(f"{_HAND}:megatron"), faults=(
         Planted("bias on every rank", r"layers\.1\.attn\.o/linear"),
         Planted("all_reduce twice", r"layers\.1\.attn\.o/all_reduce", said="2 times golden"),
-        Planted("forgotten all_reduce", r"layers\.1\.attn\.o.*", said="partial|reduction"),
+        Planted("forgotten all_reduce", r"layers\.1\.attn\.o(/linear)?", said="partial|reduction"),
         Planted("stale weights", r"layers\.1\.attn\.o", rank=1),
         Planted("swapped shards", r"layers\.1\.attn\.qkv", said="holds the shard"),
         Planted("gradients not summed", r"layers\.1\.(norm1|attn\.qkv).*"),
@@ -185,12 +204,6 @@ HELD_OUT: dict[str, Subject] = {
         Planted("skip scaled", r"<root>(/mul)?|mix.*", near=r"up.*|<root>/.*"),
         Planted("other activation", r"<root>/(elu|celu)", near=r"up.*|<root>/.*"),
         Planted("weight on first", r"down1.*", near=r"down.*"),
-    )),
-    "experts with a capacity": Subject("capacity", _own("unseen_others:capacity_spread", False),
-                                       faults=(
-        Planted("not normalised", r"moes\.1/.*", near=r"moes\.1.*"),
-        Planted("experts not sent back in order", r"moes\.1/.*", near=r"moes\.1.*"),
-        Planted("expert weight", r"moes\.1(/bmm)?", rank=1, near=r"moes\.1.*"),
     )),
 }  # fmt: skip
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from dumpcmp.align.counting import Counting
 from dumpcmp.align.followers import followers
+from dumpcmp.align.laps import in_laps
 from dumpcmp.align.mapfile import read_mapping
 from dumpcmp.align.mesh.declared import read_stated
-from dumpcmp.align.pairing import pair_values
+from dumpcmp.align.pairing import in_golden_terms, pair_values
 from dumpcmp.align.renaming import Renaming
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.blame import blame_after, in_order
@@ -31,7 +32,7 @@ from dumpcmp.comparing.requests import Asking, spared
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed, said_of
 from dumpcmp.comparing.showing import Showing
-from dumpcmp.comparing.side import OpenRun, ask_anew, open_run
+from dumpcmp.comparing.side import OpenRun, Side, ask_anew, open_run
 from dumpcmp.comparing.spans import Collected, Span, spans
 from dumpcmp.comparing.staleness import WeightHistory
 from dumpcmp.comparing.stepping import counted_steps
@@ -129,6 +130,7 @@ def compare(
     remarks = [
         *counting.remarks,
         *(proposal.remarks if proposal else ()),
+        *noted.laps(),
         *noted.idle_calls(),
         *caveats(comparing.rule, rows),
         *noted.own_metrics(),
@@ -169,6 +171,8 @@ class _Comparing:
         if self.verify_digests:
             check_all((ours, theirs), workers)
         shortcuts = allowed(self.allow, theirs)
+        ours = _in_laps(ours, theirs, self.counting)
+        self.noted.num_laps += len(span.golden.listing.values) - len(ours.listing.values)
         turns = turns_between(ours, theirs, self.renaming)
         pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.counting, turns)
         ways = Ways.of(ours.listing, theirs.listing)
@@ -200,6 +204,13 @@ class _Comparing:
         self.noted.note(span, clues.calls, rows, measured)
         self.noted.shortcuts |= shortcuts
         self.nbytes += nbytes
+
+
+def _in_laps(golden: Side, target: Side, counting: Counting) -> Side:
+    """`golden` with what it runs in a loop as one lap, where each rank of the target runs one."""
+    terms = in_golden_terms(golden.listing, target.listing, counting)
+    listing = in_laps(golden.listing, target.listing, terms)
+    return golden if listing is golden.listing else replace(golden, listing=listing)
 
 
 def _chosen(checker: Checker | None, finer: OpenRun | None) -> Checker:

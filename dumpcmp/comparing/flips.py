@@ -29,7 +29,11 @@ if TYPE_CHECKING:  # torch is imported where there is something to follow
 _SHORT = frozenset((Kind.INT, Kind.BOOL))  # what indices and masks are made of
 _MOST_READ = 1 << 22  # integers of one value that are read
 _MOST_NUMBERS = 4096  # of one value that may become arguments
-_OPEN = (Trouble.UNSOLVED, Trouble.LOST)  # of shards that nobody could put together
+_OPEN = (
+    Trouble.UNSOLVED,
+    Trouble.LOST,
+    Trouble.LACKING,
+)  # of shards that nobody could put together
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,7 @@ class _FlipWalk:
         after = before.after if before else chose
         assert after is not None
         call = self.golden.calls.get(site)
-        if call is None or site.op.is_module:
+        if call is None or site.op.is_module or any(map(self._is_by_rank, (*given, *got))):
             self.states |= {key: self._lost(key, after) for key in got}
         else:
             self._follow(call, given, got, after)
@@ -171,9 +175,21 @@ class _FlipWalk:
         pair = self.ours.get(key)
         if pair is None or not pair.both or pair.unwritten or not self._is_short(key):
             return False
-        if pair not in self.measured or self.measured[pair].trouble in _OPEN:
+        found = self.measured.get(pair)
+        if found is None or found.trouble in _OPEN:
             return False  # nobody knows what the ranks' shares are together
-        return not self.is_equal(pair)
+        is_own = found.laid is not None and found.laid.is_own
+        return not self.is_equal(pair) and not (is_own and self._counts(key.site))
+
+    def _counts(self, site: Site) -> bool:
+        """Whether a call makes integers of integers alone: there are no scores to choose by."""
+        return all(map(self._is_short, (k for k in self.golden.sites[site] if k.slot.is_input)))
+
+    def _is_by_rank(self, key: Key) -> bool:
+        """Whether ranks have values of their own, laid one upon the other: dims count otherwise."""
+        pair = self.ours.get(key)
+        found = self.measured.get(pair) or self.measured.get(pair.repeats or pair) if pair else None
+        return bool(found and found.laid and found.laid.is_by_rank)
 
     def _is_short(self, key: Key) -> bool:
         return dtype_named(self.golden.record(key).dtype).kind in _SHORT
@@ -242,9 +258,14 @@ class _FlipWalk:
 
     def _shape(self, key: Key, is_target: bool) -> tuple[int, ...]:
         pair = self.ours.get(key) or self.ours.get(self.golden.first(key))
-        if is_target and pair is not None and pair.target:
+        if is_target and pair is not None and pair.target and not self._is_assembled(pair):
             return self.target.record(pair.target).shape
         return self.golden.record(key).shape
+
+    def _is_assembled(self, pair: Pair) -> bool:
+        """Whether the target's shards became a whole of golden's shape."""
+        found = self.measured.get(pair) or self.measured.get(pair.repeats or pair)
+        return self.target.num_ranks > 1 and bool(found and found.metrics)
 
     def _marked(self, key: Key, is_target: bool) -> Marked:
         from dumpcmp.replay.counterparts import all_touched, by_rows, places

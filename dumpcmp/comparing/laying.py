@@ -53,6 +53,10 @@ class Task:
         """Whether either side may be a share of a value."""
         return self.golden.is_partitioned or self.target.is_partitioned
 
+    def of_rank(self, rank: int) -> Task:
+        """The same of what one rank has."""
+        return replace(self, golden=self.golden.of_rank(rank), target=self.target.of_rank(rank))
+
 
 @dataclass(frozen=True, slots=True)
 class Handover:
@@ -132,7 +136,7 @@ def look_again(
 ) -> dict[Pair, Task]:
     """The pairs that no layout fitted and that have a like one of a known layout: with that.
 
-    Integers are left open: what they count or point at may be a rank's own.
+    Integers are left open but to their likes: what they count or point at may be a rank's own.
     """
     known: dict[Hashable, Counter[str]] = defaultdict(Counter)
     for pair, task in work.items():
@@ -146,7 +150,8 @@ def look_again(
             sentences = known.get(likeness(task))
             layout = parse_layout(sentences.most_common(1)[0][0]) if sentences else None
             is_number = dtype_named(task.golden.first.dtype).kind in (Kind.FLOAT, Kind.COMPLEX)
-            if layout is not None and layout != task.assumed and is_number:
+            may = is_number or likeness is _by_likes
+            if layout is not None and layout != task.assumed and may:
                 again[pair] = replace(task, assumed=layout)
     return again
 

@@ -13,6 +13,7 @@ from dumpcmp.align.mesh.assemble import (
     Assembled,
     AssemblyError,
     Basis,
+    LackingShardError,
     LostShardError,
     assemble,
     by_rank,
@@ -84,7 +85,8 @@ def unsolved_in(measured: Mapping[Pair, Measured]) -> Callable[[Pair], bool]:
         if found is None:
             return False
         is_own = found.laid is not None and found.laid.is_own and not pair.key.slot.is_weight
-        return found.trouble is Trouble.UNSOLVED or (is_own and pair.key.op != ROOT)
+        is_open = found.trouble in (Trouble.UNSOLVED, Trouble.LACKING)
+        return is_open or (is_own and pair.key.op != ROOT)
 
     return is_unsolved
 
@@ -136,6 +138,10 @@ def measure_task(task: Job) -> Measured:
         return _measured(task)
     except LostShardError as error:
         return Measured(trouble=Trouble.LOST, said=error.message)
+    except LackingShardError as error:
+        if task.is_beside and len(task.target.records) == 1:  # one rank shows it once more
+            return measure_task(task.of_rank(task.target.first.rank))
+        return Measured(trouble=Trouble.LACKING, said=error.message)
     except AssemblyError as error:
         return Measured(trouble=Trouble.UNSOLVED, said=error.message)
     except DumpcmpError as error:
@@ -230,8 +236,20 @@ def _laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) 
         note = f"golden: {golden.note}; target: {target.note}"
     ranks = () if metrics.equal else by_rank(golden, target, limit)
     is_solved, is_number = target.basis is Basis.SOLVED, golden.value.dtype.kind in INEXACT
-    is_own = target.basis is Basis.SOME_FIT and not is_number
-    return LaidOut(note, target.layout, is_solved, finding, remark, ranks, is_own=is_own)
+    is_own = target.basis in (Basis.SOME_FIT, Basis.ASSUMED) and not is_number
+    is_by_rank = target.basis is Basis.BY_RANK
+    is_joined = bool(golden.plan)
+    return LaidOut(
+        note,
+        target.layout,
+        is_solved,
+        finding,
+        remark,
+        ranks,
+        is_own=is_own,
+        is_by_rank=is_by_rank,
+        is_joined=is_joined,
+    )
 
 
 def _with_holders(laid: LaidOut, target: Shares, metrics: Metrics) -> LaidOut:

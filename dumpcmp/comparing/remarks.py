@@ -48,6 +48,7 @@ class Noted:
     num_own: int = 0
     ops: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
     shortcuts: frozenset[str] = frozenset()
+    num_laps: int = 0  # values of golden that are later laps of a loop
 
     def note(
         self, span: Span, calls: Mapping[Site, CallDifference], rows: Sequence[Row],
@@ -71,6 +72,14 @@ class Noted:
         if self.num_idle > len(self.idle):
             left = self.num_idle - len(self.idle)
             yield f"{left} more calls differ, and nothing fails for them alone"
+
+    def laps(self) -> Iterator[str]:
+        """What golden runs in a loop and the ranks side by side."""
+        if self.num_laps:
+            yield (
+                "golden runs in a loop what each rank runs once: "
+                f"{self.num_laps} of its values stand beside those of the first lap"
+            )
 
     def own_metrics(self) -> Iterator[str]:
         """What must be said of metrics that gave no number."""

@@ -20,6 +20,7 @@ from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning
 from dumpcmp.comparing.slopes import Sloping, plan_slopes, slope_task
 from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
+from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import SHORTCUTS
 from dumpcmp.nouns.arithmetic import shortcuts_of
 from dumpcmp.nouns.errors import DumpcmpError
@@ -93,6 +94,12 @@ def rerun_task(plan: Rerunning | Sloping) -> dict[Key, Replay]:
 
 
 def _rerun(plan: Rerunning | Sloping) -> dict[Key, Replay]:
+    try:
+        by_rank = [_rerun(plan.of_rank(rank)) for rank in plan.ranks]
+    except DumpcmpError as error:
+        return dict.fromkeys(plan.gave, Replay(unknown=error.message))
+    if by_rank:
+        return {key: max((one[key] for one in by_rank), key=_doubt) for key in plan.gave}
     if isinstance(plan, Sloping):
         return slope_task(plan)
     try:
@@ -103,6 +110,14 @@ def _rerun(plan: Rerunning | Sloping) -> dict[Key, Replay]:
         return {key: _held(again, key, reading, plan) for key, reading in plan.gave.items()}
     except DumpcmpError as error:
         return dict.fromkeys(plan.gave, Replay(unknown=error.message))
+
+
+def _doubt(replay: Replay) -> tuple[bool, bool, bool, float]:
+    """How much a replay of one rank tells: what is wrong, then what is not known."""
+    is_wrong = replay.is_known and bool(wrong(replay))
+    flips = replay.choice is not None and replay.choice.decides
+    error = replay.introduced if replay.introduced > 0 else 0.0
+    return is_wrong, not replay.is_known, flips, error
 
 
 def _chosen(plan: Rerunning) -> dict[Key, Replay] | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Protocol
 
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.laying import Job, Task, is_partial
 from dumpcmp.nouns.arithmetic import puts
+from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
@@ -35,6 +37,8 @@ class Loading:
     task: Task
     is_target: bool = True
     in_terms: bool = False  # the ranks hold terms of it
+    is_by_rank: bool = False  # each rank has a value of its own
+    is_joined: bool = False  # and it was held against golden's by another order
 
     @property
     def nbytes(self) -> int:
@@ -44,6 +48,18 @@ class Loading:
     def on_cpu(self) -> Loading:
         """The same to be read to the CPU."""
         return replace(self, task=replace(self.task, on="cpu"))
+
+    def of_rank(self, rank: int) -> Loading:
+        """The same of what one rank has."""
+        return Loading(self.task.of_rank(rank), self.is_target)
+
+
+class _Apart(Protocol):
+    @property
+    def is_by_rank(self) -> bool: ...
+
+    @property
+    def is_joined(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +87,33 @@ class Rerunning:
         """The same to be run on the CPU."""
         given = {place: each.on_cpu() for place, each in self.given.items()}
         return replace(self, given=given, gave={key: e.on_cpu() for key, e in self.gave.items()})
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of which each ran it for itself, on values of its own."""
+        return ranks_apart(self.gave.values(), self.given.values())
+
+    def of_rank(self, rank: int) -> Rerunning:
+        """The same as one rank ran it."""
+        given = {place: each.of_rank(rank) for place, each in self.given.items()}
+        gave = {key: each.of_rank(rank) for key, each in self.gave.items()}
+        return replace(self, given=given, gave=gave)
+
+
+def ranks_apart(gave: Iterable[Loading], given: Iterable[_Apart]) -> list[int]:
+    """The ranks that have what an op gave, where each has values of its own.
+
+    What the ranks make together of such values cannot be run again.
+    """
+    gave = list(gave)
+    apart = [each for each in (*gave, *given) if each.is_by_rank]
+    if not apart:
+        return []
+    if len({each.is_joined for each in apart}) > 1:  # to whom they belong is then not known
+        raise AlignError("the ranks have some of its values for themselves, and parts of others")
+    if not all(each.is_by_rank for each in gave):
+        raise AlignError("the ranks made it of values that each has for itself")
+    return sorted({record.rank for each in gave for record in each.task.target.records})
 
 
 class UnknownError(Exception):
@@ -155,7 +198,8 @@ class Planner:
     def _taken(self, pair: Pair, source: Pair) -> Rerunning:
         """The plan to hold what the target took against its own partner of what golden took."""
         assert pair.golden
-        return Rerunning((), {(0, ""): self.read(source)}, {pair.golden: self.read(pair)})
+        taken, given = (replace(self.read(one), is_by_rank=False) for one in (pair, source))
+        return Rerunning((), {(0, ""): given}, {pair.golden: taken})
 
     def is_equal(self, pair: Pair) -> bool:
         """Whether both sides of a pair are the same to the bit."""
@@ -198,7 +242,11 @@ class Planner:
         if task.target.is_summarised or task.golden.is_summarised:
             raise UnknownError("only summaries are kept")
         laid = self.measured_of(pair).laid
-        return Loading(task, in_terms=laid is not None and is_partial(laid))
+        in_laps = task.golden.is_in_laps
+        if laid is None:
+            return Loading(task, is_by_rank=in_laps)
+        apart = in_laps or laid.is_by_rank
+        return Loading(task, True, is_partial(laid), apart, in_laps and laid.is_joined)
 
 
 @dataclass

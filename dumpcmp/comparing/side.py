@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from uuid import uuid4
@@ -16,7 +16,9 @@ from dumpcmp.align.mesh.declared import Declarations
 from dumpcmp.align.microbatches import merged
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.stopped import stopped_ranks
+from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.layouts import parse_layout
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap
 
@@ -54,6 +56,21 @@ class Shares:
         """Why the value cannot be read; empty where it can."""
         problems = [record.problem for record in self.records if record.kept is Kept.NOTHING]
         return problems[0] or "no reason is known" if problems else ""
+
+    @property
+    def is_in_laps(self) -> bool:
+        """Whether the run is on one rank, and has in a loop what each of several ranks has."""
+        return self.facts.num_ranks == 1 and parse_layout(self.first.layout).is_in_laps
+
+    def of_rank(self, rank: int) -> Shares:
+        """What one rank has, or what a run on one rank has for it, as a value by itself."""
+        if self.facts.num_ranks == 1:
+            found = self.records[rank : rank + 1] if len(self.records) > 1 else self.records
+        else:
+            found = tuple(record for record in self.records if record.rank == rank)
+        if len(found) != 1:
+            raise AlignError(f"rank {rank} has {len(found)} values of {self.first.key}")
+        return Shares(self.path, (replace(found[0], layout=""),))
 
     def held(self) -> Held:
         """The shares with all that is known of their layouts, and how to read them."""

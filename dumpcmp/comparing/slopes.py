@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.placing import loaded
-from dumpcmp.comparing.reruns import IN_VMAP, Loading, Planner, Replaying, Rerunning, UnknownError
+from dumpcmp.comparing.reruns import (
+    IN_VMAP,
+    Loading,
+    Planner,
+    Replaying,
+    Rerunning,
+    UnknownError,
+    ranks_apart,
+)
 from dumpcmp.comparing.taping import GradientPlan, Place, plan_gradient
 from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
 from dumpcmp.judge.replaying import wrong
@@ -42,9 +50,23 @@ class Computing:
         """Bytes to read."""
         return self.plan.nbytes
 
+    @property
+    def is_by_rank(self) -> bool:
+        """Whether each rank has a value of its own."""
+        return any(each.is_by_rank for each in self.plan.given.values())
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it was held against golden's by another order."""
+        return any(each.is_joined for each in self.plan.given.values())
+
     def on_cpu(self) -> Computing:
         """The same to be run on the CPU."""
         return replace(self, plan=self.plan.on_cpu())
+
+    def of_rank(self, rank: int) -> Computing:
+        """The same as one rank ran it."""
+        return replace(self, plan=self.plan.of_rank(rank))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +99,19 @@ class Sloping:
         grads = {place: each.on_cpu() for place, each in self.grads.items()}
         gave = {key: each.on_cpu() for key, each in self.gave.items()}
         recorded = {place: each.on_cpu() for place, each in self.recorded.items()}
+        return replace(self, given=given, grads=grads, gave=gave, recorded=recorded)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of which each ran it for itself, on values of its own."""
+        return ranks_apart(self.gave.values(), (*self.given.values(), *self.grads.values()))
+
+    def of_rank(self, rank: int) -> Sloping:
+        """The same as one rank ran it."""
+        given = {place: each.of_rank(rank) for place, each in self.given.items()}
+        grads = {place: each.of_rank(rank) for place, each in self.grads.items()}
+        gave = {key: each.of_rank(rank) for key, each in self.gave.items()}
+        recorded = {place: each.of_rank(rank) for place, each in self.recorded.items()}
         return replace(self, given=given, grads=grads, gave=gave, recorded=recorded)
 
 

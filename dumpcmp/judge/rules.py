@@ -102,6 +102,7 @@ _TROUBLES = {
     Trouble.SHAPE: Verdict.SHAPE,
     Trouble.LOST: Verdict.INCONCLUSIVE,
     Trouble.UNSOLVED: Verdict.INCONCLUSIVE,
+    Trouble.LACKING: Verdict.UNPAIRED,
     Trouble.UNCHECKED: Verdict.INCONCLUSIVE,
 }
 

@@ -39,6 +39,7 @@ _WHOLE = (Mode.PARTIAL, Mode.RUNNING, Mode.REPLICATED)  # of the value; the othe
 AS_GOLDEN = 0  # a dim's size written as "?": cut the padding to golden's size
 ELLIPSIS = "..."
 MICROBATCH = "mb"  # the axis that a pipeline's microbatches are on
+LAP = "lap"  # the axis that the laps of a loop are on
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,11 @@ class Layout:
     def open_axes(self) -> tuple[str, ...]:
         """Axes that the rank is on, and of which nobody knows what they do with the value."""
         return tuple(c.axis for c in self.coordinates if not c.known and c.axis not in self.axes)
+
+    @property
+    def is_in_laps(self) -> bool:
+        """Whether it is of one lap of a loop."""
+        return any(c.axis == LAP for c in self.coordinates)
 
     def at(self, axes: Sequence[str]) -> Coordinates:
         """Where the rank is on `axes`, in their order."""

@@ -326,6 +326,7 @@ class Trouble(StrEnum):
     SHAPE = "shape"  # the sides have different shapes
     LOST = "lost"  # a rank that may have had a share of it is missing
     UNSOLVED = "unsolved"  # no layout makes the ranks' shards a whole value
+    LACKING = "lacking"  # some ranks have none, though golden has one for each
     UNCHECKED = "unchecked"  # what a collective should have given is not known
 
 
@@ -341,6 +342,8 @@ class LaidOut:
     by_rank: ByRank = ()
     holders: str = ""  # who has it, where not all ranks do
     is_own: bool = False  # integers that some ranks have as golden: others may count their own
+    is_by_rank: bool = False  # each rank's value was held against golden's for it, and no whole
+    is_joined: bool = False  # both sides lay in parts, which became a whole
 
 
 @dataclass(frozen=True, slots=True)

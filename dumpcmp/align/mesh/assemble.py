@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
-from dumpcmp.align.mesh.culprits import about_ranks, about_whole, errors_of_ranks, likeliest
+from dumpcmp.align.mesh.culprits import (
+    about_ranks,
+    about_whole,
+    errors_of_ranks,
+    likeliest,
+    some_fit,
+)
 from dumpcmp.align.mesh.declared import Declarations, complete, on_mesh
+from dumpcmp.align.mesh.guesses import guesses
 from dumpcmp.align.mesh.regions import Shape, Shard
 from dumpcmp.align.mesh.solve import Question, Solved, solve, supposing
-from dumpcmp.align.mesh.unshard import Disagreement, Load, Plan, Whole, plan_unshard, unshard
+from dumpcmp.align.mesh.unshard import (
+    Disagreement,
+    Load,
+    Plan,
+    Whole,
+    distance,
+    plan_unshard,
+    unshard,
+)
 from dumpcmp.judge.tolerances import NEAREST
-from dumpcmp.nouns.errors import AlignError, LayoutError
+from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Slot
-from dumpcmp.nouns.layouts import Layout, Mesh, parse_layout
+from dumpcmp.nouns.layouts import Layout, parse_layout
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Metrics
 from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Kind, Value
 
 _MOST_SCALED = 64  # ranks of which it is asked whether they hold a multiple
+_NUMBERS = (Kind.FLOAT, Kind.COMPLEX)
 _SAID = 3  # disagreements of replicas that an explanation quotes
 
 
@@ -32,6 +48,10 @@ class AssemblyError(AlignError):
 
 class LostShardError(AssemblyError):
     """Shards without that of a rank which is missing, or stopped: nobody knows what it held."""
+
+
+class LackingShardError(AssemblyError):
+    """Some ranks have none of what golden has one of for each."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +133,7 @@ class Assembled:
     disagreements: tuple[Disagreement, ...] = ()
     plan: Plan | None = None  # None where no layout was needed
     load: Load | None = None
+    ranks: tuple[int, ...] = ()  # whose values were laid one upon the other, each for itself
 
     @property
     def layout(self) -> str:
@@ -146,8 +167,11 @@ def _assembled(
     ours = _stated(golden)
     theirs = _stated(target, ours.value.shape if ours else None)
     ours = ours or _replicas(golden, theirs.value.shape if theirs else None)
+    if ours is None and _is_of_some_laps(golden, target):
+        lacking = set(range(len(golden.records))) - {record.rank for record in target.records}
+        raise LackingShardError(f"golden runs it for every rank, {ranks_named(lacking)} not")
     if ours is None and theirs is None:
-        return _jointly(golden, target, limit)
+        return _jointly(golden, target, limit, assumed)
     if ours is None:
         assert theirs is not None
         return _solved(golden, _question(golden, golden.slot, theirs.value, limit)), theirs
@@ -177,6 +201,11 @@ def explain(golden: Assembled, target: Assembled, metrics: Metrics, limit: float
 
 def by_rank(golden: Assembled, target: Assembled, limit: float) -> tuple[tuple[int, float], ...]:
     """How far each rank's shard is from golden's region for it."""
+    if target.basis is Basis.BY_RANK:
+        return tuple(
+            (rank, distance(_at(golden.value, n), _at(target.value, n)).rel_l2)
+            for n, rank in enumerate(target.ranks)
+        )
     if target.plan is None or target.load is None or len(target.plan.shards) < 2:
         return ()
     question = Question(golden.value, target.plan.shards, target.load, limit)
@@ -231,7 +260,7 @@ def _question(held: Held, slot: Slot, golden: Value, limit: float) -> Question:
         held.shards(),
         held.loader(),
         limit,
-        may_be_partial=golden.dtype.kind in (Kind.FLOAT, Kind.COMPLEX) and not reduced,
+        may_be_partial=golden.dtype.kind in _NUMBERS and not reduced,
         may_be_scaled=slot.kind in ("grad_input", "grad_output") or held.is_backward,
     )
 
@@ -249,7 +278,8 @@ def _solved(held: Held, question: Question, assumed: Layout | None = None) -> As
         return _by_plan(held, plan, Basis.CLOSEST)
     if found.closest and found.rel_l2 <= NEAREST:
         return _by_plan(held, found.closest, Basis.CLOSEST)
-    if assumed is not None and (plan := supposing(question, assumed)):
+    plan = supposing(question, assumed) if assumed is not None else None
+    if plan and (question.golden.dtype.kind in _NUMBERS or some_fit(question, plan)):
         return _by_plan(held, plan, Basis.ASSUMED)
     raise AssemblyError(f"{found}{_if_summed(question)}")
 
@@ -271,7 +301,7 @@ def _multiple(question: Question) -> Plan | None:
 
 def _if_summed(question: Question) -> str:
     """Whether the ranks hold terms of what must be reduced, as gradients of parameters must."""
-    number = question.golden.dtype.kind in (Kind.FLOAT, Kind.COMPLEX)
+    number = question.golden.dtype.kind in _NUMBERS
     if question.may_be_partial or not number:
         return ""
     found = solve(replace(question, may_be_partial=True))
@@ -283,44 +313,56 @@ def _fitted(held: Held, found: Solved) -> Assembled:
     return _by_plan(held, found.plan, Basis.SOLVED, found.whole, detail)
 
 
-def _jointly(golden: Held, target: Held, limit: float) -> tuple[Assembled, Assembled]:
-    """Two values whose layouts nobody knows: rank by rank, or by layouts that fit each other."""
-    ours, theirs = golden.shards(), target.shards()
-    if [s.shape for s in ours] == [s.shape for s in theirs] and len(ours) > 1:
-        return _side_by_side(golden), _side_by_side(target)
-    for plan in _guesses(ours):
-        whole = unshard(plan, golden.loader())
-        found = solve(_question(target, golden.slot, whole.value, limit))
-        if isinstance(found, Solved):
-            return _by_plan(golden, plan, Basis.GUESSED, whole), _fitted(target, found)
-    raise AssemblyError(
-        "no layout is known on either side, and none fits both: state one with --layout"
+def _is_of_some_laps(golden: Held, target: Held) -> bool:
+    """Whether golden has a value for each rank, and fewer ranks have one of that shape."""
+    laps, shares = golden.shards(), target.shards()
+    return (
+        laps[0].layout.is_in_laps
+        and len(shares) < len(laps)
+        and {lap.shape for lap in laps} >= {share.shape for share in shares}
     )
 
 
-def _side_by_side(held: Held) -> Assembled:
+def _jointly(
+    golden: Held, target: Held, limit: float, assumed: Layout | None
+) -> tuple[Assembled, Assembled]:
+    """Two values whose layouts nobody knows: rank by rank, or by layouts that fit each other.
+
+    Where none does, by the layout of a like value.
+    """
+    ours, theirs = golden.shards(), target.shards()
+    beside = None
+    if [s.shape for s in ours] == [s.shape for s in theirs] and len(ours) > 1:
+        beside = _side_by_side(golden, target), _side_by_side(target, target)
+        fits = distance(beside[0].value, beside[1].value).rel_l2 <= limit
+        if fits or not ours[0].layout.is_in_laps:
+            return beside
+    likely: list[tuple[float, Plan, Plan]] = []
+    for plan in guesses(ours):
+        whole = unshard(plan, golden.loader())
+        question = _question(target, golden.slot, whole.value, limit)
+        found = solve(question)
+        if isinstance(found, Solved):
+            return _by_plan(golden, plan, Basis.GUESSED, whole), _fitted(target, found)
+        if assumed is not None and (like := supposing(question, assumed)):
+            error = distance(whole.value, unshard(like, target.loader()).value).rel_l2
+            likely.append((error, plan, like))
+    if beside is not None:
+        return beside
+    if not likely:
+        raise AssemblyError(
+            "no layout is known on either side, and none fits both: state one with --layout"
+        )
+    _, plan, like = min(likely, key=lambda one: one[0])
+    return _by_plan(golden, plan, Basis.GUESSED), _by_plan(target, like, Basis.ASSUMED)
+
+
+def _side_by_side(held: Held, target: Held) -> Assembled:
     values = [held.load(record) for record in held.records]
     stacked = Value(values[0].dtype, np.stack([value.bits for value in values]))
-    return Assembled(stacked, Basis.BY_RANK, Basis.BY_RANK)
+    ranks = tuple(record.rank for record in target.records)
+    return Assembled(stacked, Basis.BY_RANK, Basis.BY_RANK, ranks=ranks)
 
 
-def _guesses(shards: Sequence[Shard]) -> Iterator[Plan]:
-    """Layouts over one axis of all ranks: shards of each dim, merged parts, partial terms."""
-    mesh = Mesh((("ranks", len(shards)),))
-    for text in _sentences(len(shards[0].shape)):
-        layout = parse_layout(text)
-        said = [replace(s, layout=layout.placed(mesh, n)) for n, s in enumerate(shards)]
-        try:
-            plan = plan_unshard(said)
-        except LayoutError:
-            continue
-        if not plan.missing:
-            yield plan
-
-
-def _sentences(ndim: int) -> Iterator[str]:
-    names = [f"d{n}" for n in range(ndim)]
-    for word in ("{}[ranks]", "(a b)[ranks:interleaved]", "(a b c)[ranks:interleaved]"):
-        for n in range(ndim):
-            yield " ".join([*names[:n], word.format(names[n]), *names[n + 1 :]])
-    yield " ".join(names) + "[ranks:partial]"
+def _at(stacked: Value, number: int) -> Value:
+    return Value(stacked.dtype, stacked.bits[number])

@@ -16,6 +16,7 @@ from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Kind, Value, widen
 
 _SINGLY = 4  # ranks that are told of one by one
+_DOZEN = 12  # integers of a rank that are golden's by no accident
 _FEW = 16  # ranks of which each may be held against each
 _LOOKED_AT = 4096  # elements of a value that tell whether they are many different ones
 _FACTORS = (*range(2, 65), *(1 / n for n in range(2, 65)))  # sizes of meshes, and means over them
@@ -54,6 +55,15 @@ def likeliest(question: Question) -> Plan | None:
         if 2 * most > len(question.shards):
             break  # no other layout is as likely
     return best
+
+
+def some_fit(question: Question, plan: Plan) -> bool:
+    """Whether any rank holds just what golden has there, by a layout that its likes have.
+
+    Integers, of which a few may agree by chance, are many enough where they have a dozen places.
+    """
+    enough = question.golden.numel >= _DOZEN * max(1, len(plan.tiles))
+    return enough and any(one.fits for one in _fits(question, plan))
 
 
 def _too_far(question: Question) -> float:

@@ -1,0 +1,125 @@
+"""A whole model that runs in a loop what each rank runs once: laps are held against ranks."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dumpcmp
+from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Verdict
+from dumpcmp.taps.distributed import ranks
+
+SHARDS, EXPERTS, WIDTH, ROOM = 2, 3, 8, 3
+
+
+class Router(nn.Module):
+    """Tokens to places of experts, each of which has room for so many of a shard's tokens."""
+
+    def __init__(self, shards: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.wg = nn.Linear(WIDTH, EXPERTS)
+        self.shards = shards
+        self.edit: Callable[[Tensor], Tensor] = lambda gates: gates
+        self.places: Callable[[Tensor], Tensor] = lambda chosen: chosen.cumsum(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outs = []
+        for part in x.chunk(self.shards) if self.shards > 1 else [x]:
+            gates = self.wg(part).softmax(-1)
+            chosen = F.one_hot(gates.argmax(-1), EXPERTS)
+            place = self.places(chosen) * chosen - 1
+            kept = (place >= 0) & (place < ROOM)
+            outs.append(self.edit(gates * kept).sum(-1, keepdim=True) * part)
+        return torch.cat(outs) if self.shards > 1 else outs[0]
+
+
+class Model(nn.Module):
+    """Two such layers."""
+
+    def __init__(self, shards: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Router(shards) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(x + layer(x))
+        return x
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ranks, "_stated", [])  # what set_rank says is for a whole process
+    yield
+
+
+def _rows() -> Tensor:
+    return torch.randn(SHARDS * 6, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def _run(path: Path, spoil: Callable[[Router, int], None] | None = None) -> None:
+    with dumpcmp.capture(golden := Model(SHARDS), path / "golden"), torch.no_grad():
+        golden(_rows())
+    for rank, part in enumerate(_rows().chunk(SHARDS)):
+        model = Model(1)
+        if spoil:
+            spoil(model.layers[1], rank)  # type: ignore[arg-type]
+        dumpcmp.set_rank(rank, SHARDS)
+        with dumpcmp.capture(model, path / "target"), torch.no_grad():
+            model(part)
+
+
+def _compared(path: Path, spoil: Callable[[Router, int], None] | None = None) -> Outcome:
+    _run(path, spoil)
+    return dumpcmp.compare(path / "golden", path / "target")
+
+
+def test_each_lap_is_compared_with_its_rank(tmp_path: Path) -> None:
+    outcome = _compared(tmp_path)
+    assert outcome.exit_code == 0
+    assert {row.verdict for row in outcome.rows} <= {Verdict.PASS, Verdict.COVERED}
+    alone = [row.key.op for row in outcome.rows if row.verdict is Verdict.COVERED]
+    assert {op.function for op in alone} <= {"chunk", "cat"}
+    assert any("in a loop" in remark for remark in outcome.remarks)
+
+
+def _places(router: Router, rank: int) -> None:
+    if rank == 1:
+        router.places = lambda chosen: chosen.flip(0).cumsum(0).flip(0)
+
+
+def _scaled(router: Router, rank: int) -> None:
+    if rank == 1:
+        router.edit = lambda gates: gates * 1.01
+
+
+def _stale(router: Router, rank: int) -> None:
+    if rank == 1:
+        router.wg.weight.data.mul_(1.1)
+
+
+@pytest.mark.parametrize(
+    "spoil, op", [(_places, "cumsum|flip|mul"), (_scaled, "mul"), (_stale, "")]
+)
+def test_a_fault_of_one_rank_is_named_with_its_op(
+    tmp_path: Path, spoil: Callable[[Router, int], None], op: str
+) -> None:
+    outcome = _compared(tmp_path, spoil)
+    first = outcome.first_divergence
+    assert outcome.exit_code == 1 and first is not None
+    assert first.key.op.module.startswith("layers.1")
+    assert first.key.op.function in op.split("|")
+    assert "rank 1" in first.reason
+
+
+def test_what_ranks_have_for_themselves_is_run_again_for_each(tmp_path: Path) -> None:
+    """A sum along rows is one of each rank's rows, not of ranks laid one upon the other."""
+    _run(tmp_path)
+    replayed = dumpcmp.compare(tmp_path / "golden", tmp_path / "target", replay="all")
+    assert replayed.exit_code == 0
+    summed = [r for r in replayed.rows if r.key.op.function == "cumsum" and r.key.slot.is_output]
+    assert summed and all(row.replay and row.replay.is_known for row in summed)
