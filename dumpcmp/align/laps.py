@@ -20,9 +20,9 @@ from dumpcmp.nouns.record import Record
 
 _FEWEST = 2  # functions that run in each lap, before a loop is believed in
 
-_Name = tuple[str, int, str]  # model, step, and the op, in whichever call of its module
+_OpName = tuple[str, int, str]  # model, step, and the op, in whichever call of its module
 _Span = tuple[int, int]  # orders of the first and the last call
-_Named = Mapping[_Name, Sequence[Site]]
+_Named = Mapping[_OpName, Sequence[Site]]
 
 
 def in_laps(golden: Listing, target: Listing, terms: Mapping[Site, Site]) -> Listing:
@@ -41,13 +41,13 @@ def in_laps(golden: Listing, target: Listing, terms: Mapping[Site, Site]) -> Lis
     return _Merging(golden, num, laps).merged() if laps else golden
 
 
-def _name(site: Site) -> _Name:
+def _name(site: Site) -> _OpName:
     return site.model, site.step, unwrapped(site.op).plain
 
 
-def _named(sites: Iterable[Site]) -> dict[_Name, list[Site]]:
+def _named(sites: Iterable[Site]) -> dict[_OpName, list[Site]]:
     """The calls of each op, in order of execution; what autograd runs it runs backwards."""
-    found: dict[_Name, list[Site]] = defaultdict(list)
+    found: dict[_OpName, list[Site]] = defaultdict(list)
     for site in sites:
         if not site.op.function.startswith("backward."):
             found[_name(site)].append(site)
@@ -77,7 +77,9 @@ class _Loop:
         return max(n for n, (first, _) in enumerate(self.spans) if first <= order)
 
 
-def _loops(golden: Listing, ours: _Named, theirs: Mapping[_Name, int], num: int) -> Iterator[_Loop]:
+def _loops(
+    golden: Listing, ours: _Named, theirs: Mapping[_OpName, int], num: int
+) -> Iterator[_Loop]:
     """The loops of `num` laps, by the ops that ran `num` times as often as in the target."""
     found: dict[tuple[str, int], list[_Loop]] = defaultdict(list)
     for name, sites in ours.items():
