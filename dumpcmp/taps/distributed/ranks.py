@@ -224,13 +224,16 @@ def captured() -> Iterator[World]:
 
 
 @contextmanager
-def remembering() -> Iterator[None]:
-    """Remember, while the block runs, the layouts of what leaves DTensors, and microbatches."""
+def remembering(is_traced: bool = False) -> Iterator[None]:
+    """Remember, while the block runs, the layouts of what leaves DTensors, and microbatches.
+
+    Where the program `is_traced`, `from_local` stays as it is: dynamo knows it by identity.
+    """
     from torch.distributed.tensor import DTensor
 
     leaving = (DTensor, "to_local", _remembering_layout)
-    entering = (DTensor, "from_local", _remembering_origin)
-    with patched(leaving, entering, *_pipeline_patches()):
+    entering = () if is_traced else ((DTensor, "from_local", _remembering_origin),)
+    with patched(leaving, *entering, *_pipeline_patches()):
         yield
 
 

@@ -213,7 +213,8 @@ class ModuleCapture:
             self.recorder.lacking += check_names("several ranks")
             from dumpcmp.taps.distributed.collectives import collectives
 
-            with distributed.remembering(), collectives(lambda: self._here.latest):
+            seen = distributed.remembering(self.compiles)
+            with seen, collectives(lambda: self._here.latest):
                 yield
 
     @contextmanager

@@ -21,7 +21,7 @@ from dumpcmp.nouns.layouts import parse_layout
 from dumpcmp.nouns.row import Verdict
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.distributed.dtensor import layout_of_spec
-from dumpcmp.taps.distributed.ranks import World, layout, layout_of, set_rank, world
+from dumpcmp.taps.distributed.ranks import World, layout, layout_of, remembering, set_rank, world
 from tests.taps.distributed.launching import ROOT, launch
 
 LONELY = "tests.taps.distributed.programs.lonely"
@@ -169,3 +169,14 @@ def test_the_commands_of_the_handbook(tmp_path: Path) -> None:
     layout = ("--layout", "layers.*.mlp=b[tp] s h")
     wrong = CliRunner().invoke(main, ["compare", *paths, *output, *layout])
     assert wrong.exit_code == 1, wrong.output
+
+
+def test_a_traced_program_meets_the_function_that_dynamo_knows() -> None:
+    from torch.distributed.tensor import DTensor
+
+    known = DTensor.from_local
+    with remembering(is_traced=True):
+        assert DTensor.from_local is known
+    with remembering():
+        assert DTensor.from_local is not known
+    assert DTensor.from_local is known
