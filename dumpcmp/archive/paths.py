@@ -30,6 +30,7 @@ from dumpcmp.nouns.files import write_whole
 LONGEST = 150  # bytes of an escaped name; a longer one ends in a digest of itself instead
 LARGEST_RUN_FILE = 64 << 20
 SHARED_MEMORY = Path("/dev/shm")
+MOVED = ".moved"  # in a rank's directory: parts of it were removed, and lie at the URL that it has
 RING_PREFIX = "dumpcmp-"  # of a ring in shared memory
 RING_FILE = ".ring"  # of one in the rank's directory
 RING_MAGIC = b"dumpcmp ring 1\0\0"

@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "fusions": "list the fusions that a dump can turn off",
     "compact": "replace the tensors of an archive by small summaries",
     "audit": "check an archive against itself, and mend it",
+    "upload": "copy an archive into an object store, part by part",
     "show": "show what is in an archive",
     "verify": "hold a compiled model against the model itself",
     "verify-op": "hold partitions of an op against the op itself",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dumpcmp.cli.places import PLACE
 from dumpcmp.nouns.errors import DumpcmpError, SelectionError
 from dumpcmp.nouns.options import parse_nbytes
 from dumpcmp.report.escaping import visible
@@ -23,7 +24,12 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
 @click.option("--mode", default="eager", show_default=True,
               help="eager, fx (dynamo graph), aten (dispatcher), compiled (Inductor's kernels) or "
               "boundary (graphs of any backend).")  # fmt: skip
-@click.option("--path", required=True, type=click.Path(path_type=Path), help="Archive to write.")
+@click.option("--path", required=True, type=PLACE,
+              help="Archive to write: a path, or a URL such as s3://...")  # fmt: skip
+@click.option("--spool-limit", metavar="SIZE",
+              callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
+              help="With a URL: remove parts here that are uploaded while others take more than "
+              "SIZE.")  # fmt: skip
 @click.option("--token", metavar="LIST", help="Tokens (steps) to record, from 0: 0,2,5-8.")
 @click.option("--every", type=int, default=1, show_default=True, metavar="N",
               help="Of the tokens, record each Nth, from 0.")  # fmt: skip
@@ -88,7 +94,7 @@ def command(
     realize: bool, twin: bool,
     backend: str | None, keep: str, compact: bool, keep_full: tuple[str, ...], sketch: int,
     reduce: str | None, disk_budget: int | None, hashes: int, segments: int, buffer: int | None,
-    graph_budget: int | None, checksum: bool, factory: str | None,
+    graph_budget: int | None, checksum: bool, spool_limit: int | None, factory: str | None,
     module: str | None, program: tuple[str, ...], **options: Any,
 ) -> int:  # fmt: skip
     """Run PROGRAM, a script with its arguments, and record what every op takes in and gives out.
@@ -102,7 +108,7 @@ def command(
     run = chosen_program(factory, module, program, options["backward"])
     how = mode_with(mode, fusion, realize, twin, backend, fusion_switch)
     kept = Retention(keep, compact, keep_full, sketch, reduce, disk_budget, hashes, segments,
-                     buffer, graph_budget, checksum)  # fmt: skip
+                     buffer, graph_budget, checksum, spool_limit)  # fmt: skip
     with live_line() as watch:
         dumped = dump(run, path, mode=how, keep=kept, watch=watch, tokens=token, **options)
     return report(dumped, str(path))

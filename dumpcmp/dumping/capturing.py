@@ -20,7 +20,8 @@ from torch import Tensor, fx, nn
 from dumpcmp.archive.write.writer import ArchiveWriter, Progress
 from dumpcmp.dumping.modes import Compiled, PlainMode, check_mode, parse_mode, watching
 from dumpcmp.dumping.retention import Compactor, Retention, compactor_beside, within_budget
-from dumpcmp.nouns.errors import CaptureWarning
+from dumpcmp.dumping.spooling import spooled
+from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.selection import Level, Selection, Tap, make_tap
 from dumpcmp.nouns.version import __version__
 from dumpcmp.pytorch.backends import shortcuts
@@ -142,13 +143,20 @@ def capturing(
     lacking = check_mode(mode, tap, dtype)
     here = world()
     run = {**facts_of(tap, mode, dtype), **(facts or {}), "keep": retention.words()}
+    spool = spooled(path, here.rank, here.size, overwrite=overwrite, limit=retention.spool_limit)
+    if spool.url is not None and retention.compacts:
+        raise SelectionError(
+            "--compact and --disk-budget are of dumps that stay on this machine",
+            hint="give --keep summary, or compact the dump before it is uploaded",
+        )
     with (
-        ExitStack() as after,  # the compactor ends when the archive is closed
+        ExitStack() as after,  # the compactor and the upload end when the archive is closed
         ArchiveWriter(
-            path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite,
+            spool.path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite,
             part_nbytes=retention.part_nbytes, buffer=retention.buffer,
         ) as out,
     ):  # fmt: skip
+        after.enter_context(spool.uploading())
         beside = after.enter_context(compactor_beside(out.path.parent, retention, here.rank))
         recorder = Recorder(within_budget(out, retention, beside), tap, here.rank)
         out.lend_to(recorder.stagings.pages)

@@ -50,6 +50,7 @@ class Retention:
     buffer: int | None = None  # bytes of memory that may hold what the disk has not taken yet
     graph_budget: int | None = None  # bytes of a device for what CUDA graphs compute
     checksum: bool = False  # of each Summary, which tells on a GPU too whether values are the same
+    spool_limit: int | None = None  # bytes that parts take here which are in a store already
 
     def __post_init__(self) -> None:
         if self.keep not in ("full", "summary"):

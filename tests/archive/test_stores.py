@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from dumpcmp.archive.stores.kept import CACHE, DiskCache, KeptRanges, parse_cach
 from dumpcmp.archive.stores.ranges import LONGEST_RUN, runs_of
 from dumpcmp.archive.stores.store import Store, store_of
 from dumpcmp.archive.stores.urls import RemotePath, is_url, place
+from dumpcmp.archive.upload import upload
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.cli import main
 from dumpcmp.nouns.errors import ArchiveError
@@ -353,3 +356,108 @@ def test_what_is_kept_stays_below_its_bound(tmp_path: Path) -> None:
 def test_caches_are_written_as_directory_and_size(tmp_path: Path) -> None:
     assert parse_cache(f"{tmp_path}:2G") == (tmp_path, 2 << 30)
     assert parse_cache(str(tmp_path)) == (tmp_path, 10 << 30)
+
+
+# Uploads
+
+
+def _whole(url: str, local: Path) -> None:
+    ours, theirs = Archive(local), Archive(url)
+    assert theirs.complete and list(ours) == list(theirs) and audit(url).sound
+
+
+def test_an_upload_is_whole_and_is_not_done_twice(here: Path, tmp_path: Path) -> None:
+    spool = shutil.copytree(here / "golden", tmp_path / "spool")
+    done = upload(spool, "memory://bucket/up")
+    assert (done.num_files, done.is_whole) == (2, True)
+    _whole("memory://bucket/up", here / "golden")
+    assert upload(spool, "memory://bucket/up").num_files == 0
+    with pytest.raises(ArchiveError, match="already holds a run"):
+        upload(here / "mine", "memory://bucket/up")
+    assert upload(here / "mine", "memory://bucket/up", overwrite=True).is_whole
+    _whole("memory://bucket/up", here / "mine")
+
+
+def test_a_store_that_fails_at_times_takes_all(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Failing, "share", 0.1)
+    monkeypatch.setattr(Failing, "cut", 0.1)
+    upload(shutil.copytree(here / "golden", tmp_path / "spool"), "failing://bucket/up")
+    _whole("failing://bucket/up", here / "golden")
+
+
+def test_an_upload_that_is_cut_short_is_not_taken_for_whole_and_goes_on(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, url = shutil.copytree(here / "golden", tmp_path / "spool"), "failing://bucket/up"
+    put = Failing.put_file
+
+    def once(self: Failing, *words: Any, **options: Any) -> None:
+        put(self, *words, **options)
+        Failing.share = 1.0
+
+    monkeypatch.setattr(Failing, "put_file", once)
+    with pytest.raises(ArchiveError, match="cannot read"):
+        upload(spool, url)
+    monkeypatch.setattr(Failing, "share", 0.0)
+    assert not Archive(url).complete and _verdict(url, url)[1] == 2
+    monkeypatch.setattr(Failing, "put_file", put)
+    assert upload(spool, url).num_files == 2  # what was not read back is uploaded again
+    _whole(url, here / "golden")
+
+
+def test_a_copy_that_is_not_the_same_is_refused(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(self: Failing, local: str, key: str, **_: Any) -> None:
+        content = Path(local).read_bytes()
+        self.pipe_file(key, content[:-1] + bytes([content[-1] ^ 1]))
+
+    monkeypatch.setattr(Failing, "put_file", damaged)
+    spool = shutil.copytree(here / "golden", tmp_path / "spool")
+    with pytest.raises(ArchiveError, match="has the digest"):
+        upload(spool, "failing://bucket/up", spool_limit=1)
+    assert Archive(spool).complete and not Archive("failing://bucket/up").complete
+
+
+def test_parts_make_room_once_they_are_uploaded(here: Path, tmp_path: Path) -> None:
+    spool, url = shutil.copytree(here / "golden", tmp_path / "spool"), "memory://bucket/up"
+    done = upload(spool, url, spool_limit=1_500_000)
+    assert done.num_removed == 1 and len(list(spool.rglob("*.h5"))) == 1
+    _whole(url, here / "golden")
+    assert Archive(spool).problems == ("rank 0: parts of it were moved to memory://bucket/up",)
+    assert upload(spool, url).is_whole
+    with pytest.raises(ArchiveError, match="were moved to"):
+        upload(spool, "memory://bucket/other")
+
+
+def test_a_run_is_uploaded_while_it_goes_on(tmp_path: Path) -> None:
+    url = "memory://bucket/live"
+    with ArchiveWriter(tmp_path / "d") as sink:
+        put(sink, Key("Net", 0, Op("a"), 0, "output.0"), np.ones(4))
+        sink.finish_step("Net", 0)
+        put(sink, Key("Net", 1, Op("a"), 0, "output.0"), np.ones(4))
+        sink.settle()
+        while not list((tmp_path / "d").rglob("0/part-0000.h5")):
+            time.sleep(0.01)
+        first = upload(tmp_path / "d", url)
+        assert not first.is_whole and "still being written" in first.left[-1]
+        assert not Archive(url).complete
+    assert upload(tmp_path / "d", url, follow=True).is_whole
+    _whole(url, tmp_path / "d")
+
+
+def test_a_capture_into_a_store_is_read_from_there(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setenv("DUMPCMP_SPOOL", str(tmp_path))
+    model, url = torch.nn.Linear(4, 4), f"{bucket}/captured"
+    with dumpcmp.capture(model, url):
+        model(torch.ones(1, 4))
+    (spool,) = tmp_path.iterdir()
+    _whole(url, spool)
+    with pytest.raises(ArchiveError, match="already holds a run"), dumpcmp.capture(model, url):
+        pass

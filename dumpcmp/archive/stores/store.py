@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
@@ -149,6 +150,18 @@ class Store:
             return content
 
         return self.trying(f"read {nbytes} bytes at {start} of {key}", ask)
+
+    def put(self, key: str, file: Path) -> None:
+        """Copy a local file to `key`; nobody reads it before it is whole."""
+        self.trying(f"write {key}", lambda: self.system.put_file(str(file), key))
+
+    def write(self, key: str, content: bytes) -> None:
+        """Write a small object whole."""
+        self.trying(f"write {key}", lambda: self.system.pipe_file(key, content))
+
+    def remove(self, key: str) -> None:
+        """Remove an object."""
+        self.trying(f"remove {key}", lambda: self.system.rm_file(key))
 
     def opened(self, key: str) -> Any:
         """The object as a file that is read in blocks."""

@@ -17,6 +17,7 @@ from dumpcmp.archive import paths
 from dumpcmp.archive.locks import WRITING, hold
 from dumpcmp.archive.paths import RankDirectory, now, process_start
 from dumpcmp.archive.schema import SCHEMA_VERSION
+from dumpcmp.archive.stores.urls import here
 from dumpcmp.archive.write.drain import Drain
 from dumpcmp.archive.write.plans import Steps
 from dumpcmp.archive.write.recovery import rescue
@@ -83,8 +84,8 @@ class ArchiveWriter:
         memory: Memory = "shared",
         buffer: int | None = None,
     ) -> None:
-        here = Path(path).absolute()  # wherever the program goes meanwhile
-        self._directory = RankDirectory(here, rank, world_size)
+        root = here(path, "written directly").absolute()  # wherever the program goes meanwhile
+        self._directory = RankDirectory(root, rank, world_size)
         paths.clear_rings()
         self._directory.create(overwrite=overwrite)
         self._held = _hold(self.path)
