@@ -6,11 +6,15 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp.nouns.outcome import Outcome
+
+MARK = "DUMPCMP_TEST_MARK"  # set in workers: a file
 
 
 class Net(nn.Module):
@@ -52,6 +56,13 @@ def die_once(mark: Path) -> str:
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return "done"
+
+
+def deadly(golden: NDArray[np.float64], target: NDArray[np.float64]) -> float:
+    """A metric that ends the process which takes it first, where a mark is to be made."""
+    if MARK in os.environ:
+        die_once(Path(os.environ[MARK]))
+    return float(abs(target - golden).max())
 
 
 def die(_task: object) -> None:

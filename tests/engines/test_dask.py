@@ -11,16 +11,27 @@ import pytest
 
 import dumpcmp
 from dumpcmp.engines.on_dask import of_client
-from tests.engines.runs import die, die_once, dump_two, told
+from tests.engines.runs import MARK, die, dump_two, told
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that says that a worker was killed."""
+    return tmp_path_factory.mktemp("killed") / "mark"
+
+
+@pytest.fixture(scope="module")
+def cluster(mark: Path) -> Iterator[Any]:
     quick = {"distributed.scheduler.allowed-failures": 1}
-    options = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    options: dict[str, Any] = {
+        "env": {MARK: str(mark)},
+        "threads_per_worker": 1,
+        "dashboard_address": None,
+        "silence_logs": 50,
+    }
     with dask.config.set(quick), distributed.LocalCluster(2, **options) as started:
         yield started
 
@@ -56,9 +67,16 @@ def test_workers_compact_as_one_process_does(
     )
 
 
-def test_the_tasks_of_a_killed_worker_are_done_by_another(cluster: Any, tmp_path: Path) -> None:
-    with distributed.Client(cluster) as client, of_client(client, ()) as workers:
-        assert workers.submit(die_once, tmp_path / "mark").result() == "done"
+def test_a_worker_that_is_killed_in_the_middle_changes_nothing(
+    cluster: Any, runs: tuple[Path, Path], mark: Path
+) -> None:
+    metric = "tests.engines.runs:deadly"
+    alone = dumpcmp.compare(*runs, metrics=metric)
+    assert not mark.exists()
+    named = f"dask:{cluster.scheduler_address}"
+    found = dumpcmp.compare(*runs, metrics=metric, executor=named)
+    assert mark.exists() and told(found) == told(alone)
+    assert [row.own for row in found.rows] == [row.own for row in alone.rows]
 
 
 def test_a_task_that_ends_every_worker_is_trouble(cluster: Any) -> None:

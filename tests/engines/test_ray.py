@@ -1,0 +1,53 @@
+"""Ray started here: the same is found, also where a worker is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dumpcmp
+from tests.engines.runs import MARK, die, dump_two, told
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("killed") / "mark"
+
+
+@pytest.fixture(scope="module")
+def cluster(mark: Path) -> Iterator[None]:
+    env = {"env_vars": {MARK: str(mark)}}
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, runtime_env=env)
+    yield
+    ray.shutdown()
+
+
+def test_workers_find_what_one_process_finds_though_one_is_killed(
+    cluster: None, mark: Path, tmp_path: Path
+) -> None:
+    runs = dump_two(tmp_path)
+    metric = "tests.engines.runs:deadly"
+    alone = dumpcmp.compare(*runs, metrics=metric, replay="all")
+    found = dumpcmp.compare(*runs, metrics=metric, replay="all", executor="ray")
+    assert mark.exists() and told(found) == told(alone)
+    assert dumpcmp.audit(runs[0], executor="ray") == dumpcmp.audit(runs[0])
+    assert ray.is_initialized()  # it is the user's
+
+
+def test_an_error_of_a_worker_is_told_as_it_is_and_a_deadly_task_is_trouble(cluster: None) -> None:
+    from dumpcmp.engines.on_ray import opened
+
+    with (
+        opened("", (Path("/nowhere"),)) as workers,
+        pytest.raises(dumpcmp.EngineError, match="does not see /nowhere"),
+    ):
+        workers.submit(abs, -1).result()
+    with (
+        opened("", ()) as workers,
+        pytest.raises(dumpcmp.EngineError, match="one task ended 4 workers"),
+    ):
+        workers.submit(die, None).result()
