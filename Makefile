@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SCALE ?= 1
 READY := $(VENV)/.ready
 
-.PHONY: help demo test tests test-native lint bench fuzz wheel samples clean
+.PHONY: help demo demo-scale test tests test-native lint bench fuzz wheel samples clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -18,6 +18,10 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## the main job on the embedded model: dump, break, compare, explain
 	$(BIN)/dumpcmp demo
+
+demo-scale: $(READY)  ## the same in a bucket of a local S3 server, by two Dask workers
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dask,s3]' 'moto[server]'
+	$(BIN)/python -m benchmarks.demo_scale
 
 lint: $(READY)  ## ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check dumpcmp tests benchmarks

@@ -42,6 +42,7 @@ TABLES: dict[str, str] = {
     "compacted-faults": "compacted_faults",
     "hypotheses": "hypotheses",
     "pages": "pages",
+    "scale": "scale",
     "summary-gpu": "summary_gpu",
     "capture-gpu": "capture_gpu",
 }

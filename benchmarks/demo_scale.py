@@ -1,0 +1,89 @@
+"""``make demo-scale``: the demo in a bucket: an S3 server, two Dask workers, the same verdict.
+
+Where moto and s3fs are not installed, the dumps lie in a directory that the workers share.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+from distributed import LocalCluster
+
+from dumpcmp.cli.compare import report
+from dumpcmp.comparing import compare
+from dumpcmp.demo import build, generate
+from dumpcmp.dumping.capturing import capture
+from dumpcmp.faults import Fault, on_output, planted, scale
+from dumpcmp.report.terminal import Screen
+
+FAULTY = "layers.1.mlp.down_proj"
+BUCKET = "dumps"
+_KEYS = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo", "AWS_REGION": "us-east-1"}
+
+
+def dump_both(room: Path) -> None:
+    """Dump the demo, and once more with a planted fault."""
+    model = build()[0]
+    with capture(model, room / "golden", overwrite=True):
+        generate(model)
+    fault = Fault("scaled by 1.01", FAULTY, "linear", on_output(scale))
+    with planted(model, fault), capture(model, room / "mine", overwrite=True):
+        generate(model)
+
+
+@contextmanager
+def served(room: Path) -> Iterator[str]:
+    """Put what lies in `room` where workers find it: into a bucket, if a server can be had."""
+    if not (find_spec("moto") and find_spec("s3fs")):
+        click.echo("no S3 server here: pip install 'dumpcmp[s3]' 'moto[server]'")
+        yield str(room)
+        return
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        os.environ |= {**_KEYS, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}
+        store = s3fs.S3FileSystem()
+        store.mkdir(BUCKET)
+        store.put(f"{room}/", f"{BUCKET}/", recursive=True)
+        yield f"s3://{BUCKET}"
+    finally:
+        server.stop()
+
+
+def main(output: Path) -> int:
+    """Compare in the bucket by two workers; 0 where the verdict is that of one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        room = Path(folder)
+        dump_both(room)
+        alone = compare(room / "golden", room / "mine")
+        with (
+            served(room) as place,
+            LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,
+        ):
+            engine = f"dask:{cluster.scheduler_address}"
+            golden, mine = f"{place}/golden", f"{place}/mine"
+            click.echo(
+                f"dumpcmp compare --my-path {mine} --golden-path {golden} --executor {engine}\n"
+            )
+            outcome = compare(golden, mine, executor=engine)
+            report(outcome, output, ("csv",), Screen())
+    first = outcome.first_divergence
+    same = outcome.word == alone.word and first is not None and first.key.op == FAULTY
+    said = "the same verdict as of" if same else "NOT the verdict of"
+    click.echo(f"\nTwo workers came to {said} one process that reads a directory.")
+    return 0 if same else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path("demo_out")))
