@@ -23,27 +23,28 @@ from dumpcmp.dumping.capturing import capture
 from dumpcmp.faults import Fault, on_output, planted, scale
 from dumpcmp.report.terminal import Screen
 
-FAULTY = "layers.1.mlp.down_proj"
+FAULT = Fault("scaled by 1.01", "layers.1.mlp.down_proj", "linear", on_output(scale))
 BUCKET = "dumps"
 _KEYS = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo", "AWS_REGION": "us-east-1"}
 
 
-def dump_both(room: Path) -> None:
+def dump_both(place: str) -> tuple[str, str]:
     """Dump the demo, and once more with a planted fault."""
+    golden, mine = f"{place}/golden", f"{place}/mine"
     model = build()[0]
-    with capture(model, room / "golden", overwrite=True):
+    with capture(model, golden, overwrite=True):
         generate(model)
-    fault = Fault("scaled by 1.01", FAULTY, "linear", on_output(scale))
-    with planted(model, fault), capture(model, room / "mine", overwrite=True):
+    with planted(model, FAULT), capture(model, mine, overwrite=True):
         generate(model)
+    return golden, mine
 
 
 @contextmanager
-def served(room: Path) -> Iterator[str]:
-    """Put what lies in `room` where workers find it: into a bucket, if a server can be had."""
+def served(room: str) -> Iterator[str]:
+    """Where workers find what is dumped: a bucket, if a server can be had, or else `room`."""
     if not (find_spec("moto") and find_spec("s3fs")):
         click.echo("no S3 server here: pip install 'dumpcmp[s3]' 'moto[server]'")
-        yield str(room)
+        yield room
         return
     import s3fs
     from moto.server import ThreadedMotoServer
@@ -53,9 +54,7 @@ def served(room: Path) -> Iterator[str]:
     try:
         host, port = server.get_host_and_port()
         os.environ |= {**_KEYS, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}
-        store = s3fs.S3FileSystem()
-        store.mkdir(BUCKET)
-        store.put(f"{room}/", f"{BUCKET}/", recursive=True)
+        s3fs.S3FileSystem().mkdir(BUCKET)
         yield f"s3://{BUCKET}"
     finally:
         server.stop()
@@ -64,22 +63,23 @@ def served(room: Path) -> Iterator[str]:
 def main(output: Path) -> int:
     """Compare in the bucket by two workers; 0 where the verdict is that of one process."""
     with tempfile.TemporaryDirectory() as folder:
-        room = Path(folder)
-        dump_both(room)
-        alone = compare(room / "golden", room / "mine")
+        alone = compare(*dump_both(f"{folder}/alone"))
         with (
-            served(room) as place,
-            LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,
+            served(folder) as place,
+            LocalCluster(
+                2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+            ) as cluster,
         ):
             engine = f"dask:{cluster.scheduler_address}"
-            golden, mine = f"{place}/golden", f"{place}/mine"
+            golden, mine = dump_both(place)
             click.echo(
                 f"dumpcmp compare --my-path {mine} --golden-path {golden} --executor {engine}\n"
             )
             outcome = compare(golden, mine, executor=engine)
             report(outcome, output, ("csv",), Screen())
-    first = outcome.first_divergence
-    same = outcome.word == alone.word and first is not None and first.key.op == FAULTY
+    first, verdicts = outcome.first_divergence, [row.verdict for row in outcome.rows]
+    same = outcome.word == alone.word and verdicts == [row.verdict for row in alone.rows]
+    same = same and first is not None and first.key.op == FAULT.op
     said = "the same verdict as of" if same else "NOT the verdict of"
     click.echo(f"\nTwo workers came to {said} one process that reads a directory.")
     return 0 if same else 2

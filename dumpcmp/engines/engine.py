@@ -54,12 +54,12 @@ class Engine:
         """Its workers, which must see the archives at `roots` under the same paths."""
         try:
             import_module(_REMOTE[self.kind])
-        except ImportError as error:
+            adapter = import_module(f"dumpcmp.engines.on_{self.kind}")
+        except (ImportError, RuntimeError) as error:  # as where mpi4py finds no MPI
             raise EngineError(
                 f"executor {self.kind} needs the package {_REMOTE[self.kind]}: {error}",
                 hint=f"pip install 'dumpcmp[{self.kind}]'",
             ) from None
-        adapter = import_module(f"dumpcmp.engines.on_{self.kind}")
         made: AbstractContextManager[Executor] = adapter.opened(self.place, tuple(roots))
         return made
 
