@@ -4,9 +4,13 @@ from pathlib import Path
 
 import click
 
+from dumpcmp.archive.stores.urls import is_url
+from dumpcmp.cli.places import PLACE
+from dumpcmp.nouns.errors import SelectionError
+
 
 @click.command()
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=PLACE)
 @click.option("--to", type=click.Path(path_type=Path),
               help="File to write; the default lies beside the JSON.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace a page that is there.")
@@ -19,8 +23,13 @@ def command(out: Path, to: Path | None, overwrite: bool, shows: bool) -> None:
     from dumpcmp.cli.compare import opened
     from dumpcmp.report.reading import newest_json, read_json, write_page
 
+    if is_url(out) and not out.is_file():
+        hint = "name the file: a store does not tell reliably which of several is the newest"
+        raise SelectionError(f"{out} is no report", hint=hint)
     source = newest_json(out)
-    page = write_page(read_json(source), to or source.with_suffix(".html"), overwrite=overwrite)
+    beside = source.with_suffix(".html")
+    to = to or (Path(beside.name) if is_url(out) else beside)  # nothing is written to stores
+    page = write_page(read_json(source), to, overwrite=overwrite)
     click.echo(f"report: {page}")
     if shows:
         opened([page])

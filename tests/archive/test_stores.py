@@ -140,6 +140,12 @@ def test_commands_take_urls(here: Path, tmp_path: Path) -> None:
     assert compared.exit_code == 1 and "layers.7" in compared.output
     assert run(main, ["audit", f"{url}/golden"]).exit_code == 0
     assert run(main, ["explain", f"{url}/mine", f"{url}/golden", "layers.7"]).exit_code == 1
+    run(main, ["compare", *paths, *out, "--format", "json"])
+    (report,) = (tmp_path / "out").glob("*.json")
+    fsspec.filesystem("memory").put(str(report), "/bucket/compare.json")
+    page = run(main, ["report", "memory://bucket/compare.json", "--to", f"{tmp_path}/page.html"])
+    assert page.exit_code == 0 and (tmp_path / "page.html").stat().st_size > 10_000
+    assert run(main, ["report", "memory://bucket"]).exit_code == 2
     for command in (["audit", "--repair"], ["compact"]):
         refused = run(main, [*command, f"{url}/golden"])
         assert refused.exit_code == 2 and "store" in refused.output
