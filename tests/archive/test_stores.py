@@ -467,3 +467,24 @@ def test_a_capture_into_a_store_is_read_from_there(
     _whole(url, spool)
     with pytest.raises(ArchiveError, match="already holds a run"), dumpcmp.capture(model, url):
         pass
+
+
+def test_a_run_that_was_killed_is_never_whole_in_a_store(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time, numpy as np\n"
+        "from dumpcmp.archive.write.writer import ArchiveWriter\n"
+        "from tests.archive.values import key, put\n"
+        "sink = ArchiveWriter(sys.argv[1])\n"
+        "for step in range(2):\n"
+        "    put(sink, key(step=step), np.ones(4))\n"
+        "sink.settle()\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    spool, url = tmp_path / "d", "memory://bucket/killed"
+    subprocess.run([sys.executable, "-c", code, str(spool)], check=False)
+    done = upload(spool, url, follow=True)  # which ends, since nobody writes any more
+    assert not done.is_whole and "not sealed" in done.left[-1]
+    assert not Archive(url).complete
+    assert audit(spool, repair=True).sound
+    assert upload(spool, url).is_whole
+    assert len(Archive(url)) == 2 and not Archive(url).complete

@@ -23,6 +23,7 @@ from dumpcmp.archive.read.contents import RankStep
 from dumpcmp.archive.read.remote import beyond, expect, from_store, opened
 from dumpcmp.archive.read.scan import Found, part_facts, read_part, ring_records
 from dumpcmp.archive.schema import KNOWN_VERSIONS, MAX_RANK, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.stores.ranges import forget_below
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.archive.stores.urls import place as place_of
 from dumpcmp.nouns.errors import ArchiveError
@@ -271,6 +272,8 @@ class Captured(Mapping[Key, Record]):
         self._steps.clear()
         self._mapped.clear()
         self._sound.clear()
+        if isinstance(self.path, RemotePath):
+            forget_below(self.path.store, self.path.key)
 
     def calls_of(self, rank: int) -> dict[Site, Call]:
         """The calls that `rank` saw, by Site."""

@@ -58,10 +58,10 @@ class RemotePart(PartFile):
 
     def need(self, start: int, end: int) -> None:
         """Have all bytes from `start` to `end` at hand, which are about to be read."""
-        known = min((at for at, _ in self._windows if at > 0), default=end)
+        known, tail = self._windows[1] if len(self._windows) == 2 else (0, memoryview(b""))
         if start < known and end <= self.nbytes and end - start <= LARGEST_READ:
-            more, tail = self._ranges.read(start, known - start), self._windows[-1][1]
-            self._windows[-1:] = [(start, memoryview(bytes(more) + bytes(tail)))]
+            more = self._ranges.read(start, known - start)
+            self._windows[1] = (start, memoryview(bytes(more) + bytes(tail)))
 
     def _grown(self, end: int) -> int:  # noqa: ARG002
         return self.nbytes

@@ -76,22 +76,15 @@ class DiskCache:
 
 
 class KeptRanges:
-    """The ranges of one object that are kept."""
+    """The ranges of one object that are kept. No file stays open: there may be thousands."""
 
     def __init__(self, cache: DiskCache, name: str) -> None:
         self._cache = cache
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        stem = cache.directory / name
-        self._bytes = os.open(stem.with_suffix(_SUFFIXES[0]), flags, 0o600)
-        self._list = os.open(stem.with_suffix(_SUFFIXES[1]), flags | os.O_APPEND, 0o600)
-        os.utime(self._list)
+        self._bytes, self._list = (cache.directory / f"{name}{suffix}" for suffix in _SUFFIXES)
         self._known: dict[tuple[int, int], bytes] = {}
-        self._read = 0
-
-    def __del__(self) -> None:
-        for descriptor in (getattr(self, "_bytes", None), getattr(self, "_list", None)):
-            if descriptor is not None:
-                os.close(descriptor)
+        self._read = 0  # bytes of the list that were read
+        with suppress(FileNotFoundError):
+            os.utime(self._list)  # used now: others make room first
 
     def __contains__(self, each: tuple[int, int]) -> bool:
         if each not in self._known:
@@ -100,31 +93,49 @@ class KeptRanges:
 
     def _catch_up(self) -> None:
         """Read what this process or others have listed since."""
-        size = os.fstat(self._list).st_size
-        whole = (size - self._read) // _ENTRY.size * _ENTRY.size
-        if whole > 0:
-            for start, nbytes, digest in _ENTRY.iter_unpack(
-                os.pread(self._list, whole, self._read)
-            ):
-                self._known[start, nbytes] = digest
-            self._read += whole
+        try:
+            with self._list.open("rb") as file:
+                file.seek(self._read)
+                listed = file.read()
+        except FileNotFoundError:
+            self._known, self._read = {}, 0
+            return
+        whole = len(listed) // _ENTRY.size * _ENTRY.size
+        for start, nbytes, digest in _ENTRY.iter_unpack(listed[:whole]):
+            self._known[start, nbytes] = digest
+        self._read += whole
 
     def get(self, start: int, nbytes: int) -> bytes | None:
         """The bytes of a range, or None where it is not kept, or not any more what it was."""
         if (start, nbytes) not in self:
             return None
-        content = os.pread(self._bytes, nbytes, start)
-        if xxh3_128_digest(content) != self._known[start, nbytes]:
-            return None
-        return content
+        try:
+            with self._bytes.open("rb") as file:
+                content = os.pread(file.fileno(), nbytes, start)
+        except FileNotFoundError:
+            content = b""
+        if len(content) == nbytes and xxh3_128_digest(content) == self._known[start, nbytes]:
+            return content
+        del self._known[start, nbytes]  # removed to make room, or damaged
+        return None
 
     def put(self, start: int, content: bytes) -> None:
         """Keep a range, where there is room; a disk that cannot take it is no trouble."""
         if (start, len(content)) in self._known or not self._cache.admits(len(content)):
             return
+        entry = _ENTRY.pack(start, len(content), xxh3_128_digest(content))
         with suppress(OSError):
-            if os.pwrite(self._bytes, content, start) == len(content):
-                os.write(self._list, _ENTRY.pack(start, len(content), xxh3_128_digest(content)))
+            if _written(self._bytes, os.O_CREAT, content, start) == len(content):
+                _written(self._list, os.O_CREAT | os.O_APPEND, entry)
+
+
+def _written(path: Path, flags: int, content: bytes, start: int = 0) -> int:
+    """How much of `content` could be written to `path`, at `start` or, with O_APPEND, the end."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
+    try:
+        return os.pwrite(descriptor, content, start)
+    finally:
+        os.close(descriptor)
 
 
 def parse_cache(text: str) -> tuple[Path, int]:

@@ -116,6 +116,14 @@ class Ranges:
         return content
 
 
+def forget_below(store: Store, key: str) -> None:
+    """Let go of what is expected of objects below `key`: whoever asks again opens them again."""
+    here = os.getpid()
+    for name in [each for each in _OPENED if each[:2] == (here, store.scheme)]:
+        if name[2].startswith(f"{key}/"):
+            del _OPENED[name]
+
+
 _OPENED: dict[tuple[int, str, str], Ranges] = {}
 
 

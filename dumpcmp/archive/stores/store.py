@@ -28,7 +28,8 @@ MOST_TRIES = 6
 FIRST_PAUSE = 0.1  # seconds before the second try; twice as long before each further one
 MOST_AT_ONCE = 16  # requests under way
 LARGEST_WHOLE = 64 << 20  # bytes of a file that is read at once
-_FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+_FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError,
+          NotImplementedError)  # fmt: skip
 _CHANGES = ("ETag", "etag", "generation", "md5", "md5Hash", "sha256", "blob_id", "mtime",
             "LastModified", "last_modified", "updated", "created")  # fmt: skip
 
