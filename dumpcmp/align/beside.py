@@ -209,28 +209,36 @@ def _gradients(
         return {}, {}
     both = [(pair.golden, pair.target) for pair in pairs if pair.golden and pair.target]
     partner = {golden.first(one): target.first(other) for one, other in both}
+    known = {one: other for one, other in partner.items() if one.slot.is_gradient}
     there: dict[Key | None, Key] = {}
     back: dict[Key | None, Key] = {}
     for value, tensors in ours.items():
         others = theirs.get(partner[value], {}) if value in partner else {}
-        for one, other in _same_tensors(sweep, tensors, others):
+        for one, other in _same_tensors(sweep, tensors, others, known):
             there |= dict.fromkeys(tensors[one], other)
-            back |= dict.fromkeys(others[other], one)
+            back |= dict.fromkeys(others.get(other, ()), one)
     return there, back
 
 
 def _same_tensors(
-    sweep: Sweep, golden: Iterable[Key], target: Iterable[Key]
+    sweep: Sweep, golden: Iterable[Key], target: Iterable[Key], known: Mapping[Key, Key]
 ) -> Iterator[tuple[Key, Key]]:
     """The gradients of the tensors that are one value: a tensor, and views that show all of it.
 
-    Each has its own. What was taken first is the tensor itself; its views are known by the same
-    bytes, or one after another where both sides have as many.
+    Each has its own, and calls that are partners may tell which they are. Of the others, what was
+    taken first is the tensor itself; its views are known by the same bytes, or one after another
+    where both sides have as many.
     """
-    ours, theirs = list(golden), list(target)
+    all_ours, all_theirs = list(golden), list(target)
+    told = {one: known[one] for one in all_ours if one in known}
+    ours = [one for one in all_ours if one not in told]
+    theirs = [other for other in all_theirs if other not in told.values()]
     found = list(zip(ours, theirs, strict=False))
     if len(ours) != len(theirs):
-        found = found[:1] + _same_bytes(sweep, ours[1:], theirs[1:])
+        is_itself = ours[:1] == all_ours[:1] and theirs[:1] == all_theirs[:1]
+        first = found[:1] if is_itself else []
+        found = first + _same_bytes(sweep, ours[len(first) :], theirs[len(first) :])
+    found += told.items()
     yield from ((one, other) for one, other in found if sweep.sides.fit(one, other))
 
 

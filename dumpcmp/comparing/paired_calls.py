@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.align.synonyms import canonical
 from dumpcmp.comparing.spelling import (
     DIMS,
     Calling,
@@ -214,7 +215,7 @@ def _counts(value: Any) -> bool:
 def _difference(ask: _Asking) -> CallDifference | None:
     ours, theirs = ask.golden, ask.target
     if ours.function != theirs.function:
-        if family_of(ours.function) == family_of(theirs.function):
+        if _does_the_work_of(ours.function, theirs.function):
             return None
         said = f"golden calls {ours.function}, the target {theirs.function}"
         return _told(ask, ours.function, theirs.function, said)
@@ -224,6 +225,10 @@ def _difference(ask: _Asking) -> CallDifference | None:
     golden = _spelled(ours.function, [(name, one) for name, one, _ in differing])
     target = _spelled(ours.function, [(name, other) for name, _, other in differing])
     return _told(ask, golden, target, "; ".join(_said(ours.function, *each) for each in differing))
+
+
+def _does_the_work_of(golden: str, target: str) -> bool:
+    return canonical(golden) == canonical(target) or family_of(golden) == family_of(target)
 
 
 def _told(ask: _Asking, golden: str, target: str, said: str) -> CallDifference:

@@ -147,7 +147,7 @@ _INDUCTOR = """
         torch._inductor.virtualized: V.set_extern_kernel_nodes
         torch._inductor.scheduler: Scheduler.dead_node_elimination NodeUser OutputNode StarDep
         torch._inductor.ir: TensorBox IRNode.current_origins IRNode._post_init_setattr
-        torch._inductor.lowering: clone
+        torch._inductor.lowering: clone fallbacks
         torch._inductor.codecache: PyCodeCache.load
         torch._inductor.graph: GraphLowering.__init__>example_inputs,_shape_env,graph_id
         torch._inductor.graph: GraphLowering.__init__>is_inference,inputs_to_check,constants
@@ -204,7 +204,7 @@ eager mode
 --mode boundary
 {_DYNAMO}{_BACKEND_NAMES}
 --mode compiled
-{_DYNAMO}{_INDUCTOR}
+{_DYNAMO}{_DISPATCH}{_INDUCTOR}
 a torch.compile backend
 {_CALLABLES}
 several ranks

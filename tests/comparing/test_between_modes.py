@@ -175,3 +175,30 @@ def test_one_call_against_two_whose_sum_it_is(factor: float, code: int, tmp_path
     assert outcome.exit_code == code
     if code:
         assert outcome.headline.startswith("WRONG at 0/linear")
+
+
+class Returning(nn.Module):
+    """A tensor that is turned round and back, and has gradients of its own before and after."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.copied, self.act = copied, nn.SiLU()
+        self.first, self.inner = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = x * torch.sigmoid(x) if self.copied else self.act(x)
+        turned = y.transpose(0, 1)
+        back = turned.transpose(0, 1)
+        back = back.clone() if self.copied else back
+        out: Tensor = self.inner(turned.contiguous()).transpose(0, 1).tanh() + back * 3.0
+        return out
+
+
+def test_a_view_that_is_a_copy_on_one_side_has_its_own_gradient(tmp_path: Path) -> None:
+    for copied, name in ((False, "golden"), (True, "target")):
+        torch.manual_seed(0)
+        run(Returning(copied), tmp_path / name, "eager")
+    outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
+    assert not [(str(row.key), row.reason) for row in outcome.rows if row.verdict.fails]
+    assert outcome.exit_code == 0

@@ -118,6 +118,7 @@ SAME: list[tuple[Body, Body]] = [
     (lambda x: torch.einsum("bij,bkj->bik", x, x), lambda x: torch.einsum("b i d, b j d -> b i j",
                                                                          x, x)),
     (lambda x: F.relu(x, inplace=False), torch.relu),
+    (lambda x: torch.logical_and(x > 1, x < 2), lambda x: (x > 1) & (x < 2)),
     (lambda x: F.max_pool2d(x, 2, 2, 0), lambda x: F.max_pool2d(x, (2, 2), stride=[2, 2])),
     (lambda x: torch.zeros(3, 8) + x[0, :3], lambda x: torch.zeros((3, 8)) + x[0, :3]),
     (lambda x: torch.chunk(x, 2, 1), lambda x: torch.chunk(x, chunks=2, dim=-2)),

@@ -137,7 +137,8 @@ def _run(tapping: Tapping, graph: TappedGraph, call: Generated, args: list[Any])
     check.begin(args)
     run.check = check
     try:
-        outputs = call(args)
+        with check.running():
+            outputs = call(args)
         end = Randomness.now(torch_only=True)
         start.restore()
         try:

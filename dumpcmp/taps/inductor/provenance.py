@@ -17,6 +17,7 @@ from dumpcmp.nouns.key import Slot
 from dumpcmp.pytorch.names import check_names, patch, patched, private, standing_in
 from dumpcmp.taps.inductor import tables, written
 from dumpcmp.taps.inductor.marks import op_near, op_of
+from dumpcmp.taps.inductor.single_calls import has_single_calls, unrepeatable
 from dumpcmp.taps.inductor.switches import Switches
 from dumpcmp.taps.inductor.twin import lowered_again
 from dumpcmp.taps.inductor.views import Sizes
@@ -242,7 +243,7 @@ class Provenance:
         self, now: tables.Compilation, codegen: Original, graph: Any, stored: Set[str]
     ) -> tables.TwinCode:
         nodes = graph.module.graph
-        problem = tables.unrepeatable(nodes)
+        problem = unrepeatable(nodes)
         if problem:
             return tables.TwinCode(problem)
         now.begin_code()
@@ -250,7 +251,8 @@ class Provenance:
             code, changed = lowered_again(graph, codegen, tables.hidden(nodes, stored))
         except Exception as error:  # whatever Inductor raises: the program runs without a twin
             return tables.TwinCode(f"it cannot be compiled: {type(error).__name__}: {error}")
-        return tables.TwinCode("", code, changed, tables.lines_of(now.tapped))
+        once = has_single_calls(nodes)
+        return tables.TwinCode("", code, changed, once, tables.lines_of(now.tapped))
 
 
 def _tracing_context() -> object | None:

@@ -19,11 +19,10 @@ from dumpcmp.taps.inductor.views import Sizes, View, base_of, is_same, view_name
 from dumpcmp.taps.inductor.written import Written
 from dumpcmp.taps.modes.traced import Mark, Traced, results_of
 
-SCHEMA = 10  # caches keep code with tables of different schemas apart
+SCHEMA = 11  # caches keep code with tables of different schemas apart
 # Of the generated code: ours comes then.
 ENDING = "\n\nfrom dumpcmp.taps.inductor.generated import TappedGraph"
 
-_REPEATABLE = ("", "aten", "prims", "inductor", "inductor_prims")  # "": Python's own operators
 _SPARE_LINE = re.compile(r"^\s*(_dumpcmp\(.*|#.*|)\n", re.MULTILINE)  # the tap's, and comments
 
 Reading = tuple[list[View], list[Mark]]  # which view of a buffer to take, and what it is
@@ -45,6 +44,7 @@ class TwinCode:
     problem: str = ""
     code: str = ""
     changed: tuple[int, ...] = ()  # the arguments that the graph itself writes to
+    has_single_calls: bool = False  # of ops that must not be called again
     lines: list[TapLine] = field(default_factory=list)
 
 
@@ -240,15 +240,6 @@ def bases_of(nodes: fx.Graph) -> Iterable[fx.Node]:
 def hidden(nodes: fx.Graph, stored: Set[str]) -> Iterable[fx.Node]:
     """The nodes that compute values of ops which are not `stored`."""
     return [node for node in bases_of(nodes) if node.name not in stored and is_computed(node)]
-
-
-def unrepeatable(nodes: fx.Graph) -> str:
-    """Why the graph cannot be run a second time unnoticed; empty if it can."""
-    for node in nodes.nodes:
-        space = getattr(node.target, "namespace", "")
-        if node.op == "call_function" and space not in _REPEATABLE:
-            return f"{node.target} may do more than compute"
-    return ""
 
 
 def is_computed(node: fx.Node) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from dumpcmp.nouns.errors import CaptureError, DumpcmpError
 from dumpcmp.pytorch.names import patched, private, standing_in
+from dumpcmp.taps.inductor.single_calls import SingleCalls
 from dumpcmp.taps.inductor.tables import TapTable, marks_in
 from dumpcmp.taps.inductor.views import replay
 from dumpcmp.taps.modes.traced import Mark
@@ -169,12 +170,17 @@ class Check:
         self._prints: dict[str, object] = {}
         self._held: list[tuple[set[str], list[Mark], Tensor]] = []
         self._args: list[Any] = []
+        self._single = SingleCalls() if twin.code.has_single_calls else None
 
     def begin(self, args: Sequence[Any]) -> None:
         """Keep the arguments for the twin: of those that the graph writes to, copies."""
         with self._sparing():
             changed = self._twin.code.changed
             self._args = [_copy(a) if i in changed else a for i, a in enumerate(args)]
+
+    def running(self) -> AbstractContextManager[Any]:
+        """What the graph itself runs within."""
+        return self._single.keeping() if self._single else nullcontext()
 
     def note(self, number: int, tensor: Tensor) -> None:
         """Remember what the graph itself stores, to hold the twin against."""
@@ -185,7 +191,8 @@ class Check:
     def end(self) -> None:
         with self._sparing():
             if not self._twin.problem:
-                self._twin.call(self._args)
+                with self._single.giving() if self._single else nullcontext():
+                    self._twin.call(self._args)
         self._sound.update(dict.fromkeys(self._open, False))
         self._twins.same += sum(self._sound.values())
         self._twins.other += len(self._sound) - sum(self._sound.values())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
@@ -19,6 +19,7 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import PairedBy, Verdict
 from dumpcmp.taps.inductor import twin
+from dumpcmp.taps.inductor.single_calls import unrepeatable
 from tests.taps.inductor.conftest import run
 from tests.taps.inductor.models import ATEN, net
 
@@ -143,18 +144,35 @@ def _(x: Tensor) -> Tensor:
 class Counting(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         called: Tensor = counted(x.sin().cos())
-        return called.exp()
+        return called.exp().tanh()
 
 
 def test_what_may_do_more_than_compute_runs_once(tmp_path: Path) -> None:
     counted.calls = 0  # type: ignore[attr-defined]
     model = Counting()
-    with (
-        pytest.warns(CaptureWarning, match="counted.default may do more than compute"),
-        dumpcmp.capture(model, tmp_path / "d", mode="compiled"),
-    ):
+    with dumpcmp.capture(model, tmp_path / "d", mode="compiled"):
         model(torch.ones(4))
     assert counted.calls == 1  # type: ignore[attr-defined]
+    facts = twins(tmp_path / "d")
+    assert (facts["same"], facts["other"], facts["problems"]) == (2, 0, {})
+    twin_only = [key for key, record in records(tmp_path / "d").items() if record.is_twin]
+    assert {key.op.function for key in twin_only if key.slot.is_output} == {"sin", "exp"}
+
+
+@torch.library.custom_op("dumpcmp_tests::marked", mutates_args=("x",))
+def marked(x: Tensor) -> None:
+    x.add_(1)
+
+
+@pytest.mark.parametrize("op, called", [("marked", True), ("counted", False)])
+def test_an_op_that_writes_or_is_not_called_as_it_stands_has_no_twin(
+    op: str, called: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = getattr(torch.ops.dumpcmp_tests, op).default
+    monkeypatch.setattr(torch._inductor.lowering, "fallbacks", {target} if called else set())
+    graph = fx.Graph()
+    graph.call_function(target, (graph.placeholder("x"),))
+    assert unrepeatable(graph) == f"dumpcmp_tests.{op}.default may do more than compute"
 
 
 def test_a_twin_that_fails_is_told_and_changes_nothing(
