@@ -12,7 +12,7 @@ The way of a value, in the order of the files:
 4. ``views``, ``tables``: a line is added that reads the variable, and a table at the end of the
    generated code says which Marks that value, or which view of it, has.
 5. ``twin``: the same graph is lowered once more, with every op's value stored. This code of the
-   twin lies in the table.
+   twin lies in the table. ``single_calls``: what it must not call again.
 6. ``provenance`` does 1 to 5 at the right moment: it stands in for functions of Inductor's, and
    keeps tapped code apart in caches.
 7. ``generated``, ``twin``: the code runs. Its lines hand over tensors, which are recorded under

@@ -156,7 +156,7 @@ def test_what_may_do_more_than_compute_runs_once(tmp_path: Path) -> None:
     facts = twins(tmp_path / "d")
     assert (facts["same"], facts["other"], facts["problems"]) == (2, 0, {})
     twin_only = [key for key, record in records(tmp_path / "d").items() if record.is_twin]
-    assert {key.op.function for key in twin_only if key.slot.is_output} == {"sin", "exp"}
+    assert {key.op.function for key in twin_only} >= {"sin", "exp"}
 
 
 @torch.library.custom_op("dumpcmp_tests::marked", mutates_args=("x",))
