@@ -115,6 +115,22 @@ HELD_OUT: dict[str, Callable[[], Specimen]] = {
         "RwkvForCausalLM", "RwkvConfig", ids, vocab_size=VOCABULARY, hidden_size=WIDTH,
         attention_hidden_size=WIDTH, num_hidden_layers=2, context_length=32, use_cache=False,
     ),
+    "GPT-J": _of(
+        "GPTJForCausalLM", "GPTJConfig", ids, vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=2,
+        n_head=HEADS, n_positions=64, rotary_dim=4, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    ),
+    "ALBERT": _of(
+        "AlbertForMaskedLM", "AlbertConfig", ids, vocab_size=VOCABULARY, embedding_size=16,
+        hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2, num_attention_heads=HEADS,
+        max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    ),
+    "BEiT": _of(
+        "BeitForImageClassification", "BeitConfig", _pixels, hidden_size=WIDTH,
+        intermediate_size=48, num_hidden_layers=2, num_attention_heads=HEADS, image_size=16,
+        patch_size=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        drop_path_rate=0.0,
+    ),
     "GAN": lambda: Specimen(
         Adversaries(), {"z": torch.randn(2, 8), "real": torch.randn(2, 3, 8, 8)}
     ),
