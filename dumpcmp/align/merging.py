@@ -162,9 +162,11 @@ def _parts(
     plain = parts_of(shapes, size, axis, merge.groups) or ()
     if sides.turns is None:
         return plain, None
-    orders = [o for o in permutations(range(len(size))) if list(o) != sorted(o)]
+    num = {len(shape) for shape in shapes}  # of stacked pieces one less than of the whole
+    dims = range(num.pop()) if len(num) == 1 else range(0)
+    orders = [o for o in permutations(dims) if list(o) != sorted(o)]
     ways: list[tuple[Sequence[Cut], DimOrder | None]] = [(plain, None)] if plain else []
-    for order in orders if all(len(shape) == len(size) for shape in shapes) else ():
+    for order in orders if len(size) - 1 <= len(dims) <= len(size) else ():
         turned = [tuple(shape[n] for n in order) for shape in shapes]
         if parts := parts_of(turned, size, axis, merge.groups):
             back = tuple(order.index(n) for n in range(len(order)))

@@ -9,7 +9,8 @@ from pathlib import Path
 from dumpcmp.align.mapfile import renaming_of
 from dumpcmp.align.pairing import models_in_golden_terms
 from dumpcmp.align.port.faces import Faces
-from dumpcmp.align.port.lines import Line, lines_of, unpaired_names
+from dumpcmp.align.port.lines import Line, lines_of, loose_lines, unpaired_names
+from dumpcmp.align.port.loose import Loose
 from dumpcmp.align.port.proposing import Port
 from dumpcmp.align.port.samples import Samples
 from dumpcmp.align.renaming import Renaming, unwrapped
@@ -122,7 +123,10 @@ def proposed(golden: Side, target: Side) -> Proposal:
         )  # fmt: skip
         port.solve()
         num_same += sum(op == one.target.op for op, one in port.pairs.items())
-        lines |= {line.golden: line for line in lines_of(port) if line.golden not in lines}
+        loose = Loose(port, (ours, theirs))
+        loose.solve()
+        made = (*loose_lines(loose.found), *lines_of(port))
+        lines |= {line.golden: line for line in made if line.golden not in lines}
         for names, faces in zip(left, port.left(), strict=True):
             names += unpaired_names(faces)
     return Proposal(tuple(lines.values()), tuple(left[0]), tuple(left[1]), num_same)

@@ -21,6 +21,10 @@ class Face:
     weights: tuple[Key, ...] = ()
     inputs: tuple[Key, ...] = ()
 
+    def is_one_matrix(self, listing: Listing) -> bool:
+        """Whether at most one of its weights is more than a row: that one stands for it."""
+        return sum(len(listing.record(key).shape) > 1 for key in self.weights) <= 1
+
     @property
     def depth(self) -> int:
         """How many modules it lies in."""

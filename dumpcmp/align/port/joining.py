@@ -71,7 +71,7 @@ def joints(
     for small, large in _VIEWS:
         view, room = _View(ours, small), _View(theirs, large)
         firsts = [first for face in pieces if (first := _first(face, view))]
-        for whole in wholes:
+        for whole in (face for face in wholes if face.is_one_matrix(theirs.listing)):
             free = [first for first in firsts if first.face.op not in parts_taken]
             if len(free) < 2 or whole.op in wholes_taken:
                 continue

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from dumpcmp.align.port.faces import Face, Faces
 from dumpcmp.align.port.joining import Joint
+from dumpcmp.align.port.loose import Belonging
 from dumpcmp.align.port.proposing import Likeness, Port
+from dumpcmp.align.renaming import value_name
 from dumpcmp.nouns.key import Key
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
@@ -26,11 +28,13 @@ class Line:
     target: str
     evidence: str
     groups: int = 1
+    axis: int | None = -1  # along which pieces take turns; None: as the shapes tell
 
     def __str__(self) -> str:
         target = _quoted(self.target)
-        if self.groups > 1:
-            target = f"{{to: {target}, axis: -1, groups: {self.groups}}}"
+        if not isinstance(self.terms, str):
+            said = (f"{word}: {number}" for word, number in self.terms.items() if word != "to")
+            target = f"{{to: {target}, {', '.join(said)}}}"
         return f"{_quoted(self.golden)}: {target}"
 
     @property
@@ -38,7 +42,8 @@ class Line:
         """What stands behind the colon, as YAML reads it."""
         if self.groups == 1:
             return self.target
-        return {"to": self.target, "axis": -1, "groups": self.groups}
+        axis = {} if self.axis is None else {"axis": self.axis}
+        return {"to": self.target, **axis, "groups": self.groups}
 
 
 def lines_of(port: Port) -> list[Line]:
@@ -55,6 +60,57 @@ def lines_of(port: Port) -> list[Line]:
         *_moved(pairs, port),
         *(line for line in plain if changed or line.golden != line.target),
     ]
+
+
+def loose_lines(found: Iterable[Belonging]) -> Iterator[Line]:
+    """A line for values that belong together, one for all layers where their names agree."""
+    named: dict[tuple[str, str, int, bool], list[Belonging]] = defaultdict(list)
+    for one in found:
+        keys = [*one.golden, *one.target]
+        names = starred_first([value_name(key) for key in keys])
+        num = len(one.golden)
+        both = _valued(names[:num]), _valued(names[num:])
+        named[*both, one.groups, one.of_weights].append(one)
+    for (golden, target, groups, of_weights), some in named.items():
+        yield Line(golden, target, _said_of_values(some), groups, None if of_weights else -1)
+
+
+def starred_first(names: Sequence[str]) -> list[str]:
+    """`names` with a star for the first number, that of the layer, where all have the same.
+
+    >>> starred_first(["h.2.experts.0.w", "h.2.experts.1.w", "layers.2.w"])
+    ['h.*.experts.0.w', 'h.*.experts.1.w', 'layers.*.w']
+    """
+    ops = [name.partition("#")[0] for name in names]
+    numbers = {next(iter(_NUMBER.findall(op)), None) for op in ops}
+    if len(numbers) > 1 or None in numbers:
+        return list(names)
+    return [
+        _NUMBER.sub("*", op, count=1) + name[len(op) :] for op, name in zip(ops, names, strict=True)
+    ]
+
+
+def _valued(names: Sequence[str]) -> str:
+    """One value, or several as one name."""
+    ends = {name.partition("#")[2] for name in names}
+    if len(names) == 1:
+        return names[0]
+    if len(ends) == 1:
+        return f"{braced([name.partition('#')[0] for name in names])}#{ends.pop()}"
+    return braced(names)
+
+
+def _said_of_values(some: Sequence[Belonging]) -> str:
+    first = some[0]
+    num = f"{len(some)} layers; " if len(some) > 1 else ""
+    pieces = max(len(first.golden), len(first.target))
+    what = "weights" if first.of_weights else "what is computed with these weights"
+    known = [one.rel_l2 for one in some if one.rel_l2 is not None]
+    near = _near(what, known) if known else what
+    if len(known) < len(some):
+        near += f"; {len(some) - len(known)} are other values, or were not kept"
+    turns = f", taking turns in {first.groups} groups" if first.groups > 1 else ""
+    return f"{num}{near}" + (f"; {pieces} pieces in one{turns}" if pieces > 1 else "")
 
 
 def starred(names: Sequence[str]) -> tuple[str, ...]:
