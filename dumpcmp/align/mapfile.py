@@ -15,6 +15,10 @@ _TERMS = (
     "write {to: blocks.*.attn.qkv, axis: -1, groups: 8}: `axis` is the dim along which the pieces "
     "lie, and in so many `groups` they take turns there"
 )
+_ORDER = (
+    "write {to: blocks.*.attn, order: [1, 0, 2]}: my dims in golden's order, each once, for all "
+    "values of as many dims that the op takes and gives"
+)
 _VALUES = "write values as dumpcmp show does, on both sides: 'norm#0/output.0: add_norm#0/output.1'"
 
 
@@ -32,11 +36,18 @@ def renaming_of(lines: dict[str, Any], where: str) -> Renaming:
     rules, merges = [], []
     for golden, terms in lines.items():
         target, axis, groups = _terms(golden, terms, where)
+        order = _order(golden, terms, where)
         marked = any(mark in name for name in (golden, target) for mark in "{#")
+        if (marked or axis is not None or groups > 1) and order:
+            raise AlignError(
+                f"{where}: {golden!r} has an order of dims beside pieces or values, whose order is "
+                "found",
+                hint=_ORDER,
+            )
         if marked or axis is not None or groups > 1:
             merges.append(parse_merge(golden, target, axis, groups))
         else:
-            rules.append(parse_rule(golden, target))
+            rules.append(parse_rule(golden, target, order))
     return Renaming(tuple(rules), tuple(merges))
 
 
@@ -46,12 +57,21 @@ def _terms(golden: str, terms: object, where: str) -> tuple[str, int | None, int
         return terms, None, 1
     if not isinstance(terms, dict) or "to" not in terms:
         raise AlignError(f"{where} does not map names to names at {golden!r}", hint=HINT)
-    unknown = [str(word) for word in terms if word not in ("to", "axis", "groups")]
+    unknown = [str(word) for word in terms if word not in ("to", "axis", "groups", "order")]
     target, axis, groups = terms["to"], terms.get("axis"), terms.get("groups", 1)
     numbers = (axis is None or _is_number(axis)) and _is_number(groups) and groups > 0
     if unknown or not isinstance(target, str) or not numbers:
         raise AlignError(f"{where}: cannot read {golden!r}: {terms}", hint=_TERMS)
     return target, axis, groups
+
+
+def _order(golden: str, terms: object, where: str) -> tuple[int, ...]:
+    """The order of dims that a line states; empty where it states none."""
+    said = terms.get("order", []) if isinstance(terms, dict) else []
+    is_order = isinstance(said, list) and all(map(_is_number, said))
+    if not is_order or sorted(said) != list(range(len(said))):
+        raise AlignError(f"{where}: {golden!r} has no order of dims but {said!r}", hint=_ORDER)
+    return tuple(said)
 
 
 def _is_number(term: object) -> bool:

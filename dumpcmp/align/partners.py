@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.align.pieces import Extents
 from dumpcmp.align.renaming import Renaming, unwrapped
 from dumpcmp.align.turning import Turns
 from dumpcmp.align.varying import varying, without
+from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.row import DimOrder, Pair, PairedBy
@@ -137,7 +139,30 @@ class Partners:
         if self.turns is None or same_bytes or golden.slot.is_gradient:
             return self._turn_of_value(golden, target) if golden.slot.is_gradient else None
         shapes = one.shape, other.shape
-        return self.turns.turn(self.golden.first(golden), self.target.first(target), shapes)
+        stated = self._stated(golden, shapes)
+        if stated is not None and self._is_stated(golden):
+            return stated
+        firsts = self.golden.first(golden), self.target.first(target)
+        return self.turns.turn(*firsts, shapes) or (stated if shapes[0] != shapes[1] else None)
+
+    def _stated(self, golden: Key, shapes: tuple[Extents, Extents]) -> DimOrder | None:
+        """The order that the mapping states for a value which an op takes or gives, if it fits."""
+        order = () if golden.slot.is_weight else self.renaming.order(unwrapped(golden.op))
+        one, other = shapes
+        if not order or len(order) != len(other) or len(one) != len(other):
+            return None
+        fits = tuple(other[n] for n in order) == one
+        if not fits and self._is_stated(golden):
+            raise AlignError(
+                f"mapping {golden.op!r}: order {list(order)} of my dims {list(other)} gives not "
+                f"golden's {list(one)} of {golden}",
+                hint="leave `order` out to have it found from the values",
+            )
+        return order if fits else None
+
+    def _is_stated(self, golden: Key) -> bool:
+        """Whether the order is stated for what the op itself gives out first."""
+        return golden.slot == "output.0" and self.renaming.states_order(unwrapped(golden.op))
 
     def _turn_of_value(self, golden: Key, target: Key) -> DimOrder | None:
         """Of a gradient: as the value that it is the gradient of."""

@@ -32,6 +32,7 @@ class Rule:
     pattern: re.Pattern[str]
     target: str
     golden: str = ""  # the pattern as it is written
+    order: tuple[int, ...] = ()  # of my dims, to be golden's, in values of as many; none: as found
 
     def __str__(self) -> str:
         return f"{self.golden}: {self.target}"
@@ -79,6 +80,17 @@ class Renaming:
         names = (rule.renamed(op) for rule in self.rules)
         return next((name for name in names if name is not None), None)
 
+    def order(self, op: str) -> tuple[int, ...]:
+        """The order of the target's dims that is stated for golden's `op`; empty where none is."""
+        found = (rule.order for rule in self.rules if rule.renamed(op) is not None)
+        return next(found, ())
+
+    def states_order(self, op: str) -> bool:
+        """Whether the order is stated for `op` itself, and not for a module around it."""
+        named = (rule for rule in self.rules if (found := rule.pattern.fullmatch(op)) is not None
+                 and not found.groups()[-1])  # fmt: skip
+        return bool(next((rule.order for rule in named), ()))
+
     def idle(self, golden: Collection[str], target: Collection[str]) -> Iterator[str]:
         """A sentence for each line that names nothing of one of the sides."""
         for rule in self.rules:
@@ -94,7 +106,7 @@ def value_name(key: Key) -> str:
     return f"{unwrapped(key.op)}#{key.call}/{key.slot}"
 
 
-def parse_rule(pattern: str, target: str) -> Rule:
+def parse_rule(pattern: str, target: str, order: tuple[int, ...] = ()) -> Rule:
     """Read one line. ``*`` is a word of a name, ``**`` any part of it; what is inside follows.
 
     >>> parse_rule("layers.*.attn", "blocks.*.mha").renamed("layers.3.attn/linear")
@@ -110,4 +122,4 @@ def parse_rule(pattern: str, target: str) -> Rule:
         for piece in _STARS.split(pattern)
     )
     rest = "()" if "#" in pattern else "((?:[./@].*)?)"  # of one value there is nothing inside
-    return Rule(re.compile(body + rest), target, pattern)
+    return Rule(re.compile(body + rest), target, pattern, order)

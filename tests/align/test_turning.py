@@ -75,7 +75,7 @@ class Port(nn.Module):
         return out.transpose(0, 1).contiguous()
 
 
-def compared(room: Path, fault: str = "") -> Outcome:
+def compared(room: Path, fault: str = "", stated: str = "") -> Outcome:
     torch.manual_seed(0)
     golden = Golden()
     x = torch.randn(BATCH, TOKENS, WIDTH)
@@ -83,6 +83,9 @@ def compared(room: Path, fault: str = "") -> Outcome:
         with torch.no_grad(), dumpcmp.capture(model, room / name):
             model(x)
     mapping = dumpcmp.propose_mapping(room / "d1", room / "d2").write(room / "map.yaml")
+    assert fault or "up: {to: wide, order: [1, 0, 2]}" in mapping.read_text()
+    if stated:
+        mapping.write_text(stated)
     return dumpcmp.compare(room / "d1", room / "d2", mapping=mapping)
 
 
@@ -110,3 +113,15 @@ def test_a_fault_of_such_a_port_is_named(tmp_path: Path, fault: str, ops: tuple[
     first = outcome.first_divergence
     assert outcome.exit_code == 1 and first is not None
     assert first.key.op in ops
+
+
+def test_an_order_that_is_stated_holds_where_the_values_are_wrong(tmp_path: Path) -> None:
+    lines = "mix: {to: first, order: [1, 0, 2]}\nup: {to: wide, order: [1, 0, 2]}\ndown: narrow\n"
+    outcome = compared(tmp_path, "not transposed", lines)
+    rows = {f"{row.key.op} {row.key.slot}": row for row in outcome.rows}
+    assert rows["mix output.0"].verdict == rows["up output.0"].verdict == "FAIL"
+
+
+def test_an_order_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(dumpcmp.AlignError, match="gives not"):
+        compared(tmp_path, stated="up: {to: wide, order: [0, 1, 2]}\nmix: first\ndown: narrow\n")

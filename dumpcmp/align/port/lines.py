@@ -29,6 +29,7 @@ class Line:
     evidence: str
     groups: int = 1
     axis: int | None = -1  # along which pieces take turns; None: as the shapes tell
+    order: tuple[int, ...] = ()  # of my dims, to be golden's; none where they lie alike
 
     def __str__(self) -> str:
         target = _quoted(self.target)
@@ -38,8 +39,10 @@ class Line:
         return f"{_quoted(self.golden)}: {target}"
 
     @property
-    def terms(self) -> str | dict[str, str | int]:
+    def terms(self) -> str | dict[str, str | int | list[int]]:
         """What stands behind the colon, as YAML reads it."""
+        if self.order:
+            return {"to": self.target, "order": list(self.order)}
         if self.groups == 1:
             return self.target
         axis = {} if self.axis is None else {"axis": self.axis}
@@ -134,10 +137,18 @@ def _plain(pairs: Iterable[Likeness], port: Port) -> Iterator[Line]:
     for names, likes in found.items():
         most = max(ways[names[0]], key=lambda way: len(found[way]))
         for one in likes if names != most else ():
-            yield Line(one.golden.op, one.target.op, _said([one], port))
+            yield _line((one.golden.op, one.target.op), [one], port)
     for names, likes in found.items():
         if names == max(ways[names[0]], key=lambda way: len(found[way])):
-            yield Line(names[0], names[1], _said(likes, port))
+            yield _line(names, likes, port)
+
+
+def _line(names: Sequence[str], likes: Sequence[Likeness], port: Port) -> Line:
+    """A line for modules, with the order of dims where what they give out has another one."""
+    orders = {port.order(one) for one in likes if one.outputs is not None}
+    order = next(iter(orders)) if len(orders) == 1 else None
+    said = f"; my dims in golden's order: {' '.join(map(str, order))}" if order else ""
+    return Line(names[0], names[1], _said(likes, port) + said, order=order or ())
 
 
 def _moved(pairs: Iterable[Likeness], port: Port) -> Iterator[Line]:

@@ -16,7 +16,9 @@ from functools import cached_property
 from dumpcmp.align.port.faces import Face, Faces, holders
 from dumpcmp.align.port.joining import Joint, joints
 from dumpcmp.align.port.samples import Samples, Shelf
+from dumpcmp.align.turning import Turns
 from dumpcmp.nouns.key import Key, Op, Slot
+from dumpcmp.nouns.row import DimOrder
 
 Likes = dict[Op, dict[Op, float]]  # golden's modules, the target's that each may be, and how far
 
@@ -89,6 +91,17 @@ class Port:
             given = {key.slot for key in likeness.target.outputs}
             if slot.is_output and slot in given and slot not in others:
                 yield slot, others[0]
+
+    def order(self, likeness: Likeness) -> DimOrder | None:
+        """The order in which the target's dims are golden's, of what two modules give out."""
+        one, other = likeness.golden.outputs[:1], likeness.target.outputs[:1]
+        if not one or not other:
+            return None
+        records = self.golden.listing.record(one[0]), self.target.listing.record(other[0])
+        shapes = records[0].shape, records[1].shape
+        if len(shapes[0]) != len(shapes[1]) or sorted(shapes[0]) != sorted(shapes[1]):
+            return None
+        return Turns(self.ours.numbers, self.theirs.numbers).turn(one[0], other[0], shapes)
 
     def _pair(self, likeness: Likeness) -> None:
         self.pairs[likeness.golden.op] = likeness
