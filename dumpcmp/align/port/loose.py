@@ -51,7 +51,8 @@ class Loose:
         self._join(True)
         self._join(False)
         takers = _takers(self.port.ours.listing), _takers(self.port.theirs.listing)
-        self.found += [made for one in self.found for made in self._made(one, takers)]
+        made = [made for one in self.found for made in self._made(one, takers)]
+        self.found += {(one.golden, one.target): one for one in made}.values()  # weight and bias
 
     def _left(self) -> tuple[list[Key], list[Key]]:
         """The weights that modules do not stand for, and that no line was found for."""
