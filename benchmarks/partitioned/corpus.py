@@ -68,6 +68,9 @@ GOLDENS: dict[str, Program] = {
     "conv": _own("unseen_others:conv_whole"),
     "skip": _own("unseen_others:skip_whole"),
     "capacity": _own("unseen_others:capacity_whole", backward=False),
+    "stacked": _own("unseen_thirds:stacked_whole", backward=False),
+    "grouped": _own("unseen_thirds:grouped_whole"),
+    "functional": _own("unseen_thirds:functional_whole", backward=False),
 }
 
 _LAYER = r"model\.layers\.1\.self_attn"
@@ -96,6 +99,8 @@ _IN_GRAPHS = (
     Planted("stale", r"layers\.1\.attn\.o(/linear)?", rank=1),
 )
 
+_RESCALED = (Planted("rescale", r"layers\.1\.attn/scaled_dot_product_attention", rank=1),)
+
 SUBJECTS: dict[str, Subject] = {
     **{
         f"hf tp {model} {how}": Subject(
@@ -120,8 +125,8 @@ SUBJECTS: dict[str, Subject] = {
     "interleaved": Subject("plain", _own("staged:interleaved"), faults=_STAGED[:4]),
     "exported": Subject("plain", _own("staged:exported"), faults=_STAGED[:4]),
     "experts": Subject("experts", _own("routed:spread", False), faults=(
-        Planted("wrong expert", r"layers\.1\.moe/(argsort|bincount|add|remainder)", rank=1),
-        Planted("permutation", r"layers\.1\.moe/(argsort|setitem)"),
+        Planted("wrong expert", r"layers\.1\.moe/argsort", rank=1),
+        Planted("permutation", r"layers\.1\.moe/setitem"),
         Planted("weight", r"layers\.1\.moe\.experts\.3\.down(/linear)?", rank=1),
     )),
     **{
@@ -142,9 +147,9 @@ SUBJECTS: dict[str, Subject] = {
         )),
     **{
         f"context {how}": Subject("long", _own("contexts:partitioned", False, how=how), faults=(
-            Planted("offset", r"layers\.1\.attn/.*", rank=1),
+            Planted("offset", r"layers\.1\.attn/div", rank=1),
             Planted("weight", r"layers\.1\.down(/linear)?", rank=1),
-            *((Planted("rescale", r"layers\.1\.attn/.*", rank=1),) if how == "ring" else ()),
+            *(_RESCALED if how == "ring" else ()),
         ))
         for how in ("gather", "ring", "zigzag")
     },
@@ -204,6 +209,23 @@ HELD_OUT: dict[str, Subject] = {
         Planted("skip scaled", r"<root>(/mul)?|mix.*", near=r"up.*|<root>/.*"),
         Planted("other activation", r"<root>/(elu|celu)", near=r"up.*|<root>/.*"),
         Planted("weight on first", r"down1.*", near=r"down.*"),
+    )),
+    "experts in a loop, summed": Subject("stacked", _own("unseen_thirds:stacked_spread", False),
+                                         faults=(
+        Planted("scaled twice", r"ffn\.1/mul", rank=1, near=r"ffn\.1.*"),
+        Planted("tanh gelu", r"ffn\.1/(gelu|relu)", rank=1, near=r"ffn\.1.*"),
+        Planted("old expert", r"ffn\.1(/linear)?", rank=0, near=r"ffn\.1.*"),
+    )),
+    "groups in training, DDP": Subject("grouped", _own("unseen_thirds:grouped_spread"), faults=(
+        Planted("sum for mean", r"body\.1/(mean|sum|sigmoid)", rank=1, near=r"body\.1.*"),
+        Planted("half left out", r"body\.1/mul", rank=1, near=r"body\.1.*"),
+        Planted("stale mix", r"body\.1\.mix(/linear)?", rank=1, near=r"body\.1.*"),
+    )),
+    "functional collectives": Subject("functional", _own("unseen_thirds:functional_split", False),
+                                      faults=(
+        Planted("not summed", r"1(/(add|all_reduce))?|1\.down(/linear)?", near=r"1\b.*"),
+        Planted("largest for sum", r"1/(all_reduce|add)", near=r"1\b.*"),
+        Planted("bias of another", r"1\.up(/linear)?", rank=1, near=r"1\b.*"),
     )),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ the other, runs in a loop what every rank of a partitioned run does once.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,7 +15,7 @@ from itertools import pairwise
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.renaming import unwrapped
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.layouts import LAP, Coordinate, Layout
+from dumpcmp.nouns.layouts import CARRIED, LAP, Coordinate, Layout
 from dumpcmp.nouns.record import Record
 
 _FEWEST = 2  # functions that run in each lap, before a loop is believed in
@@ -187,12 +187,27 @@ class _Merging:
         """Whether the call has a name of its own, after which its values are called."""
         return site not in self.laps or self.laps[site][0] == site
 
-    def _shards(self, records: Collection[Record]) -> Iterator[Record]:
+    @cached_property
+    def carried(self) -> set[Site]:
+        """The first lap's calls that in later laps take what came from the lap before."""
+        found: set[Site] = set()
+        for key, (record, *_) in self.golden.values.items():
+            source = record.same_as
+            here = self.laps.get(key.site)
+            there = self.laps.get(source.site) if source else None
+            if not here or not there or not key.slot.is_input:
+                continue
+            if there[1] < here[1] or there[0] in found:
+                found.add(here[0])
+        return found
+
+    def _shards(self, records: Sequence[Record]) -> Iterator[Record]:
         for number, record in enumerate(records):
             same = record.same_as
             linked = replace(record, same_as=self.firsts.get(same, same) if same else None)
             if len(records) < self.num:
                 yield linked
                 continue
-            place = Coordinate(LAP, number, self.num, known=False)
+            axis = CARRIED if records[0].key.site in self.carried else LAP
+            place = Coordinate(axis, number, self.num, known=False)
             yield replace(linked, layout=str(Layout(coordinates=(place,))))

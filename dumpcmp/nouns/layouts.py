@@ -40,6 +40,7 @@ AS_GOLDEN = 0  # a dim's size written as "?": cut the padding to golden's size
 ELLIPSIS = "..."
 MICROBATCH = "mb"  # the axis that a pipeline's microbatches are on
 LAP = "lap"  # the axis that the laps of a loop are on
+CARRIED = "carried"  # the same, of what comes from one lap into the next, and what is made of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,12 @@ class Layout:
     @property
     def is_in_laps(self) -> bool:
         """Whether it is of one lap of a loop."""
-        return any(c.axis == LAP for c in self.coordinates)
+        return any(c.axis in (LAP, CARRIED) for c in self.coordinates)
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether it is of one lap of a loop, and made of what came from the lap before."""
+        return any(c.axis == CARRIED for c in self.coordinates)
 
     def at(self, axes: Sequence[str]) -> Coordinates:
         """Where the rank is on `axes`, in their order."""
