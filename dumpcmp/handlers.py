@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -20,6 +20,7 @@ SWALLOWING: set[str | tuple[str, str]] = set()
 # Functions of torch that lose a mode if something is raised as a context of theirs begins or ends.
 FRAGILE: set[tuple[str, str]] = set()
 
+_apart: list[Callable[..., Any]] = []  # how to call what no tracer may see, the latest last
 _late: dict[int, tuple[Callable[..., Any], FrameType | None, float]] = {}  # signals that wait
 
 
@@ -46,7 +47,7 @@ class Undisturbed(threading.local):
     ) -> None:
         self.depth = depth = max(0, self.depth - 1)
         if not depth and not self.tracing and _late:
-            _run_late()
+            apart(_run_late)
 
     def begin_tracing(self, _: object = None) -> None:
         self.tracing += 1
@@ -58,6 +59,21 @@ class Undisturbed(threading.local):
 HOLD = Undisturbed()
 
 
+def apart(run: Callable[..., Any], *args: Any) -> Any:
+    """Call `run` where nothing traces it, though a signal may come where everything is traced."""
+    return _apart[-1](run, *args) if _apart else run(*args)
+
+
+@contextlib.contextmanager
+def called_apart_by(call: Callable[..., Any]) -> Iterator[None]:
+    """Have handlers called through `call`, which keeps a tracer from them, while the block runs."""
+    _apart.append(call)
+    try:
+        yield
+    finally:
+        _apart.remove(call)
+
+
 class Letting:
     """A part of a ``with HOLD`` block in which the program runs, and its handlers as usual."""
 
@@ -67,7 +83,7 @@ class Letting:
         self._depth, HOLD.depth = HOLD.depth, 0
         if _late and not HOLD.tracing:
             try:
-                _run_late()
+                apart(_run_late)
             except BaseException:
                 HOLD.depth = self._depth
                 raise
@@ -127,13 +143,16 @@ def _is_swallowed(frame: FrameType | None) -> bool:
     return False
 
 
-class _Deferring:
+class Deferring:
     """A handler of the program that waits while our own code runs."""
 
     def __init__(self, handler: Callable[..., Any]) -> None:
         self.handler = handler
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
+        return apart(self._respond, number, frame)
+
+    def _respond(self, number: int, frame: FrameType | None) -> Any:
         if HOLD.depth or (HOLD.tracing and number != signal.SIGINT):
             _late.setdefault(number, (self.handler, frame, time.monotonic()))
         elif _is_swallowed(frame):
@@ -147,15 +166,15 @@ class _Deferring:
 
 def _own(handler: Any) -> Any:
     """`handler` as the program knows it."""
-    return handler.handler if isinstance(handler, _Deferring) else handler
+    return handler.handler if isinstance(handler, Deferring) else handler
 
 
 def _deferring(handler: Any) -> Any:
-    return _Deferring(handler) if callable(handler) and not _is_plain(handler) else handler
+    return Deferring(handler) if callable(handler) and not _is_plain(handler) else handler
 
 
 def _is_plain(handler: Any) -> bool:
-    return isinstance(handler, (int, signal.Handlers, _Deferring))
+    return isinstance(handler, (int, signal.Handlers, Deferring))
 
 
 class _Handlers:

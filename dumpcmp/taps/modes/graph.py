@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from dumpcmp.handlers import HOLD, SWALLOWING, Letting, Undisturbed, let
+from dumpcmp.handlers import (
+    HOLD,
+    SWALLOWING,
+    Deferring,
+    Letting,
+    Undisturbed,
+    apart,
+    called_apart_by,
+    let,
+)
 from dumpcmp.pytorch.names import private
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.modules import CallDoor, FunctionMode, ModuleCapture, pointed_at
@@ -30,11 +39,16 @@ def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     return hidden
 
 
+def _call(run: Callable[..., Any], *args: Any) -> Any:
+    return run(*args)
+
+
 @contextmanager
 def tracing_undisturbed() -> Iterator[None]:
     """Hold signal handlers back while dynamo traces: one that calls a module would break it.
 
-    What they raise in one of its guards would only make the guard fail.
+    What they raise in one of its guards would only make the guard fail. One that runs between two
+    graphs is not traced: its calls would be part of a graph, and of no module.
     """
     dynamo: Any = private("torch._dynamo.callback:callback_handler")
     SWALLOWING.update((private("torch._dynamo.guards").__file__, ("<string>", "guard")))
@@ -42,7 +56,8 @@ def tracing_undisturbed() -> Iterator[None]:
     dynamo.register_start_callback(begin)
     dynamo.register_end_callback(end)
     try:
-        yield
+        with called_apart_by(untraced(_call)):
+            yield
     finally:
         dynamo.remove_start_callback(begin)
         dynamo.remove_end_callback(end)
@@ -74,6 +89,8 @@ UNTRACED: tuple[Any, ...] = (
     callables.is_traced,
     Scopes.close,
     let,
+    apart,
+    Deferring.__call__,
     Undisturbed.__enter__,
     Undisturbed.__exit__,
     Letting.__enter__,
