@@ -140,7 +140,9 @@ def measure_task(task: Job) -> Measured:
         return Measured(trouble=Trouble.LOST, said=error.message)
     except LackingShardError as error:
         if task.is_beside and len(task.target.records) == 1:  # one rank shows it once more
-            return measure_task(task.of_rank(task.target.first.rank))
+            rank = task.target.first.rank
+            laid = LaidOut(holders=f"{ranks_named([rank])} alone has it")
+            return replace(measure_task(task.of_rank(rank)), laid=laid)
         return Measured(trouble=Trouble.LACKING, said=error.message)
     except AssemblyError as error:
         return Measured(trouble=Trouble.UNSOLVED, said=error.message)
