@@ -209,7 +209,11 @@ def _gradients(
         return {}, {}
     both = [(pair.golden, pair.target) for pair in pairs if pair.golden and pair.target]
     partner = {golden.first(one): target.first(other) for one, other in both}
-    known = {one: other for one, other in partner.items() if one.slot.is_gradient}
+    known = {
+        one: other
+        for one, other in partner.items()
+        if one.slot.is_gradient and other in target.values  # not all that is shared is listed
+    }
     there: dict[Key | None, Key] = {}
     back: dict[Key | None, Key] = {}
     for value, tensors in ours.items():
