@@ -13,7 +13,7 @@ help:  ## list the targets
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
 
 demo: $(READY)  ## the main job on the embedded model: dump, break, compare, explain

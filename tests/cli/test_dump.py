@@ -118,11 +118,11 @@ def test_a_module_with_gradients_is_repeatable_by_its_seed(tmp_path: Path) -> No
     assert facts(tmp_path / "d1")["run"]["seed"] == 5
 
 
-def test_a_factory(tmp_path: Path) -> None:
-    words = ["--mode", "aten", "--path", str(tmp_path / "d1"), "--model", "factories:build"]
-    ran = dumpcmp_dump(*words, cwd=PROGRAMS)
+def test_a_factory(here: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    ran = here("--mode", "aten", "--path", "d1", "--model", "factories:build")
     assert ran.returncode == 0, ran.stderr
-    assert {"0/aten.addmm", "1/aten.tanh"} <= ops(Archive(tmp_path / "d1"))
+    assert {"0/aten.addmm", "1/aten.tanh"} <= ops(Archive("d1"))
 
 
 @pytest.mark.parametrize(

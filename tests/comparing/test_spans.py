@@ -129,7 +129,7 @@ def written(path: Path, num_steps: int, scale: float) -> Path:
 def test_memory_does_not_grow_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "MOST_VALUES", 80)
     peaks: list[int] = []
-    for num_steps in (40, 40, 200):  # the first of them pays for what is imported
+    for num_steps in (30, 30, 150):  # the first of them pays for what is imported
         room = tmp_path / f"{len(peaks)}"
         sides = [written(room / name, num_steps, scale) for name, scale in (("d", 1), ("e", 2))]
         gc.collect()
