@@ -82,6 +82,10 @@ _DYNAMO = f"""{_WRAPPERS}
     to hold signal handlers back while dynamo traces
         torch._dynamo.callback: callback_handler
         torch._dynamo.guards: GuardBuilder
+    to know a number that dynamo hands to a graph, and that it takes out again
+        torch: _as_tensor_fullprec
+        torch._dynamo.variables.tensor: SymNodeVariable.as_tensor
+        torch._dynamo.variables.torch_function: SymbolicTorchFunctionState
 """
 _DISPATCH = """
     to see what reaches the dispatcher

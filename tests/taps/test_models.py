@@ -187,3 +187,26 @@ def test_gradients_are_those_of_autograd(case: Case, mode: str) -> None:
         key = Key(type(model).__name__, last, path or "<root>", 0, f"grad.{word}")
         assert parameter.grad is not None
         assert np.array_equal(sink.values[key], parameter.grad.numpy()), str(key)
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number that changes from call to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale /= 2
+        return x * self.scale + self.scale
+
+
+@modes
+def test_a_number_that_dynamo_hands_over_as_a_tensor_is_no_call(mode: str) -> None:
+    sink, model = MemorySink(), Scaled()
+    with MODES[mode](Recorder(sink, make_tap()), [model]).running():
+        for _ in range(4):
+            model(torch.ones(2, 3))
+    calls = {(call.step, call.op.replace("aten.", "")) for call in sink.calls if "/" in call.op}
+    assert calls == {(step, f"<root>/{op}") for step in range(4) for op in ("mul", "add")}
+    assert model.scale == 1 / 16

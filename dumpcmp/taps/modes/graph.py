@@ -21,7 +21,7 @@ from dumpcmp.handlers import (
     called_apart_by,
     let,
 )
-from dumpcmp.pytorch.names import private
+from dumpcmp.pytorch.names import DisableTorchFunction, patched, private, standing_in
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.modules import CallDoor, FunctionMode, ModuleCapture, pointed_at
 from dumpcmp.taps.modes.traced import NodeHome, Spots, homes_of, runs_body
@@ -43,20 +43,44 @@ def _call(run: Callable[..., Any], *args: Any) -> Any:
     return run(*args)
 
 
+def _unrecorded(function: Callable[..., Any], *args: Any) -> Any:
+    with DisableTorchFunction():
+        return function(*args)
+
+
+_HANDED_OUT = "dumpcmp: a number handed out"
+
+
+def _past_modes(function: Callable[..., Any], number: Any, tracer: Any, dtype: Any) -> Any:
+    """Trace `function` as if no mode were there: under one, what it makes is lost (torch 2.13)."""
+    state = tracer.symbolic_torch_function_state
+    before, state.torch_function_mode_enabled = state.torch_function_mode_enabled, False
+    try:
+        tensor = function(number, tracer, dtype)
+    finally:
+        state.torch_function_mode_enabled = before
+    tensor.as_proxy().node.meta[_HANDED_OUT] = True
+    return tensor
+
+
 @contextmanager
 def tracing_undisturbed() -> Iterator[None]:
     """Hold signal handlers back while dynamo traces: one that calls a module would break it.
 
     What they raise in one of its guards would only make the guard fail. One that runs between two
-    graphs is not traced: its calls would be part of a graph, and of no module.
+    graphs is not traced: its calls would be part of a graph, and of no module. A number that dynamo
+    found to change goes into its graph and comes out of it as a tensor: making that is no call of
+    the program.
     """
     dynamo: Any = private("torch._dynamo.callback:callback_handler")
     SWALLOWING.update((private("torch._dynamo.guards").__file__, ("<string>", "guard")))
     begin, end = HOLD.begin_tracing, HOLD.end_tracing
     dynamo.register_start_callback(begin)
     dynamo.register_end_callback(end)
+    taken = standing_in("torch:_as_tensor_fullprec", _unrecorded)
+    given = standing_in("torch._dynamo.variables.tensor:SymNodeVariable.as_tensor", _past_modes)
     try:
-        with called_apart_by(untraced(_call)):
+        with called_apart_by(untraced(_call)), patched(taken, given):
             yield
     finally:
         dynamo.remove_start_callback(begin)
@@ -201,7 +225,7 @@ class NodeRunner(fx.Interpreter):
         home = self.homes.get(n)
         if home is None or n.op not in ("call_function", "call_method", "call_module"):
             return super().run_node(n)
-        step = self.spots.step_of(home)
+        step = None if _HANDED_OUT in n.meta else self.spots.step_of(home)
         if step is None:
             with pointed_at(self.mode, None):
                 return super().run_node(n)
