@@ -1,6 +1,6 @@
 """``make demo-scale``: the demo in a bucket: an S3 server, two Dask workers, the same verdict.
 
-Where moto and s3fs are not installed, the dumps lie in a directory that the workers share.
+The server is moto's; where that is not installed, the one of the tests.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dumpcmp.demo import build, generate
 from dumpcmp.dumping.capturing import capture
 from dumpcmp.faults import Fault, on_output, planted, scale
 from dumpcmp.report.terminal import Screen
+from tests.archive.bucket import NAME, bucket_served
 
 FAULT = Fault("scaled by 1.01", "layers.1.mlp.down_proj", "linear", on_output(scale))
 BUCKET = "dumps"
@@ -40,11 +41,12 @@ def dump_both(place: str) -> tuple[str, str]:
 
 
 @contextmanager
-def served(room: str) -> Iterator[str]:
-    """Where workers find what is dumped: a bucket, if a server can be had, or else `room`."""
-    if not (find_spec("moto") and find_spec("s3fs")):
-        click.echo("no S3 server here: pip install 'dumpcmp[s3]' 'moto[server]'")
-        yield room
+def served() -> Iterator[str]:
+    """The URL of a bucket, where workers find what is dumped."""
+    if not find_spec("moto"):
+        with bucket_served() as (_, variables):
+            os.environ |= variables
+            yield f"s3://{NAME}"
         return
     import s3fs
     from moto.server import ThreadedMotoServer
@@ -65,7 +67,7 @@ def main(output: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         alone = compare(*dump_both(f"{folder}/alone"))
         with (
-            served(folder) as place,
+            served() as place,
             LocalCluster(
                 2, threads_per_worker=1, dashboard_address=None, silence_logs=50
             ) as cluster,

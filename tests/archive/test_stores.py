@@ -32,6 +32,7 @@ from dumpcmp.cli import main
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call
+from tests.archive.bucket import KEYS, Bucket, Trouble, bucket_served
 from tests.archive.serving import Failing, s3_server, web_server
 from tests.archive.values import put
 
@@ -112,22 +113,67 @@ def test_a_file_url_is_a_path(here: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    """An S3 server, and a bucket in it."""
+def served() -> Iterator[Bucket]:
+    """A server that speaks S3, which its library is led to."""
     pytest.importorskip("s3fs")
-    pytest.importorskip("moto")
-    with pytest.MonkeyPatch.context() as patch, s3_server() as address:
-        patch.setenv("AWS_ENDPOINT_URL", address)
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        fsspec.filesystem("s3").mkdir("bucket")
-        yield "s3://bucket"
+    with pytest.MonkeyPatch.context() as patch, bucket_served() as (bucket, variables):
+        _lead(patch, variables)
+        yield bucket
+
+
+def _lead(patch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, said in variables.items():
+        patch.setenv(name, said)
+    patch.setattr("s3fs.S3FileSystem.retries", 1)  # who asks again is this room
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@pytest.fixture
+def bucket(served: Bucket) -> Iterator[str]:
+    """A URL where nothing lies."""
+    yield "s3://bucket"
+    served.objects.clear()
+
+
+def _in_bucket(here: Path, url: str) -> str:
+    fsspec.filesystem("s3").put(f"{here}/", f"{url}/runs", recursive=True)
+    return f"{url}/runs"
 
 
 def test_s3_gives_the_same_answer(here: Path, bucket: str) -> None:
-    fsspec.filesystem("s3").put(f"{here}/", f"{bucket}/runs", recursive=True)
-    _same_as_local(here, f"{bucket}/runs")
+    _same_as_local(here, _in_bucket(here, bucket))
+
+
+def test_s3_that_fails_at_times_gives_the_same_answer(
+    here: Path, bucket: str, served: Bucket
+) -> None:
+    url = _in_bucket(here, bucket)
+    with served.troubled(every=5):
+        _same_as_local(here, url)
+    assert store_of("s3").meter.num_failed >= len(Trouble)  # each kind of it
+
+
+def test_s3_that_fails_for_good_is_named(here: Path, bucket: str, served: Bucket) -> None:
+    url = _in_bucket(here, bucket)
+    archive = Archive(f"{url}/golden")
+    record = next(iter(archive.values()))
+    with served.troubled(every=1), pytest.raises(ArchiveError, match="cannot read 80000 bytes at"):
+        archive.load(record)
+    with served.troubled(every=1), pytest.raises(ArchiveError, match="cannot list"):
+        Archive(f"{url}/golden")
+    assert archive.load(record).shape == (20_000,)
+
+
+def test_the_server_of_another_project_gives_the_same_answer(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    with s3_server() as address:
+        _lead(monkeypatch, {**KEYS, "AWS_ENDPOINT_URL": address})
+        fsspec.filesystem("s3").mkdir("bucket")
+        _same_as_local(here, _in_bucket(here, "s3://bucket"))
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 def test_commands_take_urls(here: Path, tmp_path: Path) -> None:
@@ -455,14 +501,15 @@ def test_a_run_is_uploaded_while_it_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_capture_into_a_store_is_read_from_there(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: str, served: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
     monkeypatch.setenv("DUMPCMP_SPOOL", str(tmp_path))
     model, url = torch.nn.Linear(4, 4), f"{bucket}/captured"
-    with dumpcmp.capture(model, url):
+    with served.troubled(every=5), dumpcmp.capture(model, url):
         model(torch.ones(1, 4))
+    assert served.num_troubled
     (spool,) = tmp_path.iterdir()
     _whole(url, spool)
     with pytest.raises(ArchiveError, match="already holds a run"), dumpcmp.capture(model, url):

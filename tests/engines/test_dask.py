@@ -1,4 +1,4 @@
-"""Dask's scheduler with two worker processes: the same is found, also where one is killed."""
+"""Dask's scheduler with two worker processes: the same is found, though one dies and S3 fails."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 import dumpcmp
 from dumpcmp.engines.on_dask import of_client
+from tests.archive.bucket import NAME, Bucket, Trouble, bucket_served
 from tests.engines.runs import MARK, die, dump_two, told
 
 dask = pytest.importorskip("dask")
@@ -24,10 +26,19 @@ def mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(mark: Path) -> Iterator[Any]:
+def bucket() -> Iterator[Bucket]:
+    """A bucket that this process and the workers find."""
+    with pytest.MonkeyPatch.context() as patch, bucket_served() as (bucket, variables):
+        for name, said in variables.items():
+            patch.setenv(name, said)
+        yield bucket
+
+
+@pytest.fixture(scope="module")
+def cluster(mark: Path, bucket: Bucket) -> Iterator[Any]:
     quick = {"distributed.scheduler.allowed-failures": 1}
     options: dict[str, Any] = {
-        "env": {MARK: str(mark)},
+        "env": {MARK: str(mark)},  # and all variables of this process
         "threads_per_worker": 1,
         "dashboard_address": None,
         "silence_logs": 50,
@@ -67,15 +78,21 @@ def test_workers_compact_as_one_process_does(
     )
 
 
-def test_a_worker_that_is_killed_in_the_middle_changes_nothing(
-    cluster: Any, runs: tuple[Path, Path], mark: Path
+def test_a_killed_worker_and_a_store_that_fails_at_times_change_nothing(
+    cluster: Any, bucket: Bucket, runs: tuple[Path, Path], mark: Path
 ) -> None:
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
+    urls = [f"s3://{NAME}/{run.name}" for run in runs]
+    for run, url in zip(runs, urls, strict=True):
+        fsspec.filesystem("s3").put(f"{run}/", url, recursive=True)
     metric = "tests.engines.runs:deadly"
     alone = dumpcmp.compare(*runs, metrics=metric)
     assert not mark.exists()
     named = f"dask:{cluster.scheduler_address}"
-    found = dumpcmp.compare(*runs, metrics=metric, executor=named)
-    assert mark.exists() and told(found) == told(alone)
+    with bucket.troubled(every=10, seconds=0.005):
+        found = dumpcmp.compare(*urls, metrics=metric, executor=named)
+    assert mark.exists() and bucket.num_troubled >= len(Trouble)
+    assert told(found) == told(alone) and found.exit_code == 1
     assert [row.own for row in found.rows] == [row.own for row in alone.rows]
 
 
