@@ -125,7 +125,7 @@ SUBJECTS: dict[str, Subject] = {
     "interleaved": Subject("plain", _own("staged:interleaved"), faults=_STAGED[:4]),
     "exported": Subject("plain", _own("staged:exported"), faults=_STAGED[:4]),
     "experts": Subject("experts", _own("routed:spread", False), faults=(
-        Planted("wrong expert", r"layers\.1\.moe/argsort", rank=1),
+        Planted("wrong expert", r"layers\.1\.moe/(add|argsort)", rank=1),
         Planted("permutation", r"layers\.1\.moe/setitem"),
         Planted("weight", r"layers\.1\.moe\.experts\.3\.down(/linear)?", rank=1),
     )),

@@ -152,9 +152,9 @@ def grouped_spread(capture: Capture, fault: str = "") -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     model: Any = Grouped(1)
     model.body[1].fault = fault if rank == 1 else ""
-    if fault == "stale mix" and rank == 1:
-        model.body[1].mix.weight.data *= 1.05
     parallel = nn.parallel.DistributedDataParallel(model)
+    if fault == "stale mix" and rank == 1:  # what a rank has before, DDP replaces by rank 0's
+        model.body[1].mix.weight.data *= 1.05
     with capture():
         parallel(_inputs().chunk(size)[rank]).square().mean().backward()
 

@@ -60,8 +60,9 @@ class _Side:
     def __init__(self, listing: Listing, pairs: dict[Key, Pair]) -> None:
         self.listing, self.pairs = listing, pairs
         self.appearances: dict[Key, list[Key]] = defaultdict(list)
-        for key in listing.values:
-            self.appearances[listing.first(key)].append(key)
+        for key, records in listing.values.items():
+            for first in dict.fromkeys(record.same_as or key for record in records):
+                self.appearances[first].append(key)  # ranks may have it from different calls
         self.kernels: dict[tuple[str, int, str], list[Key]] = defaultdict(list)
         for key in listing.values:
             call = listing.call(key) if key.slot.is_output else None

@@ -181,7 +181,9 @@ class _Merging:
         for keys in (*cut.values(), *put.values()):
             apart = len(set(keys)) == self.num and len({key.site for key in keys}) == 1
             if apart and not any(key in self.firsts for key in keys):
-                self._join(list(dict.fromkeys(keys)))
+                ends = list(dict.fromkeys(keys))
+                self._join(ends)
+                self._join([key.site.key(key.slot.gradient) for key in ends])
 
     def _stays(self, site: Site) -> bool:
         """Whether the call has a name of its own, after which its values are called."""
@@ -195,7 +197,9 @@ class _Merging:
             source = record.same_as
             here = self.laps.get(key.site)
             there = self.laps.get(source.site) if source else None
-            if not here or not there or not key.slot.is_input:
+            if not here or not there or not source or not key.slot.is_input:
+                continue
+            if source.slot.is_weight:  # every lap has it
                 continue
             if there[1] < here[1] or there[0] in found:
                 found.add(here[0])

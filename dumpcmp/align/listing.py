@@ -47,6 +47,11 @@ class Listing:
             and all(record.same_as == records[0].same_as for record in records[1:])
         }
 
+    def origins(self, key: Key) -> list[Key]:
+        """The earlier values that it is, of which ranks may each have another."""
+        found = dict.fromkeys(record.same_as for record in self.values.get(key, ()))
+        return [first for first in found if first is not None]
+
     def record(self, key: Key) -> Record:
         """The Record of a value on the lowest rank that has it."""
         return self.values[key][0]

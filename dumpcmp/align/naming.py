@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dumpcmp.align.beside import laid_beside, left_values, paired_values
+from dumpcmp.align.cuttings import apart, cut_gradients, is_cut
 from dumpcmp.align.kindred import by_order
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.renaming import unwrapped
@@ -35,8 +36,10 @@ def by_names(sides: Partners) -> list[Pair]:
             break
     sweep.settle()
     _by_name(sides, PairedBy.KEY, sides.golden_name, unwrapped, same_number=False)
-    pairs = laid_beside(sweep, [*paired_values(sides, sweep), *left_values(sides)])
-    return list(_framed(sides, pairs))
+    cut = cut_gradients(sides)
+    pairs = list(apart(sides, [*paired_values(sides, sweep), *left_values(sides)], cut))
+    beside = zip(pairs, laid_beside(sweep, pairs), strict=True)
+    return list(_framed(sides, [old if is_cut(sides, new, cut) else new for old, new in beside]))
 
 
 def _by_name(

@@ -92,8 +92,8 @@ class _Flow:
         for value in values:
             one, other = value.row.golden_key, value.row.target_key
             before = golden.links.get(one) if one else None
-            beside = target.links.get(other) if other else None
-            found = (ours.get(before) if before else None, theirs.get(beside) if beside else None)
+            beside = target.origins(other) if other else ()
+            found = [ours.get(before) if before else None, *map(theirs.get, beside)]
             value.sources = [s for s in dict.fromkeys(found) if s is not None and s is not value]
             for source in value.sources:
                 source.takers.append(value)

@@ -15,6 +15,7 @@ from dumpcmp.nouns.arithmetic import is_reduction, is_sum
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
+from dumpcmp.nouns.spoken import ranks_named
 
 
 def gather(
@@ -48,6 +49,7 @@ def gather(
             touched=touched.get(pair),
             leaf=clues.leaves[pair].said if pair in clues.leaves else "",
             call=_said_of_call(pair, clues.calls),
+            holders=_holders(pair, ways.target),
         )
         for pair, first in stands_for.items()
     ]
@@ -58,6 +60,14 @@ def _said_of_call(pair: Pair, calls: Mapping[Site, CallDifference]) -> str:
     if pair.golden is None or not pair.golden.slot.is_output or pair.golden.site not in calls:
         return ""
     return calls[pair.golden.site].said
+
+
+def _holders(pair: Pair, target: Listing) -> str:
+    """The ranks that have what the target alone has, where not all do."""
+    if pair.golden or not pair.target or target.num_ranks == 1:
+        return ""
+    ranks = {record.rank for record in target.values[pair.target]}
+    return ranks_named(ranks) if len(ranks) < target.num_ranks else ""
 
 
 def clean_pairs(found: Mapping[Pair, Measured], golden: Listing, target: Listing) -> set[Pair]:

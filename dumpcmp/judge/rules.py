@@ -147,7 +147,8 @@ def _by_absence(evidence: Evidence) -> Judgement | None:
         return None
     if evidence.unasked:
         return Judgement(Verdict.SKIPPED, evidence.unasked)
-    side = "golden" if pair.golden else "the target"
+    some = f"the target on {evidence.holders}" if evidence.holders else "the target"
+    side = "golden" if pair.golden else some
     if pair.key.slot.is_weight:  # what is computed with it is compared
         return Judgement(Verdict.SKIPPED, f"only {side} has such a weight, or tells of it")
     if evidence.lost:

@@ -61,20 +61,31 @@ def _rows() -> Tensor:
     return torch.randn(SHARDS * 6, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
-def _run(path: Path, spoil: Callable[[Router, int], None] | None = None) -> None:
-    with dumpcmp.capture(golden := Model(SHARDS), path / "golden"), torch.no_grad():
-        golden(_rows())
+def _run(
+    path: Path, spoil: Callable[[Router, int], None] | None = None, backward: bool = False
+) -> None:
+    golden = Model(SHARDS).requires_grad_(False)
+    with dumpcmp.capture(golden, path / "golden", backward=backward):
+        _called(golden, _rows(), backward)
     for rank, part in enumerate(_rows().chunk(SHARDS)):
-        model = Model(1)
+        model = Model(1).requires_grad_(False)
         if spoil:
             spoil(model.layers[1], rank)  # type: ignore[arg-type]
         dumpcmp.set_rank(rank, SHARDS)
-        with dumpcmp.capture(model, path / "target"), torch.no_grad():
-            model(part)
+        with dumpcmp.capture(model, path / "target", backward=backward):
+            _called(model, part, backward)
 
 
-def _compared(path: Path, spoil: Callable[[Router, int], None] | None = None) -> Outcome:
-    _run(path, spoil)
+def _called(model: nn.Module, rows: Tensor, backward: bool) -> None:
+    out = model(rows.requires_grad_(backward))
+    if backward:
+        out.square().sum().backward()
+
+
+def _compared(
+    path: Path, spoil: Callable[[Router, int], None] | None = None, backward: bool = False
+) -> Outcome:
+    _run(path, spoil, backward)
     return dumpcmp.compare(path / "golden", path / "target")
 
 
@@ -87,6 +98,16 @@ def test_each_lap_is_compared_with_its_rank(tmp_path: Path) -> None:
     assert any("in a loop" in remark for remark in outcome.remarks)
 
 
+def test_the_gradient_of_a_part_is_not_that_of_the_whole(tmp_path: Path) -> None:
+    """Golden cuts its tokens before the loop; a rank's share has what others make of it, too."""
+    outcome = _compared(tmp_path, backward=True)
+    assert outcome.exit_code == 0, outcome.word
+    assert {row.verdict for row in outcome.rows} <= {Verdict.PASS, Verdict.COVERED}
+    cut = [row for row in outcome.rows if row.golden_key and row.key.op == "layers.1/chunk"]
+    alone = {row.key.slot for row in cut if row.target_key is None}
+    assert "grad_output.0" in alone and "grad_input.0" not in alone
+
+
 def _places(router: Router, rank: int) -> None:
     if rank == 1:
         router.places = lambda chosen: chosen.flip(0).cumsum(0).flip(0)
@@ -97,13 +118,19 @@ def _scaled(router: Router, rank: int) -> None:
         router.edit = lambda gates: gates * 1.01
 
 
+def _summed(router: Router, rank: int) -> None:
+    if rank == 1:
+        router.edit = lambda gates: gates.cumsum(-1) - gates  # of which golden knows nothing
+
+
 def _stale(router: Router, rank: int) -> None:
     if rank == 1:
         router.wg.weight.data.mul_(1.1)
 
 
 @pytest.mark.parametrize(
-    "spoil, op", [(_places, "cumsum|flip|mul"), (_scaled, "mul"), (_stale, "")]
+    "spoil, op",
+    [(_places, "cumsum|flip|mul"), (_scaled, "mul"), (_stale, ""), (_summed, "cumsum")],
 )
 def test_a_fault_of_one_rank_is_named_with_its_op(
     tmp_path: Path, spoil: Callable[[Router, int], None], op: str
