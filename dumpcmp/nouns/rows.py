@@ -1,23 +1,25 @@
-"""The rows of a long comparison: in a file of their own, a few of them in memory at a time."""
+"""The rows of a long comparison: beyond a number of them in a file, a few at a time in memory."""
 
 from __future__ import annotations
 
+import math
 import os
 from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from enum import IntFlag
-from functools import lru_cache
+from functools import lru_cache, partial
 from tempfile import TemporaryFile
 from typing import overload
 
-from dumpcmp.nouns.key import ROOT
+from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.replay import Origin
-from dumpcmp.nouns.row import Row, Verdict, Why
+from dumpcmp.nouns.row import FAILING, Row, Verdict, Why
 from dumpcmp.nouns.rowtext import pack_rows, unpack_rows
 
 AT_ONCE = 1024  # rows that are read together
+KEPT = 65_536  # rows that stay in memory as they are: some 1.5 KB each
 _VERDICTS = tuple(Verdict)
 _NUMBER = {verdict: number for number, verdict in enumerate(_VERDICTS)}
 
@@ -31,10 +33,14 @@ class Trait(IntFlag):
     VOID = 8  # it passes without a number
     BLIND = 16  # it passes by a rule that other numbers contradict
     CALL = 32  # it fails for how it was called
+    MEASURED = 64  # it has numbers
+    HEIR = 128  # it only inherits from a root
 
 
 _OF_WHY = {Why.VOID: int(Trait.VOID), Why.BLIND: int(Trait.BLIND), Why.CALL: int(Trait.CALL)}
-_END, _APART, _TOUCHED = map(int, (Trait.END, Trait.APART, Trait.TOUCHED))
+_END, _APART, _TOUCHED, _MEASURED, _HEIR = map(
+    int, (Trait.END, Trait.APART, Trait.TOUCHED, Trait.MEASURED, Trait.HEIR)
+)
 
 
 def traits_of(row: Row) -> int:
@@ -43,8 +49,10 @@ def traits_of(row: Row) -> int:
     slot = row.key.slot
     if slot.is_parameter_gradient or (row.key.op == ROOT and slot.is_output):
         found |= _END
-    if row.metrics is not None and row.judgement.origin is not Origin.EQUAL:
-        found |= _APART
+    if row.metrics is not None:
+        found |= _MEASURED if row.judgement.origin is Origin.EQUAL else _MEASURED | _APART
+    if row.cause is not None:
+        found |= _HEIR
     return found | _TOUCHED if row.touched is not None else found
 
 
@@ -70,15 +78,19 @@ class Shown(Sequence[Row]):
 class Rows(Sequence[Row]):
     """Rows in order of execution, as a tuple would have them.
 
-    They lie in a file that has no name and is gone with them. Ten bytes of each stay in memory.
+    The first `KEPT` of them are kept. Others lie in a file that has no name and is gone with them,
+    and some twenty bytes of each stay in memory.
     """
 
     def __init__(self) -> None:
         self._file = TemporaryFile(prefix="dumpcmp-")  # noqa: SIM115 (it lives as long as the rows)
         self._starts = [0]  # the first row of each chunk, and where the next one begins
-        self._places = [0]  # where chunks lie in the file
+        self._chunks: list[Sequence[Row] | slice] = []  # of the file, where it lies there
+        self._end = 0  # of the file
         self._verdicts = bytearray()
         self._traits = bytearray()
+        self._errors = array("d")  # rel_l2, NaN where there is none
+        self._heirs = Counter[Key]()  # failing rows by their causes
         self.held = Counter[str]()  # values of each side, and those of them that are paired
         self.own: dict[str, None] = {}  # the columns of a user's own numbers
         self._chunk = lru_cache(4)(self._read_chunk)
@@ -89,21 +101,32 @@ class Rows(Sequence[Row]):
             self._append(rows[start : start + AT_ONCE])
         self.held += held_by(rows)
         self.own |= dict.fromkeys(name for row in rows for name, _ in row.own)
+        self._heirs.update(row.cause for row in rows if row.cause and row.verdict.fails)
 
     def _append(self, rows: Sequence[Row]) -> None:
+        is_kept = self._starts[-1] + len(rows) <= KEPT
+        self._chunks.append(rows if is_kept else self._stored(rows))
+        self._starts.append(self._starts[-1] + len(rows))
+        self._verdicts += bytes([_NUMBER[row.judgement.verdict] for row in rows])
+        self._traits += bytes(map(traits_of, rows))
+        self._errors.extend(math.nan if (m := row.metrics) is None else m.rel_l2 for row in rows)
+
+    def _stored(self, rows: Sequence[Row]) -> slice:
+        """Where in the file `rows` are now."""
         content = memoryview(pack_rows(rows))
-        place, end = self._places[-1], self._places[-1] + len(content)
+        place, start = self._end, self._end
+        self._end += len(content)
         while content:
             written = os.pwrite(self._file.fileno(), content, place)
             content, place = content[written:], place + written
-        self._places.append(end)
-        self._starts.append(self._starts[-1] + len(rows))
-        self._verdicts += bytes(_NUMBER[row.verdict] for row in rows)
-        self._traits += bytes(map(traits_of, rows))
+        return slice(start, self._end)
 
-    def _read_chunk(self, number: int) -> list[Row]:
-        start, end = self._places[number : number + 2]
-        return unpack_rows(os.pread(self._file.fileno(), end - start, start))
+    def _read_chunk(self, number: int) -> Sequence[Row]:
+        chunk = self._chunks[number]
+        if not isinstance(chunk, slice):
+            return chunk
+        content = os.pread(self._file.fileno(), chunk.stop - chunk.start, chunk.start)
+        return unpack_rows(content)
 
     def _at(self, place: int) -> Row:
         number = bisect_right(self._starts, place) - 1
@@ -141,6 +164,19 @@ class Rows(Sequence[Row]):
         """The rows at `places`."""
         return self._shown(places)
 
+    def num_heirs(self, root: Key) -> int:
+        """How many failing rows only inherit from `root`."""
+        return self._heirs[root]
+
+    def suspects(self) -> Iterator[tuple[float, Callable[[], Row]]]:
+        """As the function of that name says."""
+        failing = frozenset(_NUMBER[verdict] for verdict in FAILING)
+        wrong = _NUMBER[Verdict.NONFINITE]
+        for at, (number, traits) in enumerate(zip(self._verdicts, self._traits, strict=True)):
+            if number in failing and traits & (_MEASURED | _HEIR) == _MEASURED:
+                error = math.inf if number == wrong else self._errors[at]
+                yield math.inf if math.isnan(error) else error, partial(self._at, at)
+
     @property
     def verdicts(self) -> dict[Verdict, int]:
         """How many rows got which verdict, those first that came first."""
@@ -162,6 +198,31 @@ def marked(rows: Sequence[Row], trait: Trait) -> Sequence[Row]:
         return rows.marked(trait)
     wanted = int(trait)
     return [row for row in rows if traits_of(row) & wanted]
+
+
+def num_heirs(rows: Sequence[Row], root: Key) -> int:
+    """How many failing ones of `rows` only inherit from `root`."""
+    if isinstance(rows, Rows):
+        return rows.num_heirs(root)
+    return sum(row.cause == root for row in rows if row.verdict.fails)
+
+
+def suspects(rows: Sequence[Row]) -> Iterator[tuple[float, Callable[[], Row]]]:
+    """Failing rows with numbers that do not only inherit: their badness, and how to read them.
+
+    That is their rel_l2, and infinite where it is none.
+    """
+    if isinstance(rows, Rows):
+        yield from rows.suspects()
+        return
+    for row in rows:
+        if row.verdict.fails and row.metrics is not None and not row.cause:
+            is_wrong = row.verdict is Verdict.NONFINITE or math.isnan(row.metrics.rel_l2)
+            yield math.inf if is_wrong else row.metrics.rel_l2, partial(_itself, row)
+
+
+def _itself(row: Row) -> Row:
+    return row
 
 
 def held_by(rows: Sequence[Row]) -> Counter[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -13,7 +13,7 @@ from rich.text import Text
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Extent, Row, Verdict, Why
-from dumpcmp.nouns.rows import held_by
+from dumpcmp.nouns.rows import held_by, num_heirs, suspects
 from dumpcmp.report.decisions import agreements, decisions
 from dumpcmp.report.escaping import visible
 
@@ -63,7 +63,7 @@ def summary(outcome: Outcome, files: Sequence[str] = ()) -> Group:
         parts += [Text(), *_divergence(outcome, first), *_further(outcome)]
     if decided := list(_decisions(outcome)):
         parts += [Text(), *decided]
-    if worst := _worst(outcome.failures):
+    if worst := _worst(outcome.rows):
         parts += [Text(), _table(worst)]
     parts += [Text(), *(plain(f"report: {file}") for file in files)]
     return Group(*parts)
@@ -111,7 +111,7 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
     if row.metrics is not None:
         yield Text(f"  {_numbers(row)}")
         yield Padding(_sides(row), (0, 0, 0, 2), expand=False)
-    heirs = sum(r.cause == key for r in outcome.failures)
+    heirs = num_heirs(outcome.rows, key)
     if heirs:
         yield Text(f"  {heirs} failing rows after it only inherit from it")
 
@@ -184,27 +184,20 @@ def _further(outcome: Outcome) -> Iterable[Text]:
         yield Text(f"  and {len(further) - _MOST_ROOTS} more; in the report they have root = True")
 
 
-def _worst(rows: Iterable[Row]) -> list[Row]:
+def _worst(rows: Sequence[Row]) -> list[Row]:
     """The failing rows that do not only inherit, each value once, largest relative error first."""
-    worst: list[Row] = []
-    for row in rows:
-        if not row.verdict.fails or row.metrics is None or row.cause:
+    worst: list[tuple[float, Row]] = []
+    for badness, read in suspects(rows):
+        if len(worst) == _WORST and badness < worst[-1][0]:
             continue
-        if len(worst) == _WORST and _badness(row) < _badness(worst[-1]):
-            continue
-        same = next((one for one in worst if one.metrics is row.metrics), None)  # it repeats
+        row = read()
+        same = next((at for at, (_, one) in enumerate(worst) if one.metrics is row.metrics), None)
         if same is None:
-            worst.append(row)
-        elif row.root and not same.root:
-            worst[worst.index(same)] = row
-        worst = sorted(worst, key=_badness, reverse=True)[:_WORST]
-    return worst
-
-
-def _badness(row: Row) -> float:
-    assert row.metrics is not None
-    bad = row.verdict is Verdict.NONFINITE or math.isnan(row.metrics.rel_l2)
-    return math.inf if bad else row.metrics.rel_l2
+            worst.append((badness, row))
+        elif row.root and not worst[same][1].root:  # it repeats
+            worst[same] = badness, row
+        worst = sorted(worst, key=itemgetter(0), reverse=True)[:_WORST]
+    return [row for _, row in worst]
 
 
 def _table(rows: Sequence[Row]) -> Table:
