@@ -8,6 +8,7 @@ from dumpcmp.align.beside import laid_beside, left_values, paired_values
 from dumpcmp.align.cuttings import apart, cut_gradients, is_cut
 from dumpcmp.align.kindred import by_order
 from dumpcmp.align.partners import Partners
+from dumpcmp.align.recomputing import computed_again
 from dumpcmp.align.renaming import unwrapped
 from dumpcmp.align.sweeping import Sweep
 from dumpcmp.nouns.key import Key, Op, Site
@@ -39,7 +40,8 @@ def by_names(sides: Partners) -> list[Pair]:
     cut = cut_gradients(sides)
     pairs = list(apart(sides, [*paired_values(sides, sweep), *left_values(sides)], cut))
     beside = zip(pairs, laid_beside(sweep, pairs), strict=True)
-    return list(_framed(sides, [old if is_cut(sides, new, cut) else new for old, new in beside]))
+    placed = [old if is_cut(sides, new, cut) else new for old, new in beside]
+    return computed_again(sides, list(_framed(sides, placed)))
 
 
 def _by_name(

@@ -14,6 +14,7 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.assemble import Held, RunFacts
 from dumpcmp.align.mesh.declared import Declarations
 from dumpcmp.align.microbatches import merged
+from dumpcmp.align.unison import in_unison
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.stopped import stopped_ranks
 from dumpcmp.nouns.errors import AlignError
@@ -161,8 +162,10 @@ class OpenRun:
             values |= {key: archive.shards(key) for key in chosen}
             held = archive.calls_at(model, step)
             calls |= {site: call for site, call in held.items() if tap.selects_op(call.op)}
-        listing = merged(Listing(values, calls, archive.world_size))
-        is_whole = is_whole and len(listing.values) == len(values)
+        own = Listing(values, calls, archive.world_size)
+        alike = in_unison(own, lambda: archive.calls_by_rank(archive.ranks))
+        listing = merged(alike)
+        is_whole = is_whole and len(listing.values) == len(alike.values)
         is_whole = is_whole and len(self.steps) == len(self.all_steps)
         before, self._given = self._given, given_out(listing)
         return Side(archive, listing, self.facts, self._first_steps(listing), is_whole, before)

@@ -25,12 +25,13 @@ class Router(nn.Module):
         self.wg = nn.Linear(WIDTH, EXPERTS)
         self.shards = shards
         self.edit: Callable[[Tensor], Tensor] = lambda gates: gates
+        self.again: Callable[[Tensor, Tensor], Tensor] = lambda part, gates: gates
         self.places: Callable[[Tensor], Tensor] = lambda chosen: chosen.cumsum(0)
 
     def forward(self, x: Tensor) -> Tensor:
         outs = []
         for part in x.chunk(self.shards) if self.shards > 1 else [x]:
-            gates = self.wg(part).softmax(-1)
+            gates = self.again(part, self.wg(part).softmax(-1))
             chosen = F.one_hot(gates.argmax(-1), EXPERTS)
             place = self.places(chosen) * chosen - 1
             kept = (place >= 0) & (place < ROOM)
@@ -123,6 +124,11 @@ def _summed(router: Router, rank: int) -> None:
         router.edit = lambda gates: gates.cumsum(-1) - gates  # of which golden knows nothing
 
 
+def _again(router: Router, rank: int) -> None:
+    if rank == 1:  # the same product once more, then another function
+        router.again = lambda part, gates: F.linear(part, router.wg.weight, router.wg.bias).exp()
+
+
 def _stale(router: Router, rank: int) -> None:
     if rank == 1:
         router.wg.weight.data.mul_(1.1)
@@ -130,7 +136,13 @@ def _stale(router: Router, rank: int) -> None:
 
 @pytest.mark.parametrize(
     "spoil, op",
-    [(_places, "cumsum|flip|mul"), (_scaled, "mul"), (_stale, ""), (_summed, "cumsum")],
+    [
+        (_places, "cumsum|flip|mul"),
+        (_scaled, "mul"),
+        (_stale, ""),
+        (_summed, "cumsum"),
+        (_again, "exp"),
+    ],
 )
 def test_a_fault_of_one_rank_is_named_with_its_op(
     tmp_path: Path, spoil: Callable[[Router, int], None], op: str
