@@ -42,17 +42,17 @@ def opened(path: Path) -> None:
 
 
 def main(golden: Path, target: Path) -> None:
-    with stage("open"):
+    with stage("open"), rarely_collecting():
         opened(golden)
         opened(target)
-    with stage("pair"):
+    with stage("pair"), rarely_collecting():
         ours, theirs = (open_side(path, make_tap()).listing for path in (golden, target))
         pair_values(ours, theirs)
     del ours, theirs
     with stage("compare"), rarely_collecting():
         outcome = compare(golden, target)
     assert outcome.failures
-    with tempfile.TemporaryDirectory() as folder, stage("report"):
+    with tempfile.TemporaryDirectory() as folder, stage("report"), rarely_collecting():
         FORMS["csv"].write(outcome, Path(folder) / "report.csv")
     print(json.dumps(found))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge import Evidence
-from dumpcmp.nouns.record import Phase
+from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.nouns.spoken import ranks_named
 
 
@@ -17,12 +17,15 @@ def stopped_ranks(archive: Archive) -> dict[int, str]:
     if archive.world_size == 1:
         return {}
     found = dict.fromkeys(archive.missing_ranks, "is missing")
-    for rank, facts in archive.run.items():
-        error = facts.get("run", {}).get("error")
-        if error or rank in archive.cut_short:
-            found[rank] = _stopped(archive, rank)
-        elif lacking := _lacking(archive, rank):
-            found[rank] = lacking
+    lacking = _lacking(archive)
+    crashed = [rank for rank, facts in archive.run.items() if facts.get("run", {}).get("error")]
+    stopped = {*crashed, *archive.cut_short}
+    ended = archive.calls_by_rank(stopped) if stopped else {}  # which reads all there is
+    for rank in archive.run:
+        if rank in ended:
+            found[rank] = _stopped(ended[rank].values())
+        elif rank in lacking:
+            found[rank] = lacking[rank]
     return found
 
 
@@ -44,21 +47,31 @@ def open_for(
     return [one if one.pair.both else replace(one, lost=lost) for one in evidence]
 
 
-def _stopped(archive: Archive, rank: int) -> str:
-    """Where the record of a rank ends."""
-    calls = [call for call in archive.calls_of(rank).values() if call.phase is not Phase.RECOMPUTE]
-    if not calls:
+def _stopped(calls: Iterable[Call]) -> str:
+    """Where the record of a rank ends that has these `calls`."""
+    own = [call for call in calls if call.phase is not Phase.RECOMPUTE]
+    if not own:
         return "stopped before its first op"
-    last = max(calls, key=lambda call: (call.step, call.order))
+    last = max(own, key=lambda call: (call.step, call.order))
     return f"stopped in {last.op}, call {last.call} of token {last.step}"
 
 
-def _lacking(archive: Archive, rank: int) -> str:
-    """Which steps other ranks have of the models that this one has."""
+def _lacking(archive: Archive) -> dict[int, str]:
+    """The ranks that lack steps which others have of a model that they have, and which."""
+    found: dict[int, str] = {}
     for model in archive.models:
         steps = archive.steps(model)
-        own = [step for step in steps if rank in archive.ranks_with(model, step)]
-        if own and len(own) < len(steps):
-            last = f"{max(own)}; others go to {max(steps)}" if max(own) < max(steps) else ""
-            return f"has no step after {last}" if last else f"lacks steps of {model}"
-    return ""
+        own: dict[int, list[int]] = defaultdict(list)
+        for step in steps:
+            for rank in archive.ranks_with(model, step):
+                own[rank].append(step)
+        for rank, has in own.items():
+            if len(has) < len(steps):
+                found.setdefault(rank, _told_lacking(model, max(has), max(steps)))
+    return found
+
+
+def _told_lacking(model: str, last: int, others: int) -> str:
+    if last < others:
+        return f"has no step after {last}; others go to {others}"
+    return f"lacks steps of {model}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,8 @@ from benchmarks.synthetic import Shape, write
 from dumpcmp.archive.read import captured
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing import compare
+from dumpcmp.comparing.side import open_run
+from dumpcmp.nouns.selection import make_tap
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +38,22 @@ def test_all_ranks_are_found_however_many_are_read_at_once(
     calls = archive.calls_by_rank(archive.ranks)
     assert calls == {rank: archive.calls_of(rank) for rank in range(12)}
     assert len(archive.calls) == len(calls[3]) == 12
+
+
+def test_each_rank_is_asked_a_few_times_how_it_ended(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not once for every other rank, which opening 4,096 of them would never end."""
+    asked: list[Path] = []
+    ask = captured._why_incomplete
+
+    def noted(facts: dict[str, Any], directory: Path) -> str:
+        asked.append(directory)
+        return ask(facts, directory)
+
+    monkeypatch.setattr(captured, "_why_incomplete", noted)
+    open_run(runs[1], make_tap())
+    assert max(Counter(asked).values()) <= 2
 
 
 def test_a_value_on_many_ranks_is_held_against_the_whole(
