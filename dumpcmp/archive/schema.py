@@ -304,7 +304,19 @@ def completed_call(listed: Any) -> Any:
 
 def read_call(listed: Any, model: str, step: int) -> Call:
     """The Call that `call_json` listed; TypeError or ValueError where it is none."""
-    return Call(model, step, *_fields(listed, _CALL_READERS))
+    op, call, order, *rest = _instance(list, listed)
+    own = _fields([op, call, order], _CALL_READERS[:3])
+    rest = [tuple(each) if isinstance(each, list) else each for each in rest]
+    is_long = any(isinstance(each, str) and len(each) > MAX_CACHED for each in rest)
+    read = _repeated_fields.__wrapped__ if is_long else _repeated_fields
+    return Call(model, step, *own, *read(*rest))
+
+
+@lru_cache(maxsize=4096)
+def _repeated_fields(*listed: Any) -> list[Any]:
+    """What many calls have in common; lists are tuples here."""
+    plain = [list(each) if isinstance(each, tuple) else each for each in listed]
+    return _fields(plain, _CALL_READERS[3:])
 
 
 def read_form(listed: Any) -> Form:

@@ -155,13 +155,13 @@ class OpenRun:
         calls: dict[Site, Call] = {}
         is_whole = True
         for model, step in self._places(self.steps if steps is None else steps):
-            keys = list(archive.keys_of(model, step))
-            self.ops.update(key.op for key in keys)
-            chosen = [key for key in keys if tap.selects_op(key.op)]
-            is_whole = is_whole and len(chosen) == len(keys)
-            values |= {key: archive.shards(key) for key in chosen}
-            held = archive.calls_at(model, step)
-            calls |= {site: call for site, call in held.items() if tap.selects_op(call.op)}
+            held = archive.shards_at(model, step)
+            self.ops.update(key.op for key in held)
+            chosen = {key: shards for key, shards in held.items() if tap.selects_op(key.op)}
+            is_whole = is_whole and len(chosen) == len(held)
+            values |= chosen
+            ran = archive.calls_at(model, step)
+            calls |= {site: call for site, call in ran.items() if tap.selects_op(call.op)}
         own = Listing(values, calls, archive.world_size)
         alike = in_unison(own, lambda: archive.calls_by_rank(archive.ranks))
         listing = merged(alike)

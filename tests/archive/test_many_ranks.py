@@ -56,6 +56,14 @@ def test_each_rank_is_asked_a_few_times_how_it_ended(
     assert max(Counter(asked).values()) <= 2
 
 
+def test_a_step_is_listed_as_its_values_are_one_by_one(runs: tuple[Path, Path]) -> None:
+    for whole in map(Archive, runs):
+        for archive in (whole, whole.select("layers.0.mlp.3*")):
+            listed = archive.shards_at("Model", 1)
+            assert list(listed) == list(archive.keys_of("Model", 1))
+            assert listed == {key: archive.shards(key) for key in listed}
+
+
 def test_a_value_on_many_ranks_is_held_against_the_whole(
     runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

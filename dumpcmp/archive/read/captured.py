@@ -19,7 +19,7 @@ from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import paths
 from dumpcmp.archive.read.abreast import abreast
-from dumpcmp.archive.read.contents import RankStep
+from dumpcmp.archive.read.rankstep import RankStep
 from dumpcmp.archive.read.remote import beyond, expect, from_store, opened
 from dumpcmp.archive.read.scan import Found, part_facts, read_part, ring_records
 from dumpcmp.archive.schema import KNOWN_VERSIONS, MAX_RANK, RUN_FILE, SCHEMA_VERSION
@@ -240,9 +240,18 @@ class Captured(Mapping[Key, Record]):
 
     def keys_of(self, model: str, step: int) -> Iterator[Key]:
         """The Keys of one step, in order of execution; each once, whatever ranks hold it."""
-        names = (name for held in self._rank_steps(model, step) for name in held.names())
-        keys = (Key(model, step, *name) for name in dict.fromkeys(names))
+        held = (key for step in self._rank_steps(model, step) for key in step.keys.values())
+        keys = dict.fromkeys(held)
         yield from filter(self._selects, keys) if self._filters else keys
+
+    def shards_at(self, model: str, step: int) -> dict[Key, tuple[Record, ...]]:
+        """What `shards` tells of each of the `keys_of` one step."""
+        found: dict[Key, tuple[Record, ...]] = dict.fromkeys(self.keys_of(model, step), ())
+        for held in self._rank_steps(model, step):
+            for record in held.records():
+                if record.key in found:
+                    found[record.key] += (record,)
+        return found
 
     @cached_property
     def calls(self) -> dict[Site, Call]:

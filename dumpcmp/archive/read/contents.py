@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
@@ -24,10 +23,9 @@ from numpy.typing import NDArray
 
 from dumpcmp.archive import encoder, schema
 from dumpcmp.archive.encoder import ADDRESS, MESSAGE, OBJECT_HEADER, SIGNATURE, UNDEFINED
-from dumpcmp.archive.schema import ABSENT, INDEX_GROUP, NO_ROW, ROW_TYPE, Form
+from dumpcmp.archive.schema import ABSENT, INDEX_GROUP, ROW_TYPE, Form
 from dumpcmp.nouns.errors import ArchiveError
-from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import Call, Kept, Location, Record
+from dumpcmp.nouns.record import Call, Location
 
 LARGEST_READ = 256 << 20  # bytes of an index or a group that a reader is willing to hold
 PEEK = 1024  # enough for the header of an index group or of one of its datasets
@@ -241,11 +239,16 @@ class Contents:
 
     def has_row(self, row: int) -> bool:
         """Whether `row` is there and was not lost."""
-        return row < len(self.rows) and bool(self.rows["call"][row] != ABSENT)
+        return row < len(self.rows) and self.row(row)[0] != ABSENT
+
+    def row(self, row: int) -> tuple[Any, ...]:
+        """The columns of `row`."""
+        found: tuple[Any, ...] = self.rows[row].item()
+        return found
 
     def name(self, row: int) -> tuple[str, int, str]:
         """Op, call and slot of the value in `row`."""
-        call, form = self.rows[row].item()[:2]
+        call, form = self.row(row)[:2]
         return *self.ops[call], self.forms[form].slot
 
     def location(self, row: int, offset: int, nbytes: int) -> Location:
@@ -310,64 +313,3 @@ def _read_list(file: PartFile, address: int) -> list[Any]:
     if not isinstance(listed, list):
         file.fail(found.address, "a JSON list should be here")
     return listed
-
-
-NameInStep = tuple[str, int, str]  # op, call and slot: a Key within its step
-
-
-@dataclass(eq=False)
-class RankStep:
-    """One step as one rank wrote it: its parts, and where in them each value is."""
-
-    rank: int
-    model: str
-    step: int
-    parts: dict[int, Contents]
-    rows: dict[NameInStep, tuple[Contents, int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for contents in self.parts.values():
-            ops = contents.ops
-            slots = [form.slot for form in contents.forms]
-            calls, forms = contents.rows["call"].tolist(), contents.rows["form"].tolist()
-            for row, (call, form) in enumerate(zip(calls, forms, strict=True)):
-                if call != ABSENT:
-                    self.rows.setdefault((*ops[call], slots[form]), (contents, row))
-
-    def calls(self) -> list[Call]:
-        """The calls of the step, in order of execution; the first of a name stays."""
-        found: dict[tuple[str, int], Call] = {}
-        for contents in self.parts.values():
-            for call in contents.calls().values():
-                found.setdefault((call.op, call.call), call)
-        return sorted(found.values(), key=attrgetter("order"))
-
-    def names(self) -> list[NameInStep]:
-        """The values of the step, in order of execution."""
-        order = {name: int(c.rows["order"][row]) for name, (c, row) in self.rows.items()}
-        return sorted(order, key=order.__getitem__)
-
-    def record(self, key: Key) -> Record:
-        contents, row = self.rows[key.op, key.call, key.slot]
-        _, form, order, part, same, _, offset, nbytes, digest = contents.rows[row].item()
-        facts = contents.forms[form].facts
-        holder, problem, first = self.parts.get(part), "", None
-        if holder is None:
-            problem = f"part {part}, which holds its bytes, is missing"
-        elif same != NO_ROW and not holder.has_row(same):
-            problem = f"row {same} of part {part}, which holds its bytes, was lost"
-        elif same != NO_ROW:  # the row that has the bytes says what they are: perhaps a Summary
-            offset, nbytes, digest = holder.rows[same].item()[6:]
-            held = holder.forms[holder.rows[same]["form"]]
-            told = held.problem or facts["problem"]
-            facts = {**facts, "kept": held.kept, "stored": held.stored, "problem": told}
-            first = Key(self.model, self.step, *holder.name(same))
-        location = None
-        if holder is None or problem:
-            facts = {**facts, "kept": Kept.NOTHING, "problem": problem}
-        else:
-            location = holder.location(row if same == NO_ROW else same, offset, nbytes)
-        return Record(
-            key, order, rank=self.rank, same_as=first, digest=digest.decode("ascii", "replace"),
-            location=location, **facts,
-        )  # fmt: skip
