@@ -106,13 +106,14 @@ def _framed(sides: Partners, pairs: Sequence[Pair]) -> Iterator[Pair]:
     A module computes nothing itself: what it takes and gives are values of the functions in it, so
     a side that shows no modules has them all the same. A wrapper shows its module's values again,
     and what a function adds to a parameter's gradient is that gradient where it is the only one.
+    What golden alone gives out, such as the rows of one expert, may be paired where it is taken.
     """
     both = [pair for pair in reversed(pairs) if pair.both]
     ours = {sides.golden.first(pair.golden): pair.target for pair in both if pair.golden}
     theirs = {sides.target.first(pair.target): pair.golden for pair in both if pair.target}
     for pair in pairs:
         golden, target = pair.golden, pair.target
-        if golden and not target and _frames(golden):
+        if golden and not target and (_frames(golden) or golden.slot.is_output):
             target = ours.get(sides.golden.first(golden))
         elif target and not golden and _frames(target):
             golden = theirs.get(sides.target.first(target))

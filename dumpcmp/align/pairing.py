@@ -169,9 +169,20 @@ def _with_repeats(pairs: Sequence[Pair], golden: Listing, target: Listing) -> li
         beside = target.links.get(pair.target) if pair.target else None
         found = ours.get(before) if before else None
         other = theirs.get(beside) if beside else None
-        if found is not None and found is other is not pair:
+        if found is not None and found is other is not pair and _held_alike(pair, found, target):
             first[pair] = found
     return [
         replace(pair, repeats=first[pair]) if pair in first and first[pair] not in first else pair
         for pair in pairs
     ]
+
+
+def _held_alike(pair: Pair, first: Pair, target: Listing) -> bool:
+    """Whether the same ranks have a value of the target in both places.
+
+    An output of a split may be one expert's rows on one rank and another's on the next.
+    """
+    if target.num_ranks == 1 or not pair.target or not first.target:
+        return True
+    here, there = (target.values[key] for key in (pair.target, first.target))
+    return len(here) == len(there)

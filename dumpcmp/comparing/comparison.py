@@ -49,7 +49,7 @@ from dumpcmp.judge import (
 )
 from dumpcmp.nouns.errors import CheckError, SelectionError
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Judgement, Pair, Row
+from dumpcmp.nouns.row import Judgement, Pair, Row, Verdict
 from dumpcmp.nouns.selection import make_tap
 
 PathLike = str | Path
@@ -241,11 +241,12 @@ def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
     ours = ways.golden.record(pair.golden) if pair.golden else None
     theirs = ways.target.record(pair.target) if pair.target else None
     call = listing.call(pair.key)
+    is_by_rows = measured.metrics is None and judgement.verdict in (Verdict.PASS, Verdict.DTYPE)
     return Row(
         key=pair.key,
         order=listing.record(pair.key).order,
         judgement=judgement,
-        metrics=measured.metrics,
+        metrics=measured.by_rows if is_by_rows else measured.metrics,
         golden_key=pair.golden,
         target_key=pair.target,
         golden_dtype=ours.dtype if ours else "",

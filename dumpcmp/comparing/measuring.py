@@ -20,6 +20,7 @@ from dumpcmp.align.mesh.assemble import (
     explain,
 )
 from dumpcmp.align.mesh.deliveries import Traffic
+from dumpcmp.align.mesh.travelled import in_golden_order
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
 from dumpcmp.comparing.batches import run_batched
@@ -145,9 +146,22 @@ def measure_task(task: Job) -> Measured:
             return replace(measure_task(task.of_rank(rank)), laid=laid)
         return Measured(trouble=Trouble.LACKING, said=error.message)
     except AssemblyError as error:
-        return Measured(trouble=Trouble.UNSOLVED, said=error.message)
+        return Measured(trouble=Trouble.UNSOLVED, said=error.message, by_rows=_row_by_row(task))
     except DumpcmpError as error:
         return Measured(trouble=Trouble.UNREADABLE, said=error.message)
+
+
+def _row_by_row(task: Task) -> Metrics | None:
+    """The rows that ranks hold against golden's, in whichever order and on whichever rank.
+
+    That they are the same says nothing of where they should be.
+    """
+    if task.is_beside or len(task.golden.records) > 1:
+        return None
+    held = task.target.held()
+    golden = _whole(task.golden)
+    found = in_golden_order(golden, [held.load(record) for record in held.records])
+    return measure(golden, found, task.closeness) if found else None
 
 
 def _measured(task: Task) -> Measured:

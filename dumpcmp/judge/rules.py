@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dumpcmp.judge.checkers import ExactChecker
@@ -45,9 +45,29 @@ def judge_all(
     own = settle([one for one in evidence if not one.is_moved], own, sources or {})
     counted = {one.pair for one in evidence if one.measured.laid and one.measured.laid.is_own}
     own |= cover(own, following, counted)
+    own |= _by_rows([one for one in evidence if not one.is_moved], own, checker)
     followed = any(judgement.verdict.fails for judgement in own.values())
     moved = (replace(one, is_followed=followed) for one in evidence if one.is_moved)
     return own | {one.pair: judge_pair(one, checker) for one in moved}
+
+
+def _by_rows(
+    evidence: Sequence[Evidence], judged: Mapping[Pair, Judgement], checker: Checker
+) -> dict[Pair, Judgement]:
+    """Judgements on values whose rows travelled, which are golden's row by row.
+
+    Only of what is covered: that every row stands where it should, what follows has shown.
+    """
+    found = {}
+    for one in evidence:
+        metrics = one.measured.by_rows
+        if metrics is None or judged[one.pair].verdict is not Verdict.COVERED:
+            continue
+        judgement = judge(metrics, one.conditions, checker)
+        if judgement.verdict in (Verdict.PASS, Verdict.DTYPE):
+            said = "its rows are golden's, in an order of their own; all that follows agrees"
+            found[one.pair] = replace(judgement, reason=said)
+    return found
 
 
 def judge_pair(evidence: Evidence, checker: Checker) -> Judgement:

@@ -357,6 +357,7 @@ class Measured:
     laid: LaidOut | None = None
     own: Own = ()
     own_problem: str = ""  # why a metric of the user's gave no number
+    by_rows: Metrics | None = None  # of what no layout fits: its rows, in golden's order
     rank: int | None = None  # of a collective alone: who got what is farthest from what it should
 
 

@@ -8,6 +8,7 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import NO_KERNEL
 from dumpcmp.nouns.row import (
     UNMEASURED,
+    Following,
     LaidOut,
     Measured,
     Metrics,
@@ -97,3 +98,20 @@ def test_what_was_moved_fails_only_with_something_that_was_computed(
 def test_a_value_that_its_checker_cannot_judge_is_inconclusive() -> None:
     judgement = judge_all([Evidence(BOTH, FAR, CONDITIONS)], Fp64Checker())[BOTH]
     assert judgement.verdict is Verdict.INCONCLUSIVE and "higher precision" in judgement.reason
+
+
+@pytest.mark.parametrize(
+    "rows, after, verdict",
+    [(NEAR, NEAR, "PASS"), (FAR, NEAR, "COVERED"), (NEAR, FAR, "INCONCLUSIVE")],
+    ids=["rows and what follows agree", "rows that differ", "rows that arrive elsewhere"],
+)
+def test_rows_in_another_order_pass_where_what_follows_agrees(
+    rows: Measured, after: Measured, verdict: str
+) -> None:
+    unsolved = Measured(trouble=Trouble.UNSOLVED, said="no layout fits", by_rows=rows.metrics)
+    key = Key("M", 0, "a/add", 0, "output.0")
+    made = Pair(key, key, PairedBy.KEY)
+    evidence = [Evidence(BOTH, unsolved, CONDITIONS), Evidence(made, after, CONDITIONS)]
+    following = Following({BOTH: [made]}, frozenset(), {})
+    judged = judge_all(evidence, RoundingChecker(), following=following)
+    assert judged[BOTH].verdict is Verdict(verdict)
