@@ -8,7 +8,8 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from dumpcmp.execute import SerialExecutor, WorkerPool, executor_for, run_each
+from dumpcmp.execute import SerialExecutor, executor_for, run_each
+from dumpcmp.pools import WorkerPool
 
 
 def square(number: int) -> int:

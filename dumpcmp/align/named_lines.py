@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 
 class UnreadableLinesError(ValueError):
     """A file is none of names and what is said of them."""
@@ -14,6 +12,8 @@ class UnreadableLinesError(ValueError):
 
 def read_named_lines(path: Path) -> dict[str, Any]:
     """The lines of a file by their names."""
+    import yaml  # few comparisons have such a file
+
     try:
         lines = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

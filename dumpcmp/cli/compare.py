@@ -81,8 +81,6 @@ def command(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from dumpcmp.comparing import compare
     from dumpcmp.comparing.showing import USUAL_CLOSE_UPS
-    from dumpcmp.comparing.watching import compare_by_steps
-    from dumpcmp.execute import rarely_collecting
     from dumpcmp.judge import checker_named
     from dumpcmp.report.terminal import Screen
 
@@ -92,8 +90,10 @@ def command(
     forms = (*forms, "html") if shows and "html" not in forms else forms
     closely = USUAL_CLOSE_UPS if any(FORMS[form].looks_closely for form in forms) else 0
     options |= {"layers": layers, "tokens": token, "checker": chosen, "closely": closely}
-    with rarely_collecting(), progress_bar() as progress:
+    with progress_bar() as progress:
         if follow or stop_at_first:
+            from dumpcmp.comparing.watching import compare_by_steps
+
             outcome = compare_by_steps(
                 golden_path, my_path, follow=follow, stop_at_first=stop_at_first,
                 tell=_tell_of_token, progress=progress, **options,
@@ -145,17 +145,18 @@ def opened(pages: Iterable[Path]) -> None:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[int, int], None]]:
+def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
     """A bar over bytes on a terminal, which vanishes at the end; nothing elsewhere."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
     from dumpcmp.report.terminal import Screen
 
     console = Screen(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
     columns = ("comparing", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("comparing", total=None)
 
         def tell(done: int, total: int) -> None:

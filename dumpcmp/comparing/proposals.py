@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dumpcmp.align.mapfile import renaming_of
 from dumpcmp.align.pairing import models_in_golden_terms
-from dumpcmp.align.port.faces import Faces
-from dumpcmp.align.port.lines import Line, lines_of, loose_lines, unpaired_names
-from dumpcmp.align.port.loose import Loose
-from dumpcmp.align.port.proposing import Port
 from dumpcmp.align.port.samples import Samples
 from dumpcmp.align.renaming import Renaming, unwrapped
 from dumpcmp.align.turning import Turns
@@ -21,6 +18,9 @@ from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.files import write_whole
 from dumpcmp.nouns.selection import make_tap
 from dumpcmp.report.escaping import visible
+
+if TYPE_CHECKING:
+    from dumpcmp.align.port.lines import Line
 
 _SHOWN = 12  # names without a counterpart that are told of
 
@@ -113,6 +113,11 @@ def mapping_by_values(golden: Archive, target: Archive) -> Proposal | None:
 
 def proposed(golden: Side, target: Side) -> Proposal:
     """The mapping that the values of two opened archives suggest."""
+    from dumpcmp.align.port.faces import Faces  # most comparisons are of one implementation
+    from dumpcmp.align.port.lines import lines_of, loose_lines, unpaired_names
+    from dumpcmp.align.port.loose import Loose
+    from dumpcmp.align.port.proposing import Port
+
     lines: dict[str, Line] = {}
     left: tuple[list[str], list[str]] = [], []
     num_same = 0

@@ -77,3 +77,22 @@ def test_commands_on_archives_start_without_torch(command: str) -> None:
 @pytest.mark.parametrize("name", dumpcmp.__all__)
 def test_every_public_name_exists(name: str) -> None:
     assert getattr(dumpcmp, name) is not None
+
+
+COMPARES = """
+import sys
+from dumpcmp.cli import main
+try:
+    main(['compare', *sys.argv[1:]])
+except SystemExit as ended:
+    assert ended.code == 0
+heavy = {'torch', 'h5py', 'pandas', 'yaml', 'multiprocessing', 'rich.progress', 'secrets'}
+print(sorted(heavy & set(sys.modules)), [m for m in sys.modules if m.startswith('dumpcmp.replay')])
+"""
+
+
+def test_runs_that_are_the_same_are_compared_without_heavy_libraries(tmp_path: Path) -> None:
+    sides = ["--golden-path", "sample_dumps/golden", "--my-path", "sample_dumps/golden"]
+    command = [sys.executable, "-c", COMPARES, *sides, "--output", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[] []", ran.stdout
