@@ -246,12 +246,12 @@ class Captured(Mapping[Key, Record]):
 
     def shards_at(self, model: str, step: int) -> dict[Key, tuple[Record, ...]]:
         """What `shards` tells of each of the `keys_of` one step."""
-        found: dict[Key, tuple[Record, ...]] = dict.fromkeys(self.keys_of(model, step), ())
+        found: dict[Key, list[Record]] = {key: [] for key in self.keys_of(model, step)}
         for held in self._rank_steps(model, step):
             for record in held.records():
                 if record.key in found:
-                    found[record.key] += (record,)
-        return found
+                    found[record.key].append(record)
+        return {key: tuple(records) for key, records in found.items()}
 
     @cached_property
     def calls(self) -> dict[Site, Call]:
