@@ -35,7 +35,7 @@ from dumpcmp.nouns.value import DTYPES, Value
 
 SMALLEST_MAPPED = 1 << 16  # bytes of a tensor that is worth a mapping of its own
 # Parts that are mapped at once: each keeps a file open.
-MOST_MAPPED = min(4096, max(64, getrlimit(RLIMIT_NOFILE)[0] // 8))
+MOST_MAPPED = min(8192, max(64, getrlimit(RLIMIT_NOFILE)[0] // 4))
 _MOST_SOUND = 1 << 18
 _AT_ONCE = 64  # ranks whose indexes are read together
 
@@ -377,8 +377,9 @@ class Captured(Mapping[Key, Record]):
         return whole[location.offset : location.offset + location.nbytes]
 
     def _map(self, part: Path) -> NDArray[np.uint8]:
-        for oldest in list(self._mapped)[: max(0, len(self._mapped) - MOST_MAPPED + 1)]:
-            self._mapped.pop(oldest, None)  # another thread may have been faster
+        if len(self._mapped) >= MOST_MAPPED:
+            for oldest in list(self._mapped)[: len(self._mapped) - MOST_MAPPED + 1]:
+                self._mapped.pop(oldest, None)  # another thread may have been faster
         try:
             with part.open("rb") as file:  # np.memmap takes six times as long over the path
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
