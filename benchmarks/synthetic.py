@@ -43,8 +43,10 @@ class Elements:
         room[:] = self._bytes
 
 
-def write(path: Path, shape: Shape, *, apart: float = 0.0, shards: bool = False) -> None:
-    """Write a run; what every tenth op gives is `apart` from what it should be, in relative terms.
+def write(
+    path: Path, shape: Shape, *, apart: float = 0.0, every: int = 10, shards: bool = False
+) -> None:
+    """Write a run; what one op in `every` gives is `apart` from what it should be, relatively.
 
     Ranks hold shards of a value, as their layout says, or one rank holds all of it.
     """
@@ -59,7 +61,7 @@ def write(path: Path, shape: Shape, *, apart: float = 0.0, shards: bool = False)
         )
         with sink:
             for step in range(shape.steps):
-                for call, records in _step(shape, step, rank, shards, apart):
+                for call, records in _step(shape, step, rank, shards, apart, every):
                     sink.call(call)
                     for record, bits in records:
                         sink.put(record, Elements(bits) if bits is not None else None)
@@ -69,7 +71,7 @@ _Values = list[tuple[Record, NDArray[np.float32] | None]]
 
 
 def _step(
-    shape: Shape, step: int, rank: int, shards: bool, apart: float
+    shape: Shape, step: int, rank: int, shards: bool, apart: float, every: int
 ) -> Iterator[tuple[Call, _Values]]:
     layout = f"h[tp] @ tp:{rank}/{shape.ranks}" if shards else ""
     count = shape.elements * (1 if shards else shape.ranks)
@@ -81,7 +83,7 @@ def _step(
         given, gave = (Key("Model", step, op, 0, slot) for slot in ("input.0", "output.0"))
         bits = np.arange(first, first + count, dtype=np.float32) % 1024 + 1 + step % 1024
         bits = -bits if order % 2 else bits
-        if order % 10 == 9:
+        if order % every == every - 1:
             bits *= np.float32(1 + apart)
         taken = Record(given, order, "float32", (count,), (1,), layout=layout, same_as=before)
         made = Record(gave, order, "float32", (count,), (1,), layout=layout, rank=rank)

@@ -43,6 +43,7 @@ TABLES: dict[str, str] = {
     "hypotheses": "hypotheses",
     "pages": "pages",
     "scale": "scale",
+    "scale-workers": "scale_workers",
     "summary-gpu": "summary_gpu",
     "capture-gpu": "capture_gpu",
 }
