@@ -71,6 +71,8 @@ GOLDENS: dict[str, Program] = {
     "stacked": _own("unseen_thirds:stacked_whole", backward=False),
     "grouped": _own("unseen_thirds:grouped_whole"),
     "functional": _own("unseen_thirds:functional_whole", backward=False),
+    "recurrent": _own("unseen_fourths:recurrent_whole", backward=False),
+    "flat": _own("unseen_fourths:flat_whole"),
 }
 
 _LAYER = r"model\.layers\.1\.self_attn"
@@ -226,6 +228,17 @@ HELD_OUT: dict[str, Subject] = {
         Planted("not summed", r"1(/(add|all_reduce))?|1\.down(/linear)?", near=r"1\b.*"),
         Planted("largest for sum", r"1/(all_reduce|add)", near=r"1\b.*"),
         Planted("bias of another", r"1\.up(/linear)?", rank=1, near=r"1\b.*"),
+    )),
+    "recurrent, split by gates": Subject(
+        "recurrent", _own("unseen_fourths:recurrent_split", False), faults=(
+            Planted("gates exchanged", r"upper/(lerp|mul|rsub|add)", rank=1, near=r"upper.*"),
+            Planted("parts exchanged", r"<root>/(all_gather|cat)", near=r"lower.*|<root>/.*"),
+            Planted("stale gate", r"upper\.gate_h(/linear)?", rank=1, near=r"upper.*"),
+        )),
+    "data parallel by hand": Subject("flat", _own("unseen_fourths:flat_spread"), faults=(
+        Planted("slope", r"<root>/(Cube|mul|tanh|apply).*|first(/linear)?", near=r"<root>.*"),
+        Planted("not averaged", r"(<root>|first|second)(/.*)?", near=r"<root>.*"),
+        Planted("old scale", r"<root>(/mul)?", rank=1, near=r"<root>.*"),
     )),
 }  # fmt: skip
 
