@@ -134,11 +134,12 @@ SUBJECTS: dict[str, Subject] = {
     **{
         f"experts with a capacity, {kind}": Subject(
             kind, _own("capacities:spread", False, kind=kind), faults=(
-                Planted("wrong expert", r"moes\.1/one_hot", rank=1, near=r"moes\.1.*"),
+                Planted("wrong expert", r"moes\.1/(one_hot|add)", rank=1, near=r"moes\.1.*"),
                 Planted("dropped all_to_all", rf"moes\.1/{back}", near=r"moes\.1.*"),
                 Planted("combine weight", rf"moes\.1/{weighed}", rank=1, near=r"moes\.1.*"),
             ))
-        for kind, back, weighed in (("places", "cat", "mul"), ("groups", "einsum", "getitem"))
+        for kind, back, weighed in (("places", "cat", "(mul|roll)"),
+                                    ("groups", "einsum", "(getitem|mul)"))
     },
     "experts with a capacity, einsum": Subject(
         "capacity", _own("unseen_others:capacity_spread", False), faults=(
@@ -149,7 +150,7 @@ SUBJECTS: dict[str, Subject] = {
         )),
     **{
         f"context {how}": Subject("long", _own("contexts:partitioned", False, how=how), faults=(
-            Planted("offset", r"layers\.1\.attn/div", rank=1),
+            Planted("offset", r"layers\.1\.attn/(div|sub)", rank=1),
             Planted("weight", r"layers\.1\.down(/linear)?", rank=1),
             *(_RESCALED if how == "ring" else ()),
         ))

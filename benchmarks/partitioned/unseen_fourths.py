@@ -126,7 +126,8 @@ class Cube(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return Cube.slope * x * x * grads[0]
+        back: Tensor = Cube.slope * x * x * grads[0]
+        return back
 
 
 class Polynomial(nn.Module):
@@ -159,10 +160,10 @@ def _trained(capture: Capture, fault: str, size: int, rank: int) -> None:
             if size > 1 and fault != "not averaged":
                 dist.all_reduce(flat)
                 flat /= size
-            parts = flat.split([grad.numel() for grad in grads])
+            parts = torch.split(flat, [grad.numel() for grad in grads])
             with torch.no_grad():
                 for p, part in zip(model.parameters(), parts, strict=True):
-                    p -= 0.1 * part.view_as(p)
+                    p.sub_(0.1 * part.view_as(p))
                     p.grad = None
 
 

@@ -38,6 +38,7 @@ class ReduceOp(StrEnum):
 _WHOLE = (Mode.PARTIAL, Mode.RUNNING, Mode.REPLICATED)  # of the value; the others belong to one dim
 AS_GOLDEN = 0  # a dim's size written as "?": cut the padding to golden's size
 ELLIPSIS = "..."
+RANKS = "ranks"  # the axis of all ranks, where nobody names one
 MICROBATCH = "mb"  # the axis that a pipeline's microbatches are on
 LAP = "lap"  # the axis that the laps of a loop are on
 CARRIED = "carried"  # the same, of what comes from one lap into the next, and what is made of it
@@ -197,6 +198,22 @@ class Layout:
             return self
         fill = tuple(Dim((Name(f"d{i}"),)) for i in range(at[0], ndim - len(self.dims) + at[0] + 1))
         return replace(self, dims=(*self.dims[: at[0]], *fill, *self.dims[at[0] + 1 :]))
+
+
+def over_all_ranks(layout: Layout) -> Layout:
+    """`layout` with its one axis called after all ranks; of several axes, as it is.
+
+    >>> str(over_all_ranks(parse_layout("b h[tp]")))
+    'b h[ranks]'
+    """
+    if len(layout.axes) != 1 or layout.divided_by:
+        return layout
+
+    def named(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+        return tuple(replace(placement, axis=RANKS) for placement in placements)
+
+    dims = tuple(replace(dim, placements=named(dim.placements)) for dim in layout.dims)
+    return replace(layout, dims=dims, over=named(layout.over))
 
 
 @dataclass(frozen=True, slots=True)

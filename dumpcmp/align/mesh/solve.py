@@ -20,7 +20,7 @@ from dumpcmp.align.mesh.candidates import (
 from dumpcmp.align.mesh.regions import Shape, Shard
 from dumpcmp.align.mesh.unshard import Distance, Load, Plan, Whole, distance, slices, unshard
 from dumpcmp.judge.tolerances import REGION
-from dumpcmp.nouns.layouts import Layout
+from dumpcmp.nouns.layouts import Layout, over_all_ranks
 from dumpcmp.nouns.value import Value, widen
 
 _SAMPLED = 1 << 20  # elements of a block that decide whether it fits
@@ -126,9 +126,16 @@ def hypotheses(question: Question, first: Layout | None = None) -> Iterator[Plan
 
 
 def supposing(question: Question, layout: Layout) -> Plan | None:
-    """The plan for the shards if they lay as `layout` says, where that gives golden's shape."""
-    plan = next(hypotheses(question, layout), None)
-    return plan if plan is not None and plan.layout == layout.sentence else None
+    """The plan for the shards if they lay as `layout` says, where that gives golden's shape.
+
+    Where nothing is known of the shards but their ranks, its one axis is that of all ranks: what
+    took the place of an op that keeps to a mesh may know nothing of it.
+    """
+    for sentence in dict.fromkeys((layout.sentence, over_all_ranks(layout.sentence))):
+        plan = next(hypotheses(question, sentence), None)
+        if plan is not None and plan.layout == sentence:
+            return plan
+    return None
 
 
 def _fit(question: Question, plan: Plan) -> tuple[float, Whole | None]:

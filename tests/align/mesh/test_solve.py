@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dumpcmp.align.mesh.regions import Shape, Shard
-from dumpcmp.align.mesh.solve import Question, Solved, Unsolved, solve
+from dumpcmp.align.mesh.solve import Question, Solved, Unsolved, solve, supposing
 from dumpcmp.nouns.layouts import Layout, parse_layout, parse_mesh
 from dumpcmp.nouns.value import DTYPES, Value
 from tests.align.mesh.sharding import Shares, shard
@@ -83,6 +83,18 @@ def test_it_is_found_on_a_mesh_that_nobody_named(text: str, mesh: str, shape: Sh
     found = solve(_question(golden, held, _noisy(held), placed=False))
     assert isinstance(found, Solved), found
     assert np.allclose(found.whole.value.bits, golden.bits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_shards_are_supposed_to_lie_as_a_like_value_whatever_its_axis_is_called(
+    placed: bool,
+) -> None:
+    golden = _golden((8, 12))
+    held = _shares(golden, "d0 d1[t]", "t=2")
+    question = _question(golden, held, [value for _, value in held], placed=placed)
+    plan = supposing(question, parse_layout("d0 d1[t]"))
+    assert plan is not None and plan.layout == parse_layout(f"d0 d1[{'t' if placed else 'ranks'}]")
+    assert supposing(question, parse_layout("d0[u] d1[t]")) is None
 
 
 def _swapped(values: list[Value]) -> list[Value]:
