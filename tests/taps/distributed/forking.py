@@ -45,6 +45,8 @@ def _forked(rank: int, num_ranks: int, port: int, program: str) -> int:
     try:
         runpy.run_module(program, run_name="__main__")
         status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.cli import main
 from dumpcmp.dumping.programs import dump
 from dumpcmp.nouns.record import TWIN
 from dumpcmp.nouns.row import Verdict
-from tests.taps.distributed.launching import launched
+from tests.taps.distributed.launching import forked
 
 Program = Callable[[], object]
 PROGRAMS: dict[str, tuple[Program, bool]] = {}  # and whether it trains
@@ -177,9 +179,10 @@ def test_a_function_is_left_out_where_its_model_was_named(tmp_path: Path) -> Non
 def test_ranks_that_compile_agree_with_the_whole_model(tmp_path: Path) -> None:
     script = str(Path(__file__).parent / "programs" / "data_parallel.py")
     golden, target = tmp_path / "golden", tmp_path / "target"
-    launched(1, "dumpcmp", "dump", "--backward", "--path", str(golden), script)
+    whole = CliRunner().invoke(main, ["dump", "--backward", "--path", str(golden), script])
+    assert whole.exit_code == 0, whole.output
     options = ["--mode", "compiled", "--backward", "--path", str(target)]
-    launched(2, "dumpcmp", "dump", *options, script)
+    forked(2, "dumpcmp.__main__", "dump", *options, script)
     outcome = dumpcmp.compare(golden, target)
     assert outcome.exit_code == 0, [row for row in outcome.rows if row.verdict.fails]
     assert any(row.key.slot == "grad.weight" for row in outcome.rows)
