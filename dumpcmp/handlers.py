@@ -8,13 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 GRACE_SECONDS = 5.0  # how long a signal may wait for a disk that does not answer
 
 AGAIN_SECONDS = 0.001
-FINALIZERS: set[CodeType] = set()  # of ours: Python drops what is raised in there
+MOST_FRAMES = 24  # that putting off a signal takes: of ours, of dynamo and of threading
 # Files and functions of torch, run for our sake, that drop what is raised in them.
 SWALLOWING: set[str | tuple[str, str]] = set()
 # Functions of torch that lose a mode if something is raised as a context of theirs begins or ends.
@@ -137,10 +137,23 @@ def _is_swallowed(frame: FrameType | None) -> bool:
         if frame is None:
             return False
         code = frame.f_code
-        if code in FINALIZERS or {code.co_filename, (code.co_filename, code.co_name)} & SWALLOWING:
+        place = code.co_filename, code.co_name
+        if code.co_name == "__del__" or {code.co_filename, place} & SWALLOWING:
             return True
         frame = frame.f_back
     return False
+
+
+def _interrupted(frame: FrameType | None) -> FrameType | None:
+    """Where the program is, if `frame` belongs to a signal of before that is being put off."""
+    outer = frame
+    for _ in range(MOST_FRAMES):
+        if outer is None or outer.f_code is Deferring.run.__code__:
+            return frame
+        if outer.f_code is Deferring.__call__.__code__:
+            return _interrupted(outer.f_back)
+        outer = outer.f_back
+    return frame
 
 
 class Deferring:
@@ -155,13 +168,17 @@ class Deferring:
     def _respond(self, number: int, frame: FrameType | None) -> Any:
         if HOLD.depth or (HOLD.tracing and number != signal.SIGINT):
             _late.setdefault(number, (self.handler, frame, time.monotonic()))
-        elif _is_swallowed(frame):
+        elif _is_swallowed(_interrupted(frame)):
             again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
             again.daemon = True
             again.start()
         else:
-            return self.handler(number, frame)
+            return self.run(number, frame)
         return None
+
+    def run(self, number: int, frame: FrameType | None) -> Any:
+        """Let the program's own handler respond."""
+        return self.handler(number, frame)
 
 
 def _own(handler: Any) -> Any:

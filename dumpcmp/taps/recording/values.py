@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dumpcmp.handlers import FINALIZERS
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import UNWRITTEN, Call, Kept, Record, Sink, Source, Stored
 from dumpcmp.nouns.selection import Tap
@@ -27,7 +26,6 @@ from dumpcmp.taps.recording.sources import HostSource, digest_of
 from dumpcmp.taps.recording.transfers import DeviceSource, Stagings
 from dumpcmp.taps.recording.transforms import can_look_inside, held_by, outside
 
-FINALIZERS.add(StorageWeakRef.__del__.__code__)  # which runs wherever a step is forgotten
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
 
 
