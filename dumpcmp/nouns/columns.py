@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from dumpcmp.nouns.replay import Choice
@@ -42,6 +44,7 @@ def _metric(name: str, doc: str, path: str = "") -> Column:
     return _column(name, doc, f"metrics.{path or name}")
 
 
+@lru_cache(1024)
 def _shape(shape: tuple[int, ...] | None) -> str | None:
     return None if shape is None else "x".join(map(str, shape)) or "scalar"
 
@@ -62,7 +65,9 @@ def _other_name(row: Row) -> str | None:
 
 
 def _by_rank(row: Row) -> str | None:
-    return " ".join(f"{rank}:{error:.4g}" for rank, error in row.by_rank) or None
+    if not row.by_rank:
+        return None
+    return " ".join(f"{rank}:{error:.4g}" for rank, error in row.by_rank)
 
 
 def _choice(row: Row) -> Choice | None:
@@ -170,34 +175,41 @@ COLUMNS: tuple[Column, ...] = (
 
 
 _NAMES = tuple(column.name for column in COLUMNS)
-_ALONE = tuple((at, one.cell) for at, one in enumerate(COLUMNS) if not one.holder)
+_HOLDERS = tuple(dict.fromkeys(column.holder for column in COLUMNS if column.holder))
+_ALONE = tuple(at for at, column in enumerate(COLUMNS) if not column.holder)
+_HELD = {
+    name: tuple(at for at, one in enumerate(COLUMNS) if one.holder == name) for name in _HOLDERS
+}
 
 
-def _held_together() -> Iterator[
-    tuple[Callable[[Row], object], tuple[int, ...], Callable[..., Any]]
-]:
-    """What holds several cells, their places, and how all are read at once."""
-    for holder in dict.fromkeys(column.holder for column in COLUMNS if column.holder):
-        held = {at: one.path for at, one in enumerate(COLUMNS) if one.holder == holder}
-        read = attrgetter(*held.values())
-        several = read if len(held) > 1 else (lambda value, read=read: (read(value),))
-        yield attrgetter(holder), tuple(held), several
+def _read_at_once(places: Sequence[int]) -> Callable[[Any], tuple[Cell, ...]]:
+    """Reads the cells at `places` of what holds them all."""
+    paths = [COLUMNS[at].path for at in places]
+    if len(paths) > 1:
+        return attrgetter(*paths)
+    alone = attrgetter(paths[0])
+    return lambda value: (alone(value),)
 
 
-_TOGETHER = tuple(_held_together())
+# What may hold several cells, how all of them are read at once, and what stands there without it.
+_TOGETHER = tuple(
+    (attrgetter(name), _read_at_once(places), (None,) * len(places))
+    for name, places in _HELD.items()
+)
+_CELLS_ALONE = tuple(COLUMNS[at].cell for at in _ALONE)
+_READ = [*chain.from_iterable(_HELD.values()), *_ALONE]  # the places in the order of reading
+_IN_ORDER = itemgetter(*(_READ.index(at) for at in range(len(COLUMNS))))
+TEXTS = tuple(at for at, column in enumerate(COLUMNS) if column.holder != "metrics")  # perhaps
 
 
 def line_of(row: Row) -> list[Cell]:
     """The cells of one row in the order of COLUMNS. A report asks for all of every row."""
-    found: list[Cell] = [None] * len(COLUMNS)
-    for held, places, read in _TOGETHER:
-        value = held(row)
-        if value is not None:
-            for at, cell in zip(places, read(value), strict=True):
-                found[at] = cell
-    for at, cell_of in _ALONE:
-        found[at] = cell_of(row)
-    return found
+    found: list[Cell] = []
+    for holder, read, nothing in _TOGETHER:
+        value = holder(row)
+        found += nothing if value is None else read(value)
+    found += [cell_of(row) for cell_of in _CELLS_ALONE]
+    return list(_IN_ORDER(found))
 
 
 def cells(row: Row) -> dict[str, Cell]:

@@ -161,6 +161,7 @@ class Key:
     call: int  # nth call: of a module within the step, of a function within its module's call
     slot: Slot  # "output.0", "input.mask", "grad_input.1", "param.weight", "grad.weight"
     _hash: int = field(init=False, repr=False, compare=False)  # taken once
+    _site: Site | None = field(init=False, repr=False, compare=False)  # made once
 
     def __init__(self, model: str, step: int, op: str, call: int, slot: str) -> None:
         put = object.__setattr__
@@ -170,6 +171,7 @@ class Key:
         put(self, "call", call)
         put(self, "slot", slot if slot.__class__ is Slot else Slot(slot))
         put(self, "_hash", hash((model, step, op, call, slot)))
+        put(self, "_site", None)
 
     def __hash__(self) -> int:
         return self._hash
@@ -180,7 +182,11 @@ class Key:
     @property
     def site(self) -> Site:
         """The call that the value belongs to."""
-        return Site(self.model, self.step, self.op, self.call)
+        site = self._site
+        if site is None:
+            site = Site(self.model, self.step, self.op, self.call)
+            object.__setattr__(self, "_site", site)
+        return site
 
     def __str__(self) -> str:
         return f"{self.site} {self.slot}"

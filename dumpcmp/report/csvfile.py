@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from dumpcmp.nouns.columns import COLUMNS, Cell, headings, line_of
+from dumpcmp.nouns.columns import COLUMNS, TEXTS, Cell, headings, line_of
 from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
@@ -28,10 +28,13 @@ def write_csv(outcome: Outcome, path: Path) -> Path:
 
 def _in_csv(row: Row, own: Sequence[str]) -> list[Cell]:
     found = line_of(row)
+    for at in TEXTS:
+        if isinstance(cell := found[at], str):
+            found[at] = _escaped(cell)
     if own:
         numbers = dict(row.own)
         found += [numbers.get(name) for name in own]
-    return [_escaped(cell) if isinstance(cell, str) else cell for cell in found]
+    return found
 
 
 _escaped = lru_cache(4096)(as_cell)  # the same names come again and again

@@ -240,18 +240,18 @@ class Captured(Mapping[Key, Record]):
 
     def keys_of(self, model: str, step: int) -> Iterator[Key]:
         """The Keys of one step, in order of execution; each once, whatever ranks hold it."""
-        held = (key for step in self._rank_steps(model, step) for key in step.keys.values())
-        keys = dict.fromkeys(held)
+        names = (name for held in self._rank_steps(model, step) for name in held.names())
+        keys = (Key(model, step, *name) for name in dict.fromkeys(names))
         yield from filter(self._selects, keys) if self._filters else keys
 
     def shards_at(self, model: str, step: int) -> dict[Key, tuple[Record, ...]]:
         """What `shards` tells of each of the `keys_of` one step."""
-        found: dict[Key, list[Record]] = {key: [] for key in self.keys_of(model, step)}
+        found: dict[Key, list[Record]] = {}
         for held in self._rank_steps(model, step):
             for record in held.records():
-                if record.key in found:
-                    found[record.key].append(record)
-        return {key: tuple(records) for key, records in found.items()}
+                found.setdefault(record.key, []).append(record)
+        chosen = filter(self._selects, found) if self._filters else found
+        return {key: tuple(found[key]) for key in chosen}
 
     @cached_property
     def calls(self) -> dict[Site, Call]:

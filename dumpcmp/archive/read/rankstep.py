@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -53,13 +52,11 @@ class RankStep:
                 found.setdefault((call.op, call.call), call)
         return sorted(found.values(), key=attrgetter("order"))
 
-    @cached_property
-    def keys(self) -> dict[NameInStep, Key]:
+    def names(self) -> list[NameInStep]:
         """The values of the step, in order of execution."""
         orders = {id(part): part.rows["order"].tolist() for part in self.parts.values()}
         order = {name: orders[id(part)][row] for name, (part, row) in self.rows.items()}
-        names = sorted(order, key=order.__getitem__)
-        return {name: Key(self.model, self.step, *name) for name in names}
+        return sorted(order, key=order.__getitem__)
 
     def record(self, key: Key) -> Record:
         """The Record of one value."""
@@ -68,8 +65,9 @@ class RankStep:
     def records(self) -> Iterator[Record]:
         """The Records of all values, in order of execution."""
         listed = {id(part): part.rows.tolist() for part in self.parts.values()}
-        reading = _RecordMaker(self, lambda part, row: listed[id(part)][row], self.keys)
-        for name, key in self.keys.items():
+        keys = {name: Key(self.model, self.step, *name) for name in self.names()}
+        reading = _RecordMaker(self, lambda part, row: listed[id(part)][row], keys)
+        for name, key in keys.items():
             yield reading.record(key, *self.rows[name])
 
 
