@@ -12,6 +12,7 @@ from dumpcmp.align.recomputing import computed_again
 from dumpcmp.align.renaming import unwrapped
 from dumpcmp.align.sweeping import Sweep
 from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.record import Phase
 from dumpcmp.nouns.row import Pair, PairedBy
 from dumpcmp.nouns.value import dtype_named
 
@@ -106,14 +107,14 @@ def _framed(sides: Partners, pairs: Sequence[Pair]) -> Iterator[Pair]:
     A module computes nothing itself: what it takes and gives are values of the functions in it, so
     a side that shows no modules has them all the same. A wrapper shows its module's values again,
     and what a function adds to a parameter's gradient is that gradient where it is the only one.
-    What golden alone gives out, such as the rows of one expert, may be paired where it is taken.
+    A piece that golden alone cuts, such as the rows of one expert, may be paired where it is taken.
     """
     both = [pair for pair in reversed(pairs) if pair.both]
     ours = {sides.golden.first(pair.golden): pair.target for pair in both if pair.golden}
     theirs = {sides.target.first(pair.target): pair.golden for pair in both if pair.target}
     for pair in pairs:
         golden, target = pair.golden, pair.target
-        if golden and not target and (_frames(golden) or golden.slot.is_output):
+        if golden and not target and (_frames(golden) or _is_piece(sides, golden)):
             target = ours.get(sides.golden.first(golden))
         elif target and not golden and _frames(target):
             golden = theirs.get(sides.target.first(target))
@@ -123,3 +124,11 @@ def _framed(sides: Partners, pairs: Sequence[Pair]) -> Iterator[Pair]:
 
 def _frames(key: Key) -> bool:
     return key.op.is_module or key.slot.is_gradient
+
+
+def _is_piece(sides: Partners, key: Key) -> bool:
+    """Whether it is one of several values that a function of the forward pass gave out."""
+    call = sides.golden.calls.get(key.site)
+    if not key.slot.is_output or call is None or call.phase is not Phase.FORWARD:
+        return False
+    return sum(other.slot.is_output for other in sides.golden.sites[key.site]) > 1

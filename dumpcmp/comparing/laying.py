@@ -175,13 +175,7 @@ def _by_call(task: Task) -> Hashable:
     return key.site, key.slot.is_gradient, *shapes
 
 
-def _by_golden(task: Task) -> Hashable:
-    """What golden's value is in other layers: an op that is put after it there has no likes."""
-    shapes = task.golden.first.shape, task.target.first.shape
-    return like(task.golden.first.key), *shapes
-
-
-LIKENESSES: tuple[_Likeness, ...] = (_by_likes, _by_value, _by_call, _by_golden)  # as asked
+LIKENESSES: tuple[_Likeness, ...] = (_by_likes, _by_value, _by_call)  # as they are asked
 
 
 def like(key: Key) -> Key:
