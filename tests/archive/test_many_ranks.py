@@ -6,14 +6,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.synthetic import Shape, write
 from dumpcmp.archive.read import captured
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.comparing import compare
 from dumpcmp.comparing.side import open_run
+from dumpcmp.nouns.key import Key, Op
+from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import make_tap
+from tests.archive.values import put
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +67,18 @@ def test_a_step_is_listed_as_its_values_are_one_by_one(runs: tuple[Path, Path]) 
             listed = archive.shards_at("Model", 1)
             assert list(listed) == list(archive.keys_of("Model", 1))
             assert listed == {key: archive.shards(key) for key in listed}
+
+
+def test_ranks_that_ran_the_same_share_its_calls_and_others_do_not(tmp_path: Path) -> None:
+    for rank, line in enumerate(("a.py:1", "a.py:1", "b.py:2")):
+        with ArchiveWriter(tmp_path, rank=rank, world_size=3) as sink:
+            sink.call(Call("Net", 0, Op("f"), 0, 0, "torch.neg", line))
+            put(sink, Key("Net", 0, Op("f"), 0, "output.0"), np.full(4, rank, np.float32))
+    archive = Archive(tmp_path)
+    one, same, other = (next(iter(archive.calls_of(rank).values())) for rank in range(3))
+    assert one is same and (one.source, other.source) == ("a.py:1", "b.py:2")
+    key = Key("Net", 0, Op("f"), 0, "output.0")
+    assert [float(archive.load(each).bits[0]) for each in archive.shards(key)] == [0, 1, 2]
 
 
 def test_a_value_on_many_ranks_is_held_against_the_whole(

@@ -11,12 +11,12 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from dumpcmp.archive import encoder, schema
 from dumpcmp.archive.encoder import ADDRESS, MESSAGE, OBJECT_HEADER, SIGNATURE, UNDEFINED
 from dumpcmp.archive.schema import ABSENT, INDEX_GROUP, ROW_TYPE, Form
 from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call, Location
 
 LARGEST_READ = 256 << 20  # bytes of an index or a group that a reader is willing to hold
@@ -192,13 +193,30 @@ def _inflated(file: PartFile, place: int, nbytes: int, wanted: int) -> bytes:
 LISTED_LOST = json.loads(schema.call_json(schema.LOST_CALL))
 
 
+class ListedCalls(list[Any]):
+    """The calls of a part as its index lists them, and as they were read of a model's step.
+
+    Ranks that ran the same list the same bytes, and then share one of these.
+    """
+
+    __slots__ = ("__weakref__", "ops", "read")
+
+    def __init__(self, listed: Iterable[Any]) -> None:
+        super().__init__(map(schema.completed_call, listed))
+        self.ops: list[tuple[Op, int]] | None = None  # until they are asked for, and found right
+        self.read: dict[tuple[str, int], dict[int, Call]] = {}
+
+
+_LISTED: WeakValueDictionary[bytes, ListedCalls] = WeakValueDictionary()  # by their bytes
+
+
 @dataclass(eq=False)
 class Contents:
     """The rows of a part, and the calls and forms that they refer to by number."""
 
     path: Path
     rows: NDArray[np.void]
-    listed_calls: list[Any]
+    listed_calls: ListedCalls
     forms: list[Form]
     model: str = ""
     step: int = 0
@@ -209,25 +227,32 @@ class Contents:
 
     def __post_init__(self) -> None:
         """Raise where a row refers to a call or form that does not exist."""
-        self.listed_calls = [schema.completed_call(listed) for listed in self.listed_calls]
         rows = self.rows[self.rows["call"] != ABSENT]
         for column, limit in (("call", len(self.ops)), ("form", len(self.forms))):
             if rows.size and int(rows[column].max()) >= limit:
                 raise damaged(self.path, f"a {column} below {limit}", int(rows[column].max()))
 
-    @cached_property
-    def ops(self) -> list[tuple[str, int]]:
+    @property
+    def ops(self) -> list[tuple[Op, int]]:
         """Op and number of each call."""
-        return [self._op(listed) for listed in self.listed_calls]
+        if self.listed_calls.ops is None:
+            self.listed_calls.ops = [self._op(listed) for listed in self.listed_calls]
+        return self.listed_calls.ops
 
-    def _op(self, listed: Any) -> tuple[str, int]:
+    def _op(self, listed: Any) -> tuple[Op, int]:
         match listed:
             case [str(op), int(call), *_] if len(listed) == len(schema.CALL_FIELDS):
-                return op, call
+                return Op(op), call
         raise damaged(self.path, "a call", listed)
 
     def calls(self) -> dict[int, Call]:
         """The calls by their numbers, checked; those that were lost are left out."""
+        place = (self.model, self.step)
+        if place not in self.listed_calls.read:
+            self.listed_calls.read[place] = self._read_calls()
+        return self.listed_calls.read[place]
+
+    def _read_calls(self) -> dict[int, Call]:
         found: dict[int, Call] = {}
         for number, listed in enumerate(self.listed_calls):
             try:
@@ -291,8 +316,17 @@ def read_index(file: PartFile) -> Contents | None:
     if not links.keys() >= set(schema.INDEX_DATASETS):
         file.fail(address, "the index is not whole")
     rows = _read_rows(file, links["records"])
-    calls, forms = (_read_list(file, links[name]) for name in ("calls", "forms"))
-    return Contents(file.path, rows, calls, read_forms(file.path, forms), sealed=True)
+    calls = _read_calls(file, links["calls"])
+    forms = read_forms(file.path, _read_list(file, *index_content(file, links["forms"])))
+    return Contents(file.path, rows, calls, forms, sealed=True)
+
+
+def _read_calls(file: PartFile, address: int) -> ListedCalls:
+    found, content = index_content(file, address)
+    calls = _LISTED.get(content)
+    if calls is None:
+        calls = _LISTED[content] = ListedCalls(_read_list(file, found, content))
+    return calls
 
 
 def _read_rows(file: PartFile, address: int) -> NDArray[np.void]:
@@ -304,8 +338,7 @@ def _read_rows(file: PartFile, address: int) -> NDArray[np.void]:
     return np.frombuffer(content, ROW_TYPE)
 
 
-def _read_list(file: PartFile, address: int) -> list[Any]:
-    found, content = index_content(file, address)
+def _read_list(file: PartFile, found: Dataset, content: bytes) -> list[Any]:
     try:
         listed = json.loads(content)
     except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dumpcmp.archive.read.contents import Contents
 from dumpcmp.archive.schema import ABSENT, NO_ROW, Form
-from dumpcmp.nouns.key import Key, Op, Slot
+from dumpcmp.nouns.key import Key, Slot
 from dumpcmp.nouns.record import Call, Kept, Location, Record
 
 NameInStep = tuple[str, int, str]  # op, call and slot: a Key within its step
@@ -37,7 +37,7 @@ class RankStep:
 
     def __post_init__(self) -> None:
         for contents in self.parts.values():
-            ops = [(Op(op), call) for op, call in contents.ops]
+            ops = contents.ops
             slots = [Slot(form.slot) for form in contents.forms]
             calls, forms = contents.rows["call"].tolist(), contents.rows["form"].tolist()
             for row, (call, form) in enumerate(zip(calls, forms, strict=True)):

@@ -18,6 +18,7 @@ from dumpcmp.archive.paths import HEADER_NBYTES, RING_HEADER, RING_MAGIC
 from dumpcmp.archive.read.contents import (
     LISTED_LOST,
     Contents,
+    ListedCalls,
     PartFile,
     read_forms,
     read_index,
@@ -249,7 +250,7 @@ def gather(file: PartFile, records: Iterable[Found], problems: list[str]) -> Con
     return Contents(
         file.path,
         np.array(gathered.rows, schema.ROW_TYPE),
-        [LISTED_LOST if call is None else call for call in gathered.calls],
+        ListedCalls(LISTED_LOST if call is None else call for call in gathered.calls),
         read_forms(file.path, gathered.forms),
         facts["model"],
         facts["step"],
@@ -270,7 +271,7 @@ def read_part(path: Path, model: str, step: int, number: int, stranded: list[Fou
         if file.nbytes <= JOURNAL_AT:
             problem = f"{file.path} ends at byte {file.nbytes}, before its first record"
             rows = np.empty(0, schema.ROW_TYPE)
-            return Contents(path, rows, [], [], model, step, problems=(problem,))
+            return Contents(path, rows, ListedCalls(()), [], model, step, problems=(problem,))
         try:
             root_address(file)
         except ArchiveError as error:

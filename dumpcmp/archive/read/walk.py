@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.paths import dataset_path, unescaped
-from dumpcmp.archive.read.contents import LARGEST_READ, Contents, read_forms
+from dumpcmp.archive.read.contents import LARGEST_READ, Contents, ListedCalls, read_forms
 from dumpcmp.archive.read.remote import opened
 from dumpcmp.archive.schema import CALL_FIELDS, Form
 from dumpcmp.archive.stores.urls import RemotePath
@@ -74,7 +74,8 @@ def _indexed(file: h5py.File, path: Path, model: str, step: int) -> Contents:
     """The contents of a part that still has its index: it tells all but where the bytes lie now."""
     calls, forms = (json.loads(_index_text(file, name)) for name in ("calls", "forms"))
     rows = _index_dataset(file, "records")[...].astype(schema.ROW_TYPE)
-    contents = Contents(path, rows, calls, read_forms(path, forms), model, step, sealed=True)
+    listed = ListedCalls(calls)
+    contents = Contents(path, rows, listed, read_forms(path, forms), model, step, sealed=True)
     datasets: dict[int, str] = {}
     for row, (call, _, _, _, same, *_, nbytes, _) in enumerate(rows.tolist()):
         if call == schema.ABSENT or same != schema.NO_ROW:
@@ -140,8 +141,9 @@ def _contents(file: h5py.File, path: Path, model: str, step: int, part: int) -> 
                 ))  # fmt: skip
     table = np.array(rows, schema.ROW_TYPE)
     return Contents(
-        path, table, calls, forms, model, step, sealed=True, datasets=datasets, elsewhere=elsewhere
-    )
+        path, table, ListedCalls(calls), forms, model, step, sealed=True, datasets=datasets,
+        elsewhere=elsewhere,
+    )  # fmt: skip
 
 
 def _resolved(
