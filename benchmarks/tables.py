@@ -20,6 +20,8 @@ TABLES: dict[str, str] = {
     "check": "check_cost",
     "rounding": "rounding",
     "compare": "compare",
+    "command": "whole_command",
+    "open": "opening",
     "pairing": "pairing",
     "ports": "ports",
     "compiled": "compiled",

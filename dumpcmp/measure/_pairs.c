@@ -39,6 +39,14 @@ typedef struct {
     int finite, zeros;
 } Errors;
 
+typedef struct {
+    double aa[LANES], dd[LANES], da[LANES];
+} Products;
+
+typedef struct {
+    double sum[LANES], squares[LANES], low, high;
+} Extremes;
+
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #define ATTRIBUTES
@@ -136,11 +144,15 @@ typedef struct {
     void (*products)(const REAL *, const REAL *, int, double *, double *, double *);            \
     void (*inner)(const REAL *, const REAL *, int, double *);                                   \
     void (*errors)(const REAL *, const REAL *, int, const Terms *, Errors *);                   \
-    void (*differences)(const REAL *, const REAL *, int, REAL *, double *, double *, double *);
+    void (*differences)(const REAL *, const REAL *, int, REAL *, double *, double *, double *); \
+    void (*both)(const REAL *, const REAL *, int, REAL *, Products *, Extremes *,               \
+                 const Terms *, Errors *);
 typedef struct { LOOPS(float) } Floats;
 typedef struct { LOOPS(double) } Doubles;
-static Floats floats = {squares_f, survey_f, products_f, inner_f, errors_f, differences_f};
-static Doubles doubles = {squares_d, survey_d, products_d, inner_d, errors_d, differences_d};
+static Floats floats = {squares_f, survey_f,      products_f, inner_f,
+                        errors_f,  differences_f, both_f};
+static Doubles doubles = {squares_d, survey_d,      products_d, inner_d,
+                          errors_d,  differences_d, both_d};
 
 static void choose_loops(void)
 {
@@ -148,9 +160,9 @@ static void choose_loops(void)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2")) {
         floats = (Floats){squares_wide_f,  survey_wide_f, products_wide_f,
-                          inner_wide_f,    errors_wide_f, differences_wide_f};
+                          inner_wide_f,    errors_wide_f, differences_wide_f, both_wide_f};
         doubles = (Doubles){squares_wide_d, survey_wide_d, products_wide_d,
-                            inner_wide_d,   errors_wide_d, differences_wide_d};
+                            inner_wide_d,   errors_wide_d, differences_wide_d, both_wide_d};
     }
 #endif
 }
@@ -307,47 +319,65 @@ static int is_safe(double magnitude)
     return magnitude == 0 || (SAFE_LOW < magnitude && magnitude < SAFE_HIGH);
 }
 
+/* A piece of floats, of which `narrow` has room for a copy. */
+static void survey_piece(const float *x, int count, float *narrow, Extremes *found)
+{
+    if (count % LANES == 0) {
+        floats.survey(x, count, found->sum, found->squares, &found->low, &found->high);
+        return;
+    }
+    memmove(narrow, x, sizeof(float) * (size_t)count);
+    for (int i = count; i < padded(count); i++)
+        narrow[i] = 0;
+    floats.squares(narrow, padded(count), found->sum, found->squares);
+    for (int i = 0; i < count; i++) {
+        found->low = narrow[i] < found->low ? narrow[i] : found->low;
+        found->high = narrow[i] > found->high ? narrow[i] : found->high;
+    }
+}
+
+static void add_extremes(Extremes *row, Side *found)
+{
+    found->sum += folded(row->sum);
+    found->squares += folded(row->squares);
+    found->low = row->low < found->low ? row->low : found->low;
+    found->high = row->high > found->high ? row->high : found->high;
+}
+
+static int is_fine(const Side *found)
+{
+    return isfinite(found->sum) && is_safe(fmax(-found->low, found->high));
+}
+
 static int survey_plainly(Line side, Span span, int wide, Side *found)
 {
     float narrow[PIECE];
     double numbers[PIECE];
     *found = (Side){INFINITY, -INFINITY, (double)(span.stop - span.start), 0, 0, 0, 0};
     for (Py_ssize_t row = span.start; row < span.stop; row += span.row) {
-        double sums[LANES] = {0}, squares[LANES] = {0};
+        Extremes all = {.low = INFINITY, .high = -INFINITY};
         for (Py_ssize_t at = 0; at < span.row; at += PIECE) {
             int count = (int)(span.row - at < PIECE ? span.row - at : PIECE);
-            int whole = count / LANES * LANES;
-            if (wide) {
-                load_doubles(side.line, side.code, row + at, count, numbers);
-                for (int i = count; i < padded(count); i++)
-                    numbers[i] = 0;
-                if (whole == count)
-                    doubles.survey(numbers, count, sums, squares, &found->low, &found->high);
-                else
-                    doubles.squares(numbers, padded(count), sums, squares);
-                for (int i = 0; i < count && whole != count; i++) {
-                    found->low = numbers[i] < found->low ? numbers[i] : found->low;
-                    found->high = numbers[i] > found->high ? numbers[i] : found->high;
-                }
+            if (!wide) {
+                const float *x = load_floats(side.line, side.code, row + at, count, narrow);
+                survey_piece(x, count, narrow, &all);
                 continue;
             }
-            const float *x = load_floats(side.line, side.code, row + at, count, narrow);
-            if (whole != count) {
-                memmove(narrow, x, sizeof(float) * (size_t)count);
-                for (int i = count; i < padded(count); i++)
-                    narrow[i] = 0;
-                floats.squares(narrow, padded(count), sums, squares);
-                for (int i = 0; i < count; i++) {
-                    found->low = narrow[i] < found->low ? narrow[i] : found->low;
-                    found->high = narrow[i] > found->high ? narrow[i] : found->high;
-                }
-            } else
-                floats.survey(x, count, sums, squares, &found->low, &found->high);
+            load_doubles(side.line, side.code, row + at, count, numbers);
+            for (int i = count; i < padded(count); i++)
+                numbers[i] = 0;
+            if (padded(count) == count)
+                doubles.survey(numbers, count, all.sum, all.squares, &all.low, &all.high);
+            else
+                doubles.squares(numbers, padded(count), all.sum, all.squares);
+            for (int i = 0; i < count && padded(count) != count; i++) {
+                all.low = numbers[i] < all.low ? numbers[i] : all.low;
+                all.high = numbers[i] > all.high ? numbers[i] : all.high;
+            }
         }
-        found->sum += folded(sums);
-        found->squares += folded(squares);
+        add_extremes(&all, found);
     }
-    return isfinite(found->sum) && is_safe(fmax(-found->low, found->high));
+    return is_fine(found);
 }
 
 /* In float64, with what is not finite set aside, in `unit`. */
@@ -413,8 +443,9 @@ typedef struct {
 } Sums;
 
 typedef struct {
-    double aa[LANES], dd[LANES], da[LANES], a[LANES], d[LANES], b[LANES], bb[LANES],
-        unused[LANES];
+    Products products;
+    double a[LANES], d[LANES], b[LANES], bb[LANES], unused[LANES];
+    Extremes target; /* where it was not surveyed before */
 } Row;
 
 #define DEFINE_STEPS(NAME, SIGNED, UNSIGNED)                                                    \
@@ -539,7 +570,7 @@ static void add_plainly(const Task *task, Py_ssize_t start, int count, Room *roo
         load_doubles(task->target.line, task->target.code, start, count, room->b);
         for (int i = count; i < size; i++)
             room->a[i] = room->b[i] = 0;
-        doubles.differences(room->a, room->b, size, room->d, row->aa, row->dd, row->da);
+        doubles.differences(room->a, room->b, size, room->d, row->products.aa, row->products.dd, row->products.da);
         doubles.errors(room->a, room->d, size, &task->terms, errors);
     } else {
         const float *b;
@@ -547,13 +578,17 @@ static void add_plainly(const Task *task, Py_ssize_t start, int count, Room *roo
         b = load_floats(task->target.line, task->target.code, start, count, room->narrow[1]);
         d = room->narrow[2];
         if (size != count) {
+            Products *sum = &row->products;
+            survey_piece(b, count, room->narrow[3], &row->target);
             a = memmove(room->narrow[0], a, sizeof(float) * (size_t)count);
             b = memmove(room->narrow[1], b, sizeof(float) * (size_t)count);
             for (int i = count; i < size; i++)
                 room->narrow[0][i] = room->narrow[1][i] = 0;
-        }
-        floats.differences(a, b, size, room->narrow[2], row->aa, row->dd, row->da);
-        floats.errors(a, d, size, &task->terms, errors);
+            floats.differences(a, b, size, room->narrow[2], sum->aa, sum->dd, sum->da);
+            floats.errors(a, d, size, &task->terms, errors);
+        } else
+            floats.both(a, b, size, room->narrow[2], &row->products, &row->target, &task->terms,
+                        errors);
     }
     sums->num_finite += count;
     if (errors->most > sums->max_d)
@@ -625,7 +660,7 @@ static void add_carefully(const Task *task, Py_ssize_t start, int count, Room *r
                 a[i] -= shift;
                 b[i] -= shift;
             }
-    doubles.products(a, d, size, row->aa, row->dd, row->da);
+    doubles.products(a, d, size, row->products.aa, row->products.dd, row->products.da);
     doubles.squares(a, size, row->a, row->unused);
     doubles.squares(d, size, row->d, row->unused);
     doubles.squares(b, size, row->b, row->bb);
@@ -633,7 +668,7 @@ static void add_carefully(const Task *task, Py_ssize_t start, int count, Room *r
 
 static void end_row(const Task *task, Py_ssize_t length, Row *row, Errors *errors, Sums *sums)
 {
-    double norm = folded(row->aa), error = folded(row->dd), along = folded(row->da);
+    double norm = folded(row->products.aa), error = folded(row->products.dd), along = folded(row->products.da);
     sums->aa += norm;
     sums->dd += error;
     sums->da += along;
@@ -707,15 +742,20 @@ static double inner_of(const Task *task, Span span, Room *room)
 
 static void sum_block(const Task *task, Span span, Room *room, Sums *sums)
 {
-    int zeros = 0;
-    *sums = (Sums){.max_d = -1, .worst = (double)span.start, .max_ulp = NAN};
-    survey_block(task->target, span, task->wide, task->unit, &sums->target);
-    if (!task->careful && !is_plain(&sums->target))
+    const Sums nothing = {.max_d = -1, .worst = (double)span.start, .max_ulp = NAN};
+    int zeros = 0, is_known = task->careful || task->wide; /* else it is surveyed on the way */
+    *sums = nothing;
+    sums->target = (Side){INFINITY, -INFINITY, (double)(span.stop - span.start), 0, 0, 0, 0};
+    if (is_known)
+        survey_block(task->target, span, task->wide, task->unit, &sums->target);
+    if (!task->careful && is_known && !is_plain(&sums->target))
         return; /* the callers see it in `target`, and take more care */
     for (Py_ssize_t start = span.start; start < span.stop; start += span.row) {
         Row row;
         Errors errors = {.zeros = zeros};
         memset(&row, 0, sizeof row);
+        row.target.low = INFINITY;
+        row.target.high = -INFINITY;
         for (Py_ssize_t at = 0; at < span.row; at += PIECE) {
             int count = (int)(span.row - at < PIECE ? span.row - at : PIECE);
             (task->careful ? add_carefully : add_plainly)(task, start + at, count, room, &row,
@@ -725,6 +765,13 @@ static void sum_block(const Task *task, Span span, Room *room, Sums *sums)
         if (!task->whole)
             sums->mismatched += (double)errors.far;
         end_row(task, span.row, &row, &errors, sums);
+        if (!is_known)
+            add_extremes(&row.target, &sums->target);
+    }
+    if (!is_known && !is_fine(&sums->target)) {
+        *sums = nothing;
+        survey_carefully(task->target, span, task->unit, &sums->target);
+        return;
     }
     if (task->rms == 0) /* nothing to be relative to */
         sums->rel = sums->max_rel = 0;

@@ -50,6 +50,14 @@ ATTRIBUTES static inline REAL NAME(top)(const V *lanes)
     return most;
 }
 
+ATTRIBUTES static inline void NAME(spread)(V *least, const V *most, double *low, double *high)
+{
+    VECTORS least[v] = -least[v];
+    double lowest = -(double)NAME(top)(least), highest = (double)NAME(top)(most);
+    *low = lowest < *low ? lowest : *low;
+    *high = highest > *high ? highest : *high;
+}
+
 /* Adds up x and x * x. `count` is a multiple of LANES. */
 ATTRIBUTES static void NAME(squares)(const REAL *restrict x, int count, double *sums,
                                      double *squares)
@@ -85,10 +93,7 @@ ATTRIBUTES static void NAME(survey)(const REAL *restrict x, int count, double *s
         }
     NAME(flush)(sum, sums);
     NAME(flush)(square, squares);
-    VECTORS least[v] = -least[v];
-    double lowest = -(double)NAME(top)(least), highest = (double)NAME(top)(most);
-    *low = lowest < *low ? lowest : *low;
-    *high = highest > *high ? highest : *high;
+    NAME(spread)(least, most, low, high);
 }
 
 /* Adds up a * a, d * d and a * d. */
@@ -139,6 +144,31 @@ ATTRIBUTES static void NAME(inner)(const REAL *restrict a, const REAL *restrict 
     NAME(flush)(sum, ab);
 }
 
+ATTRIBUTES static inline void NAME(end_errors)(const V *sum, const V *plain, const V *rel,
+                                               const V *most, const V *most_plain,
+                                               const V *most_rel, const M *far, const int zeros,
+                                               Errors *found)
+{
+    REAL numbers[LANES];
+    memcpy(numbers, plain, sizeof numbers);
+    REAL total = 0;
+    for (int l = 0; l < LANES; l++)
+        total += numbers[l];
+    found->finite = total - total == 0;
+    if (!zeros && !found->finite)
+        return; /* 0 / 0, or something over 0: it is taken again */
+    NAME(flush)(sum, found->sum);
+    NAME(flush)(plain, found->plain);
+    NAME(flush)(rel, found->rel);
+    found->most = NAME(top)(most);
+    found->most_plain = NAME(top)(most_plain);
+    found->most_rel = NAME(top)(most_rel);
+    BITS counts[LANES];
+    memcpy(counts, far, sizeof counts);
+    for (int l = 0; l < LANES; l++)
+        found->far += counts[l];
+}
+
 /* Takes in the errors |d|, plain and relative; `zeros`: golden may have zeros among its numbers. */
 ATTRIBUTES static inline void NAME(take)(const REAL *restrict a, const REAL *restrict d, int count,
                                          const int zeros, const Terms *terms, Errors *found)
@@ -170,24 +200,7 @@ ATTRIBUTES static inline void NAME(take)(const REAL *restrict a, const REAL *res
             rel[v] += relative;
             far[v] -= (M)(error > size * rtol + atol);
         }
-    REAL numbers[LANES];
-    memcpy(numbers, plain, sizeof numbers);
-    REAL total = 0;
-    for (int l = 0; l < LANES; l++)
-        total += numbers[l];
-    found->finite = total - total == 0;
-    if (!zeros && !found->finite)
-        return; /* 0 / 0, or something over 0: it is taken again */
-    NAME(flush)(sum, found->sum);
-    NAME(flush)(plain, found->plain);
-    NAME(flush)(rel, found->rel);
-    found->most = NAME(top)(most);
-    found->most_plain = NAME(top)(most_plain);
-    found->most_rel = NAME(top)(most_rel);
-    BITS counts[LANES];
-    memcpy(counts, far, sizeof counts);
-    for (int l = 0; l < LANES; l++)
-        found->far += counts[l];
+    NAME(end_errors)(sum, plain, rel, most, most_plain, most_rel, far, zeros, found);
 }
 
 ATTRIBUTES static void NAME(errors)(const REAL *restrict a, const REAL *restrict d, int count,
@@ -204,6 +217,67 @@ ATTRIBUTES static void NAME(errors)(const REAL *restrict a, const REAL *restrict
     for (int i = 0; i < count; i++)
         any |= a[i] == 0;
     found->zeros = any;
+}
+
+/* What `differences`, `errors` and, of b, `survey` do, in one loop: divisions take their time, and
+   the other sums are taken meanwhile. One vector of a step goes through the whole piece before the
+   next one does, so that all sums stay in registers. */
+ATTRIBUTES static void NAME(both)(const REAL *restrict a, const REAL *restrict b, int count,
+                                  REAL *restrict d, Products *row, Extremes *side,
+                                  const Terms *terms, Errors *found)
+{
+    if (found->zeros) {
+        NAME(differences)(a, b, count, d, row->aa, row->dd, row->da);
+        NAME(survey)(b, count, side->sum, side->squares, &side->low, &side->high);
+        NAME(errors)(a, d, count, terms, found);
+        return;
+    }
+    const REAL rms = (REAL)terms->rms, rtol = (REAL)terms->rtol, atol = (REAL)terms->atol;
+    V norm[NUM], square[NUM], along[NUM], sum[NUM], plain[NUM], rel[NUM], most[NUM];
+    V most_plain[NUM], most_rel[NUM], whole[NUM], own[NUM], least[NUM], largest[NUM];
+    M far[NUM];
+    VECTORS {
+        V n = {0}, dd = {0}, da = {0}, s = {0}, p = {0}, r = {0}, m = {0}, mp = {0}, mr = {0};
+        V bs = {0}, bb = {0}, low = NAME(load)(b), high = low;
+        V before = {0}, relative_before = {0}; /* quotients that are ready by now */
+        M f = {0};
+        for (int i = PER * v; i < count; i += LANES) {
+            V x = NAME(load)(a + i), y = NAME(load)(b + i), apart = y - x;
+            V size = NAME(abs)(x), error = NAME(abs)(apart);
+            V quotient = error / size, relative = error / (size + rms);
+            memcpy(d + i, &apart, sizeof apart);
+            n += x * x;
+            dd += apart * apart;
+            da += x * apart;
+            bs += y;
+            bb += y * y;
+            low = NAME(smaller)(y, low);
+            high = NAME(larger)(y, high);
+            s += error;
+            m = NAME(larger)(error, m);
+            f -= (M)(error > size * rtol + atol);
+            mp = NAME(larger)(before, mp);
+            p += before;
+            mr = NAME(larger)(relative_before, mr);
+            r += relative_before;
+            before = quotient, relative_before = relative;
+        }
+        mp = NAME(larger)(before, mp), p += before;
+        mr = NAME(larger)(relative_before, mr), r += relative_before;
+        norm[v] = n, square[v] = dd, along[v] = da, sum[v] = s, plain[v] = p, rel[v] = r;
+        most[v] = m, most_plain[v] = mp, most_rel[v] = mr, far[v] = f;
+        whole[v] = bs, own[v] = bb, least[v] = low, largest[v] = high;
+    }
+    NAME(flush)(norm, row->aa);
+    NAME(flush)(square, row->dd);
+    NAME(flush)(along, row->da);
+    NAME(flush)(whole, side->sum);
+    NAME(flush)(own, side->squares);
+    NAME(spread)(least, largest, &side->low, &side->high);
+    NAME(end_errors)(sum, plain, rel, most, most_plain, most_rel, far, 0, found);
+    found->zeros = !found->finite;
+    if (!found->finite)
+        NAME(errors)(a, d, count, terms, found); /* 0 / 0, or something over 0 */
 }
 
 #undef V
