@@ -39,6 +39,7 @@ from dumpcmp.nouns.value import Kind, Value
 
 _MOST_SCALED = 64  # ranks of which it is asked whether they hold a multiple
 _NUMBERS = (Kind.FLOAT, Kind.COMPLEX)
+_ACTIVATIONS = frozenset(("grad_input", "grad_output"))  # slots of their gradients
 _SAID = 3  # disagreements of replicas that an explanation quotes
 
 
@@ -80,6 +81,12 @@ class Held:
     def is_backward(self) -> bool:
         """Whether autograd computed the value, so that it is of a mean over a rank's samples."""
         return self.records[0].key.op.function.startswith("backward.")
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether autograd exchanged the two dims of the value, so that samples are the second."""
+        key = self.records[0].key
+        return key.op.function == "backward.aten.t" and key.slot.is_output
 
     @property
     def lost(self) -> str:
@@ -261,7 +268,8 @@ def _question(held: Held, slot: Slot, golden: Value, limit: float) -> Question:
         held.loader(),
         limit,
         may_be_partial=golden.dtype.kind in _NUMBERS and not reduced,
-        may_be_scaled=slot.kind in ("grad_input", "grad_output") or held.is_backward,
+        may_be_scaled=not _ACTIVATIONS.isdisjoint((slot.kind, held.slot.kind)) or held.is_backward,
+        sample_dim=int(held.is_transposed),
     )
 
 

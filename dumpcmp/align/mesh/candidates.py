@@ -31,6 +31,7 @@ class Outline:
     shape: Shape  # of the whole
     may_be_partial: bool
     may_be_scaled: bool
+    sample_dim: int = 0  # that samples lie along, of what may be scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ class _Option:
     def sees_fewer(self, outline: Outline) -> bool:
         """Whether a mean over this axis's samples may have made the values too large."""
         running = self.placement.mode is Mode.RUNNING
-        return running or (outline.may_be_scaled and self.dim == 0)
+        return running or (outline.may_be_scaled and self.dim == outline.sample_dim)
 
     def applied(self, layout: Layout) -> Layout:
         if self.dim is None:

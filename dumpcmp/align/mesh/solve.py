@@ -38,12 +38,14 @@ class Question:
     limit: float  # rel_l2 up to which a hypothesis fits
     may_be_partial: bool = True  # no for gradients of parameters: they must have been reduced
     may_be_scaled: bool = False  # yes for gradients of activations: a mean over fewer samples
+    sample_dim: int = 0  # that samples lie along: another one after a transposition
 
     @property
     def outline(self) -> Outline:
         """What is known without looking at elements."""
         shards = tuple(replace(shard, digest="") for shard in self.shards)
-        return Outline(shards, self.golden.shape, self.may_be_partial, self.may_be_scaled)
+        may_be = self.may_be_partial, self.may_be_scaled
+        return Outline(shards, self.golden.shape, *may_be, self.sample_dim)
 
     def merged_sizes(self, n: int, size: int) -> Shape | None:
         """Sizes of parts merged in dim `n`, if an axis of `size` splits each of them."""

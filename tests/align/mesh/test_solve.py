@@ -135,6 +135,15 @@ def test_a_mean_over_fewer_samples_fits_only_where_it_may(scaled: bool) -> None:
     assert not isinstance(found, Solved) or found.plan.layout.divided_by == ("dp",)
 
 
+def test_after_a_transposition_samples_lie_along_the_second_dim() -> None:
+    golden = _golden((4, 4))
+    held = _shares(golden, "d0 d1[dp]", "dp=2")
+    values = [Value(v.dtype, np.multiply(v.bits, np.float32(2))) for _, v in held]
+    question = replace(_question(golden, held, values), may_be_scaled=True)
+    assert isinstance(solve(question), Unsolved)
+    assert isinstance(solve(replace(question, sample_dim=1)), Solved)
+
+
 def test_shards_of_other_shapes_fit_nothing() -> None:
     golden = _golden((4, 4))
     shards = [Shard(rank, (3, 3), parse_layout(f"@ t:{rank}/2?")) for rank in range(2)]
