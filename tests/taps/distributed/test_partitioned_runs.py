@@ -206,7 +206,7 @@ NAMED = [
     ("order", "plain", "<root>", "microbatch 0 on rank 0 holds the shard of microbatch 1"),
     ("unscaled", "plain", "", "2 times golden"),
     ("activation", "plain", "layers.1.mlp/gelu", "wrong: rank 1"),
-    ("offset", "long", "layers.1.attn/div", "rank 1 holds the shard of rank 0"),
+    ("offset", "long", "layers.1.attn/sub", "only the target on rank 1 has it"),
 ]
 
 
