@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import zip_longest
 
 from dumpcmp.align.flow import Flow, Strand, content_of
+from dumpcmp.align.gradient_terms import is_at_maker
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.pieces import Extents
@@ -202,12 +203,16 @@ class _Looks:
 def _gradients(
     sweep: Sweep, pairs: Iterable[Pair]
 ) -> tuple[dict[Key | None, Key], dict[Key | None, Key]]:
-    """Gradients, and those of the same values on the other side: golden's, and the target's."""
+    """Gradients, and those of the same values on the other side: golden's, and the target's.
+
+    The gradient of a value is known at who made it: takers on ranks may each have only their own.
+    """
     golden, target = sweep.ours.listing, sweep.theirs.listing
     ours, theirs = _gradients_by_value(golden), _gradients_by_value(target)
     if not ours or not theirs:
         return {}, {}
     both = [(pair.golden, pair.target) for pair in pairs if pair.golden and pair.target]
+    both.sort(key=lambda keys: is_at_maker(*keys))
     partner = {golden.first(one): target.first(other) for one, other in both}
     known = {
         one: other

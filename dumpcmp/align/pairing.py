@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from dumpcmp.align.beside import laid_beside, left_values, paired_values
 from dumpcmp.align.counting import AS_COUNTED, Counting
+from dumpcmp.align.gradient_terms import without_terms
 from dumpcmp.align.kindred import by_order
 from dumpcmp.align.likening import join_alike
 from dumpcmp.align.listing import Listing
@@ -105,7 +106,7 @@ def _by_flow(sides: Partners) -> list[Pair]:
         by_order(sides, sweep)
     sweep.settle()
     pairs = with_merged(merged, [*paired_values(sides, sweep), *left_values(sides)])
-    return laid_beside(sweep, pairs)
+    return laid_beside(sweep, list(without_terms(sides, pairs)))
 
 
 def paired_models(golden: Iterable[str], target: Iterable[str]) -> dict[str, str]:
