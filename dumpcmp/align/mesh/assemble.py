@@ -284,12 +284,13 @@ def _solved(held: Held, question: Question, assumed: Layout | None = None) -> As
         raise LostShardError(f"{held.lost}; without it no layout fits; {found}")
     if plan := _multiple(question):
         return _by_plan(held, plan, Basis.CLOSEST)
-    if found.closest and found.rel_l2 <= NEAREST:
+    summed = _if_summed(question)
+    if found.closest and found.rel_l2 <= NEAREST and not summed:
         return _by_plan(held, found.closest, Basis.CLOSEST)
     plan = supposing(question, assumed) if assumed is not None else None
     if plan and (question.golden.dtype.kind in _NUMBERS or some_fit(question, plan)):
         return _by_plan(held, plan, Basis.ASSUMED)
-    raise AssemblyError(f"{found}{_if_summed(question)}")
+    raise AssemblyError(f"{found}{summed}")
 
 
 def _multiple(question: Question) -> Plan | None:
