@@ -108,8 +108,11 @@ class Visit:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether golden has no such call, so that its name tells not what it ran inside of."""
-        return all(value.row.golden_key is None for value in self.values)
+        """Whether golden has no such call, so that its name tells not what it ran inside of.
+
+        What a collective of the target moved is golden's value, and yet no call of golden.
+        """
+        return all(value.row.key != value.row.golden_key for value in self.values)
 
     @property
     def grad_outputs(self) -> list[RowNode]:

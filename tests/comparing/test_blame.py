@@ -227,3 +227,14 @@ def test_a_gradient_whose_op_is_right_inherits_through_what_agrees() -> None:
     right = replace(last, judgement=replace(last.judgement, origin=Origin.AMPLIFIED))
     assert Written([*made.rows[:-1], right], made.golden, made.target).roots() == ["a/mul output.0"]
     assert made.roots() == ["a/mul output.0", "b/norm grad_input.0"]  # as long as nobody knows
+
+
+def test_what_a_collective_moved_ends_no_module_of_another_class() -> None:
+    """Its row has the target's name, whose class may be another, and golden's value."""
+    made = run(
+        "m input.0 PASS", "m output.0 FAIL", "m/cat output.0 PASS",
+        "m/mul input.0=m>input.0 PASS", "m/mul output.0 FAIL",
+    )  # fmt: skip
+    moved = Key("OnRanks", 0, "m/all_gather", 0, "output.0")
+    made.rows[2] = replace(made.rows[2], key=moved, golden_key=made.rows[0].key, target_key=moved)
+    assert made.roots() == ["m/mul output.0"]
