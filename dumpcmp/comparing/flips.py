@@ -69,7 +69,9 @@ class Flips:
         found = dict(measured)
         for pair, trail in self.trails.items():
             task = work.get(pair)
-            if isinstance(task, Task) and found[pair].trouble in (None, Trouble.SHAPE):
+            if not isinstance(task, Task) or task.golden.is_summarised or task.target.is_summarised:
+                continue  # Summaries do not tell which rows they are of
+            if found[pair].trouble in (None, Trouble.SHAPE):
                 try:
                     sides = side_of(task, False), side_of(task, True)
                 except DumpcmpError:  # shards without a layout: the row tells

@@ -120,3 +120,14 @@ def test_only_the_tokens_that_flipped_are_touched_in_their_block(flow: Flow) -> 
 def test_a_causal_mixture_touches_only_later_tokens_of_a_sequence(flow: Flow) -> None:
     touched = flow.named("blocks.1.moe", "input.0").counterparts.touched_rows
     assert touched.nonzero()[:, 0].tolist() == [*range(5, 12), *range(17, 24)]
+
+
+def test_summaries_do_not_tell_which_rows_another_choice_touched(tmp_path: Path) -> None:
+    style, (function, tamper) = next(iter(PLANTED.items()))
+    golden = dumped(style, tmp_path / "golden")
+    fault = Fault("flip", "blocks.0.moe", function, tamper)
+    target = dumped(style, tmp_path / "target", fault)
+    assert dumpcmp.compact(target, sketch=64).total.num_values
+    outcome = dumpcmp.compare(golden, target)
+    first = outcome.first_divergence
+    assert first is not None and first.key.op == f"blocks.0.moe/{function}"
