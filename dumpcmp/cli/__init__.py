@@ -1,7 +1,5 @@
 """The command line: one small file per command, and the one place that prints errors."""
 
-import atexit
-import gc
 from importlib import import_module
 from typing import Any
 
@@ -55,10 +53,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. What it returns is its verdict; whatever else ends it is none."""
-        from dumpcmp.execute import rarely_collecting  # not for --help
-
-        atexit.register(gc.freeze)  # a process that ends need not look for circles once more
-        with told(), rarely_collecting():
+        with told():
             verdict = super().invoke(ctx)
         ctx.exit(verdict or 0)
 

@@ -1,5 +1,7 @@
 """``dumpcmp compare``: hold a run against golden and say where it first goes wrong."""
 
+import atexit
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -79,6 +81,10 @@ def command(
     """
     # A block is too small to share: threads of numpy's BLAS would only wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from dumpcmp.execute import rarely_collecting
+
+    click.get_current_context().with_resource(rarely_collecting())
+    atexit.register(gc.freeze)  # a process that ends need not look for circles once more
     from dumpcmp.comparing import compare
     from dumpcmp.comparing.showing import USUAL_CLOSE_UPS
     from dumpcmp.judge import checker_named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pty
@@ -68,6 +69,15 @@ def facts(path: Path) -> dict[str, Any]:
 
 def ops(archive: Archive) -> set[str]:
     return {key.op for key in archive}
+
+
+def test_a_program_keeps_how_python_collects_its_garbage(here: Callable[..., Ended]) -> None:
+    script = Path("collected.py")
+    script.write_text(
+        "import gc\nopen('seen', 'w').write(str((gc.get_threshold(), gc.isenabled())))"
+    )
+    here("--path", "d", str(script))
+    assert Path("seen").read_text() == str((gc.get_threshold(), gc.isenabled()))
 
 
 def test_the_demo_needs_no_arguments(tmp_path: Path) -> None:
