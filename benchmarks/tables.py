@@ -35,6 +35,7 @@ TABLES: dict[str, str] = {
     "partition": "partition",
     "partitioned": "partitioned.table",
     "partitioned-held-out": "partitioned.held_out",
+    "partitioned-device": "partitioned.one_device",
     "partitioned-many": "partitioned.many",
     "graphs": "graphs",
     "sketch": "sketch_accuracy",

@@ -73,6 +73,8 @@ GOLDENS: dict[str, Program] = {
     "functional": _own("unseen_thirds:functional_whole", backward=False),
     "recurrent": _own("unseen_fourths:recurrent_whole", backward=False),
     "flat": _own("unseen_fourths:flat_whole"),
+    "device": _own("shared_device:whole"),
+    "device-fused": _own("shared_device:whole", fused=True),
 }
 
 _LAYER = r"model\.layers\.1\.self_attn"
@@ -99,6 +101,15 @@ _IN_GRAPHS = (
     Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
     Planted("eps", r"layers\.1\.norm1/layer_norm"),
     Planted("stale", r"layers\.1\.attn\.o(/linear)?", rank=1),
+)
+
+_BY_HAND = (
+    Planted("bias on every rank", r"layers\.1\.attn\.o/linear"),
+    Planted("all_reduce twice", r"layers\.1\.attn\.o/all_reduce", said="2 times golden"),
+    Planted("forgotten all_reduce", r"layers\.1\.attn\.o(/linear)?", said="partial|reduction"),
+    Planted("stale weights", r"layers\.1\.attn\.o", rank=1),
+    Planted("swapped shards", r"layers\.1\.attn\.qkv", said="holds the shard"),
+    Planted("gradients not summed", r"layers\.1\.(norm1|attn\.qkv).*"),
 )
 
 _RESCALED = (Planted("rescale", r"layers\.1\.attn/scaled_dot_product_attention", rank=1),)
@@ -184,14 +195,26 @@ SUBJECTS: dict[str, Subject] = {
         )
         for mode in ("fx", "compiled") for how in ("tp", "fsdp")
     },
-    "megatron": Subject("fused", Program(f"{_HAND}:megatron"), faults=(
-        Planted("bias on every rank", r"layers\.1\.attn\.o/linear"),
-        Planted("all_reduce twice", r"layers\.1\.attn\.o/all_reduce", said="2 times golden"),
-        Planted("forgotten all_reduce", r"layers\.1\.attn\.o(/linear)?", said="partial|reduction"),
-        Planted("stale weights", r"layers\.1\.attn\.o", rank=1),
-        Planted("swapped shards", r"layers\.1\.attn\.qkv", said="holds the shard"),
-        Planted("gradients not summed", r"layers\.1\.(norm1|attn\.qkv).*"),
+    "megatron": Subject("fused", Program(f"{_HAND}:megatron"), faults=_BY_HAND),
+}  # fmt: skip
+
+_ON_DEVICE = (*_STAGED[:2], Planted("stale", r"layers\.1\.norm2(/layer_norm)?", rank=1))
+
+# Several processes that share one GPU, or the CPU where there is none.
+ONE_DEVICE: dict[str, Subject] = {
+    "tensor parallel, DTensor": Subject("device", _own("shared_device:tensor_parallel"), faults=(
+        *_STAGED[:2],
+        Planted("stale", r"layers\.1\.attn\.o(/linear)?", rank=1),
+        Planted("swapped", r"layers\.1\.mlp\.up(/linear)?", said="holds the shard"),
     )),
+    "tensor parallel by hand": Subject(
+        "device-fused", _own("shared_device:by_hand"), faults=_BY_HAND),
+    "FSDP2": Subject("device", _own("shared_device:fsdp"), faults=(
+        *_ON_DEVICE, Planted("loss", _LOSS))),
+    "FSDP2, bf16 against fp32": Subject(
+        "device", _own("shared_device:fsdp", mixed=True), faults=_ON_DEVICE),
+    "pipeline, GPipe": Subject("device", _own("shared_device:pipeline"), faults=(
+        *_STAGED[:4], _STAGED[5])),
 }  # fmt: skip
 
 # Other models in other hands. Nothing was tuned on them.
@@ -243,4 +266,4 @@ HELD_OUT: dict[str, Subject] = {
     )),
 }  # fmt: skip
 
-ALL = SUBJECTS | HELD_OUT
+ALL = SUBJECTS | HELD_OUT | ONE_DEVICE

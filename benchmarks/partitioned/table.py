@@ -58,8 +58,17 @@ def graded(outcome: Outcome, fault: Planted) -> str:
 
 def run_all(room: Path, names: Sequence[str]) -> None:
     """Run the goldens and all subjects with their faults: one set of processes for each size."""
-    goldens = dict.fromkeys(ALL[name].golden for name in names)
-    _launched(1, room, "goldens", *goldens)
+    run_goldens(room, names)
+    run_ranks(room, names)
+
+
+def run_goldens(room: Path, names: Sequence[str]) -> None:
+    """Run the whole models that the subjects are held against."""
+    _launched(1, room, "goldens", *dict.fromkeys(ALL[name].golden for name in names))
+
+
+def run_ranks(room: Path, names: Sequence[str]) -> None:
+    """Run the subjects, clean and with their faults."""
     for ranks in sorted({ALL[name].ranks for name in names}):
         chosen = [name for name in names if ALL[name].ranks == ranks]
         runs = [run for name in chosen for run in _runs(name, ALL[name])]

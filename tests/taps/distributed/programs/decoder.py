@@ -141,7 +141,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         if self.embed is not None and self.position is not None:
             if positions is None:
-                positions = torch.arange(x.shape[1])
+                positions = torch.arange(x.shape[1], device=x.device)
             x = self.embed(x) + self.position(positions)
         for block in self.layers.values():
             x = block(x)
