@@ -71,6 +71,9 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               callback=lambda _ctx, _option, size: parse_nbytes(size) if size else None,
               help="GPU memory for values inside of CUDA graphs: 4G.  [default: an eighth of what "
               "is free]")  # fmt: skip
+@click.option("--sample-rows", type=int, metavar="N",
+              help="Of a tensor with more rows keep N, evenly spread; rows are all dims but the "
+              "last, such as tokens.")  # fmt: skip
 @click.option("--keep-full", metavar="GLOB", multiple=True, help="Ops whose tensors stay whole.")
 @click.option("--sketch", type=int, default=512, show_default=True,
               help="Size of a Summary's sketch; 0 for none.")  # fmt: skip
@@ -94,7 +97,8 @@ def command(
     realize: bool, twin: bool,
     backend: str | None, keep: str, compact: bool, keep_full: tuple[str, ...], sketch: int,
     reduce: str | None, disk_budget: int | None, hashes: int, segments: int, buffer: int | None,
-    graph_budget: int | None, checksum: bool, spool_limit: int | None, factory: str | None,
+    graph_budget: int | None, checksum: bool, spool_limit: int | None,
+    sample_rows: int | None, factory: str | None,
     module: str | None, program: tuple[str, ...], **options: Any,
 ) -> int:  # fmt: skip
     """Run PROGRAM, a script with its arguments, and record what every op takes in and gives out.
@@ -108,7 +112,7 @@ def command(
     run = chosen_program(factory, module, program, options["backward"])
     how = mode_with(mode, fusion, realize, twin, backend, fusion_switch)
     kept = Retention(keep, compact, keep_full, sketch, reduce, disk_budget, hashes, segments,
-                     buffer, graph_budget, checksum, spool_limit)  # fmt: skip
+                     buffer, graph_budget, checksum, spool_limit, sample_rows)  # fmt: skip
     with live_line() as watch:
         dumped = dump(run, path, mode=how, keep=kept, watch=watch, tokens=token, **options)
     return report(dumped, str(path))

@@ -167,6 +167,8 @@ def _elements(archive: Archive, record: Record, values: bool) -> Iterator[Text]:
     try:
         value = archive.load(record)
         yield plain(f"  {_summary(record, value) or extremes(value)}")
+        if record.sample is not None:
+            yield plain(f" ({record.sample})")
         own = own_numbers(archive, record).items()
         yield plain("".join(f"  {name} {number:.6g}" for name, number in own))
         if values:
@@ -177,7 +179,7 @@ def _elements(archive: Archive, record: Record, values: bool) -> Iterator[Text]:
 
 def _summary(record: Record, value: Value) -> str:
     """The extremes of a value of which only a Summary is kept, by the names of its numbers."""
-    if record.kept is not Kept.SUMMARY or record.stored is None:
+    if record.kept is not Kept.SUMMARY or record.stored is None or record.sample is not None:
         return ""
     names = str(dict(record.stored.attributes).get("fields", "")).split()
     numbers = dict(zip(names, value.numbers().reshape(-1).tolist(), strict=False))

@@ -128,6 +128,7 @@ def compare(
             comparing.compare(span, workers, progress)
     rows, noted = comparing.gathered.rows, comparing.noted
     remarks = [
+        *noted.samples(),
         *counting.remarks,
         *(proposal.remarks if proposal else ()),
         *noted.laps(),

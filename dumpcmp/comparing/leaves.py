@@ -127,6 +127,8 @@ class _Run:
         record = self.record(key)
         if record.stored is None:
             return record.digest
+        if record.sample is not None:
+            return str(key)
         summary = self.summary(key)
         return summary.digest or summary.checksum or str(key)
 
@@ -227,7 +229,9 @@ class _Looking:
     def _sketched(self, golden: Key, target: Key) -> str:
         sides = ((self.golden, golden), (self.target, target))
         records = [run.side.listing.values[key] for run, key in sides]
-        if any(len(held) > 1 for held in records) or not any(held[0].stored for held in records):
+        if any(len(held) > 1 or held[0].sample for held in records):
+            return ""
+        if not any(held[0].stored for held in records):
             return ""
         known = next(run.summary(key) for run, key in sides if run.record(key).stored)
         ours, theirs = (run.summary(key, known.recipe) for run, key in sides)
@@ -264,6 +268,8 @@ def _cast(metrics: Metrics, golden: Dtype, target: Dtype) -> str:
 
 def _is_excused(kind: LeafKind, metrics: Metrics, dtype: Dtype) -> bool:
     """Whether a leaf may be the same although its bits are not known to be."""
+    if metrics.sample is not None and not metrics.max_abs_diff and metrics.nonfinite_agree:
+        return True
     if not metrics.exact and not metrics.mismatched:
         return metrics.rel_l2 <= LEAF_ESTIMATE
     if kind is LeafKind.PARAMETER or not metrics.nonfinite_agree:

@@ -24,6 +24,7 @@ from dumpcmp.align.mesh.travelled import in_golden_order
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
 from dumpcmp.comparing.batches import run_batched
+from dumpcmp.comparing.kept_rows import measure_rows
 from dumpcmp.comparing.laying import LIKENESSES, Handover, Job, Task, look_again
 from dumpcmp.comparing.own_metrics import measured_by
 from dumpcmp.comparing.side import Shares, archive_at, asked_now
@@ -134,6 +135,8 @@ def measure_task(task: Job) -> Measured:
             if shares.problem:
                 said = f"{side} is not stored: {shares.problem}"
                 return Measured(trouble=Trouble.UNREADABLE, said=said)
+        if task.golden.is_sampled or task.target.is_sampled:
+            return measure_rows(task, _measure)
         if task.golden.is_summarised or task.target.is_summarised:
             return _estimated(task)
         return _measured(task)
@@ -291,7 +294,7 @@ def _whole(shares: Shares) -> Value:
 
 
 def _reference_errors(task: Task, golden: Value, target: Value) -> ReferenceErrors | None:
-    if task.reference is None or task.reference.problem:
+    if task.reference is None or task.reference.problem or task.reference.is_sampled:
         return None
     reference = _whole(task.reference)
     if reference.shape != golden.shape or not reference.numel:
@@ -351,7 +354,7 @@ def _summarised(shares: Shares, other: Summary) -> Summed:
 
 
 def _estimated_errors(task: Task, golden: Summary, target: Summary) -> ReferenceErrors | None:
-    if task.reference is None or task.reference.problem:
+    if task.reference is None or task.reference.problem or task.reference.is_sampled:
         return None
     found = _summed(task.reference) or _summarised(task.reference, golden)
     reference = found.summary

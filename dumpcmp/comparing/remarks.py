@@ -49,6 +49,8 @@ class Noted:
     ops: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
     shortcuts: frozenset[str] = frozenset()
     num_laps: int = 0  # values of golden that are later laps of a loop
+    num_sampled: int = 0  # values of which some rows alone were compared
+    kept_rows: tuple[int, int] = (0, 0)  # of those: how many were compared, and how many there are
 
     def note(
         self, span: Span, calls: Mapping[Site, CallDifference], rows: Sequence[Row],
@@ -62,8 +64,25 @@ class Noted:
         failed = failures_of_own(measured)
         self.own += failed[: 1 - len(self.own)]
         self.num_own += len(failed)
+        self._note_samples(rows)
         for ops, side in zip(self.ops, (span.golden, span.target), strict=True):
             ops.update(key.op.plain for key in side.listing.values)
+
+    def _note_samples(self, rows: Sequence[Row]) -> None:
+        found = [row.metrics.sample for row in rows if row.metrics and row.metrics.sample]
+        kept, total = self.kept_rows
+        kept += sum(sample.num_kept for sample in found)
+        self.kept_rows = kept, total + sum(sample.num_rows for sample in found)
+        self.num_sampled += len(found)
+
+    def samples(self) -> Iterator[str]:
+        """That rows were sampled: what passes does so by those alone."""
+        if self.num_sampled:
+            kept, total = self.kept_rows
+            yield (
+                f"rows were sampled: of {self.num_sampled} values {kept / total:.2%} of the rows "
+                "were kept and compared; what passes does so by these alone"
+            )
 
     def idle_calls(self) -> Iterator[str]:
         """Calls that differ and that nothing fails for."""

@@ -239,8 +239,9 @@ class Planner:
             raise UnknownError(f"{slot} is not stored: {task.target.problem}")
         if task.golden_part:
             raise UnknownError(f"the target has {slot} in several values")
-        if task.target.is_summarised or task.golden.is_summarised:
-            raise UnknownError("only summaries are kept")
+        for shares in (task.target, task.golden):
+            if shares.is_summarised:
+                raise UnknownError(shares.said_kept)
         laid = self.measured_of(pair).laid
         in_laps = task.golden.is_in_laps
         if laid is None:

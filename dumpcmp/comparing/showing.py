@@ -81,8 +81,9 @@ class Showing:
         task = work.get(pair.repeats or pair)
         if not isinstance(task, Task):
             return None
-        if task.golden.is_summarised or task.target.is_summarised:
-            return CloseUp(row, problem="only a Summary of it is kept")
+        for shares in (task.golden, task.target):
+            if shares.is_summarised:
+                return CloseUp(row, problem=f"of it {shares.said_kept}")
         if task.golden.nbytes > LARGEST or self.nbytes + task.nbytes > MOST_BYTES:
             return CloseUp(row, problem=f"{readable(task.nbytes)} are more than a report reads")
         self.nbytes += task.nbytes

@@ -49,8 +49,19 @@ class Shares:
 
     @property
     def is_summarised(self) -> bool:
-        """Whether Summaries are all that is left of the value."""
+        """Whether Summaries, or some of its rows, are all that is left of the value."""
         return any(record.kept is Kept.SUMMARY for record in self.records)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether some of its rows are all that is left of the value."""
+        return any(record.sample is not None for record in self.records)
+
+    @property
+    def said_kept(self) -> str:
+        """What is left of a value that is not kept whole."""
+        sample = self.first.sample
+        return "only summaries are kept" if sample is None else f"only {sample} are kept"
 
     @property
     def problem(self) -> str:

@@ -12,7 +12,7 @@ from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.align.mesh.unshard import Disagreement, Plan, Tile, plan_unshard, unshard
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.tolerances import SEGMENT
-from dumpcmp.nouns.errors import LayoutError
+from dumpcmp.nouns.errors import DumpcmpError, LayoutError
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.estimates import estimate, worst_rows
@@ -25,6 +25,8 @@ def load_summary(archive: Archive, record: Record, recipe: Recipe = DEFAULT) -> 
     if record.stored is None:
         portion = portion_of(record.layout, record.shape)
         return summarise(archive.load(record), recipe, portion)
+    if record.sample is not None:
+        raise DumpcmpError(f"of {record.key} {record.sample} are kept, and no Summary")
     numbers = archive.load(record).bits.astype(np.float64, copy=False)
     return unpack(record.stored, numbers, record.dtype, record.shape)
 

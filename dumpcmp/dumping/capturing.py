@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -103,6 +103,7 @@ def capture(
     every: int = 1,
     dtype: str | None = None,
     keep: str | Retention = "full",
+    sample_rows: int | None = None,
     overwrite: bool = False,
 ) -> AbstractContextManager[Capture]:
     """Record what `model` does while the block runs; with None, what every model does.
@@ -112,18 +113,23 @@ def capture(
 
     `mode` is eager, fx, aten, compiled or boundary, the last two also with their options:
     ``Compiled(realize=True)``, ``Boundary("aot_eager")``. ``keep="summary"`` keeps Summaries
-    instead of tensors; a `Retention` says more of that. Nothing of the capture outlives the
-    block, and the archive is closed however it ends.
+    instead of tensors, and `sample_rows` only so many rows of each; a `Retention` says more of
+    that. Nothing of the capture outlives the block, and the archive is closed however it ends.
     """
     return capturing(
         () if model is None else (model,),
         path,
         make_tap(tokens, layers, io, backward, weights, level, every),
         parse_mode(mode),
-        keep if isinstance(keep, Retention) else Retention(keep),
+        _retention(keep, sample_rows),
         dtype=dtype,
         overwrite=overwrite,
     )
+
+
+def _retention(keep: str | Retention, sample_rows: int | None) -> Retention:
+    kept = keep if isinstance(keep, Retention) else Retention(keep)
+    return kept if sample_rows is None else replace(kept, sample_rows=sample_rows)
 
 
 @contextmanager

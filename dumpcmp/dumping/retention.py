@@ -24,6 +24,7 @@ from dumpcmp.nouns.value import Portion
 from dumpcmp.summary.gpu.device import Summariser
 from dumpcmp.summary.gpu.weigher import Weigher
 from dumpcmp.summary.packing import load_reduction
+from dumpcmp.summary.sampler import Sampler
 from dumpcmp.summary.sketch import SIZES
 from dumpcmp.summary.summary import Recipe
 from dumpcmp.taps.recording.values import Condense, Condensed
@@ -51,6 +52,7 @@ class Retention:
     graph_budget: int | None = None  # bytes of a device for what CUDA graphs compute
     checksum: bool = False  # of each Summary, which tells on a GPU too whether values are the same
     spool_limit: int | None = None  # bytes that parts take here which are in a store already
+    sample_rows: int | None = None  # rows that are kept of a value that has more
 
     def __post_init__(self) -> None:
         if self.keep not in ("full", "summary"):
@@ -73,6 +75,12 @@ class Retention:
         if self.checksum and self.keep != "summary":
             hint = "give --keep summary too, or leave it out: whole tensors have digests"
             raise SelectionError("--checksum is of --keep summary", hint=hint)
+        if self.sample_rows is not None and self.sample_rows < 1:
+            hint = "give 1 or more"
+            raise SelectionError(f"--sample-rows {self.sample_rows} keeps nothing", hint=hint)
+        if self.sample_rows is not None and self.keep == "summary":
+            hint = "leave one of them out"
+            raise SelectionError("--sample-rows and --keep summary exclude each other", hint=hint)
         if self.keep == "summary" and self.compacts:
             hint = "leave --compact out"
             raise SelectionError("--keep summary leaves nothing to compact", hint=hint)
@@ -93,6 +101,8 @@ class Retention:
 
         A value of which the user's function gives no numbers stays whole; `compactor` is told.
         """
+        if self.sample_rows is not None:
+            return self._sampling(Sampler(self.sample_rows))
         if self.keep != "summary":
             return None
         reduction = load_reduction(self.reduce) if self.reduce else None
@@ -102,7 +112,7 @@ class Retention:
             summarise = Weigher(recipe, reduction, alike=True)
 
         def condense(key: Key, tensor: Tensor, layout: str) -> Condensed | None:
-            if self.keep_full and any(fnmatch.fnmatchcase(key.op, g) for g in self.keep_full):
+            if self.keep_full and self._stays_whole(key):
                 return None
             condensed = summarise(tensor, _portion(tensor, layout))
             if reduction is None or condensed is None:  # nothing more is asked of most values
@@ -114,13 +124,24 @@ class Retention:
 
         return condense
 
+    def _sampling(self, sampler: Sampler) -> Condense:
+        """What takes rows of values. The state of a generator is worth nothing but whole."""
+
+        def condense(key: Key, tensor: Tensor, layout: str) -> Condensed | None:  # noqa: ARG001
+            is_whole = key.slot.is_generator or self._stays_whole(key)
+            return None if is_whole else sampler(tensor)
+
+        return condense
+
+    def _stays_whole(self, key: Key) -> bool:
+        return any(fnmatch.fnmatchcase(key.op, glob) for glob in self.keep_full)
+
     def weigher(self) -> Condense:
         """What takes Summaries of parameters and buffers, where more of them is not kept."""
         weigh = Weigher(Recipe(self.sketch, 0, self.hashes, self.segments))
 
         def condense(key: Key, tensor: Tensor, layout: str) -> Condensed | None:
-            is_whole = any(fnmatch.fnmatchcase(key.op, glob) for glob in self.keep_full)
-            return None if is_whole else weigh(tensor, _portion(tensor, layout))
+            return None if self._stays_whole(key) else weigh(tensor, _portion(tensor, layout))
 
         return condense
 

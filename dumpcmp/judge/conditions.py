@@ -122,6 +122,10 @@ def judge(metrics: Metrics, conditions: Conditions, checker: Checker) -> Judgeme
         judgement = checker.check(metrics, conditions)
     if judgement.verdict is Verdict.PASS and math.isinf(metrics.confidence):
         return Judgement(Verdict.INCONCLUSIVE, "kept without a sketch: extremes and moments agree")
+    if judgement.verdict is Verdict.PASS and metrics.sample is not None:
+        said = f"of {metrics.sample}: nobody has seen the others"
+        said = f"{judgement.reason}; {said}" if judgement.reason else said
+        judgement = replace(judgement, reason=said)
     if judgement.verdict is Verdict.PASS and conditions.golden != conditions.target:
         said = f"golden is {conditions.golden}, the target {conditions.target}"
         said = f"{said}; {judgement.reason}" if judgement.reason else said

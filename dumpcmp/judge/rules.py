@@ -124,6 +124,7 @@ _TROUBLES = {
     Trouble.UNSOLVED: Verdict.INCONCLUSIVE,
     Trouble.LACKING: Verdict.UNPAIRED,
     Trouble.UNCHECKED: Verdict.INCONCLUSIVE,
+    Trouble.UNKEPT: Verdict.INCONCLUSIVE,
 }
 
 

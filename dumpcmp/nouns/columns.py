@@ -56,7 +56,8 @@ def _place(row: Row) -> str | None:
 def _how_known(row: Row) -> str | None:
     if row.metrics is None:
         return None
-    return "exact" if row.metrics.exact else "estimated"
+    how = "exact" if row.metrics.exact else "estimated"
+    return how if row.metrics.sample is None else f"{how}: {row.metrics.sample}"
 
 
 def _other_name(row: Row) -> str | None:
@@ -159,7 +160,8 @@ COLUMNS: tuple[Column, ...] = (
     _column("my_error", "rmse of mine against --reference", "reference_errors.target"),
     _column("error_ratio", "my_error over golden_error; below 1, mine is the better",
            "reference_errors.ratio"),
-    Column("metrics", "exact, or estimated from Summaries", _how_known),
+    Column("metrics", "exact, or estimated from Summaries; of how many rows, if not of all",
+           _how_known),
     _metric("confidence", "relative standard deviation of estimates; inf: only a lower bound"),
     Column("paired_by",
            "how the two sides found each other: key, prefix, mapping, order, provenance, twin, ...",

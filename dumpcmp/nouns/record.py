@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.sampled import EVENLY, ROWS, Sample
 
 NO_KERNEL = "no kernel"  # the kernel of an op that a compiled graph has, but never computes
 UNWRITTEN = "memory that nobody has written to has no value"  # the problem of what `empty` gives
@@ -59,7 +60,7 @@ class Kept(StrEnum):
     """How much of a value an archive holds."""
 
     FULL = "full"
-    SUMMARY = "summary"
+    SUMMARY = "summary"  # or some of its rows: `Record.sample` tells
     NOTHING = "nothing"  # `Record.problem` says why
 
     @property
@@ -70,7 +71,7 @@ class Kept(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What an archive holds in place of a value's elements, such as a Summary.
+    """What an archive holds in place of a value's elements: a Summary, or some of its rows.
 
     The bytes have their own `dtype` and `shape`; `attributes` are numbers and words beside them.
     """
@@ -115,6 +116,13 @@ class Record:
     def is_twin(self) -> bool:
         """Whether the twin of a fused kernel stored it, not the kernel itself."""
         return self.seen_in == TWIN
+
+    @property
+    def sample(self) -> Sample | None:
+        """The rows that are kept, where those stand for the value."""
+        if self.stored is None or (ROWS, EVENLY) not in self.stored.attributes:
+            return None
+        return Sample.of(self.stored.shape[0] if self.stored.shape else 0, self.shape)
 
     @property
     def is_batch(self) -> bool:

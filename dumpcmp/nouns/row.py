@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.replay import Origin, Replay, Touched
+from dumpcmp.nouns.sampled import Sample
 
 
 class Verdict(StrEnum):
@@ -99,6 +100,7 @@ class Metrics:
     target: Extent = field(default_factory=Extent)
     exact: bool = True  # False: estimated from Summaries
     confidence: float = 0.0  # relative standard deviation of an estimate
+    sample: Sample | None = None  # the rows that were compared, where nobody has the others
 
     @classmethod
     def of_equals(cls, count: int, num_finite: int, side: Extent) -> Metrics:
@@ -328,6 +330,7 @@ class Trouble(StrEnum):
     UNSOLVED = "unsolved"  # no layout makes the ranks' shards a whole value
     LACKING = "lacking"  # some ranks have none, though golden has one for each
     UNCHECKED = "unchecked"  # what a collective should have given is not known
+    UNKEPT = "unkept"  # what is kept of the sides cannot be held against each other
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def test_tallies_add(outcome: Outcome) -> None:
 
 def test_every_metric_that_is_measured_is_reported(outcome: Outcome) -> None:
     names = {column.name for column in COLUMNS}
-    apart = {"equal", "num_finite", "nonfinite_agree", "golden", "target", "exact"}
+    apart = {"equal", "num_finite", "nonfinite_agree", "golden", "target", "exact", "sample"}
     assert {field.name for field in fields(Metrics)} - apart <= names
 
 

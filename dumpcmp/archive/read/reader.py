@@ -95,7 +95,7 @@ class Archive(Captured):
         record = op if isinstance(op, Record) else self._shard(op, rank)
         if record.kept is Kept.SUMMARY:
             raise ArchiveError(
-                f"of {record.key} only a Summary is kept",
+                f"of {record.key} only {record.sample or 'a Summary'} is kept",
                 hint="archive.load(archive[key]) gives its numbers; --keep full keeps the elements",
             )
         return to_torch(self.load_own(record), share=True)

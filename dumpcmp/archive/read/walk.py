@@ -23,6 +23,7 @@ from dumpcmp.archive.schema import CALL_FIELDS, Form
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.record import Kept, Location, Stored
+from dumpcmp.nouns.sampled import EVENLY, ROWS
 from dumpcmp.nouns.value import DTYPES, Dtype
 
 _SMALL = 64 << 20  # bytes that may be unpacked from nothing, as fill values are
@@ -256,4 +257,5 @@ def _stored(dataset: h5py.Dataset) -> Stored:
          else _text(value))
         for name, value in dataset.attrs.items() if name not in schema.DATASET_ATTRS
     )  # fmt: skip
-    return Stored(dataset.dtype.name, tuple(map(int, dataset.shape)), others)
+    dtype = _text(dataset.attrs["dtype"]) if (ROWS, EVENLY) in others else dataset.dtype.name
+    return Stored(dtype, tuple(map(int, dataset.shape)), others)
