@@ -168,6 +168,7 @@ def capturing(
         out.lend_to(recorder.stagings.pages)
         recorder.graph_budget = retention.graph_budget
         recorder.condense, recorder.lacking = retention.condenser(beside), lacking
+        recorder.condense_taped = recorder.condense if retention.sample_rows else None
         recorder.weights, recorder.weigh = weights_kept(tap, mode, retention), retention.weigher()
         taken = watching(mode, recorder, roots)
         taken.precision = precision

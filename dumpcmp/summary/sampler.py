@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,39 +15,60 @@ _MOST_KNOWN = 4096  # shapes whose places are kept
 
 
 class Sampler:
-    """Keeps so many rows of each tensor; one for a whole capture, so that places stay."""
+    """Keeps so many rows of each tensor; one for a whole capture, so that places stay.
+
+    All of it is launched and nothing waited for, so that a CUDA graph can take it in.
+    """
 
     def __init__(self, num_rows: int) -> None:
         self._most = num_rows
-        # By shape and device: where each row lies along every dim but the last.
-        self._places: dict[tuple[torch.Size, torch.device], tuple[Tensor, ...]] = {}
+        # By sample, dims and device: where each row lies, flat or along every dim but the last.
+        self._places: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
 
     def __call__(self, tensor: Tensor) -> Packed | None:
         """The rows that are kept of `tensor`, or None where that is all of it."""
-        sample = Sample.of(self._most, tuple(tensor.shape))
+        whole = tuple(tensor.shape)
+        sample = Sample.of(self._most, whole)
         if sample.num_kept == sample.num_rows or tensor.numel() <= RAW_LIMIT:
             return None
+        shape, dtype = (sample.num_kept, row_length(whole)), str(tensor.dtype)
         with torch._C.DisableTorchFunction(), torch.no_grad():
             plain = tensor.detach()
-            rows = self._rows(plain, sample)
-        shape = (sample.num_kept, row_length(tuple(tensor.shape)))
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return Packed(Stored(dtype, shape, ((ROWS, EVENLY),)), rows.view(shape), _digest(plain))
+            rows = self._rows(plain, sample, shape[1]).view(shape)
+            stored = Stored(dtype.removeprefix("torch."), shape, ((ROWS, EVENLY),))
+            return Packed(stored, rows, _digest(plain))
 
-    def _rows(self, plain: Tensor, sample: Sample) -> Tensor:
-        """The elements of the rows; a gather that reads nothing else, and waits for nobody."""
-        word = _WORDS.get(plain.itemsize, plain.dtype)  # which every device can gather
-        return plain.view(word)[self._indices(plain, sample)].view(plain.dtype)
+    def _rows(self, plain: Tensor, sample: Sample, row: int) -> Tensor:
+        """The elements of the rows, by a gather that reads nothing else."""
+        words = plain.view(_WORDS.get(plain.itemsize, plain.dtype))  # which any device gathers
+        if plain.is_contiguous():
+            (places,) = self._known((sample.num_rows,), sample, plain.device)
+            return words.view(-1, row).index_select(0, places).view(plain.dtype)
+        dims = tuple(plain.shape[:-1]) if plain.dim() > 1 else tuple(plain.shape)
+        return words[self._known(dims, sample, plain.device)].view(plain.dtype)
 
-    def _indices(self, plain: Tensor, sample: Sample) -> tuple[Tensor, ...]:
-        place = (plain.shape, plain.device)
-        if place not in self._places:
+    def _known(
+        self, dims: tuple[int, ...], sample: Sample, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return _places(dims, sample, device)  # whose memory is the graph's own
+        key = (dims, sample, device)
+        if key not in self._places:
             if len(self._places) >= _MOST_KNOWN:
                 self._places.clear()
-            dims = plain.shape[:-1] if plain.dim() > 1 else plain.shape
-            indices = np.unravel_index(sample.rows, dims)
-            self._places[place] = tuple(torch.from_numpy(i).to(plain.device) for i in indices)
-        return self._places[place]
+            self._places[key] = _places(dims, sample, device)
+        return self._places[key]
+
+
+def _places(dims: tuple[int, ...], sample: Sample, device: torch.device) -> tuple[Tensor, ...]:
+    """Where the rows lie along each of `dims`, computed on the device: nothing is sent there."""
+    rows = torch.arange(sample.num_kept, device=device) * (sample.num_rows - 1)
+    rows = rows.div(max(1, sample.num_kept - 1), rounding_mode="floor")
+    found: list[Tensor] = []
+    for size in reversed(dims):
+        found.append(rows.remainder(size))
+        rows = rows.div(size, rounding_mode="floor")
+    return tuple(reversed(found))
 
 
 def _digest(plain: Tensor) -> str:

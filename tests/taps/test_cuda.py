@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_native_id
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
-from dumpcmp import Archive, demo
+from dumpcmp import Archive, Retention, demo
 from dumpcmp.nouns.key import Key
 
 pytestmark = [
@@ -67,6 +70,39 @@ def test_nothing_waits_for_the_device(tmp_path: Path) -> None:
         with never_waiting():
             model(x).sum().backward()
     assert {key.step for key in Archive(tmp_path / "d1")} == {0, 1}
+
+
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+
+
+def waits_of(run: Callable[[], object], trace: Path) -> list[str]:
+    """The calls by which this thread waits for the device in `run`, by a trace of the profiler."""
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        run()
+        torch.cuda.synchronize()
+    profile.export_chrome_trace(str(trace))
+    events = json.loads(trace.read_text())["traceEvents"]
+    here = [e for e in events if e.get("cat") == "cuda_runtime" and e["tid"] == get_native_id()]
+    assert len(here) > 10, "the trace has what this thread launched"
+    return sorted(e["name"] for e in here if e["name"] in WAITS)
+
+
+@pytest.mark.parametrize(
+    "kept", [{}, {"keep": "summary"}, {"sample_rows": 8}, {"keep": Retention(buffer=1 << 28)}],
+    ids=["full", "summary", "rows", "buffer"],
+)  # fmt: skip
+def test_a_trace_has_no_wait_that_the_program_alone_has_not(
+    kept: dict[str, Any], tmp_path: Path
+) -> None:
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).cuda()
+    x = torch.randn(512, 256, device="cuda")
+    model(x)
+    alone = waits_of(lambda: model(x), tmp_path / "alone.json")
+    with dumpcmp.capture(model, tmp_path / "d", **kept), torch.no_grad():
+        model(x)  # libraries wait when they start, and kernels are compiled
+        torch.cuda.synchronize()
+        assert waits_of(lambda: model(x), tmp_path / "captured.json") == alone
 
 
 def test_several_streams(tmp_path: Path) -> None:

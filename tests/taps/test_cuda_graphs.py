@@ -158,6 +158,26 @@ def test_a_replay_records_what_its_memory_holds_then(
     assert Key("Linear", 0, "<root>", 0, "param.bias") in archive, "recorded with the first replay"
 
 
+@pytest.mark.usefixtures("as_if_away")
+def test_rows_are_chosen_inside_of_the_graph(pretended: Pretended, tmp_path: Path) -> None:
+    model, x = nn.Linear(30, 30), torch.ones(400, 30)
+    with dumpcmp.capture(model, tmp_path / "d", sample_rows=4) as now:
+        pretended.capture_begin()
+        model(x)
+        pretended.capture_end()
+        held = now.mode.replays._reels[pretended]._events
+        taken = [event[1] for event in held if isinstance(event, tuple) and event[1] is not None]
+        assert {tensor.shape[0] for tensor in taken if tensor.dim() > 1} == {4}
+        for number in (5, 7):
+            fill(now, pretended, number)
+            pretended.replay()
+    archive = Archive(tmp_path / "d")
+    for step, number in enumerate((5, 7)):
+        found = archive[Key("Linear", step, "<root>", 0, "output.0")]
+        assert str(found.sample) == "4 of 400 rows"
+        assert (archive.load(found).numbers() == number).all()
+
+
 class Around(nn.Module):
     """Calls a module whose forward replays a graph, as graphed callables do."""
 
@@ -290,6 +310,26 @@ def test_two_graphs_in_any_order_and_summaries(keep: str, tmp_path: Path) -> Non
             assert first[5] == first[6] == value
         else:
             assert (first == value).all()
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_each_replay_has_the_rows_of_its_own_inputs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Net().cuda(), torch.randn(512, 64, device="cuda")
+    inputs = [torch.randn_like(x) for _ in range(3)]
+    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "eager"):
+        for each in (x, *inputs):
+            model(each)
+    with dumpcmp.capture(model, tmp_path / "graphed", sample_rows=16):
+        graph, _ = graph_of(model, x)
+        for each in inputs:
+            x.copy_(each)
+            graph.replay()
+    outcome = dumpcmp.compare(tmp_path / "eager", tmp_path / "graphed")
+    assert outcome.passed, [row for row in outcome.rows if row.verdict.fails]
+    samples = [row.metrics.sample for row in outcome.rows if row.key.step and row.metrics]
+    assert sum(str(sample) == "16 of 512 rows" for sample in samples) > 20
 
 
 @pytest.mark.gpu

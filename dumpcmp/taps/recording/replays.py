@@ -45,8 +45,8 @@ class Reel:
         self._before = recorder.sink, recorder.condense, replace(recorder.counts)
 
     def begin(self) -> None:
-        """Take what comes, in place of the Sink, and whole: no kernel is to be in the graph."""
-        self._recorder.sink, self._recorder.condense = self, None
+        """Take what comes, in place of the Sink: whole, or what the graph can choose of it."""
+        self._recorder.sink, self._recorder.condense = self, self._recorder.condense_taped
 
     def end(self) -> None:
         """Give the Sink its place back; what was captured has not run, and is no step."""
@@ -77,7 +77,8 @@ class Reel:
             self._events.append((_without(record, BEYOND), None))
         else:
             self.left -= source.nbytes
-            self._events.append((record, source.tensor.clone()))
+            is_own = record.stored is not None  # what was chosen is nobody else's
+            self._events.append((record, source.tensor if is_own else source.tensor.clone()))
 
     def text(self, model: str, name: str, text: str) -> None:
         self._before[0].text(model, name, text)
@@ -141,7 +142,8 @@ class Reel:
         if tensor is None:
             recorder.sink.put(record, None)
             return
-        condensed = recorder.condense and recorder.condense(key, tensor, record.layout)
+        condense = recorder.condense if record.stored is None else None
+        condensed = condense and condense(key, tensor, record.layout)
         source: Source = DeviceSource(tensor, recorder.stagings)
         if condensed is not None:
             record = replace(record, kept=Kept.SUMMARY, stored=condensed.stored)

@@ -83,6 +83,7 @@ class Outlet:
         self.lock = threading.RLock()
         self.stagings = Stagings()
         self.condense: Condense | None = None  # takes Summaries, where they are all that is kept
+        self.condense_taped: Condense | None = None  # which a CUDA graph can take in, if any can
         self.graph_budget: int | None = None  # bytes of a device that CUDA graphs may fill for us
         self.weights = Weights.WHOLE if tap.weights else Weights.NOTHING
         self.weigh: Condense | None = None  # takes Summaries of parameters and buffers
