@@ -49,6 +49,7 @@ TABLES: dict[str, str] = {
     "scale-workers": "scale_workers",
     "summary-gpu": "summary_gpu",
     "capture-gpu": "capture_gpu",
+    "llama-gpu": "llama_gpu",
 }
 
 

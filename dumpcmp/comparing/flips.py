@@ -146,15 +146,17 @@ class _FlipWalk:
         """Whether both sides are the same to the bit, whatever they were computed from.
 
         In different dtypes: whether they are the same numbers, such as counts in float and in int.
+        Of rows and Summaries: whether nothing in them differs, so that no other choice excuses it.
         """
         found = self.measured.get(pair) or self.measured.get(pair.repeats or pair)
         if found is None or found.metrics is None:
             return False
         assert pair.golden is not None and pair.target is not None
         ours, theirs = self.golden.record(pair.golden), self.target.record(pair.target)
-        cast = ours.dtype != theirs.dtype and found.metrics.exact and not found.metrics.sample
+        whole = found.metrics.exact and not found.metrics.sample
+        cast = ours.dtype != theirs.dtype and whole
         same = found.metrics.max_abs_diff == 0 and found.metrics.nonfinite_agree
-        return found.metrics.equal or (cast and same)
+        return found.metrics.equal or (same and (cast or not whole))
 
     def visit(self, site: Site, keys: Iterable[Key]) -> None:
         """Follow one call, if it chose otherwise or was given anything that was touched."""
