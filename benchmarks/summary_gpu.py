@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from benchmarks.tables import Table
 from dumpcmp.dumping.capturing import capture
+from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.value import value_of
 from dumpcmp.summary.gpu.device import Summariser
 from dumpcmp.summary.packing import unpack
@@ -23,6 +24,7 @@ from dumpcmp.summary.summary import Recipe, summarise
 
 LAYERS, WIDTH, HEADS, TOKENS = 16, 2048, 16, 8192
 STEPS = 4
+SUMMARY, CHECKSUM = Retention("summary"), Retention("summary", checksum=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,10 @@ def ways() -> dict[str, Callable[[nn.Module, str], AbstractContextManager[object
     """What stands around the model in each row; captures write to a path."""
     summariser = Summariser(Recipe())
 
-    def kept(level: str, **options: Any) -> Callable[..., AbstractContextManager[object]]:
-        return lambda model, path: capture(model, path, level=level, keep="summary", **options)
+    def kept(
+        level: str, keep: Retention = SUMMARY, **options: Any
+    ) -> Callable[..., AbstractContextManager[object]]:
+        return lambda model, path: capture(model, path, level=level, keep=keep, **options)
 
     def seen(see: Callable[[Tensor], object]) -> Callable[[nn.Module, str], ExitStack]:
         return lambda model, _: hooked(model, see)
@@ -116,6 +120,7 @@ def ways() -> dict[str, Callable[[nn.Module, str], AbstractContextManager[object
         "five statistics, eager, by hooks": seen(five),
         "our summaries of every output, by hooks": seen(summariser),
         "dump --level modules --io output": kept("modules", io="output"),
+        "dump --level modules --io output --checksum": kept("modules", CHECKSUM, io="output"),
         "dump --level modules": kept("modules"),
         "dump --io output": kept("functions", io="output"),
         "dump": kept("functions"),

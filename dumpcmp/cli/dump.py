@@ -84,7 +84,7 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               "tensors differ.")  # fmt: skip
 @click.option("--checksum", is_flag=True,
               help="Summaries that tell, on a GPU too, whether values are equal bit for bit; takes "
-              "several passes over each.")  # fmt: skip
+              "one more pass over each.")  # fmt: skip
 @click.option("--reduce", metavar="PKG.MOD:FUNC", help="Your own numbers in each Summary.")
 @click.option("--seed", type=int, help="Seed Python, numpy and torch, for a repeatable run.")
 @click.option("--overwrite", is_flag=True, help="Replace what PATH holds.")

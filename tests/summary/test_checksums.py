@@ -8,6 +8,7 @@ import torch
 
 from dumpcmp.nouns.value import Portion, value_of
 from dumpcmp.summary.checksums import added, checksum, spelled
+from dumpcmp.summary.gpu.memory import DeviceRow
 from dumpcmp.summary.gpu.weigher import Weigher, device_checksum
 from dumpcmp.summary.packing import unpack
 from dumpcmp.summary.summary import DEFAULT
@@ -78,12 +79,38 @@ def test_a_checksum_of_known_elements() -> None:
     assert checksum(value_of(torch.arange(1, 10001, dtype=torch.int32))) == "1ac27d1ad56de61a"
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="there is no GPU"))])  # fmt: skip
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_summary_has_the_checksum_of_its_tensor(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     tensor = some(torch.bfloat16, 100, 333)
     made = Weigher(DEFAULT)(tensor.to(device))
     assert made is not None
     found = unpack(made.stored, made.numbers.cpu().numpy(), "bfloat16", (100, 333))
     assert found.checksum == checksum(value_of(tensor))
     assert bool(found.digest) == (device == "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8, torch.int32], ids=str)
+@pytest.mark.parametrize("shape", [(513,), (3, 4097), (300, 1000), (700, 16384)], ids=str)
+def test_kernels_take_the_checksum_that_the_host_takes(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """Also a second time, when all is settled, of what begins anywhere, and of what is strided."""
+    weigh, tensor = Weigher(DEFAULT), some(dtype, *shape).cuda()
+    other = tensor.cpu().view(-1).view(torch.uint8).flip(0).view(dtype).view(shape).cuda()
+    shifted = torch.empty(tensor.numel() + 1, dtype=dtype, device="cuda")[1:].view(shape)
+    shifted.copy_(tensor)
+    turned = tensor.reshape(shape[-1], -1)
+    for given in (tensor, other, shifted, turned.T, tensor):
+        made = weigh(given)
+        assert isinstance(made, DeviceRow)
+        numbers = made.numbers.cpu().numpy()
+        found = unpack(made.stored, numbers, str(dtype)[6:], tuple(given.shape))
+        assert found.checksum == checksum(value_of(given.contiguous()))
+        assert found.digest == "" and found.count >= given.numel()

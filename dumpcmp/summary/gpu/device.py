@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 64  # blocks whose elements are widened together by the plain form
 _MOST_KNOWN = 4096  # shapes whose RowMakers are kept
+CHECKSUM_DIGEST = ("digest", "checksum")  # told where the checksum is in the digest's place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,9 +44,12 @@ class Packed:
 class Summariser:
     """Takes Summaries of tensors on any device; one for a whole capture, so that tables stay."""
 
-    def __init__(self, recipe: Recipe, reduction: Reduction | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, reduction: Reduction | None = None, *, checksum: bool = False
+    ) -> None:
         self.recipe = recipe
         self.reduction = reduction
+        self._checksum = checksum  # in the rows that kernels make, and in no others
         self._tables_for = cache(Tables)
         self._kernels = True  # until they fail once
         self._launches: Any = None  # the module, once it is needed
@@ -86,12 +90,14 @@ class Summariser:
         if tensor.is_complex():
             real, portion = torch.view_as_real(real), portion.in_parts() if portion else None
         whole = portion.whole if portion else tuple(real.shape)
-        flat = _summable(real.contiguous().view(-1))
+        dense = real.contiguous().view(-1)
+        flat, words = _summable(dense), dense if self._checksum else None
         names, own, problem = self._reduced(tensor)
         stored = stored_as(recipe, whole, names, problem)
-        if portion is None and (maker := self._maker(flat)) is not None:
-            made = self._by_kernel(flat, lambda _: maker.row(flat))
+        if portion is None and (maker := self._maker(flat, words)) is not None:
+            made = self._by_kernel(flat, lambda _: maker.row(flat, words))
             if made is not None:
+                stored = stored if words is None else with_told(stored, *CHECKSUM_DIGEST)
                 self._learn(tensor, flat, stored, maker)
                 row = DeviceRow(stored, *made)
                 if not own:
@@ -128,14 +134,15 @@ class Summariser:
                 sums.append(scattered(clean * inside, indices, cuts[-1], tables))
         return torch.stack(sums), totals[None]
 
-    def _maker(self, flat: Tensor) -> RowMaker | None:
+    def _maker(self, flat: Tensor, words: Tensor | None) -> RowMaker | None:
         """How a few launches make the packed row, where kernels have this recipe and device."""
         recipe = self.recipe
         if recipe.num_hashes > 1 or recipe.segments or not recipe.size:
             return None
         tables = self._tables_for(flat.device, recipe.seed)
         maker: RowMaker | None = self._by_kernel(
-            flat, lambda launches: launches.RowMaker(flat, recipe.size, HEAD, tables)
+            flat,
+            lambda launches: launches.RowMaker(flat, recipe.size, HEAD, tables, words=words),
         )
         return maker
 
@@ -196,6 +203,11 @@ class Summariser:
 
         named, problem = results(self.reduction, tensor.detach(), kept)
         return tuple(named), list(named.values()), problem
+
+
+def with_told(stored: Stored, name: str, word: str) -> Stored:
+    """`stored` with one attribute more."""
+    return replace(stored, attributes=(*stored.attributes, (name, word)))
 
 
 def lent(dense: Tensor) -> Value:

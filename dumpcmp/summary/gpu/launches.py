@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dumpcmp.summary.gpu.memory import Batch, Room, Tables
+from dumpcmp.summary.checksums import PAGE
+from dumpcmp.summary.gpu.adding import add_pages
+from dumpcmp.summary.gpu.memory import MOST_PARTIALS, Batch, Room, Tables
 from dumpcmp.summary.gpu.onepass import finish, sum_units, tl
 
 _BLOCK = 16384
@@ -16,7 +18,9 @@ _ALIGNED = 16  # bytes, the most that a thread loads at once
 _PAIRS = (9, 0)  # the first capability that compares pairs of bfloat16
 _SHORT = {torch.bfloat16: 1, torch.float16: 2}
 _SUM = (torch.float64, torch.float64, torch.int32, torch.int32)
-_FINISH = (torch.float64, torch.float64, torch.int32, torch.float64)
+_FINISH = (torch.float64, torch.float64, torch.int32, torch.float64, torch.int64)
+_ADD = (torch.int64, torch.int64, torch.int64)
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Tuning:
@@ -62,10 +66,14 @@ class Tuning:
 class RowMaker:
     """How tensors of one length, dtype and device become packed rows, in two launches.
 
-    Everything but the tensor is settled once, so that a row costs the host little.
+    Everything but the tensor is settled once, so that a row costs the host little. With `words`,
+    the bits of such a tensor's elements, rows have its checksum, by one launch more.
     """
 
-    def __init__(self, flat: Tensor, size: int, head: int, tables: Tables, start: int = 0) -> None:
+    def __init__(
+        self, flat: Tensor, size: int, head: int, tables: Tables, start: int = 0,
+        words: Tensor | None = None,
+    ) -> None:  # fmt: skip
         tuning = Tuning(flat.dtype, start, flat.device)
         self._device = flat.device
         self._index = flat.device.index
@@ -82,23 +90,30 @@ class RowMaker:
         grid, dtypes = (_SLABS, self.groups, 1), (flat.dtype, *_SUM)
         self._sum = _Launch(sum_units, grid, dtypes, tuning.constants, tuning.options)
         many = 1 << (self.groups * _SLABS - 1).bit_length()
-        constants = (head, places.shape[1], many)
+        self._adding = None if words is None else _Adding(words, tables)
+        num_partials = self._adding.num_partials if self._adding else 0
+        constants = (head, places.shape[1], many, num_partials)
         grid = (size // 8 + 1, 1, 1)
         self._finish = _Launch(finish, grid, _FINISH, constants, {"num_warps": 16})
 
-    def row(self, flat: Tensor) -> tuple[Batch, int]:
-        """The packed summary of a whole tensor with one sketch: a row of a Batch."""
+    def row(self, flat: Tensor, words: Tensor | None = None) -> tuple[Batch, int]:
+        """The packed summary of a whole tensor with one sketch: a row of a Batch.
+
+        Its bits lie in `words`, where those that are summed are others.
+        """
         if torch._C._cuda_getDevice() != self._index:
             with torch.cuda.device(self._device):
-                return self.row(flat)
+                return self.row(flat, words)
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         room = self._room(stream)
-        sums, totals = room.scratch
+        sums, totals, partials = room.scratch
         batch = room.batch
         number = batch.num_filled
         self._sum_up(flat, sums, totals, stream)
+        if self._adding is not None:
+            self._adding(flat if words is None else words, partials, stream)
         row = batch.address + number * batch.row_nbytes
-        pointers = (sums, totals, self._addresses[2], row)
+        pointers = (sums, totals, self._addresses[2], row, partials)
         self._finish(stream, pointers, (self._count, self.groups))
         batch.num_filled = number + 1
         return batch, number
@@ -127,6 +142,25 @@ class RowMaker:
         if room is None:
             room = self._tables.rooms[key] = Room(self._most, self._length, self._device)
         return room
+
+
+class _Adding:
+    """How the bits of tensors of one length and width become terms of their checksums."""
+
+    def __init__(self, words: Tensor, tables: Tables) -> None:
+        num_pages = -(-words.numel() // PAGE)
+        self.num_partials = min(MOST_PARTIALS, max(16, 1 << (num_pages - 1).bit_length()))
+        self._tensors = (tables.lines, tables.pages(num_pages))  # which stay alive with it
+        self._addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
+        self._numbers = (words.numel(), num_pages)
+        dtypes = (WORDS[words.itemsize], *_ADD)
+        grid, bits = (self.num_partials, 1, 1), 8 * words.itemsize
+        self._add = _Launch(add_pages, grid, dtypes, (bits,), {"num_warps": 8})
+
+    def __call__(self, words: Tensor, partials: int, stream: int) -> None:
+        if words.data_ptr() % _ALIGNED:
+            words = words.clone()
+        self._add(stream, (words.data_ptr(), *self._addresses, partials), self._numbers)
 
 
 @dataclass(slots=True, eq=False)

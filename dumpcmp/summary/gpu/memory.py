@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.record import Stored
+from dumpcmp.summary.checksums import line_factors, page_factors
 from dumpcmp.summary.sketch import BLOCK, RUN, hash_of
 
 MOST = 64  # rows of a Batch
+MOST_PARTIALS = 512  # programs that add up the pages of a checksum
 
 
 class Batch:
@@ -93,7 +95,8 @@ class Room:
         self._length = length
         self._sums = torch.empty(groups, 16384, dtype=torch.float64, device=device)
         self._totals = torch.empty(groups * 8, 8, dtype=torch.float64, device=device)
-        self.scratch = (self._sums.data_ptr(), self._totals.data_ptr())
+        self._partials = torch.empty(MOST_PARTIALS, dtype=torch.int64, device=device)
+        self.scratch = (self._sums.data_ptr(), self._totals.data_ptr(), self._partials.data_ptr())
         self._side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._batch: Batch | None = None
 
@@ -118,6 +121,19 @@ class Tables:
     _packed_turns: Tensor | None = field(default=None, repr=False)
     _folds: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _places: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _pages: Tensor | None = field(default=None, repr=False)
+
+    @cached_property
+    def lines(self) -> Tensor:
+        """The factors of a checksum for the elements of a page."""
+        return torch.from_numpy(line_factors().view(np.int64)).to(self.device)
+
+    def pages(self, end: int) -> Tensor:
+        """The factors of a checksum for pages 0 to at least `end`."""
+        if self._pages is None or self._pages.shape[0] < end:
+            count = max(4096, 1 << (end - 1).bit_length())
+            self._pages = torch.from_numpy(page_factors(0, count).view(np.int64)).to(self.device)
+        return self._pages
 
     def turns(self, end: int) -> Tensor:
         """Rotation, offset and sign of blocks 0 to at least `end`, one int32 row each."""

@@ -165,16 +165,24 @@ def sum_units(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def finish(  # type: ignore[no-untyped-def]
-    sums, totals, places, row, count, groups,
-    head: tl.constexpr, slots: tl.constexpr, many: tl.constexpr,
+    sums, totals, places, row, partials, count, groups,
+    head: tl.constexpr, slots: tl.constexpr, many: tl.constexpr, num_partials: tl.constexpr,
 ):  # fmt: skip
     """Add groups and runs up to eight buckets a program; the first makes the leading numbers.
 
-    `places` has for each program and bucket what goes there of a turned block, and -1 behind it.
+    Among them are the halves of the checksum, where there are `partials` to add up. `places` has
+    for each program and bucket what goes there of a turned block, and -1 behind it.
     """
     program = tl.program_id(0)
     if program == 0:
         _lead(totals, row, groups * 8, count, many)
+        if num_partials:
+            checksum = tl.sum(tl.load(partials + tl.arange(0, num_partials)), 0)
+            tl.store(row + 12, ((checksum >> 32) & 0xFFFFFFFF).to(tl.float64))
+            tl.store(row + 13, (checksum & 0xFFFFFFFF).to(tl.float64))
+            tl.store(row + 14 + tl.arange(0, 2), tl.full((2,), 0.0, tl.float64))
+        else:
+            tl.store(row + 12 + tl.arange(0, 4), tl.full((4,), -1.0, tl.float64))
     else:
         slot = tl.arange(0, slots)[:, None] * 8 + tl.arange(0, 8)[None, :]
         place = tl.load(places + (program - 1) * slots * 8 + slot)[None, :, :]
@@ -219,7 +227,6 @@ def _lead(totals, row, num_totals, count, many: tl.constexpr):  # type: ignore[n
     tl.store(row + 9, tl.sqrt(squares))
     tl.store(row + 10, total)
     tl.store(row + 11, squares)
-    tl.store(row + 12 + tl.arange(0, 4), tl.full((4,), -1.0, tl.float64))
 
 
 @triton.jit

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from dumpcmp.nouns.record import Stored
 from dumpcmp.nouns.value import Portion
 from dumpcmp.summary.checksums import PAGE, checksum, line_factors, page_factors
-from dumpcmp.summary.gpu.device import Packed, Summariser, flat_indices, lent
+from dumpcmp.summary.gpu.device import (
+    CHECKSUM_DIGEST,
+    Packed,
+    Summariser,
+    flat_indices,
+    lent,
+    with_told,
+)
+from dumpcmp.summary.gpu.memory import DeviceRow
 from dumpcmp.summary.packing import DIGEST_WORDS, HEAD, Reduction
 from dumpcmp.summary.summary import Recipe
 
@@ -29,31 +34,27 @@ class Weigher:
     def __init__(
         self, recipe: Recipe, reduction: Reduction | None = None, *, alike: bool = False
     ) -> None:
-        self._summarise = Summariser(recipe, reduction)
+        self._summarise = Summariser(recipe, reduction, checksum=True)
         self._alike = alike
 
-    def __call__(self, tensor: Tensor, portion: Portion | None = None) -> Packed | None:
+    def __call__(self, tensor: Tensor, portion: Portion | None = None) -> Packed | DeviceRow | None:
         """The Summary of `tensor` with a checksum, or None where the tensor itself is smaller."""
         made = self._summarise(tensor, portion)
-        if made is None:
-            return None
+        if made is None or CHECKSUM_DIGEST in made.stored.attributes:
+            return made
         with torch._C.DisableTorchFunction(), torch.no_grad():
             plain = tensor.detach().contiguous()
             if plain.device.type == "cpu":
                 found = checksum(lent(plain), portion)
                 if not self._alike:
-                    stored = _with(made.stored, "checksum", found)
+                    stored = with_told(made.stored, "checksum", found)
                     return Packed(stored, made.numbers, made.digest)
                 halves = (int(found[:8], 16), int(found[8:], 16), 0, 0)
                 words = torch.tensor(halves, dtype=torch.float64)
             else:
                 words = _split(device_checksum(plain, portion))
             numbers = torch.cat([made.numbers[: HEAD - DIGEST_WORDS], words, made.numbers[HEAD:]])
-            return Packed(_with(made.stored, "digest", "checksum"), numbers, made.digest)
-
-
-def _with(stored: Stored, name: str, word: str) -> Stored:
-    return replace(stored, attributes=(*stored.attributes, (name, word)))
+            return Packed(with_told(made.stored, *CHECKSUM_DIGEST), numbers, made.digest)
 
 
 def device_checksum(plain: Tensor, portion: Portion | None = None) -> Tensor:
