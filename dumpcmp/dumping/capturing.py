@@ -167,8 +167,8 @@ def capturing(
         recorder = Recorder(within_budget(out, retention, beside), tap, here.rank)
         out.lend_to(recorder.stagings.pages)
         recorder.graph_budget = retention.graph_budget
-        recorder.condense, recorder.lacking = retention.condenser(beside), lacking
-        recorder.condense_taped = recorder.condense if retention.sample_rows else None
+        recorder.condense, recorder.condense_taped = retention.condensers(beside)
+        recorder.lacking = lacking
         recorder.weights, recorder.weigh = weights_kept(tap, mode, retention), retention.weigher()
         taken = watching(mode, recorder, roots)
         taken.precision = precision

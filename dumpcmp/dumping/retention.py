@@ -96,15 +96,17 @@ class Retention:
             return PART_NBYTES
         return min(PART_NBYTES, max(1 << 20, self.disk_budget // 16))
 
-    def condenser(self, compactor: Compactor) -> Condense | None:
-        """What takes Summaries of values where they live, if those are all that is kept.
+    def condensers(self, compactor: Compactor) -> tuple[Condense | None, Condense | None]:
+        """What takes Summaries or rows of values where they live, if those are all that is kept.
 
+        The second is for what a CUDA graph computes, and gives nothing of what it cannot take in.
         A value of which the user's function gives no numbers stays whole; `compactor` is told.
         """
         if self.sample_rows is not None:
-            return self._sampling(Sampler(self.sample_rows))
+            sampling = self._sampling(Sampler(self.sample_rows))
+            return sampling, sampling
         if self.keep != "summary":
-            return None
+            return None, None
         reduction = load_reduction(self.reduce) if self.reduce else None
         recipe = Recipe(self.sketch, 0, self.hashes, self.segments)
         summarise: Summariser | Weigher = Summariser(recipe, reduction)
@@ -122,7 +124,11 @@ class Retention:
                 return None
             return condensed
 
-        return condense
+        def taped(key: Key, tensor: Tensor, layout: str) -> Condensed | None:
+            is_whole = bool(layout) or self._stays_whole(key)
+            return None if is_whole else summarise.taped(tensor)
+
+        return condense, taped
 
     def _sampling(self, sampler: Sampler) -> Condense:
         """What takes rows of values. The state of a generator is worth nothing but whole."""

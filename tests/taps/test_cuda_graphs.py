@@ -334,6 +334,32 @@ def test_each_replay_has_the_rows_of_its_own_inputs(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @on_gpu
+@pytest.mark.parametrize("checksum", [False, True])
+def test_a_graph_takes_its_own_summaries(checksum: bool, tmp_path: Path) -> None:
+    """The budget has no room for whole values, and every replay has numbers of its own."""
+    torch.manual_seed(0)
+    model, x = Net().cuda(), torch.randn(4096, 64, device="cuda")
+    inputs = [torch.randn_like(x) for _ in range(3)]
+    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "eager"):
+        for each in (x, *inputs):
+            model(each)
+    keep = Retention("summary", checksum=checksum, graph_budget=500_000)
+    with dumpcmp.capture(model, tmp_path / "graphed", keep=keep):
+        graph, _ = graph_of(model, x)
+        for each in inputs:
+            x.copy_(each)
+            graph.replay()
+    graphed = Archive(tmp_path / "graphed")
+    assert not [record for record in graphed.values() if record.problem]
+    outcome = dumpcmp.compare(tmp_path / "eager", tmp_path / "graphed")
+    assert outcome.passed, [row for row in outcome.rows if row.verdict.fails]
+    large = [r.metrics for r in outcome.rows if r.metrics and r.golden_shape == (4096, 64)]
+    assert len(large) > 30 and all(one.rel_l2 <= 1e-12 for one in large)
+    assert not checksum or all(one.equal for one in large)
+
+
+@pytest.mark.gpu
+@on_gpu
 def test_graphed_callables_are_part_of_the_step_that_calls_them(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), Plain(), nn.Linear(64, 64)).cuda().eval()

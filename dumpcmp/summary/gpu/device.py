@@ -75,6 +75,18 @@ class Summariser:
                 on_host = tensor.device.type == "cpu"
                 return self._on_host(tensor, portion) if on_host else self._away(tensor, portion)
 
+    def taped(self, tensor: Tensor) -> Packed | None:
+        """The Summary of a tensor inside of a CUDA graph that is being captured.
+
+        None where its kernels have not run before: nothing may be compiled or sent there now.
+        """
+        with torch._C.DisableTorchFunction():
+            known = self._known.get((tensor.shape, tensor.dtype, tensor.device))
+            if known is None or type(tensor) is not Tensor or not tensor.is_contiguous():
+                return None
+            stored, maker = known
+            return Packed(stored, maker.alone(tensor))
+
     def _on_host(self, tensor: Tensor, portion: Portion | None) -> Packed:
         dense = tensor.contiguous()
         value = lent(dense)

@@ -118,6 +118,23 @@ class RowMaker:
         batch.num_filled = number + 1
         return batch, number
 
+    def alone(self, flat: Tensor) -> Tensor:
+        """The same as a row of its own, in memory of its own, which a CUDA graph can fill anew."""
+        new, device = torch.empty, self._device
+        with torch.cuda.device(device):
+            stream = torch.cuda.current_stream().cuda_stream
+            sums = new(self.groups, _BLOCK, dtype=torch.float64, device=device)
+            totals = new(self.groups * _SLABS, 8, dtype=torch.float64, device=device)
+            partials = new(MOST_PARTIALS, dtype=torch.int64, device=device)
+            row = new(self._length, dtype=torch.float64, device=device)
+            self._sum_up(flat, sums.data_ptr(), totals.data_ptr(), stream)
+            if self._adding is not None:
+                self._adding(flat, partials.data_ptr(), stream)
+            held = (sums, totals, self._tensors[2], row, partials)
+            pointers = tuple(tensor.data_ptr() for tensor in held)
+            self._finish(stream, pointers, (self._count, self.groups))
+        return row
+
     def sums(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of the turned blocks by group of units, and totals by program."""
         device, groups = self._device, self.groups

@@ -37,6 +37,10 @@ class Weigher:
         self._summarise = Summariser(recipe, reduction, checksum=True)
         self._alike = alike
 
+    def taped(self, tensor: Tensor) -> Packed | None:
+        """The same inside of a CUDA graph that is being captured, if it can be taken there."""
+        return self._summarise.taped(tensor)
+
     def __call__(self, tensor: Tensor, portion: Portion | None = None) -> Packed | DeviceRow | None:
         """The Summary of `tensor` with a checksum, or None where the tensor itself is smaller."""
         made = self._summarise(tensor, portion)
