@@ -354,7 +354,7 @@ def test_a_graph_takes_its_own_summaries(checksum: bool, tmp_path: Path) -> None
     outcome = dumpcmp.compare(tmp_path / "eager", tmp_path / "graphed")
     assert outcome.passed, [row for row in outcome.rows if row.verdict.fails]
     large = [r.metrics for r in outcome.rows if r.metrics and r.golden_shape == (4096, 64)]
-    assert len(large) > 30 and all(one.rel_l2 <= 1e-12 for one in large)
+    assert len(large) > 30 and all(one.rel_l2 <= 1e-9 for one in large)
     assert not checksum or all(one.equal for one in large)
 
 
