@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from dumpcmp.comparing.laying import Task
 from dumpcmp.comparing.own_metrics import measured_by
 from dumpcmp.comparing.side import Shares, archive_at
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import LaidOut, Measured, Metrics, ReferenceErrors, Trouble
 from dumpcmp.nouns.sampled import Sample, row_length
 from dumpcmp.nouns.value import Integers, Value
@@ -38,7 +40,7 @@ def kept_rows(shares: Shares) -> KeptRows:
     """The rows that are kept of a value that lies on one rank: some, or all."""
     record = shares.first
     value, row = archive_at(shares.path).load(record), row_length(record.shape)
-    sample = record.sample or Sample.of(value.numel, record.shape)
+    sample = _sample(record)
     if value.numel != sample.num_kept * row:
         raise DumpcmpError(
             f"{record.key} has {sample}, each of {row} elements, but {value.numel} elements",
@@ -50,7 +52,7 @@ def kept_rows(shares: Shares) -> KeptRows:
 
 def measure_rows(task: Task, measure: Measure) -> Measured:
     """Measure the rows that both sides have; that nobody knows the others is part of it."""
-    if why := _incomparable(task):
+    if why := incomparable(task):
         return Measured(trouble=Trouble.UNKEPT, said=why)
     if not task.is_partitioned:
         return _rows_of_one(task, measure)
@@ -70,7 +72,7 @@ def _badness(measured: Measured) -> tuple[bool, float]:
     return not metrics.nonfinite_agree, 0.0 if np.isnan(metrics.rel_l2) else metrics.rel_l2
 
 
-def _incomparable(task: Task) -> str:
+def incomparable(task: Task) -> str:
     """Why the rows of one side are not those of the other; empty where they are."""
     for shares in (task.golden, task.target):
         if any(record.stored is not None and record.sample is None for record in shares.records):
@@ -91,12 +93,32 @@ def _lie_alike(task: Task) -> bool:
     return ours == theirs and task.golden.facts.num_ranks == task.target.facts.num_ranks
 
 
+def places_of(task: Task) -> Integers:
+    """Where the rows lie that both sides keep."""
+    return _common(*(_sample(shares.first).rows for shares in (task.golden, task.target)))
+
+
+def _sample(record: Record) -> Sample:
+    return record.sample or Sample.of(math.prod(record.shape), record.shape)
+
+
+def _common(ours: Integers, theirs: Integers) -> Integers:
+    return np.intersect1d(ours, theirs, assume_unique=True)
+
+
+def rows_of_both(task: Task) -> tuple[Value, Value]:
+    """The rows that both sides keep, of either."""
+    golden, target = kept_rows(task.golden), kept_rows(task.target)
+    places = _common(golden.places, target.places)
+    return golden.only(places), target.only(places)
+
+
 def _rows_of_one(task: Task, measure: Measure) -> Measured:
     golden, target = kept_rows(task.golden), kept_rows(task.target)
     if golden.shape != target.shape:
         said = f"golden has shape {list(golden.shape)}, the target {list(target.shape)}"
         return Measured(trouble=Trouble.SHAPE, said=said)
-    places = np.intersect1d(golden.places, target.places, assume_unique=True)
+    places = _common(golden.places, target.places)
     if not places.size:
         return Measured(trouble=Trouble.UNKEPT, said="the sides keep none of the same rows")
     ours, theirs = golden.only(places), target.only(places)

@@ -49,6 +49,11 @@ class Task:
         return self.golden.nbytes + self.target.nbytes
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether some rows are all that is left of either side."""
+        return self.golden.is_sampled or self.target.is_sampled
+
+    @property
     def is_partitioned(self) -> bool:
         """Whether either side may be a share of a value."""
         return self.golden.is_partitioned or self.target.is_partitioned

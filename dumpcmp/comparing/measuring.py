@@ -24,7 +24,7 @@ from dumpcmp.align.mesh.travelled import in_golden_order
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
 from dumpcmp.comparing.batches import run_batched
-from dumpcmp.comparing.kept_rows import measure_rows
+from dumpcmp.comparing.kept_rows import measure_rows, rows_of_both
 from dumpcmp.comparing.laying import LIKENESSES, Handover, Job, Task, look_again
 from dumpcmp.comparing.own_metrics import measured_by
 from dumpcmp.comparing.side import Shares, archive_at, asked_now
@@ -135,7 +135,7 @@ def measure_task(task: Job) -> Measured:
             if shares.problem:
                 said = f"{side} is not stored: {shares.problem}"
                 return Measured(trouble=Trouble.UNREADABLE, said=said)
-        if task.golden.is_sampled or task.target.is_sampled:
+        if task.is_sampled:
             return measure_rows(task, _measure)
         if task.golden.is_summarised or task.target.is_summarised:
             return _estimated(task)
@@ -224,7 +224,9 @@ def _measure(task: Task, golden: Value, target: Value) -> Metrics:
 
 
 def side_of(task: Task, is_target: bool) -> Value:
-    """One side of a pair, whole."""
+    """One side of a pair, whole, or the rows of it that both sides keep."""
+    if task.is_sampled:
+        return rows_of_both(task)[is_target]
     if task.is_partitioned:
         return _sides(task)[is_target].value
     return _target_part(task) if is_target else _golden_part(task)

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
+import numpy as np
+
 from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.kept_rows import incomparable, places_of
 from dumpcmp.comparing.laying import Job, Task, is_partial
 from dumpcmp.nouns.arithmetic import puts
 from dumpcmp.nouns.errors import AlignError
@@ -15,6 +18,7 @@ from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
+from dumpcmp.replay.rowwise import unfit_for_rows
 
 IN_VMAP = "golden's op ran inside of torch.func.vmap, on one example of a batch at a time"
 MOST_CALLS = 64  # of a region: what lies farther apart is not held against each other
@@ -163,9 +167,11 @@ class Planner:
 
     def _call(self, site: Site) -> Rerunning:
         """The plan for the call at `site`: alone, or with those before it that the target lacks."""
-        region = _Region(self)
+        region = _Region(self, takes_rows=True)
         region.add(site)
-        gave = {pair.golden: self.read(pair) for pair in self._outputs(site) if pair.golden}
+        gave = {pair.golden: self.read(pair, True) for pair in self._outputs(site) if pair.golden}
+        if why := _unfit(region, gave):
+            raise UnknownError(why)
         device = next(iter(gave.values())).task.target.first.device.partition(":")[0]
         return Rerunning(
             tuple(region.calls),
@@ -229,8 +235,8 @@ class Planner:
         plan = Rerunning(calls, region.given, {}, region.wires, region.dtypes, region.apart)
         return plan, source[1]
 
-    def read(self, pair: Pair) -> Loading:
-        """How to read what the target has of `pair`."""
+    def read(self, pair: Pair, takes_rows: bool = False) -> Loading:
+        """How to read what the target has of `pair`: all of it, or as many rows as are kept."""
         task = self.work.get(pair) or self.work.get(pair.repeats or pair)
         slot = pair.key.slot
         if not isinstance(task, Task):
@@ -239,8 +245,9 @@ class Planner:
             raise UnknownError(f"{slot} is not stored: {task.target.problem}")
         if task.golden_part:
             raise UnknownError(f"the target has {slot} in several values")
+        are_rows = takes_rows and task.is_sampled and not incomparable(task)
         for shares in (task.target, task.golden):
-            if shares.is_summarised:
+            if shares.is_summarised and not are_rows:
                 raise UnknownError(shares.said_kept)
         laid = self.measured_of(pair).laid
         in_laps = task.golden.is_in_laps
@@ -250,11 +257,33 @@ class Planner:
         return Loading(task, True, is_partial(laid), apart, in_laps and laid.is_joined)
 
 
+def _unfit(region: _Region, gave: Mapping[Key, Loading]) -> str:
+    """Why the calls of `region` cannot be run on the rows that are kept; empty where they can."""
+    readings = {str(slot): reading for (_, slot), reading in region.given.items()}
+    readings |= {str(key.slot): reading for key, reading in gave.items()}
+    sampled = {slot: one.task for slot, one in readings.items() if one.task.is_sampled}
+    if not sampled:
+        return ""
+    kept = [places_of(task) for task in sampled.values()]
+    if len(region.calls) > 1 or any(not np.array_equal(kept[0], other) for other in kept):
+        return "only some rows are kept, and not the same of all that it takes and gives"
+    if any(one.task.is_partitioned for one in readings.values()):
+        return "only some rows are kept of what lies over ranks"
+    whole = {slot: one for slot, one in readings.items() if slot not in sampled}
+    if any(slot.startswith("output.") for slot in whole):
+        return "only some rows are kept of what it was given"
+    shapes = {slot: task.target.first.shape for slot, task in sampled.items()}
+    return unfit_for_rows(
+        region.calls[0], shapes, {slot: one.task.target.first.shape for slot, one in whole.items()}
+    )
+
+
 @dataclass
 class _Region:
     """Calls to run one after the other, while they are put together from the last one back."""
 
     planner: Planner
+    takes_rows: bool = False
     calls: list[Call] = field(default_factory=list)
     given: dict[_Place, Loading] = field(default_factory=dict)
     wires: dict[_Place, _Place] = field(default_factory=dict)
@@ -303,14 +332,14 @@ class _Region:
         """What the target has of golden's value `key`; else the call that gives it, run again."""
         result = self._written_into(key)
         if result is not None:
-            return self.planner.read(result)
+            return self.planner.read(result, self.takes_rows)
         flow = self.planner.flow
         first = flow.golden.first(key)
         for name in (key, first):
             pair = flow.ours.get(name)
             if pair is not None and pair.both:
                 self._note(pair)
-                return self.planner.read(pair)
+                return self.planner.read(pair, self.takes_rows)
         if not first.slot.is_output:
             raise UnknownError(f"the target has no {key.slot} of it")
         return self.add(first.site), str(first.slot)
