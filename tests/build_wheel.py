@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "*.egg-info", "build", "*.so", "__pycache__")
-CORES = ("dumpcmp/measure/_pairs", "dumpcmp/summary/_onepass")
+CORES = ("dumpcmp/measure/_pairs", "dumpcmp/summary/_onepass", "dumpcmp/taps/recording/_gather")
 MEASURED = """
 import numpy as np
 from dumpcmp.measure import core

@@ -10,7 +10,11 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TESTS = ("tests/measure/test_core.py", "tests/summary/test_accumulator.py")
+TESTS = (
+    "tests/measure/test_core.py",
+    "tests/summary/test_accumulator.py",
+    "tests/taps/test_sources.py",
+)
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g")
 LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "build", "*.so", "__pycache__", "sample_dumps")
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.sampled import EVENLY, ROWS, Sample
@@ -13,6 +13,9 @@ NO_KERNEL = "no kernel"  # the kernel of an op that a compiled graph has, but ne
 UNWRITTEN = "memory that nobody has written to has no value"  # the problem of what `empty` gives
 VMAP = "vmap"  # where a value was seen that has the batch of a vmap in front, and at which level
 TWIN = "twin"  # where a value was seen that only the twin of a fused kernel stores
+
+
+Where = tuple[str, int, str]  # of a value within its step: op, call and slot
 
 
 class Phase(StrEnum):
@@ -159,3 +162,18 @@ class Sink(Protocol):
 
     def text(self, model: str, name: str, text: str) -> None:
         """Receive a readable companion of the run, such as a graph as code."""
+
+
+class KnowingSink(Sink, Protocol):
+    """One that knows the forms of values again, so that they need not be described each time."""
+
+    def form_of(self, record: Record) -> object | None:
+        """The form of `record`, which was `put`; None where others are not known by it."""
+
+    def put_known(
+        self, call: Call, slot: str, form: Any, source: Source | None, same_as: Where | None
+    ) -> bool:
+        """Receive a value of `call` as `put` does; False where it must be described after all.
+
+        It is like that Record of which `form_of` gave `form` in all but key, order and link.
+        """

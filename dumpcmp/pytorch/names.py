@@ -170,6 +170,8 @@ every mode
         torch.nn: Module.__call__>_compiled_call_impl
     to know a value that was stored before
         torch: Tensor._version UntypedStorage._cdata
+    to know what kind of tensor a value is
+        torch._C: _dispatch_keys
     to tell recomputation from forward
         torch._C: _current_autograd_node
     to tell which thread compiles
@@ -371,6 +373,7 @@ def _if_there(path: str) -> Any:
 DisableTorchFunction = _if_there("torch._C:DisableTorchFunction")
 DisableTorchDispatch = _if_there("torch._C:_DisableTorchDispatch")
 NO_DISPATCH = _if_there("torch._C:_disabled_torch_dispatch_impl")
+dispatch_keys = _if_there("torch._C:_dispatch_keys")
 compiling, tracing = (
     _if_there(f"torch._guards:{name}.try_get") for name in ("CompileContext", "TracingContext")
 )

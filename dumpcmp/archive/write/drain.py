@@ -15,6 +15,7 @@ from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.encoder import UNDEFINED
+from dumpcmp.archive.paths import dataset_path
 from dumpcmp.archive.schema import ADDRESS_AT, CRC_AT, MAGIC, PREFIX_HEADER
 from dumpcmp.archive.write.arrivals import Arrivals
 from dumpcmp.archive.write.objects import Template
@@ -343,9 +344,10 @@ class Drain:
         elif kind == schema.FORM:
             part.forms.append(*rest)
         else:
-            owner, holder, row, path = rest
-            if (holder, row) in self._undigested:
+            owner, holder, row, first = rest
+            if self._undigested and (holder, row) in self._undigested:
                 self._undigested[holder, row].append((part, part.num_rows))
+            path = "" if holder is part else dataset_path(*first)  # within a part it has a header
             part.add_link(owner, row, holder.row(row), path)
 
     def _finish_value(self, entry: Laid, part: Part) -> None:

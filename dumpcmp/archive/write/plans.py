@@ -12,7 +12,7 @@ from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.pens import num_pens
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.record import Call, Where
 
 LANE_NBYTES = 1 << 30  # parts must be allowed to grow so large for lanes, lest there be too many
 MOST_OPEN = 8  # steps; an older one is sealed, and a late value of it begins a new part
@@ -38,7 +38,7 @@ class PartPlan:
         return self.num_calls - 1
 
 
-Holding = tuple[PartPlan, int, Key]  # the part and row that hold a value, and its first Key
+Holding = tuple[PartPlan, int, Where]  # the part and row of a value, and what it is called there
 
 
 @dataclass(slots=True, eq=False)

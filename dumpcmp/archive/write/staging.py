@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import json
 from dataclasses import replace
+from operator import attrgetter
+from struct import Struct
 from typing import Any
 
 from dumpcmp.archive import schema
-from dumpcmp.archive.paths import dataset_path
 from dumpcmp.archive.schema import ALIGNMENT, MAGIC, MAX_LINKS, call_json, form_key, text_prefix
 from dumpcmp.archive.write.drain import GATHER_NBYTES, Drain
 from dumpcmp.archive.write.objects import Template, trouble_with
 from dumpcmp.archive.write.part import Owner
 from dumpcmp.archive.write.plans import CallPlan, Holding, PartPlan, StepPlan, Steps
-from dumpcmp.nouns.record import Call, Kept, Record, Source
+from dumpcmp.nouns.record import Call, Kept, Record, Source, Where
 
 WIDE_NBYTES = 16 << 20  # a value after which another part goes on, so that threads write at once
 MOST_FORMS = 65_536
@@ -23,6 +24,13 @@ _VALUE = schema.VALUE
 _PACK = schema.HEADER.pack_into
 _PACK_SEQUENCE = schema.SEQUENCE.pack_into
 _SEQUENCE_AT = schema.SEQUENCE_AT
+_LINK = schema.LINK
+_LINK_NBYTES = schema.PREFIX_HEADER + ALIGNMENT
+_PACK_LINK = Struct(f"{schema.HEADER.format}{ALIGNMENT}s").pack_into
+_MOST_TEXTS = 16_384
+
+
+_TOLD = attrgetter(*schema.CALL_FIELDS)
 
 
 class Staging:
@@ -37,6 +45,7 @@ class Staging:
         self._ring, self._room = drain.ring, drain.ring.room
         self._sequence = 1
         self._forms: dict[Any, Template] = {}
+        self._texts: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}  # of calls, by what they tell
         self._step: StepPlan | None = None
 
     def take_call(self, call: Call) -> None:
@@ -66,12 +75,45 @@ class Staging:
         if record.same_as is not None:
             holding = step.holding_of(record.same_as)
             if holding is not None:
-                self._take_link(record, plan, call, holding)
+                form = self._forms.get(form_key(record)) or self._new_form(record)
+                self._take_link(key.slot, form, plan, call, holding, record.order)
                 return
             record = _unstorable(record, f"same as {record.same_as}, which is not in the archive")
         self._take_value(record, source, plan, call)
         if source is not None and source.nbytes >= WIDE_NBYTES:
             step.changes_lane = True
+
+    def form_of(self, record: Record) -> Template | None:
+        """The form of `record`, if it was taken as it was described; see `take_known`."""
+        return self._forms.get(form_key(record))
+
+    def take_known(
+        self, call: Call, slot: str, form: Template, source: Source | None, same_as: Where | None
+    ) -> bool:
+        """Take a value of `form`, whose call is declared; False where `take` has more to do."""
+        step = self._step
+        if step is None or step.number != call.step or step.model != call.model:
+            step = self._step = self._steps.get(call.model, call.step)
+        plan, planned = step.plan, step.calls.get((call.op, call.call))
+        if planned is None or planned.plan is not plan or slot in planned.slots:
+            return False
+        if step.changes_lane or plan.full:
+            return False
+        if same_as is not None:
+            op, number, name = same_as
+            holder = step.calls.get((op, number))
+            holding = holder and holder.slots.get(name)
+            if holding:
+                self._take_link(slot, form, plan, planned, holding, call.order)
+            return bool(holding)
+        nbytes = form.nbytes
+        if source is None or source.nbytes != nbytes or 2 * form.total > self._ring.reach:
+            return False
+        number = self._number_of(form, plan)
+        self._copy(call.order, source, plan, planned.number, form, number)
+        self._count(form, plan, planned, slot, (call.op, call.call, slot))
+        step.changes_lane = nbytes >= WIDE_NBYTES
+        return True
 
     def end_step(self, model: str, number: int) -> None:
         self._step = None
@@ -101,22 +143,31 @@ class Staging:
                 problem = f"its shape and type need {nbytes} bytes, but it has {source.nbytes}"
             record = _unstorable(record, problem)
             form, nbytes = self._new_form(record), 0
-        number = plan.forms.get(form)
-        if number is None:
-            number = self._declare_form(form, plan)
+        number = self._number_of(form, plan)
         ring, total = self._ring, form.total
         if 2 * total > ring.reach and source is not None and not ring.reach_for(total):
             self._take_large(source, plan, (call.number, form, number, record.order))
         else:
             self._copy(record.order, source, plan, call.number, form, number)
-        key, row = record.key, plan.num_rows
-        call.slots[key.slot] = (plan, row, key)
+        key = record.key
+        self._count(form, plan, call, key.slot, (key.op, key.call, key.slot))
+
+    def _number_of(self, form: Template, plan: PartPlan) -> int:
+        number = plan.forms.get(form)
+        return self._declare_form(form, plan) if number is None else number
+
+    def _count(
+        self, form: Template, plan: PartPlan, call: CallPlan, slot: str, where: Where
+    ) -> None:
+        """Count a value that has been laid down as the next row of the part."""
+        row = plan.num_rows
+        call.slots[slot] = (plan, row, where)
         plan.num_rows = row + 1
-        plan.nbytes += total
+        plan.nbytes += form.total
         if plan.nbytes >= plan.most_nbytes or row >= MAX_LINKS:
             plan.full = True
         self.num_records += 1
-        self.nbytes += nbytes
+        self.nbytes += form.nbytes
 
     def _copy(
         self, order: int, source: Source | None, plan: PartPlan, call: int, form: Template,
@@ -127,9 +178,7 @@ class Staging:
         This runs for every value: it reads no attribute twice and calls little.
         """
         ring, drain, room = self._ring, self._drain, self._room
-        total, nbytes, place = form.total, form.nbytes, ring.head
-        if ring.wrapped or not ring.used or total > ring.reach - place or ring.path is None:
-            place = self._reserve(total)
+        total, nbytes, place = form.total, form.nbytes, self._place_for(form.total)
         _PACK(
             room, place, MAGIC, 0, plan.nonce, 0, 0, nbytes, _VALUE,
             form.blocks, call, number, plan.num_rows, order,
@@ -164,21 +213,32 @@ class Staging:
                 plan.part.append_large(owner, source)
                 self._drain.open_parts.add(plan.part)
 
-    def _take_link(self, record: Record, plan: PartPlan, call: CallPlan, to: Holding) -> None:
-        form = self._forms.get(form_key(record)) or self._new_form(record)
-        number = plan.forms.get(form)
-        if number is None:
-            number = self._declare_form(form, plan)
+    def _take_link(
+        self, slot: str, form: Template, plan: PartPlan, call: CallPlan, to: Holding, order: int
+    ) -> None:
+        number = self._number_of(form, plan)
         holder, row, first = to
-        path = dataset_path(first.op, first.call, first.slot)
-        prefix = text_prefix(b"[%d,%d]" % (holder.part.number, row))
-        order = record.order
-        rest = ((call.number, form, number, order), holder.part, row, path)
-        self._lay(schema.LINK, prefix, plan, (call.number, number, plan.num_rows, order), rest)
-        call.slots[record.key.slot] = to
+        room, place = self._room, self._place_for(_LINK_NBYTES)
+        _PACK_LINK(
+            room, place, MAGIC, 0, plan.nonce, 0, 0, 0, _LINK, _LINK_NBYTES // ALIGNMENT,
+            call.number, number, plan.num_rows, order,
+            (b"[%d,%d]" % (holder.part.number, row)).ljust(ALIGNMENT),
+        )  # fmt: skip
+        owner = (call.number, form, number, order)
+        self._publish((_LINK, plan.part, place, _LINK_NBYTES, owner, holder.part, row, first))
+        call.slots[slot] = to
+        plan.nbytes += _LINK_NBYTES
         plan.num_rows += 1
         plan.full = plan.full or plan.num_rows > MAX_LINKS
         self.num_records += 1
+
+    def _place_for(self, nbytes: int) -> int:
+        """A place for `nbytes` in one piece: behind the last record, wherever that is plain."""
+        ring = self._ring
+        place = ring.head
+        if ring.wrapped or not ring.used or nbytes > ring.reach - place or ring.path is None:
+            return self._reserve(nbytes)
+        return place
 
     def _new_form(self, record: Record) -> Template:
         form = schema.form_of(record)
@@ -197,13 +257,24 @@ class Staging:
     def _declare(self, planned: CallPlan, plan: PartPlan) -> None:
         """Give the call a number in the part, and write it down there."""
         planned.move_to(plan, plan.count_call())
+        facts = _TOLD(planned.call)
+        text, prefix = self._texts.get(facts) or self._told(facts, planned)
+        header = (planned.number, 0, 0, planned.call.order)
+        self._lay(schema.CALL, prefix, plan, header, (planned.call, text))
+
+    def _told(self, facts: tuple[Any, ...], planned: CallPlan) -> tuple[bytes, bytes]:
+        """A call as JSON, and as the prefix of a record; the same comes again in each step."""
         text = call_json(planned.call)
         if len(text) > schema.MAX_TEXT:
             omitted = json.dumps({"omitted": f"{len(planned.call.arguments)} characters"})
             planned.call = replace(planned.call, arguments=omitted)
             text = call_json(planned.call)
-        header = (planned.number, 0, 0, planned.call.order)
-        self._lay(schema.CALL, text_prefix(text), plan, header, (planned.call, text))
+        told = text, text_prefix(text)
+        if len(text) <= schema.MAX_CACHED:
+            if len(self._texts) >= _MOST_TEXTS:
+                self._texts.clear()
+            self._texts[facts] = told
+        return told
 
     def _lay(
         self, kind: int, prefix: bytes, plan: PartPlan, numbers: tuple[int, int, int, int],
@@ -211,7 +282,7 @@ class Staging:
     ) -> None:  # fmt: skip
         """Put a record that is all prefix into the ring."""
         total = len(prefix)
-        place = self._reserve(total)
+        place = self._place_for(total)
         self._room[place : place + total] = prefix
         _PACK(self._room, place, MAGIC, 0, plan.nonce, 0, 0, 0, kind, total // ALIGNMENT, *numbers)
         self._publish((kind, plan.part, place, total, *rest))

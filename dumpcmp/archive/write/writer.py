@@ -7,8 +7,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,13 +18,14 @@ from dumpcmp.archive.paths import RankDirectory, now, process_start
 from dumpcmp.archive.schema import SCHEMA_VERSION
 from dumpcmp.archive.stores.urls import here
 from dumpcmp.archive.write.drain import Drain
+from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.plans import Steps
 from dumpcmp.archive.write.recovery import rescue
 from dumpcmp.archive.write.ring import Borrower, Memory, make_ring
 from dumpcmp.archive.write.staging import Staging
 from dumpcmp.handlers import HANDLERS, HOLD
 from dumpcmp.nouns.errors import ArchiveError, warn_of
-from dumpcmp.nouns.record import Call, Record, Source
+from dumpcmp.nouns.record import Call, Record, Source, Where
 
 RING_NBYTES = 256 << 20
 
@@ -39,26 +39,6 @@ class Progress:
     seconds_waited: float  # for a disk that is slower than the model
     buffer: int  # bytes of memory that may hold what the disk has not taken yet
     queued: int  # bytes that wait there now
-
-
-class Turn:
-    """The lock of a producer: it stays its turn while it waits for room and others have `lock`.
-
-    What one lays down in several records is numbered by their order.
-    """
-
-    __slots__ = ("_lock", "_turn")
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock, self._turn = lock, threading.Lock()
-
-    def __enter__(self) -> None:
-        self._turn.acquire()
-        self._lock.acquire()
-
-    def __exit__(self, *raised: object) -> None:
-        self._lock.release()
-        self._turn.release()
 
 
 class ArchiveWriter:
@@ -92,7 +72,9 @@ class ArchiveWriter:
         self.run: dict[str, Any] = dict(run or {})
         self._ring = make_ring(ring_nbytes, memory, self.path, buffer)
         self._drain = Drain(self._ring)
-        self._lock: Turn | threading.Lock = Turn(self._drain.lock)
+        # It stays a producer's turn while it waits for room and others have the lock: what one
+        # lays down in several records is numbered by their order.
+        self._turn, self._lock = threading.Lock(), self._drain.lock
         self._staging = Staging(self._drain, Steps(self._directory, part_nbytes, self._drain))
         self._error: BaseException | None = None  # where the program is, not in the thread
         self._told = False
@@ -142,7 +124,7 @@ class ArchiveWriter:
 
         Other memory than shared memory is not lent: a device cannot write to files.
         """
-        with self._lock:
+        with self._turn, self._lock:
             if self._ring.is_shared:
                 self._ring.lend_to(borrower)
 
@@ -183,7 +165,7 @@ class ArchiveWriter:
 
     def settle(self) -> None:
         """Wait until all that was received is in the parts, and no device is waited for."""
-        with self._holding():
+        with HOLD, self._turn, self._lock:
             self._drain.wait_until(lambda: self._ring.is_idle)
 
     def finish_step(self, model: str, step: int) -> None:
@@ -192,7 +174,7 @@ class ArchiveWriter:
 
     def _receive(self, take: Callable[..., None], *what: Any) -> None:
         """Have `take` do it, unless the capture has ended; trouble here ends it."""
-        with self._lock if HOLD.depth else self._holding():  # to hold twice costs a microsecond
+        with HOLD, self._turn, self._lock:
             if not self._stopped and self._drain.error is None:
                 try:
                     take(*what)
@@ -201,10 +183,26 @@ class ArchiveWriter:
                     self._error, self._stopped = error, True
         self._tell()
 
-    @contextmanager
-    def _holding(self) -> Iterator[None]:
-        with HOLD, self._lock:
-            yield
+    def form_of(self, record: Record) -> Template | None:
+        """The form of a `record` that was put, by which `put_known` knows values like it."""
+        with HOLD, self._turn, self._lock:
+            return self._staging.form_of(record)
+
+    def put_known(
+        self, call: Call, slot: str, form: Template, source: Source | None, same_as: Where | None
+    ) -> bool:
+        """Receive a value whose form is known; False where `put` must have it described."""
+        if not HOLD.depth:  # to hold twice costs a microsecond, and who has many holds already
+            return False
+        with self._turn, self._lock:
+            if self._stopped or self._drain.error is not None:
+                return False
+            try:
+                return self._staging.take_known(call, slot, form, source, same_as)
+            except Exception as error:
+                self._error, self._stopped = error, True
+        self._tell()
+        return True
 
     def close(self, problem: str = "") -> None:
         """Write everything that was received, seal the parts, and say so in run.json.
@@ -212,7 +210,7 @@ class ArchiveWriter:
         A signal waits until that is done, unless the disk does not answer.
         """
         with HOLD:
-            with self._lock:
+            with self._turn, self._lock:
                 if self._closed:
                     return
                 self._closed = self._stopped = True
@@ -295,7 +293,7 @@ def _after_fork() -> None:
     HANDLERS.after_fork()
     for writer in list(_LIVE):
         writer._closed = writer._stopped = True
-        writer._lock = threading.Lock()
+        writer._turn, writer._lock = threading.Lock(), threading.Lock()
         writer._ring.let_go()
         os.close(writer._held)
         atexit.unregister(writer.close)

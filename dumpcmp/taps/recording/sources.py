@@ -1,23 +1,38 @@
 """CPU tensors able to put their elements where an archive wants them, and their digests."""
 
+from __future__ import annotations
+
 import ctypes
+from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor, UntypedStorage
 
+from dumpcmp.nouns.built import built
+
+GATHER: Any = getattr(built("dumpcmp.taps.recording._gather"), "gather", None)
+_SMALL = 1 << 16  # bytes that are copied element by element as fast as torch does it by blocks
+_digest = xxhash.xxh3_128_hexdigest
+
 
 def digest_of(tensor: Tensor) -> str:
     """xxh3_128 of the dense bytes of a CPU tensor."""
-    dense = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
-    return xxhash.xxh3_128_hexdigest(_bytes_of(dense))
+    if tensor.is_contiguous():
+        return _digest(_bytes_of(tensor))
+    if GATHER is not None and tensor.nbytes <= _SMALL:
+        room = bytearray(tensor.nbytes)
+        GATHER(room, tensor.data_ptr(), tensor.itemsize, tensor.shape, tensor.stride())
+        return _digest(room)
+    dense = tensor.detach().contiguous()
+    return _digest(_bytes_of(dense))
 
 
 def digest_of_all(storage: UntypedStorage) -> str:
     """xxh3_128 of all bytes of a CPU storage, whatever tensors lie in it."""
     nbytes = storage.nbytes() if storage.data_ptr() else 0
     room = (ctypes.c_char * nbytes).from_address(storage.data_ptr()) if nbytes else b""
-    return xxhash.xxh3_128_hexdigest(room)
+    return _digest(room)
 
 
 def _bytes_of(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
@@ -37,13 +52,17 @@ class HostSource:
 
     def copy_into(self, room: memoryview) -> None:
         """Copy the elements densely into `room`, and take their digest while they are hot."""
-        if not self.nbytes:
-            self.digest = xxhash.xxh3_128_hexdigest(b"")
-            return
-        target = (ctypes.c_char * self.nbytes).from_buffer(room)
-        if self.tensor.is_contiguous():
-            ctypes.memmove(target, self.tensor.data_ptr(), self.nbytes)
+        if self.nbytes:
+            self._copy(room)
+        self.digest = _digest(room)
+
+    def _copy(self, room: memoryview) -> None:
+        tensor = self.tensor
+        if GATHER is not None and (self.nbytes <= _SMALL or tensor.is_contiguous()):
+            GATHER(room, tensor.data_ptr(), tensor.itemsize, tensor.shape, tensor.stride())
+        elif tensor.is_contiguous():
+            target = (ctypes.c_char * self.nbytes).from_buffer(room)
+            ctypes.memmove(target, tensor.data_ptr(), self.nbytes)
         else:
-            dense = torch.frombuffer(room, dtype=self.tensor.dtype).view(self.tensor.shape)
-            dense.copy_(self.tensor.detach())
-        self.digest = xxhash.xxh3_128_hexdigest(target)
+            dense = torch.frombuffer(room, dtype=tensor.dtype).view(tensor.shape)
+            dense.copy_(tensor.detach())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dumpcmp.nouns.key import ROOT, Key, Op
-from dumpcmp.nouns.record import Call, Phase
+from dumpcmp.nouns.record import Call, Phase, Where
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.taps.distributed import ranks as distributed
@@ -57,7 +57,7 @@ class Step:
         self._again: Recomputation | None = None
         self._weights: dict[str, Slots] = {}  # that are still to be recorded, by module
         self._weighs_again = False
-        self._values = Values(outlet)
+        self._values = Values(outlet, model.name, number)
 
     def stand_in(self, scope: Scope, line: str | None = None) -> None:
         """What comes next runs in `scope`: a graph says so, and the user's line, of each node."""
@@ -133,8 +133,7 @@ class Step:
     def _put_weights(self, call: Call, path: str) -> None:
         with DisableTorchFunction(), DisableTorchDispatch():
             for slot, tensor in self._weights.pop(path, ()):
-                key = Key(self.model.name, self.number, call.op, call.call, slot)
-                self._values.put_weight(key, call.order, tensor, self._weighs_again)
+                self._values.put_weight(call, slot, tensor, self._weighs_again)
 
     def function(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -217,8 +216,11 @@ class Step:
             self.watch(call, found)
 
     def _store(self, call: Call, found: Slots) -> None:
-        for slot, tensor in found:
-            self.put(call, slot, tensor)
+        if leaves_unwritten(call.target) or fills(call.target):
+            for slot, tensor in found:
+                self.put(call, slot, tensor)
+        else:
+            self.owner_of(call)._values.put_each(call, found)
 
     def put(
         self,
@@ -233,13 +235,15 @@ class Step:
         owner = self.owner_of(call)
         if owner is not self:
             return owner.put(call, slot, tensor, same_as, fresh, seen_in)
-        key = Key(self.model.name, self.number, call.op, call.call, slot)
-        if same_as is not None and (same_as.model, same_as.step) != (key.model, key.step):
-            same_as = None  # links stay within a step, which can be read on its own
-        unwritten = leaves_unwritten(call.target) and key.slot.is_output
-        if fills(call.target) and key.slot.is_output:
+        where: Where | None = None  # links stay within a step, which can be read on its own
+        if same_as is not None and (same_as.model, same_as.step) == (self.model.name, self.number):
+            where = (same_as.op, same_as.call, same_as.slot)
+        is_output = slot.startswith("output")
+        unwritten = leaves_unwritten(call.target) and is_output
+        if fills(call.target) and is_output:
             self._values.filled(tensor)
-        return self._values.put(key, call.order, tensor, same_as, fresh, seen_in, unwritten)
+        place = self._values.put(call, slot, tensor, where, fresh, seen_in, unwritten)
+        return Key(self.model.name, self.number, *place)
 
     def watched_by(self, watcher: Watcher) -> None:
         self._watcher = watcher

@@ -9,24 +9,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import UNWRITTEN, Call, Kept, Record, Sink, Source, Stored
+from dumpcmp.nouns.record import (
+    UNWRITTEN,
+    Call,
+    Kept,
+    KnowingSink,
+    Record,
+    Sink,
+    Source,
+    Stored,
+    Where,
+)
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.nouns.value import DTYPES
-from dumpcmp.pytorch.names import NO_DISPATCH
+from dumpcmp.pytorch.trees import Slots
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.blanks import Blanks
+from dumpcmp.taps.recording.plain import WRAPPED, Plain, counts_writes, plain_of
 from dumpcmp.taps.recording.sources import HostSource, digest_of
 from dumpcmp.taps.recording.transfers import DeviceSource, Stagings
 from dumpcmp.taps.recording.transforms import can_look_inside, held_by, outside
 
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
+_MOST_FORMS = 65_536
 
 
 class Condensed(Protocol):
@@ -75,6 +87,8 @@ class Outlet:
 
     def __init__(self, sink: Sink, tap: Tap, rank: int = 0) -> None:
         self.sink = sink
+        self.knowing: KnowingSink | None = sink if hasattr(sink, "put_known") else None  # type: ignore[assignment]
+        self.forms: dict[tuple[Any, ...], object] = {}  # that it knows, by what decides them
         self.tap = tap
         self.rank = rank
         self.counts = Counts()
@@ -121,7 +135,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(slots=True)
 class _Seen:
-    key: Key
+    where: Where
     version: int | None  # None: an inference tensor, which has none
     digest: str  # empty: on a GPU, where reading the bytes back would stop the program
 
@@ -129,29 +143,46 @@ class _Seen:
 class Values:
     """The values of one step, known by storage, place in it, geometry and version."""
 
-    def __init__(self, outlet: Outlet) -> None:
+    def __init__(self, outlet: Outlet, model: str, step: int) -> None:
         self._outlet = outlet
+        self._model, self._step = model, step
         self._seen: dict[tuple[Any, ...], _Seen] = {}
         self._storages: dict[int, StorageWeakRef] = {}
         self._blanks = Blanks()
 
+    def put_each(self, call: Call, found: Slots) -> None:
+        """Record values of `call`, as `put` does one.
+
+        This runs for every value: of a tensor that is plain itself it asks little.
+        """
+        outlet = self._outlet
+        for slot, tensor in found:
+            counted = counts_writes(tensor)
+            if counted is None or distributed.layout_of(tensor):
+                self.put(call, slot, tensor)
+                continue
+            with outlet.lock:
+                outlet.counts.values += 1
+                version = tensor._version if counted else None
+                self._store(call, slot, tensor, version, condense=outlet.condense)
+
     def put(
         self,
-        key: Key,
-        order: int,
+        call: Call,
+        slot: str,
         tensor: Tensor,
-        same_as: Key | None = None,
+        same_as: Where | None = None,
         fresh: bool = False,
         seen_in: str = "",
         unwritten: bool = False,
         by: Condense | Literal[False] | None = False,
-    ) -> Key:
+    ) -> Where:
         """Record one value: its bytes, or a link to where this step stored the very same.
 
         Generated code reuses memory without a word to torch: its values are `fresh`, never
         taken for one that lay there before. Memory that is `unwritten` has no value, neither
         here nor wherever it is taken before somebody writes to it. Summaries are taken `by` what is
-        given, or not at all if that is None. Returns the Key that the bytes are stored under.
+        given, or not at all if that is None. Returns where the bytes are stored.
         """
         plain = plain_of(tensor)._replace(seen_in=seen_in) if seen_in else plain_of(tensor)
         if plain.problem == WRAPPED and can_look_inside():
@@ -159,7 +190,7 @@ class Values:
                 held = held_by(tensor)
                 if held is not None and held.tensor is not tensor:
                     return self.put(
-                        key, order, held.tensor, same_as, fresh, held.seen_in, unwritten, by
+                        call, slot, held.tensor, same_as, fresh, held.seen_in, unwritten, by
                     )
         outlet = self._outlet
         if unwritten and not plain.problem:
@@ -168,15 +199,20 @@ class Values:
         with outlet.lock:
             outlet.counts.values += 1
             if plain.problem:
-                outlet.sink.put(self._record(key, order, plain), None)
+                outlet.sink.put(self._record(call, slot, plain), None)
             elif same_as is not None:
                 outlet.counts.links += 1
-                outlet.sink.put(self._record(key, order, plain, same_as), None)
+                self._hand(call, slot, plain, same_as=same_as)
             else:
-                return self._store(key, order, plain, fresh, outlet.condense if by is False else by)
-        return same_as or key
+                own = plain.tensor
+                version = None if own.is_inference() else own._version
+                condense = outlet.condense if by is False else by
+                return self._store(
+                    call, slot, own, version, fresh, condense, plain.layout, plain.seen_in
+                )
+        return same_as or (call.op, call.call, slot)
 
-    def put_weight(self, key: Key, order: int, tensor: Tensor, is_again: bool) -> None:
+    def put_weight(self, call: Call, slot: str, tensor: Tensor, is_again: bool) -> None:
         """Record a parameter or buffer, as much of it as the outlet keeps of those.
 
         Of one that was recorded before and has changed, a Summary is enough to know it by.
@@ -185,53 +221,90 @@ class Values:
         is_short = is_again and outlet.weights is not Weights.WHOLE
         if not (is_short or outlet.weights is Weights.SUMMARY) or outlet.weigh is None:
             weigh = outlet.weigh if outlet.condense else None
-            self.put(key, order, tensor, by=None if outlet.weights is Weights.WHOLE else weigh)
+            self.put(call, slot, tensor, by=None if outlet.weights is Weights.WHOLE else weigh)
             return
         plain = plain_of(tensor)
         with outlet.lock:
+            key = self._key(call, slot)
             held = None if plain.problem else outlet.weigh(key, plain.tensor, plain.layout)
             if held is None:
-                self.put(key, order, tensor)
+                self.put(call, slot, tensor)
                 return
             outlet.counts.values += 1
-            outlet.counts.nbytes += self._condensed(key, order, plain, held)
+            source = held.source or self._source(held.numbers, own=True)
+            outlet.counts.nbytes += source.nbytes
+            self._hand(call, slot, plain, source, held.stored)
 
-    def _condensed(self, key: Key, order: int, plain: Plain, held: Condensed) -> int:
-        """Hand on what is `held` of a value; gives the bytes of that."""
-        source = held.source or self._source(held.numbers, own=True)
-        record = self._record(key, order, plain, None, Kept.SUMMARY, held.stored)
-        self._outlet.sink.put(record, source)
-        return source.nbytes
+    def _key(self, call: Call, slot: str) -> Key:
+        return Key(self._model, self._step, call.op, call.call, slot)
 
     def _store(
-        self, key: Key, order: int, plain: Plain, fresh: bool, condense: Condense | None
-    ) -> Key:
-        tensor, outlet = plain.tensor, self._outlet
+        self,
+        call: Call,
+        slot: str,
+        tensor: Tensor,
+        version: int | None,
+        fresh: bool = False,
+        condense: Condense | None = None,
+        layout: str = "",
+        seen_in: str = "",
+    ) -> Where:
+        """Hand on the elements of a plain tensor, or a link to where they are."""
+        outlet = self._outlet
         storage = tensor.untyped_storage()
-        place = (storage._cdata, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        version = None if tensor.is_inference() else tensor._version
+        held = storage._cdata
+        place = (held, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        plain = Plain(tensor, layout, "", seen_in)
+        where = (call.op, call.call, slot)
         if self._blanks.has(tensor):
-            outlet.sink.put(self._record(key, order, plain._replace(problem=UNWRITTEN)), None)
-            return key
+            outlet.sink.put(self._record(call, slot, plain._replace(problem=UNWRITTEN)), None)
+            return where
         seen = self._seen.get(place)
         if seen is not None and not fresh and _is_still(seen, tensor, version):
             outlet.counts.links += 1
-            outlet.sink.put(self._record(key, order, plain, seen.key), None)
-            return seen.key
-        if storage._cdata not in self._storages:  # holding it keeps its address from being reused
-            self._storages[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        condensed = condense(key, tensor, plain.layout) if condense else None
+            self._hand(call, slot, plain, same_as=seen.where)
+            return seen.where
+        if held not in self._storages:  # holding it keeps its address from being reused
+            self._storages[held] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        condensed = condense(self._key(call, slot), tensor, layout) if condense else None
         if condensed is None:
             source = self._source(tensor, own=False)
-            record = self._record(key, order, plain)
+            self._hand(call, slot, plain, source)
+            digest = getattr(source, "digest", "")
         else:
             source = condensed.source or self._source(condensed.numbers, own=True)
-            record = self._record(key, order, plain, None, Kept.SUMMARY, condensed.stored)
+            self._hand(call, slot, plain, source, condensed.stored)
+            digest = condensed.digest
         outlet.counts.nbytes += source.nbytes
-        outlet.sink.put(record, source)
-        digest = getattr(source, "digest", "") if condensed is None else condensed.digest
-        self._seen[place] = _Seen(key, version, digest)
-        return key
+        self._seen[place] = _Seen(where, version, digest)
+        return where
+
+    def _hand(
+        self,
+        call: Call,
+        slot: str,
+        plain: Plain,
+        source: Source | None = None,
+        stored: Stored | None = None,
+        same_as: Where | None = None,
+    ) -> None:
+        """Hand a value to the Sink; it is described only where none like it came before."""
+        outlet = self._outlet
+        sink, (tensor, layout, _, seen_in) = outlet.sink, plain
+        facts = (
+            slot, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(),
+            tensor.device, layout, seen_in, stored,
+        )  # fmt: skip
+        knowing = outlet.knowing if outlet.knowing is sink else None  # not while a graph is taped
+        form = outlet.forms.get(facts)
+        if knowing and form is not None and knowing.put_known(call, slot, form, source, same_as):
+            return
+        record = self._record(call, slot, plain, same_as, stored)
+        sink.put(record, source)
+        if knowing and (form := knowing.form_of(record)) is not None:
+            if len(outlet.forms) >= _MOST_FORMS:
+                outlet.forms.clear()
+            outlet.forms[facts] = form
 
     def filled(self, tensor: Tensor) -> None:
         """A function has written to all of `tensor`."""
@@ -246,78 +319,23 @@ class Values:
 
     def _record(
         self,
-        key: Key,
-        order: int,
+        call: Call,
+        slot: str,
         plain: Plain,
-        same_as: Key | None = None,
-        kept: Kept = Kept.FULL,
+        same_as: Where | None = None,
         stored: Stored | None = None,
     ) -> Record:
         tensor, problem = plain.tensor, plain.problem
         dtype = _DTYPES.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
         shape = () if problem and tensor.is_nested else tuple(tensor.shape)
         stride, offset = ((), 0) if problem else (tensor.stride(), int(tensor.storage_offset()))
+        kept = Kept.NOTHING if problem else Kept.SUMMARY if stored else Kept.FULL
+        link = None if same_as is None else Key(self._model, self._step, *same_as)
         return Record(
-            key, order, dtype, shape, stride, offset, _device_name(tensor.device),
-            self._outlet.rank, plain.layout, same_as, Kept.NOTHING if problem else kept, problem,
+            self._key(call, slot), call.order, dtype, shape, stride, offset,
+            _device_name(tensor.device), self._outlet.rank, plain.layout, link, kept, problem,
             stored=stored, seen_in=plain.seen_in,
         )  # fmt: skip
-
-
-class Plain(NamedTuple):
-    """The tensor whose elements are recorded; `problem` says why there are none to record."""
-
-    tensor: Tensor
-    layout: str = ""
-    problem: str = ""
-    seen_in: str = ""
-
-
-WRAPPED = "a tensor inside of a transform of torch.func has no elements of its own"
-_PLAIN = (Tensor, nn.Parameter)
-
-
-def plain_of(tensor: Tensor) -> Plain:
-    """Unwrap `tensor`, without running any code of a tensor subclass."""
-    layout = distributed.layout_of(tensor)
-    if type(tensor) not in _PLAIN:
-        if (held := distributed.unwrapped(tensor)) is not None:
-            return Plain(*held)
-        if getattr(type(tensor), "__torch_dispatch__", NO_DISPATCH) is not NO_DISPATCH:
-            kind = type(tensor).__name__
-            return Plain(tensor, problem=f"{kind} is a wrapper without elements of its own")
-        with torch._C.DisableTorchFunctionSubclass():
-            tensor = tensor.as_subclass(Tensor)
-    if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
-        if tensor.is_meta:
-            return Plain(tensor, problem="meta tensors have no elements")
-        if problem := _unreadable(tensor):
-            return Plain(tensor, problem=problem)
-        if (tensor.dtype.is_complex and tensor.is_conj()) or tensor.is_neg():
-            return Plain(tensor.detach().resolve_conj().resolve_neg(), layout)
-        return Plain(tensor, layout)
-    return Plain(tensor, problem=f"{_kind(tensor)} tensors have no dense bytes")
-
-
-def _unreadable(tensor: Tensor) -> str:
-    """Why the elements of a strided tensor are not where its shape says; empty where they are."""
-    try:
-        storage = tensor.untyped_storage()
-        held = storage.nbytes() if storage.data_ptr() else 0  # tensors of zeros have no memory
-    except RuntimeError:  # torch.func wraps tensors, and a wrapper has no storage
-        return WRAPPED
-    size, count = tensor.itemsize, tensor.numel()
-    if not count or held >= (tensor.storage_offset() + count) * size:
-        return ""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    needed = (tensor.storage_offset() + sum((n - 1) * step for n, step in steps) + 1) * size
-    return f"its storage has {held} bytes, its shape needs {needed}" if needed > held else ""
-
-
-def _kind(tensor: Tensor) -> str:
-    if tensor.is_nested:
-        return "nested"
-    return "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
 
 
 @cache
