@@ -46,6 +46,10 @@ def _own(name: str, backward: bool = True, **words: Any) -> Program:
     return Program(f"{home}.{name}", words, backward=backward)
 
 
+def _aten(name: str) -> Program:
+    return Program(f"benchmarks.partitioned.{name}", mode="aten")
+
+
 def _hugging(model: str, how: str, **words: Any) -> Program:
     return _own("hugging:partitioned", how == "train", model=model, how=how, **words)
 
@@ -102,6 +106,12 @@ _IN_GRAPHS = (
     Planted("eps", r"layers\.1\.norm1/layer_norm"),
     Planted("stale", r"layers\.1\.attn\.o(/linear)?", rank=1),
 )
+
+_DISPATCHED = (
+    Planted("activation", r"layers\.1\.mlp/aten\.(relu|gelu)"),
+    Planted("eps", r"layers\.1\.norm1/aten\.native_layer_norm"),
+)
+_BACKWARD = r"<root>.*|head(/.*)?"  # what is nearest to the loss, which is outside of the model
 
 _BY_HAND = (
     Planted("bias on every rank", r"layers\.1\.attn\.o/linear"),
@@ -183,10 +193,21 @@ SUBJECTS: dict[str, Subject] = {
         Planted("eps", r"layers\.1\.norm1/layer_norm"),
         Planted("stale", r"layers\.1\.norm2(/layer_norm)?", rank=1),
     )),
-    **{
-        f"aten {name}": Subject("plain-aten", Program(f"{_HAND}:{scenario}", mode="aten"))
-        for name, scenario in (("tp+sp", "dtensor_tp"), ("fsdp", "fsdp"), ("ddp", "ddp"))
-    },
+    "aten tp+sp": Subject("plain-aten", _aten("dispatched:sequence_parallel"), faults=(
+        *_DISPATCHED,
+        Planted("stale", r"layers\.1\.attn\.o(/.*)?", rank=1),
+        Planted("swapped", r"layers\.1\.mlp\.up(/.*)?", said="holds the shard"),
+    )),
+    "aten fsdp": Subject("plain-aten", _aten("sharded:fsdp"), faults=(
+        *_DISPATCHED,
+        Planted("stale", r"layers\.1\.norm2(/.*)?", rank=1),
+        Planted("loss", _BACKWARD),
+    )),
+    "aten ddp": Subject("plain-aten", _aten("dispatched:replicas"), faults=(
+        *_DISPATCHED,
+        Planted("stale", r"layers\.1\.attn\.o(/.*)?", rank=1),
+        Planted("not averaged", _BACKWARD, said="nothing that was recorded adds them up"),
+    )),
     **{
         f"{mode} {how}": Subject(
             "plain", Program("benchmarks.partitioned.graphs:run",

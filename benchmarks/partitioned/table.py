@@ -48,7 +48,8 @@ def graded(outcome: Outcome, fault: Planted) -> str:
     """Whether a fault was named at its op and rank: exact, near (in its layer), wrong, missed."""
     first = outcome.first_divergence
     if outcome.exit_code == 0 or first is None:
-        return "missed" if outcome.exit_code == 0 else "unknown"
+        is_told = outcome.exit_code and fault.said and re.search(fault.said, outcome.word)
+        return "near" if is_told else "missed" if outcome.exit_code == 0 else "unknown"
     told = f"{outcome.word} {first.reason}"
     if re.fullmatch(fault.at, first.key.op):
         ranked = fault.rank is None or re.search(rf"\branks? (\d+, )*{fault.rank}\b", told)

@@ -196,13 +196,16 @@ def _narrow(whole: nn.Module, part: nn.Module, rows: tuple[str, ...]) -> None:
             theirs.bias.copy_(ours.bias.chunk(size)[rank] if is_row else ours.bias)
 
 
-def _go(capture: Capture, model: GPT) -> None:
+def _go(capture: Capture, model: GPT, shared: tuple[str, ...] = ()) -> None:
     ids = torch.randint(0, N_VOCAB, (BATCH, N_CTX), generator=torch.Generator().manual_seed(3))
     with capture():
         torch.manual_seed(0)
         logits = model(ids)
         loss = nn.functional.cross_entropy(logits.view(-1, N_VOCAB), ids.roll(-1, 1).reshape(-1))
         loss.backward()  # type: ignore[no-untyped-call]
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None and name.endswith(shared):
+                dist.all_reduce(parameter.grad)
 
 
 def whole(capture: Capture) -> None:
@@ -222,7 +225,8 @@ def sequence_parallel(capture: Capture, fault: str = "") -> None:
         block.attn, block.mlp = attn, mlp
         if number == 2:
             _plant(block, attn, mlp, fault)
-    _go(capture, model)
+    norms = [name for name, _ in model.named_parameters() if "ln_" in name]
+    _go(capture, model, ("wte.weight", "wpe.weight", "c_proj.bias", *norms))
 
 
 def _plant(block: GPTBlock, attn: SplitAttention, mlp: SplitFeedForward, fault: str) -> None:
