@@ -50,16 +50,26 @@ def in_order(roots: Iterable[Row]) -> list[Row]:
     """`roots`, which are in the order of rows, as they came about: step by step, backward last.
 
     The backward pass runs against the order of the rows. What a parameter's gradient is in the
-    end is known after it.
+    end is known after it. Ops of the pass itself, which the dispatcher shows, ran when the
+    gradients in their module came about.
     """
+    listed = list(enumerate(roots))
+    passed = {
+        (row.key.step, row.key.op.module): -index
+        for index, row in listed
+        if row.key.slot.is_gradient
+    }
 
-    def when(item: tuple[int, Row]) -> tuple[int, bool, bool, int]:
+    def when(item: tuple[int, Row]) -> tuple[int, bool, bool, float]:
         index, row = item
-        slot = row.key.slot
+        key, slot = row.key, row.key.slot
+        is_pass = key.op.function.startswith("backward.")
         at = -index if slot.is_gradient else index
-        return row.key.step, slot.is_gradient, slot.is_parameter_gradient, at
+        if is_pass and not slot.is_gradient:
+            at = passed.get((key.step, key.op.module), -len(listed))
+        return key.step, slot.is_gradient or is_pass, slot.is_parameter_gradient, at
 
-    return [row for _, row in sorted(enumerate(roots), key=when)]
+    return [row for _, row in sorted(listed, key=when)]
 
 
 @dataclass(eq=False, slots=True)

@@ -27,7 +27,7 @@ from dumpcmp.comparing.measuring import Tell, measure_all, unsolved_in
 from dumpcmp.comparing.own_metrics import asking, loadable
 from dumpcmp.comparing.placing import device_named, placed, plain_arithmetic, workers_for
 from dumpcmp.comparing.proposals import mapping_by_values, turns_between
-from dumpcmp.comparing.remarks import Noted, caveats, facts_to_know, missing_of, one_sided
+from dumpcmp.comparing.remarks import Noted, caveats, facts_to_know, missing_of
 from dumpcmp.comparing.requests import Asking, spared
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.shortcuts import allowed, said_of
@@ -37,6 +37,8 @@ from dumpcmp.comparing.spans import Collected, Span, spans
 from dumpcmp.comparing.staleness import WeightHistory
 from dumpcmp.comparing.stepping import counted_steps
 from dumpcmp.comparing.stopped import open_for
+from dumpcmp.comparing.uncompared import alone, not_compared
+from dumpcmp.comparing.updates import with_updates
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
 from dumpcmp.judge import (
@@ -138,7 +140,8 @@ def compare(
         *facts_to_know(tap, ours, theirs, finer),
         *comparing.renaming.idle(*noted.ops),
         *said_of(noted.shortcuts),
-        *one_sided(rows),
+        *alone(rows),
+        *not_compared(rows),
     ]
     missing = () if partial else (*missing_of("golden", ours), *missing_of("my side", theirs))
     background = comparing.showing.background(ours.archive, theirs.archive)
@@ -197,6 +200,7 @@ class _Comparing:
         evidence = spared(evidence, *asked, self.counting.names)
         evidence = open_for(evidence, ours.facts.stopped, theirs.facts.stopped)
         following = followers(pairs, ours.listing, theirs.listing, unsolved_in(measured))
+        following = with_updates(following, pairs, measured, ours.listing)
         judgements = judge_all(evidence, rule, flow.sources, following)
         rows = [_row(one, judgements[one.pair], ways) for one in evidence]
         rows, self.latest_root = blame_after(self.latest_root, rows, ours.listing, theirs.listing)

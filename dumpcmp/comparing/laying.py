@@ -85,7 +85,7 @@ def lay_out(
 ) -> dict[Pair, Job]:
     """The work on each pair; a value that repeats is measured where it first appears.
 
-    Unless the user states how it lies where it appears again.
+    Unless the user states how it lies where it appears again, or it may be a term in one of them.
     """
     partners = _partners(golden, finer) if finer else {}
     partitioned = golden.facts.num_ranks > 1 or target.facts.num_ranks > 1
@@ -96,7 +96,11 @@ def lay_out(
             if pair.by is PairedBy.COLLECTIVE:
                 work[pair] = _handover(pair.key, target if pair.target else golden)
             continue
-        if pair.repeats and not (golden.states(pair.golden) or target.states(pair.target)):
+        if pair.repeats and not (
+            golden.states(pair.golden)
+            or target.states(pair.target)
+            or (partitioned and _is_of_terms(pair, pair.repeats))
+        ):
             continue
         other = partners.get(pair.golden)
         work[pair] = Task(
@@ -111,6 +115,14 @@ def lay_out(
             is_beside=pair.by is PairedBy.VALUE,
         )
     return work
+
+
+def _is_of_terms(pair: Pair, first: Pair) -> bool:
+    """Whether terms of a sum, which may be right in one of the two places, are none in the other.
+
+    A parameter's gradient must have been added up; what one call gave of it need not.
+    """
+    return pair.key.slot.is_parameter_gradient != first.key.slot.is_parameter_gradient
 
 
 def _partners(golden: Side, finer: Side) -> dict[Key, Key]:

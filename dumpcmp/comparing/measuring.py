@@ -6,21 +6,24 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
+from dumpcmp.align.mesh.added_up import added_up
 from dumpcmp.align.mesh.assemble import (
     Assembled,
     AssemblyError,
     Basis,
     LackingShardError,
     LostShardError,
+    TermsError,
     assemble,
     by_rank,
     explain,
 )
 from dumpcmp.align.mesh.deliveries import Traffic
 from dumpcmp.align.mesh.travelled import in_golden_order
+from dumpcmp.align.mesh.unshard import distance
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
 from dumpcmp.comparing.batches import run_batched
@@ -42,7 +45,17 @@ from dumpcmp.nouns.errors import DumpcmpError, LayoutError
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.layouts import parse_layout
 from dumpcmp.nouns.record import Kept, Record
-from dumpcmp.nouns.row import Cut, LaidOut, Measured, Metrics, Own, Pair, ReferenceErrors, Trouble
+from dumpcmp.nouns.row import (
+    Cut,
+    LaidOut,
+    Measured,
+    Metrics,
+    OpenSum,
+    Own,
+    Pair,
+    ReferenceErrors,
+    Trouble,
+)
 from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.checksums import checksum
@@ -148,6 +161,8 @@ def measure_task(task: Job) -> Measured:
             laid = LaidOut(holders=f"{ranks_named([rank])} alone has it")
             return replace(measure_task(task.of_rank(rank)), laid=laid)
         return Measured(trouble=Trouble.LACKING, said=error.message)
+    except TermsError as error:
+        return _of_terms(task, error.message)
     except AssemblyError as error:
         return Measured(trouble=Trouble.UNSOLVED, said=error.message, by_rows=_row_by_row(task))
     except DumpcmpError as error:
@@ -165,6 +180,29 @@ def _row_by_row(task: Task) -> Metrics | None:
     golden = _whole(task.golden)
     found = in_golden_order(golden, [held.load(record) for record in held.records])
     return measure(golden, found, task.closeness) if found else None
+
+
+def _of_terms(task: Task, said: str) -> Measured:
+    """A gradient that lies in terms: as a collective adds them up, if one that is recorded does."""
+    unsolved, found = partial(Measured, trouble=Trouble.UNSOLVED), OpenSum()
+    if len(task.golden.records) > 1 or task.golden_part or task.target_part:
+        return unsolved(said=said, terms=found)
+    golden = _golden_part(task)
+    for made in added_up(traffic_at(task.target.path), task.target.records):
+        measured = _measured_pair(task, golden, made.value)
+        if measured.metrics is None:
+            continue
+        if measured.metrics.rel_l2 <= task.limit:
+            return replace(measured, laid=LaidOut(f"added up by {made.by}"))
+        times = 1 + measured.metrics.gain
+        if distance(golden, made.value, times).rel_l2 <= task.limit:
+            found = OpenSum(made.by, times)
+    if not found.by:
+        return unsolved(said=f"{said}; nothing that was recorded adds them up", terms=found)
+    made_of_it = f"{found.by} adds them up to {found.times:.6g} times golden's value"
+    return unsolved(
+        said=f"{said}; {made_of_it}: a division after that is not on record", terms=found
+    )
 
 
 def _measured(task: Task) -> Measured:

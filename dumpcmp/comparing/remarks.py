@@ -13,8 +13,8 @@ from dumpcmp.comparing.stopped import said_of_ranks
 from dumpcmp.judge import Checker, unseen_by
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.row import Measured, Pair, Row, Verdict, void
-from dumpcmp.nouns.rows import Trait, having, marked
+from dumpcmp.nouns.row import Measured, Pair, Row, void
+from dumpcmp.nouns.rows import Trait, marked
 from dumpcmp.nouns.selection import Tap
 
 _MOST_CALLS = 3  # that differ for nothing, and are told of one by one
@@ -117,16 +117,6 @@ def facts_to_know(
             yield from (f"{name}: {text}" for text in _certificates(side))
     steps = max(golden.all_steps, default=-1) + 1
     yield from tap.unmatched(steps, golden.ops | target.ops) if tap != Tap() else ()
-
-
-def one_sided(rows: Sequence[Row]) -> Iterator[str]:
-    """What was computed in other ways on both sides, so that nothing could be held against it."""
-    covered, dead = len(having(rows, Verdict.COVERED)), len(having(rows, Verdict.DEAD))
-    if covered or dead:
-        yield (
-            f"{covered + dead} values are on one side only: all that was computed from {covered} "
-            f"of them agrees, nothing was computed from {dead}"
-        )
 
 
 def _certificates(side: OpenRun) -> set[str]:

@@ -114,7 +114,8 @@ def _by_replay(evidence: Evidence) -> Judgement | None:
 
 def _by_trouble(evidence: Evidence) -> Judgement | None:
     trouble = evidence.measured.trouble
-    return Judgement(_TROUBLES[trouble], evidence.measured.said) if trouble else None
+    why = Why.TERMS if evidence.measured.terms else Why.PLAIN
+    return Judgement(_TROUBLES[trouble], evidence.measured.said, why=why) if trouble else None
 
 
 _TROUBLES = {

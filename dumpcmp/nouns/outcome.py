@@ -241,13 +241,16 @@ class Outcome(Answer):
         """Whether what the model gave out could not be judged, or much else and any of its ends.
 
         What passes at the end of the data flow vouches for all that it was computed from. So do
-        the gradients of a step's parameters, for what the model gave out in that step.
+        the gradients of a step's parameters, for what the model gave out in that step. A gradient
+        of which each rank has a term is right only if somebody adds the terms up.
         """
         doubtful = self.tally[Verdict.INCONCLUSIVE]
         if not doubtful:
             return False
         ends = marked(self.rows, Trait.END)
         open_ends = [row for row in ends if row.verdict is Verdict.INCONCLUSIVE]
+        if any(row.judgement.why is Why.TERMS for row in open_ends):
+            return True
         if doubtful > MOST_OPEN * (doubtful + self.tally.compared):
             return bool(open_ends) or not ends
         steps = {_step_of(row) for row in open_ends if not row.key.slot.is_gradient}

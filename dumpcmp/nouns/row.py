@@ -171,6 +171,7 @@ class Why(StrEnum):
     WIRED = "wired"  # FAIL: the target took another value than golden took
     RIGHT = "right"  # PASS, though the sides differ: every op on the way is right
     ILL = "ill"  # the same, of what is left after cancellation: it agrees with nothing
+    TERMS = "terms"  # INCONCLUSIVE: ranks hold terms of a gradient, and who adds them up is open
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +350,13 @@ class LaidOut:
     is_joined: bool = False  # both sides lay in parts, which became a whole
 
 
+class OpenSum(NamedTuple):
+    """What ranks hold of a gradient of a parameter that should be one value on all of them."""
+
+    by: str = ""  # the collective that adds them up; empty where none that was recorded does
+    times: float = 1.0  # golden's value, as often as the collective made it
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What measuring a pair gave: Metrics, or the trouble and a sentence on it. No opinion."""
@@ -361,6 +369,7 @@ class Measured:
     own: Own = ()
     own_problem: str = ""  # why a metric of the user's gave no number
     by_rows: Metrics | None = None  # of what no layout fits: its rows, in golden's order
+    terms: OpenSum | None = None
     rank: int | None = None  # of a collective alone: who got what is farthest from what it should
 
 

@@ -31,7 +31,7 @@ from dumpcmp.align.mesh.unshard import (
 from dumpcmp.judge.tolerances import NEAREST
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Slot
-from dumpcmp.nouns.layouts import Layout, parse_layout
+from dumpcmp.nouns.layouts import Layout, ReduceOp, parse_layout
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Metrics
 from dumpcmp.nouns.spoken import ranks_named
@@ -45,6 +45,10 @@ _SAID = 3  # disagreements of replicas that an explanation quotes
 
 class AssemblyError(AlignError):
     """Shards that do not become a whole value, and why: the row is inconclusive."""
+
+
+class TermsError(AssemblyError):
+    """Each rank has a term of what should be one value on all of them, as gradients should."""
 
 
 class LostShardError(AssemblyError):
@@ -290,7 +294,9 @@ def _solved(held: Held, question: Question, assumed: Layout | None = None) -> As
     plan = supposing(question, assumed) if assumed is not None else None
     if plan and (question.golden.dtype.kind in _NUMBERS or some_fit(question, plan)):
         return _by_plan(held, plan, Basis.ASSUMED)
-    raise AssemblyError(f"{found}{summed}")
+    if summed:
+        raise TermsError(summed)
+    raise AssemblyError(str(found))
 
 
 def _multiple(question: Question) -> Plan | None:
@@ -314,7 +320,11 @@ def _if_summed(question: Question) -> str:
     if question.may_be_partial or not number:
         return ""
     found = solve(replace(question, may_be_partial=True))
-    return "; the sum over the ranks is golden's value" if isinstance(found, Solved) else ""
+    if not isinstance(found, Solved):
+        return ""
+    is_mean = any(one.argument == ReduceOp.AVG for one in found.plan.layout.over)
+    word = "mean" if is_mean else "sum"
+    return f"each rank has its own term of it, and their {word} is golden's value"
 
 
 def _fitted(held: Held, found: Solved) -> Assembled:

@@ -68,6 +68,8 @@ def candidates(outline: Outline) -> Iterable[Conceivable]:
 
 def supposed(outline: Outline, layout: Layout) -> Iterator[Conceivable]:
     """`layout` itself, on every mesh on which it gives the whole's shape."""
+    if not outline.may_be_partial and any(p.mode is Mode.PARTIAL for p in layout.over):
+        return  # the same terms may lie so elsewhere: here they must have been added up
     for shards in _meshes(outline.shards):
         if layout.axes <= axis_sizes(shards).keys():
             yield from _planned(outline, shards, [layout])

@@ -177,7 +177,8 @@ def _signatures(value: Value, n: int) -> NDArray[np.float64]:
         budget //= max(1, min(size, budget))
     rows = widen(moved[tuple(some)], value.dtype).reshape(value.shape[n], -1)
     weights = np.random.default_rng(0).standard_normal(rows.shape[1])
-    projected: NDArray[np.float64] = np.abs(rows.astype(np.complex128) @ weights)
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite resembles nothing
+        projected: NDArray[np.float64] = np.abs(rows.astype(np.complex128) @ weights)
     return projected
 
 

@@ -96,6 +96,23 @@ def test_a_run_that_computes_in_another_way_raises_no_alarm(
     assert sum(held.values()) >= share * len(held)
 
 
+def test_terms_of_gradients_are_covered_by_the_weights_that_their_sum_gave(found: Any) -> None:
+    """The last step's, too: they are added up as those of the step before."""
+    outcome = compare(found("golden-bucketed"), found("bucketed-2"))
+    terms = [row for row in outcome.rows if row.key.slot.is_parameter_gradient]
+    assert outcome.exit_code == 0 and {row.key.step for row in terms} == {0, 1}
+    assert all(row.verdict is Verdict.COVERED for row in terms)
+    assert all("@after/all_reduce#0 adds them up to 2 times golden" in row.reason for row in terms)
+
+
+@pytest.mark.parametrize("fault", ["bucket not averaged", "bucket not added up"])
+def test_terms_of_gradients_are_covered_by_no_weights_that_differ(found: Any, fault: Any) -> None:
+    outcome = compare(found("golden-bucketed"), found(f"{fault}-2"))
+    terms = [row for row in outcome.rows if row.key.slot.is_parameter_gradient]
+    assert outcome.exit_code == 1
+    assert not any(row.verdict in (Verdict.PASS, Verdict.COVERED) for row in terms)
+
+
 def test_nothing_passes_unseen(found: Any) -> None:
     """Every row that passes was measured on all elements of the whole value."""
     outcome = compare(found("golden-fused"), found("megatron-2"))

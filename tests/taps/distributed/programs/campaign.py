@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from dumpcmp.dumping.capturing import capture
-from tests.taps.distributed.programs import contexts, scenarios
+from tests.taps.distributed.programs import bucketed, contexts, scenarios
 from tests.taps.distributed.programs.names import FAULTS, GOLDENS, RUNS
 
+WHOLES: dict[str, Any] = {"long": contexts.whole, "bucketed": bucketed.whole}
 HOME = "tests.taps.distributed.programs"
 
 
@@ -27,7 +28,7 @@ def main(directory: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     if names == ["goldens"]:
         for name, kind in GOLDENS.items():
-            golden = contexts.whole if name == "long" else scenarios.golden
+            golden = WHOLES.get(name, scenarios.golden)
             golden(capture_into(directory / f"golden-{name}"), **kind)
         return
     dist.init_process_group("gloo")

@@ -10,6 +10,7 @@ GOLDENS: dict[str, dict[str, Any]] = {
     "experts": {"fused": True, "experts": True},
     "one": {"batch": 1},
     "long": {},
+    "bucketed": {},
 }
 
 # Run -> the scenario and what it is told.
@@ -29,6 +30,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "interleaved": ("staged:interleaved", {}),
     "exported": ("staged:exported", {}),
     "context": ("contexts:partitioned", {"how": "gather"}),
+    "bucketed": ("bucketed:spread", {}),
 }
 
 # Fault -> the scenario that it is planted in, in one layer or on one rank.
@@ -47,6 +49,8 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "unscaled": ("staged:pipeline", {}),
     "activation": ("staged:exported", {}),
     "offset": ("contexts:partitioned", {"how": "gather"}),
+    "bucket not averaged": ("bucketed:spread", {}),
+    "bucket not added up": ("bucketed:spread", {}),
 }
 
 ON_TWO = [name for name in RUNS if name != "fsdp-tp"]
