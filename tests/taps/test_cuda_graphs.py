@@ -109,6 +109,8 @@ def test_a_graph_of_the_middle_of_a_step_is_told_as_such(
         model(x)
     archive = Archive(tmp_path / "d")
     assert archive[Key("Middle", 0, "net", 0, "output.0")].problem == MIDDLE
+    weight = archive[Key("Middle", 0, "net", 0, "param.weight")]
+    assert weight.kept is not Kept.NOTHING, "weighed when the graph was there, and not in it"
     assert archive[Key("Middle", 0, "<root>", 0, "output.0")].kept is Kept.FULL
 
 
@@ -397,7 +399,12 @@ def test_a_budget_that_is_spent_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @on_gpu
-def test_a_graph_captured_in_the_middle_of_a_step_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kept", [{}, {"keep": "summary"}, {"sample_rows": 4}, {"level": "modules"}]
+)
+def test_a_graph_captured_in_the_middle_of_a_step_says_so(
+    kept: dict[str, Any], tmp_path: Path
+) -> None:
     class Inside(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -409,10 +416,11 @@ def test_a_graph_captured_in_the_middle_of_a_step_says_so(tmp_path: Path) -> Non
             return result + 1
 
     model, x = Inside().cuda(), torch.randn(8, 64, device="cuda")
+    assert x.numel() <= 512, "which is kept whole"
     with (
         pytest.warns(CaptureWarning, match="1 replays of CUDA graphs .* middle of a step"),
         torch.no_grad(),
-        dumpcmp.capture(model, tmp_path / "d"),
+        dumpcmp.capture(model, tmp_path / "d", **kept),
     ):
         result = model(x)
     archive = Archive(tmp_path / "d")

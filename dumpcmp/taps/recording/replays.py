@@ -46,12 +46,16 @@ class Reel:
 
     def begin(self) -> None:
         """Take what comes, in place of the Sink: whole, or what the graph can choose of it."""
-        self._recorder.sink, self._recorder.condense = self, self._recorder.condense_taped
+        recorder = self._recorder
+        is_middle = recorder.active() is not None  # of what comes then nothing is kept
+        recorder.sink, recorder.condense = self, None if is_middle else recorder.condense_taped
+        recorder.remembers = not is_middle
 
     def end(self) -> None:
         """Give the Sink its place back; what was captured has not run, and is no step."""
         recorder = self._recorder
         recorder.sink, recorder.condense, recorder.counts = self._before
+        recorder.remembers = True
         for (_, number), model in reversed(self.steps.items()):
             model.num_steps = min(model.num_steps, number)
 

@@ -131,6 +131,8 @@ class Step:
             self.reach(path)
 
     def _put_weights(self, call: Call, path: str) -> None:
+        if self.outlet.is_taped:  # no graph is to weigh them again and again; `put_rest` does
+            return
         with DisableTorchFunction(), DisableTorchDispatch():
             for slot, tensor in self._weights.pop(path, ()):
                 self._values.put_weight(call, slot, tensor, self._weighs_again)

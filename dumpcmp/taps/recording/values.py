@@ -98,6 +98,7 @@ class Outlet:
         self.stagings = Stagings()
         self.condense: Condense | None = None  # takes Summaries, where they are all that is kept
         self.condense_taped: Condense | None = None  # which a CUDA graph can take in, if any can
+        self.remembers = True  # what it was handed, so that it can be linked to when it comes again
         self.graph_budget: int | None = None  # bytes of a device that CUDA graphs may fill for us
         self.weights = Weights.WHOLE if tap.weights else Weights.NOTHING
         self.weigh: Condense | None = None  # takes Summaries of parameters and buffers
@@ -276,7 +277,8 @@ class Values:
             self._hand(call, slot, plain, source, condensed.stored)
             digest = condensed.digest
         outlet.counts.nbytes += source.nbytes
-        self._seen[place] = _Seen(where, version, digest)
+        if outlet.remembers:
+            self._seen[place] = _Seen(where, version, digest)
         return where
 
     def _hand(
