@@ -75,10 +75,15 @@ class Attention(nn.Module):
         keys, values = cache
         keys.index_copy_(2, at, turned(k, turn))
         values.index_copy_(2, at, v)
-        mask = torch.arange(keys.shape[2], device=x.device) <= at[:, None]
-        mixed = F.scaled_dot_product_attention(
-            turned(q, turn), keys, values, attn_mask=mask, enable_gqa=True
-        )
+        if length > 1:  # the prompt, which is all that there is
+            mixed = F.scaled_dot_product_attention(
+                turned(q, turn), turned(k, turn), v, is_causal=True, enable_gqa=True
+            )
+        else:
+            mask = torch.arange(keys.shape[2], device=x.device) <= at[:, None]
+            mixed = F.scaled_dot_product_attention(
+                turned(q, turn), keys, values, attn_mask=mask, enable_gqa=True
+            )
         result: Tensor = self.o(mixed.transpose(1, 2).reshape(x.shape))
         return result
 
@@ -155,6 +160,8 @@ class Generation:
             tuple(torch.zeros(shape, dtype=torch.bfloat16, device=scale.device) for _ in "kv")
             for _ in range(scale.layers)
         ]
+        for cached in itertools.chain.from_iterable(self.cache):
+            torch._dynamo.mark_static_address(cached)  # or CUDA graphs would copy it
         numbers = torch.Generator().manual_seed(1)
         tokens = torch.randint(scale.vocabulary, (scale.batch, most), generator=numbers)
         self.tokens = tokens.to(scale.device)
@@ -314,7 +321,7 @@ def _name(scale: Scale) -> str:
 def measured(large: Scale, short: Scale, few: Scale, seconds: float = SECONDS) -> list[list[str]]:
     """All rows: costs of the `large` one, compilation of the `short` one, `few` tokens on both."""
     rows = Rows(seconds)
-    for part, scale in ((across, few), (compiled, short), (eager, large)):
+    for part, scale in ((across, few), (eager, large), (compiled, short)):
         room = Path(tempfile.mkdtemp())
         part(rows, scale, room)
         shutil.rmtree(room)
