@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,13 +37,14 @@ def dumped(
     plant: Plant = nothing,
     dtype: str = "float32",
     mode: str = "eager",
+    **kept: Any,
 ) -> Path:
-    """Run `subject` with `plant` into an archive at `path`."""
+    """Run `subject` with `plant` into an archive at `path`; `kept` are options of `capture`."""
     model = subject.model(getattr(torch, dtype))
     torch.manual_seed(11)
     torch.compiler.reset()  # what was traced before would make some of this graph dynamic
     short = wide_matmuls() if dtype == "bfloat16" else nullcontext()
-    with short, plant(model), capture(model, path, mode=mode):
+    with short, plant(model), capture(model, path, mode=mode, **kept):
         subject.run(model)
     return path
 
@@ -107,14 +109,14 @@ def _is_error(metrics: Metrics) -> bool:
     return far or metrics.cosine < 0.9 or metrics.max_abs_diff > 1
 
 
-def fault_rows(room: Path) -> Iterator[list[str]]:
+def fault_rows(room: Path, **kept: Any) -> Iterator[list[str]]:
     """A line for each planted fault."""
     for subject in SUBJECTS.values():
         for dtype in ("float32", "bfloat16"):
-            golden = dumped(subject, room / f"{subject.name}-{dtype}", dtype=dtype)
+            golden = dumped(subject, room / f"{subject.name}-{dtype}", dtype=dtype, **kept)
             for case in FAULTS[subject.name]:
                 if dtype in case.dtypes:
-                    mine = dumped(subject, room / "mine", case.plant, dtype)
+                    mine = dumped(subject, room / "mine", case.plant, dtype, **kept)
                     outcome = compare(golden, mine)
                     found = finding(outcome, case)
                     told = found.found if found.found == "exact" else f"{found.found}: {found.told}"
@@ -124,19 +126,19 @@ def fault_rows(room: Path) -> Iterator[list[str]]:
                     shutil.rmtree(mine)
 
 
-def benign_rows(room: Path) -> Iterator[list[str]]:
+def benign_rows(room: Path, **kept: Any) -> Iterator[list[str]]:
     """A line for each benign variant: FAIL rows of all that were compared."""
     for subject in SUBJECTS.values():
         for dtype in ("float32", "bfloat16"):
             golden = room / f"{subject.name}-{dtype}"
             for name, plant in BENIGN.items():
-                mine = dumped(subject, room / "mine", plant, dtype)
+                mine = dumped(subject, room / "mine", plant, dtype, **kept)
                 yield _benign(subject, dtype, name, golden, mine)
         golden = room / f"{subject.name}-float32"
         for mode in ("fx", "compiled"):
-            mine = dumped(subject, room / "mine", mode=mode)
+            mine = dumped(subject, room / "mine", mode=mode, **kept)
             yield _benign(subject, "float32", f"{mode} against eager", golden, mine)
-        mine = dumped(subject, room / "mine", dtype="bfloat16")
+        mine = dumped(subject, room / "mine", dtype="bfloat16", **kept)
         yield _benign(subject, "float32", "bfloat16 against float32", golden, mine)
 
 

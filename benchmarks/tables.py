@@ -9,6 +9,7 @@ TABLES: dict[str, str] = {
     "capture": "capture",
     "archive": "archive",
     "faults": "faults",
+    "faults-sampled": "sampled_faults",
     "truth": "truth.table",
     "truth-quick": "truth.quick",
     "truth-compacted": "truth.summaries",

@@ -254,3 +254,40 @@ def test_rows_in_which_nothing_differs_are_no_other_choice(tmp_path: Path) -> No
     outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "mine")
     assert not [row for row in outcome.rows if "another computation" in row.reason]
     assert outcome.tally[Verdict.FLIP] == 0
+
+
+def run_ranks(
+    path: Path, patch: pytest.MonkeyPatch, fault: tuple[int, float] | None = None
+) -> Path:
+    """A run of two processes, each with inputs of its own; the second one has the `fault`."""
+    patch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        patch.setenv("RANK", str(rank))
+        torch.manual_seed(rank)
+        net, x = Net(), torch.randn(2, 40, 64)
+        net.fault = fault if rank else None
+        with dumpcmp.capture(net, path, sample_rows=9), torch.no_grad():
+            net(x)
+    return path
+
+
+def test_ranks_that_lie_alike_are_compared_rank_by_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = run_ranks(tmp_path / "golden", monkeypatch)
+    assert dumpcmp.compare(golden, run_ranks(tmp_path / "same", monkeypatch)).passed
+    faulty = run_ranks(tmp_path / "faulty", monkeypatch, (39, 0.5))
+    outcome = dumpcmp.compare(golden, faulty)
+    wrong = [row for row in outcome.rows if row.verdict is Verdict.FAIL]
+    assert wrong and all(dict(row.by_rank)[0] == 0 < dict(row.by_rank)[1] for row in wrong)
+
+
+def test_ranks_and_one_process_are_not_judged_by_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = run_ranks(tmp_path / "ranks", monkeypatch)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    outcome = dumpcmp.compare(run(tmp_path / "one", sample_rows=9), target)
+    said = {row.verdict for row in outcome.rows if "lie over ranks" in row.reason}
+    assert said == {Verdict.INCONCLUSIVE}
