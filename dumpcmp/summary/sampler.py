@@ -10,7 +10,11 @@ from dumpcmp.nouns.sampled import EVENLY, ROWS, Sample, row_length
 from dumpcmp.summary.gpu.device import Packed, lent
 from dumpcmp.summary.summary import RAW_LIMIT, digest_of
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# What devices cannot gather as it is, and integers of the same width, which they can.
+_WORDS = {
+    torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8, torch.uint16: torch.int16,
+    torch.uint32: torch.int32, torch.uint64: torch.int64,
+}  # fmt: skip
 _MOST_KNOWN = 4096  # shapes whose places are kept
 
 
@@ -22,37 +26,56 @@ class Sampler:
 
     def __init__(self, num_rows: int) -> None:
         self._most = num_rows
-        # By sample, dims and device: where each row lies, flat or along every dim but the last.
+        # By shape and dtype: which rows, and how they lie in an archive; None: all of it is kept.
+        self._kept: dict[tuple[torch.Size, torch.dtype], tuple[Sample, Stored] | None] = {}
+        # By sample, dims, device and stream: where each row lies, flat or along the dims.
         self._places: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
 
     def __call__(self, tensor: Tensor) -> Packed | None:
         """The rows that are kept of `tensor`, or None where that is all of it."""
-        whole = tuple(tensor.shape)
-        sample = Sample.of(self._most, whole)
-        if sample.num_kept == sample.num_rows or tensor.numel() <= RAW_LIMIT:
+        kind = (tensor.shape, tensor.dtype)
+        try:
+            kept = self._kept[kind]
+        except KeyError:
+            if len(self._kept) >= _MOST_KNOWN:
+                self._kept.clear()
+            kept = self._kept[kind] = self._chosen(*kind)
+        if kept is None:
             return None
-        shape, dtype = (sample.num_kept, row_length(whole)), str(tensor.dtype)
+        sample, stored = kept
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            plain = tensor.detach()
-            rows = self._rows(plain, sample, shape[1]).view(shape)
-            stored = Stored(dtype.removeprefix("torch."), shape, ((ROWS, EVENLY),))
-            return Packed(stored, rows, _digest(plain))
+            word = _WORDS.get(tensor.dtype)
+            if word is None:
+                rows = self._rows(tensor, sample, stored.shape)
+            else:
+                rows = self._rows(tensor.view(word), sample, stored.shape).view(tensor.dtype)
+            return Packed(stored, rows, _digest(tensor))
 
-    def _rows(self, plain: Tensor, sample: Sample, row: int) -> Tensor:
+    def _chosen(self, shape: torch.Size, dtype: torch.dtype) -> tuple[Sample, Stored] | None:
+        whole = tuple(shape)
+        sample = Sample.of(self._most, whole)
+        if sample.num_kept == sample.num_rows or shape.numel() <= RAW_LIMIT:
+            return None
+        name, held = str(dtype).removeprefix("torch."), (sample.num_kept, row_length(whole))
+        return sample, Stored(name, held, ((ROWS, EVENLY),))
+
+    def _rows(self, tensor: Tensor, sample: Sample, shape: tuple[int, ...]) -> Tensor:
         """The elements of the rows, by a gather that reads nothing else."""
-        words = plain.view(_WORDS.get(plain.itemsize, plain.dtype))  # which any device gathers
-        if plain.is_contiguous():
-            (places,) = self._known((sample.num_rows,), sample, plain.device)
-            return words.view(-1, row).index_select(0, places).view(plain.dtype)
-        dims = tuple(plain.shape[:-1]) if plain.dim() > 1 else tuple(plain.shape)
-        return words[self._known(dims, sample, plain.device)].view(plain.dtype)
+        if tensor.is_contiguous():
+            (places,) = self._known((sample.num_rows,), sample, tensor.device)
+            return tensor.view(-1, shape[1]).index_select(0, places)
+        dims = tuple(tensor.shape[:-1]) if tensor.dim() > 1 else tuple(tensor.shape)
+        return tensor[self._known(dims, sample, tensor.device)].view(shape)
 
     def _known(
         self, dims: tuple[int, ...], sample: Sample, device: torch.device
     ) -> tuple[Tensor, ...]:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return _places(dims, sample, device)  # whose memory is the graph's own
-        key = (dims, sample, device)
+        stream = 0
+        if device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return _places(dims, sample, device)  # whose memory is the graph's own
+            stream = torch.cuda.current_stream(device).cuda_stream  # which alone waits for them
+        key = (dims, sample, device, stream)
         if key not in self._places:
             if len(self._places) >= _MOST_KNOWN:
                 self._places.clear()
@@ -71,9 +94,9 @@ def _places(dims: tuple[int, ...], sample: Sample, device: torch.device) -> tupl
     return tuple(reversed(found))
 
 
-def _digest(plain: Tensor) -> str:
+def _digest(tensor: Tensor) -> str:
     """Of all elements, where they lie on the host: it tells a tensor that was written to."""
-    if plain.device.type != "cpu":
+    if not tensor.is_cpu:
         return ""
-    dense = plain.contiguous()
+    dense = tensor.contiguous()
     return digest_of(lent(dense))

@@ -112,6 +112,21 @@ def test_rows_of_any_dtype_and_stride(device: str, dtype: torch.dtype) -> None:
         assert value_of(made.numbers).bits.tobytes() == whole[places].tobytes()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_stream_does_not_take_places_that_another_still_computes() -> None:
+    sampler, x = Sampler(6), torch.randn(4000, 64, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
+    sampler(x)  # whose places are behind that
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(side):
+        made = sampler(x)
+        assert made is not None
+        rows = made.numbers.cpu()
+    assert torch.equal(rows, x.cpu()[torch.from_numpy(Sample(6, 4000).rows)])
+
+
 def test_equal_rows_pass_and_nobody_calls_the_whole_equal(runs: Path) -> None:
     for golden in ("whole", "sampled"):
         outcome = dumpcmp.compare(runs / golden, runs / "sampled")
