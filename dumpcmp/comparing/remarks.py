@@ -27,6 +27,8 @@ def missing_of(name: str, side: OpenRun) -> Iterator[str]:
     for rank, facts in side.archive.run.items():
         if error := facts.get("run", {}).get("error"):
             yield f"{name}: rank {rank}: the program raised {error}"
+        if unseen := facts.get("run", {}).get("unseen_replays"):
+            yield f"{name}: rank {rank}: {unseen} replays of CUDA graphs are not recorded"
 
 
 def caveats(rule: Checker, rows: Sequence[Row]) -> Iterator[str]:

@@ -83,6 +83,20 @@ def test_what_nobody_sees_is_told(pretended: Pretended, tmp_path: Path) -> None:
     assert len(remarks) == 2
 
 
+def test_a_run_with_replays_that_nobody_saw_is_never_called_the_same(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+    with dumpcmp.capture(model, tmp_path / "golden"):
+        model(x)
+    with pytest.warns(CaptureWarning), dumpcmp.capture(model, tmp_path / "mine"):
+        model(x)
+        pretended.replay()
+    outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "mine")
+    assert outcome.exit_code == 2 and any("1 replays of CUDA" in one for one in outcome.missing)
+    assert dumpcmp.compare(tmp_path / "golden", tmp_path / "mine", partial=True).passed
+
+
 class Middle(nn.Module):
     """Captures and replays a graph in the middle of its own call."""
 

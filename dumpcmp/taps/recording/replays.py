@@ -243,7 +243,9 @@ class Replays:
 
     def facts(self) -> dict[str, Any]:
         """What run.json says of graphs, where there were any."""
-        return {"replays": self.num_replays} if self.num_replays else {}
+        if not self.num_replays:
+            return {}
+        return {"replays": self.num_replays, "unseen_replays": self.num_unseen + self.num_middle}
 
     def _begin(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
