@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge import Evidence
+from dumpcmp.nouns.key import Site, Slot
 from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.nouns.spoken import ranks_named
 
+When = tuple[int, int]  # a step, and the place in its order
+_NEVER: When = (-1, -1)
+
 
 def stopped_ranks(archive: Archive) -> dict[int, str]:
-    """The ranks that crashed, are missing or have fewer steps, and what is known of each."""
+    """The ranks that crashed, are missing or have fewer steps, and what is known of each.
+
+    Who is missing comes first, then who stopped first: the others may have waited for it.
+    """
     if archive.world_size == 1:
         return {}
-    found = dict.fromkeys(archive.missing_ranks, "is missing")
-    lacking = _lacking(archive)
+    found = [(_NEVER, rank, "is missing") for rank in archive.missing_ranks]
     crashed = [rank for rank, facts in archive.run.items() if facts.get("run", {}).get("error")]
     stopped = {*crashed, *archive.cut_short}
     ended = archive.calls_by_rank(stopped) if stopped else {}  # which reads all there is
-    for rank in archive.run:
-        if rank in ended:
-            found[rank] = _stopped(ended[rank].values())
-        elif rank in lacking:
-            found[rank] = lacking[rank]
-    return found
+    for rank, calls in ended.items():
+        end = _end(archive, rank, calls.values())
+        found.append((_when(end), rank, _stopped(end)))
+    found += [one for one in _lacking(archive) if one[1] not in ended]
+    return {rank: said for _, rank, said in sorted(found)}
 
 
 def said_of_ranks(stopped: Mapping[int, str]) -> Iterator[str]:
@@ -47,18 +52,38 @@ def open_for(
     return [one if one.pair.both else replace(one, lost=lost) for one in evidence]
 
 
-def _stopped(calls: Iterable[Call]) -> str:
-    """Where the record of a rank ends that has these `calls`."""
+def _when(end: Call | None) -> When:
+    return (end.step, end.order) if end else _NEVER
+
+
+def _end(archive: Archive, rank: int, calls: Iterable[Call]) -> Call | None:
+    """The last of these `calls` that the rank began; the weights of others are noted at the end."""
     own = [call for call in calls if call.phase is not Phase.RECOMPUTE]
-    if not own:
+    step = max((call.step for call in own), default=0)
+    slots: dict[Site, list[Slot]] = defaultdict(list)
+    for model in {call.model for call in own if call.step == step}:
+        for key, records in archive.shards_at(model, step).items():
+            if any(record.rank == rank for record in records):
+                slots[key.site].append(key.slot)
+    begun = [call for call in own if call.step < step or not _is_idle(slots[call.site])]
+    return max(begun, key=_when, default=None)
+
+
+def _is_idle(slots: Collection[Slot]) -> bool:
+    """Whether a call has weights and nothing else."""
+    return bool(slots) and all(slot.is_weight for slot in slots)
+
+
+def _stopped(end: Call | None) -> str:
+    """Where the record of a rank ends."""
+    if end is None:
         return "stopped before its first op"
-    last = max(own, key=lambda call: (call.step, call.order))
-    return f"stopped in {last.op}, call {last.call} of token {last.step}"
+    return f"stopped in {end.op}, call {end.call} of token {end.step}"
 
 
-def _lacking(archive: Archive) -> dict[int, str]:
+def _lacking(archive: Archive) -> Iterator[tuple[When, int, str]]:
     """The ranks that lack steps which others have of a model that they have, and which."""
-    found: dict[int, str] = {}
+    found: set[int] = set()
     for model in archive.models:
         steps = archive.steps(model)
         own: dict[int, list[int]] = defaultdict(list)
@@ -66,9 +91,9 @@ def _lacking(archive: Archive) -> dict[int, str]:
             for rank in archive.ranks_with(model, step):
                 own[rank].append(step)
         for rank, has in own.items():
-            if len(has) < len(steps):
-                found.setdefault(rank, _told_lacking(model, max(has), max(steps)))
-    return found
+            if len(has) < len(steps) and rank not in found:
+                found.add(rank)
+                yield (max(has) + 1, -1), rank, _told_lacking(model, max(has), max(steps))
 
 
 def _told_lacking(model: str, last: int, others: int) -> str:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,39 @@ def test_what_a_missing_rank_had_is_not_missing_in_the_model(golden: Path, tmp_p
     assert outcome.exit_code == 2 and "rank 1 is missing" in outcome.word
     assert not [row for row in outcome.rows if row.verdict.fails]
     assert outcome.tally[Verdict.PASS] and outcome.tally[Verdict.INCONCLUSIVE]
+
+
+class Rows(nn.Module):
+    """Layers that a rank has a share of the input features of: what each gives is a term."""
+
+    def __init__(self, rank: int, size: int, is_dying: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 1)
+        self.first.weight = nn.Parameter(self.first.weight.detach().chunk(size, 1)[rank].clone())
+        self.is_dying = is_dying
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_dying:
+            raise KeyboardInterrupt
+        out: Tensor = self.first(x).sum() + 0 * self.last.bias
+        return out
+
+
+def test_a_term_of_what_a_rank_did_not_live_to_give_is_no_difference(tmp_path: Path) -> None:
+    """Nor did the rank that died come as far as the weights that are noted at the end."""
+    for path, rank, size in (("golden", 0, 1), ("d", 0, 2), ("d", 1, 2)):
+        dumpcmp.set_rank(rank, size)
+        model = Rows(rank, size, is_dying=rank == 1)
+        x = torch.linspace(-1, 1, 2 * WIDTH).reshape(2, WIDTH).chunk(size, 1)[rank]
+        captured = dumpcmp.capture(None, tmp_path / path, mode="eager", weights=True)
+        with suppress(KeyboardInterrupt), torch.no_grad(), captured:
+            model(x)
+    outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "d")
+    assert outcome.exit_code == 2 and "rank 1 stopped in <root>, call 0" in outcome.word
+    assert not [row for row in outcome.rows if row.verdict.fails]
+    (term,) = (r for r in outcome.rows if r.key.op == "first" and r.key.slot == "output.0")
+    assert term.verdict is Verdict.INCONCLUSIVE and "may be a term of it" in term.reason
 
 
 def test_ranks_are_named_in_a_line() -> None:

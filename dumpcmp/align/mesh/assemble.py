@@ -162,13 +162,17 @@ def assemble(
     """Both values whole. What neither layout nor user says is solved from the other side.
 
     `limit` is the relative error up to which a solved layout fits; `assumed` is the layout of a
-    like value, taken where nothing fits; `known` is what the target's was found to be before.
+    like value, taken where nothing fits; `known` is what the target's was found to be before. What
+    a rank that stopped has no share of may be a term, where it is not golden's.
     """
     sides = _assembled(golden, target, limit, assumed, known)
-    if sides[0].value.shape != sides[1].value.shape:
-        for held in (golden, target):
-            if held.lost:
-                raise LostShardError(f"{held.lost}; what is there is no whole value")
+    values = sides[0].value, sides[1].value
+    is_whole = values[0].shape == values[1].shape
+    for held in (golden, target):
+        if held.lost and not is_whole:
+            raise LostShardError(f"{held.lost}; what is there is no whole value")
+        if held.lost and not held.slot.is_weight and distance(*values).rel_l2 > limit:
+            raise LostShardError(f"{held.lost}; what is there may be a term of it")
     return sides
 
 

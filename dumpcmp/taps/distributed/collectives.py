@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.record import Call, Phase
 from dumpcmp.pytorch.names import patched
-from dumpcmp.taps.distributed.ranks import hearing
+from dumpcmp.taps.distributed.ranks import after_pass, hearing
 from dumpcmp.taps.recording.functions import Function
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.step import Step
@@ -113,6 +113,8 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if call is not None and outputs:
             work = result[-1] if isinstance(result, tuple) else result
             self._pending.append(_Pending(step, call, outputs, dist.Work.unbox(work)))
+            if _is_backward():  # torch waits where Python sees nothing, and uses a bucket again
+                after_pass(self.record_finished)
         return result
 
     def _count(self, name: Collective, bound: dict[str, Any]) -> None:
@@ -196,8 +198,9 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if step.scopes.is_open:
             yield
             return
-        backward = torch._C._current_graph_task_id() != -1
-        mark, phase = ("@backward", Phase.BACKWARD) if backward else ("@after", Phase.FORWARD)
+        mark, phase = ("@after", Phase.FORWARD)
+        if _is_backward():
+            mark, phase = ("@backward", Phase.BACKWARD)
         scopes = self._scopes.setdefault(step, {})
         with step.aside_in(scopes.setdefault(mark, Scope("", 0, mark)), phase):
             yield
@@ -215,6 +218,10 @@ def collectives(step_here: Callable[[], Step | None]) -> Iterator[None]:
                 yield
         finally:
             mode.record_finished()
+
+
+def _is_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def _bound(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -209,8 +209,13 @@ def after_backward(parameter: Tensor, put: Callable[[], None]) -> None:
     if _schedules:
         _schedules[-1][id(parameter)] = put
         return
+    after_pass(put)
+
+
+def after_pass(run: Callable[[], None]) -> None:
+    """Run `run` when the backward pass that this thread is in has ended, and what torch adds."""
     engine: Any = torch.autograd.Variable._execution_engine
-    engine.queue_callback(lambda: engine.queue_callback(put))
+    engine.queue_callback(lambda: engine.queue_callback(run))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing import compare
@@ -151,6 +152,17 @@ def test_collectives_are_named_by_the_axis_of_the_mesh_that_they_run_over(found:
     said = [c.arguments for c in archive.calls_of(0).values() if '"group"' in c.arguments]
     assert any('"axis":"tp"' in words for words in said)
     assert any('"axis":"dp"' in words for words in said)
+
+
+def test_a_bucket_of_gradients_is_recorded_as_it_was_in_its_own_step(found: Any) -> None:
+    """Torch waits for it where Python sees nothing, and uses its memory again in the next step."""
+    archive = Archive(found("ddp steps-2"))
+    given = [key for key in archive if "all_reduce" in key.op and key.slot == "input.0"]
+    assert [key.step for key in given] == [0, 1, 2]
+    for key in given:
+        terms = [archive.tensor(record) for record in archive.shards(key)]
+        for got in archive.shards(key.site.key("output.0")):
+            assert torch.equal(archive.tensor(got), terms[0] + terms[1])
 
 
 def test_gradients_of_ranks_are_held_against_the_backward_pass_of_their_op(found: Any) -> None:

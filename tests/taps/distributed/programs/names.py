@@ -19,6 +19,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "fsdp": ("fsdp", {}),
     "fsdp-tp": ("fsdp", {"tp": 2}),
     "ddp": ("ddp", {}),
+    "ddp steps": ("ddp_steps", {}),
     "pipeline": ("pipeline", {}),
     "megatron": ("megatron", {}),
     "annotated": ("megatron", {"annotate": True}),

@@ -97,6 +97,18 @@ def ddp(capture: Capture) -> None:
     _train(capture, nn.parallel.DistributedDataParallel(Decoder()), *_my_samples())
 
 
+def ddp_steps(capture: Capture) -> None:
+    """The same for three steps: torch makes its buckets anew after the first, and keeps them."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 3))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    with capture():
+        for step in range(3):
+            loss: Any = model(torch.full((2, 4), step + dist.get_rank() + 1.0)).square().sum()
+            loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+
+
 def data_parallel(capture: Capture, fault: str = "") -> None:
     """Data parallelism by hand: all_reduce of the gradients, then the mean."""
     model = Decoder()
