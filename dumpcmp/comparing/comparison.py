@@ -145,7 +145,8 @@ def compare(
     ]
     missing = () if partial else (*missing_of("golden", ours), *missing_of("my side", theirs))
     background = comparing.showing.background(ours.archive, theirs.archive)
-    return replace(comparing.gathered.outcome(remarks, missing), background=background)
+    outcome = comparing.gathered.outcome(remarks, missing)
+    return replace(outcome, background=background, num_sampled=noted.num_sampled)
 
 
 @dataclass(slots=True, eq=False)

@@ -207,6 +207,7 @@ class Outcome(Answer):
     remarks: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()  # what the runs were to record, and did not
     background: Background = field(default_factory=Background)  # for those who show it
+    num_sampled: int = 0  # values of which some rows alone were kept and compared
     COLUMNS = ("token", "op", "slot", "verdict", "rel_l2", "reason")
 
     @property
@@ -274,7 +275,9 @@ class Outcome(Answer):
             case Conclusion.SAME:
                 if not marked(self.rows, Trait.APART):
                     return ": everything compared is the same, bit for bit"
-                return ": everything compared agrees within rounding"
+                said = ": everything compared agrees within rounding"
+                some = f"; of {self.num_sampled} values only some rows were compared"
+                return said + some if self.num_sampled else said
             case Conclusion.DECISIONS:
                 return f": every op is right; {self._flipped()}"
             case Conclusion.UNKNOWN:

@@ -132,6 +132,9 @@ def test_equal_rows_pass_and_nobody_calls_the_whole_equal(runs: Path) -> None:
         outcome = dumpcmp.compare(runs / golden, runs / "sampled")
         assert outcome.passed
         assert outcome.remarks[0].startswith("rows were sampled")
+        assert outcome.word.startswith("SAME: ") and outcome.word.endswith(
+            "only some rows were compared"
+        )
         rows = [row for row in outcome.rows if row.metrics and row.metrics.sample]
         assert rows and all("9 of 80 rows" in row.reason for row in rows)
         assert not any(row.metrics and row.metrics.equal for row in rows)
