@@ -170,6 +170,8 @@ every mode
         torch.nn: Module.__call__>_compiled_call_impl
     to know a value that was stored before
         torch: Tensor._version UntypedStorage._cdata
+    to tell which weights have changed
+        torch.nn: Module.register_parameter>_parameters Module.register_buffer>_buffers
     to know what kind of tensor a value is
         torch._C: _dispatch_keys
     to tell recomputation from forward

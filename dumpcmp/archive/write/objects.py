@@ -13,8 +13,15 @@ from typing import Any
 
 from dumpcmp.archive import encoder, schema
 from dumpcmp.archive.encoder import padded
-from dumpcmp.archive.paths import link_name
-from dumpcmp.archive.schema import ALIGNMENT, CALL_FIELDS, MAX_ATTRIBUTE, PREFIX_HEADER, Form
+from dumpcmp.archive.paths import group_path, link_name
+from dumpcmp.archive.schema import (
+    ALIGNMENT,
+    CALL_FIELDS,
+    MAX_ATTRIBUTE,
+    PREFIX_HEADER,
+    Form,
+    call_json,
+)
 from dumpcmp.nouns.record import Call, Kept
 from dumpcmp.nouns.value import DTYPES
 
@@ -28,6 +35,28 @@ def _shared_attributes(*values: str | int) -> tuple[bytes, int]:
     """The attributes that many calls share, as messages, and how many they are."""
     told = [each for each in zip(_SHARED, values, strict=True) if each[1] != ""]
     return b"".join(encoder.attribute(*each) for each in told), len(told)
+
+
+class CallText:
+    """What a part says of a call, which may come again in the next step, laid out once."""
+
+    __slots__ = ("_group", "path", "prefix", "text")
+
+    def __init__(self, call: Call) -> None:
+        self.text = call_json(call)
+        self.prefix = schema.text_prefix(self.text)
+        self.path = group_path(call.op, call.call)
+        self._group: Group | None = None
+
+    def describe(self, group: Group, call: Call) -> None:
+        """Give `group`, which is that of `call`, its attributes."""
+        known = self._group
+        if known is None:
+            known = Group(None)
+            known.describe_call(call)
+            self._group = known
+        group.attributes, group.num_attributes = known.attributes, known.num_attributes
+        group.long_texts = known.long_texts
 
 
 class Group:

@@ -17,7 +17,7 @@ from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import encoder, schema
 from dumpcmp.archive.encoder import LINK_COUNT_AT, padded
-from dumpcmp.archive.paths import group_path, part_name
+from dumpcmp.archive.paths import part_name
 from dumpcmp.archive.schema import (
     ABSENT,
     ALIGNMENT,
@@ -28,7 +28,7 @@ from dumpcmp.archive.schema import (
     lost_row,
 )
 from dumpcmp.archive.write.dense import DatasetMaker, is_loose, lay_densely
-from dumpcmp.archive.write.objects import Group, Template
+from dumpcmp.archive.write.objects import CallText, Group, Template
 from dumpcmp.nouns.record import Call, Source
 
 _PACK_ROW = ROW.pack
@@ -123,10 +123,10 @@ class Part:
         return ROW.unpack_from(self.rows, number * ROW.size)
 
     def append_call(self, call: Call) -> None:
-        text = call_json(call)
+        told = CallText(call)
         numbers = (len(self.calls), 0, 0, call.order)
-        self.append(schema.CALL, schema.text_prefix(text), numbers=numbers)
-        self.add_call(call, text)
+        self.append(schema.CALL, told.prefix, numbers=numbers)
+        self.add_call(call, told)
 
     def append_form(self, form: Template) -> int:
         """Append the next form; gives its number."""
@@ -174,12 +174,12 @@ class Part:
         self.append(schema.LINK, prefix, numbers=(call, number, self.num_rows, order))
         self.add_link(owner, row, target, path)
 
-    def add_call(self, call: Call, text: bytes) -> None:
+    def add_call(self, call: Call, told: CallText) -> None:
         """Take the next call: its group, with its attributes."""
-        group = self._group(group_path(call.op, call.call))
-        group.describe_call(call)
+        group = self._group(told.path)
+        told.describe(group, call)
         self.call_groups.append(group)
-        self.calls.append(text)
+        self.calls.append(told.text)
 
     def add_lost_call(self) -> None:
         """Leave a number for a call that was lost, so that the others keep theirs."""

@@ -48,13 +48,13 @@ class CallPlan:
     call: Call
     plan: PartPlan | None = None
     number: int = 0
-    earlier: dict[PartPlan, int] = field(default_factory=dict)  # its numbers in other parts
     slots: dict[str, Holding] = field(default_factory=dict)
+    earlier: dict[PartPlan, int] | None = None  # its numbers in other parts
 
     def move_to(self, plan: PartPlan, number: int) -> None:
         """Have what comes next in `plan`, where the call has this number."""
         if self.plan is not None:
-            self.earlier[self.plan] = self.number
+            self.earlier = {**(self.earlier or {}), self.plan: self.number}
         self.plan, self.number = plan, number
 
 

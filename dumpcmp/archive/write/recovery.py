@@ -9,8 +9,8 @@ from typing import Any
 from dumpcmp.archive.paths import dataset_path, parts_in
 from dumpcmp.archive.read.contents import Contents, PartFile, read_index
 from dumpcmp.archive.read.scan import Found, gather, journal_records, part_facts, scan
-from dumpcmp.archive.schema import ABSENT, DENSE, NO_ROW, PREFIX_HEADER, call_json, lost_row
-from dumpcmp.archive.write.objects import Template
+from dumpcmp.archive.schema import ABSENT, DENSE, NO_ROW, PREFIX_HEADER, lost_row
+from dumpcmp.archive.write.objects import CallText, Template
 from dumpcmp.archive.write.part import LOST_PATH, Owner, Part
 from dumpcmp.nouns.errors import ArchiveError
 
@@ -56,7 +56,7 @@ def _declare(part: Part, written: Contents, contents: Contents) -> None:
         if number not in calls:
             part.add_lost_call()
         elif number < len(written.listed_calls):
-            part.add_call(calls[number], call_json(calls[number]))
+            part.add_call(calls[number], CallText(calls[number]))
         else:
             part.append_call(calls[number])
     forms, num_written = [Template(form) for form in contents.forms], len(written.forms)

@@ -10,12 +10,12 @@ from struct import Struct
 from typing import Any
 
 from dumpcmp.archive import schema
-from dumpcmp.archive.schema import ALIGNMENT, MAGIC, MAX_LINKS, call_json, form_key, text_prefix
+from dumpcmp.archive.schema import ALIGNMENT, MAGIC, MAX_LINKS, form_key
 from dumpcmp.archive.write.drain import GATHER_NBYTES, Drain
-from dumpcmp.archive.write.objects import Template, trouble_with
+from dumpcmp.archive.write.objects import CallText, Template, trouble_with
 from dumpcmp.archive.write.part import Owner
 from dumpcmp.archive.write.plans import CallPlan, Holding, PartPlan, StepPlan, Steps
-from dumpcmp.nouns.record import Call, Kept, Record, Source, Where
+from dumpcmp.nouns.record import Call, Kept, Phase, Record, Source, Where
 
 WIDE_NBYTES = 16 << 20  # a value after which another part goes on, so that threads write at once
 MOST_FORMS = 65_536
@@ -30,7 +30,7 @@ _PACK_LINK = Struct(f"{schema.HEADER.format}{ALIGNMENT}s").pack_into
 _MOST_TEXTS = 16_384
 
 
-_TOLD = attrgetter(*schema.CALL_FIELDS)
+_told_of = attrgetter(*(name for name in schema.CALL_FIELDS if name != "phase"))
 
 
 class Staging:
@@ -45,7 +45,7 @@ class Staging:
         self._ring, self._room = drain.ring, drain.ring.room
         self._sequence = 1
         self._forms: dict[Any, Template] = {}
-        self._texts: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}  # of calls, by what they tell
+        self._texts: dict[tuple[Any, ...], CallText] = {}
         self._step: StepPlan | None = None
 
     def take_call(self, call: Call) -> None:
@@ -126,7 +126,7 @@ class Staging:
         if call is None:
             bare = Call(key.model, key.step, key.op, key.call, record.order)
             call = step.calls[key.op, key.call] = CallPlan(bare)
-        if plan in call.earlier:
+        if call.earlier and plan in call.earlier:
             call.move_to(plan, call.earlier.pop(plan))
         else:
             self._declare(call, plan)
@@ -257,20 +257,20 @@ class Staging:
     def _declare(self, planned: CallPlan, plan: PartPlan) -> None:
         """Give the call a number in the part, and write it down there."""
         planned.move_to(plan, plan.count_call())
-        facts = _TOLD(planned.call)
-        text, prefix = self._texts.get(facts) or self._told(facts, planned)
-        header = (planned.number, 0, 0, planned.call.order)
-        self._lay(schema.CALL, prefix, plan, header, (planned.call, text))
+        call = planned.call
+        facts = (_told_of(call), call.phase is Phase.FORWARD or call.phase)  # an enum hashes slowly
+        told = self._texts.get(facts) or self._told(facts, planned)
+        header = (planned.number, 0, 0, call.order)
+        self._lay(schema.CALL, told.prefix, plan, header, (planned.call, told))
 
-    def _told(self, facts: tuple[Any, ...], planned: CallPlan) -> tuple[bytes, bytes]:
-        """A call as JSON, and as the prefix of a record; the same comes again in each step."""
-        text = call_json(planned.call)
-        if len(text) > schema.MAX_TEXT:
+    def _told(self, facts: tuple[Any, ...], planned: CallPlan) -> CallText:
+        """What is said of a call; the same comes again in each step."""
+        told = CallText(planned.call)
+        if len(told.text) > schema.MAX_TEXT:
             omitted = json.dumps({"omitted": f"{len(planned.call.arguments)} characters"})
             planned.call = replace(planned.call, arguments=omitted)
-            text = call_json(planned.call)
-        told = text, text_prefix(text)
-        if len(text) <= schema.MAX_CACHED:
+            told = CallText(planned.call)
+        if len(told.text) <= schema.MAX_CACHED:
             if len(self._texts) >= _MOST_TEXTS:
                 self._texts.clear()
             self._texts[facts] = told

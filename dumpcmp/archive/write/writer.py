@@ -153,11 +153,11 @@ class ArchiveWriter:
 
     def call(self, call: Call) -> None:
         """Receive a call, before the Records of its values. The first of its name stays."""
-        self._receive(self._staging.take_call, call)
+        (self._take if HOLD.depth else self._receive)(self._staging.take_call, call)
 
     def put(self, record: Record, source: Source | None) -> None:
         """Receive a value; `source` is None for a link (`same_as`) or a `problem`."""
-        self._receive(self._staging.take, record, source)
+        (self._take if HOLD.depth else self._receive)(self._staging.take, record, source)
 
     def text(self, model: str, name: str, text: str) -> None:
         """Receive a readable companion of the run, such as a graph as code."""
@@ -174,7 +174,12 @@ class ArchiveWriter:
 
     def _receive(self, take: Callable[..., None], *what: Any) -> None:
         """Have `take` do it, unless the capture has ended; trouble here ends it."""
-        with HOLD, self._turn, self._lock:
+        with HOLD:
+            self._take(take, *what)
+
+    def _take(self, take: Callable[..., None], *what: Any) -> None:
+        """The same of who holds already: to hold twice costs a microsecond."""
+        with self._turn, self._lock:
             if not self._stopped and self._drain.error is None:
                 try:
                     take(*what)
@@ -192,7 +197,7 @@ class ArchiveWriter:
         self, call: Call, slot: str, form: Template, source: Source | None, same_as: Where | None
     ) -> bool:
         """Receive a value whose form is known; False where `put` must have it described."""
-        if not HOLD.depth:  # to hold twice costs a microsecond, and who has many holds already
+        if not HOLD.depth:
             return False
         with self._turn, self._lock:
             if self._stopped or self._drain.error is not None:

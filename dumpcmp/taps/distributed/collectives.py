@@ -202,7 +202,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _is_backward():
             mark, phase = ("@backward", Phase.BACKWARD)
         scopes = self._scopes.setdefault(step, {})
-        with step.aside_in(scopes.setdefault(mark, Scope("", 0, mark)), phase):
+        with step.aside_in(scopes.setdefault(mark, step.scopes.beside(mark)), phase):
             yield
 
 

@@ -69,7 +69,7 @@ class Watches:
         handle.remove()
         self.running(gradients)
         with HOLD, DisableTorchFunction(), DisableTorchDispatch():
-            gradients.put(targets, grad)
+            gradients.step.put_at(targets, grad)
 
     def _parameter_fired(self, model: str, name: str, parameter: Tensor) -> None:
         gradients = self._running.get(model) or self._latest[model]
@@ -129,13 +129,6 @@ class Gradients:
         """The backward pass has reached this step: gradients of parameters now belong to it."""
         self._watches.running(self)
 
-    def put(self, targets: _Targets, grad: Tensor) -> None:
-        """Record `grad` at the first of `targets`, and links to it at the others."""
-        first = None
-        for call, slot in targets:
-            key = self.step.put(call, slot, grad, same_as=first)
-            first = first or key
-
     def put_parameter(self, name: str, parameter: Tensor) -> None:
         """Record the gradient that a parameter has after the backward pass of this step.
 
@@ -149,4 +142,4 @@ class Gradients:
         targets = [] if distributed.is_distributed() else self._takers.get(id(parameter), [])
         if self.step.tap.selects_op(path or ROOT):
             targets = [(self.step.module_call(path or ROOT), f"grad.{word}"), *targets]
-        self.put(targets, parameter.grad)
+        self.step.put_at(targets, parameter.grad)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from dumpcmp.nouns.key import ROOT
+from dumpcmp.nouns.key import ROOT, Op
 from dumpcmp.pytorch.trees import Slots
 
 _Version = tuple[int, int | None]
+Ops = dict[str, dict[str, Op | None]]  # by scope and function; None where it is not selected
 
 
 def has_state(module: nn.Module) -> bool:
@@ -28,6 +29,7 @@ class Model:
         self.num_steps = 0
         self.graphs = itertools.count()  # numbers those of its graphs that are kept as text
         self.paths: dict[int, str] = {}
+        self.ops: Ops = {}
         self._weighed: dict[tuple[str, str], _Version] = {}  # as they were recorded last
         self._root: Callable[[], nn.Module | None] = lambda: None
 
@@ -86,7 +88,10 @@ def _version_of(tensor: Tensor) -> _Version:
         place = tensor.data_ptr()
     except RuntimeError:  # a wrapper without elements of its own
         place = id(tensor)
-    return place, None if tensor.is_inference() else tensor._version
+    try:
+        return place, tensor._version
+    except RuntimeError:  # an inference tensor, which has none; to ask it first takes longer
+        return place, None
 
 
 class FunctionModel(Model):
@@ -113,32 +118,41 @@ class FunctionModel(Model):
 class Scope:
     """One call of a module, within which its functions are counted."""
 
-    __slots__ = ("_functions", "call", "path", "prefix")
+    __slots__ = ("_numbers", "_ops", "call", "path", "prefix")
 
-    def __init__(self, path: str, call: int, mark: str = "") -> None:
+    def __init__(self, path: str, call: int, mark: str, ops: Ops) -> None:
         self.path = path
         self.call = call
         self.prefix = (path or ROOT) + (f"@{call}" if call else "") + mark
-        self._functions: dict[str, tuple[str, itertools.count[int]] | None] = {}
+        self._ops = ops.setdefault(self.prefix, {})
+        self._numbers: dict[str, int] = {}
 
-    def count(self, function: str, selects: Callable[[str], bool]) -> tuple[str, int] | None:
+    def count(self, function: str, selects: Callable[[str], bool]) -> tuple[Op, int] | None:
         """The op of `function` here and the number of this call of it; None if not selected.
 
-        `selects` is asked about an op once.
+        `selects` is asked about an op once in all steps that share what they know of ops.
         """
-        if function not in self._functions:
-            op = f"{self.prefix}/{function}"
-            self._functions[function] = (op, itertools.count()) if selects(op) else None
-        found = self._functions[function]
-        return None if found is None else (found[0], next(found[1]))
+        if function not in self._ops:
+            named = Op(f"{self.prefix}/{function}")
+            self._ops[function] = named if selects(named) else None
+        op = self._ops[function]
+        if op is None:
+            return None
+        number = self._numbers.get(function, 0)
+        self._numbers[function] = number + 1
+        return op, number
 
 
 class Scopes:
-    """The scopes of one step; `mark` stands behind the path in the ops of a recomputation."""
+    """The scopes of one step; `mark` stands behind the path in the ops of a recomputation.
 
-    def __init__(self, mark: str = "") -> None:
-        self.root = self.here = Scope("", 0)
+    `ops` are those that are known from steps before.
+    """
+
+    def __init__(self, ops: Ops, mark: str = "") -> None:
+        self.root = self.here = Scope("", 0, "", ops)
         self.mark = mark
+        self._ops = ops
         self._outer: list[Scope] = []
         self._calls: dict[str, int] = {}
 
@@ -150,7 +164,11 @@ class Scopes:
         """The scope of the next call of the module at `path`."""
         number = self._calls.get(path, 0)
         self._calls[path] = number + 1
-        return Scope(path, number, self.mark)
+        return Scope(path, number, self.mark, self._ops)
+
+    def beside(self, mark: str) -> Scope:
+        """A scope of the root for what runs beside its calls."""
+        return Scope("", 0, mark, self._ops)
 
     def open(self, path: str) -> Scope:
         self._outer.append(self.here)

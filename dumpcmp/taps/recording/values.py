@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -134,11 +134,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-@dataclass(slots=True)
-class _Seen:
-    where: Where
-    version: int | None  # None: an inference tensor, which has none
-    digest: str  # empty: on a GPU, where reading the bytes back would stop the program
+# Where a value lies; its version, or None: an inference tensor, which has none; and its digest, or
+# nothing: on a GPU, where reading the bytes back would stop the program.
+_Seen = tuple[Where, int | None, str]
 
 
 class Values:
@@ -166,6 +164,28 @@ class Values:
                 outlet.counts.values += 1
                 version = tensor._version if counted else None
                 self._store(call, slot, tensor, version, condense=outlet.condense)
+
+    def put_at(self, targets: Sequence[tuple[Call, str]], tensor: Tensor) -> None:
+        """Record one value at several slots: at the first of them, and links to it at the others.
+
+        It is looked at once.
+        """
+        outlet, where = self._outlet, None
+        counted = counts_writes(tensor)
+        if counted is None or distributed.layout_of(tensor):
+            for call, slot in targets:
+                where = self.put(call, slot, tensor, where)
+            return
+        plain = Plain(tensor)
+        with outlet.lock:
+            for call, slot in targets:
+                outlet.counts.values += 1
+                if where is not None:
+                    outlet.counts.links += 1
+                    self._hand(call, slot, plain, same_as=where)
+                    continue
+                version = tensor._version if counted else None
+                where = self._store(call, slot, tensor, version, condense=outlet.condense)
 
     def put(
         self,
@@ -263,8 +283,8 @@ class Values:
         seen = self._seen.get(place)
         if seen is not None and not fresh and _is_still(seen, tensor, version):
             outlet.counts.links += 1
-            self._hand(call, slot, plain, same_as=seen.where)
-            return seen.where
+            self._hand(call, slot, plain, same_as=seen[0])
+            return seen[0]
         if held not in self._storages:  # holding it keeps its address from being reused
             self._storages[held] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         condensed = condense(self._key(call, slot), tensor, layout) if condense else None
@@ -278,7 +298,7 @@ class Values:
             digest = condensed.digest
         outlet.counts.nbytes += source.nbytes
         if outlet.remembers:
-            self._seen[place] = _Seen(where, version, digest)
+            self._seen[place] = (where, version, digest)
         return where
 
     def _hand(
@@ -351,8 +371,9 @@ def _is_still(seen: _Seen, tensor: Tensor, version: int | None) -> bool:
     The version counter misses writes through ``.data`` or a numpy alias, so the bytes decide
     wherever they can be read without stopping the program.
     """
-    if seen.version != version:
+    _, before, digest = seen
+    if before != version:
         return False
-    if seen.digest:
-        return digest_of(tensor) == seen.digest
+    if digest:
+        return digest_of(tensor) == digest
     return version is not None
