@@ -130,6 +130,9 @@ class DeviceSource:
     def _send(self, landing: Landing, after: Callable[[], None]) -> Transfer:
         tensor, stagings, device = self.tensor, self._stagings, self.tensor.device
         here = torch.cuda.current_stream(device)
+        if self._own and self.nbytes <= AT_ONCE_NBYTES:
+            landing.take(tensor)
+            return Transfer(here, stagings.pages, after)
         if not self._own:
             clone = stagings.clone(tensor) if self.nbytes > AT_ONCE_NBYTES else None
             if clone is None:
