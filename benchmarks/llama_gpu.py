@@ -28,6 +28,7 @@ from dumpcmp.nouns.row import Verdict
 
 SECONDS = 150.0  # after which no further row is begun
 SAMPLED = Retention(sample_rows=64)
+CHECKSUM = Retention("summary", checksum=True)
 HEADINGS = [
     "model", "run", "captured", "prefill", "ratio", "a decode step", "ratio", "written", "seen",
 ]  # fmt: skip
@@ -203,6 +204,7 @@ def ways() -> dict[str, Around]:
     return {
         "no capture": lambda _: nullcontext(),
         "dump --level modules --keep summary": dumped(level="modules", keep="summary"),
+        "dump --level modules --keep summary --checksum": dumped(level="modules", keep=CHECKSUM),
         "dump --level modules --sample-rows 64": dumped(level="modules", keep=SAMPLED),
         "dump --keep summary": dumped(keep="summary"),
         "dump --sample-rows 64": dumped(keep=SAMPLED),
