@@ -84,8 +84,9 @@ def pipeline(capture: Capture, fault: str = "") -> None:
     rank, host = dist.get_rank(), torch.device("cpu")
     model = Decoder(layers=range(rank, rank + 1), first=rank == 0, last=rank == 1)
     _planted(model, fault)
-    model.to(device()).register_forward_pre_hook(lambda _, args: (args[0].to(device()),))
-    model.register_forward_hook(lambda *taken: taken[2].to(host))
+    model.to(device())  # which may be the host: copies are made there, too
+    model.register_forward_pre_hook(lambda _, args: (args[0].to(device(), copy=True),))
+    model.register_forward_hook(lambda *taken: taken[2].to(host, copy=True))
     stage = PipelineStage(model, rank, 2, host)
     words: dict[str, Any] = {"scale_grads": False} if fault == "unscaled" else {}
     schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=loss_of, **words)

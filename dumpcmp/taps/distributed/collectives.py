@@ -150,6 +150,8 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for one in list(self._pending):
             if one.waited or (one.work is not None and one.work.is_completed()):
                 self._pending.remove(one)
+                if not one.waited and one.outputs[0].is_cuda:
+                    one.work.synchronize()  # this stream with that of the result
                 single = len(one.outputs) == 1
                 one.step.outputs(one.call, one.outputs[0] if single else one.outputs)
 

@@ -54,6 +54,7 @@ class _State(threading.local):
 
 
 here = _State()
+_working: list[tuple[Coordinate, Any]] = []  # microbatches and stages, for autograd's own threads
 _begun: list[World] = []  # at most one: what this process was when its capture began
 _stated: list[World] = []  # at most one: what set_rank was last told
 _layouts: Any = WeakIdKeyDictionary()  # Layouts of plain tensors, by the tensor's identity
@@ -115,7 +116,7 @@ def layout(tensor: _AnyTensor, text: str) -> _AnyTensor:
 def layout_of(tensor: Tensor) -> str:
     """What is known of a plain tensor's layout, as the text of its Record."""
     coordinates = _stated[0].coordinates if _stated else ()
-    if not coordinates and not _layouts.data and here.microbatch is None:
+    if not coordinates and not _layouts.data and _working_on()[0] is None:
         return ""
     known = _layouts.get(tensor, Layout())
     axes = {c.axis for c in known.coordinates}
@@ -187,9 +188,10 @@ def of_model(op: str, found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor
     What a pipeline stage takes from the one before it, or gives to the next, is no input or
     output of the model: the modules inside the stage and the sends and receives have it.
     """
-    if op != ROOT or here.stage is None:
+    stage = _working_on()[1]
+    if op != ROOT or stage is None:
         return found
-    kept = {"input": here.stage.is_first, "output": here.stage.is_last}
+    kept = {"input": stage.is_first, "output": stage.is_last}
     return [(slot, tensor) for slot, tensor in found if kept.get(Slot(slot).kind, True)]
 
 
@@ -264,7 +266,7 @@ def _waited(tensor: Tensor) -> Tensor:
 
 
 def _in_microbatch(known: Layout) -> Layout:
-    microbatch = here.microbatch
+    microbatch = _working_on()[0]
     if microbatch is None:
         return known
     return replace(known, coordinates=(*known.coordinates, microbatch))
@@ -286,6 +288,15 @@ def _remembering_origin(from_local: Callable[..., Tensor]) -> Callable[..., Tens
         return made
 
     return call
+
+
+def _working_on() -> tuple[Coordinate | None, Any]:
+    """The microbatch and the stage that this thread works on.
+
+    What lies on a GPU autograd does in a thread of its own, while the one that asked for it waits.
+    """
+    is_asked = here.microbatch is None and torch._C._current_graph_task_id() != -1
+    return _working[-1] if is_asked and _working else (here.microbatch, here.stage)
 
 
 def _pipeline_patches() -> list[Patch]:
@@ -310,9 +321,11 @@ def _numbered(run: Callable[..., Any]) -> Callable[..., Any]:
         before = here.microbatch, here.stage
         here.microbatch = Coordinate(MICROBATCH, chunk, self.chunks, known=False)
         here.stage = self
+        _working.append((here.microbatch, self))
         try:
             return run(self, chunk, *args, **kwargs)
         finally:
+            _working.pop()
             here.microbatch, here.stage = before
 
     return call

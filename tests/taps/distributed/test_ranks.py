@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,3 +182,27 @@ def test_a_traced_program_meets_the_function_that_dynamo_knows() -> None:
     with remembering():
         assert DTensor.from_local is not known
     assert DTensor.from_local is known
+
+
+class _Stage:
+    """What is known of a pipeline's stage while it works on one of two microbatches."""
+
+    chunks = 2
+    is_first = is_last = False
+
+
+def test_a_gradient_is_of_the_microbatch_at_work_whichever_thread_computes_it() -> None:
+    """As autograd's own threads do for all that lies on a GPU."""
+    said: list[str] = []
+
+    def work(stage: _Stage, chunk: int) -> None:
+        x = torch.ones(2, requires_grad=True)
+        x.register_hook(lambda grad: said.append(layout_of(grad)))  # type: ignore[no-untyped-call]
+        thread = Thread(target=(chunk * x).sum().backward)
+        thread.start()
+        thread.join()
+
+    for chunk in range(2):
+        distributed._numbered(work)(_Stage(), chunk)
+    assert said == ["@ mb:0/2?", "@ mb:1/2?"]
+    assert layout_of(torch.ones(2)) == ""
