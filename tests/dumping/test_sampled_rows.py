@@ -284,7 +284,7 @@ def run_ranks(
         torch.manual_seed(rank)
         net, x = Net(), torch.randn(2, 40, 64)
         net.fault = fault if rank else None
-        with dumpcmp.capture(net, path, sample_rows=9), torch.no_grad():
+        with dumpcmp.capture(net, path, sample_rows=9, io="output"), torch.no_grad():
             net(x)
     return path
 
