@@ -18,7 +18,6 @@ from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
-from dumpcmp.replay.rowwise import unfit_for_rows
 
 IN_VMAP = "golden's op ran inside of torch.func.vmap, on one example of a batch at a time"
 MOST_CALLS = 64  # of a region: what lies farther apart is not held against each other
@@ -264,6 +263,8 @@ def _unfit(region: _Region, gave: Mapping[Key, Loading]) -> str:
     sampled = {slot: one.task for slot, one in readings.items() if one.task.is_sampled}
     if not sampled:
         return ""
+    from dumpcmp.replay.rowwise import unfit_for_rows  # where there is something to run
+
     kept = [places_of(task) for task in sampled.values()]
     if len(region.calls) > 1 or any(not np.array_equal(kept[0], other) for other in kept):
         return "only some rows are kept, and not the same of all that it takes and gives"
