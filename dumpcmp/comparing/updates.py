@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.judge.tolerances import SAME_TIMES
@@ -20,32 +20,40 @@ def with_updates(
 ) -> Following:
     """`following`, in which weights follow the gradients that they were updated by.
 
-    This is for gradients of which each rank has a term and nobody saw the sum. Where no step
-    comes after, and the terms are added up as in the step before, the weight after that one.
+    This is for gradients of which each rank has a term and nobody saw the sum. Where the weights
+    stay as they are, the next step's gradient is added to this one, and tells. Where no step comes
+    after, and the terms are added up as in the step before, the weight after that one does.
     """
     terms = {p.target: one.terms for p, one in measured.items() if p.target and one.terms}
     if not terms:
         return following
-    weights = {p.target: p for p in pairs if p.golden and p.target and p.target.slot.is_weight}
+    kept = _Weights(
+        {p.target: p for p in pairs if p.golden and p.target and p.target.slot.is_weight}, golden
+    )
+    gradients = {p.target: p for p in pairs if p.both and p.key.slot.is_parameter_gradient}
     told = {
         pair: found
         for pair in following.made
-        if pair.target in terms and (found := _telling(pair.target, weights, terms, golden))
+        if pair.target in terms and (found := _telling(pair.target, kept, terms, gradients))
     }
     made = {pair: [told[pair]] if pair in told else after for pair, after in following.made.items()}
     return following._replace(made=made, ends=following.ends - told.keys())
 
 
 def _telling(
-    gradient: Key, weights: Mapping[Key, Pair], terms: Mapping[Key, OpenSum], golden: Listing
+    gradient: Key,
+    weights: _Weights,
+    terms: Mapping[Key, OpenSum],
+    gradients: Mapping[Key | None, Pair],
 ) -> Pair | None:
-    """The weight that shows what became of a gradient."""
-    after = _updated(gradient, weights, golden)
-    before = replace(gradient, step=gradient.step - 1)
+    """The value that shows what became of a gradient."""
+    before, after = (replace(gradient, step=gradient.step + by) for by in (-1, 1))
+    if updated := weights.updated(after):
+        return updated
+    if after in gradients:  # of the same weights: it was added to this one
+        return gradients[after]
     is_alike = before in terms and _are_alike(terms[before], terms[gradient])
-    if after is None and is_alike and _after(gradient) not in weights:
-        return _updated(before, weights, golden)
-    return after
+    return weights.updated(gradient) if is_alike else None
 
 
 def _are_alike(one: OpenSum, other: OpenSum) -> bool:
@@ -54,18 +62,23 @@ def _are_alike(one: OpenSum, other: OpenSum) -> bool:
     return bool(one.by) and one.by == other.by and same
 
 
-def _updated(gradient: Key, weights: Mapping[Key, Pair], golden: Listing) -> Pair | None:
-    """The weight of the next step, if golden's is another one there."""
-    now, after = weights.get(_weight(gradient)), weights.get(_after(gradient))
-    if now is None or after is None or now.golden is None or after.golden is None:
-        return None
-    digests = [golden.record(pair.golden).digest for pair in (now, after) if pair.golden]
-    return after if digests[0] != digests[1] else None
+@dataclass(frozen=True)
+class _Weights:
+    """The weights of all steps in which they are other ones than before, by the target's names."""
 
+    pairs: Mapping[Key | None, Pair]
+    golden: Listing
 
-def _weight(gradient: Key) -> Key:
-    return replace(gradient, slot=gradient.slot.value)
+    def updated(self, gradient: Key) -> Pair | None:
+        """The weight that a gradient is of, if golden's is another one since this step."""
+        pair = self._at(gradient)
+        earlier = (self._at(replace(gradient, step=step)) for step in range(gradient.step)[::-1])
+        last = next((found for found in earlier if found), None)
+        is_same = pair and last and self._digest(pair) == self._digest(last)
+        return None if is_same else pair
 
+    def _at(self, gradient: Key) -> Pair | None:
+        return self.pairs.get(replace(gradient, slot=gradient.slot.value))
 
-def _after(gradient: Key) -> Key:
-    return replace(_weight(gradient), step=gradient.step + 1)
+    def _digest(self, pair: Pair) -> str:
+        return self.golden.record(pair.golden).digest if pair.golden else ""

@@ -14,6 +14,7 @@ from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.value import Value
 
+_ADDING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
 _MOST_PLACES = 64  # in a bucket that begin as the gradient does: the right one is among them
 
 
@@ -33,16 +34,19 @@ def added_up(traffic: Traffic, terms: Sequence[Record]) -> Iterator[AddedUp]:
     first = terms[0]
     for site in traffic.calls.get(first.rank, {}):
         same_step = (site.model, site.step) == (first.key.model, first.key.step)
-        if not same_step or site.op.function != Collective.ALL_REDUCE:
+        if not same_step or site.op.function not in _ADDING:
             continue
         given, got = (_of_ranks(traffic, site, slot, terms) for slot in ("input.0", "output.0"))
         if len(given) != len(terms) or len(got) != len(terms):
             continue
+        if site.op.function == Collective.REDUCE_SCATTER:  # the ranks have it in turn
+            got = [Value(got[0].dtype, np.concatenate([one.bits.reshape(-1) for one in got]))]
         place = _place(held, given)
         if place is None or len({_part(value, place).tobytes() for value in got}) > 1:
             continue
-        made = _part(got[0], place).reshape(first.shape)
-        yield AddedUp(Value(got[0].dtype, made), f"{site.op}#{site.call}")
+        made = _part(got[0], place)
+        if made.size == held[0].numel:
+            yield AddedUp(Value(got[0].dtype, made.reshape(first.shape)), f"{site.op}#{site.call}")
 
 
 def _of_ranks(traffic: Traffic, site: Site, slot: str, terms: Sequence[Record]) -> list[Value]:

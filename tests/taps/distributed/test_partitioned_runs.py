@@ -106,6 +106,12 @@ def test_terms_of_gradients_are_covered_by_the_weights_that_their_sum_gave(found
     assert all("@after/all_reduce#0 adds them up to 2 times golden" in row.reason for row in terms)
 
 
+def test_terms_of_gradients_are_covered_by_the_gradient_that_they_are_added_to(found: Any) -> None:
+    outcome = compare(found("golden-summed up"), found("summed up-2"))
+    terms = {row.key.step: row.verdict for row in outcome.rows if row.key.slot == "grad.weight"}
+    assert outcome.exit_code == 0 and terms == {0: Verdict.COVERED, 1: Verdict.PASS}
+
+
 @pytest.mark.parametrize("fault", ["bucket not averaged", "bucket not added up"])
 def test_terms_of_gradients_are_covered_by_no_weights_that_differ(found: Any, fault: Any) -> None:
     outcome = compare(found("golden-bucketed"), found(f"{fault}-2"))

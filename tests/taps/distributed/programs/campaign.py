@@ -16,7 +16,11 @@ from dumpcmp.dumping.capturing import capture
 from tests.taps.distributed.programs import bucketed, contexts, scenarios
 from tests.taps.distributed.programs.names import FAULTS, GOLDENS, RUNS
 
-WHOLES: dict[str, Any] = {"long": contexts.whole, "bucketed": bucketed.whole}
+WHOLES: dict[str, Any] = {
+    "long": contexts.whole,
+    "bucketed": bucketed.whole,
+    "summed up": bucketed.summed_up,
+}
 HOME = "tests.taps.distributed.programs"
 
 

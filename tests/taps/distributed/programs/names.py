@@ -11,6 +11,7 @@ GOLDENS: dict[str, dict[str, Any]] = {
     "one": {"batch": 1},
     "long": {},
     "bucketed": {},
+    "summed up": {"is_whole": True},
 }
 
 # Run -> the scenario and what it is told.
@@ -32,6 +33,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "exported": ("staged:exported", {}),
     "context": ("contexts:partitioned", {"how": "gather"}),
     "bucketed": ("bucketed:spread", {}),
+    "summed up": ("bucketed:summed_up", {}),
 }
 
 # Fault -> the scenario that it is planted in, in one layer or on one rank.
