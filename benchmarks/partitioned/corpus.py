@@ -77,6 +77,7 @@ GOLDENS: dict[str, Program] = {
     "functional": _own("unseen_thirds:functional_whole", backward=False),
     "recurrent": _own("unseen_fourths:recurrent_whole", backward=False),
     "flat": _own("unseen_fourths:flat_whole"),
+    "axes": _own("unseen_axes:whole"),
     "device": _own("shared_device:whole"),
     "device-fused": _own("shared_device:whole", fused=True),
 }
@@ -280,6 +281,13 @@ HELD_OUT: dict[str, Subject] = {
             Planted("parts exchanged", r"<root>/(all_gather|cat)", near=r"lower.*|<root>/.*"),
             Planted("stale gate", r"upper\.gate_h(/linear)?", rank=1, near=r"upper.*"),
         )),
+    "two axes by hand": Subject("axes", _own("unseen_axes:two_axes"), ranks=4, faults=(
+        Planted("inner scaled", r"1/(mul|silu)", rank=3, near=r"1\b.*"),
+        Planted("wrong group", r"1/(all_reduce|matmul|add)|1", said="batch|partial|rank",
+                near=r"1\b.*"),
+        Planted("old rows", r"1(/.*)?", rank=3, near=r"1\b.*"),
+        Planted("bucket over features", r"\d(/.*)?|<root>.*"),
+    )),
     "data parallel by hand": Subject("flat", _own("unseen_fourths:flat_spread"), faults=(
         Planted("slope", r"<root>/(Cube|mul|tanh|apply).*|first(/linear)?", near=r"<root>.*"),
         Planted("not averaged", r"(<root>|first|second)(/.*)?", near=r"<root>.*"),

@@ -14,16 +14,18 @@ from dumpcmp.align.mesh.assemble import (
     Assembled,
     AssemblyError,
     Basis,
+    Held,
     LackingShardError,
     LostShardError,
     TermsError,
+    added,
     assemble,
     by_rank,
     explain,
+    times,
 )
 from dumpcmp.align.mesh.deliveries import Traffic
 from dumpcmp.align.mesh.travelled import in_golden_order
-from dumpcmp.align.mesh.unshard import distance
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
 from dumpcmp.comparing.batches import run_batched
@@ -187,22 +189,26 @@ def _of_terms(task: Task, said: str) -> Measured:
     unsolved, found = partial(Measured, trouble=Trouble.UNSOLVED), OpenSum()
     if len(task.golden.records) > 1 or task.golden_part or task.target_part:
         return unsolved(said=said, terms=found)
-    golden = _golden_part(task)
+    golden, slot = _golden_part(task), task.golden.first.key.slot
     for made in added_up(traffic_at(task.target.path), task.target.records):
-        measured = _measured_pair(task, golden, made.value)
-        if measured.metrics is None:
-            continue
-        if measured.metrics.rel_l2 <= task.limit:
-            return replace(measured, laid=LaidOut(f"added up by {made.by}"))
-        times = 1 + measured.metrics.gain
-        if distance(golden, made.value, times).rel_l2 <= task.limit:
-            found = OpenSum(made.by, times)
+        held = _holding(task.target.held(), made.values)
+        if whole := added(held, golden, slot, task.limit):
+            note = f"added up by {made.by}, {whole.note}"
+            return replace(_measured_pair(task, golden, whole.value), laid=LaidOut(note))
+        if golden.dtype.kind in INEXACT and added(held, times(golden, made.num), slot, task.limit):
+            found = OpenSum(made.by, made.num)
     if not found.by:
         return unsolved(said=f"{said}; nothing that was recorded adds them up", terms=found)
     made_of_it = f"{found.by} adds them up to {found.times:.6g} times golden's value"
     return unsolved(
         said=f"{said}; {made_of_it}: a division after that is not on record", terms=found
     )
+
+
+def _holding(held: Held, values: Mapping[int, Value]) -> Held:
+    """`held` with other values on its ranks."""
+    records = tuple(replace(record, digest="") for record in held.records)
+    return replace(held, records=records, load=lambda record: values[record.rank])
 
 
 def _measured(task: Task) -> Measured:

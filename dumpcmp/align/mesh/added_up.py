@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +20,11 @@ _MOST_PLACES = 64  # in a bucket that begin as the gradient does: the right one 
 
 
 class AddedUp(NamedTuple):
-    """What a collective made of the terms, and its name."""
+    """What a collective made of the terms on each rank, its name, and the size of its groups."""
 
-    value: Value
+    values: Mapping[int, Value]
     by: str
+    num: int
 
 
 def added_up(traffic: Traffic, terms: Sequence[Record]) -> Iterator[AddedUp]:
@@ -40,13 +42,23 @@ def added_up(traffic: Traffic, terms: Sequence[Record]) -> Iterator[AddedUp]:
         if len(given) != len(terms) or len(got) != len(terms):
             continue
         if site.op.function == Collective.REDUCE_SCATTER:  # the ranks have it in turn
-            got = [Value(got[0].dtype, np.concatenate([one.bits.reshape(-1) for one in got]))]
+            whole = Value(got[0].dtype, np.concatenate([one.bits.reshape(-1) for one in got]))
+            got = [whole] * len(terms)
         place = _place(held, given)
-        if place is None or len({_part(value, place).tobytes() for value in got}) > 1:
-            continue
-        made = _part(got[0], place)
-        if made.size == held[0].numel:
-            yield AddedUp(Value(got[0].dtype, made.reshape(first.shape)), f"{site.op}#{site.call}")
+        made = {} if place is None else _made(terms, got, place)
+        if made:
+            yield AddedUp(made, f"{site.op}#{site.call}", traffic.group_size(site))
+
+
+def _made(terms: Sequence[Record], got: Sequence[Value], place: slice) -> dict[int, Value]:
+    """What each rank has at `place`; nothing where the result ends before."""
+    parts = [_part(value, place) for value in got]
+    if any(part.size != math.prod(one.shape) for one, part in zip(terms, parts, strict=True)):
+        return {}
+    return {
+        one.rank: Value(got[0].dtype, part.reshape(one.shape))
+        for one, part in zip(terms, parts, strict=True)
+    }
 
 
 def _of_ranks(traffic: Traffic, site: Site, slot: str, terms: Sequence[Record]) -> list[Value]:

@@ -286,21 +286,26 @@ def _solved(held: Held, question: Question, assumed: Layout | None = None) -> As
     found = solve(question, assumed)
     if isinstance(found, Solved):
         return _fitted(held, found)
+    if summed := _if_summed(question):  # which is no accident, as some ranks that fit may be
+        raise TermsError(summed)
     if plan := likeliest(question):
         return _by_plan(held, plan, Basis.SOME_FIT)
     if held.lost:
         raise LostShardError(f"{held.lost}; without it no layout fits; {found}")
     if plan := _multiple(question):
         return _by_plan(held, plan, Basis.CLOSEST)
-    summed = _if_summed(question)
-    if found.closest and found.rel_l2 <= NEAREST and not summed:
+    if found.closest and found.rel_l2 <= NEAREST:
         return _by_plan(held, found.closest, Basis.CLOSEST)
     plan = supposing(question, assumed) if assumed is not None else None
     if plan and (question.golden.dtype.kind in _NUMBERS or some_fit(question, plan)):
         return _by_plan(held, plan, Basis.ASSUMED)
-    if summed:
-        raise TermsError(summed)
     raise AssemblyError(str(found))
+
+
+def added(held: Held, golden: Value, slot: Slot, limit: float) -> Assembled | None:
+    """The value that `held` is once its terms are added up, if any layout gives golden's."""
+    found = solve(_question(held, slot, golden, limit))
+    return _fitted(held, found) if isinstance(found, Solved) else None
 
 
 def _multiple(question: Question) -> Plan | None:
@@ -309,13 +314,15 @@ def _multiple(question: Question) -> Plan | None:
     if golden.dtype.name not in ("float32", "float64") or not 1 < num <= _MOST_SCALED:
         return None
     for factor in (num, 1 / num):
-        scaled = Value(
-            golden.dtype, (golden.bits.astype(np.float64) * factor).astype(golden.bits.dtype)
-        )
-        found = solve(replace(question, golden=scaled, may_be_partial=False))
+        found = solve(replace(question, golden=times(golden, factor), may_be_partial=False))
         if isinstance(found, Solved):
             return found.plan
     return None
+
+
+def times(value: Value, factor: float) -> Value:
+    """`factor` times a value of float32 or float64."""
+    return Value(value.dtype, (value.bits.astype(np.float64) * factor).astype(value.bits.dtype))
 
 
 def _if_summed(question: Question) -> str:

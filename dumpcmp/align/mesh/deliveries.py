@@ -141,6 +141,11 @@ class Traffic:
                 found.setdefault(words.get("axis", ""), {})[tuple(words["group"])] = None
         return ", ".join(_named(axis, list(groups)) for axis, groups in found.items())
 
+    def group_size(self, site: Site) -> int:
+        """How many ranks ran the collective at `site` together."""
+        calls = (calls[site] for calls in self.calls.values() if site in calls)
+        return max((len(_words(call).get("group", ())) for call in calls), default=0)
+
     def _posted(self, record: Record) -> Delivery:
         """The letter that `record` is one end of, as it was sent and received."""
         letter = _letter(self.calls[record.rank][record.key.site], record.rank)
