@@ -223,12 +223,14 @@ class Part:
         first, _, _, part, _, header, *_ = target
         group = self.call_groups[call]
         if part == self.number and first != ABSENT:
-            group.add(encoder.hard_link(form.slot, group.num_links, header))
+            order = group.num_links
+            group.add(form.links.pack(form.before_order, order, form.before_target, header))
             self.num_links_to[row] = self.num_links_to.get(row, 0) + 1
         else:
             self.outside[self.num_rows] = part_name(part), path
             group.add(encoder.external_link(form.slot, group.num_links, part_name(part), path))
-        self._touch(group)
+        if group not in self.dirty:
+            self._touch(group)
         self.rows += ROW.pack(call, number, order, part, row, *target[5:])
 
     def set_digest(self, row: int, digest: bytes) -> None:

@@ -39,6 +39,7 @@ from dumpcmp.taps.recording.transforms import can_look_inside, held_by, outside
 
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
 _MOST_FORMS = 65_536
+_Geometry = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
 class Condensed(Protocol):
@@ -182,7 +183,7 @@ class Values:
                 outlet.counts.values += 1
                 if where is not None:
                     outlet.counts.links += 1
-                    self._hand(call, slot, plain, same_as=where)
+                    self._hand(call, slot, plain, _geometry(tensor), same_as=where)
                     continue
                 version = tensor._version if counted else None
                 where = self._store(call, slot, tensor, version, condense=outlet.condense)
@@ -223,7 +224,7 @@ class Values:
                 outlet.sink.put(self._record(call, slot, plain), None)
             elif same_as is not None:
                 outlet.counts.links += 1
-                self._hand(call, slot, plain, same_as=same_as)
+                self._hand(call, slot, plain, _geometry(plain.tensor), same_as=same_as)
             else:
                 own = plain.tensor
                 version = None if own.is_inference() else own._version
@@ -254,7 +255,7 @@ class Values:
             outlet.counts.values += 1
             source = held.source or self._source(held.numbers, own=True)
             outlet.counts.nbytes += source.nbytes
-            self._hand(call, slot, plain, source, held.stored)
+            self._hand(call, slot, plain, _geometry(plain.tensor), source, held.stored)
 
     def _key(self, call: Call, slot: str) -> Key:
         return Key(self._model, self._step, call.op, call.call, slot)
@@ -274,7 +275,8 @@ class Values:
         outlet = self._outlet
         storage = tensor.untyped_storage()
         held = storage._cdata
-        place = (held, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        geometry = (tensor.shape, tensor.stride(), tensor.dtype)
+        place = (held, tensor.data_ptr(), geometry)
         plain = Plain(tensor, layout, "", seen_in)
         where = (call.op, call.call, slot)
         if self._blanks.has(tensor):
@@ -283,18 +285,18 @@ class Values:
         seen = self._seen.get(place)
         if seen is not None and not fresh and _is_still(seen, tensor, version):
             outlet.counts.links += 1
-            self._hand(call, slot, plain, same_as=seen[0])
+            self._hand(call, slot, plain, geometry, same_as=seen[0])
             return seen[0]
         if held not in self._storages:  # holding it keeps its address from being reused
             self._storages[held] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         condensed = condense(self._key(call, slot), tensor, layout) if condense else None
         if condensed is None:
             source = self._source(tensor, own=False)
-            self._hand(call, slot, plain, source)
+            self._hand(call, slot, plain, geometry, source)
             digest = getattr(source, "digest", "")
         else:
             source = condensed.source or self._source(condensed.numbers, own=True)
-            self._hand(call, slot, plain, source, condensed.stored)
+            self._hand(call, slot, plain, geometry, source, condensed.stored)
             digest = condensed.digest
         outlet.counts.nbytes += source.nbytes
         if outlet.remembers:
@@ -306,6 +308,7 @@ class Values:
         call: Call,
         slot: str,
         plain: Plain,
+        geometry: _Geometry,
         source: Source | None = None,
         stored: Stored | None = None,
         same_as: Where | None = None,
@@ -313,10 +316,8 @@ class Values:
         """Hand a value to the Sink; it is described only where none like it came before."""
         outlet = self._outlet
         sink, (tensor, layout, _, seen_in) = outlet.sink, plain
-        facts = (
-            slot, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(),
-            tensor.device, layout, seen_in, stored,
-        )  # fmt: skip
+        place = (tensor.storage_offset(), tensor.device)
+        facts = (slot, geometry, place, layout, seen_in, stored)
         knowing = outlet.knowing if outlet.knowing is sink else None  # not while a graph is taped
         form = outlet.forms.get(facts)
         if knowing and form is not None and knowing.put_known(call, slot, form, source, same_as):
@@ -358,6 +359,10 @@ class Values:
             _device_name(tensor.device), self._outlet.rank, plain.layout, link, kept, problem,
             stored=stored, seen_in=plain.seen_in,
         )  # fmt: skip
+
+
+def _geometry(tensor: Tensor) -> _Geometry:
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 @cache
