@@ -57,6 +57,7 @@ def contents(path: Path) -> Any:
     records = [replace(record, location=None) for record in archive.values()]
     held = [r for r in archive.values() if r.kept.holds]
     told = list(archive.calls.items())
+    assert all(record.order == archive.calls[record.key.site].order for record in records)
     return records, [archive.load(record).bits.tobytes() for record in held], told
 
 

@@ -38,23 +38,31 @@ def _shared_attributes(*values: str | int) -> tuple[bytes, int]:
 
 
 class CallText:
-    """What a part says of a call, which may come again in the next step, laid out once."""
+    """What a part says of a call, which may come again in the next step, laid out once.
 
-    __slots__ = ("_group", "path", "prefix", "text")
+    The program's thread needs its text; what its group is, the thread that writes finds out.
+    """
+
+    __slots__ = ("_group", "_path", "prefix", "text")
 
     def __init__(self, call: Call) -> None:
         self.text = call_json(call)
         self.prefix = schema.text_prefix(self.text)
-        self.path = group_path(call.op, call.call)
+        self._path: tuple[str, ...] = ()
         self._group: Group | None = None
+
+    def path(self, call: Call) -> tuple[str, ...]:
+        """Where in a part the group of `call` is."""
+        if not self._path:
+            self._path = group_path(call.op, call.call)
+        return self._path
 
     def describe(self, group: Group, call: Call) -> None:
         """Give `group`, which is that of `call`, its attributes."""
         known = self._group
         if known is None:
-            known = Group(None)
+            known = self._group = Group(None)
             known.describe_call(call)
-            self._group = known
         group.attributes, group.num_attributes = known.attributes, known.num_attributes
         group.long_texts = known.long_texts
 

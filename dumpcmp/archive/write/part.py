@@ -176,7 +176,7 @@ class Part:
 
     def add_call(self, call: Call, told: CallText) -> None:
         """Take the next call: its group, with its attributes."""
-        group = self._group(told.path)
+        group = self._group(told.path(call))
         told.describe(group, call)
         self.call_groups.append(group)
         self.calls.append(told.text)
@@ -223,8 +223,8 @@ class Part:
         first, _, _, part, _, header, *_ = target
         group = self.call_groups[call]
         if part == self.number and first != ABSENT:
-            order = group.num_links
-            group.add(form.links.pack(form.before_order, order, form.before_target, header))
+            place = group.num_links
+            group.add(form.links.pack(form.before_order, place, form.before_target, header))
             self.num_links_to[row] = self.num_links_to.get(row, 0) + 1
         else:
             self.outside[self.num_rows] = part_name(part), path

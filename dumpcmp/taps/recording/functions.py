@@ -127,6 +127,12 @@ def fills(target: str) -> bool:
 
 
 @cache
+def needs_care(target: str) -> bool:
+    """Whether it matters for a value of `target` what lay in its memory before."""
+    return leaves_unwritten(target) or fills(target)
+
+
+@cache
 def function_of(func: Callable[..., Any]) -> Function:
     """Name `func`, which is what a TorchFunctionMode, or a call_function node, was given."""
     spelled = getattr(func, "__name__", type(func).__name__)

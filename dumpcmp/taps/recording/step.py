@@ -18,7 +18,13 @@ from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.calls import arguments_of, current_line, function_arguments
-from dumpcmp.taps.recording.functions import Function, fills, in_order, leaves_unwritten
+from dumpcmp.taps.recording.functions import (
+    Function,
+    fills,
+    in_order,
+    leaves_unwritten,
+    needs_care,
+)
 from dumpcmp.taps.recording.models import Model, Scope, Scopes
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.values import Outlet, Values
@@ -228,7 +234,7 @@ class Step:
             self.watch(call, found)
 
     def _store(self, call: Call, found: Slots) -> None:
-        if leaves_unwritten(call.target) or fills(call.target):
+        if needs_care(call.target):
             for slot, tensor in found:
                 self.put(call, slot, tensor)
         else:
