@@ -83,8 +83,8 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               help="Ranges of tokens with sketches of their own in a Summary, which tell where "
               "tensors differ.")  # fmt: skip
 @click.option("--checksum", is_flag=True,
-              help="Summaries whose digests are the same on the CPU as on a GPU, so that equal "
-              "values of both are known.")  # fmt: skip
+              help="Summaries that tell, on a GPU too, whether values are equal bit for bit; takes "
+              "one more pass over each.")  # fmt: skip
 @click.option("--reduce", metavar="PKG.MOD:FUNC", help="Your own numbers in each Summary.")
 @click.option("--seed", type=int, help="Seed Python, numpy and torch, for a repeatable run.")
 @click.option("--overwrite", is_flag=True, help="Replace what PATH holds.")

@@ -50,7 +50,7 @@ class Retention:
     segments: int = 0  # ranges of tokens with sketches of their own
     buffer: int | None = None  # bytes of memory that may hold what the disk has not taken yet
     graph_budget: int | None = None  # bytes of a device for what CUDA graphs compute
-    checksum: bool = False  # in each Summary, wherever it is taken; without, in those of a GPU
+    checksum: bool = False  # of each Summary, which tells on a GPU too whether values are the same
     spool_limit: int | None = None  # bytes that parts take here which are in a store already
     sample_rows: int | None = None  # rows that are kept of a value that has more
 
@@ -109,7 +109,7 @@ class Retention:
             return None, None
         reduction = load_reduction(self.reduce) if self.reduce else None
         recipe = Recipe(self.sketch, 0, self.hashes, self.segments)
-        summarise: Summariser | Weigher = Summariser(recipe, reduction, checksum=True)
+        summarise: Summariser | Weigher = Summariser(recipe, reduction)
         if self.checksum:
             summarise = Weigher(recipe, reduction, alike=True)
 
