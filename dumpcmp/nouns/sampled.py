@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # a command's help is there without it
+    import numpy as np
+    from numpy.typing import NDArray
 
 ROWS, EVENLY = "rows", "evenly"  # the attribute of what stands for a value, and the rule that it is
 
@@ -36,6 +38,8 @@ class Sample:
     @property
     def rows(self) -> NDArray[np.int64]:
         """Where the rows that are kept lie among all."""
+        import numpy as np
+
         steps = max(1, self.num_kept - 1)
         return np.arange(self.num_kept, dtype=np.int64) * (self.num_rows - 1) // steps
 
