@@ -259,7 +259,8 @@ class Sweep:
             return None
         other = self.ours.doings[golden]
         known, wrong = self.agreement(other, doing)
-        asks = known and not wrong and self.sides.are_as_batched(golden, site)
+        same = known == len(other.takes) == len(doing.takes)
+        asks = known and same and self.sides.are_as_batched(golden, site)
         fits = self.sides.outputs_fit(golden, site) or asks
         if not fits or (wrong and not known) or self._contradicts(doing.gives, other.gives):
             return None

@@ -24,6 +24,7 @@ from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import differ_anywhere
 from dumpcmp.comparing.measuring import Tell, measure_all, unsolved_in
+from dumpcmp.comparing.no_gradient import with_zeros
 from dumpcmp.comparing.own_metrics import asking, loadable
 from dumpcmp.comparing.placing import device_named, placed, plain_arithmetic, workers_for
 from dumpcmp.comparing.proposals import mapping_by_values, turns_between
@@ -200,6 +201,7 @@ class _Comparing:
         asked = Asking.of(ours.archive), Asking.of(theirs.archive, self.counting)
         evidence = spared(evidence, *asked, self.counting.names)
         evidence = open_for(evidence, ours.facts.stopped, theirs.facts.stopped)
+        evidence = with_zeros(evidence, ours, theirs)
         following = followers(pairs, ours.listing, theirs.listing, unsolved_in(measured))
         following = with_updates(following, pairs, measured, ours.listing)
         judgements = judge_all(evidence, rule, flow.sources, following)

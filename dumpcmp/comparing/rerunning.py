@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # torch is imported where there is something to run
 
     from dumpcmp.replay.running import Rerun
 
+_Place = tuple[int, str]  # the how-manieth call of a plan, and a slot of it
+
 
 def replay_all(
     flow: DataFlow,
@@ -137,12 +139,15 @@ def _chosen(plan: Rerunning) -> dict[Key, Replay] | None:
 
 def _again(plan: Rerunning) -> Rerun:
     """What the target should have given out, by slot."""
+    return _run_again(plan, {place: _tensor(reading) for place, reading in plan.given.items()})
+
+
+def _run_again(plan: Rerunning, given: Mapping[_Place, Tensor]) -> Rerun:
     import torch
 
     from dumpcmp.replay.chains import Chain, rerun_region
     from dumpcmp.replay.running import Rerun, rerun
 
-    given = {place: _tensor(reading) for place, reading in plan.given.items()}
     if not plan.calls:
         (value,) = given.values()
         wide = value.double() if value.is_floating_point() else value
@@ -175,12 +180,29 @@ def _held(again: Rerun, key: Key, reading: Loading, plan: Rerunning) -> Replay:
     replay = hold(again, slot, got)
     if not replay.is_known:
         return replay
+    units = {place: each.unit for place, each in plan.given.items() if each.unit}
+    if units and wrong(replay):
+        replay = _in_kernel(again, slot, got, plan, units, replay)
     replay = as_zeros_fit(replay, again.outputs[slot], got, reading)
     replay = as_terms_round(replay, (*plan.given.values(), reading))
     replay = replace(replay, is_nearest=replay.is_nearest and plan.is_alone)
     inherited = _inherited(again.outputs[slot], reading)
     grown = inherited / plan.apart if plan.apart else math.nan
     return replace(replay, inherited=inherited, amplification=grown)
+
+
+def _in_kernel(
+    again: Rerun, slot: str, got: Tensor, plan: Rerunning, units: dict[_Place, float], before: Replay
+) -> Replay:
+    """What is wrong with an op of a fused kernel, for which inputs need not have been rounded."""
+    from dumpcmp.replay.unrounded import leeway
+
+    def run(given: Mapping[_Place, Tensor]) -> Tensor:
+        return _run_again(plan, given).outputs[slot]
+
+    given = {place: _tensor(each) for place, each in plan.given.items()}
+    room = leeway(run, given, units, again.outputs[slot])
+    return room.held(again, slot, got, before)
 
 
 def _tensors(readings: Mapping[str, Loading], is_target: bool) -> dict[str, Tensor]:

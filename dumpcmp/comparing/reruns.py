@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -12,12 +13,14 @@ import numpy as np
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.kept_rows import incomparable, places_of
 from dumpcmp.comparing.laying import Job, Task, is_partial
+from dumpcmp.judge.tolerances import IN_KERNEL
 from dumpcmp.nouns.arithmetic import puts
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
+from dumpcmp.nouns.value import dtype_named
 
 IN_VMAP = "golden's op ran inside of torch.func.vmap, on one example of a batch at a time"
 MOST_CALLS = 64  # of a region: what lies farther apart is not held against each other
@@ -42,6 +45,7 @@ class Loading:
     in_terms: bool = False  # the ranks hold terms of it
     is_by_rank: bool = False  # each rank has a value of its own
     is_joined: bool = False  # and it was held against golden's by another order
+    unit: float = 0.0  # how far what a kernel took may be from it, which rounded it when it stored
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +58,7 @@ class Loading:
 
     def of_rank(self, rank: int) -> Loading:
         """The same of what one rank has."""
-        return Loading(self.task.of_rank(rank), self.is_target)
+        return Loading(self.task.of_rank(rank), self.is_target, unit=self.unit)
 
 
 class _Apart(Protocol):
@@ -249,11 +253,32 @@ class Planner:
             if shares.is_summarised and not are_rows:
                 raise UnknownError(shares.said_kept)
         laid = self.measured_of(pair).laid
-        in_laps = task.golden.is_in_laps
+        in_laps, unit = task.golden.is_in_laps, self._unit(pair)
         if laid is None:
-            return Loading(task, is_by_rank=in_laps)
+            return Loading(task, is_by_rank=in_laps, unit=unit)
         apart = in_laps or laid.is_by_rank
-        return Loading(task, True, is_partial(laid), apart, in_laps and laid.is_joined)
+        return Loading(task, True, is_partial(laid), apart, in_laps and laid.is_joined, unit)
+
+    def _unit(self, pair: Pair) -> float:
+        """How far a value may be from what a kernel of the target took in its place.
+
+        It was rounded on its way there, or not: to its own dtype, or earlier to a shorter one.
+        """
+        target = self.flow.target
+        first = target.first(pair.target) if pair.target else None
+        call = target.call(first) if first else None
+        if first is None or not (target.record(first).is_twin or (call and call.is_compiled)):
+            return 0.0
+        return self._coarsest
+
+    @cached_property
+    def _coarsest(self) -> float:
+        """The rounding of the shortest dtype that compiled code gives out, and of its float32."""
+        target = self.flow.target
+        calls = [site for site, call in target.calls.items() if call.is_compiled]
+        keys = [key for site in calls for key in target.sites.get(site, ())]
+        dtypes = {target.record(key).dtype for key in keys if not key.slot.is_weight}
+        return max((dtype_named(name).eps / 2 for name in dtypes), default=0.0) + IN_KERNEL
 
 
 def _unfit(region: _Region, gave: Mapping[Key, Loading]) -> str:

@@ -51,6 +51,11 @@ class Computing:
         return self.plan.nbytes
 
     @property
+    def unit(self) -> float:
+        """How far what a kernel took may be from it."""
+        return max((each.unit for each in self.plan.given.values()), default=0.0)
+
+    @property
     def is_by_rank(self) -> bool:
         """Whether each rank has a value of its own."""
         return any(each.is_by_rank for each in self.plan.given.values())
@@ -92,6 +97,11 @@ class Sloping:
         """Bytes to read."""
         readings = (*self.given.values(), *self.grads.values(), *self.gave.values())
         return sum(reading.nbytes for reading in readings)
+
+    def values(self) -> Iterator[tuple[bool, Place, Loading | Computing]]:
+        """What it is computed from: what was given forward, and what was backward."""
+        yield from ((True, place, each) for place, each in self.given.items())
+        yield from ((False, place, each) for place, each in self.grads.items())
 
     def on_cpu(self) -> Sloping:
         """The same to be run on the CPU."""
@@ -216,6 +226,8 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
         part = _as_it_rounds(task, hold(alone, GRADIENT, got), reading)
         replay = replay if wrong(part) else part
     if wrong(replay):
+        replay = _in_kernel(task, mine, reading, replay)
+    if wrong(replay):
         other = _as_recorded(task, is_target=False) or _again(task, is_target=False)
         theirs = hold(other.rated(), GRADIENT, golden)
         if not theirs.is_known or wrong(theirs):
@@ -223,6 +235,29 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
         replay = replace(replay, blamed=_culprits(task, mine, got))
     grown = inherited / task.apart if task.apart else math.nan
     return replace(replay, inherited=inherited, amplification=grown)
+
+
+def _in_kernel(task: Sloping, mine: BackwardRerun, reading: Loading, before: Replay) -> Replay:
+    """What is wrong with a gradient by fused kernels, for which values need not be rounded."""
+    from dumpcmp.replay.backward import GRADIENT
+    from dumpcmp.replay.unrounded import leeway
+
+    values = {(is_given, at): one for is_given, at, one in task.values()}
+    units = {place: each.unit for place, each in values.items() if each.unit}
+    if not units:
+        return before
+    given = {place: _tensor(each, is_target=True) for place, each in values.items()}
+
+    def run(moved: Mapping[tuple[bool, Place], Tensor]) -> Tensor:
+        forward, backward = (
+            {at: one for (is_given, at), one in moved.items() if is_given is side}
+            for side in (True, False)
+        )
+        return _differentiated(task, forward, backward).gradient
+
+    room = leeway(run, given, units, mine.gradient)
+    rated, got = mine.rated(), _tensor(reading, is_target=True)
+    return _as_it_rounds(task, room.held(rated, GRADIENT, got, before), reading)
 
 
 def _alone(task: Sloping, mine: BackwardRerun) -> Rerun | None:
@@ -285,6 +320,19 @@ def _as_recorded(task: Sloping, is_target: bool) -> BackwardRerun | None:
 def _again(
     task: Sloping, is_target: bool, recorded: Mapping[Place, Loading] | None = None
 ) -> BackwardRerun:
+    given, grads, known = (
+        {place: _tensor(reading, is_target) for place, reading in readings.items()}
+        for readings in (task.given, task.grads, recorded or {})
+    )
+    return _differentiated(task, given, grads, known)
+
+
+def _differentiated(
+    task: Sloping,
+    given: Mapping[Place, Tensor],
+    grads: Mapping[Place, Tensor],
+    known: Mapping[Place, Tensor] | None = None,
+) -> BackwardRerun:
     import torch
 
     from dumpcmp.replay.backward import BackwardRerun, Slope
@@ -292,16 +340,12 @@ def _again(
 
     plan = task.plan
     dtypes = {place: getattr(torch, name) for place, name in plan.dtypes.items()}
-    given, grads, known = (
-        {place: _tensor(reading, is_target) for place, reading in readings.items()}
-        for readings in (task.given, task.grads, recorded or {})
-    )
     rounded = {
         place: getattr(torch, reading.dtype)
         for place, reading in task.given.items()
         if isinstance(reading, Computing)
     }
-    slope = Slope(Chain(plan.calls, plan.wires, dtypes), given, plan.leaves, grads, rounded, known)
+    slope = Slope(Chain(plan.calls, plan.wires, dtypes), given, plan.leaves, grads, rounded, known or {})
     return BackwardRerun(slope, device=task.device)
 
 

@@ -76,6 +76,7 @@ class Evidence:
     call: str = ""  # of an output: in what the two calls differ
     unasked: str = ""  # of one side alone: why the other was not asked to record it
     lost: str = ""  # of one side alone: which ranks stopped, so that nobody knows who lacks it
+    is_zero: bool = False  # of a gradient of one side alone: it is zero everywhere
     holders: str = ""  # of the target alone: which ranks have it, where not all do
     is_followed: bool = True  # of what a collective moved: something that the model computed fails
 

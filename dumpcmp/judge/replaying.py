@@ -75,14 +75,16 @@ def _errors(replay: Replay) -> Iterator[str]:
 
 def _biases(replay: Replay) -> Iterator[str]:
     """Rounding has no side: an output that is larger, or shifted, on the whole is no rounding."""
-    error = REPLAY_CHANCE * replay.introduced
+    error = REPLAY_CHANCE * max(replay.introduced, replay.scatter)
     chance = error / math.sqrt(max(1.0, min(replay.num_weighty, replay.count)))
     sums = (REPLAY_SUM / 2 * _unit(replay) + replay.shortcut) * replay.condition
     most = max(REPLAY_GAIN * replay.eps + max(sums, REPLAY_NOISE / 2 * replay.noise), chance)
+    most += replay.leeway
     if abs(replay.gain) > most:
         yield f"it is 1{replay.gain:+.3g} times {_GIVEN}, where rounding explains {most:.3g}"
     chance = error / math.sqrt(max(1, replay.count))
     most = max(REPLAY_OFFSET * replay.eps + max(sums, REPLAY_NOISE / 2 * replay.noise), chance)
+    most += replay.leeway
     if abs(replay.offset) > most:
         yield f"it is {_GIVEN} {replay.offset:+.3g} of its rms, where rounding explains {most:.3g}"
 

@@ -175,6 +175,10 @@ def _by_absence(evidence: Evidence) -> Judgement | None:
         return Judgement(Verdict.SKIPPED, f"only {side} has such a weight, or tells of it")
     if evidence.lost:
         return Judgement(Verdict.INCONCLUSIVE, f"only {side} has it; {evidence.lost}")
+    if evidence.is_zero:
+        other = "the target" if pair.golden else "golden"
+        said = f"only {side} has it; it is zero everywhere, and {other} has no gradient there"
+        return Judgement(Verdict.COVERED, said)
     if not pair.inside:
         return Judgement(Verdict.UNPAIRED, f"only {side} has it")
     if pair.golden is None:

@@ -105,6 +105,8 @@ class Replay:
     is_nearest: bool = False  # it computes once and rounds once: one result is the nearest
     mismatched: int = 0  # elements that are not as they must be, of an op that is either
     num_ops: int = 1  # golden's ops that were run: more than one for a region
+    scatter: float = 0.0  # of an op inside a kernel: rel_l2 with what unrounded inputs explain
+    leeway: float = 0.0  # of the same: how far its gain and offset may be off because of them
     choice: Choice | None = None  # of an op that chooses
     blamed: tuple[str, ...] = ()  # of a wrong gradient: the calls whose parts of it may be, by Site
 

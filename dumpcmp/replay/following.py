@@ -47,7 +47,10 @@ def follow(golden: MarkedCall, target: MarkedCall) -> dict[str, Counterparts]:
         given = [rule(side) for side in (golden, target)]
         if len({len(each) for each in given} | {len(slots)}) > 1:
             raise Unreplayable("the sides give out other numbers of values")
-        found = {slot: _paired(*sides) for slot, *sides in zip(slots, *given, strict=True)}
+        found = {
+            slot: _fitting(_paired(*sides), target.shapes[slot])
+            for slot, *sides in zip(slots, *given, strict=True)
+        }
     except (DumpcmpError, TooManyMarksError, *_MISFITS):
         found = {slot: all_touched(golden.shapes[slot], target.shapes[slot]) for slot in slots}
     return {slot: by_value(one, golden, target, slot) for slot, one in found.items()}
@@ -59,6 +62,13 @@ def _paired(golden: Given, target: Given) -> Counterparts:
         return paired(ours, theirs)
     close = paired(joined([ours, *golden.hints]), joined([theirs, *target.hints]))
     return paired(ours.expand(close.grid), theirs.expand(close.of.shape), close)
+
+
+def _fitting(found: Counterparts, shape: tuple[int, ...]) -> Counterparts:
+    """`found`, if it is of the rows or elements of a value of `shape`."""
+    if tuple(found.of.shape) not in (shape, by_rows(shape)):
+        raise Unreplayable("its inputs have more dims on one side than what it gave out")
+    return found
 
 
 def by_value(
