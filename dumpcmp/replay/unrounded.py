@@ -72,8 +72,10 @@ def leeway(
 
 
 def _moved(value: Tensor, unit: float, draw: torch.Generator) -> Tensor:
+    """`value` up or down by a share, and by what numbers that are too small for one are off."""
     signs = torch.randint(0, 2, value.shape, generator=draw).to(value.device) * 2 - 1
-    return value.to(torch.float64) * (1 + unit * signs)
+    limits, wide = torch.finfo(value.dtype), value.to(torch.float64)
+    return wide + signs * (unit * wide.abs() + limits.tiny * limits.eps)
 
 
 def _apart(moved: Tensor, known: Tensor) -> Tensor:

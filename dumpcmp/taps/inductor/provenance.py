@@ -233,7 +233,8 @@ class Provenance:
         if now is not None and hasattr(wrapper, "value") and is_outermost(graph):
             table = tables.table_of(now, graph.module, wrapper.value, bool(graph.is_backward))
             if self._twin:
-                stored = {each.value.name for each in now.tapped}
+                origins = (each.value.origin for each in now.tapped)
+                stored = {origin.name for origin in origins if origin is not None}
                 table = replace(table, twin=self._twin_code(now, original, graph, stored))
             now.begin_code()
             wrapper.value += table.written()
