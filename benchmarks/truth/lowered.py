@@ -116,13 +116,21 @@ def sites_of(graph: fx.Graph) -> dict[Site, fx.Node]:
     for node in graph.nodes:
         source = (node.meta.get("source_fn_stack") or [None])[-1]
         if node.op == "call_function" and source is not None:
-            groups[module_of(node), _function(source[1]), source[0]] = node  # the last one wins
+            name = module_of(node), _function(source[1]), source[0]
+            if name not in groups or not is_view(node):
+                groups[name] = node  # the last one that computes wins
     calls: Counter[tuple[str, str]] = Counter()
     found = {}
     for (module, name, _), node in groups.items():
         found[Site(module, name, calls[module, name])] = node
         calls[module, name] += 1
     return found
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node only shows what another one computed, such as the rows of a product."""
+    words = ("view", "reshape", "permute", "transpose", "expand", "squeeze", "unsqueeze", "alias")
+    return any(word in str(node.target) for word in words)
 
 
 # A graph has some modules as one op; captures name the function that each of them runs.

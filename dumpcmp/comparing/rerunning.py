@@ -19,6 +19,7 @@ from dumpcmp.comparing.measuring import Tell, side_of
 from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning
 from dumpcmp.comparing.slopes import Sloping, plan_slopes, slope_task
+from dumpcmp.comparing.taping import Place
 from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import SHORTCUTS
@@ -33,8 +34,6 @@ if TYPE_CHECKING:  # torch is imported where there is something to run
     from torch import Tensor
 
     from dumpcmp.replay.running import Rerun
-
-_Place = tuple[int, str]  # the how-manieth call of a plan, and a slot of it
 
 
 def replay_all(
@@ -142,7 +141,7 @@ def _again(plan: Rerunning) -> Rerun:
     return _run_again(plan, {place: _tensor(reading) for place, reading in plan.given.items()})
 
 
-def _run_again(plan: Rerunning, given: Mapping[_Place, Tensor]) -> Rerun:
+def _run_again(plan: Rerunning, given: Mapping[Place, Tensor]) -> Rerun:
     import torch
 
     from dumpcmp.replay.chains import Chain, rerun_region
@@ -192,12 +191,17 @@ def _held(again: Rerun, key: Key, reading: Loading, plan: Rerunning) -> Replay:
 
 
 def _in_kernel(
-    again: Rerun, slot: str, got: Tensor, plan: Rerunning, units: dict[_Place, float], before: Replay
+    again: Rerun,
+    slot: str,
+    got: Tensor,
+    plan: Rerunning,
+    units: dict[Place, float],
+    before: Replay,
 ) -> Replay:
     """What is wrong with an op of a fused kernel, for which inputs need not have been rounded."""
     from dumpcmp.replay.unrounded import leeway
 
-    def run(given: Mapping[_Place, Tensor]) -> Tensor:
+    def run(given: Mapping[Place, Tensor]) -> Tensor:
         return _run_again(plan, given).outputs[slot]
 
     given = {place: _tensor(each) for place, each in plan.given.items()}

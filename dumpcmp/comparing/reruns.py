@@ -266,10 +266,11 @@ class Planner:
         """
         target = self.flow.target
         first = target.first(pair.target) if pair.target else None
-        call = target.call(first) if first else None
-        if first is None or not (target.record(first).is_twin or (call and call.is_compiled)):
+        if first is None:
             return 0.0
-        return self._coarsest
+        call = target.call(first) if first.slot.is_output or first.slot.is_gradient else None
+        is_fused = call is not None and len(call.origins) > 1
+        return self._coarsest if target.record(first).is_twin or is_fused else 0.0
 
     @cached_property
     def _coarsest(self) -> float:

@@ -345,7 +345,9 @@ def _differentiated(
         for place, reading in task.given.items()
         if isinstance(reading, Computing)
     }
-    slope = Slope(Chain(plan.calls, plan.wires, dtypes), given, plan.leaves, grads, rounded, known or {})
+    slope = Slope(
+        Chain(plan.calls, plan.wires, dtypes), given, plan.leaves, grads, rounded, known or {}
+    )
     return BackwardRerun(slope, device=task.device)
 
 

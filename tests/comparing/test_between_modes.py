@@ -150,6 +150,39 @@ def test_a_part_that_nobody_takes_has_no_gradient_in_a_compiled_run_either(tmp_p
     assert compared(Unused, "compiled", tmp_path).exit_code == 0
 
 
+class Pooled(nn.Module):
+    """Norms of what residuals add up, in a short dtype, and a second result that no loss takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.pool = (nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        for layer in (self.one, self.two):
+            wide = x.float()
+            normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+            x = x + F.silu(layer(normal.to(x.dtype)))
+        return x, torch.tanh(self.pool(x))
+
+
+def pooled(where: Path, mode: str) -> Outcome:
+    torch.manual_seed(0)
+    model = Pooled().bfloat16()
+    x = torch.randn(8, 32).bfloat16()
+    with dumpcmp.capture(model, where / mode, mode=mode, backward=True):
+        model(x)[0].sum().backward()
+    return dumpcmp.compare(where / "eager", where / mode)
+
+
+def test_kernels_use_what_they_compute_before_it_is_rounded(tmp_path: Path) -> None:
+    pooled(tmp_path, "eager")
+    outcome = pooled(tmp_path, "compiled")
+    assert not [(str(row.key), row.reason) for row in outcome.rows if row.verdict.fails]
+    assert outcome.exit_code == 0
+    zeros = [row for row in outcome.rows if "zero everywhere" in row.reason]
+    assert zeros and {row.verdict for row in zeros} == {Verdict.COVERED}
+
+
 class InHalves(nn.Linear):
     """A linear that adds up two parts in float32, as a kernel that splits its sums may."""
 
