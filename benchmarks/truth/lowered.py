@@ -116,9 +116,9 @@ def sites_of(graph: fx.Graph) -> dict[Site, fx.Node]:
     for node in graph.nodes:
         source = (node.meta.get("source_fn_stack") or [None])[-1]
         if node.op == "call_function" and source is not None:
-            name = module_of(node), _function(source[1]), source[0]
-            if name not in groups or not is_view(node):
-                groups[name] = node  # the last one that computes wins
+            place = module_of(node), _function(source[1]), source[0]
+            if place not in groups or not is_view(node):
+                groups[place] = node  # the last one that computes wins
     calls: Counter[tuple[str, str]] = Counter()
     found = {}
     for (module, name, _), node in groups.items():
