@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,8 @@ from dumpcmp.archive.rewrite import (
     parts_of,
     rewrite,
 )
-from dumpcmp.archive.stores.urls import here
+from dumpcmp.archive.stores.urls import RemotePath, here, place
+from dumpcmp.archive.upload import pieces_of, put_checked
 from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
 from dumpcmp.execute import num_workers, run_each
 from dumpcmp.nouns.errors import ArchiveError, CheckError, DumpcmpError
@@ -105,15 +108,18 @@ def compact(
     """Replace the tensors of the archive at `path` by Summaries, part by part.
 
     Only finished parts are touched. Each is replaced whole, after its draft was checked, so that
-    a crash leaves it either as it was or compacted. With `watch` the work goes on until the run
-    that writes the archive has ended. `disk_budget` compacts the oldest parts only, until the
-    archive is no larger than so many bytes. `jobs` processes, or the workers of an
-    `executor` as for `compare`, share the parts.
+    a crash leaves it either as it was or compacted; so it is in a store, from which one part at a
+    time is copied here, and replaced by what it became after that was read back. With `watch` the
+    work goes on until the run that writes the archive has ended. `disk_budget` compacts the oldest
+    parts only, until the archive is no larger than so many bytes. `jobs` processes, or the workers
+    of an `executor` as for `compare`, share the parts.
     """
     reduction = load_reduction(reduce) if isinstance(reduce, str) else reduce
     recipe = Recipe(0 if min_max_only else sketch, seed, hashes, segments)
     summarising = Summarising(recipe, tuple(keep_full), reduction)
-    root = here(whole_path(path) if is_elsewhere(executor) else path, "compacted")
+    root = place(whole_path(path) if is_elsewhere(executor) else path)
+    if watch:
+        here(root, "compacted while it is written")
     clear_rings()
     if watch:
         _await_run(root)
@@ -124,7 +130,7 @@ def compact(
         )
     work, so_far = partial(compact_part, summarising), Compacted(root)
     settled: dict[Path, int] = {}  # part -> its size when all was done
-    with alone_compacting(root), workers_of(executor, jobs, roots=[root]) as workers:
+    with _alone(root), workers_of(executor, jobs, roots=[root]) as workers:
         ahead = 2 * num_workers(workers) - 1
         ahead = 1 if disk_budget else ahead  # under a budget, each part may be the last
         for _ in _rounds(root, watch):
@@ -149,11 +155,52 @@ def _above(root: Path, budget: int) -> str:
 def compact_part(summarising: Summarising, part: Path) -> Rewritten | str | None:
     """Compact one part; a sentence where it must stay as it is, None while it is being written."""
     try:
-        if not is_sealed(part):
-            return None
-        return rewrite(part, Condensing(summarising.selects, summarising.condense))
+        if isinstance(part, RemotePath):
+            return _compact_there(summarising, part)
+        return _compact_here(summarising, part)
     except (DumpcmpError, OSError) as error:
         return str(error)
+
+
+def _compact_here(summarising: Summarising, part: Path) -> Rewritten | None:
+    if not is_sealed(part):
+        return None
+    return rewrite(part, Condensing(summarising.selects, summarising.condense))
+
+
+def _compact_there(summarising: Summarising, part: RemotePath) -> Rewritten | str | None:
+    """Compact a part of a store: a copy of it here, and its draft there, which takes its place."""
+    before = part.store.asked(part.key)
+    with tempfile.TemporaryDirectory() as room:
+        copy = Path(room) / part.name
+        with copy.open("wb") as file:
+            for piece in pieces_of(part, before.nbytes):
+                file.write(piece)
+        done = _compact_here(summarising, copy)
+        if done is None or not done.num_parts:
+            return done
+        if part.store.asked(part.key) != before:
+            return f"{part} became another while it was compacted: it stays as it is"
+        draft = part.with_name(f".draft-{part.name}")
+        try:
+            put_checked(copy, draft)
+            part.store.copy(draft.key, part.key)
+        finally:
+            with suppress(ArchiveError, OSError):  # an audit tells of a draft that is left
+                part.store.remove(draft.key)
+    return done
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Hold an archive against other compactors; a store has no locks, and each part is replaced."""
+    if isinstance(root, RemotePath):
+        root.refresh()
+        yield
+        root.refresh()  # parts have become smaller
+        return
+    with alone_compacting(root):
+        yield
 
 
 def _within(root: Path, budget: int | None, parts: list[Path]) -> Iterator[Path]:

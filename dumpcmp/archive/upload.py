@@ -197,26 +197,14 @@ class _Room:
 
     def _upload(self, name: str, path: Path) -> None:
         """Copy one file and read it back; only then is it listed as being there."""
-        told, digest = path.stat(), _digest_of(path)
-        key = (self.url / name).key
-        self.store.put(key, path)
-        if (found := self._digest_there(key, told.st_size)) != digest:
-            raise ArchiveError(
-                f"{self.url / name} has the digest {found}, and {path} {digest}",
-                hint="upload it again; nothing was removed here",
-            )
+        told = path.stat()
+        digest = put_checked(path, self.url / name)
         facts: list[int | str] = [told.st_size, told.st_mtime_ns, digest]
         with (self.directory / JOURNAL).open("a") as journal:
             journal.write(json.dumps([name, *facts]) + "\n")
         self._done[name] = facts
         self.num_files += 1
         self.nbytes += told.st_size
-
-    def _digest_there(self, key: str, nbytes: int) -> str:
-        running = xxh3_128()
-        for start in range(0, nbytes, _PIECE):
-            running.update(self.store.read(key, start, min(_PIECE, nbytes - start)))
-        return running.hexdigest()
 
     def _verified_write(self, name: str, content: bytes) -> None:
         key = (self.url / name).key
@@ -238,6 +226,26 @@ class _Room:
                 total -= path.stat().st_size
                 path.unlink()
                 self.num_removed += 1
+
+
+def put_checked(path: Path, url: RemotePath) -> str:
+    """Copy a file into a store and read it back; its digest."""
+    digest, running = _digest_of(path), xxh3_128()
+    url.store.put(url.key, path)
+    for piece in pieces_of(url, path.stat().st_size):
+        running.update(piece)
+    if (found := running.hexdigest()) != digest:
+        raise ArchiveError(
+            f"{url} has the digest {found}, and {path} {digest}",
+            hint="upload it again; nothing was removed here",
+        )
+    return digest
+
+
+def pieces_of(url: RemotePath, nbytes: int) -> Iterator[bytes]:
+    """The first `nbytes` of an object, piece by piece."""
+    for start in range(0, nbytes, _PIECE):
+        yield url.store.read(url.key, start, min(_PIECE, nbytes - start))
 
 
 def _is_whole(line: str) -> bool:

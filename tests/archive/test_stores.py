@@ -192,7 +192,7 @@ def test_commands_take_urls(here: Path, tmp_path: Path) -> None:
     page = run(main, ["report", "memory://bucket/compare.json", "--to", f"{tmp_path}/page.html"])
     assert page.exit_code == 0 and (tmp_path / "page.html").stat().st_size > 10_000
     assert run(main, ["report", "memory://bucket"]).exit_code == 2
-    for command in (["audit", "--repair"], ["compact"]):
+    for command in (["audit", "--repair"], ["compact", "--watch"]):
         refused = run(main, [*command, f"{url}/golden"])
         assert refused.exit_code == 2 and "store" in refused.output
 
@@ -456,6 +456,35 @@ def test_an_upload_that_is_cut_short_is_not_taken_for_whole_and_goes_on(
     assert not Archive(url).complete and _verdict(url, url)[1] == 2
     monkeypatch.setattr(Failing, "put_file", put)
     assert upload(spool, url).num_files == 2  # what was not read back is uploaded again
+    _whole(url, here / "golden")
+
+
+def test_an_archive_is_compacted_in_its_store(here: Path, tmp_path: Path) -> None:
+    local = shutil.copytree(here / "golden", tmp_path / "golden")
+    url = f"{_copied(here)}/golden"
+    Archive(url)  # its listing is known, and is not believed afterwards
+    ran = CliRunner().invoke(main, ["compact", url])
+    assert ran.exit_code == 0 and "24 values" in ran.output
+    assert dumpcmp.compact(local).total == dumpcmp.compact(f"{_copied(here)}/golden").total
+    there, at_home = Archive(url), Archive(local)
+    assert [r.kept for r in there.values()] == [r.kept for r in at_home.values()]
+    assert _verdict(url, local) == _verdict(local, local)
+    assert not [n for n in fsspec.filesystem("memory").find("/bucket/runs/golden") if "draft" in n]
+    assert dumpcmp.compact(url).total.num_parts == 0
+
+
+def test_a_part_stays_as_it_is_where_its_summaries_do_not_arrive(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{_copied(here, 'failing')}/golden"
+
+    def damaged(self: Failing, local: str, key: str, **_: Any) -> None:
+        self.pipe_file(key, Path(local).read_bytes()[::-1])
+
+    monkeypatch.setattr(Failing, "put_file", damaged)
+    done = dumpcmp.compact(url)
+    assert not done.total.num_parts and len(done.problems) == 2
+    assert "has the digest" in done.problems[0]
     _whole(url, here / "golden")
 
 

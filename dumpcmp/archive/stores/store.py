@@ -123,9 +123,10 @@ class Store:
         if name not in snapshot.objects:
             raise FileNotFoundError(2, "no such object", key)
         told = snapshot.objects[name]
-        return told if told.nbytes >= 0 else snapshot.know(name, self._asked(key))
+        return told if told.nbytes >= 0 else snapshot.know(name, self.asked(key))
 
-    def _asked(self, key: str) -> ObjectTold:
+    def asked(self, key: str) -> ObjectTold:
+        """The same as the store tells it now."""
         told = _told(self.trying(f"ask for {key}", lambda: self.system.info(key)))
         if told.nbytes < 0:
             raise ArchiveError(
@@ -159,6 +160,10 @@ class Store:
     def write(self, key: str, content: bytes) -> None:
         """Write a small object whole."""
         self.trying(f"write {key}", lambda: self.system.pipe_file(key, content))
+
+    def copy(self, key: str, other: str) -> None:
+        """Copy an object inside of the store; nobody reads the copy before it is whole."""
+        self.trying(f"copy {key} to {other}", lambda: self.system.cp_file(key, other))
 
     def remove(self, key: str) -> None:
         """Remove an object."""
