@@ -119,9 +119,16 @@ class BackwardRerun:
         return replace(
             self.plain(),
             condition={GRADIENT: condition},
-            noise={GRADIENT: noise},
+            noise={GRADIENT: max(noise, self._sum_noise(eps))},
             terms={GRADIENT: terms},
         )
+
+    def _sum_noise(self, eps: float) -> float:
+        """What a sum rounds that is made term by term, as that of a bias over all its rows."""
+        taken = (*self._slope.given.values(), *self._slope.grads.values())
+        largest = max((tensor.numel() for tensor in taken), default=1)
+        terms = max(1.0, largest / max(1, self.gradient.numel()))
+        return min(eps, 2 * _SINGLE) / 8 * math.sqrt(terms)
 
     def _linear(self) -> tuple[float, Tensor]:
         """The condition of calls that are linear in each input, and the terms of their sums."""
