@@ -26,7 +26,8 @@ REPLAY_ELEMENT = 16.0  # times float32's eps and the condition: what one element
 REPLAY_OFFSET = 1 / 16  # of eps: how far the output may be shifted on the whole, in its rms
 REPLAY_CHANCE = 4.0  # times the error over the root of the elements: a gain or shift by chance
 REPLAY_NEAREST = 1 / 32  # of the elements: what is not the nearest after one operation
-MOST_UNROUNDED = 3.0  # times what moved inputs make of an output: as a kernel may have had them
+UNROUNDED = 1.5  # times what moved inputs make of an element: as a kernel may have had them
+UNROUNDED_SUMS = 3.0  # the same of elements that are made of many, which vary by chance
 IN_KERNEL = 2.0**-21  # 8 roundings of float32: what the same ops differ by in two fused kernels
 REPLAY_NOISE = 3.0  # times the error of the same ops in the run's own dtypes
 # What declared shortcuts round, times the condition of the sum: two operands of a product with 10

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from dumpcmp.judge.tolerances import MOST_UNROUNDED
+from dumpcmp.judge.tolerances import UNROUNDED, UNROUNDED_SUMS
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.running import Rerun
@@ -30,11 +30,11 @@ class Leeway:
     elements: Tensor  # of each element
     whole: float  # of its gain, and of its mean over the rms
 
-    def explains(self, got: Tensor, known: Tensor) -> Tensor:
-        """`got`, as near to `known` as it may be."""
+    def explains(self, got: Tensor, known: Tensor, times: float) -> Tensor:
+        """`got`, as near to `known` as it may be by so many times its leeway."""
         wide, level = got.to(torch.float64), known.to(torch.float64)
         off = wide - level
-        left = off.sign() * (off.abs() - self.elements).clamp_min(0.0)
+        left = off.sign() * (off.abs() - times * self.elements).clamp_min(0.0)
         near = torch.where(torch.isfinite(off), level + left, wide).to(got.dtype)
         return torch.where(left == 0, level.to(got.dtype), near)
 
@@ -44,7 +44,9 @@ class Leeway:
         Inputs that are rounded up here and down there do not make the whole larger or shift it:
         that is judged as it was `before`.
         """
-        replay = hold(again, slot, self.explains(got, again.outputs[slot]))
+        single = again.is_pointwise or again.is_exact  # then an element is made of one of each
+        times = UNROUNDED if single else UNROUNDED_SUMS
+        replay = hold(again, slot, self.explains(got, again.outputs[slot], times))
         biased = replace(replay, gain=before.gain, offset=before.offset)
         return replace(biased, scatter=before.introduced, leeway=self.whole)
 
@@ -68,7 +70,7 @@ def leeway(
             apart = [_apart(one, known) for one in moved]
             elements += torch.stack([one.abs() for one in apart]).amax(0)
             whole += max(_bias(one, known) for one in apart)
-    return Leeway(MOST_UNROUNDED * elements, MOST_UNROUNDED * whole)
+    return Leeway(elements, UNROUNDED_SUMS * whole)
 
 
 def _moved(value: Tensor, unit: float, draw: torch.Generator) -> Tensor:
