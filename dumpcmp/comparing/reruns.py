@@ -264,13 +264,16 @@ class Planner:
 
         It was rounded on its way there, or not: to its own dtype, or earlier to a shorter one.
         """
-        target = self.flow.target
-        first = target.first(pair.target) if pair.target else None
-        if first is None:
+        if pair.target is None:
             return 0.0
+        target = self.flow.target
+        first = target.first(pair.target)  # which a selection may have left out
         call = target.call(first) if first.slot.is_output or first.slot.is_gradient else None
         is_fused = call is not None and len(call.origins) > 1
-        return self._coarsest if target.record(first).is_twin or is_fused else 0.0
+        is_twin = any(
+            target.record(key).is_twin for key in (pair.target, first) if key in target.values
+        )
+        return self._coarsest if is_twin or is_fused else 0.0
 
     @cached_property
     def _coarsest(self) -> float:
