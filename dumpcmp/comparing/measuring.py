@@ -29,6 +29,7 @@ from dumpcmp.align.mesh.travelled import in_golden_order
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
 from dumpcmp.comparing.batches import run_batched
+from dumpcmp.comparing.expanding import unexpanded
 from dumpcmp.comparing.kept_rows import measure_rows, rows_of_both
 from dumpcmp.comparing.laying import LIKENESSES, Handover, Job, Task, look_again
 from dumpcmp.comparing.own_metrics import measured_by
@@ -232,7 +233,7 @@ def _target_part(task: Task) -> Value:
     """What of the target golden has as a value, with its dims in golden's order."""
     value = _part(_whole(task.target), task.target_part)
     if task.turn is None:
-        return value
+        return unexpanded(value, task.golden.first)
     shape = task.golden.first.shape
     shape = part_shape(shape, task.golden_part) if task.golden_part else shape
     return Value(value.dtype, turned(value.bits, task.turn, shape))

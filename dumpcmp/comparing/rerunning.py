@@ -22,8 +22,8 @@ from dumpcmp.comparing.slopes import Sloping, plan_slopes, slope_task
 from dumpcmp.comparing.taping import Place
 from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
 from dumpcmp.judge.replaying import wrong
-from dumpcmp.judge.tolerances import SHORTCUTS
-from dumpcmp.nouns.arithmetic import shortcuts_of
+from dumpcmp.judge.tolerances import IN_PARTS, SHORTCUTS
+from dumpcmp.nouns.arithmetic import multiplies_in_parts, shortcuts_of
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.replay import Replay
@@ -73,11 +73,13 @@ def _declared(
     pair: Pair, replay: Replay, ops: Sequence[Op], flow: DataFlow, allow: frozenset[str]
 ) -> Replay:
     """`replay` with what the shortcuts round that the `ops` may have taken which were run again."""
-    if not allow or pair.target is None:
+    if pair.target is None:
         return replay
-    dtype = flow.target.record(pair.target).dtype
-    words = frozenset(word for op in ops for word in shortcuts_of(op, dtype)) & allow
-    return replace(replay, shortcut=max((SHORTCUTS[word] for word in words), default=0.0))
+    record = flow.target.record(pair.target)
+    words = frozenset(word for op in ops for word in shortcuts_of(op, record.dtype)) & allow
+    parts = any(multiplies_in_parts(op, record.dtype, record.device) for op in ops)
+    rounds = [SHORTCUTS[word] for word in words] + ([IN_PARTS] if parts else [])
+    return replace(replay, shortcut=max(rounds)) if rounds else replay
 
 
 def rerun_task(plan: Rerunning | Sloping) -> dict[Key, Replay]:

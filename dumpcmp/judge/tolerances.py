@@ -40,6 +40,7 @@ SHORTCUTS = {
     "fp16-accumulation": 2.0**-9,
     "fp8": 2.0**-3,
 }
+IN_PARTS = 2.0**-21  # what a product of float32 rounds that is made of three products of TF32
 APART = 0.05  # rel_l2 between the sides above which it is asked whether a gradient cancels
 ALIKE = 0.5  # cosine of the error of a sum and one of its terms: then it is that term which is off
 ILL = 0.25  # over eps: a condition above it leaves nothing but rounding

@@ -143,6 +143,15 @@ def shortcuts_of(op: Op, dtype: str) -> frozenset[str]:
     return frozenset(("fp8", *words.get(dtype, ())))
 
 
+def multiplies_in_parts(op: Op, dtype: str, device: str) -> bool:
+    """Whether a kernel of `device` may multiply `dtype` as several products of shorter numbers.
+
+    Fused attention in float32 does so on CUDA, by three of TF32, whatever torch's flags say.
+    """
+    is_attention = "scaled_dot_product" in op.function or "efficient_attention" in op.function
+    return is_attention and dtype == "float32" and device.startswith("cuda")
+
+
 def is_sum(op: Op) -> bool:
     """Whether `op` adds up its inputs, which may cancel."""
     return op.function in ("add", "sub", "mean", "sum", "cumsum", "lerp", "var", "std")

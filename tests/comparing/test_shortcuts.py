@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp.faults import Fault, planted
+from dumpcmp.nouns.arithmetic import multiplies_in_parts
+from dumpcmp.nouns.key import Op
 
 
 def short(tensor: Tensor) -> Tensor:
@@ -50,3 +52,11 @@ def test_an_unknown_shortcut_is_refused(dumps: tuple[Path, Path]) -> None:
 def test_a_run_tells_what_it_had_leave_to_take(dumps: tuple[Path, Path]) -> None:
     (facts,) = dumpcmp.Archive(dumps[0]).run.values()
     assert "tf32" not in facts["run"]["shortcuts"] and "tf32-conv" in facts["run"]["shortcuts"]
+
+
+def test_fused_attention_multiplies_in_parts_on_one_kind_of_device() -> None:
+    op = Op("layers.0.attn/scaled_dot_product_attention")
+    assert multiplies_in_parts(op, "float32", "cuda:0")
+    assert not multiplies_in_parts(op, "float32", "cpu")
+    assert not multiplies_in_parts(op, "bfloat16", "cuda:0")
+    assert not multiplies_in_parts(Op("layers.0.attn/matmul"), "float32", "cuda:0")
