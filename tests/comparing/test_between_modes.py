@@ -155,14 +155,13 @@ class Pooled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two, self.pool = (nn.Linear(32, 32) for _ in range(3))
+        self.first, self.pool = nn.Linear(32, 32), nn.Linear(32, 32)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        for layer in (self.one, self.two):
-            wide = x.float()
-            normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-            x = x + F.silu(layer(normal.to(x.dtype)))
-        return x, torch.tanh(self.pool(x))
+        x = x + F.silu(self.first(x))
+        wide = x.float()
+        normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return normal.to(x.dtype), self.pool(x)
 
 
 def pooled(where: Path, mode: str) -> Outcome:
