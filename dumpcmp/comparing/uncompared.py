@@ -65,8 +65,8 @@ def alone(rows: Sequence[Row]) -> Iterator[str]:
     if found:
         yield (
             f"{found.total()} values are on one side only, mine: all that was computed from "
-            f"{found[Verdict.COVERED]} of them agrees, nothing was computed from "
-            f"{found[Verdict.DEAD]}"
+            f"{found[Verdict.COVERED]} of them agrees, or they are gradients of zeros; nothing was "
+            f"computed from {found[Verdict.DEAD]}"
         )
 
 

@@ -20,7 +20,7 @@ class Verdict(StrEnum):
     PASS = "PASS"
     FAIL = "FAIL"
     UNPAIRED = "UNPAIRED"  # only one side has it, and nothing after it shows that it is right
-    COVERED = "COVERED"  # only one side has it; all that was computed from it agrees
+    COVERED = "COVERED"  # only one side has it; all that was computed from it agrees, or it is zero
     DEAD = "DEAD"  # only one side has it, and nothing was computed from it
     SHAPE = "SHAPE"  # the sides have different shapes
     DTYPE = "DTYPE"  # different dtypes; compared after promotion, within tolerance
