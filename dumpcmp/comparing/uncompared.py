@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ _NUMBER = re.compile(r"\d+")
 _MOST = 100_000  # rows that are looked at: of more the others are counted
 _MOST_REASONS = 4
 _MOST_OPS = 3
-_TERMS = "each rank has a term of it"
 _MOVE = (
     "  where they are added up after what was recorded: dump one step more, whose weights tell, or "
     "say so with --layout '* grad.*=d[ranks:partial] ...', or partial.avg for a mean"
@@ -28,11 +28,21 @@ _AFTER = {
 }
 
 
+class _Because(StrEnum):
+    """Why a value of golden was held against nothing."""
+
+    IN_KERNEL = "it is inside of a kernel of my side that does not store it"
+    GOLDEN_ALONE = "only golden has it"
+    TERMS = "each rank has a term of it"
+    IN_NO_ORDER = "my ranks hold it in no order that gives golden's"
+    OTHER_NUMBERS = "some ranks have other numbers, such as a count of their own"
+
+
 class _Group(NamedTuple):
     """Values that were not compared for one reason."""
 
     verdict: Verdict
-    reason: str
+    because: _Because
 
 
 def not_compared(rows: Sequence[Row]) -> Iterator[str]:
@@ -51,8 +61,9 @@ def not_compared(rows: Sequence[Row]) -> Iterator[str]:
     yield f"{total} of golden's {golden} values ({share}) were not compared{more}:"
     ranked = sorted(counts, key=lambda group: -counts[group])
     for group in ranked[:_MOST_REASONS]:
-        yield f"  {counts[group]} {group.verdict}: {group.reason}: {_places(ops[group])}"
-        if group.verdict is Verdict.INCONCLUSIVE and group.reason.startswith(_TERMS):
+        reason = f"{group.because}{_AFTER[group.verdict]}"
+        yield f"  {counts[group]} {group.verdict}: {reason}: {_places(ops[group])}"
+        if group == (Verdict.INCONCLUSIVE, _Because.TERMS):
             yield _MOVE
     if len(ranked) > _MOST_REASONS:
         yield f"  {sum(counts[group] for group in ranked[_MOST_REASONS:])} for other reasons"
@@ -75,21 +86,19 @@ def _by_reason(rows: Iterator[Row]) -> Mapping[_Group, Counter[str]]:
     found: dict[_Group, Counter[str]] = defaultdict(Counter)
     for row in rows:
         if row.golden_key is not None:
-            group = _Group(row.verdict, f"{_reason(row)}{_AFTER[row.verdict]}")
+            group = _Group(row.verdict, _because(row))
             found[group][_NUMBER.sub("*", row.golden_key.op)] += 1
     return found
 
 
-def _reason(row: Row) -> str:
+def _because(row: Row) -> _Because:
     if row.verdict is Verdict.FUSED:
-        return "it is inside of a kernel of my side that does not store it"
+        return _Because.IN_KERNEL
     if row.target_key is None:
-        return "only golden has it"
+        return _Because.GOLDEN_ALONE
     if row.judgement.why is Why.TERMS:
-        return _TERMS
-    if row.metrics is None:
-        return "my ranks hold it in no order that gives golden's"
-    return "some ranks have other numbers, such as a count of their own"
+        return _Because.TERMS
+    return _Because.IN_NO_ORDER if row.metrics is None else _Because.OTHER_NUMBERS
 
 
 def _places(ops: Counter[str]) -> str:
