@@ -1,6 +1,7 @@
 """How cost grows with ranks, steps and values, and what workers gain: on archives of tiny tensors.
 
-``DUMPCMP_BENCH_SCALE=1`` takes the largest sizes, too.
+``DUMPCMP_BENCH_SCALE=1`` takes the largest sizes, too; ``python -m benchmarks.scale RANKS STEPS
+OPS`` prints the row of one size.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 
@@ -34,29 +36,41 @@ LARGE = (
     Shape(1, 1, 2_500_000),
 )
 STAGES = ("open", "pair", "compare", "report")
+HEADINGS = ("ranks", "steps", "values", *STAGES, "µs a value", "peak MB")
+LISTED = 10_000  # steps; more are never listed at once, but compared in spans
 
 
-def measured(golden: Path, target: Path) -> dict[str, dict[str, float]]:
+def measured(golden: Path, target: Path, stages: Sequence[str]) -> dict[str, dict[str, float]]:
     """CPU seconds and the memory at their end of each stage, taken in a process of its own."""
     run = [sys.executable, "-m", "benchmarks.scale_stages", str(golden), str(target)]
-    told = subprocess.run(run, check=True, capture_output=True, text=True).stdout
-    found: dict[str, dict[str, float]] = json.loads(told.splitlines()[-1])
+    found: dict[str, dict[str, float]] = {}
+    with subprocess.Popen([*run, ",".join(stages)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:  # as they come: what is stopped has told what it came to
+            told = json.loads(line)
+            found[told.pop("stage")] = told
+            print(f"  {line.strip()}", file=sys.stderr, flush=True)
+    if child.returncode:
+        raise SystemExit(f"{' '.join(run)} ended with {child.returncode}")
     return found
 
 
-def row(shape: Shape, room: Path) -> list[str]:
+def row(shape: Shape, room: Path, stages: Sequence[str] = STAGES, jobs: int = 1) -> list[str]:
     name = "-".join(map(str, astuple(shape)))
     golden, target = room / f"golden-{name}", room / f"target-{name}"
-    write(golden, shape)
-    write(target, shape, apart=1e-3, shards=shape.ranks > 1)
-    found = measured(golden, target)
+    write(golden, shape, jobs=jobs)
+    write(target, shape, apart=1e-3, shards=shape.ranks > 1, jobs=jobs)
+    if shape.steps > LISTED:
+        stages = [stage for stage in stages if stage != "pair"]
+    print(f"{shape}", file=sys.stderr, flush=True)
+    found = measured(golden, target, stages)
     count = shape.num_values + shape.num_values // shape.ranks
-    cells = [f"{found[stage]['seconds']:.2f}" for stage in STAGES]
-    total = sum(found[stage]["seconds"] for stage in STAGES)
-    peak = max(found[stage]["peak"] for stage in STAGES)
+    cells = [f"{found[stage]['seconds']:.2f}" if stage in found else "" for stage in STAGES]
+    total = sum(each["seconds"] for each in found.values())
+    peak = max(each["peak"] for each in found.values())
     return [
         f"{shape.ranks:,}", f"{shape.steps:,}", f"{count:,}", *cells,
-        f"{1e6 * total / count:.0f}", f"{peak:.0f}",
+        f"{1e6 * total / count:.0f}" if "compare" in found else "", f"{peak:.0f}",
     ]  # fmt: skip
 
 
@@ -67,9 +81,22 @@ def table() -> Table:
         rows = [row(shape, Path(folder)) for shape in shapes]
     return Table(
         "scale",
-        ("ranks", "steps", "values", *STAGES, "µs a value", "peak MB"),
+        HEADINGS,
         rows,
         "Golden on one rank, the target on so many, of tensors of four elements a rank; every "
         "tenth op is wrong, and run again. Values are of all ranks of both sides. CPU seconds of "
         "one process, torch imported before.",
     )
+
+
+def main(words: Sequence[str]) -> None:
+    """Print the row of one size: RANKS STEPS OPS [JOBS that write the archives [STAGE,...]]."""
+    ranks, steps, ops, *rest = words
+    jobs, stages = int(rest[0]) if rest else 1, rest[1].split(",") if rest[1:] else STAGES
+    with tempfile.TemporaryDirectory() as folder:
+        cells = row(Shape(int(ranks), int(steps), int(ops)), Path(folder), stages, jobs)
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

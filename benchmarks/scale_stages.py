@@ -1,4 +1,7 @@
-"""``python -m benchmarks.scale_stages GOLDEN TARGET``: what the stages of a comparison cost."""
+"""``python -m benchmarks.scale_stages GOLDEN TARGET [STAGE,...]``: what a comparison costs.
+
+Each of its stages is told in a line of JSON as soon as it has ended.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,16 +24,15 @@ from dumpcmp.execute import rarely_collecting
 from dumpcmp.nouns.selection import make_tap
 from dumpcmp.report.formats import FORMS
 
-found: dict[str, dict[str, float]] = {}
-
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Note what the block took."""
+    """Tell what the block took."""
     began = time.process_time()
     yield
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    found[name] = {"seconds": time.process_time() - began, "peak": peak}
+    seconds = time.process_time() - began
+    print(json.dumps({"stage": name, "seconds": seconds, "peak": peak}), flush=True)
 
 
 def opened(path: Path) -> None:
@@ -41,21 +43,31 @@ def opened(path: Path) -> None:
     assert archive.complete
 
 
-def main(golden: Path, target: Path) -> None:
-    with stage("open"), rarely_collecting():
-        opened(golden)
-        opened(target)
-    with stage("pair"), rarely_collecting():
-        ours, theirs = (open_side(path, make_tap()).listing for path in (golden, target))
-        pair_values(ours, theirs)
-    del ours, theirs
+def opened_both(golden: Path, target: Path) -> None:
+    opened(golden)
+    opened(target)
+
+
+def paired(golden: Path, target: Path) -> None:
+    """List and pair all steps, as a comparison does that is one span."""
+    ours, theirs = (open_side(path, make_tap()).listing for path in (golden, target))
+    pair_values(ours, theirs)
+
+
+def main(golden: Path, target: Path, stages: Sequence[str]) -> None:
+    for name, work in (("open", opened_both), ("pair", paired)):
+        if name in stages:
+            with stage(name), rarely_collecting():
+                work(golden, target)
+    if "compare" not in stages:
+        return
     with stage("compare"), rarely_collecting():
         outcome = compare(golden, target)
     assert outcome.failures
     with tempfile.TemporaryDirectory() as folder, stage("report"), rarely_collecting():
         FORMS["csv"].write(outcome, Path(folder) / "report.csv")
-    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    named = sys.argv[3].split(",") if len(sys.argv) > 3 else ["open", "pair", "compare", "report"]
+    main(Path(sys.argv[1]), Path(sys.argv[2]), named)

@@ -1,6 +1,7 @@
 """What workers gain: compare, compact and tasks that do nothing, by processes and by Dask.
 
-``python -m benchmarks scale-workers`` takes 1, 2, 4 and so on, up to the cores of the machine.
+``python -m benchmarks scale-workers`` takes 1, 2, 4 and so on, up to the cores of the machine;
+values are of 2 MB, and with ``DUMPCMP_BENCH_SCALE=1`` of 8 MB.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from benchmarks.scale_tasks import NUM_NOTHINGS, WORKS
 from benchmarks.synthetic import Shape, write
 from benchmarks.tables import Table
 
-SHAPE = Shape(steps=16, ops=16, elements=1 << 19)  # 256 values of 2 MB
-WHO = ("local", "dask")
+LARGE = bool(os.environ.get("DUMPCMP_BENCH_SCALE"))
+SHAPE = Shape(steps=16, ops=16, elements=1 << (21 if LARGE else 19))  # 256 values
+WHO = ("local", "dask") if find_spec("distributed") else ("local",)
 
 
 def counts() -> list[int]:
@@ -44,11 +47,13 @@ def rows(golden: Path, target: Path) -> Iterator[list[str]]:
             for workers in counts():
                 found = measured(work, who, workers, golden, target)
                 least = found["here"] + found["there"] / workers
-                yield [
+                cells = [
                     work, who, str(workers), f"{found['seconds']:.2f}", f"{found['here']:.2f}",
                     f"{found['there']:.2f}", f"{alone['seconds'] / found['seconds']:.2f}",
                     f"{(alone['here'] + alone['there']) / least:.2f}",
                 ]  # fmt: skip
+                print(" | ".join(cells), file=sys.stderr, flush=True)
+                yield cells
 
 
 def table() -> Table:
@@ -58,15 +63,15 @@ def table() -> Table:
         write(golden, SHAPE)
         write(target, SHAPE, apart=1e-6, every=1)
         found = list(rows(golden, target))
-    nbytes = SHAPE.steps * SHAPE.ops * SHAPE.elements * 4 >> 20
+    each = SHAPE.elements * 4 >> 20
     return Table(
         "scale-workers",
         ("work", "engine", "workers", "seconds", "CPU here", "CPU of workers", "speed-up",
          "by CPU"),
         found,
-        f"Two runs of {nbytes} MB in values of 2 MB, all of which differ in their last bits, on "
-        f"{os.cpu_count()} cores; *nothing* is {NUM_NOTHINGS} tasks that do nothing. Workers had "
-        "begun before. *Speed-up* is of the time on the clock over one process of `local`, *by "
-        "CPU* what it would be if nobody else used the cores: CPU seconds of that process over "
-        "those here and a worker's share of those of all workers.",
+        f"Two runs of {SHAPE.steps * SHAPE.ops * each} MB in values of {each} MB, all of which "
+        f"differ in their last bits, on {os.cpu_count()} cores; *nothing* is {NUM_NOTHINGS} tasks "
+        "that do nothing. Workers had begun before. *Speed-up* is of the time on the clock over "
+        "one process of `local`, *by CPU* what it would be if nobody else used the cores: CPU "
+        "seconds of that process over those here and a worker's share of those of all workers.",
     )  # fmt: skip
