@@ -16,6 +16,7 @@ from dumpcmp.align.likening import join_alike
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.merging import merged_pairs, with_merged
 from dumpcmp.align.mesh.deliveries import without_collectives
+from dumpcmp.align.namesakes import by_key
 from dumpcmp.align.naming import by_names
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.passes import by_provenance, with_collectives
@@ -42,7 +43,9 @@ def pair_values(
     the dims of values lie. The collectives of partitioned runs stand beside what they moved.
     """
     if golden.num_ranks == target.num_ranks == 1:
-        pairs = _pair_model(golden, target, renaming or Renaming(), counting, turns)
+        is_plain = turns is None and renaming in (None, Renaming())
+        pairs = by_key(golden, target, counting) if is_plain else []
+        pairs = pairs or _pair_model(golden, target, renaming or Renaming(), counting, turns)
     else:
         ours, theirs = without_collectives(golden), without_collectives(target)
         pairs = _pair_model(ours, theirs, renaming or Renaming(), counting)
