@@ -104,13 +104,13 @@ _STAGED = (
 
 _IN_GRAPHS = (
     Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
-    Planted("eps", r"layers\.1\.norm1/layer_norm"),
+    Planted("eps", r"layers\.1\.norm2/layer_norm"),
     Planted("stale", r"layers\.1\.attn\.o(/linear)?", rank=1),
 )
 
 _DISPATCHED = (
     Planted("activation", r"layers\.1\.mlp/aten\.(relu|gelu)"),
-    Planted("eps", r"layers\.1\.norm1/aten\.native_layer_norm"),
+    Planted("eps", r"layers\.1\.norm2/aten\.native_layer_norm"),
 )
 _BACKWARD = r"<root>.*|head(/.*)?"  # what is nearest to the loss, which is outside of the model
 
@@ -180,18 +180,18 @@ SUBJECTS: dict[str, Subject] = {
     },
     "fsdp": Subject("plain", _own("sharded:fsdp"), faults=(
         Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
-        Planted("eps", r"layers\.1\.norm1/layer_norm"),
+        Planted("eps", r"layers\.1\.norm2/layer_norm"),
         Planted("stale", r"layers\.1\.norm2(/layer_norm)?", rank=1),
         Planted("loss", _LOSS),
     )),
     "fsdp, two steps": Subject("two-steps", _own("sharded:fsdp", steps=2), faults=(
-        Planted("eps", r"layers\.1\.norm1/layer_norm"),
+        Planted("eps", r"layers\.1\.norm2/layer_norm"),
         Planted("stale", r"layers\.1\.norm2(/layer_norm)?", rank=1),
         Planted("loss", _LOSS),
     )),
     "fsdp mixed": Subject("plain", _own("sharded:fsdp", mixed=True), faults=(
         Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
-        Planted("eps", r"layers\.1\.norm1/layer_norm"),
+        Planted("eps", r"layers\.1\.norm2/layer_norm"),
         Planted("stale", r"layers\.1\.norm2(/layer_norm)?", rank=1),
     )),
     "aten tp+sp": Subject("plain-aten", _aten("dispatched:sequence_parallel"), faults=(

@@ -10,13 +10,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.taps.distributed.programs.decoder import Decoder, loss_of, samples
+from tests.taps.distributed.programs.decoder import Decoder, loss_of, plant, samples
 from tests.taps.distributed.programs.scenarios import Capture, plan_tp
 
 
 def sequence_parallel(capture: Capture, fault: str = "") -> None:
     """Columns, rows and sequences by DTensor."""
-    model, (ids, labels) = _planted(Decoder(), fault), samples()
+    model, (ids, labels) = Decoder(), samples()
+    plant(model, fault)
     up: Any = model.get_submodule("layers.1.mlp.up")
     shards = up.weight.detach().clone().chunk(dist.get_world_size())
     plan_tp(model, init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",)))
@@ -33,7 +34,8 @@ def sequence_parallel(capture: Capture, fault: str = "") -> None:
 
 def replicas(capture: Capture, fault: str = "") -> None:
     """DistributedDataParallel over the batch."""
-    model = nn.parallel.DistributedDataParallel(_planted(Decoder(), fault))
+    model = nn.parallel.DistributedDataParallel(Decoder())
+    plant(model.module, fault)
     rank, size = dist.get_rank(), dist.get_world_size()
     if fault == "stale" and rank == 1:
         weight: Any = model.module.get_submodule("layers.1.attn.o").weight
@@ -42,12 +44,3 @@ def replicas(capture: Capture, fault: str = "") -> None:
     with capture(), model.no_sync() if fault == "not averaged" else nullcontext():
         torch.manual_seed(0)
         loss_of(model(ids), labels).backward()  # type: ignore[no-untyped-call]
-
-
-def _planted(model: Decoder, fault: str) -> Decoder:
-    block: Any = model.layers["1"]
-    if fault == "activation":
-        block.mlp.forward = lambda x: block.mlp.down(torch.relu(block.mlp.up(x)))
-    elif fault == "eps":
-        block.norm1.eps = 0.1
-    return model

@@ -8,22 +8,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import parallelize_module
 
-from tests.taps.distributed.programs.decoder import Decoder, loss_of, samples
-from tests.taps.distributed.programs.scenarios import Capture
-
-_COLUMNS, _ROWS = ("attn.q", "attn.k", "attn.v", "mlp.up"), ("attn.o", "mlp.down")
+from tests.taps.distributed.programs.decoder import Decoder, loss_of, plant, samples
+from tests.taps.distributed.programs.scenarios import Capture, plain_tp
 
 
 def run(capture: Capture, how: str, is_compiled: bool = False, fault: str = "") -> None:
     """Train one step; `how` is tp, fsdp or, on one rank, whole."""
     model, (ids, labels) = Decoder(), samples()
     block: Any = model.layers["1"]
-    if fault == "activation":
-        block.mlp.forward = lambda x: block.mlp.down(torch.relu(block.mlp.up(x)))
-    elif fault == "eps":
-        block.norm1.eps = 0.1
+    plant(model, fault)
     size, rank = (dist.get_world_size(), dist.get_rank()) if how != "whole" else (1, 0)
     if how != "whole":
         mesh = init_device_mesh("cpu", (size,), mesh_dim_names=(how,))
@@ -31,8 +26,7 @@ def run(capture: Capture, how: str, is_compiled: bool = False, fault: str = "") 
             if how == "fsdp":
                 fully_shard(layer, mesh=mesh)
             else:
-                plan: dict[str, Any] = {name: ColwiseParallel() for name in _COLUMNS}
-                parallelize_module(layer, mesh, plan | {name: RowwiseParallel() for name in _ROWS})
+                parallelize_module(layer, mesh, plain_tp())
         if how == "fsdp":
             fully_shard(model, mesh=mesh)
             ids, labels = ids.chunk(size)[rank], labels.chunk(size)[rank]

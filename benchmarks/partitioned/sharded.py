@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from tests.taps.distributed.programs.decoder import Decoder, loss_of, samples
+from tests.taps.distributed.programs.decoder import Decoder, loss_of, plant, samples
 from tests.taps.distributed.programs.scenarios import Capture
 
 
@@ -17,10 +17,7 @@ def fsdp(capture: Capture, mixed: bool = False, steps: int = 1, fault: str = "")
     """Each rank has a share of every weight and of the batch."""
     model = Decoder()
     block: Any = model.layers["1"]
-    if fault == "activation":
-        block.mlp.forward = lambda x: block.mlp.down(torch.relu(block.mlp.up(x)))
-    elif fault == "eps":
-        block.norm1.eps = 0.1
+    plant(model, fault)
     size, rank = dist.get_world_size(), dist.get_rank()
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
     short = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -14,14 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import parallelize_module
 
-from tests.taps.distributed.programs.decoder import Decoder, loss_of, samples
+from tests.taps.distributed.programs import staged
+from tests.taps.distributed.programs.decoder import Decoder, loss_of, plant, samples
 from tests.taps.distributed.programs.megatron import parallelise
-from tests.taps.distributed.programs.scenarios import Capture
-
-_COLUMNS, _ROWS = ("attn.q", "attn.k", "attn.v", "mlp.up"), ("attn.o", "mlp.down")
+from tests.taps.distributed.programs.scenarios import Capture, plain_tp
 
 
 def device() -> torch.device:
@@ -40,13 +38,12 @@ def whole(capture: Capture, fused: bool = False) -> None:
 
 def tensor_parallel(capture: Capture, fault: str = "") -> None:
     """Columns and rows by DTensor; what they add up every rank has whole."""
-    model = _planted(Decoder().to(device()), fault)
+    model = Decoder().to(device())
+    plant(model, fault)
     up: Any = model.get_submodule("layers.1.mlp.up")
     shards = up.weight.detach().clone().chunk(dist.get_world_size())
-    plan: dict[str, Any] = {name: ColwiseParallel() for name in _COLUMNS}
-    plan |= {name: RowwiseParallel() for name in _ROWS}
     for layer in model.layers.values():
-        parallelize_module(layer, _mesh("tp"), plan, src_data_rank=None)
+        parallelize_module(layer, _mesh("tp"), plain_tp(), src_data_rank=None)
     with torch.no_grad():
         if fault == "stale" and dist.get_rank() == 1:
             weight: Any = model.get_submodule("layers.1.attn.o").weight
@@ -63,7 +60,8 @@ def by_hand(capture: Capture, fault: str = "") -> None:
 
 def fsdp(capture: Capture, mixed: bool = False, fault: str = "") -> None:
     """Each rank has a share of every weight and of the batch."""
-    model, mesh = _planted(Decoder().to(device()), fault), _mesh("dp")
+    model, mesh = Decoder().to(device()), _mesh("dp")
+    plant(model, fault)
     short = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     words: dict[str, Any] = {"mp_policy": short} if mixed else {}
     for module in (*model.layers.values(), model):
@@ -81,24 +79,14 @@ def fsdp(capture: Capture, mixed: bool = False, fault: str = "") -> None:
 
 def pipeline(capture: Capture, fault: str = "") -> None:
     """Two stages that compute on the device and send through the host, two microbatches."""
-    rank, host = dist.get_rank(), torch.device("cpu")
-    model = Decoder(layers=range(rank, rank + 1), first=rank == 0, last=rank == 1)
-    _planted(model, fault)
-    model.to(device())  # which may be the host: copies are made there, too
-    model.register_forward_pre_hook(lambda _, args: (args[0].to(device(), copy=True),))
-    model.register_forward_hook(lambda *taken: taken[2].to(host, copy=True))
-    stage = PipelineStage(model, rank, 2, host)
-    words: dict[str, Any] = {"scale_grads": False} if fault == "unscaled" else {}
-    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=loss_of, **words)
-    ids, labels = samples()
-    if fault == "order":
-        ids = ids.roll(len(ids) // 2, 0)
-    with capture():
-        torch.manual_seed(0)
-        if rank == 0:
-            schedule.step(ids)
-        else:
-            schedule.step(target=labels)
+    staged.pipeline(capture, fault=fault, placed=_placed)
+
+
+def _placed(stage: nn.Module) -> None:
+    here, host = device(), torch.device("cpu")  # which may be one: copies are made there, too
+    stage.to(here)
+    stage.register_forward_pre_hook(lambda _, args: (args[0].to(here, copy=True),))
+    stage.register_forward_hook(lambda *taken: taken[2].to(host, copy=True))
 
 
 def _mesh(axis: str) -> DeviceMesh:
@@ -107,20 +95,6 @@ def _mesh(axis: str) -> DeviceMesh:
     return init_device_mesh(
         device().type, size, mesh_dim_names=(axis,), backend_override={axis: "gloo"}
     )
-
-
-def _planted(model: Decoder, fault: str) -> Decoder:
-    block: Any = dict(model.layers.items()).get("1")
-    if block is None:
-        return model
-    if fault == "activation":
-        block.mlp.forward = lambda x: block.mlp.down(torch.relu(block.mlp.up(x)))
-    elif fault == "eps":
-        block.norm2.eps = 0.1
-    elif fault == "weight":
-        with torch.no_grad():
-            block.attn.o.weight.mul_(1.05)
-    return model
 
 
 def _train(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from dumpcmp.align.letters import Letters
 from dumpcmp.align.listing import Listing
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.row import Following, Pair, PairedBy
@@ -58,7 +59,7 @@ class _Side:
     """The values of one run by where they appear, and the calls that took them."""
 
     def __init__(self, listing: Listing, pairs: dict[Key, Pair]) -> None:
-        self.listing, self.pairs = listing, pairs
+        self.listing, self.pairs, self.letters = listing, pairs, Letters.of(listing)
         self.appearances: dict[Key, list[Key]] = defaultdict(list)
         for key, records in listing.values.items():
             for first in dict.fromkeys(record.same_as or key for record in records):
@@ -89,8 +90,11 @@ class _Side:
                 yield self.pairs[other]
 
     def after(self, key: Key) -> list[Key] | None:
-        """The values made of `key` at once; None where what was made of it is not recorded."""
-        found: list[Key] = []
+        """The values made of `key` at once; None where what was made of it is not recorded.
+
+        What was sent to another rank goes on there.
+        """
+        found = self.letters.delivered(self.listing.values.get(key, ()))
         for other in self.appearances[self.listing.first(key)]:
             found += [other] if other != key else []
             made = self._made(other)
@@ -107,7 +111,8 @@ class _Side:
         if not slot.is_input or site.op.is_module:
             return ()
         made = [other for other in self.listing.sites[site] if other.slot.is_output]
-        return made or self._stored(site) or self._given_out(site) or None
+        made = made or self._stored(site) or self._given_out(site)
+        return made or self.letters.delivered(self.listing.values[key]) or None
 
     def _stored(self, site: Site) -> list[Key]:
         """What the kernel of a compiled call stores, where the call itself stores nothing."""

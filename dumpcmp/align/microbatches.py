@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.align.stages import microbatch_of
 from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.key import Key, Op, Site
-from dumpcmp.nouns.layouts import MICROBATCH, parse_layout
 from dumpcmp.nouns.record import Call, Record
 
 
@@ -60,11 +60,11 @@ def _is_moved(op: Op) -> bool:
 
 
 def _stages(values: Iterable[Key], staged: set[str]) -> dict[str, str]:
-    """The model that each stage is a part of: the first one, as long as no op is in both."""
+    """The model that each stage is a part of: the first one, as long as no call is in both."""
     ops: dict[str, set[str]] = defaultdict(set)
     for key in values:
         if key.model in staged and not _is_moved(key.op):
-            ops[key.model].add(f"{key.op} {key.slot}")
+            ops[key.model].add(f"{key.op}#{key.call} {key.slot}")
     found: dict[str, str] = {}
     for model, own in ops.items():
         first = next((m for m in found.values() if not own & ops[m]), model)
@@ -77,7 +77,9 @@ def _steps(values: Mapping[Key, tuple[Record, ...]]) -> dict[tuple[str, int], in
     """The step that each step with a microbatch is a part of: a new one begins at number 0."""
     numbers: dict[tuple[str, int], int] = {}
     for key, records in values.items():
-        if (key.model, key.step) not in numbers and (number := _number(records[0])) is not None:
+        if (key.model, key.step) not in numbers and (
+            number := microbatch_of(records[0])
+        ) is not None:
             numbers[key.model, key.step] = number
     steps: dict[tuple[str, int], int] = {}
     begun: dict[str, int] = {}
@@ -85,8 +87,3 @@ def _steps(values: Mapping[Key, tuple[Record, ...]]) -> dict[tuple[str, int], in
         begun[model] = begun.get(model, 0 if number else -1) + (number == 0)
         steps[model, step] = begun[model]
     return steps
-
-
-def _number(record: Record) -> int | None:
-    coordinates = parse_layout(record.layout).coordinates if record.layout else ()
-    return next((c.index for c in coordinates if c.axis == MICROBATCH), None)

@@ -1,17 +1,19 @@
 """Numbers the calls of all ranks alike, where one runs more of an op than the others do.
 
 A call is known by its op and number. What a rank runs besides shifts the numbers of its later
-calls, and they would be held against other calls of the other ranks.
+calls, and they would be held against other calls of the other ranks. Stages of a pipeline that run
+the same op of the whole model, such as a copy of what they were sent, run different calls of it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.align.stages import Holder, stages_of
 from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.record import Call, Record
@@ -30,33 +32,63 @@ def in_unison(listing: Listing, calls_by_rank: Callable[[], CallsByRank]) -> Lis
     What a rank runs alone has a number after all others. Records keep their own keys. Collectives
     stay as they are: that ranks number them alike is what they are joined by.
     """
-    odd = _odd(listing) if listing.num_ranks > 1 else {}
-    if not odd:
+    if listing.num_ranks == 1:
+        return listing
+    stages = stages_of(listing.values)
+    teams = list(_teams(listing, stages))
+    odd = [team for team in teams if team.differ]
+    if not odd and len(set(stages.values())) < 2:
         return listing
     calls = calls_by_rank()
     moves: _Moves = {}
-    for place, numbers in odd.items():
-        moves |= _moves(place, numbers, calls)
+    for team in odd:
+        moves |= _moves(team.place, team.numbers, calls)
+    moves = _apart(teams, moves) if stages else moves
     return _Renumbering(listing, calls, moves).renumbered() if moves else listing
 
 
-def _odd(listing: Listing) -> dict[_Function, dict[int, list[int]]]:
-    """The functions of which ranks ran not the same calls: the numbers of each rank's."""
-    found: dict[_Function, dict[int, dict[int, None]]] = defaultdict(lambda: defaultdict(dict))
+@dataclass(frozen=True)
+class _Team:
+    """The ranks that run a function in one stage of a pipeline, or all: the calls of each."""
+
+    place: _Function
+    stage: int | None
+    numbers: Mapping[int, Sequence[int]]
+
+    @property
+    def differ(self) -> bool:
+        """Whether ranks ran not the same calls."""
+        return len({tuple(own) for own in self.numbers.values()}) > 1
+
+
+def _teams(listing: Listing, stages: Mapping[Holder, int]) -> Iterator[_Team]:
+    """Who runs each function, in the order of the stages."""
+    found: dict[tuple[_Function, int | None], dict[int, dict[int, None]]] = {}
     for key, records in listing.values.items():
         if not key.op.is_module and key.op.function not in _COLLECTIVES:
-            ranks = found[key.model, key.step, key.op]
+            place = key.model, key.step, key.op
             for record in records:
+                stage = stages.get(Holder(record.rank, key.model))
+                ranks = found.setdefault((place, stage), defaultdict(dict))
                 ranks[record.rank][key.call] = None
-    found_in_order = {
-        place: {rank: sorted(numbers) for rank, numbers in ranks.items()}
-        for place, ranks in found.items()
-    }
-    return {
-        place: ranks
-        for place, ranks in found_in_order.items()
-        if len({tuple(numbers) for numbers in ranks.values()}) > 1
-    }
+    for place, stage in sorted(found, key=lambda item: item[1] or 0) if stages else found:
+        ranks = found[place, stage]
+        yield _Team(place, stage, {rank: sorted(own) for rank, own in ranks.items()})
+
+
+def _apart(teams: Iterable[_Team], moves: _Moves) -> _Moves:
+    """`moves`, with the calls of each stage numbered after those of the stages before it."""
+    begins: dict[tuple[int, Op], int] = defaultdict(int)  # in whatever model: stages are one
+    found: _Moves = {}
+    for team in teams:
+        _, step, op = team.place
+        begin = begins[step, op] if team.stage is not None else 0
+        own = [(rank, Site(*team.place, n)) for rank, ns in team.numbers.items() for n in ns]
+        for rank, old in own:
+            new = moves.get((rank, old), old)
+            found[rank, old] = new._replace(call=begin + new.call)
+            begins[step, op] = max(begins[step, op], begin + new.call + 1)
+    return {call: new for call, new in found.items() if call[1] != new}
 
 
 def _moves(place: _Function, numbers: Mapping[int, Sequence[int]], calls: CallsByRank) -> _Moves:

@@ -78,3 +78,41 @@ def test_a_step_whose_result_has_no_partner_shows_nothing() -> None:
     target = run(NO_KERNEL)
     found = cover(own, followers(pairs, target, target))
     assert {judgement.verdict for judgement in found.values()} == {Verdict.UNPAIRED}
+
+
+SENT, TOOK, GRADIENT = (
+    Key("M", 0, op, 0, slot)
+    for op, slot in (
+        ("<root>@after/send", "input.0"),
+        ("b", "input.0"),
+        ("a/clone", "grad_input.0"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "digest, rank, verdict, expected",
+    [
+        ("1", 1, "PASS", "COVERED"),
+        ("1", 1, "FAIL", "UNPAIRED"),
+        ("1", 0, "PASS", "UNPAIRED"),  # nobody else has it
+        ("2", 1, "FAIL", "DEAD"),  # and what was sent is something else
+    ],
+)
+def test_what_was_sent_is_right_where_another_rank_takes_it_and_agrees(
+    digest: str, rank: int, verdict: str, expected: str
+) -> None:
+    root = Key("M", 0, ROOT, 0, "input.0")
+    origin = GRADIENT if digest == "1" else None
+    records = [
+        Record(root, 0, "float32", (2,), digest="0"),
+        Record(GRADIENT, 1, "float32", (2,), digest=digest),
+        Record(SENT, 2, "float32", (2,), digest="1", same_as=origin),
+        Record(TOOK, 3, "float32", (2,), digest="1", rank=rank),
+    ]
+    target = Listing({record.key: (record,) for record in records}, {}, 2)
+    sent, alone, took = Pair(None, SENT), Pair(None, GRADIENT), Pair(TOOK, TOOK)
+    judged = {took: Judgement(Verdict(verdict), "")}
+    judged |= dict.fromkeys((sent, alone), Judgement(Verdict.UNPAIRED, ""))
+    found = cover(judged, followers([sent, alone, took], Listing({}), target))
+    assert found.get(alone, judged[alone]).verdict is Verdict(expected)

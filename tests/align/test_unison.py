@@ -1,6 +1,7 @@
 """One number for the calls of one line, where a rank runs an op more often than the others."""
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.align.microbatches import merged
 from dumpcmp.align.unison import in_unison
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.record import Call, Record
@@ -55,3 +56,36 @@ def test_ranks_that_run_the_same_or_of_unknown_lines_stay() -> None:
     assert in_unison(fewer[0], lambda: fewer[1]) is fewer[0]
     unknown = _listing({0: ["", ""], 1: [""]})
     assert in_unison(unknown[0], lambda: unknown[1]) is unknown[0]
+
+
+def _staged(modules: dict[tuple[int, str], str]) -> Listing:
+    """Stages, by rank and model, that each run a module and one copy outside of it."""
+    values: dict[Key, list[Record]] = {}
+    for (rank, model), module in modules.items():
+        for order, op in enumerate(("<root>/clone", module)):
+            key = Site(model, 0, Op(op), 0).key("output.0")
+            record = Record(key, order, "float32", (2,), rank=rank, layout="@ mb:0/2?")
+            values.setdefault(key, []).append(record)
+    return Listing(
+        {key: tuple(own) for key, own in values.items()}, {}, 1 + max(r for r, _ in modules)
+    )
+
+
+def _copies(listing: Listing) -> dict[tuple[str, int], list[int]]:
+    """The ranks that have each copy, by model and number."""
+    return {
+        (key.model, key.call): [record.rank for record in records]
+        for key, records in listing.values.items()
+        if key.op.function == "clone"
+    }
+
+
+def test_stages_of_a_pipeline_number_what_they_run_outside_of_modules_one_after_another() -> None:
+    two = _staged({(0, "M"): "a", (1, "M"): "a", (2, "M"): "b.c", (3, "M"): "b.c"})
+    assert _copies(in_unison(two, dict)) == {("M", 0): [0, 1], ("M", 1): [2, 3]}
+    turns = _staged({(0, "M"): "a", (1, "M"): "b", (0, "M2"): "c", (1, "M2"): "d"})
+    found = in_unison(turns, dict)
+    assert _copies(found) == {("M", 0): [0], ("M", 1): [1], ("M2", 2): [0], ("M2", 3): [1]}
+    assert {key.model for key in merged(found).values} == {"M"}
+    shared = _staged({(0, "M"): "a", (1, "M"): "a"})
+    assert in_unison(shared, dict) is shared

@@ -38,6 +38,7 @@ CLEAN = [
     ("golden-plain", "by hand-2"),
     ("golden-plain", "pipeline-2"),
     ("golden-plain", "interleaved-2"),
+    ("golden-plain", "copying-2"),
     ("golden-fused", "megatron-2"),
     ("golden-fused", "annotated-2"),
     ("golden-dropout", "dropout-2"),
@@ -241,6 +242,12 @@ NAMED = [
     ("order", "plain", "<root>", "microbatch 0 on rank 0 holds the shard of microbatch 1"),
     ("unscaled", "plain", "", "2 times golden"),
     ("activation", "plain", "layers.1.mlp/gelu", "wrong: rank 1"),
+    (
+        "a copy that changes numbers",
+        "plain",
+        "<root>/add",
+        "only the target on rank 1 has it",
+    ),
     ("offset", "long", "layers.1.attn/sub", "only the target on rank 1 has it"),
 ]
 

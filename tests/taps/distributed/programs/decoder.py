@@ -172,3 +172,17 @@ def samples(batch: int = BATCH) -> tuple[Tensor, Tensor]:
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def plant(model: nn.Module, fault: str) -> None:
+    """Plant a fault in the second layer, where the model has it: it is wrong on every rank."""
+    block = dict(model.named_modules()).get("layers.1")
+    if block is None:
+        return
+    if fault == "activation":
+        block.mlp.forward = lambda x: block.mlp.down(torch.relu(block.mlp.up(x)))
+    elif fault == "eps":
+        block.norm2.eps = 0.1
+    elif fault == "weight":
+        with torch.no_grad():
+            block.attn.o.weight.mul_(1.05)

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -74,6 +73,13 @@ def plan_tp(model: Decoder, mesh: Any) -> None:
     parallelize_module(model, mesh, plan)
 
 
+def plain_tp() -> dict[str, Any]:
+    """Columns and rows of one layer; what they add up every rank has whole."""
+    columns, rows = ("attn.q", "attn.k", "attn.v", "mlp.up"), ("attn.o", "mlp.down")
+    plan: dict[str, Any] = {name: ColwiseParallel() for name in columns}
+    return plan | {name: RowwiseParallel() for name in rows}
+
+
 def fsdp(capture: Capture, tp: int = 1) -> None:
     """FSDP2 over the batch, with tensor parallelism of `tp` ranks inside."""
     model = Decoder()
@@ -121,21 +127,6 @@ def data_parallel(capture: Capture, fault: str = "") -> None:
     for parameter in model.parameters():
         parameter.register_hook(reduce)  # type: ignore[no-untyped-call]
     _train(capture, model, *_my_samples())
-
-
-def pipeline(capture: Capture) -> None:
-    """Two pipeline stages, two microbatches."""
-    rank = dist.get_rank()
-    model = Decoder(layers=range(rank, rank + 1), first=rank == 0, last=rank == 1)
-    stage = PipelineStage(model, rank, 2, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=loss_of)
-    ids, labels = samples()
-    with capture():
-        torch.manual_seed(0)
-        if rank == 0:
-            schedule.step(ids)
-        else:
-            schedule.step(target=labels)
 
 
 def megatron(

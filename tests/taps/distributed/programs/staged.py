@@ -11,23 +11,52 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from tests.taps.distributed.programs.decoder import Decoder, loss_of, samples
+from tests.taps.distributed.programs.decoder import Decoder, loss_of, plant, samples
 from tests.taps.distributed.programs.scenarios import Capture
 
 _CPU = torch.device("cpu")
 
 
 def pipeline(
-    capture: Capture, schedule: str = "ScheduleGPipe", steps: int = 1, fault: str = ""
+    capture: Capture,
+    schedule: str = "ScheduleGPipe",
+    steps: int = 1,
+    fault: str = "",
+    placed: Callable[[nn.Module], object] | None = None,
 ) -> None:
-    """Two stages on two ranks, two microbatches."""
+    """Two stages on two ranks, two microbatches; `placed` puts a stage where it computes."""
     rank = dist.get_rank()
     model = Decoder(layers=range(rank, rank + 1), first=rank == 0, last=rank == 1)
-    _plant(model, fault)
+    plant(model, fault)
+    if placed is not None:
+        placed(model)
     stage = PipelineStage(model, rank, 2, _CPU)
     words: dict[str, Any] = {"scale_grads": False} if fault == "unscaled" else {}
     made = getattr(pipelining, schedule)(stage, n_microbatches=2, loss_fn=loss_of, **words)
     _step(capture, made, steps, [model], fault)
+
+
+def copying(capture: Capture, fault: str = "") -> None:
+    """Stages that copy what they are sent and what they send, as from a host to its device."""
+    wrong = 0.25 if fault and dist.get_rank() == 1 else 0.0
+
+    def placed(model: nn.Module) -> None:
+        model.register_forward_pre_hook(lambda _, args: (_Copy.apply(args[0], wrong),))  # type: ignore[no-untyped-call]
+        model.register_forward_hook(lambda *taken: _Copy.apply(taken[2], 0.0))  # type: ignore[no-untyped-call]
+
+    pipeline(capture, placed=placed)
+
+
+class _Copy(torch.autograd.Function):
+    """A copy whose gradient is a copy, too; `wrong` is added to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, wrong: float) -> Any:
+        return x.add(wrong) if wrong else x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0].clone(), None
 
 
 def interleaved(capture: Capture, fault: str = "") -> None:
@@ -42,7 +71,7 @@ def interleaved(capture: Capture, fault: str = "") -> None:
     numbers = (rank, rank + 2)
     models = [parts[number]() for number in numbers]
     for model in models:
-        _plant(model, fault)
+        plant(model, fault)
     stages: list[Any] = [
         PipelineStage(model, number, 4, _CPU) for number, model in zip(numbers, models, strict=True)
     ]
@@ -54,7 +83,7 @@ def exported(capture: Capture, fault: str = "") -> None:
     """Stages cut out of the whole model by torch.export."""
     rank = dist.get_rank()
     model = Decoder()
-    _plant(model, fault)
+    plant(model, fault)
     ids, _ = samples()
     split = {"layers.1": pipelining.SplitPoint.BEGINNING}
     pipe = pipelining.pipeline(model, (ids[:2],), split_spec=split)
@@ -95,16 +124,3 @@ def whole(capture: Capture, steps: int = 1) -> None:
             if steps > 1:
                 optimiser.step()
                 optimiser.zero_grad()
-
-
-def _plant(model: nn.Module, fault: str) -> None:
-    block = dict(model.named_modules()).get("layers.1")
-    if block is None:
-        return
-    if fault == "activation":
-        block.mlp.forward = lambda x: block.mlp.down(torch.relu(block.mlp.up(x)))
-    elif fault == "eps":
-        block.norm2.eps = 0.1
-    elif fault == "weight":
-        with torch.no_grad():
-            block.attn.o.weight.mul_(1.05)
