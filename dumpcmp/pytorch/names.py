@@ -103,7 +103,7 @@ _INDUCTOR = """
         torch._C._dynamo.eval_frame: get_eval_frame_callback
     to set how Inductor compiles, and to run passes of ours
         torch._inductor.config: patch cpp_wrapper inplace_buffers pattern_matcher max_fusion_size
-        torch._inductor.config: triton.cudagraphs
+        torch._inductor.config: graph_partition
         torch._inductor.config: post_grad_custom_pre_pass post_grad_custom_post_pass
         torch._inductor.custom_graph_pass: CustomGraphPass
     to keep tapped code apart in caches
@@ -132,6 +132,8 @@ _INDUCTOR = """
         torch._inductor.scheduler: Scheduler._init>mutation_real_name,name_to_buf
         torch._inductor.scheduler: Scheduler._init>current_node,backends,nodes
         torch._inductor.codegen.wrapper: PythonWrapperCodegen.__init__>allocated,freed
+    to run what CUDA graphs replay a second time
+        torch._inductor.compile_fx: cudagraphify
     to refuse packages
         torch._inductor.graph: GraphLowering.__init__>aot_mode
     to wait until a kernel is called

@@ -119,10 +119,13 @@ class CompiledCapture(ModuleCapture):
         return any(is_compile_wrapper(m) or m.__dict__.get("_compiled_call_impl") for m in inner)
 
     def facts(self) -> dict[str, Any]:
-        return {**super().facts(), **self.tapping.facts()}
+        facts = {**super().facts(), **self.tapping.facts()}
+        if other := self.tapping.witnesses.other:
+            facts["unseen_replays"] = facts.get("unseen_replays", 0) + other
+        return facts
 
     def remarks(self) -> list[str]:
-        return [*super().remarks(), *self.tapping.twins.remarks()]
+        return [*super().remarks(), *self.tapping.remarks()]
 
 
 class CompiledBackend(GraphBackend):

@@ -15,6 +15,7 @@ from torch import Tensor
 from dumpcmp.nouns.record import TWIN, Call
 from dumpcmp.pytorch.randomness import Randomness
 from dumpcmp.taps.inductor.certificate import CodeRun, CodeRuns, digest_of_all, digests_of
+from dumpcmp.taps.inductor.graphed import Witnesses, run_beside
 from dumpcmp.taps.inductor.tables import ENDING, Reading, kernel_of_each_op, read_table
 from dumpcmp.taps.inductor.twin import Check, TwinGraph, Twins
 from dumpcmp.taps.inductor.views import replay
@@ -32,6 +33,7 @@ class Tapping:
         self.known = known  # graphs of dynamo by digest, by which generated code refers to them
         self.evidence: CodeRuns | None = None  # gathered for a certificate
         self.twins = Twins()
+        self.witnesses = Witnesses()
         self.num_computed = 0  # nodes of the post-grad graphs that compute a tensor
         self.num_captured = 0  # those of them whose value a kernel stores
         self._kept: set[tuple[str, str]] = set()  # model and code, whose texts the Sink has
@@ -49,7 +51,10 @@ class Tapping:
             _tapping = None
 
     def facts(self) -> dict[str, Any]:
-        return {"twins": self.twins.to_json()}
+        return {"twins": self.twins.to_json(), **self.witnesses.facts()}
+
+    def remarks(self) -> list[str]:
+        return [*self.twins.remarks(), *self.witnesses.remarks()]
 
     def keep_texts(self, graph: TappedGraph, step: Step) -> None:
         """Hand generated code, and the graph that it came from, to the Sink once for a model."""
@@ -72,6 +77,7 @@ _tapping: Tapping | None = None  # one at a time, seen by every thread: backward
 
 class _Thread(threading.local):
     run: Execution | None = None  # of generated code, that this thread is in
+    is_silent = False  # a CUDA graph warms up, is captured or replayed
 
 
 _thread = _Thread()
@@ -108,13 +114,30 @@ def _twin_tap(number: int, tensor: Tensor, *sizes: int) -> None:
 
 def _watched(graph: TappedGraph, call: Generated, args: list[Any]) -> Any:
     tapping = _tapping
-    if tapping is None:
+    if tapping is None or _thread.is_silent:
         return call(args)
+    return _observed(tapping, graph, call, args)
+
+
+def _observed(
+    tapping: Tapping,
+    graph: TappedGraph,
+    call: Generated,
+    args: list[Any],
+    given: Sequence[Any] | None = None,
+) -> Any:
+    """Run `call` and record what it computes; what a CUDA graph has `given` for it goes on."""
     inputs, evidence = list(args), tapping.evidence
     started = "" if evidence is None else digest_of_all(inputs)
     outer, _thread.run = _thread.run, _begin(tapping, graph, inputs)
     try:
-        outputs = _run(tapping, graph, call, args)
+        if given is None:
+            outputs = _run(tapping, graph, call, args)
+        else:
+            outputs = given
+            if _thread.run is not None:
+                again = _run(tapping, graph, call, args)
+                tapping.witnesses.note(given, again, graph.table.unwritten)
         if _thread.run is not None and not graph.table.backward:
             _thread.run.share(graph.table.outputs, outputs)
             if _thread.run.step.tap.backward:
@@ -126,6 +149,40 @@ def _watched(graph: TappedGraph, call: Generated, args: list[Any]) -> Any:
         kept = [value for i, value in enumerate(outputs) if i not in graph.table.unwritten]
         evidence.append(CodeRun(graph.table.digest, started, digests_of(kept)))
     return outputs
+
+
+def graphed(original: Callable[..., Any], code: Generated, *args: Any, **options: Any) -> Any:
+    """Have Inductor make a CUDA graph of `code`, beside which the code itself is recorded."""
+    if not (isinstance(code, partial) and code.func is _watched):
+        return original(code, *args, **options)
+    graph, call = code.args
+    if graph.table.has_single_calls:
+        if _tapping is not None:
+            _tapping.witnesses.off += 1
+        return code
+    run = original(code, *args, **options)
+
+    def running(args: list[Any]) -> Any:
+        tapping = _tapping
+        if tapping is None:
+            return run(args)
+
+        def observe(inputs: list[Any], outputs: Sequence[Any]) -> None:
+            _observed(tapping, graph, call, inputs, outputs)
+
+        return run_beside(run, _silence, observe, graph.table.changed, args)
+
+    return running
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Nothing that this thread runs meanwhile is recorded by the tap."""
+    before, _thread.is_silent = _thread.is_silent, True
+    try:
+        yield
+    finally:
+        _thread.is_silent = before
 
 
 def _run(tapping: Tapping, graph: TappedGraph, call: Generated, args: list[Any]) -> Any:

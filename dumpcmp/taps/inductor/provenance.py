@@ -16,8 +16,9 @@ from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.key import Slot
 from dumpcmp.pytorch.names import check_names, patch, patched, private, standing_in
 from dumpcmp.taps.inductor import tables, written
+from dumpcmp.taps.inductor.generated import graphed
 from dumpcmp.taps.inductor.marks import op_near, op_of
-from dumpcmp.taps.inductor.single_calls import has_single_calls, unrepeatable
+from dumpcmp.taps.inductor.single_calls import unrepeatable
 from dumpcmp.taps.inductor.switches import Switches
 from dumpcmp.taps.inductor.twin import lowered_again
 from dumpcmp.taps.inductor.views import Sizes
@@ -83,6 +84,7 @@ class Provenance:
             f"{wrapper}.generate_kernel_call": written.noting_kernel,
             f"{scheduler}.free_buffers": self._free_buffers,
             "torch._inductor.graph:GraphLowering.codegen": self._codegen,
+            "torch._inductor.compile_fx:cudagraphify": graphed,
             "torch._inductor:aoti_load_package": _refuse_package,
         }
         if self._materializes:
@@ -127,7 +129,7 @@ class Provenance:
         settings = {
             "post_grad_custom_pre_pass": self._passes(before, first=self._remember),
             "post_grad_custom_post_pass": self._passes(after, last=self._restore),
-            "triton.cudagraphs": False,  # a replayed CUDA graph runs none of the tap's lines
+            "graph_partition": False,  # a CUDA graph is of all that the tap knows, or of nothing
         }
         if self._materializes:  # patterns put several ops into one call, such as mm and add
             settings |= {"inplace_buffers": False, "pattern_matcher": False}
@@ -231,7 +233,7 @@ class Provenance:
         wrapper, kernels = original(graph)
         now = self._now
         if now is not None and hasattr(wrapper, "value") and is_outermost(graph):
-            table = tables.table_of(now, graph.module, wrapper.value, bool(graph.is_backward))
+            table = tables.table_of(now, graph, wrapper.value)
             if self._twin:
                 origins = (each.value.origin for each in now.tapped)
                 stored = {origin.name for origin in origins if origin is not None}
@@ -249,11 +251,10 @@ class Provenance:
             return tables.TwinCode(problem)
         now.begin_code()
         try:
-            code, changed = lowered_again(graph, codegen, tables.hidden(nodes, stored))
+            code = lowered_again(graph, codegen, tables.hidden(nodes, stored))
         except Exception as error:  # whatever Inductor raises: the program runs without a twin
             return tables.TwinCode(f"it cannot be compiled: {type(error).__name__}: {error}")
-        once = has_single_calls(nodes)
-        return tables.TwinCode("", code, changed, once, tables.lines_of(now.tapped))
+        return tables.TwinCode("", code, tables.lines_of(now.tapped))
 
 
 def _tracing_context() -> object | None:

@@ -15,11 +15,12 @@ from torch import Tensor, fx
 
 from dumpcmp.nouns.key import Slot
 from dumpcmp.taps.inductor.marks import MARK, Marking
+from dumpcmp.taps.inductor.single_calls import has_single_calls
 from dumpcmp.taps.inductor.views import Sizes, View, base_of, is_same, view_name, views_of
 from dumpcmp.taps.inductor.written import Written
 from dumpcmp.taps.modes.traced import Mark, Traced, results_of
 
-SCHEMA = 11  # caches keep code with tables of different schemas apart
+SCHEMA = 12  # caches keep code with tables of different schemas apart
 # Of the generated code: ours comes then.
 ENDING = "\n\nfrom dumpcmp.taps.inductor.generated import TappedGraph"
 
@@ -43,8 +44,6 @@ class TwinCode:
 
     problem: str = ""
     code: str = ""
-    changed: tuple[int, ...] = ()  # the arguments that the graph itself writes to
-    has_single_calls: bool = False  # of ops that must not be called again
     lines: list[TapLine] = field(default_factory=list)
 
 
@@ -61,6 +60,8 @@ class TapTable:
     proofs: dict[str, list[str]]  # what vouches for a kernel: names of lines
     computed: tuple[int, int]  # nodes whose value some kernel stores, of how many
     unwritten: list[int]  # results that are memory which nothing writes
+    changed: list[int]  # arguments that the code writes to
+    has_single_calls: bool  # of ops that must not be called again
     digest: str  # of the code without the tap
     text: str  # the post-grad graph, readable
     twin: TwinCode | None = None
@@ -150,8 +151,9 @@ class Compilation:
         self.kernels: dict[str, set[int]] = {}  # kernel -> the ops inside
 
 
-def table_of(now: Compilation, module: fx.GraphModule, code: str, backward: bool) -> TapTable:
-    """What the `code` that was generated for post-grad graph `module` must know when it runs."""
+def table_of(now: Compilation, lowered: Any, code: str) -> TapTable:
+    """What the `code` that was generated for a `lowered` graph must know when it runs."""
+    module, backward = lowered.module, bool(lowered.is_backward)
     graph = module.graph
     captured = {each.value.name for each in now.tapped if each.readings}
     computed = [n for n in graph.nodes if is_computed(n) and not _is_given(n)]
@@ -166,6 +168,8 @@ def table_of(now: Compilation, module: fx.GraphModule, code: str, backward: bool
         proofs=_proofs(now.tapped, lines),
         computed=(sum(n.name in captured for n in computed), len(computed)),
         unwritten=list(_unwritten(graph)),
+        changed=sorted({*lowered.mutated_input_idxs, *(lowered.bw_donated_idxs or ())}),
+        has_single_calls=has_single_calls(graph),
         digest=code_digest(code),
         text=module.print_readable(print_output=False, include_stride=True),
     )

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from dumpcmp.nouns.errors import CaptureError, DumpcmpError
 from dumpcmp.pytorch.names import patched, private, standing_in
+from dumpcmp.taps.inductor.graphed import copy_of
 from dumpcmp.taps.inductor.single_calls import SingleCalls
 from dumpcmp.taps.inductor.tables import TapTable, marks_in
 from dumpcmp.taps.inductor.views import replay
@@ -28,13 +29,8 @@ from dumpcmp.taps.recording.sources import digest_of
 Put = Callable[[Sequence[Mark], Tensor], None]
 
 
-def lowered_again(
-    graph: Any, codegen: Callable[..., Any], stored: Iterable[fx.Node]
-) -> tuple[str, tuple[int, ...]]:
-    """The code of Inductor's `graph` with `stored` nodes copied out.
-
-    Beside it, which arguments the code of the first time writes to.
-    """
+def lowered_again(graph: Any, codegen: Callable[..., Any], stored: Iterable[fx.Node]) -> str:
+    """The code of Inductor's `graph` with `stored` nodes copied out."""
     handlers = private("torch._inductor.virtualized:V")
     twin = type(graph)(
         graph.module,
@@ -51,11 +47,10 @@ def lowered_again(
         handlers.set_extern_kernel_nodes([]),
     ):
         twin.run(*graph.example_inputs)
-        code = codegen(twin)[0].value
+        code: str = codegen(twin)[0].value
     if not set(twin.constants) <= set(graph.constants):
         raise CaptureError("the twin of a graph has constants that the graph does not have")
-    donated = graph.bw_donated_idxs or ()
-    return code, tuple(sorted({*graph.mutated_input_idxs, *donated}))
+    return code
 
 
 @contextmanager
@@ -135,6 +130,7 @@ class TwinGraph:
         assert table.twin is not None
         self.code, self._names, self._tap = table.twin, names, tap
         self.problem = table.twin.problem
+        self.changed, self.has_single_calls = table.changed, table.has_single_calls
         self.kernels: dict[int | None, set[str]] = {}  # op -> the kernels that it is computed in
         for kernel, ops in table.kernels.items():
             for op in ops:
@@ -170,13 +166,13 @@ class Check:
         self._prints: dict[str, object] = {}
         self._held: list[tuple[set[str], list[Mark], Tensor]] = []
         self._args: list[Any] = []
-        self._single = SingleCalls() if twin.code.has_single_calls else None
+        self._single = SingleCalls() if twin.has_single_calls else None
 
     def begin(self, args: Sequence[Any]) -> None:
         """Keep the arguments for the twin: of those that the graph writes to, copies."""
         with self._sparing():
-            changed = self._twin.code.changed
-            self._args = [_copy(a) if i in changed else a for i, a in enumerate(args)]
+            changed = self._twin.changed
+            self._args = [copy_of(a) if i in changed else a for i, a in enumerate(args)]
 
     def running(self) -> AbstractContextManager[Any]:
         """What the graph itself runs within."""
@@ -244,15 +240,6 @@ class Check:
                 self._put(wanted, value)
             else:
                 self._held.append((kernels, wanted, value))
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy that lies in memory as `tensor` does, gaps and overlaps included."""
-    if not tensor.numel():
-        return tensor
-    reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.as_strided((reach,), (1,), tensor.storage_offset()).clone()
-    return flat.as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def fingerprint(tensor: Tensor) -> object:

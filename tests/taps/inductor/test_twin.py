@@ -186,22 +186,3 @@ def test_a_twin_that_fails_is_told_and_changes_nothing(
         dumped(tmp_path / "d")
     assert twins(tmp_path / "d")["same"] == 0
     assert not any(record.is_twin for record in records(tmp_path / "d").values())
-
-
-TENSORS = {
-    "dense": torch.arange(6.0).reshape(2, 3),
-    "with gaps": torch.arange(24.0).reshape(4, 6)[::2, 1::2],
-    "expanded": torch.arange(3.0).expand(2, 3),
-    "transposed": torch.arange(6.0).reshape(3, 2).t(),
-    "a number": torch.tensor(5.0),
-    "empty": torch.empty(0, 3),
-}
-
-
-@pytest.mark.parametrize("name", TENSORS)
-def test_copies_lie_as_what_they_copy(name: str) -> None:
-    tensor = TENSORS[name]
-    copy = twin._copy(tensor)
-    assert (copy.stride(), copy.shape) == (tensor.stride(), tensor.shape)
-    assert torch.equal(copy, tensor)
-    assert not tensor.numel() or copy.data_ptr() != tensor.data_ptr()
