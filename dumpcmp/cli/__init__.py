@@ -1,6 +1,7 @@
 """The command line: one small file per command, and the one place that prints errors."""
 
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "fusions": "list the fusions that a dump can turn off",
     "compact": "replace the tensors of an archive by small summaries",
     "audit": "check an archive against itself, and mend it",
+    "import": "turn what other tools have dumped into an archive",
     "upload": "copy an archive into an object store, part by part",
     "show": "show what is in an archive",
     "verify": "hold a compiled model against the model itself",
@@ -37,7 +39,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"dumpcmp.cli.{cmd_name.replace('-', '_')}")
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
+        module = import_module(f"dumpcmp.cli.{name}")
         command = module.command
         assert isinstance(command, click.Command)
         return command

@@ -1,0 +1,141 @@
+"""Reads .pt: tensors, and dicts and lists of them, by torch.load that allows nothing else."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dumpcmp.importing.foreign import (
+    ArraySource,
+    Foreign,
+    ForeignFile,
+    Listed,
+    local_copy,
+)
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.value import DTYPES, value_of
+
+if TYPE_CHECKING:
+    import torch
+
+DEEPEST = 64  # dicts in dicts
+_MOST_WORDS = 10_000
+_LONGEST = 1000  # characters of a word that are kept
+_HINT = (
+    "only plain tensors, and dicts and lists of them, are loaded: unpickling anything else would "
+    "run what the file says. Save tensors alone: torch.save({name: tensor.detach().cpu()}, file)"
+)
+
+
+class TorchFile(ForeignFile):
+    """A file that torch.save has written; its tensors are mapped, not read."""
+
+    def __enter__(self) -> TorchFile:
+        self._open = ExitStack()
+        self._path = self._open.enter_context(local_copy(self.path))
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._open.close()
+
+    @cached_property
+    def _leaves(self) -> dict[str, Any]:
+        """All that is in the file, by the names of the dicts and lists around it."""
+        found: dict[str, Any] = {}
+        for name, leaf in _walked(self._loaded(), ()):
+            if found.setdefault(name, leaf) is not leaf:
+                raise self.wrong(f"two of its values are called {name!r}")
+        return found
+
+    def _loaded(self) -> Any:
+        import torch
+
+        options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
+        is_zip = self._path.open("rb").read(2) == b"PK"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return torch.load(self._path, mmap=is_zip, **options)
+        except pickle.UnpicklingError as error:
+            raise self.wrong(_said(error), _HINT) from None
+        except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError,
+                AssertionError, OverflowError, RecursionError, MemoryError) as error:  # fmt: skip
+            said = str(error).partition("\n")[0] or type(error).__name__
+            raise self.wrong(f"torch cannot load it: {said}") from None
+
+    @cached_property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        import torch
+
+        return {
+            name: leaf if isinstance(leaf, torch.Tensor) else _scalar(leaf)
+            for name, leaf in self._leaves.items()
+            if isinstance(leaf, torch.Tensor) or _is_number(leaf)
+        }
+
+    def listed(self) -> Listed:
+        values = (self._value(name, tensor) for name, tensor in self._tensors.items())
+        words = ((name, leaf) for name, leaf in self._leaves.items() if name not in self._tensors)
+        told = {name: str(leaf)[:_LONGEST] for name, leaf in islice(words, _MOST_WORDS)}
+        told |= {name: str(leaf) for name, leaf in self._leaves.items() if isinstance(leaf, int)}
+        return Listed(tuple(values), told)
+
+    def _value(self, name: str, tensor: torch.Tensor) -> Foreign:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        try:
+            shape = tuple(map(int, tensor.shape))
+        except RuntimeError:  # a nested tensor has none
+            return Foreign(self.path, name, dtype, (), "a nested tensor has no one shape")
+        return Foreign(self.path, name, dtype, shape, _trouble(tensor, dtype))
+
+    def source(self, value: Foreign) -> ArraySource:
+        try:
+            return ArraySource(value_of(self._tensors[value.name]).bits)
+        except (RuntimeError, TypeError, DumpcmpError) as error:
+            said = str(error).partition("\n")[0]
+            raise self.wrong(f"{value.name or 'its tensor'} cannot be read: {said}") from None
+
+
+def _trouble(tensor: torch.Tensor, dtype: str) -> str:
+    if tensor.is_sparse or str(tensor.layout) != "torch.strided":
+        return f"{str(tensor.layout).removeprefix('torch.')} tensors have no dense bytes"
+    if tensor.is_meta:
+        return "a tensor on the meta device has no elements"
+    return "" if dtype in DTYPES else f"elements of type {dtype} cannot be stored"
+
+
+def _scalar(number: bool | int | float) -> torch.Tensor:
+    import torch
+
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)
+
+
+def _is_number(leaf: Any) -> bool:
+    """Whether it is a number that a tensor holds as it is."""
+    return isinstance(leaf, bool | float) or (isinstance(leaf, int) and -(2**63) <= leaf < 2**63)
+
+
+def _walked(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """The leaves of dicts and lists, by the path to each."""
+    if len(path) > DEEPEST:
+        yield ".".join(path), f"what is deeper than {DEEPEST} dicts"
+    elif isinstance(tree, Mapping):
+        for name, branch in tree.items():
+            yield from _walked(branch, (*path, str(name)))
+    elif isinstance(tree, list | tuple):
+        for number, branch in enumerate(tree):
+            yield from _walked(branch, (*path, str(number)))
+    else:
+        yield ".".join(path), tree
+
+
+def _said(error: pickle.UnpicklingError) -> str:
+    """What torch says of a file that holds more than tensors: which class or function it names."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = next((line for line in lines if "GLOBAL" in line or "nsupported" in line), lines[0])
+    return "it holds more than tensors: " + told.partition("Please")[0].strip()

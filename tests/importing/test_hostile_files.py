@@ -1,0 +1,161 @@
+"""Files that are cut short, lie, or would run code are refused in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dumpcmp.importing import import_dump
+from dumpcmp.nouns.errors import ArchiveError
+from tests.importing.written import numbers
+
+
+class Evil:
+    """An object whose unpickling makes a directory."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (os.environ["EVIL"],)
+
+
+def refused(source: Path, match: str) -> None:
+    out = source.with_name("out")
+    with pytest.raises(ArchiveError, match=match) as told:
+        import_dump(source, out)
+    assert str(source) in str(told.value)
+    assert not out.exists() or not list(out.iterdir())
+
+
+def safetensors(path: Path, header: object, content: bytes = b"", length: int = -1) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    size = len(text) if length < 0 else length
+    path.write_bytes(size.to_bytes(8, "little") + text + content)
+    return path
+
+
+def entry(first: int, last: int, shape: list[Any], dtype: Any = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [first, last]}
+
+
+WRONG_HEADERS = {
+    "its header should have": (b"{}", b"", 1 << 60),
+    "is no JSON": (b"{", b"", -1),
+    "is no JSON object": (b"[1]", b"", -1),
+    "stands in it twice": (b'{"a": {}, "a": {}}', b"", -1),
+    "makes no sense": ({"a": {"dtype": "F32"}}, b"", -1),
+    "makes no sense: ValueError": ({"a": entry(0, 4, [-1])}, b"1234", -1),
+    "and float32 of shape": ({"a": entry(0, 4, [2])}, b"1234", -1),
+    "end at byte": ({"a": entry(0, 4, [1])}, b"123", -1),
+    "are those of another value": ({"a": entry(0, 8, [2]), "b": entry(4, 8, [1])}, b"12345678", -1),
+    "recursion": (b"[" * 200_000, b"", -1),
+}
+
+
+@pytest.mark.parametrize("match", WRONG_HEADERS)
+def test_safetensors_that_lie(tmp_path: Path, match: str) -> None:
+    header, content, length = WRONG_HEADERS[match]
+    refused(safetensors(tmp_path / "a.safetensors", header, content, length), match)
+
+
+@pytest.mark.parametrize("count", [3, 20, 100])
+def test_safetensors_that_are_cut_short(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.ones(64)}, path)
+    path.write_bytes(path.read_bytes()[:count])
+    refused(path, "bytes|should have|end at byte")
+
+
+def npy(array: Any, **options: Any) -> bytes:
+    room = BytesIO()
+    np.save(room, array, **options)
+    return room.getvalue()
+
+
+OBJECTS = np.array([{"a": 1}, None], object)
+WRONG_ARRAYS: dict[str, Callable[[], bytes]] = {
+    "Python objects": lambda: npy(OBJECTS, allow_pickle=True),
+    "its header asks for": lambda: npy(numbers((100,)))[:-5],
+    "or holds several arrays": lambda: npy(numbers((2,))) + npy(numbers((2,))),
+    "makes no sense": lambda: b"\x93NUMPY\x01\x00\x10\x00{'descr': 1}    \n",
+    "makes no sense: the magic": lambda: pickle.dumps(OBJECTS),
+    "holds no plain array": lambda: b"\x93NUMPY\x09\x00" + npy(numbers((2,)))[8:],
+}
+
+
+@pytest.mark.parametrize("match", WRONG_ARRAYS)
+def test_arrays_that_lie_or_are_pickles(tmp_path: Path, match: str) -> None:
+    (tmp_path / "a.npy").write_bytes(WRONG_ARRAYS[match]())
+    refused(tmp_path / "a.npy", match)
+
+
+@pytest.mark.parametrize("match", ["Python objects", "its header asks for", "makes no sense"])
+def test_zips_of_arrays_that_lie_or_are_pickles(tmp_path: Path, match: str) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("a.npy", WRONG_ARRAYS[match]())
+    refused(tmp_path / "a.npz", match)
+
+
+def test_zips_that_are_cut_short_damaged_or_hold_other_things(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, a=numbers((1000,)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:2000])
+    refused(path, "it is no .npz")
+    path.write_bytes(whole[:2000] + b"\xff\xff\xff" + whole[2003:])
+    refused(path, "CRC")
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("../evil.txt", "x")
+    refused(path, "is no array")
+
+
+def test_a_torch_file_that_would_run_code_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVIL", str(tmp_path / "evil"))
+    torch.save({"a": torch.ones(2), "b": Evil()}, tmp_path / "a.pt")
+    refused(tmp_path / "a.pt", "holds more than tensors: .*mkdir")
+    (tmp_path / "a.pt").write_bytes(pickle.dumps(Evil()))
+    refused(tmp_path / "a.pt", "holds more than tensors")
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("count", [0, 10, 700])
+def test_torch_files_that_are_cut_short(tmp_path: Path, count: int) -> None:
+    torch.save({"a": torch.ones(1000)}, tmp_path / "a.pt")
+    (tmp_path / "a.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:count])
+    refused(tmp_path / "a.pt", "torch cannot load it|holds more than tensors")
+
+
+def test_a_tensor_that_is_larger_than_any_disk_is_refused(tmp_path: Path) -> None:
+    torch.save(torch.zeros(1).expand(1 << 50), tmp_path / "a.pt")
+    with pytest.raises(ArchiveError, match="would take"):
+        import_dump(tmp_path / "a.pt", tmp_path / "out")
+
+
+def test_nothing_to_import_is_trouble(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.txt").write_text("a")
+    refused(tmp_path / "d", "has nothing to import")
+    with pytest.raises(ArchiveError, match="is not there"):
+        import_dump(tmp_path / "nowhere", tmp_path / "out")
+
+
+def test_what_fails_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    np.savez(tmp_path / "d" / "a.npz", a=numbers((500_000,)))
+    np.savez(tmp_path / "d" / "b.npz", b=numbers((500_000,)))
+    whole = (tmp_path / "d" / "b.npz").read_bytes()
+    (tmp_path / "d" / "b.npz").write_bytes(whole[:900_000] + b"\xff" * 9 + whole[900_009:])
+    with pytest.raises(ArchiveError, match="CRC"):
+        import_dump(tmp_path / "d", tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
