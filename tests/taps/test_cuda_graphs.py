@@ -20,7 +20,7 @@ from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept
 from dumpcmp.taps.recording import replays
-from dumpcmp.taps.recording.replays import BEYOND, MIDDLE, ON_HOST
+from dumpcmp.taps.recording.replays import BEYOND, FILLED, MIDDLE, ON_HOST
 from dumpcmp.taps.recording.sources import HostSource
 from dumpcmp.taps.recording.values import Values
 
@@ -192,6 +192,58 @@ def test_rows_are_chosen_inside_of_the_graph(pretended: Pretended, tmp_path: Pat
         found = archive[Key("Linear", step, "<root>", 0, "output.0")]
         assert str(found.sample) == "4 of 400 rows"
         assert (archive.load(found).numbers() == number).all()
+
+
+@pytest.mark.usefixtures("as_if_away")
+@pytest.mark.parametrize("keep", [{}, {"keep": "summary"}, {"sample_rows": 2}], ids=str)
+def test_rows_that_fill_a_bucket_are_cut(
+    pretended: Pretended, tmp_path: Path, keep: dict[str, Any]
+) -> None:
+    model, x = nn.Linear(30, 30), torch.ones(40, 30)
+    cases = ((23, 5.0), (40, 7.0))
+    with dumpcmp.capture(model, tmp_path / "d", **keep) as now:
+        with dumpcmp.padded(40, of=40):
+            pretended.capture_begin()
+            model(x)
+            pretended.capture_end()
+        for rows, number in cases:
+            fill(now, pretended, number)
+            with dumpcmp.padded(rows, of=40):
+                pretended.replay()
+    archive = Archive(tmp_path / "d")
+    assert audit(tmp_path / "d").sound
+    for step, (rows, number) in enumerate(cases):
+        for slot in ("input.0", "output.0"):
+            found = archive[Key("Linear", step, "<root>", 0, slot)]
+            held = archive.load(found).numbers()
+            assert found.shape == (rows, 30)
+            if "keep" in keep:
+                assert (held[5:8] == number).all() and found.kept is Kept.SUMMARY
+            else:
+                assert (held == number).all() and len(held) == (2 if keep else rows)
+        weight = archive[Key("Linear", 0, "<root>", 0, "param.weight")]
+        assert weight.shape == (30, 30)
+
+
+@pytest.mark.usefixtures("as_if_away")
+def test_a_summary_with_what_fills_a_bucket_is_none(pretended: Pretended, tmp_path: Path) -> None:
+    model, x = nn.Linear(30, 30), torch.ones(400, 30)
+    with (
+        pytest.warns(CaptureWarning, match="values inside of CUDA graphs .* dumpcmp.padded"),
+        dumpcmp.capture(model, tmp_path / "d", sample_rows=4),
+    ):
+        pretended.capture_begin()
+        model(x)
+        pretended.capture_end()
+        with dumpcmp.padded(230, of=400):
+            pretended.replay()
+    found = Archive(tmp_path / "d")[Key("Linear", 0, "<root>", 0, "output.0")]
+    assert (found.problem, found.shape) == (FILLED, (230, 30))
+
+
+def test_more_rows_than_a_bucket_has_are_refused() -> None:
+    with pytest.raises(dumpcmp.SelectionError, match="17 rows of 16"), dumpcmp.padded(17, of=16):
+        pass
 
 
 class Around(nn.Module):

@@ -17,7 +17,9 @@ from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call, Kept, Record, Source
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, patched
+from dumpcmp.taps.recording import padding
 from dumpcmp.taps.recording.models import Model
+from dumpcmp.taps.recording.padding import Padding
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.transfers import DeviceSource
@@ -26,6 +28,7 @@ BUDGET_SHARE = 8  # of the device's free memory, one part in so many may hold wh
 MIDDLE = "a CUDA graph was captured in the middle of this step, so nobody sees what it computes"
 ON_HOST = "a CUDA graph does not compute again what lies on the host"
 BEYOND = "--graph-budget has no room for it in the CUDA graph"
+FILLED = "the CUDA graph chose what is kept of it among rows that only fill its bucket"
 
 
 class Reel:
@@ -38,6 +41,7 @@ class Reel:
         self.steps: dict[tuple[str, int], Model] = {}  # that began while it ran
         self.num_beyond = 0  # values for which the budget has no room
         self.num_middle = 0  # values of steps that began before it
+        self.num_filled = 0  # values of replays that were chosen with what fills a bucket
         self.left = budget
         self._recorder = recorder
         self._events: list[Call | tuple[Record, Tensor | None]] = []
@@ -48,7 +52,8 @@ class Reel:
         """Take what comes, in place of the Sink: whole, or what the graph can choose of it."""
         recorder = self._recorder
         is_middle = recorder.active() is not None  # of what comes then nothing is kept
-        recorder.sink, recorder.condense = self, None if is_middle else recorder.condense_taped
+        copies_whole = is_middle or padding.in_force() is not None
+        recorder.sink, recorder.condense = self, None if copies_whole else recorder.condense_taped
         recorder.remembers = not is_middle
 
     def end(self) -> None:
@@ -141,6 +146,8 @@ class Reel:
         record = replace(
             record, key=key, same_as=same_as, order=spot.orders.get(record.order, record.order)
         )
+        if (filled := padding.in_force()) is not None:
+            record, tensor = self._cut(record, tensor, filled)
         recorder.counts.values += 1
         recorder.counts.links += same_as is not None
         if tensor is None:
@@ -154,6 +161,21 @@ class Reel:
             source = condensed.source or DeviceSource(condensed.numbers, recorder.stagings, True)
         recorder.counts.nbytes += source.nbytes
         recorder.sink.put(record, source)
+
+    def _cut(
+        self, record: Record, tensor: Tensor | None, filled: Padding
+    ) -> tuple[Record, Tensor | None]:
+        """What is real of a value in a bucket."""
+        dim = filled.dim_in(record.shape)
+        if dim is None:
+            return record, tensor
+        shape = list(record.shape)
+        shape[dim] = filled.rows
+        record = replace(record, shape=tuple(shape))
+        if record.stored is not None:
+            self.num_filled += 1
+            return _without(record, FILLED), None
+        return record, None if tensor is None else tensor.narrow(dim, 0, filled.rows).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +260,11 @@ class Replays:
             remarks.append(
                 f"{beyond} values inside of CUDA graphs are not recorded: --graph-budget has no "
                 "room for them"
+            )
+        if filled := sum(reel.num_filled for reel in self._reels.values()):
+            remarks.append(
+                f"{filled} values inside of CUDA graphs are not recorded: the graphs chose rows or "
+                "took Summaries of whole buckets; capture them inside of dumpcmp.padded, too"
             )
         return remarks
 
