@@ -83,15 +83,45 @@ GOLDENS: dict[str, Program] = {
 }
 
 _LAYER = r"model\.layers\.1\.self_attn"
-_TP_FAULTS = (
-    Planted("scale", rf"{_LAYER}/(scaled_dot_product_attention|mul|softmax)"),
-    Planted("stale", rf"{_LAYER}\.o_proj", rank=1),
-    Planted("swapped", r"model\.layers\.1\.mlp\.up_proj", said="rank . holds the shard of rank"),
-    Planted("unreduced", r"model\.layers\.1\.mlp\.down_proj"),
-    Planted("heads", rf"{_LAYER}\.k_proj(/.*)?"),
-    Planted("activation", r"model\.layers\.1\.mlp(\.act_fn)?/(silu|gelu)"),
-)
-_TRAINED = tuple(one for one in _TP_FAULTS if one.fault not in ("heads",))
+_MOE = r"model\.layers\.1\.mlp"
+_TP_FAULTS = {
+    one.fault: one
+    for one in (
+        Planted("scale", rf"{_LAYER}/(scaled_dot_product_attention|mul|softmax)"),
+        Planted("stale", rf"{_LAYER}\.o_proj", rank=1),
+        Planted("swapped", r"model\.layers\.1\.mlp\.up_proj", said="rank . holds the shard"),
+        Planted("unreduced", r"model\.layers\.1\.mlp\.down_proj"),
+        Planted("heads", rf"{_LAYER}\.k_proj(/.*)?"),
+        Planted("activation", r"model\.layers\.1\.mlp(\.act_fn)?/(silu|gelu)"),
+        Planted("rotary", rf"({_LAYER}|model\.layers\.1)/(roll|mul)", rank=1),
+        Planted("cache", rf"{_LAYER}/(roll|cat)", rank=1),
+        Planted("norm", rf"{_LAYER}\.k_norm(/mul)?", rank=1),
+        Planted("gradient", rf"{_LAYER}\.o_proj(/linear)?", rank=1),
+        Planted("unscaled", r"<root>.*|lm_head(/.*)?", said="2 times golden"),
+        Planted("unnormalised", rf"{_MOE}\.gate(/(sum|itruediv|truediv|div|to))?"),
+        Planted("wrong expert", rf"{_MOE}(\.gate)?/(add|remainder)|{_MOE}\.gate", rank=1),
+        Planted("stale expert", rf"{_MOE}\.experts", rank=1),
+        Planted("permuted", rf"{_MOE}\.experts"),
+    )
+}
+
+
+def _planted(*names: str) -> tuple[Planted, ...]:
+    return tuple(_TP_FAULTS[name] for name in names)
+
+
+_SPREAD = ("scale", "stale", "unnormalised", "stale expert", "permuted")
+_HUGGING = {
+    ("llama", "forward"): ("scale", "stale", "swapped", "unreduced", "heads", "activation"),
+    ("llama", "generate"): ("cache", "stale", "rotary"),
+    ("llama", "train"): ("gradient", "activation", "unscaled"),
+    ("qwen3", "forward"): ("norm", "heads", "unreduced"),
+    ("qwen3", "generate"): ("cache", "rotary", "swapped"),
+    ("qwen3", "train"): ("scale", "stale", "swapped", "unreduced", "activation"),
+    ("qwen3-moe", "forward"): ("unnormalised", "wrong expert", "permuted"),
+    ("qwen3-moe", "generate"): ("cache", "stale expert", "norm"),
+    ("qwen3-moe", "train"): ("stale expert", "gradient", "unscaled"),
+}
 _LOSS = r"<root>|head(/linear)?"  # the loss is outside of the model: what it gives back first
 _STAGED = (
     Planted("activation", r"layers\.1\.mlp/(relu|gelu)"),
@@ -123,26 +153,28 @@ _BY_HAND = (
     Planted("gradients not summed", r"layers\.1\.(norm1|attn\.qkv).*"),
 )
 
-_RESCALED = (Planted("rescale", r"layers\.1\.attn/scaled_dot_product_attention", rank=1),)
+_RING = (Planted("rescale", r"layers\.1\.attn/scaled_dot_product_attention", rank=1),)
+_GATHERED = (
+    Planted("own keys", r"layers\.1\.attn/cat", rank=1),
+    Planted("mask", r"layers\.1\.attn/(ones_like|ge|scaled_dot_product_attention)"),
+)
 
 SUBJECTS: dict[str, Subject] = {
     **{
         f"hf tp {model} {how}": Subject(
             f"{model}-{how}",
             _hugging(model, how),
-            faults=_TP_FAULTS if (model, how) == ("llama", "forward") else
-            _TRAINED if (model, how) == ("qwen3", "train") else (),
+            faults=_planted(*names),
         )
-        for model in ("llama", "qwen3", "qwen3-moe")
-        for how in ("forward", "generate", "train")
+        for (model, how), names in _HUGGING.items()
     },
     "hf tp llama bf16": Subject("llama-forward", _hugging("llama", "forward", dtype="bfloat16"),
-                                faults=(_TP_FAULTS[1], _TP_FAULTS[2], _TP_FAULTS[5])),
+                                faults=_planted("stale", "swapped", "activation")),
     "hf ep masked": Subject("qwen3-moe-forward", _hugging("qwen3-moe", "forward", experts="masked"),
-                            faults=(_TP_FAULTS[0], _TP_FAULTS[1])),
+                            faults=_planted(*_SPREAD)),
     "hf ep dispatched": Subject(
         "qwen3-moe-forward", _hugging("qwen3-moe", "forward", experts="dispatched"),
-        faults=(_TP_FAULTS[0], _TP_FAULTS[1])),
+        faults=_planted(*_SPREAD)),
     "gpipe": Subject("plain", _own("staged:pipeline"), faults=_STAGED),
     "1f1b, two steps": Subject(
         "two-steps", _own("staged:pipeline", schedule="Schedule1F1B", steps=2), faults=_STAGED[1:]),
@@ -174,7 +206,7 @@ SUBJECTS: dict[str, Subject] = {
         f"context {how}": Subject("long", _own("contexts:partitioned", False, how=how), faults=(
             Planted("offset", r"layers\.1\.attn/(div|sub)", rank=1),
             Planted("weight", r"layers\.1\.down(/linear)?", rank=1),
-            *(_RESCALED if how == "ring" else ()),
+            *(_RING if how == "ring" else _GATHERED),
         ))
         for how in ("gather", "ring", "zigzag")
     },

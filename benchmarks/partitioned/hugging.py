@@ -32,7 +32,12 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
 _MASKED = {  # the router of each rank lets its own experts through, and the ranks' sums are added
     "model.layers.*.mlp.gate": "ep_router",
     "model.layers.*.mlp.experts": "moe_tp_experts",
@@ -107,7 +112,8 @@ def _go(capture: Capture, model: Any, how: str) -> None:
         torch.manual_seed(0)
         if how == "train":
             model.train()
-            model(input_ids=ids, labels=ids).loss.backward()
+            loss = model(input_ids=ids, labels=ids).loss
+            (loss * 2 if getattr(model, "is_unscaled", False) else loss).backward()
         elif how == "generate":
             model.eval()
             model.generate(ids, max_new_tokens=3, do_sample=False)
@@ -126,9 +132,16 @@ def _scaled(model: Any) -> None:
 
 def _stale(model: Any) -> None:
     if dist.get_rank() == 1:
-        weight = model.model.layers[1].self_attn.o_proj.weight
-        with torch.no_grad():
-            weight.to_local().mul_(1.02)
+        _spoil(model.model.layers[1].self_attn.o_proj.weight, 1.02)
+
+
+def _spoil(weight: Any, factor: float) -> None:
+    with torch.no_grad():
+        _local(weight).mul_(factor)
+
+
+def _local(weight: Any) -> Any:
+    return weight.to_local() if hasattr(weight, "to_local") else weight
 
 
 def _swapped(model: Any) -> None:
@@ -168,6 +181,85 @@ def _heads(model: Any) -> None:
     attention.k_proj.forward = forward
 
 
+def _rotary(model: Any) -> None:
+    """One rank rotates by the positions of the tokens before."""
+
+    def shifted(_: Any, args: Any, words: dict[str, Any]) -> Any:
+        cos, sin = words["position_embeddings"]
+        return args, words | {"position_embeddings": (cos.roll(1, 1), sin.roll(1, 1))}
+
+    if dist.get_rank() == 1:
+        attention = model.model.layers[1].self_attn
+        attention.register_forward_pre_hook(shifted, with_kwargs=True)
+
+
+class _Misplacing:
+    """A cache whose keys lie one place further than their values, once it has any."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def update(self, keys: Tensor, values: Tensor, *words: Any) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens so far."""
+        all_keys, all_values = self._cache.update(keys, values, *words)
+        is_first = all_keys.shape[-2] == keys.shape[-2]
+        return all_keys if is_first else all_keys.roll(1, -2), all_values
+
+
+def _cache(model: Any) -> None:
+    def misplaced(_: Any, args: Any, words: dict[str, Any]) -> Any:
+        return args, words | {"past_key_values": _Misplacing(words["past_key_values"])}
+
+    if dist.get_rank() == 1:
+        attention = model.model.layers[1].self_attn
+        attention.register_forward_pre_hook(misplaced, with_kwargs=True)
+
+
+def _norm(model: Any) -> None:
+    if dist.get_rank() == 1:
+        _spoil(model.model.layers[1].self_attn.k_norm.weight, 1.05)
+
+
+def _gradient(model: Any) -> None:
+    """One rank's gradient of one weight is twice what it should be."""
+    if dist.get_rank() == 1:
+        model.model.layers[1].self_attn.o_proj.weight.register_hook(lambda grad: grad * 2)
+
+
+def _unscaled(model: Any) -> None:
+    model.is_unscaled = True
+
+
+def _unnormalised(model: Any) -> None:
+    model.model.layers[1].mlp.gate.norm_topk_prob = False
+
+
+def _wrong_expert(model: Any) -> None:
+    """One rank sends each token to the experts after those that were chosen."""
+    gate = model.model.layers[1].mlp.gate
+
+    def after(_: Any, __: Any, out: Any) -> Any:
+        return out[0], out[1], (out[2] + 1) % 4
+
+    if dist.get_rank() == 1:
+        gate.register_forward_hook(after)
+
+
+def _stale_expert(model: Any) -> None:
+    if dist.get_rank() == 1:
+        _spoil(_local(model.model.layers[1].mlp.experts.down_proj)[:1], 1.05)
+
+
+def _permuted(model: Any) -> None:
+    """The experts of every rank lie in another order, as after a wrong conversion of weights."""
+    weight = _local(model.model.layers[1].mlp.experts.gate_up_proj)
+    with torch.no_grad():
+        weight.copy_(weight.flip(0).clone())
+
+
 FAULTS: dict[str, Callable[[Any], None]] = {
     "scale": _scaled,
     "stale": _stale,
@@ -175,4 +267,13 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "unreduced": _unreduced,
     "activation": _activation,
     "heads": _heads,
+    "rotary": _rotary,
+    "cache": _cache,
+    "norm": _norm,
+    "gradient": _gradient,
+    "unscaled": _unscaled,
+    "unnormalised": _unnormalised,
+    "wrong expert": _wrong_expert,
+    "stale expert": _stale_expert,
+    "permuted": _permuted,
 }

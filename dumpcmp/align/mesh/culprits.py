@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dumpcmp.align.mesh.solve import Question, hypotheses
+from dumpcmp.align.mesh.solve import FEW, LOOKED_AT, Question, hypotheses, is_much
 from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms, slices
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
 from dumpcmp.nouns.layouts import MICROBATCH, ReduceOp
@@ -17,8 +17,6 @@ from dumpcmp.nouns.value import Kind, Value, widen
 
 _SINGLY = 4  # ranks that are told of one by one
 _DOZEN = 12  # integers of a rank that are golden's by no accident
-_FEW = 16  # ranks of which each may be held against each
-_LOOKED_AT = 4096  # elements of a value that tell whether they are many different ones
 _FACTORS = (*range(2, 65), *(1 / n for n in range(2, 65)))  # sizes of meshes, and means over them
 
 
@@ -40,7 +38,7 @@ def likeliest(question: Question) -> Plan | None:
     the same few numbers everywhere.
     """
     best, most = None, 0
-    if not _is_telling(question.golden):
+    if not question.is_telling:
         return None
     enough = _too_far(question)
     for plan in hypotheses(question):
@@ -52,7 +50,7 @@ def likeliest(question: Question) -> Plan | None:
             num_fitting = 1
         if num_fitting > most:
             best, most = plan, num_fitting
-        if 2 * most > len(question.shards):
+        if 2 * most > len(question.shards) or is_much(most, len(question.shards)):
             break  # no other layout is as likely
     return best
 
@@ -70,15 +68,6 @@ def _too_far(question: Question) -> float:
     """A squared error with which a shard fits no region, since no region is more than golden."""
     norm = distance(question.golden, question.golden).norm
     return 2 * norm * (REGION * question.limit) ** 2
-
-
-def _is_telling(golden: Value) -> bool:
-    """Whether the elements of a value are so many different ones that a region is no other.
-
-    A mask or the numbers of experts are not, also where they were cast to floats.
-    """
-    some = golden.bits.reshape(-1)[:_LOOKED_AT]
-    return ACCIDENT * len(np.unique(some)) >= some.size
 
 
 def about_whole(golden: Value, target: Value, gain: float, limit: float) -> Iterator[str]:
@@ -166,7 +155,7 @@ def _owners(
     """For each wrong shard that is another one's: the positions of both."""
     owners: dict[int, int] = {}
     wrong = [one for one in found if not one.fits]
-    likely = _nearest(question, plan, wrong, found) if len(found) > _FEW else {}
+    likely = _nearest(question, plan, wrong, found) if len(found) > FEW else {}
     for one in wrong:
         others = likely.get(one.position, found)
         for other in (other for other in others if other.tile != one.tile):
@@ -206,5 +195,5 @@ def _signature(golden: Value, plan: Plan, fit: Fit) -> float:
 
 
 def _signature_of(value: Value) -> float:
-    some = widen(value.bits.reshape(-1)[:_LOOKED_AT], value.dtype).astype(np.complex128)
+    some = widen(value.bits.reshape(-1)[:LOOKED_AT], value.dtype).astype(np.complex128)
     return float(np.abs(some @ np.random.default_rng(0).standard_normal(some.size)))

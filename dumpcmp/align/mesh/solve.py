@@ -19,13 +19,15 @@ from dumpcmp.align.mesh.candidates import (
 )
 from dumpcmp.align.mesh.regions import Shape, Shard
 from dumpcmp.align.mesh.unshard import Distance, Load, Plan, Whole, distance, slices, unshard
-from dumpcmp.judge.tolerances import REGION
+from dumpcmp.judge.tolerances import ACCIDENT, REGION
 from dumpcmp.nouns.layouts import Layout, over_all_ranks
 from dumpcmp.nouns.value import Value, widen
 
 _SAMPLED = 1 << 20  # elements of a block that decide whether it fits
 _SIGNED = 4096  # elements of a slice that its signature looks at
 _SHOWN = 6  # hypotheses that a message quotes
+FEW = 16  # ranks of which each may be held against each; and as many are asked first of more
+LOOKED_AT = 4096  # elements of a value that tell whether they are many different ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,15 @@ class Question:
         shards = tuple(replace(shard, digest="") for shard in self.shards)
         may_be = self.may_be_partial, self.may_be_scaled
         return Outline(shards, self.golden.shape, *may_be, self.sample_dim)
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether golden's elements are so many different ones that a region is no other.
+
+        A mask or the numbers of experts are not, also where they were cast to floats.
+        """
+        some = self.golden.bits.reshape(-1)[:LOOKED_AT]
+        return ACCIDENT * len(np.unique(some)) >= some.size
 
     def merged_sizes(self, n: int, size: int) -> Shape | None:
         """Sizes of parts merged in dim `n`, if an axis of `size` splits each of them."""
@@ -98,7 +109,8 @@ class Unsolved:
 def solve(question: Question, first: Layout | None = None) -> Solved | Unsolved:
     """Try every layout that gives golden's shape, likeliest first, and keep the first that fits.
 
-    `first`, the layout of a like value, is tried before all others.
+    `first`, the layout of a like value, is tried before all others. Where many ranks hold just what
+    golden has and others do not, those are wrong, and no other layout is looked for.
     """
     tried: list[str] = []
     closest, nearest = None, math.inf
@@ -109,7 +121,34 @@ def solve(question: Question, first: Layout | None = None) -> Solved | Unsolved:
             return Solved(plan, whole, error)
         if error < nearest:
             closest, nearest = plan, error
+        if _is_broken(question, plan):
+            break
     return Unsolved(tuple(dict.fromkeys(tried)), closest, nearest)
+
+
+def is_much(num: int, num_ranks: int) -> bool:
+    """Whether so many ranks hold what golden has by a layout that it is no accident.
+
+    In layouts of one shape few ranks hold the same: the first and the last, or a diagonal.
+    """
+    return num_ranks > FEW and 4 * num >= num_ranks
+
+
+def _is_broken(question: Question, plan: Plan) -> bool:
+    """Whether much of many ranks' shards fits, by a plan that does not: some first, then all."""
+    num, tiles = len(question.shards), plan.tiles
+    if num <= FEW or plan.adds_up or question.golden.numel < ACCIDENT * max(1, len(tiles)):
+        return False
+    places = [(at, n) for n, tile in enumerate(tiles) for at in tile.terms[0]]
+    chosen = np.random.default_rng(0).permutation(len(places))
+    most = REGION * question.limit
+
+    def num_fitting(some: NDArray[np.int64]) -> int:
+        return sum(question.distance(plan, *places[n]) <= most for n in some)
+
+    if not is_much(num_fitting(chosen[: FEW + 1]), FEW + 1) or not question.is_telling:
+        return False
+    return is_much(num_fitting(chosen), num)
 
 
 def hypotheses(question: Question, first: Layout | None = None) -> Iterator[Plan]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dumpcmp.align.mesh.culprits import about_ranks, likeliest
 from dumpcmp.align.mesh.regions import Shape, Shard
 from dumpcmp.align.mesh.solve import Question, Solved, Unsolved, solve, supposing
 from dumpcmp.nouns.layouts import Layout, parse_layout, parse_mesh
@@ -105,6 +106,10 @@ def _one_wrong(values: list[Value]) -> list[Value]:
     return [*values[:-1], Value(values[0].dtype, np.add(values[-1].bits, np.float32(1)))]
 
 
+def _larger(value: Value) -> Value:
+    return Value(value.dtype, np.multiply(value.bits, np.float32(1.1)))
+
+
 @pytest.mark.parametrize("spoil", [_swapped, _one_wrong])
 @pytest.mark.parametrize("text", ["d0 d1[t]", "d0[t] d1", "(a b)[t:interleaved] d1"])
 def test_wrong_shards_fit_nothing_and_it_says_what_was_tried(
@@ -149,3 +154,19 @@ def test_shards_of_other_shapes_fit_nothing() -> None:
     shards = [Shard(rank, (3, 3), parse_layout(f"@ t:{rank}/2?")) for rank in range(2)]
     found = solve(Question(golden, shards, lambda _: _golden((3, 3)), LIMIT))
     assert isinstance(found, Unsolved) and not found.tried
+
+
+def test_of_many_ranks_some_that_are_right_show_the_layout_and_no_other_is_tried() -> None:
+    golden = _golden((40, 6))
+    held = _shares(golden, "d0[ranks] d1", "ranks=20")
+    wrong = [_larger(v) if n % 2 else v for n, (_, v) in enumerate(held)]
+    question = _question(golden, held, wrong, placed=False)
+    found = solve(question)
+    assert isinstance(found, Unsolved) and found.tried[-1] == "d0[ranks] d1"
+    plan = likeliest(question)
+    assert plan is not None and str(plan.layout) == "d0[ranks] d1"
+    (said,) = about_ranks(question, plan)
+    assert said.startswith("wrong: ranks 1, 3, 5") and "right: ranks 0, 2, 4" in said
+    all_wrong = [_larger(value) for _, value in held]
+    none = solve(_question(golden, held, all_wrong, placed=False))
+    assert isinstance(none, Unsolved) and len(none.tried) > len(found.tried)

@@ -44,7 +44,7 @@ class Attention(nn.Module):
         if self.how == "ring":
             out = ringed(q, k, v, positions, self.fault)
         elif self.how:
-            out = gathered(q, k, v, positions)
+            out = gathered(q, k, v, positions, self.fault)
         else:
             mask = positions[:, None] >= positions
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -52,11 +52,15 @@ class Attention(nn.Module):
         return merged
 
 
-def gathered(q: Tensor, k: Tensor, v: Tensor, positions: Tensor) -> Tensor:
+def gathered(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, fault: str = "") -> Tensor:
     """Attention over the keys and values of all ranks, in the order of their positions."""
     all_k, all_v, places = (_everyones(t, dim) for t, dim in ((k, 2), (v, 2), (positions, 0)))
+    if fault == "own keys" and dist.get_rank() == 1:
+        all_k = torch.cat([k] * dist.get_world_size(), 2)
     order = torch.argsort(places)
     mask = positions[:, None] >= places[order]
+    if fault == "mask":
+        mask = torch.ones_like(mask)
     return F.scaled_dot_product_attention(q, all_k[:, :, order], all_v[:, :, order], attn_mask=mask)
 
 
