@@ -80,7 +80,7 @@ _DYNAMO = f"""{_WRAPPERS}
     to keep dynamo out of our own frames
         torch._dynamo.eval_frame: skip_code reset_code
     to hold signal handlers back while dynamo traces
-        torch._dynamo.callback: callback_handler
+        torch._dynamo.callback: callback_handler CompilationCallbackHandler.clear
         torch._dynamo.guards: GuardBuilder
     to know a number that dynamo hands to a graph, and that it takes out again
         torch: _as_tensor_fullprec

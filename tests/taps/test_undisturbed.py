@@ -216,6 +216,19 @@ def test_compiled_modules_are_traced_for_an_fx_capture(tmp_path: Path) -> None:
     assert {k.slot for k in archive if k.op == "0"} == {"param.weight", "param.bias"}
 
 
+def test_a_program_may_reset_dynamo(tmp_path: Path) -> None:
+    from torch._dynamo.callback import callback_handler
+
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+    with dumpcmp.capture(model, tmp_path / "d", mode="fx"):
+        model(x)
+        torch.compiler.reset()
+        assert callback_handler.start_callbacks, "signals are held back while it traces anew"
+        model(x)
+    assert not callback_handler.start_callbacks
+    assert Archive(tmp_path / "d").steps("Linear") == (0, 1)
+
+
 def test_programs_that_compile_under_a_capture(tmp_path: Path) -> None:
     """In a fresh process, where dynamo is imported only once the program asks for it."""
     program = (

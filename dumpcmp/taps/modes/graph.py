@@ -75,12 +75,22 @@ def tracing_undisturbed() -> Iterator[None]:
     dynamo: Any = private("torch._dynamo.callback:callback_handler")
     SWALLOWING.update((private("torch._dynamo.guards").__file__, ("<string>", "guard")))
     begin, end = HOLD.begin_tracing, HOLD.end_tracing
-    dynamo.register_start_callback(begin)
-    dynamo.register_end_callback(end)
+
+    def hear() -> None:
+        dynamo.register_start_callback(begin)
+        dynamo.register_end_callback(end)
+
+    def cleared(original: Any, handler: Any) -> None:
+        original(handler)
+        hear()
+
+    hear()
+    clear = "torch._dynamo.callback:CompilationCallbackHandler.clear"
+    reset = standing_in(clear, cleared)  # by a program that resets dynamo
     taken = standing_in("torch:_as_tensor_fullprec", _unrecorded)
     given = standing_in("torch._dynamo.variables.tensor:SymNodeVariable.as_tensor", _past_modes)
     try:
-        with called_apart_by(untraced(_call)), patched(taken, given):
+        with called_apart_by(untraced(_call)), patched(taken, given, reset):
             yield
     finally:
         dynamo.remove_start_callback(begin)
