@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dumpcmp import set_rank
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.selection import make_tap
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.calls import arguments_of
 from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.sources import HostSource
 from tests.taps.memory import MemorySink
 
 
@@ -230,3 +234,44 @@ def test_functions_have_the_gradients_of_the_parameters_that_they_took() -> None
     )
     bias = Key("Sequential", 0, "1/linear", 0, "grad_input.2")
     assert sink.records[bias].same_as == Key("Sequential", 0, "1", 0, "grad.bias")
+
+
+class DeviceLikeSink(MemorySink):
+    """Takes no digest of what it is given, as nobody does on a GPU."""
+
+    def put(self, record: Record, source: object) -> None:
+        self.records[record.key] = record
+        if record.same_as is not None:
+            self.values[record.key] = self.values[record.same_as]
+        elif isinstance(source, HostSource):
+            self.values[record.key] = source.tensor.detach().numpy().copy()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank, which is told that it is one of two: alone nothing is moved."""
+    set_rank(0, 2)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    set_rank(0, 1)
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_a_collective_wrote_is_not_what_lay_there_before() -> None:
+    """Torch does not count such writes, and without digests versions are all there is."""
+
+    def body(x: Tensor) -> Tensor:
+        room = torch.zeros_like(x)
+        before = room + 0
+        with torch.no_grad():
+            dist.all_gather_into_tensor(room, x)
+        return before + room.view(2, 2).view(4)
+
+    sink = DeviceLikeSink()
+    with ModuleCapture(Recorder(sink, make_tap())).running():
+        Program(body)(torch.arange(1.0, 5.0))
+    assert record(sink, "<root>/all_gather", "output.0").same_as is None
+    assert value(sink, "<root>/all_gather", "output.0").tolist() == [1, 2, 3, 4]
+    assert value(sink, "<root>/add", "input.0").tolist() == [0, 0, 0, 0]
+    assert value(sink, "<root>/add", "input.1", 1).tolist() == [1, 2, 3, 4]

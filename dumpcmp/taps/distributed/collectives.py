@@ -152,6 +152,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._pending.remove(one)
                 if not one.waited and one.outputs[0].is_cuda:
                     one.work.synchronize()  # this stream with that of the result
+                one.step.rewritten(one.call, one.outputs)
                 single = len(one.outputs) == 1
                 one.step.outputs(one.call, one.outputs[0] if single else one.outputs)
 

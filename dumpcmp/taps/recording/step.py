@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -220,6 +220,11 @@ class Step:
         """Record the outputs of `call`, and watch for their gradients where `watches` says so."""
         if self.tap.outputs:
             self._record(call, slots_of("output", result), watches)
+
+    def rewritten(self, call: Call, tensors: Iterable[Tensor]) -> None:
+        """`call` has written to `tensors`, and torch did not count that."""
+        for tensor in tensors:
+            self.owner_of(call)._values.rewritten(tensor)
 
     def save(self, name: str, tensor: Tensor) -> None:
         """Record a value that the program names itself, as an op of the present scope."""

@@ -148,6 +148,7 @@ class Values:
         self._model, self._step = model, step
         self._seen: dict[tuple[Any, ...], _Seen] = {}
         self._storages: dict[int, StorageWeakRef] = {}
+        self._writes: dict[int, int] = {}  # by storage: those that torch does not count
         self._blanks = Blanks()
 
     def put_each(self, call: Call, found: Slots) -> None:
@@ -277,6 +278,8 @@ class Values:
         held = storage._cdata
         geometry = (tensor.shape, tensor.stride(), tensor.dtype)
         place = (held, tensor.data_ptr(), geometry)
+        if version is not None and held in self._writes:
+            version += self._writes[held]
         plain = Plain(tensor, layout, "", seen_in)
         where = (call.op, call.call, slot)
         if self._blanks.has(tensor):
@@ -328,6 +331,13 @@ class Values:
             if len(outlet.forms) >= _MOST_FORMS:
                 outlet.forms.clear()
             outlet.forms[facts] = form
+
+    def rewritten(self, tensor: Tensor) -> None:
+        """Something has written to `tensor` that torch does not count, as collectives do."""
+        plain = plain_of(tensor)
+        if not plain.problem:
+            held = plain.tensor.untyped_storage()._cdata
+            self._writes[held] = self._writes.get(held, 0) + 1
 
     def filled(self, tensor: Tensor) -> None:
         """A function has written to all of `tensor`."""
