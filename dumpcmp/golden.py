@@ -13,8 +13,9 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from dumpcmp.archive.copies import copied_here, copy_here, written_there
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.archive.stores.urls import here
+from dumpcmp.archive.stores.urls import RemotePath, place
 from dumpcmp.compacting import compact
 from dumpcmp.comparing import compare
 from dumpcmp.comparing.showing import told_of
@@ -56,7 +57,7 @@ def pack_golden(
 
     The archive itself is left as it is. `keep_full` are globs over ops whose tensors stay whole.
     """
-    source, target = here(archive, "packed"), Path(path)
+    source, target = place(archive), place(path)
     run = Archive(source)
     if not run.complete:
         raise ArchiveError(
@@ -64,19 +65,24 @@ def pack_golden(
         )
     if target.exists() and not overwrite:
         raise ArchiveError(f"{target} is there already", hint="give --overwrite, or another name")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="dumpcmp-") as room:
+    with TemporaryDirectory(prefix="dumpcmp-") as room, written_there(target) as file:
         copied = Path(room, _RUN)
-        shutil.copytree(source, copied)
+        if isinstance(source, RemotePath):
+            copy_here(source, copied)
+        else:
+            shutil.copytree(source, copied)
+        before = _nbytes(copied)
         done = compact(copied, keep_full=keep_full, sketch=sketch)
         if done.problems:
             raise ArchiveError(f"{source} cannot be made small: {done.problems[0]}")
-        with replacing(target) as draft, tarfile.open(draft, "w:xz") as tar:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as draft, tarfile.open(draft, "w:xz") as tar:
             _add(tar, _MANIFEST, json.dumps(_manifest(run), indent=1).encode())
-            for file in sorted(p for p in copied.rglob("*") if p.is_file()):
-                name = f"{_RUN}/{file.relative_to(copied).as_posix()}"
-                _add(tar, name, file.read_bytes())
-    return GoldenFile(target, _nbytes(source), target.stat().st_size)
+            for each in sorted(p for p in copied.rglob("*") if p.is_file()):
+                name = f"{_RUN}/{each.relative_to(copied).as_posix()}"
+                _add(tar, name, each.read_bytes())
+        nbytes = file.stat().st_size
+    return GoldenFile(target, before, nbytes)
 
 
 def _manifest(run: Archive) -> dict[str, Any]:
@@ -120,8 +126,12 @@ def check_golden(
 
     The dump is kept only if a `path` is given for it.
     """
-    with unpacked_golden(Path(fixture)) as (manifest, golden), TemporaryDirectory() as room:
-        mine = Path(path) if path else Path(room, "mine")
+    with (
+        copied_here(fixture) as file,
+        unpacked_golden(file) as (manifest, golden),
+        TemporaryDirectory() as room,
+    ):
+        mine = place(path) if path else Path(room, "mine")
         dumped = dump(program, mine, overwrite=path is None, **_asked(manifest["asked"]))
         if dumped.error is not None or dumped.is_empty or dumped.problem:
             why = dumped.problem or (f"it raised {dumped.error!r}" if dumped.error else "nothing")

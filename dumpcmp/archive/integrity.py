@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dumpcmp.archive import paths
+from dumpcmp.archive.copies import written_there
 from dumpcmp.archive.locks import alone
 from dumpcmp.archive.paths import RankDirectory, gaps, listed
 from dumpcmp.archive.read.reader import Archive
@@ -18,7 +19,6 @@ from dumpcmp.archive.soundness import Flaw, StepAudit, StepTask, audit_step, aud
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
 from dumpcmp.execute import SerialExecutor, in_batches, run_each
-from dumpcmp.nouns.errors import ArchiveError
 
 StepsTold = Callable[[int, int], None]  # is told how many are checked, and how many there are
 
@@ -63,15 +63,27 @@ def audit(
     paths.clear_rings()
     archive = Archive(whole_path(path) if is_elsewhere(executor) else path)
     if repair and isinstance(archive.path, RemotePath):
-        raise ArchiveError(
-            f"{archive.path} cannot be mended in a store",
-            hint="mend a local copy, then upload it again: dumpcmp upload COPY URL",
-        )
+        return _mended_there(archive.path, progress)
     if repair:
         with alone(archive.path):
             return _audit(archive, repair, SerialExecutor(), progress)
     with workers_of(executor, jobs, roots=[archive.path]) as workers:
         return _audit(archive, repair, workers, progress)
+
+
+def _mended_there(url: RemotePath, tell: StepsTold | None) -> Audit:
+    """Mend a copy of the archive here, and put what has changed into the store.
+
+    An audit reads all of it anyway; what was cleared away here is removed there at the end.
+    """
+    with written_there(url, with_old=True) as copy:
+        mended = audit(copy, repair=True, progress=tell)
+        gone = [name for name in url.store.below(url.key) if not (copy / name).exists()]
+    for name in gone:
+        url.store.remove((url / name).key)
+    url.refresh()
+    there = [replace(each, place=url / each.place.relative_to(copy)) for each in mended.findings]
+    return replace(mended, path=url, findings=tuple(there))
 
 
 def _audit(archive: Archive, repair: bool, workers: Executor, tell: StepsTold | None) -> Audit:

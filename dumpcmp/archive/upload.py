@@ -230,7 +230,7 @@ class _Room:
 
 def put_checked(path: Path, url: RemotePath) -> str:
     """Copy a file into a store and read it back; its digest."""
-    digest, running = _digest_of(path), xxh3_128()
+    digest, running = digest_of(path), xxh3_128()
     url.store.put(url.key, path)
     for piece in pieces_of(url, path.stat().st_size):
         running.update(piece)
@@ -257,7 +257,8 @@ def _is_whole(line: str) -> bool:
     return isinstance(found, list) and len(found) == 4
 
 
-def _digest_of(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """The digest of a file."""
     running = xxh3_128()
     with path.open("rb") as file:
         while piece := file.read(_PIECE):

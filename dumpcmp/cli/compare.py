@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dumpcmp.archive.stores.urls import is_url
 from dumpcmp.cli.places import PLACE, with_cache
 from dumpcmp.cli.sharing import sharing_options
+from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.report.formats import FORMS, chosen_forms, free_stem
 
 if TYPE_CHECKING:  # the work is imported when there is some, not for --help
@@ -19,18 +21,16 @@ if TYPE_CHECKING:  # the work is imported when there is some, not for --help
 
     from dumpcmp.nouns.outcome import Outcome
 
-_DIRECTORY = click.Path(path_type=Path)
-
 
 @click.command()
 @click.option("--my-path", required=True, type=PLACE,
               help="Archive of the run in question: a path, or a URL such as s3://...")  # fmt: skip
 @click.option("--golden-path", required=True, type=PLACE, help="Archive that is right.")
-@click.option("--output", default="out", show_default=True, type=_DIRECTORY,
+@click.option("--output", default="out", show_default=True, type=PLACE,
               help="Directory for the report.")  # fmt: skip
 @click.option("--reference", type=PLACE,
               help="Archive of golden in higher precision (dump --dtype float64).")  # fmt: skip
-@click.option("--mapping", type=_DIRECTORY,
+@click.option("--mapping", type=PLACE,
               help="YAML file: golden's name of an op to my name for it.")  # fmt: skip
 @click.option("--layer", "layers", metavar="GLOB", multiple=True,
               help="Ops to compare, such as 'layers.*.attn*'; may be given again.")  # fmt: skip
@@ -93,6 +93,8 @@ def command(
     tolerances = {"rtol": rtol, "atol": atol, "pcc": pcc, "cosine": cosine}
     chosen = checker_named(checker, tolerances)
     forms = chosen_forms(formats)
+    if shows and is_url(output):
+        raise SelectionError("--open shows a page of this machine", hint="--output is a URL")
     forms = (*forms, "html") if shows and "html" not in forms else forms
     closely = USUAL_CLOSE_UPS if any(FORMS[form].looks_closely for form in forms) else 0
     options |= {"layers": layers, "tokens": token, "checker": chosen, "closely": closely}

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import click
 
+from dumpcmp.cli.places import PLACE
 from dumpcmp.report.escaping import visible
 
 _FAULTY = "layers.1.mlp.down_proj"
 
 
 @click.command()
-@click.option("--output", default="demo_out", show_default=True, type=click.Path(path_type=Path),
+@click.option("--output", default="demo_out", show_default=True, type=PLACE,
               help="Directory for both dumps and the report.")  # fmt: skip
 def command(output: Path) -> int:
     """Dump a small decoder, dump it again with a planted fault, and find the op that is wrong."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dumpcmp.cli.places import PLACE
+from dumpcmp.cli.places import PLACE, PathOrUrl
 from dumpcmp.nouns.errors import DumpcmpError, SelectionError
 from dumpcmp.nouns.options import parse_nbytes
 from dumpcmp.report.escaping import visible
@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               callback=lambda _ctx, _option, word: word == "on",
               help="compiled: off gives every op a kernel of its own.")  # fmt: skip
 @click.option("--fusion-switch", metavar="FILE",
-              type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
               help="compiled: JSON file that turns single fusions off; see dumpcmp "
               "fusions.")  # fmt: skip
 @click.option("--realize", is_flag=True, help="compiled: have every op store its result.")

@@ -6,14 +6,12 @@ import click
 
 from dumpcmp.cli.places import PLACE, with_cache
 
-_DIRECTORY = click.Path(path_type=Path)
-
 
 @click.command()
 @click.argument("my_path", metavar="MINE", type=PLACE)
 @click.argument("golden_path", metavar="GOLDEN", type=PLACE)
 @click.argument("key", metavar="[KEY]", default="")
-@click.option("--mapping", type=_DIRECTORY,
+@click.option("--mapping", type=PLACE,
               help="YAML file: golden's name of an op to my name for it.")  # fmt: skip
 @click.option("--token", metavar="LIST", help="Tokens (steps) to look at, from 0: 0,2,5-8.")
 @click.option("--allow", metavar="WORD", multiple=True,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-_PATH = click.Path(path_type=Path)
+from dumpcmp.cli.places import PLACE
 
 
 @click.group()
@@ -13,8 +13,8 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("archive", type=_PATH)
-@click.argument("fixture", type=_PATH)
+@click.argument("archive", type=PLACE)
+@click.argument("fixture", type=PLACE)
 @click.option("--keep-full", metavar="GLOB", multiple=True, help="Ops whose tensors stay whole.")
 @click.option("--sketch", type=int, default=512, show_default=True,
               help="Size of a Summary's sketch; 0 for none.")  # fmt: skip
@@ -32,8 +32,8 @@ def pack(
 @command.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.option("--path", type=_PATH, help="Keep the dump of the program here.")
-@click.option("--output", type=_PATH, help="Directory for the report.")
+@click.option("--path", type=PLACE, help="Keep the dump of the program here.")
+@click.option("--output", type=PLACE, help="Directory for the report.")
 @click.option("--format", "formats", default="csv,html,markdown", show_default=True,
               metavar="LIST", help="Files of the report, as for compare.")  # fmt: skip
 @click.option("--allow", metavar="WORD", multiple=True,
@@ -41,7 +41,7 @@ def pack(
 @click.option("--model", "factory", metavar="PKG:FUNC",
               help="Call the model that FUNC returns with its inputs.")  # fmt: skip
 @click.option("-m", "module", metavar="MODULE", help="Run a module as a program.")
-@click.argument("fixture", type=_PATH)
+@click.argument("fixture", type=PLACE)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def check(
     path: Path | None, output: Path | None, formats: str, allow: tuple[str, ...],

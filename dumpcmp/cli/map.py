@@ -7,13 +7,11 @@ import click
 from dumpcmp.cli.places import PLACE, with_cache
 from dumpcmp.report.escaping import visible
 
-_DIRECTORY = click.Path(path_type=Path)
-
 
 @click.command()
 @click.argument("golden", type=PLACE)
 @click.argument("target", metavar="MY", type=PLACE)
-@click.option("-o", "--output", default="mapping.yaml", show_default=True, type=_DIRECTORY,
+@click.option("-o", "--output", default="mapping.yaml", show_default=True, type=PLACE,
               help="File to write; - is standard output. One that is there is kept.")  # fmt: skip
 @with_cache
 def command(golden: Path, target: Path, output: Path) -> int:

@@ -11,7 +11,7 @@ from dumpcmp.nouns.errors import SelectionError
 
 @click.command()
 @click.argument("out", type=PLACE)
-@click.option("--to", type=click.Path(path_type=Path),
+@click.option("--to", type=PLACE,
               help="File to write; the default lies beside the JSON.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace a page that is there.")
 @click.option("--open", "shows", is_flag=True, help="Show the page in the browser.")
@@ -23,12 +23,14 @@ def command(out: Path, to: Path | None, overwrite: bool, shows: bool) -> None:
     from dumpcmp.cli.compare import opened
     from dumpcmp.report.reading import newest_json, read_json, write_page
 
+    if shows and is_url(to):
+        raise SelectionError("--open shows a page of this machine", hint="--to is a URL")
     if is_url(out) and not out.is_file():
         hint = "name the file: a store does not tell reliably which of several is the newest"
         raise SelectionError(f"{out} is no report", hint=hint)
     source = newest_json(out)
     beside = source.with_suffix(".html")
-    to = to or (Path(beside.name) if is_url(out) else beside)  # nothing is written to stores
+    to = to or (Path(beside.name) if is_url(out) else beside)  # not unasked into a store
     page = write_page(read_json(source), to, overwrite=overwrite)
     click.echo(f"report: {page}")
     if shows:

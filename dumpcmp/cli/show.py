@@ -28,7 +28,7 @@ from dumpcmp.report.terminal import Screen, plain
 @click.option("--pairs", is_flag=True,
               help="Print how calls found each other, and why others did not: of the archives "
               "GOLDEN MY, or of a report.")  # fmt: skip
-@click.option("--mapping", type=click.Path(path_type=Path),
+@click.option("--mapping", type=PLACE,
               help="With --pairs of archives: a mapping, as for compare.")  # fmt: skip
 @click.option("--token-offset", type=int, metavar="N",
               help="With --pairs of archives: add N to my tokens.")  # fmt: skip

@@ -11,7 +11,7 @@ from dumpcmp.report.escaping import visible
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=PLACE)
 @click.argument("url", type=PLACE)
 @click.option("--follow", is_flag=True, help="Go on until the run that writes PATH has ended.")
 @click.option("--rank", type=int, metavar="N", help="Of several ranks, this one alone.")
@@ -25,12 +25,21 @@ def command(
 ) -> int:
     """Upload the archive at PATH to URL, part by part, each read back and held against its digest.
 
+    PATH may be a URL as well, of which a copy comes here.
+
     What an earlier upload of the same run has done is not done again. Exits with 0 where all of it
     is in the store, else with 2.
     """
+    from dumpcmp.archive.copies import copied_here
+    from dumpcmp.archive.stores.urls import here
     from dumpcmp.archive.upload import upload
 
-    done = upload(path, url, follow=follow, rank=rank, spool_limit=spool_limit, overwrite=overwrite)
+    if follow or spool_limit is not None:
+        here(path, "written, or makes room,")
+    with copied_here(path) as local:
+        done = upload(
+            local, url, follow=follow, rank=rank, spool_limit=spool_limit, overwrite=overwrite
+        )
     removed = f"; {done.num_removed} parts were removed here" if done.num_removed else ""
     told = f"{done.num_files} files, {readable(done.nbytes)}, uploaded to {done.url}{removed}"
     click.echo(visible(told), err=True)

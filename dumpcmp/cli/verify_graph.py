@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dumpcmp.cli.places import PathOrUrl
 from dumpcmp.cli.sharing import sharing_options
 from dumpcmp.cli.verify_op import partition_options
 from dumpcmp.report.escaping import visible
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 @click.command("verify-graph")
 @click.option("--graph", required=True,
-              type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              type=PathOrUrl(exists=True, dir_okay=False, path_type=Path),
               help="A torch.export program (.pt2) or an nnScaler graph (graph.ckp).")  # fmt: skip
-@click.option("--outdir", required=True, type=click.Path(file_okay=False, path_type=Path),
+@click.option("--outdir", required=True, type=PathOrUrl(file_okay=False, path_type=Path),
               help="For results.csv and summary.txt, and what has passed.")  # fmt: skip
 @partition_options
 @sharing_options

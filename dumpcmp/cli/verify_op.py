@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from dumpcmp.cli.places import PLACE, PathOrUrl
 from dumpcmp.report.escaping import visible
 
 _OPTIONS = (
@@ -26,21 +27,24 @@ def partition_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 @click.command("verify-op")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=PathOrUrl(exists=True, dir_okay=False, path_type=Path))
 @partition_options
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="CSV to write.")
+@click.option("-o", "--out", type=PLACE, help="CSV to write.")
 def command(file: Path, out: Path | None, **options: Any) -> int:
     """Run FILE, and verify every PartitionConfig in it: those it verifies itself, and the others.
 
     FILE is your own Python code and runs as such. Exit 0: every partition is the same as the op
     alone, 1: one is different or not allowed, 2: trouble, or a partition that cannot be judged.
     """
+    from dumpcmp.archive.copies import written_there
+    from dumpcmp.archive.stores.urls import here
     from dumpcmp.partitioning.asked import verify_file
 
-    findings = verify_file(file, **options)
+    findings = verify_file(here(file, "run"), **options)
     for row in findings.rows:
         click.echo(visible(str(row)))
     click.echo(visible(findings.summary(), keep="\n"), nl=False)
     if out:
-        out.write_text(findings.to_csv())
+        with written_there(out) as local:
+            local.write_text(findings.to_csv())
     return 0 if findings else findings.exit_code or 2

@@ -16,6 +16,7 @@ from dumpcmp.align.mesh.declared import read_stated
 from dumpcmp.align.pairing import in_golden_terms, pair_values
 from dumpcmp.align.renaming import Renaming
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.stores.urls import place
 from dumpcmp.comparing.blame import blame_after, in_order
 from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
@@ -112,7 +113,7 @@ def compare(
     theirs = open_run(archives[1], tap, counting, stated.target)
     finer = open_run(reference, tap) if reference is not None else None
     proposal = mapping_by_values(*archives) if mapping is None else None
-    renaming = Renaming() if mapping is None else read_mapping(Path(mapping))
+    renaming = Renaming() if mapping is None else read_mapping(place(mapping))
     comparing = _Comparing(
         renaming=proposal.renaming if proposal else renaming,
         counting=counting,

@@ -13,6 +13,7 @@ from dumpcmp.align.port.samples import Samples
 from dumpcmp.align.renaming import Renaming, unwrapped
 from dumpcmp.align.turning import Turns
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.stores.urls import place
 from dumpcmp.comparing.side import Side, archive_at, ask_anew, first_side
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.files import write_whole
@@ -70,12 +71,15 @@ class Proposal:
 
     def write(self, path: str | Path) -> Path:
         """Write the mapping file; one that is there is never replaced."""
-        path = Path(path)
+        from dumpcmp.archive.copies import written_there  # comparisons do without all it needs
+
+        path = place(path)
         if path.exists():
             raise AlignError(
                 f"{path} is there already", hint="give another name with -o, or remove it"
             )
-        write_whole(path, self.text())
+        with written_there(path) as local:
+            write_whole(local, self.text())
         return path
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from dumpcmp.archive.stores.urls import place
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.pytorch.names import check_names
@@ -69,7 +70,7 @@ class Compiled(PlainMode):
     def _switches(self) -> Switches | None:
         if self.fusion_switch is None:
             return None
-        return read_switches(Path(self.fusion_switch))
+        return read_switches(place(self.fusion_switch))
 
     def facts(self) -> dict[str, Any]:
         told = self.options

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dumpcmp.archive.copies import SPOOL
 from dumpcmp.archive.paths import file_name
 from dumpcmp.archive.stores.urls import RemotePath, place
 from dumpcmp.archive.upload import Uploaded, check_free, upload
 from dumpcmp.nouns.errors import ArchiveError, DumpcmpError
 
-SPOOL = "DUMPCMP_SPOOL"  # the variable: where dumps into stores are written first
 USUAL_SPOOL = "dumpcmp-spool"
 _OF_THIS_PROCESS = "memory"  # a store that no other process sees
 
@@ -83,6 +83,7 @@ def spooled(
     url = place(path)
     if not isinstance(url, RemotePath):
         return Spool(url)
+    url.store.check_writable()
     check_free(url, f"worldsize{world_size}_global_rank{rank}", overwrite=overwrite)
     room = Path(os.environ.get(SPOOL) or USUAL_SPOOL).absolute()
     return Spool(room / file_name(str(url)), url, rank, limit)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dumpcmp.archive.copies import spool_room
 from dumpcmp.archive.paths import RankDirectory
 from dumpcmp.archive.stores.urls import RemotePath, place
 from dumpcmp.archive.upload import check_free, upload
@@ -127,9 +126,10 @@ def _room(path: Path, overwrite: bool) -> Iterator[Path]:
     if not isinstance(path, RemotePath):
         yield path
         return
-    with tempfile.TemporaryDirectory(dir=os.environ.get("DUMPCMP_SPOOL")) as folder:
-        yield Path(folder)
-        for directory in Path(folder).iterdir():
+    path.store.check_writable()
+    with spool_room() as folder:
+        yield folder
+        for directory in folder.iterdir():
             check_free(path, directory.name, overwrite=overwrite)
         done = upload(folder, path)
         if not done.is_whole:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -17,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dumpcmp.archive.stores.urls import RemotePath
-from dumpcmp.archive.upload import pieces_of
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.record import Source
 from dumpcmp.nouns.value import DTYPES
@@ -143,17 +139,3 @@ class ArraySource:
 
     def copy_into(self, room: memoryview) -> None:
         room[:] = self._bits.data
-
-
-@contextmanager
-def local_copy(path: Path) -> Iterator[Path]:
-    """`path` on this machine: itself, or for as long as the block runs a copy of it."""
-    if not isinstance(path, RemotePath):
-        yield path
-        return
-    with tempfile.TemporaryDirectory(dir=os.environ.get("DUMPCMP_SPOOL")) as room:
-        copy = Path(room, path.name)
-        with copy.open("wb") as file:
-            for piece in pieces_of(path, path.stat().st_size):
-                file.write(piece)
-        yield copy

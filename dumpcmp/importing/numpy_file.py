@@ -13,6 +13,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from dumpcmp.archive.copies import copied_here
 from dumpcmp.archive.schema import checked_sizes
 from dumpcmp.importing.foreign import (
     ArraySource,
@@ -22,7 +23,6 @@ from dumpcmp.importing.foreign import (
     ForeignFileError,
     Listed,
     RangeSource,
-    local_copy,
 )
 from dumpcmp.nouns.record import Source
 from dumpcmp.nouns.value import DTYPES
@@ -117,7 +117,7 @@ class NpzFile(ForeignFile):
     def __enter__(self) -> NpzFile:
         self._open = ExitStack()
         try:
-            self._zip = zipfile.ZipFile(self._open.enter_context(local_copy(self.path)))
+            self._zip = zipfile.ZipFile(self._open.enter_context(copied_here(self.path)))
         except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
             self._open.close()
             raise self.wrong(f"it is no .npz: {error}") from None

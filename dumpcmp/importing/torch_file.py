@@ -10,12 +10,12 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from dumpcmp.archive.copies import copied_here
 from dumpcmp.importing.foreign import (
     ArraySource,
     Foreign,
     ForeignFile,
     Listed,
-    local_copy,
 )
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.value import DTYPES, value_of
@@ -37,7 +37,7 @@ class TorchFile(ForeignFile):
 
     def __enter__(self) -> TorchFile:
         self._open = ExitStack()
-        self._path = self._open.enter_context(local_copy(self.path))
+        self._path = self._open.enter_context(copied_here(self.path))
         return self
 
     def __exit__(self, *_: Any) -> None:

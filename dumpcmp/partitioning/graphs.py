@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from dumpcmp.archive.copies import copied_here, written_there
 from dumpcmp.engines.engine import Workers, workers_of
 from dumpcmp.execute import num_workers, run_each
 from dumpcmp.nouns.files import write_whole
@@ -50,14 +52,22 @@ def verify_graph(
         hint = "use neither jobs nor an executor with them"
         raise PartitionError("ranks are processes of their own", hint=hint)
     check_names("verify-op")
-    out = Path(outdir)
-    out.mkdir(parents=True, exist_ok=True)
     nodes = graph_of(graph)
+    with written_there(outdir, with_old=True) as out:
+        return _verified(nodes, out, Settings(num, seed, device), backend, timeout, progress,
+                         partial(workers_of, executor, jobs))  # fmt: skip
+
+
+def _verified(
+    nodes: Sequence[Candidate], out: Path, settings: Settings, backend: str, timeout: float,
+    progress: Announce, engaged: Callable[[], AbstractContextManager[Executor]],
+) -> Findings:  # fmt: skip
+    """Verify the ops of a graph, and write what that came to into the directory `out`."""
+    out.mkdir(parents=True, exist_ok=True)
     candidates = list(merged(nodes))
     rows: list[Finding] = []
     verified = Verified(out / "verified.jsonl")
-    with opened(backend, timeout) as runner, workers_of(executor, jobs) as workers:
-        settings = Settings(num, seed, device)
+    with opened(backend, timeout) as runner, engaged() as workers:
         found = _found(candidates, settings, backend, runner, verified, workers)
         for done, new in enumerate(found, 1):
             rows += new
@@ -78,8 +88,8 @@ def graph_of(graph: str | Path | torch.export.ExportedProgram) -> Sequence[Candi
     """The ops of `graph`, whatever form it has."""
     if isinstance(graph, torch.export.ExportedProgram):
         return ops_of(graph)
-    path = Path(graph)
-    return read_checkpoint(path) if path.suffix == ".ckp" else read_exported(path)
+    with copied_here(graph) as path:
+        return read_checkpoint(path) if path.suffix == ".ckp" else read_exported(path)
 
 
 def _found(

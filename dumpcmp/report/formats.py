@@ -8,6 +8,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
+from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.outcome import Outcome
 
@@ -20,11 +21,17 @@ class ReportForm(NamedTuple):
     looks_closely: bool = False  # whether it shows closer looks at rows
 
     def write(self, outcome: Outcome, path: Path) -> Path:
-        """Write `outcome`; what is needed for it is imported here."""
+        """Write `outcome`, into a store as well; what is needed for it is imported here."""
         module, _, name = self.writer.rpartition(".")
         write: Callable[[Outcome, Path], Path] = getattr(
             import_module(f"dumpcmp.report.{module}"), name
         )
+        if isinstance(path, RemotePath):
+            from dumpcmp.archive.copies import written_there
+
+            with written_there(path) as local:
+                write(outcome, local)
+            return path
         return write(outcome, path)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dumpcmp.archive.copies import written_there
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.files import write_whole
 from dumpcmp.report.jsonfile import JSON_VERSION
@@ -51,6 +52,7 @@ def write_page(told: Mapping[str, Any], path: Path, *, overwrite: bool = False) 
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         said = f"the report lacks what a page needs: {error}"
         raise SelectionError(said, hint=_WRITE_IT) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    with written_there(path) as local:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(local, text)
     return path

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import dumpcmp
+from dumpcmp.archive.copies import SPOOL
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.stores.urls import RemotePath, place
-from dumpcmp.dumping.spooling import SPOOL, Spool
+from dumpcmp.dumping.spooling import Spool
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
 
 URL = "memory://bucket/run"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dumpcmp.align.named_lines import UnreadableLinesError, read_named_lines
+from dumpcmp.archive.stores.urls import place
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.layouts import Dim, Layout, Mesh, parse_layout, parse_mesh
@@ -77,7 +78,7 @@ def read_stated(options: Iterable[str]) -> Stated:
     stated = Stated()
     for option in options:
         is_file = option.endswith((".yaml", ".yml")) or _is_file(option)
-        stated += _read_file(Path(option)) if is_file else _read_option(option)
+        stated += _read_file(place(option)) if is_file else _read_option(option)
     return stated
 
 

@@ -153,20 +153,32 @@ class Store:
 
         return self.trying(f"read {nbytes} bytes at {start} of {key}", ask)
 
+    def check_writable(self) -> None:
+        """ArchiveError where nothing can be written: web servers are read from."""
+        if self.scheme.startswith("http"):
+            raise ArchiveError(
+                f"{self.scheme}:// is only read from, and nothing is written there",
+                hint="write to a path of this machine, or to a store such as s3://",
+            )
+
     def put(self, key: str, file: Path) -> None:
         """Copy a local file to `key`; nobody reads it before it is whole."""
+        self.check_writable()
         self.trying(f"write {key}", lambda: self.system.put_file(str(file), key))
 
     def write(self, key: str, content: bytes) -> None:
         """Write a small object whole."""
+        self.check_writable()
         self.trying(f"write {key}", lambda: self.system.pipe_file(key, content))
 
     def copy(self, key: str, other: str) -> None:
         """Copy an object inside of the store; nobody reads the copy before it is whole."""
+        self.check_writable()
         self.trying(f"copy {key} to {other}", lambda: self.system.cp_file(key, other))
 
     def remove(self, key: str) -> None:
         """Remove an object."""
+        self.check_writable()
         self.trying(f"remove {key}", lambda: self.system.rm_file(key))
 
     def opened(self, key: str) -> Any:
