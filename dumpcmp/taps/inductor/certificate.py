@@ -19,7 +19,7 @@ class CodeRun:
     """One run of generated code: which code it was, and what it took and gave."""
 
     code: str  # digest of the code without the tap's lines
-    inputs: str
+    inputs: str  # digest of all, of the first run alone
     outputs: tuple[str, ...]  # digest of each
 
 

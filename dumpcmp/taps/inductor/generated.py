@@ -128,7 +128,8 @@ def _observed(
 ) -> Any:
     """Run `call` and record what it computes; what a CUDA graph has `given` for it goes on."""
     inputs, evidence = list(args), tapping.evidence
-    started = "" if evidence is None else digest_of_all(inputs)
+    is_first = evidence is not None and not evidence
+    started = digest_of_all(inputs) if is_first else ""  # weights are among them: gigabytes
     outer, _thread.run = _thread.run, _begin(tapping, graph, inputs)
     try:
         if given is None:
