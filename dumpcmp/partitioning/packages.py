@@ -17,7 +17,6 @@ from string import ascii_letters, digits
 from typing import Any, BinaryIO
 
 import torch
-from torch.export.pt2_archive import PT2ArchiveWriter
 
 from dumpcmp.partitioning.configuration import PartitionError
 from dumpcmp.partitioning.opening import open_plain
@@ -126,6 +125,8 @@ def _emptied(path: Path, name: str, config: Any) -> dict[str, Any]:
 
 
 def _written(program: Any, configs: dict[str, Any]) -> io.BytesIO:
+    from torch.export.pt2_archive import PT2ArchiveWriter  # and half of torch's compiler with it
+
     copy, samples = io.BytesIO(), io.BytesIO()
     torch.save(((), {}), samples)
     with PT2ArchiveWriter(copy) as writer:
