@@ -11,7 +11,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "*.egg-info", "build", "*.so", "__pycache__")
-CORES = ("dumpcmp/measure/_pairs", "dumpcmp/summary/_onepass", "dumpcmp/taps/recording/_gather")
+CORES = (
+    "dumpcmp/measure/_pairs",
+    "dumpcmp/summary/_onepass",
+    "dumpcmp/taps/recording/_gather",
+    "dumpcmp/taps/recording/_plan",
+    "dumpcmp/archive/write/_desk",
+)
 MEASURED = """
 import numpy as np
 from dumpcmp.measure import core

@@ -14,6 +14,7 @@ TESTS = (
     "tests/measure/test_core.py",
     "tests/summary/test_accumulator.py",
     "tests/taps/test_sources.py",
+    "tests/taps/test_known_values.py",
 )
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g")
 LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "build", "*.so", "__pycache__", "sample_dumps")

@@ -182,6 +182,10 @@ every mode
         torch._guards: CompileContext.try_get TracingContext.try_get
     to note what a call was cast to
         torch._C: _is_any_autocast_enabled
+every mode, or calls whose like came before are recorded as slowly as new ones
+    to know a call that came before
+        torch._C: _len_torch_function_stack
+        torch: UntypedStorage._weak_ref UntypedStorage._free_weak_ref
 every mode, or tensors in containers that only torch's pytree can open are not recorded
     to open nested arguments
         torch.utils._pytree: SUPPORTED_NODES
@@ -378,6 +382,10 @@ DisableTorchFunction = _if_there("torch._C:DisableTorchFunction")
 DisableTorchDispatch = _if_there("torch._C:_DisableTorchDispatch")
 NO_DISPATCH = _if_there("torch._C:_disabled_torch_dispatch_impl")
 dispatch_keys = _if_there("torch._C:_dispatch_keys")
+num_function_modes = _if_there("torch._C:_len_torch_function_stack")
+weak_ref, free_weak_ref = (
+    _if_there(f"torch:UntypedStorage.{name}") for name in ("_weak_ref", "_free_weak_ref")
+)
 compiling, tracing = (
     _if_there(f"torch._guards:{name}.try_get") for name in ("CompileContext", "TracingContext")
 )

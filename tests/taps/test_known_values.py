@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 import dumpcmp
 from dumpcmp.archive.write.writer import ArchiveWriter
-from dumpcmp.taps.recording import sources, values
+from dumpcmp.taps.recording import routine, sources, values
 from tests.taps.randomly import MineError, Program
 
-STEPS = 4
+STEPS = 6
 
 
 class Shifting(nn.Module):
@@ -44,11 +49,64 @@ class Shifting(nn.Module):
         return out
 
 
+class Onlooker(TorchFunctionMode):
+    """A mode of the program's own."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Wandering(nn.Module):
+    """Does nearly the same in each step: all that decides what is recorded changes at some time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(6, 6), nn.ReLU()
+        self.register_buffer("seen", torch.zeros(6))
+        self.step = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.step += 1
+        odd = self.step % 2
+        y = self.act(self.linear(x)) * (0.0 if odd else -0.0) + x
+        if odd:  # what comes later has another place in the order
+            y = self.act(y) + torch.add(y, 1)
+        y = F.relu(y) if self.step < 4 else y.abs()
+        if odd:
+            y = torch.relu(y)
+        y = y + 0.5
+        if not odd:
+            y = torch.relu(y)  # the same call from another line
+        for _ in range(3):
+            y = y + (y + 1).sum() * 0.1  # memory that is free again, and given to others
+        low, high = torch.cat([y] * (1 + odd))[:4].sort(dim=-1, descending=self.step > 2)
+        self.seen += low.detach().mean(0)  # type: ignore[operator]
+        self.seen.data.mul_(0.5)
+        with Onlooker() if self.step == 3 else nullcontext():
+            y = y.clone().mul_(2).add_(self.seen[None, : 6 - odd].sum())
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.step == 4):
+            y = y + self.linear(y).float() + high.float().mean()
+        y = y.masked_fill(y > self.step, value=float(self.step)) + torch.rand(6)
+        if y.requires_grad:
+            y = y + checkpoint(self.linear, y, use_reentrant=False)
+        y[odd] = y[odd].flip(0) if self.step != 5 else y[0]
+        if self.step == 4:
+            raise MineError("in the middle")
+        beside = Thread(target=lambda: self.act(y.detach()), name="beside")
+        beside.start()
+        beside.join()
+        out: Tensor = y.view(2, -1, 6).transpose(0, 1).reshape(4, 6) + self.linear(input=y)
+        return out
+
+
 def forgetting(patch: pytest.MonkeyPatch) -> None:
     """Have every value described, looked at with care, and copied by torch."""
     patch.setattr(ArchiveWriter, "put_known", lambda *_: False)
     patch.setattr(values, "counts_writes", lambda _: None)
     patch.setattr(sources, "GATHER", None)
+    patch.setattr(routine, "IS_ABLE", False)
 
 
 def contents(path: Path) -> Any:
@@ -91,7 +149,11 @@ WAYS: list[dict[str, Any]] = [
 def test_what_is_known_again_is_written_as_if_it_were_described(
     way: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models: tuple[Callable[[], nn.Module], ...] = (Shifting, partial(Program, 3, length=6))
+    models: tuple[Callable[[], nn.Module], ...] = (
+        Shifting,
+        Wandering,
+        partial(Program, 3, length=6),
+    )
     for number, make in enumerate(models):
         torch.manual_seed(0)
         quick = run(make(), tmp_path / f"quick-{number}", **way)
@@ -102,3 +164,26 @@ def test_what_is_known_again_is_written_as_if_it_were_described(
         assert len(quick[0]) > 10
         for one, other in zip(quick, slow, strict=True):
             assert one == other
+
+
+@pytest.mark.skipif(not routine.IS_ABLE, reason="it was not compiled")
+@pytest.mark.parametrize("way", [{}, {"backward": True}, {"keep": "summary"}], ids=str)
+def test_what_came_before_is_recorded_at_once(
+    way: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once: list[int] = []
+    end = routine.Routine.end
+
+    def ended(self: routine.Routine) -> None:
+        at_once.append(self.quick.num_values)
+        end(self)
+
+    monkeypatch.setattr(routine.Routine, "end", ended)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.GELU()) for _ in range(4)))
+    with dumpcmp.capture(model, tmp_path / "d", **way):
+        for _ in range(3):
+            model(torch.randn(2, 6)).sum().backward()
+    last = [record for record in dumpcmp.Archive(tmp_path / "d").values() if record.key.step == 2]
+    forward = [record for record in last if not record.key.slot.is_gradient]
+    assert at_once[0] == 0
+    assert at_once[2] > 0.9 * len(forward)

@@ -164,6 +164,7 @@ class Drain:
                 self._wake.wait()
             self.asleep = False
         self._wake.clear()
+        self.ring.asked = False  # not before: what came in between would wait for the next
 
     def _commit(self) -> None:
         """Commit all parts but those that wait for values under way, whose journal has the rest."""

@@ -22,6 +22,7 @@ from dumpcmp.archive.schema import (
     Form,
     call_json,
 )
+from dumpcmp.archive.write.desk import Footprint
 from dumpcmp.nouns.record import Call, Kept
 from dumpcmp.nouns.value import DTYPES
 
@@ -174,7 +175,7 @@ def _attributes(form: Form) -> list[tuple[str, Any]]:
     return [*told, ("kept", str(form.kept)), *beside, ("digest", _DIGEST)]
 
 
-class Template:
+class Template(Footprint):
     """The templates for one form: the dataset's prefix and the link to it."""
 
     def __init__(self, form: Form) -> None:

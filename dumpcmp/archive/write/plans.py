@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dumpcmp.archive import schema
 from dumpcmp.archive.paths import RankDirectory, part_name, parts_in
 from dumpcmp.archive.schema import MAX_LINKS
+from dumpcmp.archive.write.desk import Filling
 from dumpcmp.archive.write.drain import SEAL, Drain
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Part
@@ -18,18 +19,16 @@ LANE_NBYTES = 1 << 30  # parts must be allowed to grow so large for lanes, lest 
 MOST_OPEN = 8  # steps; an older one is sealed, and a late value of it begins a new part
 
 
-@dataclass(slots=True, eq=False)
-class PartPlan:
+class PartPlan(Filling):
     """A part as the producer sees it: what it will hold once the ring is written."""
 
-    part: Part
-    nonce: int
-    most_nbytes: int
-    nbytes: int = 0
-    num_rows: int = 0
-    num_calls: int = 0
-    full: bool = False  # the next value belongs into a new part
-    forms: dict[Template, int] = field(default_factory=dict)
+    __slots__ = ("forms", "part")
+
+    def __init__(self, part: Part, nonce: int, most_nbytes: int) -> None:
+        self.part, self.nonce, self.most_nbytes = part, nonce, most_nbytes
+        self.nbytes = self.num_rows = self.num_calls = 0
+        self.full = False
+        self.forms: dict[Template, int] = {}
 
     def count_call(self) -> int:
         """Count one more call; gives its number."""

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from dumpcmp.archive import paths
 from dumpcmp.archive.locks import lock
 from dumpcmp.archive.paths import HEADER_NBYTES, SHARED_MEMORY
+from dumpcmp.archive.write.desk import Positions
 
 Memory = Literal["shared", "file", "private"]  # where a ring lies, if it can
 SMALLEST = 1 << 20
@@ -81,7 +82,7 @@ def _group_memory(group: Path = Path("/sys/fs/cgroup")) -> int | None:
     return None
 
 
-class Ring:
+class Ring(Positions):
     """`capacity` bytes used round and round. `path` is None where the memory is private.
 
     The records in use lie from `tail` to `head`, or, once `wrapped`, from `tail` to where a
@@ -100,7 +101,8 @@ class Ring:
         self._memory = self._map()
         self.room = memoryview(self._memory)[HEADER_NBYTES:]
         self.head = self.tail = self.used = 0
-        self.wrapped = False
+        self.wrapped = self.asked = False
+        self.sequence = 1
         self.reach = min(WARM_NBYTES, self.capacity, unlent or self.capacity)
         self._limit = self.capacity  # less, once the system has no more memory to give
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory)) + HEADER_NBYTES

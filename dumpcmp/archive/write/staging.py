@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 from struct import Struct
 from typing import Any
 
+from xxhash import xxh3_128_hexdigest as _digest
+
 from dumpcmp.archive import schema
 from dumpcmp.archive.schema import ALIGNMENT, MAGIC, MAX_LINKS, form_key
+from dumpcmp.archive.write.desk import Desk
 from dumpcmp.archive.write.drain import GATHER_NBYTES, Drain
 from dumpcmp.archive.write.objects import CallText, Template, trouble_with
 from dumpcmp.archive.write.part import Owner
@@ -33,26 +37,29 @@ _MOST_TEXTS = 16_384
 _told_of = attrgetter(*(name for name in schema.CALL_FIELDS if name != "phase"))
 
 
-class Staging:
+class Staging(Desk):
     """Lays calls and values into the ring of `drain`. Whoever calls holds the drain's lock.
 
-    A record becomes valid in the ring with its sequence number, which is written last.
+    A record becomes valid in the ring with its sequence number, which is written last. `others`
+    say whether somebody holds a lock besides the drain's.
     """
 
-    def __init__(self, drain: Drain, steps: Steps) -> None:
+    def __init__(self, drain: Drain, steps: Steps, *others: Callable[[], bool]) -> None:
         self.num_records = self.nbytes = 0
         self._drain, self._steps = drain, steps
         self._ring, self._room = drain.ring, drain.ring.room
-        self._sequence = 1
         self._forms: dict[Any, Template] = {}
         self._texts: dict[tuple[Any, ...], CallText] = {}
-        self._step: StepPlan | None = None
+        self.step: StepPlan | None = None
+        locks = (*others, drain.lock.locked)
+        if self._ring.path is not None:  # private memory must not get ahead of the disk
+            self.prepare(self._ring, self._room, locks, drain, _digest, CallPlan, MAX_LINKS)
 
     def take_call(self, call: Call) -> None:
         """Take a call; the first of its name stays."""
-        step = self._step
+        step = self.step
         if step is None or step.number != call.step or step.model != call.model:
-            step = self._step = self._steps.get(call.model, call.step)
+            step = self.step = self._steps.get(call.model, call.step)
         name = (call.op, call.call)
         if name not in step.calls:
             step.calls[name] = planned = CallPlan(call)
@@ -62,9 +69,9 @@ class Staging:
     def take(self, record: Record, source: Source | None) -> None:
         """Take a value: its elements, a link to an earlier value, or why there is neither."""
         key = record.key
-        step = self._step
+        step = self.step
         if step is None or step.number != key.step or step.model != key.model:
-            step = self._step = self._steps.get(key.model, key.step)
+            step = self.step = self._steps.get(key.model, key.step)
         is_due = step.changes_lane or step.plan.full
         plan = self._steps.next_plan(step) if is_due else step.plan
         call = step.calls.get((key.op, key.call))
@@ -91,9 +98,9 @@ class Staging:
         self, call: Call, slot: str, form: Template, source: Source | None, same_as: Where | None
     ) -> bool:
         """Take a value of `form`, whose call is declared; False where `take` has more to do."""
-        step = self._step
+        step = self.step
         if step is None or step.number != call.step or step.model != call.model:
-            step = self._step = self._steps.get(call.model, call.step)
+            step = self.step = self._steps.get(call.model, call.step)
         plan, planned = step.plan, step.calls.get((call.op, call.call))
         if planned is None or planned.plan is not plan or slot in planned.slots:
             return False
@@ -116,7 +123,7 @@ class Staging:
         return True
 
     def end_step(self, model: str, number: int) -> None:
-        self._step = None
+        self.step = None
         self._steps.end(model, number)
 
     def _call_in(self, step: StepPlan, plan: PartPlan, record: Record) -> CallPlan:
@@ -195,8 +202,8 @@ class Staging:
                     wait = drain.arrivals.watch(place, wait)
             else:
                 digest = getattr(source, "digest", "")
-        _PACK_SEQUENCE(room, place + _SEQUENCE_AT, self._sequence)
-        self._sequence += 1
+        _PACK_SEQUENCE(room, place + _SEQUENCE_AT, self._ring.sequence)
+        self._ring.sequence += 1
         ring.head += total
         ring.used += total
         drain.pending.append(
@@ -263,6 +270,14 @@ class Staging:
         header = (planned.number, 0, 0, call.order)
         self._lay(schema.CALL, told.prefix, plan, header, (planned.call, told))
 
+    def text_of(self, call: Call) -> CallText | None:
+        """What is said of `call`, if it is short enough to be kept."""
+        facts = (_told_of(call), call.phase is Phase.FORWARD or call.phase)
+        told = self._texts.get(facts)
+        if told is None and len(call.arguments) <= schema.MAX_CACHED:
+            told = self._told(facts, CallPlan(call))
+        return told if told is not None and len(told.text) <= schema.MAX_CACHED else None
+
     def _told(self, facts: tuple[Any, ...], planned: CallPlan) -> CallText:
         """What is said of a call; the same comes again in each step."""
         told = CallText(planned.call)
@@ -292,9 +307,9 @@ class Staging:
         """A place for `nbytes` in one piece; waits while the ring is full."""
         ring = self._ring
         if ring.path is None:
-            self._drain.keep_up(self._sequence)
+            self._drain.keep_up(self._ring.sequence)
         if ring.is_idle:
-            ring.rewind(self._sequence)
+            ring.rewind(self._ring.sequence)
         if ring.is_lent:
             ring.make_room(nbytes)
         place = ring.place_for(nbytes)
@@ -324,8 +339,8 @@ class Staging:
 
     def _publish(self, entry: tuple[Any, ...]) -> None:
         """Number the record, which makes it valid in the ring, and hand it to the thread."""
-        _PACK_SEQUENCE(self._room, entry[2] + _SEQUENCE_AT, self._sequence)
-        self._sequence += 1
+        _PACK_SEQUENCE(self._room, entry[2] + _SEQUENCE_AT, self._ring.sequence)
+        self._ring.sequence += 1
         ring, drain, nbytes = self._ring, self._drain, entry[3]
         ring.head += nbytes
         ring.used += nbytes

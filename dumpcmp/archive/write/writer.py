@@ -75,7 +75,8 @@ class ArchiveWriter:
         # It stays a producer's turn while it waits for room and others have the lock: what one
         # lays down in several records is numbered by their order.
         self._turn, self._lock = threading.Lock(), self._drain.lock
-        self._staging = Staging(self._drain, Steps(self._directory, part_nbytes, self._drain))
+        steps = Steps(self._directory, part_nbytes, self._drain)
+        self._staging = Staging(self._drain, steps, self._turn.locked)
         self._error: BaseException | None = None  # where the program is, not in the thread
         self._told = False
         self._closed = self._stopped = False
@@ -134,6 +135,11 @@ class ArchiveWriter:
         return not self._stopped and self._drain.error is None
 
     @property
+    def desk(self) -> Staging:
+        """Where plain records are laid down at once; who does that holds the interpreter."""
+        return self._staging
+
+    @property
     def problem(self) -> str:
         """Once it is closed: why the capture stopped early; empty where it did not."""
         return str(self._facts["problem"])
@@ -185,8 +191,12 @@ class ArchiveWriter:
                     take(*what)
                     return
                 except Exception as error:
-                    self._error, self._stopped = error, True
+                    self._stop_for(error)
         self._tell()
+
+    def _stop_for(self, error: BaseException) -> None:
+        self._error, self._stopped = error, True
+        self._staging.leave()
 
     def form_of(self, record: Record) -> Template | None:
         """The form of a `record` that was put, by which `put_known` knows values like it."""
@@ -205,7 +215,7 @@ class ArchiveWriter:
             try:
                 return self._staging.take_known(call, slot, form, source, same_as)
             except Exception as error:
-                self._error, self._stopped = error, True
+                self._stop_for(error)
         self._tell()
         return True
 
@@ -219,6 +229,7 @@ class ArchiveWriter:
                 if self._closed:
                     return
                 self._closed = self._stopped = True
+                self._staging.leave()
             atexit.unregister(self.close)
             _LIVE.discard(self)
             if self._drain.stop():
@@ -298,6 +309,7 @@ def _after_fork() -> None:
     HANDLERS.after_fork()
     for writer in list(_LIVE):
         writer._closed = writer._stopped = True
+        writer._staging.leave()
         writer._turn, writer._lock = threading.Lock(), threading.Lock()
         writer._ring.let_go()
         os.close(writer._held)

@@ -81,9 +81,10 @@ class DeviceRow(NamedTuple):
 
     def copy_into(self, room: memoryview) -> Callable[[], None]:
         """Give the function that waits for the row and fills `room`."""
-        return partial(self._settle, room)
+        return partial(self.fill, room)
 
-    def _settle(self, room: memoryview) -> None:
+    def fill(self, room: memoryview) -> None:
+        """Wait for the row, and put it into `room`."""
         room[:] = self.batch.fetch(self.number)
 
 

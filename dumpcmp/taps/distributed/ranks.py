@@ -125,6 +125,17 @@ def layout_of(tensor: Tensor) -> str:
     return str(_in_microbatch(replace(known, coordinates=(*known.coordinates, *stated))))
 
 
+def has_stated() -> bool:
+    """Whether the user has said where in the mesh this process is."""
+    return bool(_stated)
+
+
+def stated_layouts() -> dict[Any, Any]:
+    """The Layouts of plain tensors that are known now; what comes is in it, too."""
+    stated: dict[Any, Any] = _layouts.data
+    return stated
+
+
 def unwrapped(tensor: Tensor) -> tuple[Tensor, str] | None:
     """The tensor that this rank holds of a wrapper of torch.distributed, and its layout.
 

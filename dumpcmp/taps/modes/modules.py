@@ -25,6 +25,7 @@ from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.replays import Replays
+from dumpcmp.taps.recording.routine import Ticket
 from dumpcmp.taps.recording.step import Step
 
 _ATTRIBUTE = "_compiled_call_impl"  # nn.Module.__call__ runs it in place of _call_impl if it is set
@@ -94,6 +95,12 @@ class FunctionMode(TorchFunctionMode):
 
     def recorded(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         step = self.step
+        if step is not None and step.routine is not None:
+            course = step.routine.quick
+            if (ticket := course.take(func, args, kwargs)) is not None:
+                result = func(*args, **kwargs)
+                course.give(ticket, args, result)
+                return result
         if step is None or (step.is_function and torch._C._current_autograd_node() is not None):
             return func(*args, **kwargs)
         if step.precision is not None:
@@ -126,19 +133,21 @@ def run_recorded(
         with HOLD, DisableTorchFunction(), DisableTorchDispatch():
             given = args[0] if function.returns_nothing else result
             step.outputs(call, given, watches=not is_beneath_autograd)
+            if step.routine is not None and not is_beneath_autograd:
+                step.routine.learn(func, function, args, kwargs, call, given)
     return result
 
 
-def enter_module(step: Step, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
+def enter_module(step: Step, module: nn.Module, args: Any, kwargs: Any) -> Call | Ticket | None:
     """Open the scope of a module call and record its inputs."""
     with DisableTorchFunction(), DisableTorchDispatch():
         return step.enter(module, args, kwargs)
 
 
-def exit_module(step: Step, call: Call, result: object) -> None:
+def exit_module(step: Step, call: Call | Ticket, result: object) -> None:
     """Record the outputs of a module call."""
     with DisableTorchFunction(), DisableTorchDispatch():
-        step.outputs(call, result)
+        step.leave(call, result)
 
 
 class _Doing(threading.local):
@@ -308,12 +317,16 @@ class ModuleCapture:
     ) -> Any:
         with HOLD:
             call = self.enter(step, module, args, kwargs)
+            scope = step.scopes.here
             try:
                 result = let(run, args, kwargs)
             finally:
                 step.scopes.close()
             if call is not None:
                 self.exit(step, call, result)
+            if step.routine is not None and isinstance(call, Call):
+                with DisableTorchFunction(), DisableTorchDispatch():
+                    step.routine.learn_module(scope, module, args, kwargs, call, result)
         return result
 
     def _recompute(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -348,6 +361,8 @@ class ModuleCapture:
     def _recording(self, step: Step) -> Iterator[None]:
         """Record functions in `step` by a mode: that of the function around it, if any."""
         here = self._here
+        if self.enter is enter_module and not self.compiles:  # nothing of it is ever traced
+            step.follow_routine()
         if here.mode is not None or self.mode is None:
             with pointed_at(here.mode, step):
                 yield

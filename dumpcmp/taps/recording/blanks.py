@@ -31,7 +31,7 @@ class Blanks:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, _Blank] = {}
+        self.known: dict[int, _Blank] = {}
 
     def leave(self, tensor: Tensor) -> None:
         """Remember what lies there, so that a write is noticed."""
@@ -40,31 +40,31 @@ class Blanks:
         storage = tensor.untyped_storage()
         alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         size = tensor.element_size()
-        self._known[storage._cdata] = _Blank(alive, _mark(tensor, storage), size=size)
+        self.known[storage._cdata] = _Blank(alive, _mark(tensor, storage), size=size)
 
     def write(self, tensor: Tensor) -> None:
         """A function has filled `tensor`, which may be a part of such memory."""
         storage = tensor.untyped_storage()
-        blank = self._known.get(storage._cdata)
+        blank = self.known.get(storage._cdata)
         if blank is None:
             return
         mark = _mark(tensor, storage)
         if not _is_next(mark, blank.mark) or tensor.element_size() != blank.size:
-            del self._known[storage._cdata]
+            del self.known[storage._cdata]
             return
         if blank.written is None:
             blank.written = np.zeros(storage.nbytes() // blank.size, np.bool_)
         _part(blank.written, tensor)[...] = True
         blank.mark = mark
         if blank.written.all():  # a cache may be taken very often: it is like any other now
-            del self._known[storage._cdata]
+            del self.known[storage._cdata]
 
     def has(self, tensor: Tensor) -> bool:
         """Whether `tensor` is memory that has no value yet, here or there."""
-        if not self._known:
+        if not self.known:
             return False
         storage = tensor.untyped_storage()
-        blank = self._known.get(storage._cdata)
+        blank = self.known.get(storage._cdata)
         if blank is None or not _is_next((_version(tensor), ""), blank.mark):
             return False  # without a look at all of its bytes
         mark = _mark(tensor, storage)

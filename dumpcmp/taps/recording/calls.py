@@ -123,7 +123,7 @@ _FOREIGN = (str(Path(torch.__file__).parent), str(_OURS), "<frozen", "<string>")
 _EMBEDDED = str(_OURS / "demo.py")  # the model that stands for a user's
 _TRACE = re.compile(r'File "([^"]+)", line (\d+)')
 
-_foreign: dict[str, bool] = {}  # by file: code that dynamo made may have no hash
+FOREIGN: dict[str, bool] = {}  # by file: code that dynamo made may have no hash
 _lines: dict[tuple[str, int], str] = {}
 
 
@@ -132,13 +132,21 @@ def current_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        foreign = _foreign.get(name)
+        foreign = FOREIGN.get(name)
         if foreign is None:
-            foreign = _foreign[name] = _is_foreign(name)
+            foreign = FOREIGN[name] = _is_foreign(name)
         if not foreign:
             return _line(name, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def current_place() -> tuple[str, int] | None:
+    """The file and the number of that line."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and FOREIGN.get(frame.f_code.co_filename, True):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def _is_foreign(filename: str) -> bool:

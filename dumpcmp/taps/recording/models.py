@@ -6,6 +6,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,6 +15,8 @@ from dumpcmp.pytorch.trees import Slots
 
 _Version = tuple[int, int | None]
 Ops = dict[str, dict[str, Op | None]]  # by scope and function; None where it is not selected
+_Numbered = dict[Callable[..., Any], tuple[str, dict[int, Any]]]  # by function: name, numbers
+Knowns = dict[str, _Numbered]  # by scope
 
 
 def has_state(module: nn.Module) -> bool:
@@ -30,12 +33,18 @@ class Model:
         self.graphs = itertools.count()  # numbers those of its graphs that are kept as text
         self.paths: dict[int, str] = {}
         self.ops: Ops = {}
+        self.num_known = 0  # calls that are
+        self._knowns: dict[str, Knowns] = {}  # by thread
         self._weighed: dict[tuple[str, str], _Version] = {}  # as they were recorded last
         self._root: Callable[[], nn.Module | None] = lambda: None
 
     def next_step(self) -> int:
         self.num_steps += 1
         return self.num_steps - 1
+
+    def knowns(self, thread: str) -> Knowns:
+        """What is known of calls that ran on a thread of this name."""
+        return self._knowns.setdefault(thread, {})
 
     @property
     def root(self) -> nn.Module | None:
@@ -118,13 +127,14 @@ class FunctionModel(Model):
 class Scope:
     """One call of a module, within which its functions are counted."""
 
-    __slots__ = ("_numbers", "_ops", "call", "path", "prefix")
+    __slots__ = ("_numbers", "_ops", "call", "known", "path", "prefix")
 
-    def __init__(self, path: str, call: int, mark: str, ops: Ops) -> None:
+    def __init__(self, path: str, call: int, mark: str, ops: Ops, knowns: Knowns) -> None:
         self.path = path
         self.call = call
         self.prefix = (path or ROOT) + (f"@{call}" if call else "") + mark
         self._ops = ops.setdefault(self.prefix, {})
+        self.known = knowns.setdefault(self.prefix, {})
         self._numbers: dict[str, int] = {}
 
     def count(self, function: str, selects: Callable[[str], bool]) -> tuple[Op, int] | None:
@@ -146,11 +156,12 @@ class Scope:
 class Scopes:
     """The scopes of one step; `mark` stands behind the path in the ops of a recomputation.
 
-    `ops` are those that are known from steps before.
+    `ops` are those that are known from steps before, and `knowns` what is known of their calls.
     """
 
-    def __init__(self, ops: Ops, mark: str = "") -> None:
-        self.root = self.here = Scope("", 0, "", ops)
+    def __init__(self, ops: Ops, mark: str = "", knowns: Knowns | None = None) -> None:
+        self._knowns: Knowns = {} if knowns is None else knowns
+        self.root = self.here = Scope("", 0, "", ops, self._knowns)
         self.mark = mark
         self._ops = ops
         self._outer: list[Scope] = []
@@ -164,11 +175,11 @@ class Scopes:
         """The scope of the next call of the module at `path`."""
         number = self._calls.get(path, 0)
         self._calls[path] = number + 1
-        return Scope(path, number, self.mark, self._ops)
+        return Scope(path, number, self.mark, self._ops, self._knowns)
 
     def beside(self, mark: str) -> Scope:
         """A scope of the root for what runs beside its calls."""
-        return Scope("", 0, mark, self._ops)
+        return Scope("", 0, mark, self._ops, self._knowns)
 
     def open(self, path: str) -> Scope:
         self._outer.append(self.here)

@@ -13,26 +13,26 @@ from dumpcmp.nouns.built import built
 
 GATHER: Any = getattr(built("dumpcmp.taps.recording._gather"), "gather", None)
 _SMALL = 1 << 16  # bytes that are copied element by element as fast as torch does it by blocks
-_digest = xxhash.xxh3_128_hexdigest
+xxh3 = xxhash.xxh3_128_hexdigest
 
 
 def digest_of(tensor: Tensor) -> str:
     """xxh3_128 of the dense bytes of a CPU tensor."""
     if tensor.is_contiguous():
-        return _digest(_bytes_of(tensor))
+        return xxh3(_bytes_of(tensor))
     if GATHER is not None and tensor.nbytes <= _SMALL:
         room = bytearray(tensor.nbytes)
         GATHER(room, tensor.data_ptr(), tensor.itemsize, tensor.shape, tensor.stride())
-        return _digest(room)
+        return xxh3(room)
     dense = tensor.detach().contiguous()
-    return _digest(_bytes_of(dense))
+    return xxh3(_bytes_of(dense))
 
 
 def digest_of_all(storage: UntypedStorage) -> str:
     """xxh3_128 of all bytes of a CPU storage, whatever tensors lie in it."""
     nbytes = storage.nbytes() if storage.data_ptr() else 0
     room = (ctypes.c_char * nbytes).from_address(storage.data_ptr()) if nbytes else b""
-    return _digest(room)
+    return xxh3(room)
 
 
 def _bytes_of(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
@@ -54,7 +54,7 @@ class HostSource:
         """Copy the elements densely into `room`, and take their digest while they are hot."""
         if self.nbytes:
             self._copy(room)
-        self.digest = _digest(room)
+        self.digest = xxh3(room)
 
     def _copy(self, room: memoryview) -> None:
         tensor = self.tensor

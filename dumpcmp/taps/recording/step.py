@@ -27,6 +27,7 @@ from dumpcmp.taps.recording.functions import (
 )
 from dumpcmp.taps.recording.models import Model, Scope, Scopes
 from dumpcmp.taps.recording.precision import Precision
+from dumpcmp.taps.recording.routine import Routine, Ticket, call_of, routine_of
 from dumpcmp.taps.recording.values import Outlet, Values
 
 Asked = list[tuple["Step", Call, str]]  # where a gradient is wanted that a compiled graph computes
@@ -53,18 +54,19 @@ class Step:
         self.model = model
         self.number = number
         self.precision: Precision | None = None
-        self.scopes = Scopes(model.ops)
+        self.routine: Routine | None = None  # knows calls that came before
+        self.scopes = Scopes(model.ops, knowns=model.knowns(_thread()))
         self._phase = Phase.FORWARD
         self._line: str | None = None  # of the graph node that runs now; None: ask the stack
-        self._orders = itertools.count()
+        self.orders: Iterator[int] = itertools.count()
         self._watcher: Watcher | None = None
         self._calls: dict[tuple[str, int], Call] = {}  # kept only to attribute gradients
-        self._first_calls: dict[str, Call] = {}  # of modules
+        self._first_calls: dict[str, Call | Ticket] = {}  # of modules
         self._shared: dict[tuple[Any, ...], Asked] = {}  # what compiled graphs gave
         self._again: Recomputation | None = None
         self._weights: dict[str, Slots] = {}  # that are still to be recorded, by module
         self._weighs_again = False
-        self._values = Values(outlet, model.name, number)
+        self.values = Values(outlet, model.name, number)
 
     def stand_in(self, scope: Scope, line: str | None = None) -> None:
         """What comes next runs in `scope`: a graph says so, and the user's line, of each node."""
@@ -74,16 +76,28 @@ class Step:
     def run_in(self, precision: Precision) -> None:
         """Have the functions of this step compute in `precision` instead of their own."""
         self.precision = precision
+        self.end_routine()
+
+    def follow_routine(self) -> None:
+        """Know the functions of steps before again, which a mode is about to show."""
+        if type(self) is Step and self.precision is None:
+            self.routine = routine_of(self)
+
+    def end_routine(self) -> None:
+        """Know none of what comes now."""
+        if self.routine is not None:
+            self.routine.end()
+            self.routine = None
 
     @contextmanager
     def aside_in(self, scope: Scope, phase: Phase) -> Iterator[None]:
         """Record what runs in the block in `scope`, as part of `phase`, without its gradients."""
-        before = self.scopes.here, self._phase, self._watcher
-        self.scopes.here, self._phase, self._watcher = scope, phase, None
+        before = self.scopes.here, self._phase, self._watcher, self.routine
+        self.scopes.here, self._phase, self._watcher, self.routine = scope, phase, None, None
         try:
             yield
         finally:
-            self.scopes.here, self._phase, self._watcher = before
+            self.scopes.here, self._phase, self._watcher, self.routine = before
 
     def recompute(self) -> Step:
         """The step in which activation checkpointing runs parts of this one again."""
@@ -103,13 +117,21 @@ class Step:
         """The step that `call` is of: this one, or one that began inside of its graphs."""
         return self
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Call | None:
-        """Open the scope of a call of `module`; its Call, with its inputs, where it is selected."""
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Call | Ticket | None:
+        """Open the scope of a call of `module`; its Call, with its inputs, where it is selected.
+
+        Where its Routine knows the call, it gives a ticket for it.
+        """
         path = self.model.path_of(module, self.scopes.here.path)
         number = self.scopes.open(path).call
         op = self._module_op(path)
         if op is None:
             return None
+        if self.routine is not None and path not in self._weights:
+            ticket: Ticket | None = self.routine.quick.enter(type(module), args, kwargs)
+            if ticket is not None:
+                self._first_calls.setdefault(op, ticket)
+                return ticket
         target = f"{type(module).__module__}.{type(module).__qualname__}"
         found, arguments = arguments_of(args, kwargs, {})
         call = self.call(op, number, target, arguments, current_line())
@@ -142,7 +164,8 @@ class Step:
             self._put_weights(self.module_call(path or ROOT), path)
 
     def put_rest(self) -> None:
-        """Record the weights of modules that never came up."""
+        """Record the weights of modules that never came up: all others have run."""
+        self.end_routine()
         for path in list(self._weights):
             self.reach(path)
 
@@ -151,7 +174,7 @@ class Step:
             return
         with DisableTorchFunction(), DisableTorchDispatch():
             for slot, tensor in self._weights.pop(path, ()):
-                self._values.put_weight(call, slot, tensor, self._weighs_again)
+                self.values.put_weight(call, slot, tensor, self._weighs_again)
 
     def function(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -166,7 +189,7 @@ class Step:
         line = current_line() if self._line is None else self._line
         call = self.call(op, number, function.target, arguments, line)
         if self.tap.inputs and not self.outlet.is_taped and function.draws(args, kwargs):
-            self._store(call, _generator_for(found))
+            self.store(call, _generator_for(found))
         self.inputs(call, found)
         return call
 
@@ -203,13 +226,17 @@ class Step:
 
     def next_order(self) -> int:
         """The position in the execution of what comes next."""
-        return next(self._orders)
+        return next(self.orders)
 
     def module_call(self, op: str) -> Call:
         """The first call of the module `op` in this step, which weights and gradients belong to."""
-        if op not in self._first_calls:
-            self._first_calls[op] = self.call(op, 0, "", "", "")
-        return self._first_calls[op]
+        first = self._first_calls.get(op)
+        if first is None:
+            first = self.call(op, 0, "", "", "")
+        elif not isinstance(first, Call):
+            first = call_of(first, self.model.name, self.number)
+        self._first_calls[op] = first
+        return first
 
     def inputs(self, call: Call, found: Slots) -> None:
         """Record the inputs of `call`, and watch for their gradients."""
@@ -224,7 +251,16 @@ class Step:
     def rewritten(self, call: Call, tensors: Iterable[Tensor]) -> None:
         """`call` has written to `tensors`, and torch did not count that."""
         for tensor in tensors:
-            self.owner_of(call)._values.rewritten(tensor)
+            self.owner_of(call).values.rewritten(tensor)
+
+    def leave(self, call: Call | Ticket, result: object) -> None:
+        """Record the outputs of a module call."""
+        if isinstance(call, Call):
+            self.outputs(call, result)
+        elif self.routine is not None:
+            self.routine.quick.give(call, (), result)
+        else:  # the Routine has ended meanwhile
+            self.outputs(call_of(call, self.model.name, self.number), result)
 
     def save(self, name: str, tensor: Tensor) -> None:
         """Record a value that the program names itself, as an op of the present scope."""
@@ -234,16 +270,17 @@ class Step:
 
     def _record(self, call: Call, found: Slots, watches: bool = True) -> None:
         found = distributed.of_model(call.op, found)
-        self._store(call, found)
+        self.store(call, found)
         if watches:
             self.watch(call, found)
 
-    def _store(self, call: Call, found: Slots) -> None:
+    def store(self, call: Call, found: Slots) -> None:
+        """Record values of `call`, and no gradients of them."""
         if needs_care(call.target):
             for slot, tensor in found:
                 self.put(call, slot, tensor)
         else:
-            self.owner_of(call)._values.put_each(call, found)
+            self.owner_of(call).values.put_each(call, found)
 
     def put(
         self,
@@ -264,14 +301,14 @@ class Step:
         is_output = slot.startswith("output")
         unwritten = leaves_unwritten(call.target) and is_output
         if fills(call.target) and is_output:
-            self._values.filled(tensor)
-        place = self._values.put(call, slot, tensor, where, fresh, seen_in, unwritten)
+            self.values.filled(tensor)
+        place = self.values.put(call, slot, tensor, where, fresh, seen_in, unwritten)
         return Key(self.model.name, self.number, *place)
 
     def put_at(self, targets: Sequence[tuple[Call, str]], tensor: Tensor) -> None:
         """Record one value, such as a gradient, at the first of `targets`, and links at others."""
         if not self.is_function:
-            self._values.put_at(targets, tensor)
+            self.values.put_at(targets, tensor)
             return
         first = None
         for call, slot in targets:
@@ -280,6 +317,16 @@ class Step:
 
     def watched_by(self, watcher: Watcher) -> None:
         self._watcher = watcher
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether gradients are recorded."""
+        return self._watcher is not None
+
+    def watch_known(self, call: Call, found: Slots) -> None:
+        """The same as `watch`, of a call that only its Routine has told of."""
+        self._calls[call.op, call.call] = call
+        self.watch(call, found)
 
     def watch(self, call: Call, found: Slots) -> None:
         """Have the gradients of `found`, slots of `call`, recorded where they are wanted."""
@@ -319,10 +366,10 @@ class Recomputation(Step):
         self._forward = forward
         self.scopes = Scopes(forward.model.ops, _RECOMPUTE)
         self._phase = Phase.RECOMPUTE
-        self._orders = forward._orders
+        self.orders = forward.orders
         self._watcher = forward._watcher
 
-    def _store(self, call: Call, found: Slots) -> None:
+    def store(self, call: Call, found: Slots) -> None:
         """Nothing: the forward's values are known."""
 
     def watch(self, call: Call, found: Slots) -> None:

@@ -151,6 +151,11 @@ class Values:
         self._writes: dict[int, int] = {}  # by storage: those that torch does not count
         self._blanks = Blanks()
 
+    @property
+    def tables(self) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
+        """What was seen where, the storages that are held, and memory without values."""
+        return self._seen, self._storages, self._blanks.known
+
     def put_each(self, call: Call, found: Slots) -> None:
         """Record values of `call`, as `put` does one.
 

@@ -1,0 +1,84 @@
+"""What the producer counts, in C where it was built: plain records are laid at once there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dumpcmp.nouns.built import built
+
+_core: Any = built("dumpcmp.archive.write._desk")
+
+
+class Positions:
+    """Where a ring is in use, from `tail` to `head`."""
+
+    __slots__ = ("asked", "head", "reach", "sequence", "tail", "used", "wrapped")
+
+    head: int
+    tail: int
+    used: int
+    reach: int  # bytes that are in use at all, until the disk falls behind
+    sequence: int  # of the next record
+    wrapped: bool
+    asked: bool  # the writer was woken, and has not looked yet
+
+
+class Filling:
+    """How far a part is filled, once the ring is written."""
+
+    __slots__ = ("full", "most_nbytes", "nbytes", "nonce", "num_calls", "num_rows")
+
+    nonce: int
+    most_nbytes: int
+    nbytes: int
+    num_rows: int
+    num_calls: int
+    full: bool  # the next value belongs into a new part
+
+
+class Footprint:
+    """How much room a value takes."""
+
+    __slots__ = ("blocks", "nbytes", "prefix_nbytes", "total")
+
+    total: int
+    nbytes: int
+    prefix_nbytes: int
+    blocks: int  # of the prefix
+
+
+class Desk:
+    """Where records are laid into the ring, each by the way in Python."""
+
+    __slots__ = ("is_open", "nbytes", "num_records", "step")
+
+    num_records: int
+    nbytes: int
+    is_open: bool  # it takes plain records at once
+    step: Any  # that is being written
+
+    def prepare(self, *_: object) -> None:
+        """Be ready to lay records into a ring."""
+        self.is_open = False
+
+    def leave(self) -> None:
+        """Let go of the ring's memory."""
+        self.is_open = False
+
+    def lay_call(self, *_: object) -> Any:
+        """Lay down a call at once, if it is plain; gives its CallPlan, or None."""
+
+    def lay_value(self, *_: object) -> Any:
+        """Lay down a value at once, if it is plain; gives its digest, or None."""
+
+    def lay_link(self, *_: object) -> Any:
+        """Lay down a link at once, if it is plain; gives True, or None."""
+
+
+if not TYPE_CHECKING and _core is not None:
+    Positions, Filling, Footprint, Desk = (
+        _core.Positions,
+        _core.Filling,
+        _core.Footprint,
+        _core.Desk,
+    )

@@ -1,0 +1,967 @@
+/* Records calls that came before: what step.py and values.py do of those, in one call of C each.
+
+   A `Known` is what was found out about a call when its like ran before: its name and text, how
+   its arguments looked, from which line it came, and the forms of its values. A call that is like
+   it in all that decides is laid into the archive as it is known; nothing is guessed. Whatever is
+   not as it was goes the way in Python: a call that looks different, or a single value of it.
+
+   Tensors are asked by the methods of torch that let nobody else run. The collector of garbage
+   rests meanwhile, so that no other code of Python runs in between, nor any handler of a signal. */
+
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include "../../archive/write/_strides.h"
+
+#define MOST_TENSORS 128
+#define MOST_FRAMES 512
+
+enum { TENSOR, CONSTANT, SEQUENCE, SLICE };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *slot, *where;                  /* its name in the call, and in the step */
+    PyObject *type, *dtype, *device;         /* NULL: nothing is known yet */
+    PyObject *geometry, *itemsize, *form;    /* as `Looks` has them */
+    PyObject *key, *stored, *kept_form;      /* for the way in Python */
+    PyObject *shape, *stride;                /* borrowed from `geometry` */
+    unsigned long long keys;
+    long long offset, nbytes, end;           /* `end`: bytes that its storage must have */
+    char counted, is_host, is_dense;
+} Look;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *call, *name, *texts;           /* texts: what is written of it, by order */
+    PyObject *args, *kwargs, *result;        /* how they looked */
+    PyObject *filename;                      /* of the user's line, or None */
+    PyObject *inputs, *outputs;              /* lists of Looks */
+    long line;
+    char swapped, gives_first;
+} Known;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owner;                         /* has the ways in Python */
+    PyObject *scopes, *orders, *outlet, *sink, *desk, *step;
+    PyObject *acquire, *release;
+    PyObject *seen, *storages, *blanks, *layouts;
+    PyObject *lay_call, *lay_value, *lay_link;
+    unsigned long long num_calls, num_values, num_links, nbytes;
+    unsigned long thread;
+    char records_inputs, records_outputs, condenses, remembers, watches;
+} Course;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *reference;
+} Held;
+
+static PyObject *course_type, *known_type, *look_type, *held_type;
+
+/* What torch and the package have, set once by `set_up`. */
+static struct {
+    PyObject *tensor, *parameter, *keys_of, *data_ptr, *stride, *offset, *storage, *storage_nbytes,
+        *weak_ref, *free_weak_ref, *num_modes, *is_autocast, *digest, *foreign;
+} torch;
+
+static struct {
+    PyObject *here, *known, *numbers, *sink, *is_open, *shape, *dtype, *device, *version, *cdata,
+        *raw_repr, *f_back, *co_filename, *step, *start, *stop, *step_of_slice, *begin, *put,
+        *put_outputs, *watch, *tell, *empty, *is_foreign, *condense;
+} names;
+
+static PyObject *call1(PyObject *callable, PyObject *arg)
+{
+    return PyObject_CallFunctionObjArgs(callable, arg, NULL);
+}
+
+/* A number that is taken; -1 with an exception where there is none. */
+static long long taken(PyObject *number)
+{
+    long long found = number ? PyLong_AsLongLong(number) : -1;
+    Py_XDECREF(number);
+    return found;
+}
+
+/* ---- how arguments look ---- */
+
+static int same_constant(PyObject *known, PyObject *value)
+{
+    if (known == value)
+        return 1;
+    if (Py_TYPE(known) != Py_TYPE(value))
+        return 0;
+    if (Py_TYPE(value) == &PyFloat_Type) {
+        double one = PyFloat_AsDouble(known), other = PyFloat_AsDouble(value);
+        return memcmp(&one, &other, sizeof one) == 0;
+    }
+    return PyObject_RichCompareBool(known, value, Py_EQ);
+}
+
+typedef struct {
+    PyObject *tensors[MOST_TENSORS]; /* borrowed */
+    int count;
+} Found;
+
+/* Whether `value` looks as `look` says: 1, 0, or -1 with an exception. Its tensors are found. */
+static int looks_like(PyObject *look, PyObject *value, Found *found)
+{
+    switch (PyLong_AsLong(PyTuple_GetItem(look, 0))) {
+    case TENSOR:
+        if ((PyObject *)Py_TYPE(value) != torch.tensor && (PyObject *)Py_TYPE(value) != torch.parameter)
+            return 0;
+        if (found->count == MOST_TENSORS)
+            return 0;
+        found->tensors[found->count++] = value;
+        return 1;
+    case CONSTANT:
+        return same_constant(PyTuple_GetItem(look, 1), value);
+    case SEQUENCE: {
+        if ((PyObject *)Py_TYPE(value) != PyTuple_GetItem(look, 1))
+            return 0;
+        PyObject *children = PyTuple_GetItem(look, 2);
+        Py_ssize_t count = PyTuple_Size(children);
+        int is_list = PyList_Check(value);
+        if ((is_list ? PyList_Size(value) : PyTuple_Size(value)) != count)
+            return 0;
+        for (Py_ssize_t i = 0; i < count; i++) {
+            PyObject *child = is_list ? PyList_GetItem(value, i) : PyTuple_GetItem(value, i);
+            int same = looks_like(PyTuple_GetItem(children, i), child, found);
+            if (same <= 0)
+                return same;
+        }
+        return 1;
+    }
+    case SLICE: {
+        if (Py_TYPE(value) != &PySlice_Type)
+            return 0;
+        PyObject *words[] = {names.start, names.stop, names.step_of_slice};
+        for (int i = 0; i < 3; i++) {
+            PyObject *bound = PyObject_GetAttr(value, words[i]);
+            if (!bound)
+                return -1;
+            int same = looks_like(PyTuple_GetItem(look, i + 1), bound, found);
+            Py_DECREF(bound); /* the slice has it */
+            if (same <= 0)
+                return same;
+        }
+        return 1;
+    }
+    default:
+        return 0;
+    }
+}
+
+static int arguments_look_like(Known *known, PyObject *args, PyObject *kwargs, Found *found)
+{
+    Py_ssize_t count = PyTuple_Size(known->args);
+    if (PyTuple_Size(args) != count)
+        return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *arg = PyTuple_GetItem(args, known->swapped ? count - 1 - i : i);
+        int same = looks_like(PyTuple_GetItem(known->args, i), arg, found);
+        if (same <= 0)
+            return same;
+    }
+    Py_ssize_t num_words = PyTuple_Size(known->kwargs), at = 0, place = 0;
+    if (PyDict_Size(kwargs) != num_words)
+        return 0;
+    PyObject *word, *value;
+    while (PyDict_Next(kwargs, &place, &word, &value)) {
+        PyObject *expected = PyTuple_GetItem(known->kwargs, at++);
+        int same = same_constant(PyTuple_GetItem(expected, 0), word);
+        if (same > 0)
+            same = looks_like(PyTuple_GetItem(expected, 1), value, found);
+        if (same <= 0)
+            return same;
+    }
+    return 1;
+}
+
+/* Whether the user's line is that of `known`: 1, 0, or -1 with an exception. */
+static int comes_from(Known *known)
+{
+    PyObject *frame = (PyObject *)PyEval_GetFrame();
+    Py_XINCREF(frame);
+    int same = known->filename == Py_None;
+    for (int depth = 0; frame && frame != Py_None && depth < MOST_FRAMES; depth++) {
+        PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+        PyObject *name = PyObject_GetAttr(code, names.co_filename);
+        Py_DECREF(code);
+        PyObject *foreign = name ? PyDict_GetItem(torch.foreign, name) : NULL;
+        if (foreign != Py_True) { /* the user's, or not known yet */
+            same = foreign == Py_False && known->filename != Py_None &&
+                   PyFrame_GetLineNumber((PyFrameObject *)frame) == known->line &&
+                   same_constant(known->filename, name) > 0;
+            Py_XDECREF(name);
+            break;
+        }
+        Py_DECREF(name);
+        PyObject *outer = PyObject_GetAttr(frame, names.f_back);
+        Py_DECREF(frame);
+        frame = outer;
+    }
+    Py_XDECREF(frame);
+    return PyErr_Occurred() ? -1 : same;
+}
+
+/* ---- values ---- */
+
+static int same_sizes(PyObject *known, PyObject *sizes)
+{
+    Py_ssize_t count = PyTuple_Size(known);
+    if (!sizes || PyTuple_Size(sizes) != count)
+        return 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *one = PyTuple_GetItem(known, i), *other = PyTuple_GetItem(sizes, i);
+        if (one != other && PyLong_AsLongLong(one) != PyLong_AsLongLong(other))
+            return 0;
+    }
+    return 1;
+}
+
+static int has_same_sizes(PyObject *known, PyObject *sizes)
+{
+    int same = same_sizes(known, sizes);
+    Py_XDECREF(sizes);
+    return same;
+}
+
+static int is_object(PyObject *known, PyObject *found)
+{
+    int same = found && (known == found || PyObject_RichCompareBool(known, found, Py_EQ) > 0);
+    Py_XDECREF(found);
+    return same;
+}
+
+static int has_keys(Look *value, PyObject *tensor)
+{
+    PyObject *keys = call1(torch.keys_of, tensor);
+    PyObject *word = keys ? PyObject_GetAttr(keys, names.raw_repr) : NULL;
+    PyObject *number = word ? PyObject_CallNoArgs(word) : NULL;
+    unsigned long long found = number ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_XDECREF(keys);
+    Py_XDECREF(word);
+    Py_XDECREF(number);
+    return number && found == value->keys;
+}
+
+typedef struct {
+    PyObject *storage, *held, *address, *version, *place;
+} Looked;
+
+static void forget(Looked *looked)
+{
+    Py_CLEAR(looked->storage);
+    Py_CLEAR(looked->held);
+    Py_CLEAR(looked->address);
+    Py_CLEAR(looked->version);
+    Py_CLEAR(looked->place);
+}
+
+/* Look at `tensor`: 1 where it is as `value` says, and then where it lies, and its version. */
+static int look_at(Look *value, PyObject *tensor, Looked *looked)
+{
+    if (!value->type || (PyObject *)Py_TYPE(tensor) != value->type)
+        return 0;
+    if (!has_same_sizes(value->shape, PyObject_GetAttr(tensor, names.shape)) ||
+        !has_same_sizes(value->stride, call1(torch.stride, tensor)) ||
+        !is_object(value->dtype, PyObject_GetAttr(tensor, names.dtype)) ||
+        taken(call1(torch.offset, tensor)) != value->offset ||
+        !is_object(value->device, PyObject_GetAttr(tensor, names.device)) ||
+        !has_keys(value, tensor))
+        return 0;
+    looked->address = call1(torch.data_ptr, tensor);
+    looked->storage = looked->address ? call1(torch.storage, tensor) : NULL;
+    if (!looked->storage || PyObject_Not(looked->address))
+        return 0;
+    if (taken(call1(torch.storage_nbytes, looked->storage)) < value->end)
+        return 0;
+    looked->held = PyObject_GetAttr(looked->storage, names.cdata);
+    looked->version = value->counted ? PyObject_GetAttr(tensor, names.version) : Py_NewRef(Py_None);
+    if (!looked->held || !looked->version)
+        return 0;
+    looked->place = PyTuple_Pack(3, looked->held, looked->address, value->geometry);
+    return looked->place != NULL;
+}
+
+#define LEAVE 2
+
+static PyObject *digest_of(Look *value, PyObject *address)
+{
+    static char room[LONG];
+    char *from = (char *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
+    if (!value->is_dense) {
+        Dim dims[MOST_DIMS];
+        int size = (int)PyLong_AsLong(value->itemsize);
+        int num_dims = read_dims(value->shape, value->stride, size, dims);
+        if (num_dims < 0)
+            return NULL;
+        copy_all(room, from, dims, num_dims, size);
+        from = room;
+    }
+    PyObject *view = PyMemoryView_FromMemory(from, (Py_ssize_t)value->nbytes, PyBUF_READ);
+    PyObject *digest = view ? call1(torch.digest, view) : NULL;
+    Py_XDECREF(view);
+    return digest;
+}
+
+/* Whether a tensor holds what it held when it was `seen`: 1, 0, or -1 with an exception; LEAVE
+   where it would take long to see. */
+static int is_still(PyObject *seen, Look *value, Looked *looked)
+{
+    PyObject *version = PyTuple_GetItem(seen, 1), *digest = PyTuple_GetItem(seen, 2);
+    int same = PyObject_RichCompareBool(version, looked->version, Py_EQ);
+    if (same <= 0)
+        return same;
+    if (PyObject_Not(digest))
+        return looked->version != Py_None;
+    if (value->nbytes >= LONG)
+        return LEAVE;
+    PyObject *now = digest_of(value, looked->address);
+    same = now ? PyObject_RichCompareBool(now, digest, Py_EQ) : -1;
+    Py_XDECREF(now);
+    return same;
+}
+
+/* Hold the storage, which keeps its address from being reused. */
+static int hold(Course *course, Looked *looked)
+{
+    if (PyDict_GetItem(course->storages, looked->held))
+        return 0;
+    PyObject *reference = call1(torch.weak_ref, looked->storage);
+    Held *held = reference ? PyObject_New(Held, (PyTypeObject *)held_type) : NULL;
+    if (!held) {
+        Py_XDECREF(reference);
+        return -1;
+    }
+    held->reference = reference;
+    int done = PyDict_SetItem(course->storages, looked->held, (PyObject *)held);
+    Py_DECREF((PyObject *)held);
+    return done;
+}
+
+typedef enum { FAILED = -1, STRANGE, LEFT, LAID } Outcome;
+
+/* What the archive keeps in place of a value: None, all of it; nothing, where that is not known;
+   or (form, fill, address, itemsize, shape, stride, digest, nbytes), where `fill` brings the bytes
+   later. Code of Python runs here. */
+static PyObject *condensed(Course *course, Look *value, PyObject *tensor)
+{
+    if (!course->condenses)
+        return Py_NewRef(Py_None);
+    PyObject *method = PyObject_GetAttr(course->owner, names.condense);
+    PyObject *kept =
+        method ? PyObject_CallFunctionObjArgs(method, value, tensor, NULL) : NULL;
+    Py_XDECREF(method);
+    return kept;
+}
+
+/* Lay down the bytes of a value, or what is kept of it; the digest of the value, or None. */
+static PyObject *store(Course *course, PyObject *planned, PyObject *order, Look *value,
+                       PyObject *tensor, Looked *looked)
+{
+    PyObject *kept = condensed(course, value, tensor), *done = NULL, *digest = NULL;
+    if (!kept || hold(course, looked) < 0)
+        goto end;
+    if (kept == Py_None) {
+        if (value->is_host && value->nbytes < LONG)
+            done = digest = PyObject_CallFunctionObjArgs(
+                course->lay_value, planned, value->slot, value->where, value->form, order,
+                looked->address, value->itemsize, value->shape, value->stride, NULL);
+        course->nbytes += done && done != Py_None ? (unsigned long long)value->nbytes : 0;
+    } else if (PyTuple_Check(kept) && PyTuple_Size(kept) >= 8) {
+        PyObject *fill = PyTuple_GetItem(kept, 1);
+        if (fill != Py_None)
+            done = PyObject_CallFunctionObjArgs(course->lay_value, planned, value->slot,
+                                                value->where, PyTuple_GetItem(kept, 0), order, fill,
+                                                NULL);
+        else
+            done = PyObject_CallFunctionObjArgs(
+                course->lay_value, planned, value->slot, value->where, PyTuple_GetItem(kept, 0),
+                order, PyTuple_GetItem(kept, 2), PyTuple_GetItem(kept, 3), PyTuple_GetItem(kept, 4),
+                PyTuple_GetItem(kept, 5), NULL);
+        if (done && done != Py_None) {
+            digest = Py_NewRef(PyTuple_GetItem(kept, 6));
+            course->nbytes += PyLong_AsUnsignedLongLong(PyTuple_GetItem(kept, 7));
+            Py_DECREF(done);
+        } else {
+            digest = done;
+        }
+    }
+end:
+    Py_XDECREF(kept);
+    return digest || PyErr_Occurred() ? digest : Py_NewRef(Py_None);
+}
+
+/* Lay down a value, or a link to it. One that is STRANGE or LEFT goes the way in Python. */
+static Outcome lay(Course *course, PyObject *planned, PyObject *order, Look *value, PyObject *tensor)
+{
+    Looked looked = {NULL, NULL, NULL, NULL, NULL};
+    PyObject *done = NULL;
+    Outcome laid = STRANGE;
+    if (planned == Py_None || !value->form || PyDict_Size(course->blanks) ||
+        PyDict_Size(course->layouts) || !look_at(value, tensor, &looked))
+        goto end;
+    laid = LEFT;
+    if (value->is_host && value->nbytes >= LONG && !course->condenses)
+        goto end;
+    PyObject *seen = PyDict_GetItem(course->seen, looked.place);
+    int still = seen ? is_still(seen, value, &looked) : 0;
+    if (still < 0 || still == LEAVE)
+        goto end;
+    if (still) {
+        done = PyObject_CallFunctionObjArgs(course->lay_link, planned, value->slot, value->form,
+                                            order, PyTuple_GetItem(seen, 0), NULL);
+        laid = done && done != Py_None ? LAID : LEFT;
+        course->num_links += laid == LAID;
+    } else {
+        done = store(course, planned, order, value, tensor, &looked);
+        laid = done && done != Py_None ? LAID : LEFT;
+        if (laid == LAID && course->remembers) {
+            PyObject *mark = PyTuple_Pack(3, value->where, looked.version, done);
+            if (!mark || PyDict_SetItem(course->seen, looked.place, mark) < 0)
+                laid = FAILED;
+            Py_XDECREF(mark);
+        }
+    }
+    course->num_values += laid == LAID;
+end:
+    Py_XDECREF(done);
+    forget(&looked);
+    return PyErr_Occurred() ? FAILED : laid;
+}
+
+/* ---- calls ---- */
+
+static int record(Course *course, PyObject *ticket, PyObject *values, Found *found)
+{
+    PyObject *planned = PyTuple_GetItem(ticket, 1), *order = PyTuple_GetItem(ticket, 2);
+    for (int i = 0; i < found->count; i++) {
+        Look *value = (Look *)PyList_GetItem(values, i);
+        if (!value)
+            return -1;
+        Outcome laid = lay(course, planned, order, value, found->tensors[i]);
+        if (laid == FAILED)
+            return -1;
+        if (laid == LAID)
+            continue;
+        PyObject *put = PyObject_GetAttr(course->owner, names.put), *done = NULL;
+        if (put)
+            done = PyObject_CallFunctionObjArgs(put, ticket, value, found->tensors[i],
+                                                laid == STRANGE ? Py_True : Py_False, NULL);
+        Py_XDECREF(put);
+        Py_XDECREF(done);
+        if (!done)
+            return -1;
+    }
+    return 0;
+}
+
+/* Have the gradients of these values watched for, by the way in Python. */
+static int watch(Course *course, PyObject *ticket, PyObject *values, Found *found)
+{
+    if (!course->watches)
+        return 0;
+    PyObject *slots = PyList_New(0);
+    for (int i = 0; slots && i < found->count; i++) {
+        Look *value = (Look *)PyList_GetItem(values, i);
+        PyObject *pair = value ? PyTuple_Pack(2, value->slot, found->tensors[i]) : NULL;
+        if (!pair || PyList_Append(slots, pair) < 0)
+            Py_CLEAR(slots);
+        Py_XDECREF(pair);
+    }
+    PyObject *method = slots ? PyObject_GetAttr(course->owner, names.watch) : NULL;
+    PyObject *done = method ? PyObject_CallFunctionObjArgs(method, ticket, slots, NULL) : NULL;
+    Py_XDECREF(slots);
+    Py_XDECREF(method);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+/* The Known of the next call of `func`, borrowed, with its number and its name among `numbers`. */
+static Known *known_of(Course *course, PyObject *func, PyObject **numbers, PyObject **name,
+                       PyObject **number)
+{
+    PyObject *here = PyObject_GetAttr(course->scopes, names.here);
+    PyObject *all = here ? PyObject_GetAttr(here, names.known) : NULL;
+    *numbers = all ? PyObject_GetAttr(here, names.numbers) : NULL;
+    PyObject *entry = *numbers ? PyDict_GetItemWithError(all, func) : NULL;
+    Py_XDECREF(here);
+    Py_XDECREF(all); /* the scope has them */
+    if (!entry)
+        return NULL;
+    *name = PyTuple_GetItem(entry, 0);
+    PyObject *ran = PyDict_GetItem(*numbers, *name);
+    *number = ran ? Py_NewRef(ran) : PyLong_FromLong(0);
+    return *number ? (Known *)PyDict_GetItem(PyTuple_GetItem(entry, 1), *number) : NULL;
+}
+
+/* Whether torch is as it was when calls became known: nothing else looks on or casts. A module
+   is called while our own mode is there, which whoever calls us has set aside. */
+static int is_usual(Course *course, int is_module)
+{
+    if (course->thread != PyThread_get_thread_ident())
+        return 0;
+    PyObject *sink = PyObject_GetAttr(course->outlet, names.sink);
+    Py_XDECREF(sink);
+    if (!sink || sink != course->sink)
+        return 0;
+    PyObject *is_open = PyObject_GetAttr(course->desk, names.is_open);
+    Py_XDECREF(is_open);
+    if (is_open != Py_True)
+        return 0;
+    PyObject *casts = PyObject_CallNoArgs(torch.is_autocast);
+    Py_XDECREF(casts);
+    if (casts != Py_False)
+        return 0;
+    return is_module || taken(PyObject_CallNoArgs(torch.num_modes)) == 0;
+}
+
+static int acquire(Course *course)
+{
+    PyObject *got = PyObject_CallFunctionObjArgs(course->acquire, Py_False, NULL);
+    Py_XDECREF(got);
+    return got == Py_True;
+}
+
+static void release(Course *course)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyObject *done = PyObject_CallNoArgs(course->release);
+    Py_XDECREF(done);
+    PyErr_Restore(type, error, trace);
+}
+
+/* The text of the call at this place in the order, a new reference. */
+static PyObject *text_of(Course *course, Known *known, PyObject *order)
+{
+    PyObject *text = PyDict_GetItem(known->texts, order);
+    if (text)
+        return Py_NewRef(text);
+    PyObject *tell = PyObject_GetAttr(course->owner, names.tell);
+    text = tell ? PyObject_CallFunctionObjArgs(tell, known, order, NULL) : NULL;
+    Py_XDECREF(tell);
+    return text;
+}
+
+/* Tell the archive of the call; gives (known, planned, order). */
+static PyObject *declare(Course *course, Known *known)
+{
+    PyObject *order = PyIter_Next(course->orders);
+    PyObject *text = order ? text_of(course, known, order) : NULL;
+    PyObject *planned = NULL, *ticket = NULL;
+    if (text && text != Py_None && course->step != Py_None)
+        planned = PyObject_CallFunctionObjArgs(course->lay_call, course->step, known->name,
+                                               known->call, text, order, NULL);
+    if (text && !PyErr_Occurred() && (!planned || planned == Py_None)) {
+        Py_XDECREF(planned);
+        PyObject *begin = PyObject_GetAttr(course->owner, names.begin);
+        planned = begin ? PyObject_CallFunctionObjArgs(begin, known, order, NULL) : NULL;
+        Py_XDECREF(begin);
+    }
+    if (planned)
+        ticket = PyTuple_Pack(3, known, planned, order);
+    course->num_calls += ticket != NULL;
+    Py_XDECREF(order);
+    Py_XDECREF(text);
+    Py_XDECREF(planned);
+    return ticket;
+}
+
+static PyObject *take(Course *course, PyObject *func, PyObject *args, PyObject *kwargs)
+{
+    PyObject *numbers = NULL, *name, *number = NULL, *ticket = NULL;
+    Found found = {.count = 0};
+    Known *known = known_of(course, func, &numbers, &name, &number);
+    if (!known || arguments_look_like(known, args, kwargs, &found) <= 0 || comes_from(known) <= 0)
+        goto end;
+    PyObject *next = PyLong_FromSsize_t(PyLong_AsSsize_t(number) + 1);
+    int counted = next ? PyDict_SetItem(numbers, name, next) : -1;
+    Py_XDECREF(next);
+    Py_INCREF((PyObject *)known);
+    ticket = counted < 0 ? NULL : declare(course, known);
+    if (ticket && course->records_inputs &&
+        (record(course, ticket, known->inputs, &found) < 0 ||
+         watch(course, ticket, known->inputs, &found) < 0))
+        Py_CLEAR(ticket);
+    Py_DECREF((PyObject *)known);
+end:
+    Py_XDECREF(numbers);
+    Py_XDECREF(number);
+    return ticket;
+}
+
+static PyObject *taking(PyObject *self, PyObject *const *args, Py_ssize_t num_args, int is_module)
+{
+    Course *course = (Course *)self;
+    if (num_args != 3 || !PyTuple_Check(args[1]) || !PyDict_Check(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "it takes func, args and kwargs");
+        return NULL;
+    }
+    if (!is_usual(course, is_module) || !acquire(course))
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    int was_enabled = PyGC_Disable();
+    PyObject *ticket = take(course, args[0], args[1], args[2]);
+    if (was_enabled)
+        PyGC_Enable();
+    release(course);
+    if (PyErr_Occurred()) {
+        Py_XDECREF(ticket);
+        return NULL;
+    }
+    return ticket ? ticket : Py_NewRef(Py_None);
+}
+
+/* Record a call of (func, args, kwargs) and what it takes, if its like is known; else None. */
+static PyObject *course_take(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    return taking(self, args, num_args, 0);
+}
+
+/* The same of a module, whose scope has just been opened; what its class is stands for `func`. */
+static PyObject *course_enter(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    return taking(self, args, num_args, 1);
+}
+
+static int give(Course *course, PyObject *ticket, PyObject *given)
+{
+    Known *known = (Known *)PyTuple_GetItem(ticket, 0);
+    Found found = {.count = 0};
+    int same = looks_like(known->result, given, &found);
+    if (same < 0)
+        return -1;
+    if (same && acquire(course)) {
+        int was_enabled = PyGC_Disable();
+        int done = record(course, ticket, known->outputs, &found);
+        if (!done)
+            done = watch(course, ticket, known->outputs, &found);
+        if (was_enabled)
+            PyGC_Enable();
+        release(course);
+        return done;
+    }
+    PyObject *put = PyObject_GetAttr(course->owner, names.put_outputs);
+    PyObject *done = put ? PyObject_CallFunctionObjArgs(put, ticket, given, NULL) : NULL;
+    Py_XDECREF(put);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+/* Record what the call of (ticket, args, result) gave. */
+static PyObject *course_give(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    Course *course = (Course *)self;
+    if (num_args != 3 || !PyTuple_Check(args[0]) || PyTuple_Size(args[0]) != 3 ||
+        (PyObject *)Py_TYPE(PyTuple_GetItem(args[0], 0)) != known_type) {
+        PyErr_SetString(PyExc_TypeError, "give(ticket, args, result)");
+        return NULL;
+    }
+    Known *known = (Known *)PyTuple_GetItem(args[0], 0);
+    PyObject *given = known->gives_first ? PyTuple_GetItem(args[1], 0) : args[2];
+    if (!given || (course->records_outputs && give(course, args[0], given) < 0))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* ---- types ---- */
+
+#define EACH(...)                                                                               \
+    PyObject **held[] = {__VA_ARGS__};                                                          \
+    const size_t num_held = sizeof held / sizeof *held;
+
+#define OBJECT(TYPE, NAME, ...)                                                                 \
+    static int NAME##_traverse(PyObject *object, visitproc visit, void *arg)                    \
+    {                                                                                           \
+        TYPE *self = (TYPE *)object;                                                            \
+        EACH(__VA_ARGS__)                                                                       \
+        Py_VISIT(Py_TYPE(object));                                                              \
+        for (size_t i = 0; i < num_held; i++)                                                   \
+            Py_VISIT(*held[i]);                                                                 \
+        return 0;                                                                               \
+    }                                                                                           \
+    static int NAME##_clear(PyObject *object)                                                   \
+    {                                                                                           \
+        TYPE *self = (TYPE *)object;                                                            \
+        EACH(__VA_ARGS__)                                                                       \
+        for (size_t i = 0; i < num_held; i++)                                                   \
+            Py_CLEAR(*held[i]);                                                                 \
+        return 0;                                                                               \
+    }                                                                                           \
+    static void NAME##_free(PyObject *object)                                                   \
+    {                                                                                           \
+        PyTypeObject *type = Py_TYPE(object);                                                   \
+        PyObject_GC_UnTrack(object);                                                            \
+        NAME##_clear(object);                                                                   \
+        ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);                                   \
+        Py_DECREF(type);                                                                        \
+    }
+
+OBJECT(Look, look, &self->slot, &self->where, &self->type, &self->dtype, &self->device,
+       &self->geometry, &self->itemsize, &self->form, &self->key, &self->stored, &self->kept_form)
+OBJECT(Known, known, &self->call, &self->name, &self->texts, &self->args, &self->kwargs,
+       &self->result, &self->filename, &self->inputs, &self->outputs)
+OBJECT(Course, course, &self->owner, &self->scopes, &self->orders, &self->outlet, &self->sink,
+       &self->desk, &self->step, &self->acquire, &self->release, &self->seen, &self->storages,
+       &self->blanks, &self->layouts, &self->lay_call, &self->lay_value, &self->lay_link)
+
+static void held_free(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject *type_of, *error, *trace;
+    PyErr_Fetch(&type_of, &error, &trace);
+    PyObject *done = call1(torch.free_weak_ref, ((Held *)object)->reference);
+    if (!done)
+        PyErr_WriteUnraisable(NULL);
+    Py_XDECREF(done);
+    Py_DECREF(((Held *)object)->reference);
+    PyErr_Restore(type_of, error, trace);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *new_object(PyTypeObject *type)
+{
+    return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+}
+
+static PyObject *look_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *slot, *where;
+    static char *words[] = {"slot", "where", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", words, &slot, &where))
+        return NULL;
+    Look *self = (Look *)new_object(type);
+    if (self) {
+        self->slot = Py_NewRef(slot);
+        self->where = Py_NewRef(where);
+    }
+    return (PyObject *)self;
+}
+
+/* Remember what such a tensor looks like; without arguments: forget it. */
+static PyObject *look_settle(PyObject *object, PyObject *args)
+{
+    Look *self = (Look *)object;
+    PyObject *type = NULL, *dtype, *device, *geometry, *itemsize, *form, *keys;
+    long long offset, nbytes;
+    int counted, is_host, is_dense;
+    if (PyTuple_Size(args) &&
+        !PyArg_ParseTuple(args, "OOOO!OOO!LLppp", &type, &dtype, &device, &PyTuple_Type, &geometry,
+                          &itemsize, &form, &PyLong_Type, &keys, &offset, &nbytes, &counted,
+                          &is_host, &is_dense))
+        return NULL;
+    PyObject *slot = Py_NewRef(self->slot), *where = Py_NewRef(self->where);
+    look_clear(object);
+    self->slot = slot;
+    self->where = where;
+    if (!type)
+        Py_RETURN_NONE;
+    self->shape = PyTuple_GetItem(geometry, 0);
+    self->stride = PyTuple_GetItem(geometry, 1);
+    if (!self->stride || !PyTuple_Check(self->shape) || !PyTuple_Check(self->stride))
+        return PyErr_Format(PyExc_TypeError, "settle: no geometry");
+    self->keys = PyLong_AsUnsignedLongLong(keys);
+    self->offset = offset;
+    self->nbytes = nbytes;
+    self->end = offset * PyLong_AsLongLong(itemsize) + nbytes;
+    if (PyErr_Occurred())
+        return NULL;
+    self->counted = (char)counted;
+    self->is_host = (char)is_host;
+    self->is_dense = (char)is_dense;
+    self->dtype = Py_NewRef(dtype);
+    self->device = Py_NewRef(device);
+    self->geometry = Py_NewRef(geometry);
+    self->itemsize = Py_NewRef(itemsize);
+    self->form = Py_NewRef(form);
+    self->type = Py_NewRef(type);
+    Py_RETURN_NONE;
+}
+
+static PyObject *known_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *call, *name, *looks, *looks_named, *result, *filename, *inputs, *outputs;
+    long line;
+    int swapped, gives_first;
+    if (kwargs || !PyArg_ParseTuple(args, "OO!O!O!OOlO!O!pp", &call, &PyTuple_Type, &name,
+                                    &PyTuple_Type, &looks, &PyTuple_Type, &looks_named, &result,
+                                    &filename, &line, &PyList_Type, &inputs, &PyList_Type,
+                                    &outputs, &swapped, &gives_first))
+        return kwargs ? PyErr_Format(PyExc_TypeError, "Known takes no keywords") : NULL;
+    Known *self = (Known *)new_object(type);
+    if (!self)
+        return NULL;
+    self->call = Py_NewRef(call);
+    self->name = Py_NewRef(name);
+    self->args = Py_NewRef(looks);
+    self->kwargs = Py_NewRef(looks_named);
+    self->result = Py_NewRef(result);
+    self->filename = Py_NewRef(filename);
+    self->inputs = Py_NewRef(inputs);
+    self->outputs = Py_NewRef(outputs);
+    self->line = line;
+    self->swapped = (char)swapped;
+    self->gives_first = (char)gives_first;
+    self->texts = PyDict_New();
+    if (!self->texts)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static PyObject *course_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *owner, *scopes, *orders, *outlet, *desk, *lock, *seen, *storages, *blanks, *layouts;
+    int inputs, outputs, condenses, remembers;
+    if (kwargs || !PyArg_ParseTuple(args, "OOOOOOO!O!O!O!pppp", &owner, &scopes, &orders, &outlet,
+                                    &desk, &lock, &PyDict_Type, &seen, &PyDict_Type, &storages,
+                                    &PyDict_Type, &blanks, &PyDict_Type, &layouts, &inputs,
+                                    &outputs, &condenses, &remembers))
+        return kwargs ? PyErr_Format(PyExc_TypeError, "Course takes no keywords") : NULL;
+    Course *self = (Course *)new_object(type);
+    if (!self)
+        return NULL;
+    self->owner = Py_NewRef(owner);
+    self->scopes = Py_NewRef(scopes);
+    self->orders = Py_NewRef(orders);
+    self->outlet = Py_NewRef(outlet);
+    self->desk = Py_NewRef(desk);
+    self->seen = Py_NewRef(seen);
+    self->storages = Py_NewRef(storages);
+    self->blanks = Py_NewRef(blanks);
+    self->layouts = Py_NewRef(layouts);
+    self->step = Py_NewRef(Py_None);
+    self->sink = PyObject_GetAttr(outlet, names.sink);
+    self->acquire = PyObject_GetAttrString(lock, "acquire");
+    self->release = PyObject_GetAttrString(lock, "release");
+    self->lay_call = PyObject_GetAttrString(desk, "lay_call");
+    self->lay_value = PyObject_GetAttrString(desk, "lay_value");
+    self->lay_link = PyObject_GetAttrString(desk, "lay_link");
+    self->thread = PyThread_get_thread_ident();
+    self->records_inputs = (char)inputs;
+    self->records_outputs = (char)outputs;
+    self->condenses = (char)condenses;
+    self->remembers = (char)remembers;
+    if (PyErr_Occurred())
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+#define MEMBER(type, name, kind, flags) {#name, kind, offsetof(type, name), flags, NULL}
+
+static PyMemberDef look_members[] = {
+    MEMBER(Look, slot, T_OBJECT, READONLY), MEMBER(Look, key, T_OBJECT, 0),
+    MEMBER(Look, geometry, T_OBJECT, READONLY), MEMBER(Look, stored, T_OBJECT, 0),
+    MEMBER(Look, kept_form, T_OBJECT, 0), MEMBER(Look, form, T_OBJECT, READONLY),
+    {NULL, 0, 0, 0, NULL}};
+static PyMemberDef known_members[] = {
+    MEMBER(Known, call, T_OBJECT, READONLY), MEMBER(Known, name, T_OBJECT, READONLY),
+    MEMBER(Known, texts, T_OBJECT, READONLY), {NULL, 0, 0, 0, NULL}};
+static PyMemberDef course_members[] = {
+    MEMBER(Course, step, T_OBJECT, 0),
+    MEMBER(Course, watches, T_BOOL, 0),
+    MEMBER(Course, num_calls, T_ULONGLONG, 0),
+    MEMBER(Course, num_values, T_ULONGLONG, 0),
+    MEMBER(Course, num_links, T_ULONGLONG, 0),
+    MEMBER(Course, nbytes, T_ULONGLONG, 0),
+    {NULL, 0, 0, 0, NULL}};
+
+#define FAST(name) (PyCFunction)(void (*)(void))name, METH_FASTCALL
+
+static PyMethodDef look_methods[] = {
+    {"settle", look_settle, METH_VARARGS, "Remember what such a tensor looks like, or forget it."},
+    {NULL, NULL, 0, NULL}};
+static PyMethodDef course_methods[] = {
+    {"take", FAST(course_take), "Record a call and what it takes, if its like is known."},
+    {"enter", FAST(course_enter), "The same of a module, in the scope that was opened for it."},
+    {"give", FAST(course_give), "Record what the call gave."},
+    {NULL, NULL, 0, NULL}};
+
+#define TYPE(NAME, WORD, DOC, ...)                                                              \
+    static PyType_Slot NAME##_slots[] = {{Py_tp_new, NAME##_new},                               \
+                                         {Py_tp_dealloc, NAME##_free},                          \
+                                         {Py_tp_traverse, NAME##_traverse},                     \
+                                         {Py_tp_clear, NAME##_clear},                           \
+                                         {Py_tp_members, NAME##_members},                       \
+                                         {Py_tp_doc, DOC},                                      \
+                                         __VA_ARGS__ {0, NULL}};                                \
+    static PyType_Spec NAME##_spec = {"_plan." #WORD, sizeof(WORD), 0,                          \
+                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, NAME##_slots};
+
+TYPE(look, Look, "How a value of a call looked.", {Py_tp_methods, look_methods}, )
+TYPE(known, Known, "What is known of a call whose like ran before.")
+TYPE(course, Course, "The calls of one step, as far as they are known.",
+     {Py_tp_methods, course_methods}, )
+
+static PyType_Slot held_slots[] = {{Py_tp_dealloc, held_free}, {0, NULL}};
+static PyType_Spec held_spec = {"_plan.Held", sizeof(Held), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, held_slots};
+
+/* Be told what torch has, in the order of the fields. */
+static PyObject *set_up(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject **fields = (PyObject **)&torch;
+    Py_ssize_t count = (Py_ssize_t)(sizeof torch / sizeof *fields);
+    if (PyTuple_Size(args) != count)
+        return PyErr_Format(PyExc_TypeError, "set_up takes %zd arguments", count);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *before = fields[i];
+        fields[i] = Py_NewRef(PyTuple_GetItem(args, i));
+        Py_XDECREF(before);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"set_up", set_up, METH_VARARGS, "Be told what torch has."}, {NULL, NULL, 0, NULL}};
+
+static int name_all(void)
+{
+    static const char *const words[] = {
+        "here", "known", "_numbers", "sink", "is_open", "shape", "dtype", "device", "_version",
+        "_cdata", "raw_repr", "f_back", "co_filename", "step", "start", "stop", "step", "begin",
+        "put", "put_outputs", "watch", "tell", "", "is_foreign", "condense",
+    };
+    PyObject **fields = (PyObject **)&names;
+    _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (!(fields[i] = PyUnicode_InternFromString(words[i])))
+            return -1;
+    return 0;
+}
+
+static int make(PyObject *made)
+{
+    struct {
+        const char *name;
+        PyType_Spec *spec;
+        PyObject **type;
+    } types[] = {{"Look", &look_spec, &look_type},
+                 {"Known", &known_spec, &known_type},
+                 {"Course", &course_spec, &course_type},
+                 {"Held", &held_spec, &held_type}};
+    if (course_type) {
+        PyErr_SetString(PyExc_ImportError, "one interpreter alone can have it");
+        return -1;
+    }
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        *types[i].type = PyType_FromSpec(types[i].spec);
+        if (!*types[i].type || PyModule_AddObjectRef(made, types[i].name, *types[i].type) < 0)
+            return -1;
+    }
+    return name_all();
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, make}, {0, NULL}};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_plan", "Calls that came before.", 0, methods, slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__plan(void) { return PyModuleDef_Init(&module); }

@@ -1,0 +1,294 @@
+"""What a step does as steps before it did: such calls are known, and recorded at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+
+from dumpcmp.handlers import HOLD
+from dumpcmp.nouns.built import built
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Call
+from dumpcmp.pytorch.names import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    dispatch_keys,
+    free_weak_ref,
+    num_function_modes,
+    weak_ref,
+)
+from dumpcmp.pytorch.trees import Slots, slots_of
+from dumpcmp.taps.distributed import ranks as distributed
+from dumpcmp.taps.recording.calls import FOREIGN, arguments_of, current_place
+from dumpcmp.taps.recording.functions import Function, in_order, needs_care
+from dumpcmp.taps.recording.models import Model, Scope, Scopes
+from dumpcmp.taps.recording.plain import counts_writes
+from dumpcmp.taps.recording.sources import xxh3
+from dumpcmp.taps.recording.values import Outlet, Values
+
+_core: Any = built("dumpcmp.taps.recording._plan")
+_TENSOR, _CONSTANT, _SEQUENCE, _SLICE, _ODD = range(5)  # how a part of the arguments looks
+_TENSORS = (Tensor, nn.Parameter)
+_CONSTANTS = (
+    type(None), bool, int, float, str, type(Ellipsis), torch.dtype, torch.device, torch.layout,
+    torch.memory_format,
+)  # fmt: skip
+_SEQUENCES = (tuple, list, torch.Size)
+_MOST_TENSORS = 128  # of one call
+_MOST_TEXTS = 16  # of a call that comes now earlier, now later
+_MOST_KNOWN = 65_536  # calls of one model
+
+Appearance = tuple[Any, ...]
+Ticket = tuple[Any, Any, int]  # what is known of a call, its CallPlan, and its order
+
+if _core is not None:
+    _core.set_up(
+        Tensor, nn.Parameter, dispatch_keys, Tensor.data_ptr, Tensor.stride, Tensor.storage_offset,
+        Tensor.untyped_storage, UntypedStorage.nbytes, weak_ref, free_weak_ref,
+        num_function_modes, torch._C._is_any_autocast_enabled, xxh3, FOREIGN,
+    )  # fmt: skip
+IS_ABLE = _core is not None and None not in (num_function_modes, weak_ref, free_weak_ref)
+
+
+class Repeating(Protocol):
+    """A step, which may do as steps before it did."""
+
+    outlet: Outlet
+    model: Model
+    number: int
+    scopes: Scopes
+    orders: Iterator[int]
+    values: Values
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether gradients are recorded."""
+
+    def store(self, call: Call, found: Slots) -> None:
+        """Record values of `call`, and no gradients of them."""
+
+    def outputs(self, call: Call, result: object) -> None:
+        """Record the outputs of `call`."""
+
+    def watch_known(self, call: Call, found: Slots) -> None:
+        """Have the gradients of `found` recorded."""
+
+
+def routine_of(step: Repeating) -> Routine | None:
+    """The Routine of `step`; None where all that it does goes the way of the unknown."""
+    outlet = step.outlet
+    desk = getattr(outlet.knowing, "desk", None) if outlet.knowing is outlet.sink else None
+    if not IS_ABLE or desk is None or not desk.is_open:
+        return None
+    if distributed.is_distributed() or distributed.has_stated() or outlet.is_taped:
+        return None
+    return Routine(step, desk)
+
+
+class Routine:
+    """Knows the calls of one step again, by all that decides what is recorded of them.
+
+    What it learns stays with the scopes of the model. `quick` records what it knows; whatever is
+    not as it was comes back here, a call by `learn`, a value by `put`.
+    """
+
+    def __init__(self, step: Repeating, desk: Any) -> None:
+        self._step, self._desk = step, desk
+        outlet, values = step.outlet, step.values
+        self._outlet = outlet
+        self._made: tuple[int, Call] | None = None
+        self.quick: Any = _core.Course(
+            self, step.scopes, step.orders, outlet, desk, outlet.lock, *values.tables,
+            distributed.stated_layouts(), outlet.tap.inputs, outlet.tap.outputs,
+            outlet.condense is not None, outlet.remembers,
+        )  # fmt: skip
+        self.quick.watches = step.is_watched
+
+    def end(self) -> None:
+        """Count what was recorded; nothing more will be."""
+        quick, counts = self.quick, self._outlet.counts
+        with self._outlet.lock:
+            counts.calls += quick.num_calls
+            counts.values += quick.num_values
+            counts.links += quick.num_links
+            counts.nbytes += quick.nbytes
+        self.quick = None
+
+    def learn(
+        self, func: Callable[..., Any], function: Function, args: Any, kwargs: Any, call: Call,
+        given: object,
+    ) -> None:  # fmt: skip
+        """Know the like of `call` again, which has just been recorded, if all of it is plain."""
+        ordered = in_order(function, args)
+        if needs_care(call.target) or function.draws(ordered, kwargs) or func is Tensor.view_as:
+            return
+        taken = ordered, kwargs, function.positions
+        known = self._known(call, taken, given, ordered is not args, function.returns_nothing)
+        if known is not None:
+            self._keep(known, self._step.scopes.here, func, function.name, call.call)
+
+    def learn_module(
+        self, scope: Scope, module: nn.Module, args: Any, kwargs: Any, call: Call, given: object
+    ) -> None:
+        """Know the like of a call of `module` again, which opened `scope`."""
+        known = self._known(call, (args, kwargs, {}), given)
+        if known is not None:
+            self._keep(known, scope, type(module), "", 0)
+
+    def _keep(self, known: Any, scope: Scope, key: Any, name: str, number: int) -> None:
+        _, numbers = scope.known.setdefault(key, (name, {}))
+        self._step.model.num_known += number not in numbers
+        numbers[number] = known
+
+    def _known(
+        self, call: Call, taken: tuple[Any, Any, Mapping[str, int]], given: object,
+        is_swapped: bool = False, gives_first: bool = False,
+    ) -> Any:  # fmt: skip
+        """What is known of a call; None where its arguments are odd."""
+        if torch._C._is_any_autocast_enabled() or self._step.model.num_known >= _MOST_KNOWN:
+            return None
+        args, kwargs, positions = taken
+        looks = [_look(each) for each in args]
+        named = [(word, _look(each)) for word, each in kwargs.items()]
+        text = self._desk.text_of(call)
+        if text is None or None in looks or any(look is None for _, look in named):
+            return None
+        took, gave = arguments_of(args, kwargs, positions)[0], slots_of("output", given)
+        if max(len(took), len(gave)) > _MOST_TENSORS:
+            return None
+        place = current_place()
+        known = _core.Known(
+            call, (call.op, call.call), tuple(looks), tuple(named), _look(given) or (_ODD,),
+            *(place or (None, 0)), self._looks(call, took), self._looks(call, gave), is_swapped,
+            gives_first,
+        )  # fmt: skip
+        known.texts[call.order] = text
+        return known
+
+    def _looks(self, call: Call, found: Slots) -> list[Any]:
+        looks = []
+        for slot, tensor in found:
+            look = _core.Look(slot, (call.op, call.call, slot))
+            look.key = Key(call.model, call.step, call.op, call.call, slot)
+            self._settle(look, tensor)
+            looks.append(look)
+        return looks
+
+    def _settle(self, look: Any, tensor: Tensor) -> None:
+        """Remember in `look` what the value looks like; nothing where it is odd."""
+        look.settle()
+        counted = counts_writes(tensor)
+        if counted is None or distributed.layout_of(tensor):
+            return
+        geometry = (tensor.shape, tensor.stride(), tensor.dtype)
+        offset, device = tensor.storage_offset(), tensor.device
+        form = self._outlet.forms.get((look.slot, geometry, (offset, device), "", "", None))
+        if form is not None or self._outlet.condense is not None:
+            look.settle(
+                type(tensor), tensor.dtype, device, geometry, tensor.itemsize, form,
+                dispatch_keys(tensor).raw_repr(), offset, tensor.nbytes, counted, tensor.is_cpu,
+                tensor.is_contiguous(),
+            )  # fmt: skip
+
+    def begin(self, known: Any, order: int) -> Any:
+        """Tell the archive of a call that it does not take at once; gives its CallPlan, if any."""
+        step, quick = self._step, self.quick
+        with HOLD:
+            self._outlet.sink.call(self._call(known, order))
+            laid = self._desk.step
+            if laid is None or (laid.model, laid.number) != (step.model.name, step.number):
+                return None
+            quick.step = laid
+            return laid.calls.get(known.name)
+
+    def tell(self, known: Any, order: int) -> Any:
+        """What is written of a call that comes at another place in the order than before."""
+        with HOLD:
+            text = self._desk.text_of(self._call(known, order))
+            if text is not None:
+                if len(known.texts) >= _MOST_TEXTS:
+                    known.texts.clear()
+                known.texts[order] = text
+            return text
+
+    def put(self, ticket: Ticket, look: Any, tensor: Tensor, is_strange: bool) -> None:
+        """Record a value in the way of the unknown; what is strange in it will be known."""
+        known, _, order = ticket
+        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+            self._step.store(self._call(known, order), [(look.slot, tensor)])
+            if is_strange or look.form is None:
+                self._settle(look, tensor)
+
+    def condense(self, look: Any, tensor: Tensor) -> tuple[Any, ...] | None:
+        """What is kept in place of a value, and how it comes into the archive; None: all of it."""
+        condense = self._outlet.condense
+        assert condense is not None
+        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+            held = condense(look.key, tensor, "")
+            if held is None:
+                return None
+            stored, source = held.stored, held.source
+            if look.stored is not stored:
+                offset, device = tensor.storage_offset(), tensor.device
+                facts = (look.slot, look.geometry, (offset, device), "", "", stored)
+                look.kept_form, look.stored = self._outlet.forms.get(facts), stored
+            if look.kept_form is None:
+                return ()
+            if source is not None:
+                fill = getattr(source, "fill", None)
+                kept = (look.kept_form, fill, 0, 0, (), (), held.digest, source.nbytes)
+                return kept if fill is not None else ()
+            numbers = held.numbers
+            if not numbers.is_cpu:
+                return ()
+            lying = numbers.data_ptr(), numbers.itemsize, numbers.shape, numbers.stride()
+            return look.kept_form, None, *lying, held.digest, numbers.nbytes, numbers
+
+    def put_outputs(self, ticket: Ticket, given: object) -> None:
+        """Record what a call gave, where that looks different from before."""
+        known, _, order = ticket
+        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+            self._step.outputs(self._call(known, order), given)
+
+    def watch(self, ticket: Ticket, found: Slots) -> None:
+        """Have the gradients of `found` recorded."""
+        known, _, order = ticket
+        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+            self._step.watch_known(self._call(known, order), found)
+
+    def _call(self, known: Any, order: int) -> Call:
+        """The call at its place in this step, made once while values of it come."""
+        if self._made is None or self._made[0] != order:
+            step = self._step
+            self._made = order, call_of((known, None, order), step.model.name, step.number)
+        return self._made[1]
+
+
+def call_of(ticket: Ticket, model: str, step: int) -> Call:
+    """The call that `ticket` is of, in a step of `model`."""
+    like = ticket[0].call
+    return Call(
+        model, step, like.op, like.call, ticket[2], like.target, like.source, like.phase,
+        like.arguments, like.origins, like.kernel, like.thread,
+    )  # fmt: skip
+
+
+def _look(value: object) -> Appearance | None:
+    """How `value` looks: where tensors are in it, and all else of it; None where it is odd."""
+    kind = type(value)
+    if kind in _TENSORS:
+        return (_TENSOR,)
+    if kind in _CONSTANTS:
+        return _CONSTANT, value
+    if kind is slice:
+        assert isinstance(value, slice)
+        bounds = [_look(each) for each in (value.start, value.stop, value.step)]
+        return None if None in bounds else (_SLICE, *bounds)
+    if kind in _SEQUENCES or kind.__module__ == "torch.return_types":
+        assert isinstance(value, (tuple, list))
+        parts = tuple([_look(each) for each in value])
+        return None if None in parts else (_SEQUENCE, kind, parts)
+    return None
