@@ -110,7 +110,7 @@ def _planted(*names: str) -> tuple[Planted, ...]:
     return tuple(_TP_FAULTS[name] for name in names)
 
 
-_SPREAD = ("scale", "stale", "unnormalised", "stale expert", "permuted")
+_SPREAD = ("scale", "stale", "unnormalised", "stale expert", "permuted", "wrong expert")
 _HUGGING = {
     ("llama", "forward"): ("scale", "stale", "swapped", "unreduced", "heads", "activation"),
     ("llama", "generate"): ("cache", "stale", "rotary"),

@@ -18,7 +18,7 @@ from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import RoundingChecker
 from dumpcmp.judge.tolerances import FIT
 from dumpcmp.nouns.key import Key, Op
-from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
+from dumpcmp.nouns.layouts import RANKS, Layout, Mode, parse_layout
 from dumpcmp.nouns.row import Closeness, Cut, DimOrder, LaidOut, Measured, Pair, PairedBy, Trouble
 from dumpcmp.nouns.value import Kind, dtype_named
 
@@ -35,6 +35,7 @@ class Task:
     reference: Shares | None = None
     limit: float = 0.0  # rel_l2 up to which a layout that nobody stated fits, and replicas agree
     assumed: Layout | None = None  # of a like value, where no layout fits
+    also: tuple[Key, ...] = ()  # the target's modules that give the value once more
     known: Layout | None = None  # as measuring found it
     golden_part: Cut | None = None  # of a value that the other side has in several
     target_part: Cut | None = None
@@ -91,6 +92,7 @@ def lay_out(
     partitioned = golden.facts.num_ranks > 1 or target.facts.num_ranks > 1
     rule = RoundingChecker()
     work: dict[Pair, Job] = {}
+    again = _given_again(pairs) if partitioned else {}
     for pair in pairs:
         if pair.golden is None or pair.target is None:
             if pair.by is PairedBy.COLLECTIVE:
@@ -113,8 +115,18 @@ def lay_out(
             target_part=pair.target_part,
             turn=pair.turn,
             is_beside=pair.by is PairedBy.VALUE,
+            also=tuple(again.get(pair, ())),
         )
     return work
+
+
+def _given_again(pairs: Sequence[Pair]) -> dict[Pair, list[Key]]:
+    """The modules that give what a pair is, as the op inside of them did."""
+    found: dict[Pair, list[Key]] = defaultdict(list)
+    for pair in pairs:
+        if pair.repeats and pair.target and pair.target.op.is_module and pair.target.slot.is_output:
+            found[pair.repeats].append(pair.target)
+    return found
 
 
 def _is_of_terms(pair: Pair, first: Pair) -> bool:
@@ -145,7 +157,7 @@ _REARRANGING = frozenset(
     tril triu unbind unflatten unfold unique view
     """.split()  # noqa: SIM905
 )
-_Likeness = Callable[[Task], Hashable]  # what it has in common with others; None: with nobody
+_Likeness = Callable[[Task], Sequence[Hashable]]  # what it has in common with others
 
 
 def look_again(
@@ -158,13 +170,13 @@ def look_again(
     known: dict[Hashable, Counter[str]] = defaultdict(Counter)
     for pair, task in work.items():
         laid = measured[pair].laid
-        if isinstance(task, Task) and laid and laid.layout:
-            known[likeness(task)][laid.layout] += 1
-    known.pop(None, None)
+        if isinstance(task, Task) and laid and (sentence := _said(task, laid)):
+            for name in likeness(task):
+                known[name][sentence] += 1
     again = {}
     for pair, task in work.items():
         if isinstance(task, Task) and measured[pair].trouble is Trouble.UNSOLVED:
-            sentences = known.get(likeness(task))
+            sentences = next((known[name] for name in likeness(task) if name in known), None)
             layout = parse_layout(sentences.most_common(1)[0][0]) if sentences else None
             is_number = dtype_named(task.golden.first.dtype).kind in (Kind.FLOAT, Kind.COMPLEX)
             may = is_number or likeness is _by_likes
@@ -173,23 +185,31 @@ def look_again(
     return again
 
 
-def _by_likes(task: Task) -> Hashable:
-    """What lies in other layers and steps as it does."""
-    return like(task.target.first.key)
+def _said(task: Task, laid: LaidOut) -> str:
+    """The layout of the target's value, also of what all ranks hold alike."""
+    if laid.layout or not laid.is_replicated:
+        return laid.layout
+    dims = " ".join(f"d{n}" for n in range(len(task.golden.first.shape)))
+    return f"{dims}[{RANKS}:{Mode.REPLICATED}]"
 
 
-def _by_value(task: Task) -> Hashable:
+def _by_likes(task: Task) -> Sequence[Hashable]:
+    """What lies in other layers and steps as it does; a module's output as what an op gave it."""
+    return list(dict.fromkeys(map(like, (task.target.first.key, *task.also))))
+
+
+def _by_value(task: Task) -> Sequence[Hashable]:
     """The same value, wherever the target takes it."""
     first = task.target.first
-    return first.same_as or first.key
+    return [first.same_as or first.key]
 
 
-def _by_call(task: Task) -> Hashable:
+def _by_call(task: Task) -> Sequence[Hashable]:
     """What an op that keeps elements in their places was given, and gave, of one size."""
     key, shapes = task.target.first.key, (task.golden.first.shape, task.target.first.shape)
     if key.op.is_module or canonical(key.op.function) in _REARRANGING:
-        return None
-    return key.site, key.slot.is_gradient, *shapes
+        return []
+    return [(key.site, key.slot.is_gradient, *shapes)]
 
 
 LIKENESSES: tuple[_Likeness, ...] = (_by_likes, _by_value, _by_call)  # as they are asked

@@ -315,6 +315,7 @@ def _laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: float) 
         is_own=is_own,
         is_by_rank=is_by_rank,
         is_joined=is_joined,
+        is_replicated=target.basis is Basis.REPLICAS and len(target.value.shape) > 0,
     )
 
 

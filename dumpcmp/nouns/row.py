@@ -348,6 +348,7 @@ class LaidOut:
     is_own: bool = False  # integers that some ranks have as golden: others may count their own
     is_by_rank: bool = False  # each rank's value was held against golden's for it, and no whole
     is_joined: bool = False  # both sides lay in parts, which became a whole
+    is_replicated: bool = False  # all ranks hold the same bytes
 
 
 class OpenSum(NamedTuple):

@@ -17,6 +17,7 @@ from dumpcmp import set_rank
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.selection import make_tap
+from dumpcmp.taps.distributed import ranks
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.calls import arguments_of
 from dumpcmp.taps.recording.recorder import Recorder
@@ -248,13 +249,13 @@ class DeviceLikeSink(MemorySink):
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process group of one rank, which is told that it is one of two: alone nothing is moved."""
+    monkeypatch.setattr(ranks, "_stated", [])
     set_rank(0, 2)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-    set_rank(0, 1)
 
 
 @pytest.mark.usefixtures("alone")
