@@ -449,6 +449,28 @@ def test_graphed_callables_are_part_of_the_step_that_calls_them(tmp_path: Path) 
 
 @pytest.mark.gpu
 @on_gpu
+def test_replays_that_go_past_python_are_told_and_never_the_same(tmp_path: Path) -> None:
+    model, x = Net().cuda(), torch.randn(8, 64, device="cuda")
+    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "eager"):
+        for _ in range(3):
+            model(x)
+    with (
+        pytest.warns(CaptureWarning, match="3 replays of CUDA graphs .* ran more often"),
+        dumpcmp.capture(model, tmp_path / "d"),
+    ):
+        graph, result = graph_of(model, x)
+        graph.replay()
+        for _ in range(3):
+            torch._C._CUDAGraph.replay(graph)
+        graph.replay()
+        del graph, result
+    facts = Archive(tmp_path / "d").run[0]["run"]
+    assert (facts["replays"], facts["unseen_replays"]) == (2, 3)
+    assert dumpcmp.compare(tmp_path / "eager", tmp_path / "d").exit_code == 2
+
+
+@pytest.mark.gpu
+@on_gpu
 def test_a_budget_that_is_spent_is_told(tmp_path: Path) -> None:
     model, x = Net().cuda(), torch.randn(512, 64, device="cuda")
     keep = Retention(graph_budget=300_000)

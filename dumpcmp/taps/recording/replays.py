@@ -211,6 +211,29 @@ def _without(record: Record, problem: str) -> Record:
     return replace(record, kept=Kept.NOTHING, problem=problem, same_as=None, stored=None)
 
 
+class Counted:
+    """A graph that counts its own replays, on its device, beside those that were heard of."""
+
+    def __init__(self) -> None:
+        """Take part in the capture that has just begun: memory of the graph's, and a kernel."""
+        self.num_heard = 0
+        self._number = torch.empty((), dtype=torch.int64, device="cuda")
+        self._number.add_(1)
+
+    @staticmethod
+    def prepare() -> None:
+        """Have the kernel loaded, which may not be while a graph is captured."""
+        torch.zeros((), dtype=torch.int64, device="cuda").add_(1)
+
+    def begin(self) -> None:
+        """Count from now on: the capture has ended, and nothing was replayed."""
+        self._number.zero_()
+
+    def num_unheard(self) -> int:
+        """Replays that ran without anybody hearing of them; waits for the device."""
+        return int(self._number) - self.num_heard
+
+
 class Replays:
     """Hears of every CUDA graph that is captured and replayed, and counts those nobody sees."""
 
@@ -225,6 +248,8 @@ class Replays:
         self._recorder = recorder
         self._budget = budget
         self._reels = weakref.WeakKeyDictionary[Any, Reel]()
+        self._counted = weakref.WeakKeyDictionary[Any, Counted]()
+        self._counts: list[Counted] = []  # of graphs that are gone, too
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -241,6 +266,11 @@ class Replays:
     def remarks(self) -> list[str]:
         """What the user must hear at the end: what was replayed and not seen."""
         remarks = []
+        if unheard := self._num_unheard():
+            remarks.append(
+                f"{unheard} replays of CUDA graphs are not recorded: the graphs ran more often "
+                "than torch.cuda.CUDAGraph.replay was called"
+            )
         if self.num_unseen:
             remarks.append(
                 f"{self.num_unseen} replays of CUDA graphs are not recorded: the graphs were "
@@ -270,9 +300,10 @@ class Replays:
 
     def facts(self) -> dict[str, Any]:
         """What run.json says of graphs, where there were any."""
-        if not self.num_replays:
+        if not self.num_replays and not self._num_unheard():
             return {}
-        return {"replays": self.num_replays, "unseen_replays": self.num_unseen + self.num_middle}
+        unseen = self.num_unseen + self.num_middle + self._num_unheard()
+        return {"replays": self.num_replays, "unseen_replays": unseen}
 
     def _begin(self, original: Callable[..., Any], graph: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
@@ -281,16 +312,39 @@ class Replays:
         if settle := getattr(recorder.sink, "settle", None):
             settle()  # other threads must not ask the device for anything meanwhile
         recorder.reel = self._reels[graph] = reel = Reel(recorder, self._affordable())
+        if self._counts_itself():
+            with DisableTorchFunction(), DisableTorchDispatch():
+                Counted.prepare()
         reel.begin()
         try:
-            return original(graph, *args, **kwargs)
+            result = original(graph, *args, **kwargs)
         except BaseException:
             self._stop(graph)
             raise
+        self._count(graph)
+        return result
+
+    def _counts_itself(self) -> bool:
+        """Whether a graph may count its replays: the compiler accounts for all memory of its."""
+        return torch.cuda.is_available() and not self._compiles()
+
+    def _count(self, graph: Any) -> None:
+        """Have `graph` count its replays from its capture on, which has just begun."""
+        if self._counts_itself():
+            with DisableTorchFunction(), DisableTorchDispatch():
+                counted = self._counted[graph] = Counted()
+            self._counts.append(counted)
+
+    def _num_unheard(self) -> int:
+        return sum(max(0, counted.num_unheard()) for counted in self._counts)
 
     def _end(self, original: Callable[..., Any], graph: Any) -> Any:
         self._stop(graph)
-        return original(graph)
+        result = original(graph)
+        if (counted := self._counted.get(graph)) is not None:
+            with DisableTorchFunction(), DisableTorchDispatch():
+                counted.begin()
+        return result
 
     def _stop(self, graph: Any) -> None:
         reel = self._reels.get(graph)
@@ -300,6 +354,8 @@ class Replays:
 
     def _replay(self, original: Callable[..., Any], graph: Any) -> Any:
         result = original(graph)
+        if (counted := self._counted.get(graph)) is not None:
+            counted.num_heard += 1
         if self._recorder.is_inert:
             return result
         self.num_replays += 1
