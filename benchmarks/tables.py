@@ -7,6 +7,7 @@ from dataclasses import dataclass
 TABLES: dict[str, str] = {
     "unshard": "unshard",
     "capture": "capture",
+    "capture-thread": "capture_thread",
     "archive": "archive",
     "faults": "faults",
     "faults-sampled": "sampled_faults",
