@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from dumpcmp.archive.stores.kept import CACHE, parse_cache
 from dumpcmp.archive.stores.urls import is_url, place
 from dumpcmp.nouns.errors import SelectionError
 
@@ -26,6 +25,8 @@ PLACE = PathOrUrl(path_type=Path)
 def _use(_ctx: click.Context, _option: click.Parameter, text: str | None) -> None:
     """Set the variable that all processes of the command read."""
     if text:
+        from dumpcmp.archive.stores.kept import CACHE, parse_cache
+
         if is_url(text):
             raise SelectionError(f"--cache {text} is no directory of this machine")
         directory, nbytes = parse_cache(text)

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from importlib import import_module
 from itertools import chain, count
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.nouns.errors import SelectionError
-from dumpcmp.nouns.outcome import Outcome
+
+if TYPE_CHECKING:  # --help names the forms, and writes none
+    from dumpcmp.nouns.outcome import Outcome
 
 
 class ReportForm(NamedTuple):

@@ -19,10 +19,11 @@ from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import paths
 from dumpcmp.archive.read.abreast import abreast
+from dumpcmp.archive.read.contents import Contents
 from dumpcmp.archive.read.rankstep import RankStep
 from dumpcmp.archive.read.remote import beyond, expect, from_store, opened
 from dumpcmp.archive.read.scan import Found, part_facts, read_part, ring_records
-from dumpcmp.archive.schema import KNOWN_VERSIONS, MAX_RANK, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.schema import KNOWN_VERSIONS, MAX_RANK, NO_ROW, RUN_FILE, SCHEMA_VERSION
 from dumpcmp.archive.stores.ranges import forget_below
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.archive.stores.urls import place as place_of
@@ -207,6 +208,30 @@ class Captured(Mapping[Key, Record]):
         }
         return RankStep(rank, model, step, parts)
 
+    def sole_step(self, model: str, step: int) -> RankStep | None:
+        """The step as the one rank of the run has it; None where others may, or of a selection."""
+        held = () if self._filters or self.world_size > 1 else self._rank_steps(model, step)
+        return next(iter(held), None)
+
+    def stored_in(self, contents: Contents) -> Iterator[Value]:
+        """The values of a part that have bytes of their own, held against their digests.
+
+        The part is all that its step has, and none of it needs HDF5 to be read.
+        """
+        columns = (
+            contents.rows[n].tolist() for n in ("form", "same", "offset", "nbytes", "digest")
+        )
+        for row, (form, same, offset, nbytes, digest) in enumerate(zip(*columns, strict=True)):
+            if same == NO_ROW:
+                dtype, shape = DTYPES[contents.forms[form].dtype], contents.forms[form].shape
+                bits = self._bytes(contents.location(row, offset, nbytes))
+                if (
+                    nbytes != math.prod(shape) * dtype.nbytes
+                    or xxh3_128_hexdigest(bits.data).encode() != digest
+                ):
+                    raise ArchiveError(f"{contents.path}: row {row} is damaged")
+                yield Value(dtype, bits.view(dtype.storage).reshape(shape))
+
     def _selects(self, key: Key) -> bool:
         return all(each.selects(key) for each in self._filters)
 
@@ -215,7 +240,7 @@ class Captured(Mapping[Key, Record]):
         if not self._filters or self._selects(key):
             name = (key.op, key.call, key.slot)
             for step in self._rank_steps(key.model, key.step):
-                if name in step.rows:
+                if step.place_of(name) is not None:
                     yield step
 
     def shards(self, key: Key) -> tuple[Record, ...]:
@@ -238,10 +263,15 @@ class Captured(Mapping[Key, Record]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def keys_of(self, model: str, step: int) -> Iterator[Key]:
-        """The Keys of one step, in order of execution; each once, whatever ranks hold it."""
-        names = (name for held in self._rank_steps(model, step) for name in held.names())
-        keys = (Key(model, step, *name) for name in dict.fromkeys(names))
+    def keys_of(self, model: str, step: int, op: str = "") -> Iterator[Key]:
+        """The Keys of one step, in order of execution; each once, whatever ranks hold it.
+
+        Those of one `op`, where it is named.
+        """
+        ranks = list(self._rank_steps(model, step))
+        names = (name for held in ranks for name in held.names(op))
+        found = names if len(ranks) == 1 else dict.fromkeys(names)
+        keys = (Key(model, step, *name) for name in found)
         yield from filter(self._selects, keys) if self._filters else keys
 
     def shards_at(self, model: str, step: int) -> dict[Key, tuple[Record, ...]]:
@@ -272,7 +302,13 @@ class Captured(Mapping[Key, Record]):
 
     def num_values(self, model: str, step: int) -> int:
         """How many values of one step the rank has that has most of them."""
-        return max((len(held.rows) for held in self._rank_steps(model, step)), default=0)
+        return max((held.num_values for held in self._rank_steps(model, step)), default=0)
+
+    def layouts(self, model: str, step: int) -> set[str]:
+        """How values of one step lie over the mesh, as far as anybody said so."""
+        held = self._rank_steps(model, step)
+        forms = (form for one in held for part in one.parts.values() for form in part.forms)
+        return {form.layout for form in forms if form.layout}
 
     def forget(self) -> None:
         """Let go of the steps that were read: whoever asks again reads them again."""

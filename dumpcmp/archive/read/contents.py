@@ -9,8 +9,9 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from struct import Struct
@@ -25,7 +26,7 @@ from dumpcmp.archive import encoder, schema
 from dumpcmp.archive.encoder import ADDRESS, MESSAGE, OBJECT_HEADER, SIGNATURE, UNDEFINED
 from dumpcmp.archive.schema import ABSENT, INDEX_GROUP, ROW_TYPE, Form
 from dumpcmp.nouns.errors import ArchiveError
-from dumpcmp.nouns.key import Op
+from dumpcmp.nouns.key import Op, Slot
 from dumpcmp.nouns.record import Call, Location
 
 LARGEST_READ = 256 << 20  # bytes of an index or a group that a reader is willing to hold
@@ -56,10 +57,7 @@ class PartFile:
         os.close(self.descriptor)
 
     def fail(self, place: int, what: str) -> NoReturn:
-        raise ArchiveError(
-            f"{self.path} is damaged at byte {place}: {what}",
-            hint="dumpcmp audit says what is left of it",
-        )
+        raise damaged_at(self.path, place, what)
 
     def read(self, place: int, nbytes: int) -> bytes:
         """Exactly `nbytes` at `place`."""
@@ -91,6 +89,7 @@ class Dataset(NamedTuple):
     shape: tuple[int, ...]
     address: int
     nbytes: int
+    is_packed: bool = False  # by zlib, which has found it whole
 
 
 def root_address(file: PartFile) -> int:
@@ -175,7 +174,7 @@ def index_content(file: PartFile, address: int) -> tuple[Dataset, bytes]:
     if fields[:4] != (b"TREE", 1, 0, 1) or shape != (count,) or count * size > LARGEST_READ:
         file.fail(address, "the dataset is not of the kind that dumpcmp writes")
     content = _inflated(file, fields[10], fields[6], count * size)
-    return Dataset(datatype, shape, fields[10], len(content)), content
+    return Dataset(datatype, shape, fields[10], len(content), True), content
 
 
 def _inflated(file: PartFile, place: int, nbytes: int, wanted: int) -> bytes:
@@ -190,23 +189,55 @@ def _inflated(file: PartFile, place: int, nbytes: int, wanted: int) -> bytes:
     return content
 
 
+_NUM_FIELDS = len(schema.CALL_FIELDS)
 LISTED_LOST = json.loads(schema.call_json(schema.LOST_CALL))
 
 
-class ListedCalls(list[Any]):
+class ListedCalls(Sequence[Any]):
     """The calls of a part as its index lists them, and as they were read of a model's step.
 
-    Ranks that ran the same list the same bytes, and then share one of these.
+    Ranks that ran the same list the same bytes, and then share one of these. What `unpack` gives is
+    asked for when a call is.
     """
 
-    __slots__ = ("__weakref__", "ops", "read")
+    __slots__ = ("__weakref__", "_listed", "_unpack", "ops", "read")
 
-    def __init__(self, listed: Iterable[Any]) -> None:
-        super().__init__(map(schema.completed_call, listed))
+    def __init__(
+        self, listed: Iterable[Any] = (), unpack: Callable[[], Iterable[Any]] | None = None
+    ) -> None:
+        self._unpack = unpack
+        self._listed = None if unpack else list(map(schema.completed_call, listed))
         self.ops: list[tuple[Op, int]] | None = None  # until they are asked for, and found right
         self.read: dict[tuple[str, int], dict[int, Call]] = {}
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the calls are known, and not only where they are told."""
+        return self._listed is not None
 
+    @property
+    def listed(self) -> list[Any]:
+        """The calls, each as a list of CALL_FIELDS, if it is sound."""
+        if self._listed is None:
+            assert self._unpack is not None
+            self._listed = list(map(schema.completed_call, self._unpack()))
+            self._unpack = None
+        return self._listed
+
+    def __len__(self) -> int:
+        return len(self.listed)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.listed[number]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, ListedCalls) and self.listed == other.listed)
+
+    __hash__ = object.__hash__
+
+
+_MOST_LISTS = 8  # of forms, that are kept in mind
+_FORMS: dict[bytes, list[Form]] = {}  # by their bytes
 _LISTED: WeakValueDictionary[bytes, ListedCalls] = WeakValueDictionary()  # by their bytes
 
 
@@ -226,24 +257,49 @@ class Contents:
     datasets: Mapping[int, str] = field(default_factory=dict)  # row -> what cannot be mapped
 
     def __post_init__(self) -> None:
-        """Raise where a row refers to a call or form that does not exist."""
-        rows = self.rows[self.rows["call"] != ABSENT]
-        for column, limit in (("call", len(self.ops)), ("form", len(self.forms))):
-            if rows.size and int(rows[column].max()) >= limit:
-                raise damaged(self.path, f"a {column} below {limit}", int(rows[column].max()))
+        """Raise where a row refers to a call or form that does not exist, as far as they are known.
 
-    @property
+        Calls that are not read yet are held against the rows when they are asked for.
+        """
+        self._check("form", len(self.forms))
+        if self.listed_calls.is_read:
+            _ = self.ops
+
+    def _check(self, column: str, limit: int) -> None:
+        numbers = self.rows[column][self.rows["call"] != ABSENT]
+        if numbers.size and int(numbers.max()) >= limit:
+            raise damaged(self.path, f"a {column} below {limit}", int(numbers.max()))
+
+    @cached_property
     def ops(self) -> list[tuple[Op, int]]:
         """Op and number of each call."""
         if self.listed_calls.ops is None:
-            self.listed_calls.ops = [self._op(listed) for listed in self.listed_calls]
+            self.listed_calls.ops = [self._op(listed) for listed in self.listed_calls.listed]
+        self._check("call", len(self.listed_calls.ops))
         return self.listed_calls.ops
 
     def _op(self, listed: Any) -> tuple[Op, int]:
-        match listed:
-            case [str(op), int(call), *_] if len(listed) == len(schema.CALL_FIELDS):
+        if isinstance(listed, list) and len(listed) == _NUM_FIELDS:
+            op, call = listed[:2]
+            if isinstance(op, str) and isinstance(call, int):
                 return Op(op), call
         raise damaged(self.path, "a call", listed)
+
+    @cached_property
+    def slots(self) -> list[Slot]:
+        """The slot of each form."""
+        return [Slot(form.slot) for form in self.forms]
+
+    @cached_property
+    def places(self) -> dict[tuple[str, int, str], int]:
+        """The row of each value by its name; the first of a name stays."""
+        ops, slots = self.ops, self.slots
+        calls, forms = self.rows["call"].tolist(), self.rows["form"].tolist()
+        found: dict[tuple[str, int, str], int] = {}
+        for row, (call, form) in enumerate(zip(calls, forms, strict=True)):
+            if call != ABSENT:
+                found.setdefault((*ops[call], slots[form]), row)
+        return found
 
     def calls(self) -> dict[int, Call]:
         """The calls by their numbers, checked; those that were lost are left out."""
@@ -254,7 +310,7 @@ class Contents:
 
     def _read_calls(self) -> dict[int, Call]:
         found: dict[int, Call] = {}
-        for number, listed in enumerate(self.listed_calls):
+        for number, listed in enumerate(self.listed_calls.listed):
             try:
                 if listed != LISTED_LOST:
                     found[number] = schema.read_call(listed, self.model, self.step)
@@ -280,6 +336,13 @@ class Contents:
         """Where the bytes of `row` lie, which are at `offset` unless a ring still has them."""
         path, offset = self.elsewhere.get(row, (self.path, offset))
         return Location(path, offset, nbytes, self.datasets.get(row, ""))
+
+
+def damaged_at(path: Path, place: int, what: str) -> ArchiveError:
+    """The error of a part that has something else at `place` than `what` says."""
+    return ArchiveError(
+        f"{path} is damaged at byte {place}: {what}", hint="dumpcmp audit says what is left of it"
+    )
 
 
 def damaged(path: Path, what: str, found: Any) -> ArchiveError:
@@ -317,16 +380,31 @@ def read_index(file: PartFile) -> Contents | None:
         file.fail(address, "the index is not whole")
     rows = _read_rows(file, links["records"])
     calls = _read_calls(file, links["calls"])
-    forms = read_forms(file.path, _read_list(file, *index_content(file, links["forms"])))
+    forms = _read_forms(file, links["forms"])
     return Contents(file.path, rows, calls, forms, sealed=True)
 
 
 def _read_calls(file: PartFile, address: int) -> ListedCalls:
+    """The calls of a part; what zlib has found to be whole is read when it is asked for."""
     found, content = index_content(file, address)
     calls = _LISTED.get(content)
     if calls is None:
-        calls = _LISTED[content] = ListedCalls(_read_list(file, found, content))
+        unpack = partial(_listed_in, content, file.path, found.address)
+        calls = ListedCalls(unpack=unpack) if found.is_packed else ListedCalls(unpack())
+        _LISTED[content] = calls
     return calls
+
+
+def _read_forms(file: PartFile, address: int) -> list[Form]:
+    """The forms of a part; the other side of a comparison often lists the same bytes."""
+    found, content = index_content(file, address)
+    forms = _FORMS.get(content)
+    if forms is None:
+        forms = read_forms(file.path, _listed_in(content, file.path, found.address))
+        while len(_FORMS) >= _MOST_LISTS:
+            _FORMS.pop(next(iter(_FORMS), b""), None)  # another thread may have been faster
+        _FORMS[content] = forms
+    return forms
 
 
 def _read_rows(file: PartFile, address: int) -> NDArray[np.void]:
@@ -338,11 +416,11 @@ def _read_rows(file: PartFile, address: int) -> NDArray[np.void]:
     return np.frombuffer(content, ROW_TYPE)
 
 
-def _read_list(file: PartFile, found: Dataset, content: bytes) -> list[Any]:
+def _listed_in(content: bytes, path: Path, place: int) -> list[Any]:
     try:
         listed = json.loads(content)
     except (ValueError, RecursionError):
         listed = None
     if not isinstance(listed, list):
-        file.fail(found.address, "a JSON list should be here")
+        raise damaged_at(path, place, "a JSON list should be here")
     return listed

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dumpcmp.archive.read.contents import Contents
-from dumpcmp.archive.schema import ABSENT, NO_ROW, Form
-from dumpcmp.nouns.key import Key, Slot
+from dumpcmp.archive.schema import ABSENT, NO_ROW, ROW_TYPE, Form
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Kept, Location, Record
 
 NameInStep = tuple[str, int, str]  # op, call and slot: a Key within its step
+_AT_ONCE = 4096  # rows that are told of together
 _BYTES_AT = 6  # the columns offset, nbytes and digest of a row
 
 
@@ -33,16 +36,45 @@ class RankStep:
     model: str
     step: int
     parts: dict[int, Contents]
-    rows: dict[NameInStep, tuple[Contents, int]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def place_of(self, name: NameInStep) -> tuple[Contents, int] | None:
+        """The part and the row of a value; the first of a name stays."""
         for contents in self.parts.values():
-            ops = contents.ops
-            slots = [Slot(form.slot) for form in contents.forms]
-            calls, forms = contents.rows["call"].tolist(), contents.rows["form"].tolist()
-            for row, (call, form) in enumerate(zip(calls, forms, strict=True)):
-                if call != ABSENT:
-                    self.rows.setdefault((*ops[call], slots[form]), (contents, row))
+            row = contents.places.get(name)
+            if row is not None:
+                return contents, row
+        return None
+
+    def placed(self) -> Iterator[tuple[NameInStep, Contents, int]]:
+        """The values of the step, each once, in order of execution, and where they are."""
+        seen: set[NameInStep] = set()
+        for contents, row, call, form in self._in_order():
+            name = *contents.ops[call], contents.slots[form]
+            if name not in seen:
+                seen.add(name)
+                yield name, contents, row
+
+    def _in_order(self) -> Iterator[tuple[Contents, int, int, int]]:
+        """The rows that were not lost, in order of execution, and call and form of each."""
+        parts = list(self.parts.values())
+        tables = [part.rows[["call", "form", "order"]] for part in parts]
+        sizes = list(map(len, tables))
+        held = np.repeat(np.arange(len(parts)), sizes)
+        rows = np.concatenate([np.arange(0), *map(np.arange, sizes)])
+        table = np.concatenate(tables) if tables else np.empty(0, ROW_TYPE)
+        order = np.argsort(table["order"], kind="stable")
+        order = order[table["call"][order] != ABSENT]
+        for start in range(0, len(order), _AT_ONCE):
+            chosen = order[start : start + _AT_ONCE]
+            columns = (held, rows, table["call"], table["form"])
+            numbers = (column[chosen].tolist() for column in columns)
+            yield from ((parts[n], *rest) for n, *rest in zip(*numbers, strict=True))
+
+    @property
+    def num_values(self) -> int:
+        """How many rows there are of values that were not lost."""
+        columns = (contents.rows["call"] for contents in self.parts.values())
+        return sum(int((column != ABSENT).sum()) for column in columns)
 
     def calls(self) -> list[Call]:
         """The calls of the step, in order of execution; the first of a name stays."""
@@ -52,23 +84,25 @@ class RankStep:
                 found.setdefault((call.op, call.call), call)
         return sorted(found.values(), key=attrgetter("order"))
 
-    def names(self) -> list[NameInStep]:
-        """The values of the step, in order of execution."""
-        orders = {id(part): part.rows["order"].tolist() for part in self.parts.values()}
-        order = {name: orders[id(part)][row] for name, (part, row) in self.rows.items()}
-        return sorted(order, key=order.__getitem__)
+    def names(self, op: str = "") -> Iterator[NameInStep]:
+        """The values of the step, in order of execution; those of one `op`, where it is named."""
+        return (name for name, _, _ in self.placed() if not op or name[0] == op)
 
     def record(self, key: Key) -> Record:
         """The Record of one value."""
-        return _RecordMaker(self, Contents.row).record(key, *self.rows[key.op, key.call, key.slot])
+        place = self.place_of((key.op, key.call, key.slot))
+        if place is None:
+            raise KeyError(key)
+        return _RecordMaker(self, Contents.row).record(key, *place)
 
     def records(self) -> Iterator[Record]:
         """The Records of all values, in order of execution."""
         listed = {id(part): part.rows.tolist() for part in self.parts.values()}
-        keys = {name: Key(self.model, self.step, *name) for name in self.names()}
+        placed = list(self.placed())
+        keys = {name: Key(self.model, self.step, *name) for name, _, _ in placed}
         reading = _RecordMaker(self, lambda part, row: listed[id(part)][row], keys)
-        for name, key in keys.items():
-            yield reading.record(key, *self.rows[name])
+        for name, part, row in placed:
+            yield reading.record(keys[name], part, row)
 
 
 @dataclass(eq=False, slots=True)
