@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial as partly
@@ -12,7 +12,7 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.align.followers import followers
 from dumpcmp.align.laps import in_laps
 from dumpcmp.align.mapfile import read_mapping
-from dumpcmp.align.mesh.declared import read_stated
+from dumpcmp.align.mesh.declared import Declarations, read_stated
 from dumpcmp.align.pairing import in_golden_terms, pair_values
 from dumpcmp.align.renaming import Renaming
 from dumpcmp.archive.read.reader import Archive
@@ -32,10 +32,11 @@ from dumpcmp.comparing.proposals import mapping_by_values, turns_between
 from dumpcmp.comparing.remarks import Noted, caveats, facts_to_know, missing_of
 from dumpcmp.comparing.requests import Asking, spared
 from dumpcmp.comparing.reruns import Replaying
+from dumpcmp.comparing.same_steps import SameStep
 from dumpcmp.comparing.shortcuts import allowed, said_of
 from dumpcmp.comparing.showing import Showing
 from dumpcmp.comparing.side import OpenRun, Side, ask_anew, open_run
-from dumpcmp.comparing.spans import Collected, Span, spans
+from dumpcmp.comparing.spans import Collected, Span, span_of, spans
 from dumpcmp.comparing.staleness import WeightHistory
 from dumpcmp.comparing.stepping import counted_steps
 from dumpcmp.comparing.stopped import open_for
@@ -128,8 +129,13 @@ def compare(
     opened = [run.archive.path for run in (ours, theirs, finer) if run is not None]
     made = workers_of(executor, jobs, roots=opened, local=partly(workers_for, device=device))
     with plain_arithmetic(device), made as workers:
-        for span in spans(ours, theirs, finer):
-            comparing.compare(span, workers, progress)
+        for span in spans(ours, theirs, finer, comparing.sorts_out(ours, theirs, finer)):
+            if not isinstance(span, SameStep):
+                comparing.compare(span, workers, progress)
+            elif comparing.history.agrees_on(span.weights):
+                comparing.take(span, progress)
+            else:
+                comparing.compare(span_of(span), workers, progress)
     rows, noted = comparing.gathered.rows, comparing.noted
     remarks = [
         *noted.samples(),
@@ -171,13 +177,31 @@ class _Comparing:
     history: WeightHistory = field(default_factory=WeightHistory)
     nbytes: int = 0  # measured
 
+    def sorts_out(self, golden: OpenRun, target: OpenRun, finer: OpenRun | None) -> bool:
+        """Whether of a step that is the same bit for bit nothing is asked but that it is."""
+        is_asked = finer or self.metrics or self.verify_digests or self.showing.closely
+        is_plain = self.device == "cpu" and self.replaying is not Replaying.ALL
+        stated = golden.facts.declared, target.facts.declared
+        is_stated = self.renaming != Renaming() or any(one != Declarations() for one in stated)
+        return is_plain and not is_asked and not is_stated
+
+    def take(self, step: SameStep, progress: Tell | None) -> None:
+        """Take the rows of a step that both sides have bit for bit: nothing is wrong in it."""
+        step.pass_by()
+        self.history.remember(step.weights, step.golden.archive, step.target.archive)
+        self.gathered.add(step.rows)
+        self.noted.shortcuts |= allowed(self.allow, step.target.archive, step.devices)
+        if tell := step.telling(progress, self.nbytes):
+            tell(step.nbytes, step.nbytes)
+        self.nbytes += step.nbytes
+
     def compare(self, span: Span, workers: Executor, progress: Tell | None) -> None:
         """Compare one span in the light of those before, which were earlier steps."""
         ours, theirs, rule = span.golden, span.target, self.rule
         check_ends(ours, theirs)
         if self.verify_digests:
             check_all((ours, theirs), workers)
-        shortcuts = allowed(self.allow, theirs)
+        shortcuts = allowed(self.allow, theirs.archive, _devices(theirs))
         ours = _in_laps(ours, theirs, self.counting)
         self.noted.num_laps += len(span.golden.listing.values) - len(ours.listing.values)
         turns = turns_between(ours, theirs, self.renaming)
@@ -213,6 +237,10 @@ class _Comparing:
         self.noted.note(span, clues.calls, rows, measured)
         self.noted.shortcuts |= shortcuts
         self.nbytes += nbytes
+
+
+def _devices(side: Side) -> Iterator[str]:
+    return (records[0].device for records in side.listing.values.values())
 
 
 def _in_laps(golden: Side, target: Side, counting: Counting) -> Side:

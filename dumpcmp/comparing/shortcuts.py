@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from dumpcmp.comparing.side import Side
+from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge.tolerances import SHORTCUTS
 from dumpcmp.nouns.errors import SelectionError
 
@@ -13,15 +13,18 @@ from dumpcmp.nouns.errors import SelectionError
 _BY_DEFAULT = frozenset(("tf32", "tf32-conv", "fp16-accumulation"))
 
 
-def allowed(asked: str | Sequence[str], target: Side) -> frozenset[str]:
-    """The words that the user states, and those that the target's run on a GPU had set."""
+def allowed(asked: str | Sequence[str], target: Archive, devices: Iterable[str]) -> frozenset[str]:
+    """The words that the user states, and those that the target's run on a GPU had set.
+
+    `devices` are those on which its values lay.
+    """
     words = (asked,) if isinstance(asked, str) else tuple(asked)
     for word in words:
         if word not in SHORTCUTS:
             hint = f"valid are: {', '.join(SHORTCUTS)}"
             raise SelectionError(f"--allow {word!r} is not known", hint=hint)
-    on_gpu = any(records[0].device.startswith("cuda") for records in target.listing.values.values())
-    facts = [facts.get("run", {}) for facts in target.archive.run.values()] if on_gpu else []
+    on_gpu = any(device.startswith("cuda") for device in devices)
+    facts = [facts.get("run", {}) for facts in target.run.values()] if on_gpu else []
     told = {word for one in facts for word in one.get("shortcuts", ())}
     return frozenset(words) | (told & _BY_DEFAULT)
 

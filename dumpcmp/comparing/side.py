@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,11 +17,14 @@ from dumpcmp.align.microbatches import merged
 from dumpcmp.align.unison import in_unison
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.stopped import stopped_ranks
+from dumpcmp.nouns.equal_rows import ValueName
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.layouts import parse_layout
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap
+
+_MOST_GIVEN = 1 << 14  # digests of earlier steps that are kept in mind
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ class OpenRun:
     counting: Counting = AS_COUNTED
     facts: RunFacts = field(default_factory=RunFacts)
     ops: set[Op] = field(default_factory=set)  # all that were seen, selected or not
+    names: dict[ValueName, ValueName] = field(default_factory=dict)  # each once, for all steps
     _given: frozenset[str] = frozenset()
     _began: dict[str, int] = field(default_factory=dict)
 
@@ -152,8 +156,7 @@ class OpenRun:
         if len(archive.models) != 1 or archive.world_size != 1:
             return False
         (model,) = archive.models
-        first = archive.keys_of(model, min(archive.steps(model), default=0))
-        return not any(archive[key].layout for key in first)
+        return not archive.layouts(model, min(archive.steps(model), default=0))
 
     def num_values(self, step: int) -> int:
         """How many values the models have at `step`."""
@@ -180,6 +183,18 @@ class OpenRun:
         is_whole = is_whole and len(self.steps) == len(self.all_steps)
         before, self._given = self._given, given_out(listing)
         return Side(archive, listing, self.facts, self._first_steps(listing), is_whole, before)
+
+    def place_of(self, step: int) -> tuple[str, int] | None:
+        """The one model that has `step`, and its own number of it."""
+        places = self._counted.get(step, ())
+        return places[0] if len(places) == 1 else None
+
+    def pass_by(self, place: tuple[str, int], ops: Iterable[Op], given: frozenset[str]) -> None:
+        """Know of a step that no Side was taken of: its ops, and digests of what they gave out."""
+        model, step = place
+        self.ops.update(ops)
+        self._began = {model: step} | self._began
+        self._given = given | (self._given if len(self._given) < _MOST_GIVEN else frozenset())
 
     def _places(self, steps: Collection[int]) -> list[tuple[str, int]]:
         """Where `steps` lie in the archive, model by model."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from dumpcmp.comparing.measuring import Tell
+from dumpcmp.comparing.same_steps import SameStep, same_step
 from dumpcmp.comparing.side import OpenRun, Side
+from dumpcmp.nouns.equal_rows import EqualRows
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
 from dumpcmp.nouns.rows import Rows
@@ -30,11 +33,14 @@ class Span:
         return lambda now, total: tell(done + now, int((done + total) / self.share))
 
 
-def spans(golden: OpenRun, target: OpenRun, finer: OpenRun | None) -> Iterator[Span]:
+def spans(
+    golden: OpenRun, target: OpenRun, finer: OpenRun | None, sorts_out: bool = False
+) -> Iterator[Span | SameStep]:
     """The runs, span by span; each is let go of when the next one is asked for.
 
     Links and depths stay within a step. What a later one needs of those before it is little, and
-    known of one model alone: runs of several models, or on several ranks, are one span.
+    known of one model alone: runs of several models, or on several ranks, are one span. Where
+    `sorts_out` says so, steps that both runs have bit for bit come by themselves.
     """
     runs = [run for run in (golden, target, finer) if run is not None]
     if not all(run.is_one_model for run in runs):
@@ -42,27 +48,48 @@ def spans(golden: OpenRun, target: OpenRun, finer: OpenRun | None) -> Iterator[S
         return
     total = len({step for run in runs for step in run.steps})
     so_far = 0
-    for steps in _cut(runs):
-        so_far += len(steps)
-        others = finer.side(steps) if finer else None
+    for steps in _cut(runs, partial(same_step, golden, target) if sorts_out else _never):
+        so_far += 1 if isinstance(steps, SameStep) else len(steps)
         share = so_far / total if total else 1.0
-        yield Span(golden.side(steps), target.side(steps), others, share)
+        if isinstance(steps, SameStep):
+            yield replace(steps, share=share)
+        else:
+            others = finer.side(steps) if finer else None
+            yield Span(golden.side(steps), target.side(steps), others, share)
         for run in runs:
             run.forget()
 
 
-def _cut(runs: Sequence[OpenRun]) -> Iterator[list[int]]:
+def span_of(step: SameStep) -> Span:
+    """A step that both runs have bit for bit, to be looked at value by value all the same."""
+    steps = [step.number]
+    return Span(step.golden.side(steps), step.target.side(steps), None, step.share)
+
+
+def _never(_step: int) -> None:
+    return None
+
+
+def _cut(
+    runs: Sequence[OpenRun], same: Callable[[int], SameStep | None]
+) -> Iterator[list[int] | SameStep]:
     """The steps of the runs in order, as many together as have few values."""
     span: list[int] = []
     count = 0
-    for step in sorted({step for run in runs[:2] for step in run.steps}):
+    steps = sorted({step for run in runs[:2] for step in run.steps})
+    for step in steps:
         more = sum(run.num_values(step) for run in runs)
-        if span and count + more > MOST_VALUES:
+        found = same(step)
+        if span and (found or count + more > MOST_VALUES):
             yield span
             span, count = [], 0
+        if found:
+            yield found
+            continue
         span.append(step)
         count += more
-    yield span
+    if span or not steps:
+        yield span
 
 
 @dataclass(slots=True, eq=False)
@@ -74,9 +101,9 @@ class Collected:
     _places: list[int] = field(default_factory=list)  # of roots
     _is_one: bool = True
 
-    def add(self, rows: Sequence[Row], roots: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[Row], roots: Sequence[Row] = ()) -> None:
         """Take the rows of the next span, and the roots among them in their order."""
-        if self._is_one and not self.rows:
+        if self._is_one and not self.rows and not isinstance(rows, EqualRows):
             self.rows, self.roots = tuple(rows), tuple(roots)
             return
         if not isinstance(self.rows, Rows):
@@ -86,7 +113,7 @@ class Collected:
         self._store(self.rows, rows, roots)
 
     def _store(self, store: Rows, rows: Sequence[Row], roots: Sequence[Row]) -> None:
-        place = {id(row): len(store) + at for at, row in enumerate(rows)}
+        place = {id(row): len(store) + at for at, row in enumerate(rows)} if roots else {}
         self._places += [place[id(root)] for root in roots]
         store.extend(rows)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.leaves import name_of
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.summaries import load_summary
@@ -39,7 +40,7 @@ class WeightHistory:
 
     def stale(self, pairs: Sequence[Pair], golden: Side, target: Side) -> dict[Pair, LeafFinding]:
         """The weights among `pairs`, in order of execution, that are new on one side alone."""
-        if not (_follows_weights(golden) and _follows_weights(target)):
+        if not (_follows_weights(golden.archive) and _follows_weights(target.archive)):
             return {}
         found: dict[Pair, LeafFinding] = {}
         for pair in pairs:
@@ -52,11 +53,30 @@ class WeightHistory:
                 )
                 kept = self._kept(pair, _Weight(ours, theirs), golden, target)
                 found |= {pair: kept} if kept else {}
-                self.golden[_name(pair.golden)] = _Weight(ours, theirs)
-                self.target[_name(pair.target)] = _Weight(theirs, ours)
+                self._note(ours, theirs)
             elif (finding := self._finding(pair, golden, target)) is not None:
                 found[pair] = finding
         return found
+
+    def _note(self, ours: Record, theirs: Record) -> None:
+        self.golden[_name(ours.key)] = _Weight(ours, theirs)
+        self.target[_name(theirs.key)] = _Weight(theirs, ours)
+
+    def agrees_on(self, weights: Iterable[tuple[Record, Record]]) -> bool:
+        """Whether both sides had the same of all `weights` before, as they have now.
+
+        Then neither was written to where the other was not.
+        """
+        before = (self.golden.get(_name(ours.key)) for ours, _ in weights)
+        return all(w is None or w.record.digest == w.other.digest != "" for w in before)
+
+    def remember(
+        self, weights: Iterable[tuple[Record, Record]], golden: Archive, target: Archive
+    ) -> None:
+        """Know `weights` that are the same on both sides."""
+        if _follows_weights(golden) and _follows_weights(target):
+            for ours, theirs in weights:
+                self._note(ours, theirs)
 
     def _kept(self, pair: Pair, now: _Weight, golden: Side, target: Side) -> LeafFinding | None:
         """What to say of a weight that both have and that only golden's run has written to."""
@@ -103,9 +123,9 @@ def _name(key: Key) -> _Name:
     return key.model, key.op, key.slot
 
 
-def _follows_weights(side: Side) -> bool:
+def _follows_weights(archive: Archive) -> bool:
     """Whether a run recorded weights again where they had changed."""
-    stated = [facts.get("run", {}) for facts in side.archive.run.values()]
+    stated = [facts.get("run", {}) for facts in archive.run.values()]
     return bool(stated) and all(run.get("follows_weights") for run in stated)
 
 

@@ -34,8 +34,7 @@ def _roots(archive: Archive) -> Listing:
         key
         for model in archive.models
         for step in archive.steps(model)[:_MOST]
-        for key in archive.keys_of(model, step)
-        if key.op == ROOT
+        for key in archive.keys_of(model, step, ROOT)
     )
     values = {key: archive.shards(key) for key in keys}
     firsts = {records[0].same_as for records in values.values()} - values.keys() - {None}

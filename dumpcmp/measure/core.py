@@ -56,6 +56,16 @@ def measured(golden: Value, target: Value, closeness: Closeness) -> Metrics | No
     return Metrics(count, False, *told)
 
 
+def surveyed_alone(value: Value) -> tuple[int, Extent] | None:
+    """What `measured` tells of a value and itself: its finite elements and its Extent."""
+    ways = _ways(value.dtype.name, value.dtype.name)
+    if ways is None or (_threads > 1 and value.bits.size >= 2 * _SHARE * BLOCK):
+        return None
+    bits = np.ascontiguousarray(value.bits)
+    found = _pairs.measure(bits, bits, ways, row_of(value.shape, 1), 0.0, 0.0)
+    return None if found is None else (found[0], Extent(*found[1]))
+
+
 def _unravelled(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     found = []
     for size in reversed(shape):

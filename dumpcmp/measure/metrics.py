@@ -19,7 +19,7 @@ from dumpcmp.measure.addends import NEAR, Units
 from dumpcmp.measure.blocks import Lines, is_safe
 from dumpcmp.measure.survey import Survey, surveyed, unit_for
 from dumpcmp.nouns.errors import CheckError
-from dumpcmp.nouns.row import USUAL, Closeness, Metrics
+from dumpcmp.nouns.row import USUAL, Closeness, Extent, Metrics
 from dumpcmp.nouns.value import DTYPES, Value
 
 _DOMINATES = 0.95  # golden's mean is taken off before squaring where it is this much of the rms
@@ -48,6 +48,14 @@ def measure(golden: Value, target: Value, closeness: Closeness = USUAL) -> Metri
     if golden.dtype == target.dtype and _are_same(lines):
         return Metrics.of_equals(golden.numel, survey.num_finite // lines.parts, survey.extent())
     return summed(lines, survey, closeness).metrics(golden.shape)
+
+
+def extent_of(value: Value) -> tuple[int, Extent]:
+    """How many elements of a value are finite, and its Extent, as `measure` has them."""
+    if core.IS_BUILT and _is_right() and (found := core.surveyed_alone(value)):
+        return found
+    found_both = measure(value, value)
+    return found_both.num_finite, found_both.golden
 
 
 @cache

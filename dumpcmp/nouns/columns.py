@@ -45,7 +45,8 @@ def _metric(name: str, doc: str, path: str = "") -> Column:
 
 
 @lru_cache(1024)
-def _shape(shape: tuple[int, ...] | None) -> str | None:
+def shape_text(shape: tuple[int, ...] | None) -> str | None:
+    """A shape as reports write it."""
     return None if shape is None else "x".join(map(str, shape)) or "scalar"
 
 
@@ -146,8 +147,8 @@ COLUMNS: tuple[Column, ...] = (
     _metric("my_inf", "infinities in mine", "target.num_inf"),
     _column("golden_dtype", "element type of golden", "golden_dtype"),
     _column("my_dtype", "element type of mine", "target_dtype"),
-    Column("golden_shape", "shape of golden", lambda row: _shape(row.golden_shape)),
-    Column("my_shape", "shape of mine", lambda row: _shape(row.target_shape)),
+    Column("golden_shape", "shape of golden", lambda row: shape_text(row.golden_shape)),
+    Column("my_shape", "shape of mine", lambda row: shape_text(row.target_shape)),
     _metric("golden_min", "smallest finite element of golden", "golden.min"),
     _metric("golden_max", "largest finite element of golden", "golden.max"),
     _metric("golden_mean", "mean of golden's finite elements", "golden.mean"),

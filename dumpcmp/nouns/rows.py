@@ -13,7 +13,8 @@ from functools import lru_cache, partial
 from tempfile import TemporaryFile
 from typing import overload
 
-from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.nouns.equal_rows import EqualRows
+from dumpcmp.nouns.key import ROOT, Key, Op, Slot
 from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import FAILING, Row, Verdict, Why
 from dumpcmp.nouns.rowtext import pack_rows, unpack_rows
@@ -43,11 +44,15 @@ _END, _APART, _TOUCHED, _MEASURED, _HEIR = map(
 )
 
 
+def _is_end(op: Op, slot: Slot) -> bool:
+    """Whether a model gave it out in the end."""
+    return slot.is_parameter_gradient or (op == ROOT and slot.is_output)
+
+
 def traits_of(row: Row) -> int:
     """All traits of one row. It is asked for every row, and flags add slowly."""
     found = _OF_WHY.get(row.judgement.why, 0)
-    slot = row.key.slot
-    if slot.is_parameter_gradient or (row.key.op == ROOT and slot.is_output):
+    if _is_end(row.key.op, row.key.slot):
         found |= _END
     if row.metrics is not None:
         found |= _MEASURED if row.judgement.origin is Origin.EQUAL else _MEASURED | _APART
@@ -97,6 +102,9 @@ class Rows(Sequence[Row]):
 
     def extend(self, rows: Sequence[Row]) -> None:
         """Add `rows`, which are all of some steps."""
+        if isinstance(rows, EqualRows):
+            self._append_equal(rows)
+            return
         for start in range(0, len(rows), AT_ONCE):
             self._append(rows[start : start + AT_ONCE])
         self.held += held_by(rows)
@@ -110,6 +118,18 @@ class Rows(Sequence[Row]):
         self._verdicts += bytes([_NUMBER[row.judgement.verdict] for row in rows])
         self._traits += bytes(map(traits_of, rows))
         self._errors.extend(math.nan if (m := row.metrics) is None else m.rel_l2 for row in rows)
+
+    def _append_equal(self, rows: EqualRows) -> None:
+        """Add what is known of all rows alike; columns are small, and stay in memory."""
+        count = len(rows)
+        self._chunks.append(rows)
+        self._starts.append(self._starts[-1] + count)
+        self._verdicts += bytes([_NUMBER[Verdict.PASS]]) * count
+        ends = (_is_end(name.op, name.slot) for name in rows.names)
+        self._traits += bytes(_MEASURED | _END if is_end else _MEASURED for is_end in ends)
+        self._errors.extend([0.0] * count)
+        sides = ("golden", "golden paired", "mine", "mine paired")
+        self.held += Counter(dict.fromkeys(sides, count))
 
     def _stored(self, rows: Sequence[Row]) -> slice:
         """Where in the file `rows` are now."""
@@ -143,9 +163,13 @@ class Rows(Sequence[Row]):
         found = range(len(self))[place]
         return self._at(found) if isinstance(found, int) else self._shown(found)
 
+    def chunks(self) -> Iterator[Sequence[Row]]:
+        """The rows, some at a time."""
+        return map(self._read_chunk, range(len(self._chunks)))
+
     def __iter__(self) -> Iterator[Row]:
-        for number in range(len(self._starts) - 1):
-            yield from self._read_chunk(number)
+        for chunk in self.chunks():
+            yield from chunk
 
     def _shown(self, places: Iterable[int]) -> Shown:
         return Shown(self._at, array("Q", places))

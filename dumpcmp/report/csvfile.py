@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from dumpcmp.nouns.columns import COLUMNS, TEXTS, Cell, headings, line_of
+from dumpcmp.nouns.columns import COLUMNS, TEXTS, Cell, headings, line_of, shape_text
+from dumpcmp.nouns.equal_rows import EqualRows
 from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
+from dumpcmp.nouns.rows import Rows
 from dumpcmp.report.escaping import as_cell
 
 
@@ -22,8 +25,43 @@ def write_csv(outcome: Outcome, path: Path) -> Path:
         names = headings(outcome.rows)
         lines.writerow(map(as_cell, names))
         own = names[len(COLUMNS) :]
-        lines.writerows(_in_csv(row, own) for row in outcome.rows)
+        known: dict[object, str] = {}
+        for rows in outcome.rows.chunks() if isinstance(outcome.rows, Rows) else [outcome.rows]:
+            if isinstance(rows, EqualRows):
+                file.writelines(_equal_lines(rows, own, known))
+            else:
+                lines.writerows(_in_csv(row, own) for row in rows)
     return path
+
+
+def _equal_lines(rows: EqualRows, own: Sequence[str], known: dict[object, str]) -> Iterator[str]:
+    """The lines of values that are the same on both sides: all but numbers comes again and again.
+
+    `known` are the lines that were written out, with blanks in the place of those.
+    """
+    for at, (name, sizes, numbers) in enumerate(rows.facts()):
+        count, _, low, high, mean, norm, nans, infs = numbers
+        kind = rows.model, name, low < high, norm == 0
+        line = known.get(kind)
+        if line is None:
+            if len(known) >= _MOST_KNOWN:
+                known.clear()
+            line = known[kind] = _with_blanks(_in_csv(rows[at], own))
+        shape = shape_text(sizes)
+        yield line % (
+            rows.step, count, nans, nans, infs, infs, shape, shape,
+            low, high, mean, norm, low, high, mean, norm,
+        )  # fmt: skip
+
+
+def _with_blanks(cells: list[Cell]) -> str:
+    """A line of the file, to be filled in where numbers are told of single values."""
+    told = [cell.replace("%", "%%") if isinstance(cell, str) else cell for cell in cells]
+    for at, column in _BLANKS.items():
+        told[at] = "%d" if column in _COUNTS else "%s"
+    room = io.StringIO()
+    csv.writer(room).writerow(told)
+    return room.getvalue()
 
 
 def _in_csv(row: Row, own: Sequence[str]) -> list[Cell]:
@@ -36,5 +74,11 @@ def _in_csv(row: Row, own: Sequence[str]) -> list[Cell]:
         found += [numbers.get(name) for name in own]
     return found
 
+
+_MOST_KNOWN = 1 << 14  # lines with blanks
+_COUNTS = ("token", "count", "golden_nan", "my_nan", "golden_inf", "my_inf")
+_EXTENT = ("shape", "min", "max", "mean", "norm")
+_FILLED_IN = {*_COUNTS, *(f"{side}_{name}" for side in ("golden", "my") for name in _EXTENT)}
+_BLANKS = {at: one.name for at, one in enumerate(COLUMNS) if one.name in _FILLED_IN}
 
 _escaped = lru_cache(4096)(as_cell)  # the same names come again and again

@@ -12,12 +12,15 @@ from torch import Tensor, nn
 
 from benchmarks.faults import dumped
 from benchmarks.subjects import SUBJECTS
+from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.comparing import compare, spans
 from dumpcmp.dumping.capturing import capture
 from dumpcmp.nouns import rows
+from dumpcmp.nouns.equal_rows import EqualRows
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.nouns.row import Verdict
 from dumpcmp.nouns.rows import Rows
 from dumpcmp.report.csvfile import write_csv
 from dumpcmp.report.jsonfile import write_json
@@ -89,12 +92,39 @@ def test_spans_change_nothing(
     golden: Path, tmp_path: Path, fault: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = sampled(tmp_path / "d2", fault)
-    whole = compare(golden, mine)
+    with monkeypatch.context() as patched:
+        patched.setattr(spans, "same_step", lambda *_: None)
+        whole = compare(golden, mine)
     monkeypatch.setattr(spans, "MOST_VALUES", most)
     monkeypatch.setattr(rows, "KEPT", most)  # the others lie in a file
     cut = compare(golden, mine)
     assert isinstance(cut.rows, Rows) and isinstance(whole.rows, tuple)
     assert told(cut, tmp_path / "cut") == told(whole, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_steps_that_are_the_same_say_what_they_would_value_by_value(
+    golden: Path, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = sampled(tmp_path / "d2", fault)
+    apart = compare(golden, mine)
+    monkeypatch.setattr(spans, "same_step", lambda *_: None)
+    assert told(apart, tmp_path / "apart") == told(compare(golden, mine), tmp_path / "all")
+    chunks = apart.rows.chunks() if isinstance(apart.rows, Rows) else ()
+    same = {chunk.step for chunk in chunks if isinstance(chunk, EqualRows)}
+    known = {"none": set(range(7)), "later": {0, 1, 2, 3}, "choice": {0, 1, 2}}
+    assert same == known.get(fault, set())
+
+
+def test_a_step_that_is_damaged_is_no_step_that_is_the_same(tmp_path: Path) -> None:
+    one, other = (sampled(tmp_path / name, "none") for name in ("d1", "d2"))
+    (part,) = (one / "worldsize1_global_rank0").glob("*/3/part-*.h5")
+    damaged = bytearray(part.read_bytes())
+    place = next(r.location for r in Archive(one).values() if r.key.step == 3 and r.location)
+    damaged[place.offset] ^= 1
+    part.write_bytes(damaged)
+    wrong = [row for row in compare(one, other).rows if row.verdict is Verdict.ERROR]
+    assert {row.key.step for row in wrong} == {3}
 
 
 def test_spans_of_another_count_and_selection(
