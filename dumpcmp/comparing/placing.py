@@ -86,7 +86,8 @@ class Sharing(Executor):
 
 def loaded(reading: Loading, is_target: bool) -> Tensor:
     """One side of a pair as a tensor, where its task is done."""
-    return to_torch(side_of(reading.task, is_target)).to(reading.task.on)
+    found = to_torch(side_of(reading.task, is_target))
+    return found if reading.task.on == "cpu" else found.to(reading.task.on)
 
 
 @contextmanager

@@ -186,10 +186,10 @@ def _held(again: Rerun, key: Key, reading: Loading, plan: Rerunning) -> Replay:
         replay = _in_kernel(again, slot, got, plan, units, replay)
     replay = as_zeros_fit(replay, again.outputs[slot], got, reading)
     replay = as_terms_round(replay, (*plan.given.values(), reading))
-    replay = replace(replay, is_nearest=replay.is_nearest and plan.is_alone)
+    is_nearest = replay.is_nearest and plan.is_alone
     inherited = _inherited(again.outputs[slot], reading)
     grown = inherited / plan.apart if plan.apart else math.nan
-    return replace(replay, inherited=inherited, amplification=grown)
+    return replace(replay, is_nearest=is_nearest, inherited=inherited, amplification=grown)
 
 
 def _in_kernel(
@@ -222,9 +222,11 @@ def _tensor(reading: Loading) -> Tensor:
 
 def _inherited(again: Tensor, reading: Loading) -> float:
     """How far the op on the target's inputs is from what golden gave out."""
-    golden = _tensor(replace(reading, is_target=False))
+    golden = loaded(reading, is_target=False)
     if golden.shape != again.shape or not again.is_floating_point():
         return math.nan
+    import torch
+
     golden = golden.to(again)
-    norm = float(golden.norm())
-    return float((again - golden).norm()) / norm if norm else math.nan
+    norm = float(torch.linalg.vector_norm(golden))
+    return float(torch.linalg.vector_norm(again - golden)) / norm if norm else math.nan

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,9 +19,11 @@ from dumpcmp.replay.unreplayable import Unreplayable
 
 DEEPEST = 16  # levels of nesting
 LONGEST = 1 << 22  # characters of the text
+_SHORT = 1024  # characters of a text that may come again
 _MOST = 1 << 18  # parts, all together
 _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 _LISTS = ("torch.fx.immutable_collections.immutable_list",)  # lists by another name
+_USUAL = frozenset((Tensor, int, float, bool, str, type(None), torch.dtype))  # leaves
 _FLOATS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
@@ -31,6 +34,7 @@ class CallArguments:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     autocast: dict[str, torch.dtype] = field(default_factory=dict)  # by device type
+    _leaves: list[Any] | None = field(default=None, init=False, repr=False, compare=False)
 
     def mapped(self, change: Callable[[Any], Any]) -> CallArguments:
         """The same with `change` made to each leaf: each tensor, number, dtype or word."""
@@ -45,8 +49,11 @@ class CallArguments:
 
     def leaves(self) -> list[Any]:
         """Each tensor, number, dtype and word, in order."""
-        found: list[Any] = []
-        self.mapped(found.append)
+        found = self._leaves
+        if found is None:
+            found = []
+            self.mapped(found.append)
+            object.__setattr__(self, "_leaves", found)  # asked for again and again
         return found
 
     def tensors(self) -> list[Tensor]:
@@ -56,6 +63,8 @@ class CallArguments:
 
 def changed(value: Any, change: Callable[[Any], Any]) -> Any:
     """`value` with `change` made to each of its leaves."""
+    if value.__class__ in _USUAL:
+        return change(value)
     if isinstance(value, list):
         return [changed(part, change) for part in value]
     if isinstance(value, tuple):
@@ -73,16 +82,22 @@ def read_arguments(text: str, given: Mapping[str, Tensor]) -> CallArguments:
     """The arguments that `text` tells, each slot filled with its tensor of `given`."""
     if len(text) > LONGEST:
         raise Unreplayable("its arguments are too many")
-    try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError):
-        raise Unreplayable("its arguments cannot be read") from None
+    tree = _tree(text) if len(text) <= _SHORT else _tree.__wrapped__(text)
     if not isinstance(tree, dict) or not isinstance(tree.get("args", None), list):
         raise Unreplayable("its arguments were not recorded")
     reading = _Reading(given)
     args = tuple(reading.built(part, 0) for part in tree["args"])
     named = tree.get("kwargs", {})
     return CallArguments(args, reading.named(named, 0), _autocast(tree.get("autocast", {})))
+
+
+@lru_cache(maxsize=1024)
+def _tree(text: str) -> Any:
+    """What `text` holds; nobody writes to it, and the same calls come again in each step."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unreplayable("its arguments cannot be read") from None
 
 
 def slots_in(text: str) -> list[str]:
