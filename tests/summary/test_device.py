@@ -85,6 +85,8 @@ def test_one_summariser_takes_many_tensors_of_one_shape(device: str, dtype: torc
     summariser = Summariser(Recipe())
     for tensor in drawn((4, 3, 40, 700), dtype):
         alike(called(summariser, tensor.to(device)), summarise(value_of(tensor)))
+        lying = tensor.to(device).transpose(0, 1).contiguous().transpose(0, 1)
+        alike(called(summariser, lying), summarise(value_of(tensor)))
 
 
 def test_a_known_shape_may_begin_anywhere_and_lie_anyhow(device: str) -> None:
@@ -93,6 +95,8 @@ def test_a_known_shape_may_begin_anywhere_and_lie_anyhow(device: str) -> None:
     for tensor in (numbers, room[:90_300].view(300, 301), room[1:].view(300, 301)):
         tensor.copy_(numbers)
         alike(called(summariser, tensor), summarise(value_of(numbers.cpu())))
+    weight = torch.nn.Parameter(numbers)
+    alike(called(summariser, weight), summarise(value_of(numbers.cpu())))
     turned = drawn((301, 300), torch.bfloat16)
     alike(called(summariser, turned.to(device).t()), summarise(value_of(turned.t().contiguous())))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.record import Stored
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 64  # blocks whose elements are widened together by the plain form
 _MOST_KNOWN = 4096  # shapes whose RowMakers are kept
+_PLAIN = (Tensor, Parameter)  # no subclass that may hold something else than it seems
 CHECKSUM_DIGEST = ("digest", "checksum")  # told where the checksum is in the digest's place
 
 
@@ -53,8 +55,8 @@ class Summariser:
         self._tables_for = cache(Tables)
         self._kernels = True  # until they fail once
         self._launches: Any = None  # the module, once it is needed
-        # By shape, dtype and device.
-        self._known: dict[tuple[object, ...], tuple[Stored, RowMaker]] = {}
+        # By shape, dtype and device; with whether the elements are summed as they are.
+        self._known: dict[tuple[object, ...], tuple[Stored, RowMaker, bool]] = {}
 
     def __call__(self, tensor: Tensor, portion: Portion | None = None) -> Packed | DeviceRow | None:
         """The Summary of `tensor`, or None where the tensor itself is smaller.
@@ -63,10 +65,12 @@ class Summariser:
         """
         with torch._C.DisableTorchFunction():
             known = self._known.get((tensor.shape, tensor.dtype, tensor.device))
-            if known and portion is None and type(tensor) is Tensor and tensor.is_contiguous():
-                stored, maker = known  # nothing is decided twice, and little is asked
+            if known and portion is None and type(tensor) in _PLAIN:
+                stored, maker, is_ready = known  # nothing is decided twice, and little is asked
                 try:
-                    return DeviceRow(stored, *maker.row(tensor))
+                    dense = _dense(tensor)
+                    flat = dense if is_ready else _summable(dense.detach().view(-1))
+                    return DeviceRow(stored, *maker.row(flat, dense))
                 except Exception as error:
                     self._go_without(error)
             if tensor.numel() <= RAW_LIMIT:
@@ -82,10 +86,10 @@ class Summariser:
         """
         with torch._C.DisableTorchFunction():
             known = self._known.get((tensor.shape, tensor.dtype, tensor.device))
-            if known is None or type(tensor) is not Tensor or not tensor.is_contiguous():
+            if known is None or type(tensor) not in _PLAIN or not known[2]:
                 return None
-            stored, maker = known
-            return Packed(stored, maker.alone(tensor))
+            stored, maker, _ = known
+            return Packed(stored, maker.alone(_dense(tensor)))
 
     def _on_host(self, tensor: Tensor, portion: Portion | None) -> Packed:
         dense = tensor.contiguous()
@@ -159,12 +163,14 @@ class Summariser:
         return maker
 
     def _learn(self, tensor: Tensor, flat: Tensor, stored: Stored, maker: RowMaker) -> None:
-        """Remember the maker for tensors that need no preparation, and no reduction of the user."""
-        if self.reduction is not None or flat.dtype is not tensor.dtype:
+        """Remember the maker for real tensors, where there is no reduction of the user."""
+        if self.reduction is not None or tensor.is_complex():
             return
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        self._known[tensor.shape, tensor.dtype, tensor.device] = (stored, maker)
+        self._known[tensor.shape, tensor.dtype, tensor.device] = (
+            stored, maker, flat.dtype is tensor.dtype,
+        )  # fmt: skip
 
     def _by_kernel(self, flat: Tensor, use: Callable[[Any], Any]) -> Any:
         """What `use` makes of the kernels, or None where there are none for this device."""
@@ -215,6 +221,11 @@ class Summariser:
 
         named, problem = results(self.reduction, tensor.detach(), kept)
         return tuple(named), list(named.values()), problem
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """`tensor`, or a copy without gaps; to ask first is a fifth of asking for a copy."""
+    return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
 
 
 def with_told(stored: Stored, name: str, word: str) -> Stored:
