@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from operator import itemgetter
 
 from rich.console import Console, Group, RenderableType
@@ -10,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Extent, Row, Verdict, Why
@@ -104,7 +106,7 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
         plain(f" (call {key.call}, token {key.step}, {key.slot})"),
         plain(f"  {row.source}" if row.source else ""),
     )
-    yield Text(f"  {_why(row)}")
+    yield Text(f"  {_why(outcome, row)}")
     yield plain(f"  {row.verdict.value}: {row.reason}")
     if row.replay is not None and row.replay.is_known:
         yield Text(f"  {_parts(row.replay)}")
@@ -116,6 +118,7 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
         yield Text(f"  {heirs} failing rows after it only inherit from it")
 
 
+_MOST_ROWS = 200_000  # that are looked at for the inputs of a call
 _WHYS = {
     Why.LEAF: "no op computed this value: it came into the run as another",
     Why.CALL: "what it was given agrees, but the two sides do not call it in the same way",
@@ -124,7 +127,7 @@ _WHYS = {
 }
 
 
-def _why(row: Row) -> str:
+def _why(outcome: Outcome, row: Row) -> str:
     if row.judgement.why in _WHYS:
         return _WHYS[row.judgement.why]
     if row.golden_key is None:
@@ -133,7 +136,15 @@ def _why(row: Row) -> str:
         return "my side does not run this op; what follows it in golden disagrees"
     if row.key.slot.is_input:
         return "this value came in from outside the model, or from nowhere that was recorded"
+    if not _has_inputs(outcome, row.key):
+        return "its inputs were not recorded: nothing that was recorded before it differs"
     return "its inputs agree and its output does not: this op introduced the difference"
+
+
+def _has_inputs(outcome: Outcome, key: Key) -> bool:
+    """Whether anything that this call was given was compared; it stands near the call's outputs."""
+    rows = islice(outcome.rows, _MOST_ROWS)
+    return any(row.key.slot.is_input and row.key.site == key.site for row in rows)
 
 
 def _parts(replay: Replay) -> str:

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from dumpcmp.comparing import compare
 from dumpcmp.nouns.columns import COLUMNS, Column, cells
 from dumpcmp.nouns.outcome import Outcome, tally
-from dumpcmp.nouns.row import Metrics, Verdict
+from dumpcmp.nouns.row import Metrics, Verdict, Why
 from dumpcmp.report.csvfile import write_csv
 from dumpcmp.report.jsonfile import write_json
 from dumpcmp.report.terminal import show
@@ -92,6 +92,16 @@ def test_the_summary_tells(outcome: Outcome, words: str) -> None:
     shown = " ".join(text_of(outcome).split())
     number = f"{len(outcome.rows)} of {len(outcome.rows)} values paired"
     assert words.replace("720 of 720 values paired", number) in shown
+
+
+def test_of_inputs_that_nobody_recorded_nothing_is_said(outcome: Outcome) -> None:
+    """An op whose inputs are not among the rows, and which was not run again, is only the first."""
+    root = replace(outcome.roots[0], judgement=replace(outcome.roots[0].judgement, why=Why.PLAIN))
+    outputs = [row for row in outcome.rows if not row.key.slot.is_input]
+    told = "its inputs were not recorded"
+    assert told in text_of(replace(outcome, roots=[root], rows=outputs))
+    shown = text_of(replace(outcome, roots=[root]))
+    assert told not in shown and "its inputs agree" in shown
 
 
 def test_the_same_run_is_the_same() -> None:
