@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 from distributed import LocalCluster
 
+from dumpcmp.archive.copies import SPOOL
 from dumpcmp.cli.compare import report
 from dumpcmp.comparing import compare
 from dumpcmp.demo import build, generate
@@ -65,6 +66,7 @@ def served() -> Iterator[str]:
 def main(output: Path) -> int:
     """Compare in the bucket by two workers; 0 where the verdict is that of one process."""
     with tempfile.TemporaryDirectory() as folder:
+        os.environ[SPOOL] = folder
         alone = compare(*dump_both(f"{folder}/alone"))
         with (
             served() as place,

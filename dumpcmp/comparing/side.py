@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ from dumpcmp.comparing.stopped import stopped_ranks
 from dumpcmp.nouns.equal_rows import ValueName
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Op, Site
-from dumpcmp.nouns.layouts import parse_layout
+from dumpcmp.nouns.layouts import MICROBATCH, parse_layout
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap
 
@@ -150,13 +151,29 @@ class OpenRun:
         return found
 
     @property
-    def is_one_model(self) -> bool:
-        """Whether one process ran one model, not in microbatches: steps then pass on little."""
+    def is_divisible(self) -> bool:
+        """Whether steps pass on little: of one model, on one rank or on several alike.
+
+        Microbatches are steps that belong together. On several ranks gradients are terms of sums,
+        which the weights of the next step tell, a rank that has stopped is told of by all, and how
+        a value lies that says nothing of it is learnt from its like in other steps.
+        """
         archive = self.archive
-        if len(archive.models) != 1 or archive.world_size != 1:
+        if len(archive.models) != 1:
             return False
         (model,) = archive.models
-        return not archive.layouts(model, min(archive.steps(model), default=0))
+        steps = archive.steps(model)
+        first = min(steps, default=0)
+        if archive.world_size == 1:
+            return not archive.layouts(model, first)
+        shards, everyone = archive.shards_at(model, first), set(archive.ranks)
+        return (
+            not self.facts.stopped
+            and not archive.missing_ranks
+            and not any(key.slot.is_gradient for key in shards)
+            and all(_is_stated(record.layout) for record in chain(*shards.values()))
+            and all(everyone == set(archive.ranks_with(model, step)) for step in steps)
+        )
 
     def num_values(self, step: int) -> int:
         """How many values the models have at `step`."""
@@ -214,6 +231,13 @@ class OpenRun:
         """Let go of what was read of steps that are done with."""
         self.archive.forget()
         archive_at(self.archive.path).forget()
+
+
+def _is_stated(layout: str) -> bool:
+    """Whether a layout leaves nothing to be found out, and is of no microbatch."""
+    found = parse_layout(layout)
+    at = found.coordinates
+    return bool(found.dims) and all(c.known and c.axis != MICROBATCH for c in at)
 
 
 def given_out(listing: Listing) -> frozenset[str]:

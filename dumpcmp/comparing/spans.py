@@ -39,11 +39,13 @@ def spans(
     """The runs, span by span; each is let go of when the next one is asked for.
 
     Links and depths stay within a step. What a later one needs of those before it is little, and
-    known of one model alone: runs of several models, or on several ranks, are one span. Where
-    `sorts_out` says so, steps that both runs have bit for bit come by themselves.
+    known of one model alone. Runs of several models are one span; so are those on several ranks
+    where steps may belong together: with microbatches, with gradients, where layouts are not
+    stated, or where a side has other steps than the other. Where `sorts_out` says so, steps that
+    both runs have bit for bit come by themselves.
     """
     runs = [run for run in (golden, target, finer) if run is not None]
-    if not all(run.is_one_model for run in runs):
+    if not all(run.is_divisible for run in runs) or _may_share_steps(runs):
         yield Span(golden.side(), target.side(), finer.side() if finer else None)
         return
     total = len({step for run in runs for step in run.steps})
@@ -58,6 +60,12 @@ def spans(
             yield Span(golden.side(steps), target.side(steps), others, share)
         for run in runs:
             run.forget()
+
+
+def _may_share_steps(runs: Sequence[OpenRun]) -> bool:
+    """Whether ranks of one side may have in one step what the other has in several."""
+    is_on_ranks = any(run.archive.world_size > 1 for run in runs)
+    return is_on_ranks and any(run.all_steps != runs[0].all_steps for run in runs)
 
 
 def span_of(step: SameStep) -> Span:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Choice
 from dumpcmp.replay import deciding, selecting
@@ -129,6 +130,10 @@ def _selected(selector: _Selector, call: Call, target: Ends, golden: Ends) -> Ch
         return None  # values without their places are numbers like others
     asked = arguments_by_name(call, selector.names)
     chosen = _selection(selector, asked, target)
+    if chosen.indices.shape[0] != chosen.scores.shape[0]:  # as ranks were laid together otherwise
+        raise CheckError(
+            f"it chose in {chosen.indices.shape[0]} rows, and was given {chosen.scores.shape[0]}"
+        )
     wrong = wrong_choice(chosen, selector.rule, asked)
     found = Choice(num_rows=chosen.scores.shape[0])
     if _has(golden, target):

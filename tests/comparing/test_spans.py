@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import dumpcmp
 from benchmarks.faults import dumped
 from benchmarks.subjects import SUBJECTS
+from benchmarks.synthetic import Shape, write
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.comparing import compare, spans
@@ -25,6 +27,7 @@ from dumpcmp.nouns.rows import Rows
 from dumpcmp.report.csvfile import write_csv
 from dumpcmp.report.jsonfile import write_json
 from dumpcmp.report.terminal import summary
+from dumpcmp.taps.distributed import ranks
 from tests.archive.values import put
 
 FAULTS = ("none", "rounding", "later", "choice", "weight", "one sided", "input")
@@ -125,6 +128,36 @@ def test_a_step_that_is_damaged_is_no_step_that_is_the_same(tmp_path: Path) -> N
     part.write_bytes(damaged)
     wrong = [row for row in compare(one, other).rows if row.verdict is Verdict.ERROR]
     assert {row.key.step for row in wrong} == {3}
+
+
+@pytest.mark.parametrize("apart, every", [(0.0, 10), (1e-3, 10), (1e-3, 3), (1e-8, 1)])
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_spans_of_runs_on_several_ranks_change_nothing(
+    tmp_path: Path, apart: float, every: int, num_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = Shape(ranks=3, steps=5, ops=10)
+    write(tmp_path / "d1", shape, shards=num_ranks > 1)
+    write(tmp_path / "d2", shape, shards=True, apart=apart, every=every)
+    whole = compare(tmp_path / "d1", tmp_path / "d2")
+    monkeypatch.setattr(spans, "MOST_VALUES", 1)
+    cut = compare(tmp_path / "d1", tmp_path / "d2")
+    assert isinstance(cut.rows, Rows) and isinstance(whole.rows, tuple)
+    assert whole.exit_code == (apart == 1e-3)
+    assert told(cut, tmp_path / "cut") == told(whole, tmp_path / "whole")
+
+
+def test_where_layouts_are_learnt_from_other_steps_there_is_one_span(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "_stated", [])  # what set_rank says is for a whole process
+    monkeypatch.setattr(spans, "MOST_VALUES", 1)
+    for rank in range(2):
+        dumpcmp.set_rank(rank, 2)
+        model, token, state = Sampler(), torch.tensor([3 + rank]), torch.zeros(1, 8)
+        with capture(model, tmp_path / "d"), torch.no_grad():
+            for _ in range(2):
+                token, state = model(token, state)
+    assert isinstance(compare(tmp_path / "d", tmp_path / "d").rows, tuple)
 
 
 def test_spans_of_another_count_and_selection(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Choice
@@ -248,3 +249,8 @@ def test_values_whose_places_nobody_stored_are_no_choice() -> None:
     call, taken = called("topk", "x", 2), slots("input", scores)
     values = slots("output", scores.topk(2).values)
     assert choice_of(call, taken, values, taken, values) is None
+
+
+def test_choices_in_other_rows_than_there_were_scores_are_not_judged() -> None:
+    with pytest.raises(CheckError, match="it chose in 2 rows, and was given 4"):
+        chosen(called("argmax", "x", -1), torch.randn(4, 3), torch.tensor([0, 1]))
