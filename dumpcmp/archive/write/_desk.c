@@ -15,6 +15,7 @@
 
 #define ALIGNMENT 64
 #define LINK_NBYTES 128
+#define TAIL_AT 24 /* where the ring's first page says which record is the oldest */
 #define AT_ONCE (1 << 20) /* bytes in the ring that are worth waking the writer */
 
 enum { CALL = 2, FORM = 3, VALUE = 4, LINK = 5 };
@@ -40,7 +41,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    Count num_records, nbytes, most_links;
+    Count num_records, nbytes, most_links, before_room;
     char is_open;
     PyObject *step;                                          /* that is being written */
     PyObject *ring, *append, *drain, *locks, *digest, *call_plan;
@@ -133,14 +134,15 @@ static void desk_free(PyObject *object)
     free_plain(object);
 }
 
-/* Be ready for (ring, room, locks, drain, digest, CallPlan, most_links). */
+/* Be ready for (ring, room, locks, drain, digest, CallPlan, most_links, before_room): so many bytes
+   of the ring's memory lie before its room. */
 static PyObject *desk_prepare(PyObject *object, PyObject *args)
 {
     Desk *self = (Desk *)object;
     PyObject *ring, *room, *locks, *drain, *digest, *call_plan;
-    unsigned long long most_links;
-    if (!PyArg_ParseTuple(args, "O!OO!OOOK", state->positions, &ring, &room, &PyTuple_Type, &locks,
-                          &drain, &digest, &call_plan, &most_links))
+    Count most_links, before_room;
+    if (!PyArg_ParseTuple(args, "O!OO!OOOKK", state->positions, &ring, &room, &PyTuple_Type, &locks,
+                          &drain, &digest, &call_plan, &most_links, &before_room))
         return NULL;
     PyObject *pending = PyObject_GetAttrString(drain, "pending");
     PyObject *append = pending ? PyObject_GetAttrString(pending, "append") : NULL;
@@ -156,6 +158,7 @@ static PyObject *desk_prepare(PyObject *object, PyObject *args)
     self->digest = Py_NewRef(digest);
     self->call_plan = Py_NewRef(call_plan);
     self->most_links = most_links;
+    self->before_room = before_room;
     self->is_open = 1;
     Py_RETURN_NONE;
 }
@@ -188,13 +191,20 @@ static int is_free(Desk *self)
     return 1;
 }
 
+/* Where `nbytes` can lie behind the last record; an empty ring begins again at its start, and says
+   so where whoever finds it after a kill looks. */
 static char *place_for(Desk *self, Count nbytes)
 {
     Positions *ring = (Positions *)self->ring;
-    Count end = ring->wrapped ? ring->tail : ring->reach;
-    if (!self->is_open || !self->room.buf || !ring->used || end < ring->head + nbytes)
+    if (!self->is_open || !self->room.buf)
         return NULL;
-    return (char *)self->room.buf + ring->head;
+    if (!ring->used && !ring->wrapped && ring->head) {
+        uint64_t tail[2] = {0, ring->sequence};
+        ring->head = ring->tail = 0;
+        memcpy((char *)self->room.buf - self->before_room + TAIL_AT, tail, sizeof tail);
+    }
+    Count end = ring->wrapped ? ring->tail : ring->reach;
+    return end < ring->head + nbytes ? NULL : (char *)self->room.buf + ring->head;
 }
 
 typedef struct {

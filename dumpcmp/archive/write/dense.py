@@ -6,6 +6,7 @@ import mmap
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from dumpcmp.archive import encoder, schema
 from dumpcmp.archive.encoder import DATASET_ADDRESS, LINK_COUNT_AT, padded
 from dumpcmp.archive.schema import ABSENT, ALIGNMENT, JOURNAL_AT, NO_ROW, PREFIX_HEADER, ROW_TYPE
-from dumpcmp.archive.write.objects import Group, Template, bare_header
+from dumpcmp.archive.write.objects import Group, Template
 
 FEWEST = 32  # values: a part of fewer keeps its journal and its attributes
 MEAN_NBYTES = 4096  # of a value: one of larger ones would take long to copy, and gain little
@@ -78,45 +79,64 @@ class _Laying:
         self.title = bytearray(schema.text_prefix(schema.json_text(part.facts)))
         schema.write_fields(self.title, schema.PART, part.nonce, 0, JOURNAL_AT, 0)
         self.begin = JOURNAL_AT + len(self.title)  # of the record that holds all else
-        self.end = self.begin + PREFIX_HEADER
+        self.end = self._written = self.begin + PREFIX_HEADER
+        self._waiting: list[memoryview] = []  # what lies behind all that is written
 
     def put(self, content: bytes | _Bytes) -> int:
-        """Append `content`; gives where it lies."""
+        """Append `content`; gives where it lies. Little is written at once with what comes next."""
         at = self.end
-        rest = memoryview(content if isinstance(content, bytes) else content.reshape(-1).data)
-        while rest:
-            written = os.pwrite(self.descriptor, rest, self.end)
-            rest, self.end = rest[written:], self.end + written
+        octets = memoryview(content if isinstance(content, bytes) else content.reshape(-1).data)
+        self._waiting.append(octets)
+        self.end += len(octets)
+        if self.end - self._written >= _AT_ONCE:
+            self._write_waiting()
         return at
 
+    def _write_waiting(self) -> None:
+        rest = memoryview(b"".join(self._waiting))
+        self._waiting.clear()
+        while rest:
+            written = os.pwrite(self.descriptor, rest, self._written)
+            rest, self._written = rest[written:], self._written + written
+
     def write(self) -> None:
-        for number, form in enumerate(self.part.forms):
-            self._put_values(number, form)
+        rows = self.rows
+        own = np.flatnonzero((rows["same"] == NO_ROW) & (rows["call"] != ABSENT))
+        own = own[np.argsort(rows["form"][own], kind="stable")]
+        numbers, starts = np.unique(rows["form"][own], return_index=True)
+        counts = self._link_counts()
+        for number, places in zip(numbers, np.split(own, starts[1:]), strict=False):
+            self._put_values(self.part.forms[number], places, counts)
         self._follow_links()
         self._put_calls()
         root = self._put_groups()
+        self._write_waiting()
         prefix = bytearray(PREFIX_HEADER)
         nbytes = self.end - self.begin - PREFIX_HEADER
         schema.write_fields(prefix, schema.DENSE, self.part.nonce, 1, self.begin, nbytes)
         os.pwrite(self.descriptor, encoder.dense_superblock(root, self.end), 0)
         os.pwrite(self.descriptor, bytes(self.title) + bytes(prefix), JOURNAL_AT)
 
-    def _put_values(self, number: int, form: Template) -> None:
+    def _link_counts(self) -> NDArray[np.uint32]:
+        """How many hard links lead to each row."""
+        counts = np.ones(len(self.rows), "<u4")
+        linked = self.part.num_links_to
+        counts[list(linked)] += np.array(list(linked.values()), "<u4")
+        return counts
+
+    def _put_values(
+        self, form: Template, own: NDArray[np.intp], counts: NDArray[np.uint32]
+    ) -> None:
         """All values of a form, each its header and its bytes."""
-        rows = self.rows
-        own = (rows["form"] == number) & (rows["same"] == NO_ROW) & (rows["call"] != ABSENT)
-        header = bare_header(form.form)
-        size = len(header) + padded(form.nbytes)
-        extra = np.zeros(len(rows), "<u4")
-        for row, count in self.part.num_links_to.items():
-            extra[row] = count
-        for places in _pieces(np.flatnonzero(own), size):
+        rows, header = self.rows, form.bare_header
+        start = len(header)
+        size = start + padded(form.nbytes)
+        for places in _pieces(own, size):
             block = np.zeros((len(places), size), np.uint8)
-            block[:, : len(header)] = np.frombuffer(header, np.uint8)
+            block[:, :start] = np.frombuffer(header, np.uint8)
             headers = self.end + size * np.arange(len(places), dtype="<u8")
-            block[:, LINK_COUNT_AT : LINK_COUNT_AT + 4] = _octets(1 + extra[places])
+            block[:, LINK_COUNT_AT : LINK_COUNT_AT + 4] = _octets(counts[places])
             if form.nbytes:
-                start = len(header)
                 block[:, DATASET_ADDRESS : DATASET_ADDRESS + 8] = _octets(headers + start)
                 block[:, start : start + form.nbytes] = self._bytes(rows["offset"][places], form)
                 rows["offset"][places] = headers + start
@@ -168,13 +188,7 @@ class _Laying:
         return enumerate(found)
 
     def _put_alike(self, slots: list[str], calls: list[tuple[int, Sequence[int]]]) -> None:
-        links, at = b"", len(encoder.bare_group(b"", 0))
-        places = []
-        for slot in slots:
-            link, within = encoder.bare_link(slot)
-            places.append(at + len(links) + within)
-            links += link
-        header = np.frombuffer(encoder.bare_group(links, len(slots)), np.uint8)
+        header, places = _bare_group(tuple(slots))
         block = np.tile(header, (len(calls), 1))
         rows = np.array([rows for _, rows in calls], np.intp).reshape(len(calls), len(slots))
         for column, place in enumerate(places):
@@ -206,6 +220,18 @@ class _Laying:
         at = self.put(self.part.index(self.end, self.rows.tobytes(), dataset=_compressed))
         root.foremost = encoder.hard_link(schema.INDEX_GROUP, root.num_links, at)
         return self.put(root.header())
+
+
+@lru_cache(maxsize=1024)
+def _bare_group(slots: tuple[str, ...]) -> tuple[_Bytes, list[int]]:
+    """The header of a group that has these links, and where the addresses of them lie."""
+    links, at = b"", len(encoder.bare_group(b"", 0))
+    places = []
+    for slot in slots:
+        link, within = encoder.bare_link(slot)
+        places.append(at + len(links) + within)
+        links += link
+    return np.frombuffer(encoder.bare_group(links, len(slots)), np.uint8), places
 
 
 def _compressed(kind: bytes, shape: Sequence[int], content: bytes | bytearray, start: int) -> bytes:

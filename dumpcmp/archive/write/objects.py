@@ -145,7 +145,7 @@ def trouble_with(form: Form) -> str:
     return ""
 
 
-def bare_header(form: Form) -> bytes:
+def _bare_header(form: Form) -> bytes:
     """The object header of a dataset whose index tells the rest, its address still missing.
 
     A plain value has no attributes at all. Of a Summary, of what could not be stored and of a
@@ -207,6 +207,11 @@ class Template(Footprint):
         self.header.pack_into(
             record, PREFIX_HEADER, self.before_address, where, self.before_digest, digest
         )
+
+    @cached_property
+    def bare_header(self) -> bytes:
+        """The dataset's object header in a part whose index tells the rest."""
+        return _bare_header(self.form)
 
     @cached_property
     def json(self) -> bytes:

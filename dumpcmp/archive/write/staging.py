@@ -13,6 +13,7 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest as _digest
 
 from dumpcmp.archive import schema
+from dumpcmp.archive.paths import HEADER_NBYTES
 from dumpcmp.archive.schema import ALIGNMENT, MAGIC, MAX_LINKS, form_key
 from dumpcmp.archive.write.desk import Desk
 from dumpcmp.archive.write.drain import GATHER_NBYTES, Drain
@@ -53,7 +54,8 @@ class Staging(Desk):
         self.step: StepPlan | None = None
         locks = (*others, drain.lock.locked)
         if self._ring.path is not None:  # private memory must not get ahead of the disk
-            self.prepare(self._ring, self._room, locks, drain, _digest, CallPlan, MAX_LINKS)
+            able = (drain, _digest, CallPlan, MAX_LINKS, HEADER_NBYTES)
+            self.prepare(self._ring, self._room, locks, *able)
 
     def take_call(self, call: Call) -> None:
         """Take a call; the first of its name stays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,6 +18,8 @@ from dumpcmp.summary.checksums import line_factors, page_factors
 from dumpcmp.summary.sketch import BLOCK, RUN, hash_of
 
 MOST = 64  # rows of a Batch
+WORTHWHILE = 16  # rows that are brought at once; for fewer it waits, lest each comes by itself
+PATIENCE_SECONDS = 0.003
 MOST_PARTIALS = 512  # programs that add up the pages of a checksum
 
 
@@ -42,6 +45,8 @@ class Batch:
         """The bytes of row `index`, on the host; waits for the device."""
         with self._lock:
             if index >= self._num_arrived:
+                if self.num_filled - index < WORTHWHILE and self.num_filled < MOST:
+                    time.sleep(PATIENCE_SECONDS)
                 self._bring(self.num_filled)
         return self._host[index * self.row_nbytes : (index + 1) * self.row_nbytes]
 
