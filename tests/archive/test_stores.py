@@ -33,6 +33,7 @@ from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call
 from tests.archive.bucket import KEYS, Bucket, Trouble, bucket_served
+from tests.archive.hub import REPO, hub_served
 from tests.archive.serving import Failing, s3_server, web_server
 from tests.archive.values import put
 
@@ -174,6 +175,42 @@ def test_the_server_of_another_project_gives_the_same_answer(
         fsspec.filesystem("s3").mkdir("bucket")
         _same_as_local(here, _in_bucket(here, "s3://bucket"))
     fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+def test_the_hub_gives_the_same_answer_and_little_more_than_is_needed(here: Path) -> None:
+    library = pytest.importorskip("huggingface_hub")
+    library.HfFileSystem.clear_instance_cache()
+    with hub_served(here) as (hub, address):
+        stores._STORES[os.getpid(), "hf"] = Store("hf", library.HfFileSystem(endpoint=address))
+        golden, mine = (f"hf://{REPO}/{name}" for name in ("golden", "mine"))
+        assert _verdict(golden, mine) == _verdict(here / "golden", here / "mine")
+        needed = _needed(Archive(here / "golden")) + _needed(Archive(here / "mine"))
+        assert hub.nbytes <= 1.1 * needed
+        with pytest.raises(ArchiveError, match="is not an archive"):
+            Archive(f"hf://{REPO}/nothing")
+
+
+def test_the_emulator_of_google_cloud_gives_the_same_answer(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed by hand: gcsfs and gcp-storage-emulator bring 40 packages."""
+    gcsfs = pytest.importorskip("gcsfs")
+    server = pytest.importorskip("gcp_storage_emulator.server").create_server(
+        "127.0.0.1", 9023, in_memory=True, default_bucket="runs"
+    )
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9023")
+    server.start()
+    try:
+        gcsfs.GCSFileSystem.clear_instance_cache()
+        for name in ("golden", "mine"):
+            assert upload(here / name, f"gs://runs/{name}").is_whole
+        assert _verdict("gs://runs/golden", "gs://runs/mine") == _verdict(
+            here / "golden", here / "mine"
+        )
+        assert dumpcmp.compact("gs://runs/mine").total.num_parts
+        assert audit("gs://runs/mine").sound
+    finally:
+        server.stop()
 
 
 def test_commands_take_urls(here: Path, tmp_path: Path) -> None:

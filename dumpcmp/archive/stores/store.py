@@ -72,6 +72,14 @@ class Store:
         """What asks for several ranges at once."""
         return ThreadPoolExecutor(MOST_AT_ONCE, "dumpcmp-store")
 
+    @cached_property
+    def _as_asked(self) -> dict[str, str]:
+        """What keeps a library from reading ahead: those without ranges of their own read files."""
+        from fsspec.spec import AbstractFileSystem
+
+        own = type(self.system).cat_file is not AbstractFileSystem.cat_file
+        return {} if own or self.system.async_impl else {"cache_type": "none"}
+
     def key(self, url: str) -> str:
         """What the store calls `url`."""
         if self.scheme.startswith("http"):
@@ -145,7 +153,9 @@ class Store:
 
         def ask() -> bytes:
             self.meter.count(requests=1)
-            content: bytes = self.system.cat_file(key, start=start, end=start + nbytes)
+            content: bytes = self.system.cat_file(
+                key, start=start, end=start + nbytes, **self._as_asked
+            )
             self.meter.count(nbytes=len(content))
             if len(content) != nbytes:
                 raise OSError(f"{len(content)} bytes came where {nbytes} were asked for")
