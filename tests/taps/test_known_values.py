@@ -20,6 +20,13 @@ from torch.utils.checkpoint import checkpoint
 
 import dumpcmp
 from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.dumping.retention import Retention
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Kept, Stored
+from dumpcmp.summary.gpu import device
+from dumpcmp.summary.gpu.device import Packed, Summariser
+from dumpcmp.summary.gpu.memory import DeviceRow
+from dumpcmp.summary.summary import Recipe
 from dumpcmp.taps.recording import routine, sources, values
 from tests.taps.randomly import MineError, Program
 
@@ -101,6 +108,44 @@ class Wandering(nn.Module):
         return out
 
 
+class Batch:
+    """Rows that come later, as those of a device do."""
+
+    def __init__(self) -> None:
+        self.rows: list[bytes] = []
+        self.row_nbytes = 0
+
+    def fill(self, index: int, room: memoryview) -> None:
+        room[:] = self.rows[index]
+
+
+class Elsewhere:
+    """Summarises as if tensors lay on a device: rows are known by their number, and come later."""
+
+    def __init__(self, *_: Any) -> None:
+        self.summarise = Summariser(Recipe())
+        self.batch = Batch()
+        self.known: dict[Any, Stored] = {}
+        self.num_asked = 0
+
+    def row(self, tensor: Tensor) -> tuple[Batch, int]:
+        packed = self.summarise(tensor)
+        assert isinstance(packed, Packed)
+        self.known.setdefault(tensor.shape, packed.stored)
+        content = packed.numbers.numpy().tobytes()
+        self.batch.row_nbytes = len(content)
+        self.batch.rows.append(content)
+        return self.batch, len(self.batch.rows) - 1
+
+    def __call__(self, key: Key, tensor: Tensor, layout: str) -> DeviceRow | None:
+        if tensor.numel() < 8 or tensor.dtype is not torch.float32:
+            return None
+        self.num_asked += 1
+        batch, number = self.row(tensor)
+        again: Any = self.row
+        return DeviceRow(self.known[tensor.shape], batch, number, again=again)  # type: ignore[arg-type]
+
+
 def forgetting(patch: pytest.MonkeyPatch) -> None:
     """Have every value described, looked at with care, and copied by torch."""
     patch.setattr(ArchiveWriter, "put_known", lambda *_: False)
@@ -164,6 +209,22 @@ def test_what_is_known_again_is_written_as_if_it_were_described(
         assert len(quick[0]) > 10
         for one, other in zip(quick, slow, strict=True):
             assert one == other
+
+
+def test_rows_that_come_later_are_known_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "RAW_LIMIT", 8)
+    elsewhere = Elsewhere()
+    monkeypatch.setattr(Retention, "condensers", lambda *_: (elsewhere, None))
+    torch.manual_seed(0)
+    quick = run(Wandering(), tmp_path / "quick", keep="summary")
+    assert elsewhere.num_asked < len(elsewhere.batch.rows) or not routine.IS_ABLE
+    forgetting(monkeypatch)
+    torch.manual_seed(0)
+    slow = run(Wandering(), tmp_path / "slow", keep="summary")
+    assert any(record.kept is Kept.SUMMARY for record in quick[0])
+    assert quick == slow
 
 
 @pytest.mark.skipif(not routine.IS_ABLE, reason="it was not compiled")

@@ -50,6 +50,10 @@ class Batch:
                 self._bring(self.num_filled)
         return self._host[index * self.row_nbytes : (index + 1) * self.row_nbytes]
 
+    def fill(self, index: int, room: memoryview) -> None:
+        """Wait for row `index`, and put it into `room`."""
+        room[:] = self.fetch(index)
+
     def _bring(self, count: int) -> None:
         if not self._num_arrived:
             self._pinned = torch.empty(self.room.shape, dtype=torch.float64, pin_memory=True)
@@ -62,6 +66,9 @@ class Batch:
         self._num_arrived = count
 
 
+RowAgain = Callable[[Tensor], tuple[Batch, int]]
+
+
 class DeviceRow(NamedTuple):
     """The Summary of one CUDA tensor, as a row of a Batch; it is the Source of its own bytes."""
 
@@ -69,6 +76,7 @@ class DeviceRow(NamedTuple):
     batch: Batch
     number: int
     digest: str = ""  # none is taken on a device
+    again: RowAgain | None = None  # makes the row of another tensor like it, if that is dense
 
     @property
     def numbers(self) -> Tensor:
@@ -90,7 +98,7 @@ class DeviceRow(NamedTuple):
 
     def fill(self, room: memoryview) -> None:
         """Wait for the row, and put it into `room`."""
-        room[:] = self.batch.fetch(self.number)
+        self.batch.fill(self.number, room)
 
 
 class Room:

@@ -25,7 +25,7 @@ typedef struct {
     PyObject *slot, *where;                  /* its name in the call, and in the step */
     PyObject *type, *dtype, *device;         /* NULL: nothing is known yet */
     PyObject *geometry, *itemsize, *form;    /* as `Looks` has them */
-    PyObject *key, *stored, *kept_form;      /* for the way in Python */
+    PyObject *key, *stored, *kept_form, *again; /* for the way in Python */
     PyObject *shape, *stride;                /* borrowed from `geometry` */
     unsigned long long keys;
     long long offset, nbytes, end;           /* `end`: bytes that its storage must have */
@@ -703,7 +703,8 @@ static PyObject *course_give(PyObject *self, PyObject *const *args, Py_ssize_t n
     }
 
 OBJECT(Look, look, &self->slot, &self->where, &self->type, &self->dtype, &self->device,
-       &self->geometry, &self->itemsize, &self->form, &self->key, &self->stored, &self->kept_form)
+       &self->geometry, &self->itemsize, &self->form, &self->key, &self->stored, &self->kept_form,
+       &self->again)
 OBJECT(Known, known, &self->call, &self->name, &self->texts, &self->args, &self->kwargs,
        &self->result, &self->filename, &self->inputs, &self->outputs)
 OBJECT(Course, course, &self->owner, &self->scopes, &self->orders, &self->outlet, &self->sink,
@@ -756,8 +757,10 @@ static PyObject *look_settle(PyObject *object, PyObject *args)
                           &itemsize, &form, &PyLong_Type, &keys, &offset, &nbytes, &counted,
                           &is_host, &is_dense))
         return NULL;
-    PyObject *slot = Py_NewRef(self->slot), *where = Py_NewRef(self->where);
+    PyObject *slot = Py_NewRef(self->slot), *where = Py_NewRef(self->where), *key = self->key;
+    Py_XINCREF(key);
     look_clear(object);
+    self->key = key;
     self->slot = slot;
     self->where = where;
     if (!type)
@@ -858,6 +861,7 @@ static PyMemberDef look_members[] = {
     MEMBER(Look, slot, T_OBJECT, READONLY), MEMBER(Look, key, T_OBJECT, 0),
     MEMBER(Look, geometry, T_OBJECT, READONLY), MEMBER(Look, stored, T_OBJECT, 0),
     MEMBER(Look, kept_form, T_OBJECT, 0), MEMBER(Look, form, T_OBJECT, READONLY),
+    MEMBER(Look, again, T_OBJECT, 0),
     {NULL, 0, 0, 0, NULL}};
 static PyMemberDef known_members[] = {
     MEMBER(Known, call, T_OBJECT, READONLY), MEMBER(Known, name, T_OBJECT, READONLY),
