@@ -78,6 +78,8 @@ GOLDENS: dict[str, Program] = {
     "recurrent": _own("unseen_fourths:recurrent_whole", backward=False),
     "flat": _own("unseen_fourths:flat_whole"),
     "axes": _own("unseen_axes:whole"),
+    "vision": _own("unseen_fifths:vision_whole", backward=False),
+    "translator": _own("unseen_fifths:translator_whole"),
     "device": _own("shared_device:whole"),
     "device-fused": _own("shared_device:whole", fused=True),
 }
@@ -99,7 +101,7 @@ _TP_FAULTS = {
         Planted("gradient", rf"{_LAYER}\.o_proj(/linear)?", rank=1),
         Planted("unscaled", r"<root>.*|lm_head(/.*)?", said="2 times golden"),
         Planted("unnormalised", rf"{_MOE}\.gate(/(sum|itruediv|truediv|div|to))?"),
-        Planted("wrong expert", rf"{_MOE}(\.gate)?/(add|remainder)|{_MOE}\.gate", rank=1),
+        Planted("wrong expert", rf"{_MOE}(\.gate)?/(add|remainder|topk)|{_MOE}\.gate", rank=1),
         Planted("stale expert", rf"{_MOE}\.experts", rank=1),
         Planted("permuted", rf"{_MOE}\.experts"),
     )
@@ -320,6 +322,23 @@ HELD_OUT: dict[str, Subject] = {
         Planted("old rows", r"1(/.*)?", rank=3, near=r"1\b.*"),
         Planted("bucket over features", r"\d(/.*)?|<root>.*"),
     )),
+    "tokens of images, exchanged for heads": Subject(
+        "vision", _own("unseen_fifths:vision_split", False), faults=(
+            Planted("scores not scaled", r"blocks\.1\.attn/(mul|scaled_dot_product_attention)",
+                    rank=1, near=r"blocks\.1.*"),
+            Planted("parts in another order", r"blocks\.1\.attn/(cat|getitem|view|all_to_all)",
+                    rank=0, near=r"blocks\.1.*"),
+            Planted("old fc1", r"blocks\.1\.fc1(/linear)?", rank=1, near=r"blocks\.1.*"),
+            Planted("positions off by one", r"<root>/(getitem|add)", rank=1, near=r"<root>.*"),
+        )),
+    "encoder and decoder on two axes": Subject(
+        "translator", _own("unseen_fifths:translator_meshed"), ranks=4, faults=(
+            Planted("distances turned", r"writes\.1\.cross/(mul|sub)", near=r"writes\.1.*"),
+            Planted("stale values", r"writes\.1\.cross\.v(/linear)?", rank=3,
+                    near=r"writes\.1.*"),
+            Planted("gate forgotten", r"writes\.1(\.wi)?(/(mul|linear))?", near=r"writes\.1.*"),
+            Planted("another source", r"<root>", said="rank [23]"),
+        )),
     "data parallel by hand": Subject("flat", _own("unseen_fourths:flat_spread"), faults=(
         Planted("slope", r"<root>/(Cube|mul|tanh|apply).*|first(/linear)?", near=r"<root>.*"),
         Planted("not averaged", r"(<root>|first|second)(/.*)?", near=r"<root>.*"),
