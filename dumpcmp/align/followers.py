@@ -36,8 +36,14 @@ def followers(
         for side, key in ((ours, pair.golden), (theirs, pair.target)):
             if key is None:
                 continue
+            shown = [one for one in side.shown(key) if one.both]
             if not pair.both:
-                taken[pair] = [one for one in side.shown(key) if one.both]
+                taken[pair] = shown
+            elif side is theirs and key in target.links:  # a share, of what golden has there, too
+                first = golden.first(pair.golden) if pair.golden else None
+                taken[pair] = [
+                    one for one in shown if one.golden and golden.first(one.golden) == first
+                ]
             after = side.after(key)
             made = (side.pairs[other] for other in after or () if other in side.pairs)
             found[pair] += [other for other in made if other is not pair]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -131,8 +131,9 @@ class _Flow:
         """Calls of one side alone that are no roots, and those that are in their stead.
 
         They are made of constants alone, such as another way to a table or a mask, or their likes
-        in other layers are covered, while something that was measured is known to be wrong; or, of
-        what is made of constants, something that is made of more.
+        in other layers are covered, while something that was measured is known to be wrong, or a
+        call that no other layer has was made of them; or, of what is made of constants, something
+        that is made of more.
         """
         measured: dict[int, RowNode] = {}
         founded: dict[int, RowNode] = {}
@@ -146,9 +147,20 @@ class _Flow:
         for root in self.roots:
             step, unfounded = root.row.key.step, root in self.unfounded
             other = measured.get(step) or (founded.get(step) if unfounded else None)
+            if other is None and root.is_alone and like(root.row.key) in covered:
+                other = self._stranger(root, covered)
             if root.is_alone and other and (unfounded or like(root.row.key) in covered):
                 idle[root] = other
         return idle
+
+    def _stranger(self, root: RowNode, covered: Container[Key]) -> RowNode | None:
+        """The first that one side alone made of what `root` is and that no other layer has."""
+        for value in self.values:
+            made = value.cause is root and value.is_alone and not value.is_input and value.fails
+            if made and like(value.row.key) not in covered:
+                value.cause = value
+                return value
+        return None
 
     def forward(self, calls: Sequence[Visit]) -> None:
         """Visit each call of a step when it begins, and each module once more when it ends."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dumpcmp.align.listing import Listing
 from dumpcmp.align.pairing import pair_values
 from dumpcmp.align.synonyms import canonical
 from dumpcmp.comparing.side import Shares, Side
@@ -42,6 +43,7 @@ class Task:
     turn: DimOrder | None = None  # the order in which the target's dims are golden's
     own: tuple[str, ...] = ()  # metrics that the user asks for besides
     is_beside: bool = False  # no calls are partners: the values only seem to be the same
+    is_share: bool = False  # made of what other ranks have shares of, too, by ranks that are fewer
     on: str = "cpu"  # the device to measure on, and to run ops again on
 
     @property
@@ -116,8 +118,24 @@ def lay_out(
             turn=pair.turn,
             is_beside=pair.by is PairedBy.VALUE,
             also=tuple(again.get(pair, ())),
+            is_share=partitioned and _is_share(pair.target, target.listing),
         )
     return work
+
+
+def _is_share(key: Key, listing: Listing) -> bool:
+    """Whether some ranks alone run a call, on their shares of what others have shares of, too."""
+    holders = {record.rank for record in listing.values[key]}
+    if len(holders) == listing.num_ranks:
+        return False
+    taken = (other for other in listing.sites[key.site] if other.slot.kind == "input")
+    origins = {origin for other in taken for origin in listing.origins(other)}
+    return any(
+        record.rank not in holders
+        for origin in origins
+        if not origin.slot.is_weight
+        for record in listing.values.get(origin, ())
+    )
 
 
 def _given_again(pairs: Sequence[Pair]) -> dict[Pair, list[Key]]:

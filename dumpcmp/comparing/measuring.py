@@ -25,6 +25,7 @@ from dumpcmp.align.mesh.assemble import (
     times,
 )
 from dumpcmp.align.mesh.deliveries import Traffic
+from dumpcmp.align.mesh.regions import Shape
 from dumpcmp.align.mesh.travelled import in_golden_order
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
@@ -217,12 +218,22 @@ def _measured(task: Task) -> Measured:
         sides = _sides(task)
         measured = _measured_pair(task, sides[0].value, sides[1].value)
         if measured.metrics is None:
-            return measured
+            return _as_share(task, measured, *(side.value.shape for side in sides))
         laid = _laid(*sides, measured.metrics, task.limit)
         return replace(measured, laid=_with_holders(laid, task.target, measured.metrics))
     same = task.turn is None and _same_bytes(task.golden, task.target)
     golden = _golden_part(task)
     return _measured_pair(task, golden, golden if same else _target_part(task))
+
+
+def _as_share(task: Task, measured: Measured, golden: Shape, target: Shape) -> Measured:
+    """What was measured, if that is no more than the share that some ranks have of a value."""
+    fits = len(golden) == len(target) and all(n <= m for m, n in zip(golden, target, strict=True))
+    if not (task.is_share and fits and measured.trouble is Trouble.SHAPE):
+        return measured
+    holders = ranks_named(sorted({record.rank for record in task.target.records}))
+    said = f"it is a share, {list(target)} of {list(golden)}, that {holders} took by itself"
+    return Measured(trouble=Trouble.UNSOLVED, said=said)
 
 
 def _golden_part(task: Task) -> Value:

@@ -20,6 +20,7 @@ class _Way(IntEnum):
     FAILING = 3  # to values that differ
 
 
+_KNOWN = (_Way.AGREEING, _Way.ITSELF)
 _AGREES = frozenset(map(Verdict, ("PASS", "DTYPE", "EMPTY", "FLIP")))
 _SAID = {
     _Way.ITSELF: "where it is taken both sides agree",
@@ -60,7 +61,7 @@ def cover(
 def _is_open(judgement: Judgement, way: _Way, is_own: bool) -> bool:
     """Whether what follows has a say: of one side alone, or of shards that nobody could join."""
     doubtful = judgement.verdict is Verdict.INCONCLUSIVE or is_own
-    return judgement.verdict is Verdict.UNPAIRED or (doubtful and way is _Way.AGREEING)
+    return judgement.verdict is Verdict.UNPAIRED or (doubtful and way in _KNOWN)
 
 
 def _way(
