@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dumpcmp.align.beside import laid_beside, left_values, paired_values
 from dumpcmp.align.cuttings import apart, cut_gradients, is_cut
+from dumpcmp.align.gradient_terms import without_terms
 from dumpcmp.align.kindred import by_order
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.recomputing import computed_again
@@ -39,7 +40,8 @@ def by_names(sides: Partners) -> list[Pair]:
     sweep.settle()
     _by_name(sides, PairedBy.KEY, sides.golden_name, unwrapped, same_number=False)
     cut = cut_gradients(sides)
-    pairs = list(apart(sides, [*paired_values(sides, sweep), *left_values(sides)], cut))
+    whole = apart(sides, [*paired_values(sides, sweep), *left_values(sides)], cut)
+    pairs = list(without_terms(sides, list(whole)))
     beside = zip(pairs, laid_beside(sweep, pairs), strict=True)
     placed = [old if is_cut(sides, new, cut) else new for old, new in beside]
     return computed_again(sides, list(_framed(sides, placed)))

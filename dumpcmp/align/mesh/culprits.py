@@ -116,9 +116,11 @@ def _listed(worst: Mapping[int, float]) -> str:
 
 
 def _fits(question: Question, plan: Plan, enough: float = math.inf) -> list[Fit]:
-    """How each rank's shard compares with golden; nothing for partial terms."""
+    """How each rank's shard compares with golden; nothing for partial terms, and for padding."""
     found: list[Fit] = []
     for number, tile in enumerate(() if plan.adds_up else plan.tiles):
+        if not any(question.golden.bits[there].size for there, _ in slices(tile.region)):
+            continue
         for position in tile.terms[0]:
             error = question.distance(plan, position, number, enough)
             fits = error <= REGION * question.limit

@@ -139,7 +139,9 @@ def _is_broken(question: Question, plan: Plan) -> bool:
     num, tiles = len(question.shards), plan.tiles
     if num <= FEW or plan.adds_up or question.golden.numel < ACCIDENT * max(1, len(tiles)):
         return False
-    places = [(at, n) for n, tile in enumerate(tiles) for at in tile.terms[0]]
+    golden = question.golden.bits
+    held = [n for n, t in enumerate(tiles) if any(golden[at].size for at, _ in slices(t.region))]
+    places = [(at, n) for n in held for at in tiles[n].terms[0]]
     chosen = np.random.default_rng(0).permutation(len(places))
     most = REGION * question.limit
 

@@ -170,3 +170,14 @@ def test_of_many_ranks_some_that_are_right_show_the_layout_and_no_other_is_tried
     all_wrong = [_larger(value) for _, value in held]
     none = solve(_question(golden, held, all_wrong, placed=False))
     assert isinstance(none, Unsolved) and len(none.tried) > len(found.tried)
+
+
+def test_padding_is_no_share_that_fits() -> None:
+    """Two ranks in two pairs have half each; of one axis of four, two would have nothing."""
+    golden = _golden((4, 8))
+    held = _shares(golden, "d0[u] d1[t:replicated]", "u=2 t=2")
+    wrong = [_larger(value) if n > 1 else value for n, (_, value) in enumerate(held)]
+    question = _question(golden, held, wrong, placed=False)
+    plan = likeliest(question)
+    assert plan is not None and str(plan.layout) == "d0[ranks0] d1[ranks1:replicated]"
+    assert [said.partition(" (")[0] for said in about_ranks(question, plan)] == ["wrong: rank 2"]
