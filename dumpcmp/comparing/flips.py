@@ -78,7 +78,7 @@ class Flips:
                     continue
                 metrics = measure_untouched(*sides, trail, closeness)
                 if metrics is not None:  # whatever they are, the sides as a whole are not equal
-                    metrics = replace(metrics, equal=False)
+                    metrics = metrics._replace(equal=False)
                     found[pair] = replace(found[pair], metrics=metrics, trouble=None, said="")
         return found
 

@@ -124,8 +124,7 @@ def _rows_of_one(task: Task, measure: Measure) -> Measured:
     ours, theirs = golden.only(places), target.only(places)
     metrics = measure(task, ours, theirs)
     own, problem = measured_by(task.own, ours, theirs)
-    found = replace(
-        metrics,
+    found = metrics._replace(
         equal=False,  # nobody knows of the others
         worst=_place_of(metrics.worst, golden.shape, places),
         sample=replace(Sample.of(0, golden.shape), num_kept=int(places.size)),

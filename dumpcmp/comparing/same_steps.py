@@ -146,7 +146,9 @@ def _rows(
     calls, kinds = rows["call"][order].tolist(), rows["form"][order].tolist()
     told = zip(calls, kinds, strict=True)
     names = [
-        ValueName._make((*contents.ops[call], slots[kind], forms[kind].dtype, sources[call]))
+        ValueName._make(
+            (place[0], *contents.ops[call], slots[kind], forms[kind].dtype, sources[call])
+        )
         for call, kind in told
     ]
     return EqualRows(

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,7 @@ def _like(value: Value, other: Value) -> Value:
     return Value(other.dtype, value.numbers().astype(other.dtype.storage))
 
 
+@lru_cache(1024)
 def row_of(shape: tuple[int, ...], parts: int) -> int:
     """How many trailing elements make a row of useful length, else a fixed piece."""
     length = parts

@@ -50,9 +50,10 @@ def measured(golden: Value, target: Value, closeness: Closeness) -> Metrics | No
         return None
     if len(found) == 2:
         return Metrics.of_equals(count, found[0], Extent(*found[1]))
-    told = list(found)  # the fields of Metrics from `num_finite` on, but for these
+    *told, mismatched, is_apart, one, other = found  # as Metrics has them from `num_finite` on
     told[_WORST] = _unravelled(told[_WORST], shape)
-    told[-4:] = min(told[-4], count), not told[-3], Extent(*told[-2]), Extent(*told[-1])
+    sides = Extent(*one), Extent(*other)
+    told += (min(mismatched, count), not is_apart, *sides)
     return Metrics(count, False, *told)
 
 
@@ -67,6 +68,8 @@ def surveyed_alone(value: Value) -> tuple[int, Extent] | None:
 
 
 def _unravelled(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) == 1:
+        return (place,)
     found = []
     for size in reversed(shape):
         place, index = divmod(place, size)

@@ -20,11 +20,30 @@ EQUAL = Judgement(Verdict.PASS, origin=Origin.EQUAL)
 class ValueName(NamedTuple):
     """What the rows of one value have in common, whatever the step."""
 
+    model: str
     op: Op
     call: int
     slot: Slot
     dtype: str
     source: str
+
+
+ValueFacts = tuple[ValueName, tuple[int, ...], Sequence[float]]  # name, shape, numbers
+
+
+def facts_of(row: Row) -> ValueFacts | None:
+    """What a Row says, where it says no more than that a value is the same under its own name."""
+    metrics, key, shape = row.metrics, row.key, row.golden_shape
+    if row.judgement != EQUAL or metrics is None or shape is None or key != row.target_key:
+        return None
+    if (row.paired_by, row.golden_dtype) != (PairedBy.KEY, row.target_dtype):
+        return None
+    if row.cause or row.layout or row.own or row.replay or row.touched or row.reference_errors:
+        return None
+    if not (metrics.equal and metrics.num_finite and shape == row.target_shape):
+        return None
+    name = ValueName(key.model, key.op, key.call, key.slot, row.golden_dtype, row.source)
+    return name, shape, (metrics.count, metrics.num_finite, *metrics.golden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +91,7 @@ class EqualRows(Sequence[Row]):
             source=name.source,
         )
 
-    def facts(self) -> Iterator[tuple[ValueName, tuple[int, ...], list[float]]]:
-        """Name, shape and numbers of each row, as `extents` has them, without a Row for each."""
+    def facts(self) -> Iterator[ValueFacts]:
+        """What the rows say, the numbers as `extents` has them, without a Row for each."""
         extents = self.extents[self.first].tolist()
         return zip(self.names, self.shapes, extents, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -42,8 +42,7 @@ class Verdict(StrEnum):
 FAILING = frozenset(map(Verdict, ("FAIL", "UNPAIRED", "SHAPE", "NONFINITE", "ERROR", "REFUSED")))
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """The extremes, mean and Euclidean norm of one side's finite elements, and its others."""
 
     min: float = math.nan
@@ -66,8 +65,7 @@ USUAL = Closeness()
 EXACTLY = Closeness(0.0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
+class Metrics(NamedTuple):
     """How far the target lies from golden, as numbers and without opinion.
 
     Differences are target - golden, over the elements that are finite on both sides. Sums are in
@@ -75,7 +73,7 @@ class Metrics:
     something else, the PCC of a constant.
     """
 
-    count: int  # elements of either side
+    count: int  # type: ignore[assignment]  # elements of either side; no method of a tuple's
     equal: bool  # the bits of both sides are the same
     num_finite: int = 0  # elements that are finite on both sides
     cosine: float = math.nan
@@ -96,8 +94,8 @@ class Metrics:
     max_ulp: float = math.nan  # in units of the coarser dtype
     mismatched: int = 0  # elements outside `Closeness`
     nonfinite_agree: bool = True  # NaN and the infinities are at the same places on both sides
-    golden: Extent = field(default_factory=Extent)
-    target: Extent = field(default_factory=Extent)
+    golden: Extent = Extent()
+    target: Extent = Extent()
     exact: bool = True  # False: estimated from Summaries
     confidence: float = 0.0  # relative standard deviation of an estimate
     sample: Sample | None = None  # the rows that were compared, where nobody has the others

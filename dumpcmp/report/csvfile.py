@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from dumpcmp.nouns.columns import COLUMNS, TEXTS, Cell, headings, line_of, shape_text
-from dumpcmp.nouns.equal_rows import EqualRows
+from dumpcmp.nouns.equal_rows import EqualRows, ValueFacts, facts_of
 from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
@@ -21,35 +22,42 @@ def write_csv(outcome: Outcome, path: Path) -> Path:
     """Write one line for each row, in execution order."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
         names = headings(outcome.rows)
-        lines.writerow(map(as_cell, names))
-        own = names[len(COLUMNS) :]
-        known: dict[object, str] = {}
+        writer = csv.writer(file)
+        writer.writerow(map(as_cell, names))
+        equals = _EqualLines(names[len(COLUMNS) :])
         for rows in outcome.rows.chunks() if isinstance(outcome.rows, Rows) else [outcome.rows]:
             if isinstance(rows, EqualRows):
-                file.writelines(_equal_lines(rows, own, known))
-            else:
-                lines.writerows(_in_csv(row, own) for row in rows)
+                told = enumerate(rows.facts())
+                file.writelines(equals.line(rows, at, rows.step, facts) for at, facts in told)
+                continue
+            for at, row in enumerate(rows):
+                if (facts := facts_of(row)) is not None:
+                    file.write(equals.line(rows, at, row.key.step, facts))
+                else:
+                    writer.writerow(_in_csv(row, equals.own))
     return path
 
 
-def _equal_lines(rows: EqualRows, own: Sequence[str], known: dict[object, str]) -> Iterator[str]:
-    """The lines of values that are the same on both sides: all but numbers comes again and again.
+@dataclass(slots=True, eq=False)
+class _EqualLines:
+    """Writes lines of values that are the same on both sides: most of each was written before."""
 
-    `known` are the lines that were written out, with blanks in the place of those.
-    """
-    for at, (name, sizes, numbers) in enumerate(rows.facts()):
-        count, _, low, high, mean, norm, nans, infs = numbers
-        kind = rows.model, name, low < high, norm == 0
-        line = known.get(kind)
+    own: Sequence[str]  # columns
+    known: dict[object, str] = field(default_factory=dict)  # lines with blanks for numbers
+
+    def line(self, rows: Sequence[Row], at: int, step: int, facts: ValueFacts) -> str:
+        """The line of the row at `at`, of which `facts` tell."""
+        name, sizes, (count, _, low, high, mean, norm, nans, infs) = facts
+        kind = name, low < high, norm == 0
+        line = self.known.get(kind)
         if line is None:
-            if len(known) >= _MOST_KNOWN:
-                known.clear()
-            line = known[kind] = _with_blanks(_in_csv(rows[at], own))
+            if len(self.known) >= _MOST_KNOWN:
+                self.known.clear()
+            line = self.known[kind] = _with_blanks(_in_csv(rows[at], self.own))
         shape = shape_text(sizes)
-        yield line % (
-            rows.step, count, nans, nans, infs, infs, shape, shape,
+        return line % (
+            step, count, nans, nans, infs, infs, shape, shape,
             low, high, mean, norm, low, high, mean, norm,
         )  # fmt: skip
 

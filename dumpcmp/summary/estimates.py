@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 
@@ -69,8 +68,7 @@ def _bounded(known: Metrics, golden: Summary, target: Summary) -> Metrics:
     least = max(abs(target.norm - golden.norm), abs(target.sum - golden.sum) / root)
     if golden.num_finite and target.num_finite:
         least = max(least, abs(target.max - golden.max), abs(target.min - golden.min))
-    return replace(
-        known,
+    return known._replace(
         rel_l2=_ratio(least, golden.norm),
         rmse=least / root,
         mismatched=max(known.mismatched, int(least > 0)),
@@ -86,8 +84,7 @@ def _sketched(
     found = locate(golden, target) if distance else None
     gain, error = _gain(ours, theirs, golden.norm)
     booleans = golden.dtype == target.dtype == "bool"  # of which the distance tells how many
-    return replace(
-        known,
+    return known._replace(
         cosine=1.0 - cosine_distance,
         cosine_distance=cosine_distance,
         pcc=_pcc(golden, target, ours, theirs),

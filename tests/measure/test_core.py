@@ -1,7 +1,6 @@
 """The compiled core and numpy find the same numbers of a pair, to the bit."""
 
 import math
-from dataclasses import fields, is_dataclass
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from dumpcmp.measure import core, metrics
 from dumpcmp.measure.lanes import laid, row_sums
 from dumpcmp.measure.metrics import measure
-from dumpcmp.nouns.row import EXACTLY, USUAL, Closeness, Metrics
+from dumpcmp.nouns.row import EXACTLY, USUAL, Closeness, Extent, Metrics
 from dumpcmp.nouns.value import DTYPES, Kind, Value
 
 compiled = pytest.mark.skipif(not core.IS_BUILT, reason="the core was not compiled")
@@ -20,17 +19,15 @@ SHAPES = [(1,), (7,), (64,), (100,), (255,), (3, 257), (17, 72), (2, 8200), (5, 
 SCALES = (1.0, 1.0, 1e-12, 1e-30, 1e-42, 1e30, 1e18)
 
 
-def bits_of(metrics: object) -> list[str]:
+def bits_of(metrics: Metrics | Extent) -> list[str]:
     """All numbers of `metrics`, each to the bit."""
     found: list[str] = []
-    assert is_dataclass(metrics)
-    for field in fields(metrics):
-        value = getattr(metrics, field.name)
-        if is_dataclass(value):
+    for name, value in metrics._asdict().items():
+        if isinstance(value, Extent):
             found += bits_of(value)
         else:
             text = value.hex() if isinstance(value, float) else repr(value)
-            found.append(f"{field.name} {text}")
+            found.append(f"{name} {text}")
     return found
 
 

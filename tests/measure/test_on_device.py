@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from dumpcmp.measure.metrics import measure
 from dumpcmp.measure.on_device import measure_on
+from dumpcmp.nouns.row import Metrics
 from dumpcmp.nouns.value import value_of
 
 GPU = [
@@ -45,8 +45,8 @@ def pairs() -> dict[str, tuple[Tensor, Tensor]]:
     return found
 
 
-def numbers(metrics: object) -> dict[str, Any]:
-    return {each.name: getattr(metrics, each.name) for each in dataclasses.fields(metrics)}  # type: ignore[arg-type]
+def numbers(metrics: Metrics) -> dict[str, Any]:
+    return metrics._asdict()
 
 
 @pytest.mark.parametrize("device", DEVICES)
