@@ -93,7 +93,17 @@ def rerun_task(plan: Rerunning | Sloping) -> dict[Key, Replay]:
     except torch.OutOfMemoryError:
         found = {}
     is_known = bool(found) and all(replay.is_known for replay in found.values())
-    return found if is_known else _rerun(plan.on_cpu())  # what the device cannot run
+    is_doubted = any(map(wrong, found.values())) and not _is_at_home(plan)
+    # What the device cannot run; and an op of another device rounds as that does.
+    return _rerun(plan.on_cpu()) if is_doubted or not is_known else found
+
+
+def _is_at_home(plan: Rerunning | Sloping) -> bool:
+    """Whether ops are run again on the kind of device that the target ran them on."""
+    return all(
+        reading.task.target.first.device.partition(":")[0] == reading.task.on.partition(":")[0]
+        for reading in plan.gave.values()
+    )
 
 
 def _rerun(plan: Rerunning | Sloping) -> dict[Key, Replay]:
