@@ -321,22 +321,29 @@ def graph_of(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[torch.cuda.C
     return graph, result
 
 
-@pytest.mark.gpu
-@on_gpu
-def test_each_replay_has_the_values_of_its_own_inputs(tmp_path: Path) -> None:
+def eager_and_graphed(room: Path, rows: int, **keep: Any) -> tuple[dumpcmp.Outcome, list[Tensor]]:
+    """How a run of replays compares with an eager one of the same inputs; and what it gave."""
     torch.manual_seed(0)
-    model, x = Net().cuda(), torch.randn(512, 64, device="cuda")
-    inputs = [torch.randn_like(x) for _ in range(4)]
-    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "eager"):
+    model, x = Net().cuda(), torch.randn(rows, 64, device="cuda")
+    inputs, results = [torch.randn_like(x) for _ in range(4)], []
+    with torch.no_grad(), dumpcmp.capture(model, room / "eager"):
         for each in (x, *inputs):
             model(each)
-    results = []
-    with dumpcmp.capture(model, tmp_path / "graphed"):
+    with dumpcmp.capture(model, room / "graphed", **keep):
         graph, result = graph_of(model, x)
         for each in inputs:
             x.copy_(each)
             graph.replay()
             results.append(result.clone())
+    outcome = dumpcmp.compare(room / "eager", room / "graphed")
+    assert outcome.passed, [row for row in outcome.rows if row.verdict.fails]
+    return outcome, results
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_each_replay_has_the_values_of_its_own_inputs(tmp_path: Path) -> None:
+    _, results = eager_and_graphed(tmp_path, 512)
     eager, graphed = Archive(tmp_path / "eager"), Archive(tmp_path / "graphed")
     assert audit(tmp_path / "graphed").sound and graphed.complete
     assert graphed.steps("Net") == (0, 1, 2, 3, 4)
@@ -383,19 +390,7 @@ def test_two_graphs_in_any_order_and_summaries(keep: str, tmp_path: Path) -> Non
 @pytest.mark.gpu
 @on_gpu
 def test_each_replay_has_the_rows_of_its_own_inputs(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, x = Net().cuda(), torch.randn(512, 64, device="cuda")
-    inputs = [torch.randn_like(x) for _ in range(3)]
-    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "eager"):
-        for each in (x, *inputs):
-            model(each)
-    with dumpcmp.capture(model, tmp_path / "graphed", sample_rows=16):
-        graph, _ = graph_of(model, x)
-        for each in inputs:
-            x.copy_(each)
-            graph.replay()
-    outcome = dumpcmp.compare(tmp_path / "eager", tmp_path / "graphed")
-    assert outcome.passed, [row for row in outcome.rows if row.verdict.fails]
+    outcome, _ = eager_and_graphed(tmp_path, 512, sample_rows=16)
     samples = [row.metrics.sample for row in outcome.rows if row.key.step and row.metrics]
     assert sum(str(sample) == "16 of 512 rows" for sample in samples) > 20
 
@@ -405,22 +400,9 @@ def test_each_replay_has_the_rows_of_its_own_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("checksum", [False, True])
 def test_a_graph_takes_its_own_summaries(checksum: bool, tmp_path: Path) -> None:
     """The budget has no room for whole values, and every replay has numbers of its own."""
-    torch.manual_seed(0)
-    model, x = Net().cuda(), torch.randn(4096, 64, device="cuda")
-    inputs = [torch.randn_like(x) for _ in range(3)]
-    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "eager"):
-        for each in (x, *inputs):
-            model(each)
     keep = Retention("summary", checksum=checksum, graph_budget=500_000)
-    with dumpcmp.capture(model, tmp_path / "graphed", keep=keep):
-        graph, _ = graph_of(model, x)
-        for each in inputs:
-            x.copy_(each)
-            graph.replay()
-    graphed = Archive(tmp_path / "graphed")
-    assert not [record for record in graphed.values() if record.problem]
-    outcome = dumpcmp.compare(tmp_path / "eager", tmp_path / "graphed")
-    assert outcome.passed, [row for row in outcome.rows if row.verdict.fails]
+    outcome, _ = eager_and_graphed(tmp_path, 4096, keep=keep)
+    assert not [record for record in Archive(tmp_path / "graphed").values() if record.problem]
     large = [r.metrics for r in outcome.rows if r.metrics and r.golden_shape == (4096, 64)]
     assert len(large) > 30 and all(one.rel_l2 <= 1e-9 for one in large)
     assert not checksum or all(one.equal for one in large)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
@@ -16,10 +14,10 @@ from dumpcmp.archive.paths import (
     dataset_path,
     now,
     part_name,
-    process_start,
     remove,
 )
 from dumpcmp.archive.schema import MAX_LINKS, SCHEMA_VERSION, form_key, form_of
+from dumpcmp.archive.write.begun import opening_facts
 from dumpcmp.archive.write.objects import Template, trouble_with
 from dumpcmp.archive.write.part import Owner, Part
 from dumpcmp.nouns.files import replacing
@@ -173,7 +171,7 @@ class StraightRun:
         for rank, run in ranks.items():
             directory = RankDirectory(root, rank, world_size)
             directory.create(overwrite=overwrite)
-            facts[rank] = _opening_facts(directory, run)
+            facts[rank] = opening_facts(directory, dict(run))
             directory.write_run(facts[rank])
         return cls(root, world_size, facts)
 
@@ -192,25 +190,3 @@ class StraightRun:
                 "writer": None,
             }
             directory.write_run(facts | ending)
-
-
-def _opening_facts(directory: RankDirectory, run: Mapping[str, Any]) -> dict[str, Any]:
-    pid = os.getpid()
-    return {
-        "schema": SCHEMA_VERSION,
-        "world_size": directory.world_size,
-        "rank": directory.rank,
-        "started": now(),
-        "ended": None,
-        "complete": False,
-        "problem": "",
-        "num_records": 0,
-        "nbytes": 0,
-        "writer": {
-            "host": socket.gethostname(),
-            "pid": pid,
-            "began": process_start(pid),
-            "ring": None,
-        },
-        "run": dict(run),
-    }

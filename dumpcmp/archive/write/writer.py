@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -14,9 +13,9 @@ from typing import Any, Self
 
 from dumpcmp.archive import paths
 from dumpcmp.archive.locks import WRITING, hold
-from dumpcmp.archive.paths import RankDirectory, now, process_start
-from dumpcmp.archive.schema import SCHEMA_VERSION
+from dumpcmp.archive.paths import RankDirectory, now
 from dumpcmp.archive.stores.urls import here
+from dumpcmp.archive.write.begun import opening_facts
 from dumpcmp.archive.write.drain import Drain
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.plans import Steps
@@ -80,7 +79,8 @@ class ArchiveWriter:
         self._error: BaseException | None = None  # where the program is, not in the thread
         self._told = False
         self._closed = self._stopped = False
-        self._facts = self._opening_facts()
+        ring = self._ring.path
+        self._facts = opening_facts(self._directory, self.run, ring.name if ring else None)
         try:
             self._directory.write_run(self._facts)
         except OSError as error:
@@ -93,27 +93,6 @@ class ArchiveWriter:
         HANDLERS.begin()
         atexit.register(self.close)
         self._drain.start()
-
-    def _opening_facts(self) -> dict[str, Any]:
-        pid = os.getpid()
-        return {
-            "schema": SCHEMA_VERSION,
-            "world_size": self._directory.world_size,
-            "rank": self._directory.rank,
-            "started": now(),
-            "ended": None,
-            "complete": False,
-            "problem": "",
-            "num_records": 0,
-            "nbytes": 0,
-            "writer": {
-                "host": socket.gethostname(),
-                "pid": pid,
-                "began": process_start(pid),
-                "ring": self._ring.path.name if self._ring.path else None,
-            },
-            "run": self.run,
-        }
 
     @property
     def path(self) -> Path:
