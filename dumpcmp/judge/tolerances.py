@@ -74,6 +74,7 @@ FIT = 4.0  # times what rounding explains: a layout that nobody stated fits, and
 REGION = 3.0  # times that: one rank's region, whose error may be larger than that of the whole
 NEAREST = 0.1  # rel_l2 below which the closest layout is the right one, and the values are wrong
 SAME_TIMES = 0.01  # between two factors, which are numbers of ranks: sums in bfloat16 leave 0.004
+SAME_ROW = 64.0  # of eps and a row's norm: what a row that ranks hold again is looked for by
 ACCIDENT = 4  # elements for each region: with fewer, one that agrees with golden proves nothing
 
 # Two implementations. What is the same value of both leaves rounding, what is not leaves a rel_l2

@@ -36,11 +36,23 @@ def test_a_row_that_is_not_golden_stays_far_from_it() -> None:
 
 @pytest.mark.parametrize(
     "shards",
-    [(ROWS[:4],), (ROWS, ROWS), (ROWS[:, :3], ROWS[:, 3:]), (ROWS.T.copy(),)],
-    ids=["fewer", "replicas", "columns", "turned"],
+    [(ROWS[:4],), (ROWS, ROWS + 1), (ROWS[:, :3], ROWS[:, 3:]), (ROWS.T.copy(),)],
+    ids=["fewer", "strangers", "columns", "turned"],
 )
 def test_what_are_not_golden_rows_is_left(shards: tuple[NDArray[np.float32], ...]) -> None:
     assert _placed(*shards) is None
+
+
+def test_of_more_rows_zeros_and_golden_rows_again_are_left_out() -> None:
+    """As where each rank has all tokens, and zeros for experts that others have."""
+    first, second = ROWS[::-1].copy(), ROWS[[4, 0, 8, 2, 6, 1, 3, 5, 7]] * np.float32(1 + 1e-6)
+    first[4:], second[7:] = 0, 0
+    placed = _placed(first, second)
+    assert placed is not None
+    np.testing.assert_allclose(placed, ROWS, rtol=1e-5)
+    second[2, 1] *= 1.01
+    wrong = _placed(first, second)
+    assert wrong is None or not np.allclose(wrong, ROWS)
 
 
 def test_single_numbers_resemble_each_other_too_often() -> None:
