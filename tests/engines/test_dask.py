@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
 import dumpcmp
@@ -62,6 +63,24 @@ def test_workers_find_what_one_process_finds(cluster: Any, runs: tuple[Path, Pat
         told(by_client) == told(alone) == told(dumpcmp.compare(*runs, replay="all", executor=named))
     )
     assert dumpcmp.audit(runs[0], executor=named) == dumpcmp.audit(runs[0])
+
+
+def test_workers_import_as_one_process_does(cluster: Any, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    for step in range(4):
+        values: dict[str, Any] = {f"layers.{i}": np.full((50, 3), i + step) for i in range(5)}
+        np.savez(tmp_path / "d" / f"step{step}.npz", **values)
+    dumpcmp.import_dump(tmp_path / "d", tmp_path / "here")
+    named = f"dask:{cluster.scheduler_address}"
+    done = dumpcmp.import_dump(tmp_path / "d", tmp_path / "there", executor=named)
+    assert (done.num_values, done.num_steps) == (20, 4)
+    assert dumpcmp.audit(tmp_path / "there").sound
+    assert told(dumpcmp.compare(tmp_path / "here", tmp_path / "there"))
+    digests = [
+        {str(key): record.digest for key, record in dumpcmp.Archive(tmp_path / name).items()}
+        for name in ("here", "there")
+    ]
+    assert digests[0] == digests[1]
 
 
 def test_workers_compact_as_one_process_does(
