@@ -26,7 +26,7 @@ from dumpcmp.nouns.record import Call, Record, Source
 from dumpcmp.nouns.version import __version__
 
 MOST_NBYTES = 256 << 20  # of a part, unless it is one value
-MOST_VALUES = 8192  # of a part
+MOST_VALUES = 16_384  # of a part
 
 
 @dataclass(frozen=True, slots=True)

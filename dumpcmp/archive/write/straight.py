@@ -76,7 +76,12 @@ class StraightPart:
         self._calls: dict[tuple[str, int], int] = {}
         self._rows: dict[Key, int] = {}
         self._forms: dict[Any, tuple[Template, int]] = {}
-        self.told = PartTold()
+        self._nbytes = 0
+
+    @property
+    def told(self) -> PartTold:
+        """How much it has received."""
+        return PartTold(self._part.num_rows, self._nbytes)
 
     def call(self, call: Call) -> None:
         """Receive a call, before the Records of its values. The first of its name stays."""
@@ -88,12 +93,12 @@ class StraightPart:
         """Receive a value; `source` is None for a link (`same_as`) or a `problem`."""
         record = _storable(record)
         owner = (self._calls[record.key.op, record.key.call], *self._form(record), record.order)
-        row = self._rows[record.key] = self._part.num_rows
+        self._rows[record.key] = self._part.num_rows
         if record.same_as is not None:
             self._link(owner, record.same_as)
         else:
             self._value(owner, source if record.kept.holds else None)
-        self.told += PartTold(1, self._part.row(row)[7] if record.same_as is None else 0)
+            self._nbytes += owner[1].nbytes
 
     def _link(self, owner: Owner, earlier: Key) -> None:
         row = self._rows[earlier]
