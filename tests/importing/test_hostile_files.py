@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import zipfile
 from collections.abc import Callable
 from io import BytesIO
@@ -16,8 +17,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dumpcmp.archive.read.reader import Archive
 from dumpcmp.importing import import_dump
-from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.errors import ArchiveError, DumpcmpError
 from tests.importing.written import numbers
 
 
@@ -159,3 +161,37 @@ def test_what_fails_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="CRC"):
         import_dump(tmp_path / "d", tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
+
+
+def written(path: Path) -> None:
+    tensors = {"layers.0": torch.arange(12.0).reshape(3, 4), "b": torch.ones(4).bfloat16()}
+    if path.suffix == ".safetensors":
+        save_file(tensors, path)
+    elif path.suffix == ".pt":
+        torch.save(tensors, path, _use_new_zipfile_serialization=path.stem != "old")
+    elif path.suffix == ".npy":
+        np.save(path, tensors["layers.0"].numpy())
+    else:
+        np.savez_compressed(path, a=tensors["layers.0"].numpy())
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "old.pt", "a.npy", "a.npz"])
+def test_whatever_a_file_holds_is_imported_or_refused_in_a_sentence(
+    tmp_path: Path, name: str
+) -> None:
+    written(tmp_path / name)
+    whole, chance = (tmp_path / name).read_bytes(), random.Random(name)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        at = chance.randrange(len(damaged))
+        if chance.random() < 0.7:
+            damaged[at] = chance.choice([0, 255, chance.randrange(256)])
+        else:
+            del damaged[at : at + chance.randrange(1, 200)]
+        (tmp_path / name).write_bytes(damaged)
+        try:
+            import_dump(tmp_path / name, tmp_path / "out", overwrite=True)
+        except DumpcmpError as error:
+            assert error.message and "\n" not in error.message
+        else:
+            assert Archive(tmp_path / "out").complete
