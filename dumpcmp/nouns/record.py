@@ -137,7 +137,9 @@ class Source(Protocol):
     """The elements of a captured tensor, able to put themselves where they are wanted.
 
     One that takes the xxh3_128 of the bytes while it copies them may have it as `digest`, in
-    hexadecimal; a sink then need not take it again.
+    hexadecimal; a sink then need not take it again. One that lies in the host's memory may say
+    where, as `lying`: address, bytes of an element, shape and stride. A sink that copies from there
+    sets the digest.
     """
 
     @property

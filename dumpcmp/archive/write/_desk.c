@@ -225,7 +225,7 @@ static void write_fields(char *at, const Fields *fields, const char *magic, uint
     memcpy(at + 48, &fields->form, 4);
     memcpy(at + 52, &fields->row, 4);
     memcpy(at + 56, &fields->order, 8);
-    memcpy(at + 16, &sequence, 8); /* which makes it valid */
+    __atomic_store_n((uint64_t *)(at + 16), sequence, __ATOMIC_RELEASE); /* which makes it valid */
 }
 
 /* Hand the record on, which is complete; takes `entry`. 0, or -1 with an exception. */
@@ -454,7 +454,8 @@ static PyObject *lay_value(Desk *self, PyObject *const *args, Py_ssize_t num_arg
         Count nbytes = (Count)size;
         for (int i = 0; i < num_dims; i++)
             nbytes *= (Count)dims[i].count;
-        if (num_dims <= 0 || nbytes != form->nbytes)
+        int known = size == 1 || size == 2 || size == 4 || size == 8 || size == 16;
+        if (num_dims <= 0 || !known || nbytes != form->nbytes)
             goto end;
         const char *from = (const char *)(uintptr_t)PyLong_AsUnsignedLongLong(args[5]);
         if (PyErr_Occurred())

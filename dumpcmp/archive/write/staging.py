@@ -124,6 +124,29 @@ class Staging(Desk):
         step.changes_lane = nbytes >= WIDE_NBYTES
         return True
 
+    def lay_known(
+        self, call: Call, slot: str, form: Template, source: Source | None, same_as: Where | None
+    ) -> bool:
+        """Lay down such a value at once, if nothing is out of the ordinary; nobody holds a lock."""
+        step = self.step
+        if not self.is_open or step is None:
+            return False
+        if step.number != call.step or step.model != call.model:
+            return False
+        planned = step.calls.get((call.op, call.call))
+        if planned is None:
+            return False
+        if same_as is not None:
+            return self.lay_link(planned, slot, form, call.order, same_as) is not None
+        lying = getattr(source, "lying", None)
+        if lying is None:
+            return False
+        where = (call.op, call.call, slot)
+        digest = self.lay_value(planned, slot, where, form, call.order, *lying)
+        if digest is not None:
+            source.digest = digest  # type: ignore[union-attr]
+        return digest is not None
+
     def end_step(self, model: str, number: int) -> None:
         self.step = None
         self._steps.end(model, number)

@@ -188,6 +188,8 @@ class ArchiveWriter:
         """Receive a value whose form is known; False where `put` must have it described."""
         if not HOLD.depth:
             return False
+        if self._staging.lay_known(call, slot, form, source, same_as):
+            return True
         with self._turn, self._lock:
             if self._stopped or self._drain.error is not None:
                 return False

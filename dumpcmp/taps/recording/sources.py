@@ -50,6 +50,12 @@ class HostSource:
         self.nbytes = tensor.nbytes
         self.digest = ""  # xxh3_128 of what was copied, known after the copy
 
+    @property
+    def lying(self) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+        """Where the elements lie: address, bytes of one, shape and stride."""
+        tensor = self.tensor
+        return tensor.data_ptr(), tensor.itemsize, tensor.shape, tensor.stride()
+
     def copy_into(self, room: memoryview) -> None:
         """Copy the elements densely into `room`, and take their digest while they are hot."""
         if self.nbytes:
