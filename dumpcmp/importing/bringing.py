@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from dumpcmp.archive.copies import spool_room
 from dumpcmp.archive.paths import RankDirectory
+from dumpcmp.archive.schema import RUN_FILE
 from dumpcmp.archive.stores.urls import RemotePath, place
 from dumpcmp.archive.upload import check_free, upload
 from dumpcmp.archive.write.straight import PartPlace, PartTold, StraightRun, straight
@@ -19,7 +21,7 @@ from dumpcmp.execute import run_each
 from dumpcmp.importing.foreign import Foreign, ForeignFile, ForeignFileError
 from dumpcmp.importing.gathering import SourceFiles, Titled, find, gather, opened
 from dumpcmp.importing.titles import Title
-from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.errors import ArchiveError, EngineError
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.record import Call, Record, Source
@@ -231,7 +233,15 @@ def _cut(records: Sequence[tuple[Foreign, Record]]) -> Iterator[tuple[tuple[Fore
 
 
 def write_part(task: ImportTask) -> PartTold:
-    """Read the values of one part where they lie, and write it."""
+    """Read the values of one part where they lie, and write it where the others are written.
+
+    A worker that does not see what the import has begun there would write for itself alone.
+    """
+    if not (task.place.directory.path / RUN_FILE).is_file():
+        raise EngineError(
+            f"{socket.gethostname()} does not see {task.place.directory.path}, which was just made",
+            hint="import to a path that all workers share",
+        )
     with straight(task.place, sync=True) as part, _Open(task.format) as files:
         for call in task.calls:
             part.call(call)

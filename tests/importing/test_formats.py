@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing import compare
+from dumpcmp.execute import SerialExecutor
 from dumpcmp.importing import bringing, import_dump
-from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.importing.gathering import find, gather
+from dumpcmp.nouns.errors import ArchiveError, EngineError
 from dumpcmp.nouns.record import Kept
 from dumpcmp.nouns.value import DTYPES
 from tests.archive.values import SMALL_NUMBERS
@@ -113,6 +115,16 @@ def test_a_step_of_many_bytes_becomes_several_parts_and_jobs_share_them(
     assert compare(alone.path, tmp_path / "shared").exit_code == 0
     order = {call.order: call.op for call in alone.calls_at("Model", 0).values()}
     assert order == {i: f"layers.{i}" for i in range(12)}
+
+
+def test_a_worker_that_does_not_see_the_archive_writes_nothing(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", numbers((2,)))
+    files = find(tmp_path / "a.npy", "npy")
+    titled = gather(files, None, SerialExecutor())
+    (task,) = bringing.planned(titled, tmp_path / "elsewhere", "npy", "Model")
+    with pytest.raises(EngineError, match="does not see"):
+        bringing.write_part(task)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_what_has_no_dense_elements_is_told_and_not_left_out(tmp_path: Path) -> None:
