@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dumpcmp.archive.copies import spool_room
-from dumpcmp.archive.paths import RankDirectory
+from dumpcmp.archive.paths import RankDirectory, rank_directories
 from dumpcmp.archive.schema import RUN_FILE
 from dumpcmp.archive.stores.urls import RemotePath, place
 from dumpcmp.archive.upload import check_free, upload
@@ -129,10 +129,14 @@ def _room(path: Path, overwrite: bool) -> Iterator[Path]:
         yield path
         return
     path.store.check_writable()
+    path.refresh()
+    old = [directory.name for directory in rank_directories(path)]
+    for name in () if overwrite else old:
+        check_free(path, name, overwrite=False)  # before anything is read
     with spool_room() as folder:
         yield folder
-        for directory in folder.iterdir():
-            check_free(path, directory.name, overwrite=overwrite)
+        for name in old:
+            check_free(path, name, overwrite=overwrite)
         done = upload(folder, path)
         if not done.is_whole:
             raise ArchiveError(f"{path} is not whole: {'; '.join(done.left[:3])}")

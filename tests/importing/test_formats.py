@@ -189,3 +189,9 @@ def test_from_a_store_into_a_store(tmp_path: Path) -> None:
         "a": "bfloat16", "b": "float16", "c": "int16", "d": "float64",
     }  # fmt: skip
     assert bits_of(archive) == bits_of(imported(tmp_path))
+    with pytest.raises(ArchiveError, match="already holds a run"):
+        import_dump("memory://foreign", "memory://imported")
+    np.save(tmp_path / "rank1.npy", np.ones(2))
+    import_dump(tmp_path / "rank1.npy", "memory://imported", overwrite=True)
+    ranks = {name.partition("_")[0] for name in memory.find("/imported")}
+    assert ranks == {"/imported/worldsize2"}
