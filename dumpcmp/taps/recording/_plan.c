@@ -6,7 +6,8 @@
    not as it was goes the way in Python: a call that looks different, or a single value of it.
 
    Tensors are asked by the methods of torch that let nobody else run. The collector of garbage
-   rests meanwhile, so that no other code of Python runs in between, nor any handler of a signal. */
+   rests meanwhile, so that no other code of Python runs in between, nor any handler of a signal;
+   only where the way in Python is asked does it go on. */
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -52,6 +53,7 @@ typedef struct {
     unsigned long long num_calls, num_values, num_links, nbytes;
     unsigned long thread;
     char records_inputs, records_outputs, condenses, remembers, watches;
+    char collects; /* whether garbage is collected where code of Python runs */
 } Course;
 
 typedef struct {
@@ -70,12 +72,34 @@ static struct {
 static struct {
     PyObject *here, *known, *numbers, *sink, *is_open, *shape, *dtype, *device, *version, *cdata,
         *raw_repr, *f_back, *co_filename, *step, *start, *stop, *step_of_slice, *begin, *put,
-        *put_outputs, *watch, *tell, *empty, *is_foreign, *condense;
+        *put_outputs, *watch, *tell, *condense;
 } names;
 
 static PyObject *call1(PyObject *callable, PyObject *arg)
 {
     return PyObject_CallFunctionObjArgs(callable, arg, NULL);
+}
+
+/* Rest from collecting garbage, and go on where code of Python runs, which may change its mind. */
+static void rest(Course *course) { course->collects = (char)PyGC_Disable(); }
+
+static void go_on(Course *course)
+{
+    if (course->collects)
+        PyGC_Enable();
+}
+
+/* A method of the owner, which is written in Python, on up to four arguments. */
+static PyObject *ask(Course *course, PyObject *name, PyObject *one, PyObject *two, PyObject *three,
+                     PyObject *four)
+{
+    go_on(course);
+    PyObject *method = PyObject_GetAttr(course->owner, name);
+    PyObject *answer =
+        method ? PyObject_CallFunctionObjArgs(method, one, two, three, four, NULL) : NULL;
+    Py_XDECREF(method);
+    rest(course);
+    return answer;
 }
 
 /* A number that is taken; -1 with an exception where there is none. */
@@ -353,11 +377,7 @@ static PyObject *condensed(Course *course, Look *value, PyObject *tensor)
 {
     if (!course->condenses)
         return Py_NewRef(Py_None);
-    PyObject *method = PyObject_GetAttr(course->owner, names.condense);
-    PyObject *kept =
-        method ? PyObject_CallFunctionObjArgs(method, value, tensor, NULL) : NULL;
-    Py_XDECREF(method);
-    return kept;
+    return ask(course, names.condense, (PyObject *)value, tensor, NULL, NULL);
 }
 
 /* Lay down the bytes of a value, or what is kept of it; the digest of the value, or None. */
@@ -449,11 +469,8 @@ static int record(Course *course, PyObject *ticket, PyObject *values, Found *fou
             return -1;
         if (laid == LAID)
             continue;
-        PyObject *put = PyObject_GetAttr(course->owner, names.put), *done = NULL;
-        if (put)
-            done = PyObject_CallFunctionObjArgs(put, ticket, value, found->tensors[i],
-                                                laid == STRANGE ? Py_True : Py_False, NULL);
-        Py_XDECREF(put);
+        PyObject *done = ask(course, names.put, ticket, (PyObject *)value, found->tensors[i],
+                             laid == STRANGE ? Py_True : Py_False);
         Py_XDECREF(done);
         if (!done)
             return -1;
@@ -474,10 +491,8 @@ static int watch(Course *course, PyObject *ticket, PyObject *values, Found *foun
             Py_CLEAR(slots);
         Py_XDECREF(pair);
     }
-    PyObject *method = slots ? PyObject_GetAttr(course->owner, names.watch) : NULL;
-    PyObject *done = method ? PyObject_CallFunctionObjArgs(method, ticket, slots, NULL) : NULL;
+    PyObject *done = slots ? ask(course, names.watch, ticket, slots, NULL, NULL) : NULL;
     Py_XDECREF(slots);
-    Py_XDECREF(method);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -543,10 +558,7 @@ static PyObject *text_of(Course *course, Known *known, PyObject *order)
     PyObject *text = PyDict_GetItem(known->texts, order);
     if (text)
         return Py_NewRef(text);
-    PyObject *tell = PyObject_GetAttr(course->owner, names.tell);
-    text = tell ? PyObject_CallFunctionObjArgs(tell, known, order, NULL) : NULL;
-    Py_XDECREF(tell);
-    return text;
+    return ask(course, names.tell, (PyObject *)known, order, NULL, NULL);
 }
 
 /* Tell the archive of the call; gives (known, planned, order). */
@@ -560,9 +572,7 @@ static PyObject *declare(Course *course, Known *known)
                                                known->call, text, order, NULL);
     if (text && !PyErr_Occurred() && (!planned || planned == Py_None)) {
         Py_XDECREF(planned);
-        PyObject *begin = PyObject_GetAttr(course->owner, names.begin);
-        planned = begin ? PyObject_CallFunctionObjArgs(begin, known, order, NULL) : NULL;
-        Py_XDECREF(begin);
+        planned = ask(course, names.begin, (PyObject *)known, order, NULL, NULL);
     }
     if (planned)
         ticket = PyTuple_Pack(3, known, planned, order);
@@ -605,10 +615,9 @@ static PyObject *taking(PyObject *self, PyObject *const *args, Py_ssize_t num_ar
     }
     if (!is_usual(course, is_module) || !acquire(course))
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-    int was_enabled = PyGC_Disable();
+    rest(course);
     PyObject *ticket = take(course, args[0], args[1], args[2]);
-    if (was_enabled)
-        PyGC_Enable();
+    go_on(course);
     release(course);
     if (PyErr_Occurred()) {
         Py_XDECREF(ticket);
@@ -637,12 +646,11 @@ static int give(Course *course, PyObject *ticket, PyObject *given)
     if (same < 0)
         return -1;
     if (same && acquire(course)) {
-        int was_enabled = PyGC_Disable();
+        rest(course);
         int done = record(course, ticket, known->outputs, &found);
         if (!done)
             done = watch(course, ticket, known->outputs, &found);
-        if (was_enabled)
-            PyGC_Enable();
+        go_on(course);
         release(course);
         return done;
     }
@@ -930,7 +938,7 @@ static int name_all(void)
     static const char *const words[] = {
         "here", "known", "_numbers", "sink", "is_open", "shape", "dtype", "device", "_version",
         "_cdata", "raw_repr", "f_back", "co_filename", "step", "start", "stop", "step", "begin",
-        "put", "put_outputs", "watch", "tell", "", "is_foreign", "condense",
+        "put", "put_outputs", "watch", "tell", "condense",
     };
     PyObject **fields = (PyObject **)&names;
     _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");
