@@ -50,7 +50,12 @@ def _terms(sides: Partners, pairs: Sequence[Pair]) -> set[Key | None]:
 
 
 def _is_part(listing: Listing, gradient: Key, whole: Key) -> bool:
-    """Whether it has as many elements as the `whole`, and others."""
+    """Whether it has as many elements as the `whole`, and others, on the ranks that have that.
+
+    What another stage of a pipeline gives back is sent to the whole, and judged by itself.
+    """
     one, other = listing.record(gradient), listing.record(whole)
     known = content_of(one), content_of(other)
-    return one.shape == other.shape and None not in known and known[0] != known[1]
+    here, there = ({r.rank for r in listing.values[key]} for key in (gradient, whole))
+    is_other = None not in known and known[0] != known[1]
+    return one.shape == other.shape and is_other and here == there
