@@ -39,17 +39,22 @@ def followers(
             shown = [one for one in side.shown(key) if one.both]
             if not pair.both:
                 taken[pair] = shown
-            elif side is theirs and key in target.links:  # a share, of what golden has there, too
+            elif side is theirs and _is_share(key, target):  # of what golden has there, too
                 first = golden.first(pair.golden) if pair.golden else None
-                taken[pair] = [
-                    one for one in shown if one.golden and golden.first(one.golden) == first
-                ]
+                taken[pair] = [o for o in shown if o.golden and golden.first(o.golden) == first]
             after = side.after(key)
             made = (side.pairs[other] for other in after or () if other in side.pairs)
             found[pair] += [other for other in made if other is not pair]
             if after is None or side.is_end(key):
                 ends.add(pair)
     return Following(found, frozenset(ends), taken)
+
+
+def _is_share(key: Key, listing: Listing) -> bool:
+    """Whether some ranks alone take their share of an earlier value, which others have, too."""
+    origin = listing.links.get(key)
+    ranks, others = ({r.rank for r in listing.values.get(k, ())} for k in (key, origin or key))
+    return ranks < others and not key.slot.is_gradient
 
 
 def _by_key(items: Iterable[tuple[Key | None, Pair]]) -> dict[Key, Pair]:

@@ -116,3 +116,30 @@ def test_what_was_sent_is_right_where_another_rank_takes_it_and_agrees(
     judged |= dict.fromkeys((sent, alone), Judgement(Verdict.UNPAIRED, ""))
     found = cover(judged, followers([sent, alone, took], Listing({}), target))
     assert found.get(alone, judged[alone]).verdict is Verdict(expected)
+
+
+@pytest.mark.parametrize("taking, expected", [((0,), "COVERED"), ((0, 1), "INCONCLUSIVE")])
+def test_only_a_share_that_some_ranks_take_is_right_where_it_was_made(
+    taking: tuple[int, ...], expected: str
+) -> None:
+    """What all ranks have once more may be terms, which are right in one place and not here."""
+    first, again = Key("M", 0, "a/f", 0, "output.0"), Key("M", 0, "b/g", 0, "input.0")
+    golden = Listing(
+        {
+            first: (Record(first, 0, "float32", (4,)),),
+            again: (Record(again, 1, "float32", (4,), same_as=first),),
+        }
+    )
+    target = Listing(
+        {
+            first: tuple(Record(first, 0, "float32", (2,), rank=rank) for rank in (0, 1)),
+            again: tuple(
+                Record(again, 1, "float32", (2,), rank=rank, same_as=first) for rank in taking
+            ),
+        },
+        num_ranks=2,
+    )
+    made, taken = Pair(first, first), Pair(again, again)
+    said = {made: Judgement(Verdict.PASS, ""), taken: Judgement(Verdict.INCONCLUSIVE, "")}
+    found = cover(said, followers([made, taken], golden, target, lambda pair: pair is taken))
+    assert found.get(taken, said[taken]).verdict is Verdict(expected)
