@@ -37,9 +37,11 @@ def test_json_keeps_to_its_schema(outcome: Outcome, tmp_path: Path) -> None:
     checker.check_schema(schema)
     told = json.loads(written(outcome, "json", tmp_path).read_text())
     assert told == json.loads(json.dumps(as_json(outcome)))
-    for report in (told, as_json(compare(SAMPLES / "golden", SAMPLES / "golden"))):
+    same = as_json(compare(SAMPLES / "golden", SAMPLES / "golden"))
+    for report in (told, same | {"rows": same["rows"][:40]}):  # which are all alike
         assert [error.message for error in checker.iter_errors(report)][:3] == []
-    assert list(checker.iter_errors(told | {"exit_code": 7}))
+    assert not checker.is_valid(told | {"rows": [], "exit_code": 7})
+    assert checker.is_valid(told | {"rows": []})
     assert set(schema["required"]) == set(told)
 
 
