@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dumpcmp.cli import main
 from dumpcmp.taps.distributed import ranks
@@ -144,6 +145,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [str(room), *sys.path])
     monkeypatch.setattr(sys, "argv", [""])
     monkeypatch.setattr(ranks, "_stated", [])  # what set_rank says is for a whole process
+    monkeypatch.setattr(ranks, "_layouts", WeakIdKeyDictionary())  # and tensors may live on
     torch._dynamo.reset()
     yield room
     for name, module in list(sys.modules.items()):

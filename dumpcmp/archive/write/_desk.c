@@ -555,7 +555,7 @@ static PyObject *lay(PyObject *object, PyObject *const *args, Py_ssize_t num_arg
         PyErr_SetString(PyExc_TypeError, "lay: wrong number of arguments");
         return NULL;
     }
-    if (!self->is_open || !self->step)
+    if (!self->is_open || !self->step || self->step == Py_None) /* another thread ended a step */
         Py_RETURN_NONE;
     int was_enabled = PyGC_Disable();
     int is_ours = is_free(self);
