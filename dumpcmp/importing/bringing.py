@@ -45,9 +45,10 @@ class Imported:
     problems: tuple[str, ...] = ()  # of values whose elements could not be had
 
     def __str__(self) -> str:
+        tool = "" if self.format == "auto" else f", from {self.format}"
         return (
-            f"{self.path}: {self.num_values} values, {readable(self.nbytes)}, of "
-            f"{self.num_steps} tokens on {self.num_ranks} ranks, from {self.format}"
+            f"{self.path}: {self.num_values} values, {readable(self.nbytes)}; "
+            f"tokens: {self.num_steps}, ranks: {self.num_ranks}{tool}"
         )
 
 
