@@ -92,6 +92,19 @@ def test_a_slow_disk_makes_the_producer_wait_in_bounded_memory(
     assert len(Archive(tmp_path / "d")) == 100
 
 
+def test_a_step_stays_open_however_many_steps_of_other_models_come(tmp_path: Path) -> None:
+    """As where a thread rests in the midst of its step, while others go on."""
+    with ArchiveWriter(tmp_path / "d") as sink:
+        put(sink, key("first"), np.arange(4.0))
+        for number in range(40):
+            other = replace(key("op", step=number), model="Other")
+            sink.put(record(other, np.ones(4)), Dense(np.ones(4)))
+        link = record(key("second"), np.arange(4.0))
+        sink.put(replace(link, same_as=key("first")), None)
+    found = Archive(tmp_path / "d")[key("second")]
+    assert found.same_as == key("first") and not found.problem
+
+
 def test_a_new_part_begins_where_one_is_full_and_links_reach_across(tmp_path: Path) -> None:
     first = np.arange(100.0)
     with ArchiveWriter(tmp_path / "d", part_nbytes=20_000) as sink:

@@ -16,7 +16,8 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Where
 
 LANE_NBYTES = 1 << 30  # parts must be allowed to grow so large for lanes, lest there be too many
-MOST_OPEN = 8  # steps; an older one is sealed, and a late value of it begins a new part
+MOST_STEPS = 8  # of a model; an older one is sealed, and a late value of it begins a new part
+MOST_IN_ALL = 64  # of all models, each of which may be in the midst of one on a thread of its own
 
 
 class PartPlan(Filling):
@@ -94,11 +95,18 @@ class Steps:
     def get(self, model: str, number: int) -> StepPlan:
         step = self._open.pop((model, number), None)
         if step is None:
-            if len(self._open) >= MOST_OPEN:
-                self.end(*next(iter(self._open)))
+            self._make_room(model)
             step = StepPlan(model, number, self._new_plan(model, number))
         self._open[model, number] = step
         return step
+
+    def _make_room(self, model: str) -> None:
+        """Seal the oldest step of `model`, or of all, where there are many."""
+        own = [place for place in self._open if place[0] == model]
+        if len(own) >= MOST_STEPS:
+            self.end(*own[0])
+        elif len(self._open) >= MOST_IN_ALL:
+            self.end(*next(iter(self._open)))
 
     def next_plan(self, step: StepPlan) -> PartPlan:
         """The part for what comes next of `step`: the next of its lanes, and a new one if full."""

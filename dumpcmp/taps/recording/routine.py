@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -87,9 +86,6 @@ def routine_of(step: Repeating) -> Routine | None:
     if not IS_ABLE or desk is None or not desk.is_open:
         return None
     if distributed.is_distributed() or distributed.has_stated() or outlet.is_taped:
-        return None
-    outlet.threads.add(get_ident())
-    if len(outlet.threads) > 1:  # steps in the midst of each other go one way, under one lock
         return None
     return Routine(step, desk)
 

@@ -101,7 +101,6 @@ class Outlet:
         self.condense_taped: Condense | None = None  # which a CUDA graph can take in, if any can
         self.remembers = True  # what it was handed, so that it can be linked to when it comes again
         self.graph_budget: int | None = None  # bytes of a device that CUDA graphs may fill for us
-        self.threads: set[int] = set()  # that steps began on
         self.weights = Weights.WHOLE if tap.weights else Weights.NOTHING
         self.weigh: Condense | None = None  # takes Summaries of parameters and buffers
         self.is_inert = (
