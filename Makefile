@@ -6,6 +6,10 @@ BIN := $(VENV)/bin
 SCALE ?= 1
 READY := $(VENV)/.ready
 
+# Set-up compiles nothing, as most is never imported. What is imported must be kept compiled: hundreds
+# of processes of the tests import torch, and one that has to compile it first takes twice the time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo demo-scale test tests test-native lint bench fuzz wheel samples clean
 
 help:  ## list the targets
