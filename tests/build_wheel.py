@@ -14,6 +14,7 @@ LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "*.egg-info", "build", "*.so"
 CORES = (
     "dumpcmp/measure/_pairs",
     "dumpcmp/summary/_onepass",
+    "dumpcmp/summary/gpu/_rows",
     "dumpcmp/taps/recording/_gather",
     "dumpcmp/taps/recording/_plan",
     "dumpcmp/archive/write/_desk",

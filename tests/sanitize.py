@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 TESTS = (
     "tests/measure/test_core.py",
     "tests/summary/test_accumulator.py",
+    "tests/summary/test_rows.py",
+    "tests/taps/test_weights.py",
     "tests/taps/test_sources.py",
     "tests/taps/test_known_values.py",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,55 @@ def test_weights_are_recorded_once_and_where_they_change(
         assert (record.dtype, record.shape) == (str(state[name].dtype)[6:], state[name].shape)
         if record.kept is Kept.FULL:
             assert torch.equal(archive.tensor(key), state[name])
+
+
+def _grown(net: Net) -> None:
+    net.more = nn.Linear(3, 3)
+
+
+def _replaced(net: Net) -> None:
+    net.up.bias = nn.Parameter(torch.ones(48))
+
+
+def _written(net: Net) -> None:
+    net.held.weight.mul_(2)
+
+
+def _moved(net: Net) -> None:
+    net.mask.data = net.mask.data.clone()
+
+
+def _odd(net: Net) -> None:
+    net.mask = torch.nn.Buffer(torch.ones(24, 24).as_subclass(Odd))
+
+
+class Odd(Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda net: None, set()),
+        (_grown, {"more param.weight", "more param.bias"}),
+        (_replaced, {"up param.bias"}),
+        (_written, {"held param.weight"}),
+        (_moved, {"<root> buffer.mask"}),
+        (_odd, {"<root> buffer.mask"}),
+    ],
+    ids=lambda case: getattr(case, "__name__", ""),
+)
+def test_what_changes_between_steps_is_recorded_again_and_nothing_else(
+    change: Callable[[Net], None], names: set[str], tmp_path: Path
+) -> None:
+    net = Net().eval()
+    with torch.no_grad(), dumpcmp.capture(net, tmp_path / "d", level="modules"):
+        for step in range(5):
+            if step == 2:
+                change(net)
+            net(torch.ones(5, 24))
+    told = [key for key in Archive(tmp_path / "d") if key.slot.is_weight and key.step]
+    assert {(key.step, f"{key.op} {key.slot}") for key in told} == {(2, name) for name in names}
 
 
 def test_functions_link_to_the_weights_that_they_take(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ tl: Any = import_module("triton.language")
 
 @triton.jit  # type: ignore[untyped-decorator]
 def add_pages(  # type: ignore[no-untyped-def]
-    x, lines, pages, partials, count, num_pages, bits: tl.constexpr
+    x, lines, pages, partials, count, num_pages, bits: tl.constexpr, most: tl.constexpr
 ):
     """Add every so manieth page of words, each times its factors, in 64 bits that wrap.
 
     A lane has one factor in all pages, so that it is multiplied in at the end. Integers that wrap
-    add up to the same in any order.
+    add up to the same in any order. How many programs there were lies behind the `most` of them.
     """
     lane = tl.arange(0, 4096)
     total = tl.zeros((4096,), tl.int64)
@@ -27,3 +27,5 @@ def add_pages(  # type: ignore[no-untyped-def]
             word = word & ((1 << bits) - 1)
         total += word * tl.load(pages + page)
     tl.store(partials + tl.program_id(0), tl.sum(total * tl.load(lines + lane), 0))
+    if tl.program_id(0) == 0:
+        tl.store(partials + most, tl.num_programs(0).to(tl.int64))

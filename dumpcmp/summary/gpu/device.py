@@ -70,7 +70,7 @@ class Summariser:
                 try:
                     dense = _dense(tensor)
                     flat = dense if is_ready else _summable(dense.detach().view(-1))
-                    again = maker.row if is_ready else None
+                    again = maker.again if is_ready else None
                     return DeviceRow(stored, *maker.row(flat, dense), again=again)
                 except Exception as error:
                     self._go_without(error)

@@ -1,17 +1,23 @@
 """Launches the kernels that summarise a CUDA tensor, with all but the tensor settled before."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.built import built
 from dumpcmp.summary.checksums import PAGE
 from dumpcmp.summary.gpu.adding import add_pages
+from dumpcmp.summary.gpu.kernels import Launch
 from dumpcmp.summary.gpu.memory import MOST_PARTIALS, Batch, Room, Tables
 from dumpcmp.summary.gpu.onepass import finish, sum_units, tl
 
+_core: Any = built("dumpcmp.summary.gpu._rows")
 _BLOCK = 16384
 _SLABS = 8  # of a turned block, each summed by programs of its own
 _ALIGNED = 16  # bytes, the most that a thread loads at once
@@ -63,11 +69,18 @@ class Tuning:
         return start, end, first, last, edge, edge_end, edge_step, groups
 
 
-class RowMaker:
-    """How tensors of one length, dtype and device become packed rows, in two launches.
+@cache
+def _driver_launches() -> bool:
+    """Whether the driver can be asked directly to launch a kernel."""
+    return _core is not None and bool(_core.open_driver("libcuda.so.1"))
 
-    Everything but the tensor is settled once, so that a row costs the host little. With `words`,
-    the bits of such a tensor's elements, rows have its checksum, by one launch more.
+
+class RowMaker:
+    """How tensors of one length, dtype and device become packed rows.
+
+    Everything but the tensor is settled once, so that a row costs the host little: a launch for
+    its sums, and of those of several rows one that finishes them. With `words`, the bits of such
+    a tensor's elements, rows have its checksum, by one launch more.
     """
 
     def __init__(
@@ -78,23 +91,17 @@ class RowMaker:
         self._device = flat.device
         self._index = flat.device.index
         self._tables = tables
-        self._length = head + size
-        self._count = flat.numel()
+        self._shape = (size, head)
         self._numbers = span = tuning.span(start, flat.numel(), flat.device)
         self._most = tuning.num_groups(flat.device)
         self.groups = span[-1]
         turns = tables.packed_turns((span[3] + 1) * tuning.blocks)
-        places = tables.places(size)
-        self._tensors = (turns, tables.half_words, places)  # which stay alive with the maker
+        self._tensors = (turns, tables.half_words)  # which stay alive with the maker
         self._addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
         grid, dtypes = (_SLABS, self.groups, 1), (flat.dtype, *_SUM)
-        self._sum = _Launch(sum_units, grid, dtypes, tuning.constants, tuning.options)
-        many = 1 << (self.groups * _SLABS - 1).bit_length()
+        self._sum = Launch(sum_units, grid, dtypes, tuning.constants, tuning.options)
         self._adding = None if words is None else _Adding(words, tables)
-        num_partials = self._adding.num_partials if self._adding else 0
-        constants = (head, places.shape[1], many, num_partials)
-        grid = (size // 8 + 1, 1, 1)
-        self._finish = _Launch(finish, grid, _FINISH, constants, {"num_warps": 16})
+        self._quick: Any = None  # makes rows by one call of C, once all kernels are compiled
 
     def row(self, flat: Tensor, words: Tensor | None = None) -> tuple[Batch, int]:
         """The packed summary of a whole tensor with one sketch: a row of a Batch.
@@ -106,59 +113,100 @@ class RowMaker:
                 return self.row(flat, words)
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         room = self._room(stream)
-        sums, totals, partials = room.scratch
         batch = room.batch
         number = batch.num_filled
+        sums, totals, partials = room.scratch(number)
         self._sum_up(flat, sums, totals, stream)
         if self._adding is not None:
             self._adding(flat if words is None else words, partials, stream)
-        row = batch.address + number * batch.row_nbytes
-        pointers = (sums, totals, self._addresses[2], row, partials)
-        self._finish(stream, pointers, (self._count, self.groups))
-        batch.num_filled = number + 1
+        room.count(batch)
         return batch, number
+
+    @property
+    def again(self) -> Any:
+        """What makes the row of a dense tensor that lies at some address, by one call of C.
+
+        None before all kernels are compiled, or where they cannot be launched so.
+        """
+        adding, summing = self._adding, self._sum.compiled
+        if self._quick is None and summing is not None and _driver_launches():
+            more = adding and adding.launch.compiled
+            if adding is None or more is not None:
+                asks = (torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, self._room)
+                fixed = (self._addresses, self._numbers, adding and adding.fixed)
+                self._quick = _core.Rows(self._index, *asks, summing, more, *fixed)
+        return self._quick
 
     def alone(self, flat: Tensor) -> Tensor:
         """The same as a row of its own, in memory of its own, which a CUDA graph can fill anew."""
-        new, device = torch.empty, self._device
+        new, device, (size, head) = torch.empty, self._device, self._shape
         with torch.cuda.device(device):
             stream = torch.cuda.current_stream().cuda_stream
-            sums = new(self.groups, _BLOCK, dtype=torch.float64, device=device)
-            totals = new(self.groups * _SLABS, 8, dtype=torch.float64, device=device)
-            partials = new(MOST_PARTIALS, dtype=torch.int64, device=device)
-            row = new(self._length, dtype=torch.float64, device=device)
+            sums, totals = self._scratch()
+            partials = new(MOST_PARTIALS + 8, dtype=torch.int64, device=device)
+            row = new(head + size, dtype=torch.float64, device=device)
             self._sum_up(flat, sums.data_ptr(), totals.data_ptr(), stream)
             if self._adding is not None:
                 self._adding(flat, partials.data_ptr(), stream)
-            held = (sums, totals, self._tensors[2], row, partials)
-            pointers = tuple(tensor.data_ptr() for tensor in held)
-            self._finish(stream, pointers, (self._count, self.groups))
+            lying = [tensor.data_ptr() for tensor in (sums, totals, row, partials)]
+            self._finishing()(stream, lying, 1)
         return row
 
     def sums(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of the turned blocks by group of units, and totals by program."""
-        device, groups = self._device, self.groups
-        with torch.cuda.device(device):
-            sums = torch.empty(groups, _BLOCK, dtype=torch.float64, device=device)
-            totals = torch.empty(groups * _SLABS, 8, dtype=torch.float64, device=device)
+        with torch.cuda.device(self._device):
+            sums, totals = self._scratch()
             stream = torch.cuda.current_stream().cuda_stream
             self._sum_up(flat, sums.data_ptr(), totals.data_ptr(), stream)
-        return sums, totals
+        return sums, totals[1:]
+
+    def _scratch(self) -> tuple[Tensor, Tensor]:
+        new, device, groups = torch.empty, self._device, self.groups
+        sums = new(groups, _BLOCK, dtype=torch.float64, device=device)
+        return sums, new(groups * _SLABS + 1, 8, dtype=torch.float64, device=device)
 
     def _sum_up(self, flat: Tensor, sums: int, totals: int, stream: int) -> None:
         address = flat.data_ptr()
         if address % _ALIGNED:
             flat = flat.clone()
             address = flat.data_ptr()
-        self._sum(stream, (address, sums, totals, *self._addresses[:2]), self._numbers)
+        self._sum(stream, (address, sums, totals, *self._addresses), self._numbers)
+
+    def _finishing(self) -> Finishing:
+        """What finishes rows of this shape, with as many groups and with or without a checksum."""
+        key = (*self._shape, self._most, self._adding is not None)
+        found = self._tables.finishing.get(key)
+        if found is None:
+            found = self._tables.finishing[key] = Finishing(self._tables, *key)
+        return found
 
     def _room(self, stream: int) -> Room:
         """Memory shared by all rows of a stream, since its kernels run in order."""
-        key = (stream, get_ident(), self._most, self._length)
+        finishing = self._finishing()
+        key = (stream, get_ident(), id(finishing))
         room = self._tables.rooms.get(key)
         if room is None:
-            room = self._tables.rooms[key] = Room(self._most, self._length, self._device)
+            size, head = self._shape
+            room = Room(self._most, head + size, self._device, finishing)
+            self._tables.rooms[key] = room
         return room
+
+
+class Finishing:
+    """Makes packed rows of the sums in scratch memory, as many as lie there, by one launch."""
+
+    def __init__(self, tables: Tables, size: int, head: int, most: int, checksum: bool) -> None:
+        self._places = tables.places(size)  # which stays alive with it
+        many = 1 << (most * _SLABS - 1).bit_length()
+        constants = (head, size, self._places.shape[1], most, many, MOST_PARTIALS, int(checksum))
+        self._programs = size // 8 + 1
+        grid = (self._programs, 1, 1)
+        self._launch = Launch(finish, grid, _FINISH, constants, {"num_warps": 16})
+
+    def __call__(self, stream: int, lying: Sequence[int], count: int) -> None:
+        """Finish `count` rows; sums, totals, row and partials of the first are `lying` there."""
+        pointers = (*lying[:2], self._places.data_ptr(), *lying[2:])
+        self._launch(stream, pointers, grid=(self._programs, count, 1))
 
 
 class _Adding:
@@ -166,74 +214,19 @@ class _Adding:
 
     def __init__(self, words: Tensor, tables: Tables) -> None:
         num_pages = -(-words.numel() // PAGE)
-        self.num_partials = min(MOST_PARTIALS, max(16, 1 << (num_pages - 1).bit_length()))
+        num_partials = min(MOST_PARTIALS, max(16, 1 << (num_pages - 1).bit_length()))
         self._tensors = (tables.lines, tables.pages(num_pages))  # which stay alive with it
         self._addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
         self._numbers = (words.numel(), num_pages)
         dtypes = (WORDS[words.itemsize], *_ADD)
-        grid, bits = (self.num_partials, 1, 1), 8 * words.itemsize
-        self._add = _Launch(add_pages, grid, dtypes, (bits,), {"num_warps": 8})
+        grid, constants = (num_partials, 1, 1), (8 * words.itemsize, MOST_PARTIALS)
+        self.launch = Launch(add_pages, grid, dtypes, constants, {"num_warps": 8})
+        self.fixed = (self._addresses, self._numbers)
 
     def __call__(self, words: Tensor, partials: int, stream: int) -> None:
         if words.data_ptr() % _ALIGNED:
             words = words.clone()
-        self._add(stream, (words.data_ptr(), *self._addresses, partials), self._numbers)
-
-
-@dataclass(slots=True, eq=False)
-class _Launch:
-    """A kernel with its grid and constants, launched without Triton's look-ups when it can be."""
-
-    _kernel: Any
-    _grid: tuple[int, int, int]
-    _dtypes: tuple[torch.dtype, ...]  # of what the pointers point to
-    _constants: tuple[Any, ...]
-    _options: dict[str, int]
-    _before: tuple[Any, ...] = ()  # what the compiled kernel wants before the arguments
-    _launch: Any = None
-    _direct: bool = True  # until it fails once
-
-    def __call__(self, stream: int, pointers: tuple[int, ...], numbers: tuple[int, ...]) -> None:
-        if self._launch is None:
-            self._compile(pointers, numbers)
-            return
-        try:
-            self._launch(*self._grid, stream, *self._before, *pointers, *numbers, *self._constants)
-        except TypeError:  # the compiled kernels of another Triton take other arguments
-            self._launch, self._direct = None, False
-            self._compile(pointers, numbers)
-
-    def _compile(self, pointers: tuple[int, ...], numbers: tuple[int, ...]) -> None:
-        """Launch in Triton's own way, and keep the way to what it has compiled."""
-        typed = map(_Pointer, pointers, self._dtypes)
-        launch = self._kernel[self._grid]
-        compiled = launch(*typed, *numbers, *self._constants, **self._options)
-        run: Any = getattr(compiled, "run", None)
-        if not self._direct or getattr(run, "__dict__", {}).keys() != _LAUNCHER:
-            return
-        if run.global_scratch_size or run.profile_scratch_size:
-            return
-        told = (compiled.function, run.launch_cooperative_grid, run.launch_pdl)
-        self._before = (*told, None, None, compiled.packed_metadata, None, None, None)
-        self._launch = run.launch
-
-
-# The fields of Triton's launcher whose way of launching is known here; others are left to Triton.
-_LAUNCHER = {
-    "global_scratch_align", "global_scratch_size", "launch", "launch_cooperative_grid",
-    "launch_pdl", "num_ctas", "profile_scratch_align", "profile_scratch_size",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Pointer:
-    """An address as Triton takes it when it compiles."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.address
+        self.launch(stream, (words.data_ptr(), *self._addresses, partials), self._numbers)
 
 
 def summed(flat: Tensor, start: int, tables: Tables) -> tuple[Tensor, Tensor]:

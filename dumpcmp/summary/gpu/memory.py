@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dumpcmp.handlers import HOLD
+from dumpcmp.nouns.built import built
 from dumpcmp.nouns.record import Stored
 from dumpcmp.summary.checksums import line_factors, page_factors
 from dumpcmp.summary.sketch import BLOCK, RUN, hash_of
@@ -21,52 +23,104 @@ MOST = 64  # rows of a Batch
 WORTHWHILE = 16  # rows that are brought at once; for fewer it waits, lest each comes by itself
 PATIENCE_SECONDS = 0.003
 MOST_PARTIALS = 512  # programs that add up the pages of a checksum
+SCRATCH_NBYTES = 32 << 20  # for sums of tensors that are not rows yet
+
+_core: Any = built("dumpcmp.summary.gpu._rows")
 
 
-class Batch:
+class Slate:
+    """How far the rows of a Batch are."""
+
+    __slots__ = (
+        "address", "host", "most", "num_arrived", "num_filled", "num_finished", "row_nbytes",
+    )  # fmt: skip
+
+    address: int  # of its first row
+    host: int  # the same, where rows arrive
+    row_nbytes: int
+    num_filled: int  # rows whose sums are under way
+    num_finished: int  # and that were made of them
+    num_arrived: int  # on the host
+    most: int
+
+
+class Workbench:
+    """Where sums lie before they are rows."""
+
+    __slots__ = (
+        "num_places", "partials", "partials_nbytes", "slate", "sums", "sums_nbytes", "totals",
+        "totals_nbytes",
+    )  # fmt: skip
+
+    sums: int
+    sums_nbytes: int  # of one row's
+    totals: int
+    totals_nbytes: int
+    partials: int  # of checksums
+    partials_nbytes: int
+    num_places: int
+    slate: Any  # that is being filled
+
+
+if not TYPE_CHECKING and _core is not None:
+    Slate, Workbench = _core.Slate, _core.Workbench
+
+
+class Batch(Slate):
     """Rows of one length that one stream fills, and that travel to pinned memory together.
 
     One thread fills it, by launching what makes row `num_filled` and then counting it; any
     thread may fetch. No row needs an event of its own, and none is copied by itself.
     """
 
-    def __init__(self, length: int, stream: torch.cuda.Stream, side: torch.cuda.Stream) -> None:
+    def __init__(self, length: int, room: Room, stream: torch.cuda.Stream) -> None:
         self.room = torch.empty(MOST, length, dtype=torch.float64, device=stream.device)
         self.row_nbytes = length * self.room.itemsize
         self.address = self.room.data_ptr()
-        self.num_filled = 0
-        self._stream = stream
-        self._side = side  # on which rows leave
-        self._num_arrived = 0
+        self.num_filled = self.num_finished = self.num_arrived = 0
+        self.most = MOST
+        self._owner = room
+        self._stream, self.stream_address = stream, stream.cuda_stream
         self._host = memoryview(b"")
         self._lock = threading.Lock()
 
     def fetch(self, index: int) -> memoryview:
         """The bytes of row `index`, on the host; waits for the device."""
         with self._lock:
-            if index >= self._num_arrived:
+            if index >= self.num_arrived:
                 if self.num_filled - index < WORTHWHILE and self.num_filled < MOST:
                     time.sleep(PATIENCE_SECONDS)
-                self._bring(self.num_filled)
+                self._bring()
         return self._host[index * self.row_nbytes : (index + 1) * self.row_nbytes]
 
     def fill(self, index: int, room: memoryview) -> None:
         """Wait for row `index`, and put it into `room`."""
         room[:] = self.fetch(index)
 
-    def _bring(self, count: int) -> None:
-        if not self._num_arrived:
+    def finish(self) -> int:
+        """Have rows made of all that was summed; gives their number."""
+        with torch.cuda.stream(self._stream):  # where Triton launches what it has just compiled
+            return self._owner.finish(self)
+
+    def _bring(self) -> None:
+        if not self.num_arrived:
             self._pinned = torch.empty(self.room.shape, dtype=torch.float64, pin_memory=True)
             self._host = self._pinned.numpy().data.cast("B")
-        rows = slice(self._num_arrived, count)
-        self._side.wait_stream(self._stream)
-        with torch.cuda.stream(self._side):
+            self.host = self._pinned.data_ptr()
+        side = self._owner.side
+        count = self.finish()
+        rows = slice(self.num_arrived, count)
+        side.wait_stream(self._stream)
+        with torch.cuda.stream(side):
             self._pinned[rows].copy_(self.room[rows], non_blocking=True)
-        self._side.synchronize()
-        self._num_arrived = count
+        side.synchronize()
+        if _core is not None:
+            _core.arrived(count - self.num_arrived)
+        self.num_arrived = count
 
 
-RowAgain = Callable[[Tensor], tuple[Batch, int]]
+# Makes the row of a dense tensor that lies at an address; gives what fills a room with it later.
+RowAgain = Callable[[int, Tensor], Callable[[memoryview], None] | None]
 
 
 class DeviceRow(NamedTuple):
@@ -76,11 +130,12 @@ class DeviceRow(NamedTuple):
     batch: Batch
     number: int
     digest: str = ""  # none is taken on a device
-    again: RowAgain | None = None  # makes the row of another tensor like it, if that is dense
+    again: RowAgain | None = None  # of another tensor like it
 
     @property
     def numbers(self) -> Tensor:
         """The row, on the device."""
+        self.batch.finish()
         return self.batch.room[self.number]
 
     @property
@@ -101,27 +156,64 @@ class DeviceRow(NamedTuple):
         self.batch.fill(self.number, room)
 
 
-class Room:
-    """What one thread's kernels on one stream share: scratch memory, and a Batch to fill."""
+class Room(Workbench):
+    """What one thread's kernels on one stream share: scratch memory, and a Batch to fill.
 
-    def __init__(self, groups: int, length: int, device: torch.device) -> None:
-        self._device = device
-        self._length = length
-        self._sums = torch.empty(groups, 16384, dtype=torch.float64, device=device)
-        self._totals = torch.empty(groups * 8, 8, dtype=torch.float64, device=device)
-        self._partials = torch.empty(MOST_PARTIALS, dtype=torch.int64, device=device)
-        self.scratch = (self._sums.data_ptr(), self._totals.data_ptr(), self._partials.data_ptr())
-        self._side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._batch: Batch | None = None
+    Sums of a few tensors lie there side by side until rows are made of them all, by one launch.
+    Then, in the order of the stream, their places are free again.
+    """
+
+    def __init__(
+        self, groups: int, length: int, device: torch.device, finishing: Callable[..., None]
+    ) -> None:
+        self.sums_nbytes, self.totals_nbytes = groups * BLOCK * 8, (groups * 64 + 8) * 8
+        self.partials_nbytes = (MOST_PARTIALS + 8) * 8
+        fitting = max(2, SCRATCH_NBYTES // self.sums_nbytes)
+        self.num_places = places = 1 << min(4, fitting.bit_length() - 1)  # divides MOST
+        each = (self.sums_nbytes, self.totals_nbytes, self.partials_nbytes)
+        held = [torch.empty(places * nbytes, dtype=torch.uint8, device=device) for nbytes in each]
+        self.sums, self.totals, self.partials = (tensor.data_ptr() for tensor in held)
+        self.slate = None
+        self.side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._held = held
+        self._device, self._length, self._finishing = device, length, finishing
+        self._lock = threading.Lock()
 
     @property
     def batch(self) -> Batch:
         """The Batch that the next row belongs to."""
-        batch = self._batch
+        batch: Batch | None = self.slate
         if batch is None or batch.num_filled == MOST:
             stream = torch.cuda.current_stream(self._device)
-            batch = self._batch = Batch(self._length, stream, self._side)
+            batch = self.slate = Batch(self._length, self, stream)
         return batch
+
+    def scratch(self, number: int) -> tuple[int, int, int]:
+        """Where sums, totals and terms of a checksum of row `number` of a Batch belong."""
+        place = number % self.num_places
+        return (
+            self.sums + place * self.sums_nbytes,
+            self.totals + place * self.totals_nbytes,
+            self.partials + place * self.partials_nbytes,
+        )
+
+    def count(self, batch: Batch) -> None:
+        """One row more has its sums; the rows are made once no more sums have room."""
+        batch.num_filled += 1
+        if batch.num_filled % self.num_places == 0 or batch.num_filled == MOST:
+            self.finish(batch)
+
+    def finish(self, batch: Batch) -> int:
+        """Make rows of all sums of `batch`, on its own stream; gives the number of its rows."""
+        with HOLD, self._lock:  # a handler of the program may have rows made, too
+            first, end = batch.num_finished, batch.num_filled
+            if first < end:
+                sums, totals, partials = self.scratch(first)
+                row = batch.address + first * batch.row_nbytes
+                lying = (sums, totals, row, partials)
+                self._finishing(batch.stream_address, lying, end - first)
+                batch.num_finished = end
+            return end
 
 
 @dataclass(eq=False)
@@ -131,6 +223,7 @@ class Tables:
     device: torch.device
     seed: int
     rooms: dict[tuple[int, ...], Room] = field(default_factory=dict, repr=False)  # of launches
+    finishing: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
     _turns: Tensor | None = field(default=None, repr=False)
     _packed_turns: Tensor | None = field(default=None, repr=False)
     _folds: dict[int, Tensor] = field(default_factory=dict, repr=False)

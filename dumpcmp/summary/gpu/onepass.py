@@ -152,7 +152,10 @@ def sum_units(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     place = ((slab * 64 + tl.arange(0, 64)) * 32)[:, None] + lane[None, :]
     tl.store(sums + group * 16384 + place, tl.sum(tl.reshape(turned, (blocks, 64, 32)), 0))
-    at = totals + (group * 8 + slab) * 8
+    if (slab == 0) & (group == 0):  # for `finish`, which makes rows of many tensors at once
+        tl.store(totals, tl.cast(end - start, tl.float64))
+        tl.store(totals + 1, tl.cast(groups, tl.float64))
+    at = totals + 8 + (group * 8 + slab) * 8
     tl.store(at, tl.min(tl.min(low, 1), 0).to(tl.float64))
     tl.store(at + 1, tl.max(tl.max(high, 1), 0).to(tl.float64))
     tl.store(at + 2, tl.sum(tl.sum(total, 1), 0))
@@ -165,25 +168,38 @@ def sum_units(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def finish(  # type: ignore[no-untyped-def]
-    sums, totals, places, row, partials, count, groups,
-    head: tl.constexpr, slots: tl.constexpr, many: tl.constexpr, num_partials: tl.constexpr,
+    sums, totals, places, row, partials,
+    head: tl.constexpr, size: tl.constexpr, slots: tl.constexpr, most: tl.constexpr,
+    many: tl.constexpr, most_partials: tl.constexpr, checksum: tl.constexpr,
 ):  # fmt: skip
     """Add groups and runs up to eight buckets a program; the first makes the leading numbers.
 
-    Among them are the halves of the checksum, where there are `partials` to add up. `places` has
-    for each program and bucket what goes there of a turned block, and -1 behind it.
+    The second dim of the grid are rows, of tensors one after another in the scratch memory, each
+    of which has room for `most` groups of eight programs; `many` is a power of two not below their
+    number. Among the leading numbers are the halves of the checksum,
+    where there is one. `places` has for each program and bucket what goes there of a turned block,
+    and -1 behind it.
     """
     program = tl.program_id(0)
+    number = tl.program_id(1)
+    totals += number * (most * 64 + 8)
+    row += number * (head + size)
     if program == 0:
-        _lead(totals, row, groups * 8, count, many)
-        if num_partials:
-            checksum = tl.sum(tl.load(partials + tl.arange(0, num_partials)), 0)
-            tl.store(row + 12, ((checksum >> 32) & 0xFFFFFFFF).to(tl.float64))
-            tl.store(row + 13, (checksum & 0xFFFFFFFF).to(tl.float64))
+        groups = tl.load(totals + 1).to(tl.int32)
+        _lead(totals + 8, row, groups * 8, tl.load(totals), many)
+        if checksum:
+            partials += number * (most_partials + 8)
+            lane = tl.arange(0, most_partials)
+            there = lane < tl.load(partials + most_partials)
+            found = tl.sum(tl.load(partials + lane, mask=there, other=0), 0)
+            tl.store(row + 12, ((found >> 32) & 0xFFFFFFFF).to(tl.float64))
+            tl.store(row + 13, (found & 0xFFFFFFFF).to(tl.float64))
             tl.store(row + 14 + tl.arange(0, 2), tl.full((2,), 0.0, tl.float64))
         else:
             tl.store(row + 12 + tl.arange(0, 4), tl.full((4,), -1.0, tl.float64))
     else:
+        sums += tl.cast(number, tl.int64) * (most * 16384)
+        groups = tl.load(totals + 1).to(tl.int32)
         slot = tl.arange(0, slots)[:, None] * 8 + tl.arange(0, 8)[None, :]
         place = tl.load(places + (program - 1) * slots * 8 + slot)[None, :, :]
         tile = tl.zeros((16, slots, 8), tl.float64)
@@ -197,7 +213,7 @@ def finish(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _lead(totals, row, num_totals, count, many: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The leading numbers of a packed row from the totals of all programs."""
+    """The leading numbers of a packed row of `count` elements from the totals of all programs."""
     at = tl.arange(0, many)[:, None]
     column = tl.arange(0, 8)
     there = (at < num_totals) & (column >= 0)[None, :]
@@ -211,11 +227,11 @@ def _lead(totals, row, num_totals, count, many: tl.constexpr):  # type: ignore[n
     ups = _entry(sums, column, 5)
     downs = _entry(sums, column, 6)
     zeros = _entry(sums, column, 7)
-    finite = tl.cast(count, tl.float64) - nans - ups - downs
+    finite = count - nans - ups - downs
     none = total * 0.0 / finite  # NaN where nothing is finite, else 0
     mean = total / finite
     variance = squares / finite - mean * mean
-    tl.store(row, tl.cast(count, tl.float64))
+    tl.store(row, count)
     tl.store(row + 1, nans)
     tl.store(row + 2, ups)
     tl.store(row + 3, downs)

@@ -18,6 +18,7 @@
 
 #define MOST_TENSORS 128
 #define MOST_FRAMES 512
+#define MOST_DEPTH 200 /* of modules within modules */
 
 enum { TENSOR, CONSTANT, SEQUENCE, SLICE };
 
@@ -26,10 +27,12 @@ typedef struct {
     PyObject *slot, *where;                  /* its name in the call, and in the step */
     PyObject *type, *dtype, *device;         /* NULL: nothing is known yet */
     PyObject *geometry, *itemsize, *form;    /* as `Looks` has them */
-    PyObject *key, *stored, *kept_form, *again; /* for the way in Python */
+    PyObject *key, *stored, *kept_form;      /* of what is kept in place of it */
+    PyObject *again;                         /* makes that of a value like it, or None */
     PyObject *shape, *stride;                /* borrowed from `geometry` */
     unsigned long long keys;
     long long offset, nbytes, end;           /* `end`: bytes that its storage must have */
+    long long kept_nbytes;
     char counted, is_host, is_dense;
 } Look;
 
@@ -61,7 +64,14 @@ typedef struct {
     PyObject *reference;
 } Held;
 
-static PyObject *course_type, *known_type, *look_type, *held_type;
+typedef struct {
+    PyObject_HEAD
+    unsigned long long *words; /* of modules, names and tensors; addresses, and versions */
+    size_t count, room, known;
+    char is_same;
+} Versions;
+
+static PyObject *course_type, *known_type, *look_type, *held_type, *versions_type;
 
 /* What torch and the package have, set once by `set_up`. */
 static struct {
@@ -72,7 +82,7 @@ static struct {
 static struct {
     PyObject *here, *known, *numbers, *sink, *is_open, *shape, *dtype, *device, *version, *cdata,
         *raw_repr, *f_back, *co_filename, *step, *start, *stop, *step_of_slice, *begin, *put,
-        *put_outputs, *watch, *tell, *condense;
+        *put_outputs, *watch, *tell, *condense, *parameters, *buffers, *modules;
 } names;
 
 static PyObject *call1(PyObject *callable, PyObject *arg)
@@ -380,12 +390,37 @@ static PyObject *condensed(Course *course, Look *value, PyObject *tensor)
     return ask(course, names.condense, (PyObject *)value, tensor, NULL, NULL);
 }
 
+/* What brings what is kept of a value like one before, later; NULL where Python must be asked. */
+static PyObject *made_again(Course *course, Look *value, PyObject *tensor, Looked *looked)
+{
+    if (!course->condenses || !value->again || value->again == Py_None)
+        return NULL;
+    PyObject *fill = PyObject_CallFunctionObjArgs(value->again, looked->address, tensor, NULL);
+    if (!fill && PyErr_ExceptionMatches(PyExc_Exception))
+        PyErr_Clear(); /* the ordinary way meets it once more, and tells of it */
+    if (fill == Py_None)
+        Py_CLEAR(fill);
+    return fill;
+}
+
 /* Lay down the bytes of a value, or what is kept of it; the digest of the value, or None. */
 static PyObject *store(Course *course, PyObject *planned, PyObject *order, Look *value,
                        PyObject *tensor, Looked *looked)
 {
-    PyObject *kept = condensed(course, value, tensor), *done = NULL, *digest = NULL;
-    if (!kept || hold(course, looked) < 0)
+    PyObject *kept = NULL, *done = NULL, *digest = NULL;
+    PyObject *again = made_again(course, value, tensor, looked);
+    if (PyErr_Occurred() || hold(course, looked) < 0)
+        goto end;
+    if (again) {
+        done = PyObject_CallFunctionObjArgs(course->lay_value, planned, value->slot, value->where,
+                                            value->kept_form, order, again, NULL);
+        course->nbytes += done && done != Py_None ? (unsigned long long)value->kept_nbytes : 0;
+        digest = done && done != Py_None ? PyUnicode_FromString("") : done ? Py_NewRef(done) : NULL;
+        Py_XDECREF(done);
+        goto end;
+    }
+    kept = condensed(course, value, tensor);
+    if (!kept)
         goto end;
     if (kept == Py_None) {
         if (value->is_host && value->nbytes < LONG)
@@ -413,6 +448,7 @@ static PyObject *store(Course *course, PyObject *planned, PyObject *order, Look 
         }
     }
 end:
+    Py_XDECREF(again);
     Py_XDECREF(kept);
     return digest || PyErr_Occurred() ? digest : Py_NewRef(Py_None);
 }
@@ -677,6 +713,103 @@ static PyObject *course_give(PyObject *self, PyObject *const *args, Py_ssize_t n
     Py_RETURN_NONE;
 }
 
+/* ---- parameters and buffers ---- */
+
+static int note(Versions *self, unsigned long long word)
+{
+    if (self->count == self->room) {
+        size_t room = self->room ? 2 * self->room : 1024;
+        unsigned long long *words = PyMem_Realloc(self->words, room * sizeof *words);
+        if (!words) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        self->words = words;
+        self->room = room;
+    }
+    if (self->count >= self->known || self->words[self->count] != word)
+        self->is_same = 0;
+    self->words[self->count++] = word;
+    return 0;
+}
+
+/* Note where each tensor of `found` lies and how often it was written; 0 if one is odd. */
+static int note_tensors(Versions *self, PyObject *found)
+{
+    PyObject *name, *tensor;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(found, &at, &name, &tensor)) {
+        if (tensor == Py_None)
+            continue;
+        PyObject *type = (PyObject *)Py_TYPE(tensor);
+        if (type != torch.tensor && type != torch.parameter)
+            return 0;
+        PyObject *address = call1(torch.data_ptr, tensor);
+        PyObject *version = address ? PyObject_GetAttr(tensor, names.version) : NULL;
+        int done = version && !note(self, (unsigned long long)(size_t)name) &&
+                   !note(self, (unsigned long long)(size_t)tensor) &&
+                   !note(self, PyLong_AsUnsignedLongLong(address)) &&
+                   !note(self, PyLong_AsUnsignedLongLong(version));
+        Py_XDECREF(address);
+        Py_XDECREF(version);
+        if (!done || PyErr_Occurred())
+            return PyErr_Clear(), 0; /* an inference tensor, or one without elements of its own */
+    }
+    return 1;
+}
+
+static int note_module(Versions *self, PyObject *module, int depth)
+{
+    if (note(self, (unsigned long long)(size_t)module) < 0 || depth > MOST_DEPTH)
+        return 0;
+    PyObject *parts[3] = {names.parameters, names.buffers, names.modules};
+    int done = 1;
+    for (int i = 0; done && i < 3; i++) {
+        PyObject *found = PyObject_GetAttr(module, parts[i]);
+        done = found && PyDict_Check(found);
+        if (done && i < 2)
+            done = note_tensors(self, found);
+        PyObject *name, *child;
+        Py_ssize_t at = 0;
+        while (done && i == 2 && PyDict_Next(found, &at, &name, &child))
+            if (child != Py_None)
+                done = note(self, (unsigned long long)(size_t)name) == 0 &&
+                       note_module(self, child, depth + 1);
+        Py_XDECREF(found);
+    }
+    return done;
+}
+
+/* Whether all modules, parameters and buffers of a model are those of the last time, and nobody
+   has written to them; False where one of them is odd. Who asks holds the model. */
+static PyObject *versions_same(PyObject *object, PyObject *root)
+{
+    Versions *self = (Versions *)object;
+    self->known = self->count;
+    self->count = 0;
+    self->is_same = 1;
+    int done = note_module(self, root, 0);
+    int same = done && self->is_same && self->count == self->known;
+    if (!done)
+        self->count = 0; /* the next time is not the same either */
+    PyErr_Clear();
+    return PyBool_FromLong(same);
+}
+
+static PyObject *versions_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args, (void)kwargs;
+    return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+}
+
+static void versions_free(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    PyMem_Free(((Versions *)object)->words);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
 /* ---- types ---- */
 
 #define EACH(...)                                                                               \
@@ -869,7 +1002,7 @@ static PyMemberDef look_members[] = {
     MEMBER(Look, slot, T_OBJECT, READONLY), MEMBER(Look, key, T_OBJECT, 0),
     MEMBER(Look, geometry, T_OBJECT, READONLY), MEMBER(Look, stored, T_OBJECT, 0),
     MEMBER(Look, kept_form, T_OBJECT, 0), MEMBER(Look, form, T_OBJECT, READONLY),
-    MEMBER(Look, again, T_OBJECT, 0),
+    MEMBER(Look, again, T_OBJECT, 0), MEMBER(Look, kept_nbytes, T_LONGLONG, 0),
     {NULL, 0, 0, 0, NULL}};
 static PyMemberDef known_members[] = {
     MEMBER(Known, call, T_OBJECT, READONLY), MEMBER(Known, name, T_OBJECT, READONLY),
@@ -910,6 +1043,17 @@ TYPE(known, Known, "What is known of a call whose like ran before.")
 TYPE(course, Course, "The calls of one step, as far as they are known.",
      {Py_tp_methods, course_methods}, )
 
+static PyMethodDef versions_methods[] = {
+    {"same", versions_same, METH_O, "Whether a model is as it was the last time."},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot versions_slots[] = {{Py_tp_new, versions_new},
+                                       {Py_tp_dealloc, versions_free},
+                                       {Py_tp_methods, versions_methods},
+                                       {Py_tp_doc, "Parameters and buffers as they were."},
+                                       {0, NULL}};
+static PyType_Spec versions_spec = {"_plan.Versions", sizeof(Versions), 0, Py_TPFLAGS_DEFAULT,
+                                    versions_slots};
+
 static PyType_Slot held_slots[] = {{Py_tp_dealloc, held_free}, {0, NULL}};
 static PyType_Spec held_spec = {"_plan.Held", sizeof(Held), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, held_slots};
@@ -938,7 +1082,7 @@ static int name_all(void)
     static const char *const words[] = {
         "here", "known", "_numbers", "sink", "is_open", "shape", "dtype", "device", "_version",
         "_cdata", "raw_repr", "f_back", "co_filename", "step", "start", "stop", "step", "begin",
-        "put", "put_outputs", "watch", "tell", "condense",
+        "put", "put_outputs", "watch", "tell", "condense", "_parameters", "_buffers", "_modules",
     };
     PyObject **fields = (PyObject **)&names;
     _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");
@@ -957,7 +1101,8 @@ static int make(PyObject *made)
     } types[] = {{"Look", &look_spec, &look_type},
                  {"Known", &known_spec, &known_type},
                  {"Course", &course_spec, &course_type},
-                 {"Held", &held_spec, &held_type}};
+                 {"Held", &held_spec, &held_type},
+                 {"Versions", &versions_spec, &versions_type}};
     if (course_type) {
         PyErr_SetString(PyExc_ImportError, "one interpreter alone can have it");
         return -1;

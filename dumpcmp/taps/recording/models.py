@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dumpcmp.nouns.built import built
 from dumpcmp.nouns.key import ROOT, Op
 from dumpcmp.pytorch.trees import Slots
 
+_core: Any = built("dumpcmp.taps.recording._plan")
 _Version = tuple[int, int | None]
 Ops = dict[str, dict[str, Op | None]]  # by scope and function; None where it is not selected
 _Numbered = dict[Callable[..., Any], tuple[str, dict[int, Any]]]  # by function: name, numbers
@@ -36,6 +38,7 @@ class Model:
         self.num_known = 0  # calls that are
         self._knowns: dict[str, Knowns] = {}  # by thread
         self._weighed: dict[tuple[str, str], _Version] = {}  # as they were recorded last
+        self._versions: Any = None if _core is None else _core.Versions()
         self._root: Callable[[], nn.Module | None] = lambda: None
 
     def next_step(self) -> int:
@@ -81,6 +84,13 @@ class Model:
             self._weighed |= {(path, slot): version for slot, version in versions.items()}
             found[path] = [(slot, tensor) for slot, tensor in slots if slot in news]
         return found
+
+    def is_unchanged(self, root: nn.Module) -> bool:
+        """Whether all modules and tensors of `root` are as they were when this was asked last.
+
+        False where that is not known: those that are no plain tensors are looked at one by one.
+        """
+        return self._versions is not None and self._versions.same(root)
 
     def path_of(self, module: nn.Module, parent: str) -> str:
         """The path of `module`; one that is not registered is named by its class in `parent`."""

@@ -60,7 +60,7 @@ class Recorder(Outlet):
 
     def _weigh(self, model: Model, root: nn.Module, step: Step) -> None:
         """Have `step` record the parameters and buffers of `root` that it has not recorded yet."""
-        if self.weights is not Weights.NOTHING:
+        if self.weights is not Weights.NOTHING and not model.is_unchanged(root):
             is_again = model.is_weighed
             step.hold_weights(model.changed(weights_of(root, model)), is_again)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -228,11 +226,6 @@ class Routine:
         """What is kept in place of a value, and how it comes into the archive; None: all of it."""
         condense = self._outlet.condense
         assert condense is not None
-        with HOLD, suppress(Exception):  # the ordinary way meets it once more, and tells of it
-            if look.again is not None:
-                batch, number = look.again(tensor)
-                later = partial(batch.fill, number)
-                return look.kept_form, later, 0, 0, (), (), "", batch.row_nbytes
         with HOLD, DisableTorchFunction(), DisableTorchDispatch():
             held = condense(look.key, tensor, "")
             if held is None:
@@ -247,6 +240,7 @@ class Routine:
             if source is not None:
                 fill = getattr(source, "fill", None)
                 look.again = getattr(source, "again", None) if tensor.is_contiguous() else None
+                look.kept_nbytes = source.nbytes
                 kept = (look.kept_form, fill, 0, 0, (), (), held.digest, source.nbytes)
                 return kept if fill is not None else ()
             numbers = held.numbers

@@ -417,7 +417,10 @@ class FunctionStep(Step):
 
 def weights_of(root: nn.Module, model: Model) -> dict[str, Slots]:
     """The parameters and buffers of all modules of `root`, by the paths that `model` has."""
-    found = {model.paths[id(module)]: _own_weights(module) for module in root.modules()}
+    modules = list(root.modules())
+    if any(id(module) not in model.paths for module in modules):  # added since the last step
+        model.learn(root)
+    found = {model.paths[id(module)]: _own_weights(module) for module in modules}
     return {path: slots for path, slots in found.items() if slots}
 
 
