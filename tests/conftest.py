@@ -2,13 +2,14 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-from tests.taps.distributed.launching import launched
+from tests.taps.distributed.launching import forked
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts inherits this
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -42,9 +43,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One cache of Inductor's for all workers of a run: it compiles torch's headers into each."""
+    base = tmp_path_factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "inductor"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(path))
+        yield path
+
+
 @pytest.fixture(scope="session")
 def goldens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The whole models of the partitioned runs, on one rank: ``golden-NAME``."""
     path = tmp_path_factory.mktemp("golden")
-    launched(1, "tests.taps.distributed.programs.campaign", str(path), "goldens")
+    forked(1, "tests.taps.distributed.programs.campaign", str(path), "goldens")
     return path

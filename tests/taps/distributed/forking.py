@@ -1,25 +1,48 @@
-"""Runs a program on several ranks that one process forks once it has imported what they need.
+"""Runs programs on several ranks that one process forks, which has imported what they need.
 
-python -m tests.taps.distributed.forking NUM_RANKS MODULE WORDS ...
-
-torchrun starts an interpreter a rank, and each spends seconds on importing torch.
+torchrun starts an interpreter a rank, and each spends seconds on importing torch. This one reads
+requests, a line of JSON each, and answers each with the exit status of the program.
 """
 
+import json
 import os
 import runpy
 import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any, NoReturn
 
 SHARED = ("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor")
 
 
+def serve() -> None:
+    """Do what each line asks for in a process of its own, until there are no more."""
+    for name in (*SHARED, "dumpcmp.dumping.capturing"):
+        import_module(name)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            _end(_follow, *json.loads(line))
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def _follow(num_ranks: int, words: list[str], environment: dict[str, str], said: str) -> int:
+    """Run the module `words[0]` in `environment`; what it writes goes to the file `said`."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    written = os.open(said, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(written, stream)
+    os.environ.clear()
+    os.environ.update(environment)
+    return main(num_ranks, words[0], words[1:])
+
+
 def main(num_ranks: int, program: str, words: list[str]) -> int:
     """Fork the ranks and wait for all; where one fails the others are ended."""
-    for name in (program, *SHARED):
-        import_module(name)
+    import_module(program)
     sys.modules.pop(program)  # so that it can run as a program
     sys.argv = [program, *words]
     port = _free_port()
@@ -36,15 +59,25 @@ def main(num_ranks: int, program: str, words: list[str]) -> int:
 
 def _forked(rank: int, num_ranks: int, port: int, program: str) -> int:
     pid = os.fork()
-    if pid:
-        return pid
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_PORT": port}
-    os.environ.update({name: str(number) for name, number in places.items()})
-    os.environ["MASTER_ADDR"] = "localhost"
+    if pid == 0:
+        _end(_run, rank, num_ranks, port, program)
+    return pid
+
+
+def _run(rank: int, num_ranks: int, port: int, program: str) -> int:
+    if num_ranks > 1:
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_PORT": port}
+        os.environ.update({name: str(number) for name, number in places.items()})
+        os.environ["MASTER_ADDR"] = "localhost"
+    runpy.run_module(program, run_name="__main__")
+    return 0
+
+
+def _end(work: Callable[..., int], *args: Any) -> NoReturn:
+    """Do `work`, and end this process as it ended."""
     status = 1
     try:
-        runpy.run_module(program, run_name="__main__")
-        status = 0
+        status = work(*args)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -61,4 +94,4 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    serve()

@@ -1,31 +1,26 @@
 """Starts the programs of these tests in real processes, one rank each, with a time limit."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from select import select
+from tempfile import NamedTemporaryFile
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 420  # for a whole campaign on a busy machine of two cores
 
 
 def launch(num_ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m WORDS`` on `num_ranks` ranks; alone, without torchrun, where that is 1."""
-    ranks = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "-m"]
-    return _run([*(ranks if num_ranks > 1 else []), *words])
-
-
-def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **{name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
+    """Run ``python -m WORDS`` on `num_ranks` ranks, by torchrun."""
+    torchrun = ("torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}")
     return subprocess.run(
-        [sys.executable, "-m", *words],
+        [sys.executable, "-m", *torchrun, "-m", *words],
         cwd=ROOT,
-        env=environment,
+        env=_environment(),
         timeout=SECONDS,
         capture_output=True,
         text=True,
@@ -33,15 +28,44 @@ def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def launched(num_ranks: int, *words: str) -> None:
-    """Run it, and show what it wrote if it fails."""
-    _check(launch(num_ranks, *words))
+def _environment() -> dict[str, str]:
+    return {
+        **{name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")},
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
 
 
-def forked(num_ranks: int, program: str, *words: str) -> None:
-    """Run the module `program` on ranks that share one interpreter's imports."""
-    _check(_run(["tests.taps.distributed.forking", str(num_ranks), program, *words]))
+def forked(num_ranks: int, *words: str) -> str:
+    """Run ``python -m WORDS`` on ranks forked from an interpreter at hand; what they wrote."""
+    with NamedTemporaryFile("r", errors="replace") as said:
+        status = _answer(json.dumps([num_ranks, words, _environment(), said.name]))
+        told = said.read()
+    assert status == "0\n", f"{words[0]} ended with {status!r}\n{told[-12000:]}"
+    return told
 
 
-def _check(done: subprocess.CompletedProcess[str]) -> None:
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+def _answer(line: str) -> str:
+    server = _server()
+    assert server.stdin and server.stdout
+    print(line, file=server.stdin, flush=True)
+    if not select([server.stdout], [], [], SECONDS)[0]:
+        os.killpg(server.pid, signal.SIGKILL)  # and its ranks
+        _server.cache_clear()
+        raise TimeoutError(f"no end after {SECONDS} s")
+    return server.stdout.readline()
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    """The interpreter that forks ranks. It ends when it can read no more, as this process ends."""
+    command = [sys.executable, "-m", "tests.taps.distributed.forking"]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )

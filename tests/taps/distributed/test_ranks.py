@@ -1,7 +1,5 @@
 """Ranks: who a process is, what it says of its tensors, and what is left when one dies."""
 
-import subprocess
-import sys
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -23,7 +21,7 @@ from dumpcmp.nouns.row import Verdict
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.distributed.dtensor import layout_of_spec
 from dumpcmp.taps.distributed.ranks import World, layout, layout_of, remembering, set_rank, world
-from tests.taps.distributed.launching import ROOT, launch
+from tests.taps.distributed.launching import forked, launch
 
 LONELY = "tests.taps.distributed.programs.lonely"
 
@@ -123,17 +121,15 @@ def test_a_dtensor_is_described_by_a_sentence(spec: Any, sentence: Any) -> None:
     assert parse_layout(sentence) == layout_of_spec(_spec(*spec))
 
 
-def _lonely(path: Path, what: str) -> list[int]:
+def _lonely(path: Path, what: str) -> str:
     """Two ranks that know nothing of each other; their exit codes."""
-    command = [sys.executable, "-m", LONELY, str(path), what]
-    ranks = [subprocess.Popen([*command, str(rank), "2"], cwd=ROOT) for rank in range(2)]
-    return [rank.wait(timeout=120) for rank in ranks]
+    return forked(1, LONELY, str(path), what, "2").strip()
 
 
 def test_ranks_that_only_state_who_they_are_write_one_archive(
     goldens: Path, tmp_path: Path
 ) -> None:
-    assert _lonely(tmp_path / "d", "states") == [0, 0]
+    assert _lonely(tmp_path / "d", "states") == "0 0"
     assert sorted(p.name for p in (tmp_path / "d").iterdir()) == [
         "worldsize2_global_rank0",
         "worldsize2_global_rank1",
@@ -147,7 +143,7 @@ def test_ranks_that_only_state_who_they_are_write_one_archive(
 def test_a_rank_that_dies_is_named_and_leaves_the_rest_usable(
     goldens: Path, tmp_path: Path
 ) -> None:
-    assert _lonely(tmp_path / "d", "dies") == [0, -9]
+    assert _lonely(tmp_path / "d", "dies") == "0 -9"
     archive = Archive(tmp_path / "d")
     assert not archive.complete and any("rank 1" in problem for problem in archive.problems)
     assert "rank1" in str(audit(tmp_path / "d")) or "rank 1" in str(audit(tmp_path / "d"))

@@ -1,4 +1,4 @@
-"""One cache of compiled code for all tests here, and golden runs that are made once."""
+"""Compiled on one thread, and golden runs that are made once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ from tests.taps.inductor.models import net
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Compile into a directory of our own, one thread."""
-    patch = pytest.MonkeyPatch()
-    path = tmp_path_factory.mktemp("inductor")
-    patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(path))
+def _on_one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield path
+    yield
     torch.set_num_threads(threads)
-    patch.undo()
 
 
 def run(model: Callable[..., Any], x: torch.Tensor, backward: bool = False) -> torch.Tensor:

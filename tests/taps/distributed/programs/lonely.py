@@ -1,9 +1,13 @@
-"""One rank of a run without torch.distributed: python me PATH states|dies RANK SIZE."""
+"""Ranks of a run without torch.distributed, and how each ended: python me PATH states|dies SIZE.
+
+They are forked from one interpreter, as it takes seconds to import torch, and know nothing of it.
+"""
 
 import os
 import signal
 import sys
 import time
+import traceback
 
 import torch
 
@@ -25,5 +29,19 @@ def main(path: str, what: str, rank: int, size: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def forked(path: str, what: str, rank: int, size: int) -> int:
+    """The process of a rank that runs from here on."""
+    if pid := os.fork():
+        return pid
+    try:
+        main(path, what, rank, size)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    path, what, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    ranks = [forked(path, what, rank, size) for rank in range(size)]
+    print(*(os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks))
