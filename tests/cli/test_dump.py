@@ -41,6 +41,7 @@ def dumpcmp_dump(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @dataclass
 class Ended:
     returncode: int
+    stdout: str
     stderr: str
 
 
@@ -57,7 +58,7 @@ def here(
         with pytest.raises(SystemExit) as ended:
             main(["dump", *words])
         assert isinstance(ended.value.code, int)
-        return Ended(ended.value.code, capsys.readouterr().err)
+        return Ended(ended.value.code, *capsys.readouterr())
 
     return run
 
@@ -80,8 +81,8 @@ def test_a_program_keeps_how_python_collects_its_garbage(here: Callable[..., End
     assert Path("seen").read_text() == str((gc.get_threshold(), gc.isenabled()))
 
 
-def test_the_demo_needs_no_arguments(tmp_path: Path) -> None:
-    ran = dumpcmp_dump("--mode", "fx", "--path", "d1", cwd=tmp_path)
+def test_the_demo_needs_no_arguments(tmp_path: Path, here: Callable[..., Ended]) -> None:
+    ran = here("--mode", "fx", "--path", "d1")
     assert ran.returncode == 0, ran.stderr
     assert "4 tokens" in ran.stderr and "dumpcmp show d1" in ran.stderr
     archive = Archive(tmp_path / "d1")
@@ -109,14 +110,16 @@ def test_filters_and_the_arguments_of_the_script(tmp_path: Path) -> None:
     assert command[-4:] == ["--prompt", "hello", "--tokens", "5"]
 
 
-def test_a_module_with_gradients_is_repeatable_by_its_seed(tmp_path: Path) -> None:
+def test_a_module_with_gradients_is_repeatable_by_its_seed(
+    tmp_path: Path, here: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that draws no other numbers, and in this one."""
     words = ["--backward", "--weights", "--seed", "5", "-m", "trainer.train", "--lr", "0.1"]
-    printed = []
-    for path in ("d1", "d2"):
-        ran = dumpcmp_dump("--path", str(tmp_path / path), *words, cwd=PROGRAMS)
-        assert ran.returncode == 0, ran.stderr
-        printed.append(ran.stdout)
-    assert printed[0] == printed[1]
+    monkeypatch.chdir(PROGRAMS)
+    ran = dumpcmp_dump("--path", str(tmp_path / "d1"), *words, cwd=PROGRAMS)
+    again = here("--path", str(tmp_path / "d2"), *words)
+    assert (ran.returncode, again.returncode) == (0, 0), ran.stderr + again.stderr
+    assert ran.stdout == again.stdout
     one, two = Archive(tmp_path / "d1"), Archive(tmp_path / "d2")
     assert set(one) == set(two)
     assert {one[key].digest for key in one} == {two[key].digest for key in two}
@@ -157,8 +160,10 @@ def test_a_run_says_what_it_was(tmp_path: Path, here: Callable[..., Ended]) -> N
     assert run["seen"]["steps"] == 1
 
 
-def test_the_programs_exception_is_shown_as_its_own(tmp_path: Path) -> None:
-    ran = dumpcmp_dump("--path", "d1", str(PROGRAMS / "fails.py"), cwd=tmp_path)
+def test_the_programs_exception_is_shown_as_its_own(
+    tmp_path: Path, here: Callable[..., Ended]
+) -> None:
+    ran = here("--path", "d1", str(PROGRAMS / "fails.py"))
     assert ran.returncode == 2
     assert "ValueError: the user's own trouble" in ran.stderr
     assert "fails.py" in ran.stderr and "dumpcmp/taps" not in ran.stderr
@@ -244,9 +249,11 @@ def test_a_path_is_not_reused_unless_told(tmp_path: Path, here: Callable[..., En
     assert here("--overwrite", *words).returncode == 0
 
 
-def test_a_live_line_on_a_terminal_and_nothing_on_a_pipe(tmp_path: Path) -> None:
+def test_a_live_line_on_a_terminal_and_nothing_on_a_pipe(
+    tmp_path: Path, here: Callable[..., Ended]
+) -> None:
     words = ["--path", str(tmp_path / "d1"), "--level", "modules", str(PROGRAMS / "saves.py")]
-    assert "MB/s" not in dumpcmp_dump(*words, cwd=tmp_path).stderr
+    assert "MB/s" not in here(*words).stderr
     shown = on_a_terminal([sys.executable, "-m", "dumpcmp", "dump", "--overwrite", *words])
     assert all(word in shown for word in ("ops", "values", "MB/s", "queued", "for the disk"))
 
@@ -279,20 +286,22 @@ def test_a_capture_that_stopped_is_told_of_and_is_trouble(tmp_path: Path) -> Non
     assert re.search(r"trouble: OSError.*File too large; \d+ values .* not in", ran.stderr)
 
 
-def test_a_program_that_goes_elsewhere_has_one_archive(tmp_path: Path) -> None:
+def test_a_program_that_goes_elsewhere_has_one_archive(
+    tmp_path: Path, here: Callable[..., Ended]
+) -> None:
     script = tmp_path / "wanders.py"
     script.write_text(
         "import os, torch\nmodel = torch.nn.Linear(4, 4)\nmodel(torch.rand(1, 4))\n"
         "os.makedirs('elsewhere')\nos.chdir('elsewhere')\nmodel(torch.rand(1, 4))\n"
     )
-    ran = dumpcmp_dump("--path", "d", str(script), cwd=tmp_path)
+    ran = here("--path", "d", str(script))
     assert ran.returncode == 0, ran.stderr
     assert Archive(tmp_path / "d").steps("Linear") == (0, 1)
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_compactor_that_fails_is_trouble(tmp_path: Path) -> None:
-    ran = dumpcmp_dump("--path", "d", "--compact", "--reduce", "nowhere:f", cwd=tmp_path)
+def test_a_compactor_that_fails_is_trouble(tmp_path: Path, here: Callable[..., Ended]) -> None:
+    ran = here("--path", "d", "--compact", "--reduce", "nowhere:f")
     assert ran.returncode == 2 and "nowhere" in ran.stderr
 
 
