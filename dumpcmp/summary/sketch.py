@@ -165,7 +165,8 @@ def _is_whole(index: Integers, extent: int) -> bool:
     return index.size == extent and bool((index == np.arange(extent)).all())
 
 
-# Of numbers, their width, start, block key, signs, bases and the sums to add to: the first Totals.
+# Of numbers, their width, start, block key, signs and their words, bases and the sums to add to:
+# the first Totals.
 # Where it was not built numpy takes three times as long.
 absorb: Callable[..., tuple[float, float, float, float, int]] | None
 absorb = getattr(built("dumpcmp.summary._onepass"), "absorb", None)
@@ -226,7 +227,7 @@ class Accumulator:
             found = Totals(
                 *absorb(
                     numbers, numbers.itemsize, start, int(table.block_key),
-                    table.signs, table.bases, room,
+                    table.signs, table.words, table.bases, room,
                 )
             )  # fmt: skip
         if not math.isfinite(found.sum_squares):

@@ -104,6 +104,26 @@ def test_a_run_may_begin_and_end_anywhere(
     assert np.allclose(one.sketch().sums, two.sketch().sums, rtol=1e-12, atol=1e-11)
 
 
+@built
+@pytest.mark.parametrize("kind", ["<f4", "<u2"])
+@pytest.mark.parametrize("start", [0, 1, 63, 64, 16_383, 16_384, 2**40 + 77])
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 128, 200, 16_384, 40_001])
+def test_whole_numbers_add_up_exactly_however_a_run_is_cut(
+    length: int, start: int, kind: str
+) -> None:
+    numbers = np.random.default_rng(length).integers(-100, 100, length).astype(np.float32)
+    bits = numbers if kind == "<f4" else (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    one, two = Accumulator(128, 3, 2), Accumulator(128, 3, 2)
+    found = one.absorb(bits, start)
+    with uncompiled():
+        two.add(numbers, start)
+    assert np.array_equal(one.sketch().sums, two.sketch().sums)
+    assert found == Totals(
+        numbers.min(), numbers.max(), numbers.sum(), np.square(numbers, dtype=float).sum(),
+        int((numbers == 0).sum()),
+    )  # fmt: skip
+
+
 def test_numbers_may_lie_at_odd_addresses() -> None:
     bits = np.frombuffer(bytes(1) + drawn(5_000).bits.tobytes(), "<f4", offset=1)
     assert not bits.flags.aligned
@@ -124,8 +144,9 @@ def test_buffers_that_do_not_fit_are_refused(width: int, nbytes: int, room: int)
     assert sketch.absorb is not None
     with pytest.raises(ValueError, match="do not fit"):
         sketch.absorb(
-            np.zeros(nbytes, np.uint8), width, 0, 1, table.signs, table.bases, np.zeros(room)
-        )
+            np.zeros(nbytes, np.uint8), width, 0, 1, table.signs, table.words, table.bases,
+            np.zeros(room),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "complex64"])
