@@ -24,7 +24,7 @@ from dumpcmp.comparing.digests import check_all, check_ends
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import differ_anywhere
-from dumpcmp.comparing.measuring import Tell, measure_all, unsolved_in
+from dumpcmp.comparing.measuring import Tell, let_go, measure_all, unsolved_in
 from dumpcmp.comparing.no_gradient import with_zeros
 from dumpcmp.comparing.own_metrics import asking, loadable
 from dumpcmp.comparing.placing import device_named, placed, plain_arithmetic, workers_for
@@ -237,6 +237,7 @@ class _Comparing:
         self.noted.note(span, clues.calls, rows, measured)
         self.noted.shortcuts |= shortcuts
         self.nbytes += nbytes
+        let_go()
 
 
 def _devices(side: Side) -> Iterator[str]:

@@ -26,9 +26,9 @@ from dumpcmp.nouns.value import Kind, dtype_named
 _NUMBER = re.compile(r"\d+")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """A pair to measure, and the reference that both may be held against."""
+    """A pair to measure, and the reference that both may be held against. Equals itself only."""
 
     golden: Shares
     target: Shares

@@ -66,6 +66,7 @@ from dumpcmp.summary.checksums import checksum
 from dumpcmp.summary.estimates import estimate
 from dumpcmp.summary.summary import Summary, summarise
 
+_SMALL = 1 << 15  # bytes of both sides
 _TOLD = 500  # times that somebody is told how far it is
 Tell = Callable[[int, int], None]  # is told how many bytes are measured, and how many there are
 
@@ -280,7 +281,25 @@ def _measure(task: Task, golden: Value, target: Value) -> Metrics:
 
 
 def side_of(task: Task, is_target: bool) -> Value:
-    """One side of a pair, whole, or the rows of it that both sides keep."""
+    """One side of a pair, whole, or the rows of it that both sides keep.
+
+    What one op gave out others were given: small ones are kept at hand for a while.
+    """
+    is_small = 0 < task.nbytes <= _SMALL
+    return _lately(task, is_target) if is_small else _side(task, is_target)
+
+
+@lru_cache(maxsize=1024)
+def _lately(task: Task, is_target: bool) -> Value:
+    return _side(task, is_target)
+
+
+def let_go() -> None:
+    """Keep nothing at hand any more: the steps that it belongs to are done with."""
+    _lately.cache_clear()
+
+
+def _side(task: Task, is_target: bool) -> Value:
     if task.is_sampled:
         return rows_of_both(task)[is_target]
     if task.is_partitioned:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.batches import run_batched
@@ -79,7 +78,7 @@ def _declared(
     words = frozenset(word for op in ops for word in shortcuts_of(op, record.dtype)) & allow
     parts = any(multiplies_in_parts(op, record.dtype, record.device) for op in ops)
     rounds = [SHORTCUTS[word] for word in words] + ([IN_PARTS] if parts else [])
-    return replace(replay, shortcut=max(rounds)) if rounds else replay
+    return replay._replace(shortcut=max(rounds)) if rounds else replay
 
 
 def rerun_task(plan: Rerunning | Sloping) -> dict[Key, Replay]:
@@ -199,7 +198,7 @@ def _held(again: Rerun, key: Key, reading: Loading, plan: Rerunning) -> Replay:
     is_nearest = replay.is_nearest and plan.is_alone
     inherited = _inherited(again.outputs[slot], reading)
     grown = inherited / plan.apart if plan.apart else math.nan
-    return replace(replay, is_nearest=is_nearest, inherited=inherited, amplification=grown)
+    return replay._replace(is_nearest=is_nearest, inherited=inherited, amplification=grown)
 
 
 def _in_kernel(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -137,16 +137,17 @@ class Planner:
     how: Replaying
     own: Mapping[Site, Call] = field(default_factory=dict)  # calls with numbers that it chose
     touched: Container[Pair] = frozenset()  # by other choices: they differ for that alone
+    _readings: dict[tuple[Pair, bool], Loading] = field(default_factory=dict, init=False)
 
     def plans(self) -> tuple[list[Rerunning], dict[Pair, Replay]]:
         """All that is to be run again, and what is known without."""
         plans: list[Rerunning] = []
         found: dict[Pair, Replay] = {}
-        for site in self._sites():
+        for site, outputs in self._sites():
             try:
-                plans.append(self._call(site))
+                plans.append(self._call(site, outputs))
             except UnknownError as error:
-                found |= {pair: Replay(unknown=str(error)) for pair in self._outputs(site)}
+                found |= {pair: Replay(unknown=str(error)) for pair in outputs}
         for pair, source in self._rewired():
             try:
                 plans.append(self._taken(pair, source))
@@ -154,25 +155,26 @@ class Planner:
                 found[pair] = Replay(unknown=str(error))
         return plans, found
 
-    def _sites(self) -> Iterator[Site]:
+    def _sites(self) -> Iterator[tuple[Site, list[Pair]]]:
         """Golden's calls of functions whose outputs both sides have, where anything differs."""
         for site, pairs in self.flow.calls.items():
-            if site.op.is_module or not self._outputs(site):
+            outputs = [] if site.op.is_module else self._outputs(pairs)
+            if not outputs:
                 continue
             forward = [pair for pair in pairs if not pair.key.slot.is_gradient]
             if self.how is Replaying.ALL or not all(map(self.is_equal, forward)):
-                yield site
+                yield site, outputs
 
-    def _outputs(self, site: Site) -> list[Pair]:
+    def _outputs(self, pairs: Iterable[Pair]) -> list[Pair]:
         """The outputs of a call that both sides have, each beside its own partner."""
-        pairs = (p for p in self.flow.calls[site] if p.both and p.key.slot.is_output)
-        return [p for p in pairs if p.golden is None or self.flow.ours[p.golden] is p]
+        found = [pair for pair in pairs if pair.key.slot.is_output and pair.both]
+        return [p for p in found if p.golden is None or self.flow.ours[p.golden] is p]
 
-    def _call(self, site: Site) -> Rerunning:
+    def _call(self, site: Site, outputs: Sequence[Pair]) -> Rerunning:
         """The plan for the call at `site`: alone, or with those before it that the target lacks."""
         region = _Region(self, takes_rows=True)
         region.add(site)
-        gave = {pair.golden: self.read(pair, True) for pair in self._outputs(site) if pair.golden}
+        gave = {pair.golden: self.read(pair, True) for pair in outputs if pair.golden}
         if why := _unfit(region, gave):
             raise UnknownError(why)
         device = next(iter(gave.values())).task.target.first.device.partition(":")[0]
@@ -184,7 +186,7 @@ class Planner:
             region.dtypes,
             region.apart,
             device,
-            len(region.calls) == 1 and all(map(self._is_alone, self._outputs(site))),
+            len(region.calls) == 1 and all(map(self._is_alone, outputs)),
         )
 
     def _is_alone(self, pair: Pair) -> bool:
@@ -240,6 +242,12 @@ class Planner:
 
     def read(self, pair: Pair, takes_rows: bool = False) -> Loading:
         """How to read what the target has of `pair`: all of it, or as many rows as are kept."""
+        found = self._readings.get((pair, takes_rows))
+        if found is None:
+            found = self._readings[pair, takes_rows] = self._reading(pair, takes_rows)
+        return found
+
+    def _reading(self, pair: Pair, takes_rows: bool) -> Loading:
         task = self.work.get(pair) or self.work.get(pair.repeats or pair)
         slot = pair.key.slot
         if not isinstance(task, Task):
@@ -287,11 +295,11 @@ class Planner:
 
 def _unfit(region: _Region, gave: Mapping[Key, Loading]) -> str:
     """Why the calls of `region` cannot be run on the rows that are kept; empty where they can."""
+    if not any(one.task.is_sampled for one in (*region.given.values(), *gave.values())):
+        return ""
     readings = {str(slot): reading for (_, slot), reading in region.given.items()}
     readings |= {str(key.slot): reading for key, reading in gave.items()}
     sampled = {slot: one.task for slot, one in readings.items() if one.task.is_sampled}
-    if not sampled:
-        return ""
     from dumpcmp.replay.rowwise import unfit_for_rows  # where there is something to run
 
     kept = [places_of(task) for task in sampled.values()]

@@ -44,7 +44,7 @@ class Shares:
     @property
     def nbytes(self) -> int:
         """Bytes that lie in the archive."""
-        return sum(record.location.nbytes for record in self.records if record.location)
+        return sum([record.location.nbytes for record in self.records if record.location])
 
     @property
     def is_partitioned(self) -> bool:
@@ -54,12 +54,13 @@ class Shares:
     @property
     def is_summarised(self) -> bool:
         """Whether Summaries, or some of its rows, are all that is left of the value."""
-        return any(record.kept is Kept.SUMMARY for record in self.records)
+        return Kept.SUMMARY in [record.kept for record in self.records]
 
     @property
     def is_sampled(self) -> bool:
         """Whether some of its rows are all that is left of the value."""
-        return any(record.sample is not None for record in self.records)
+        stored = [record for record in self.records if record.stored is not None]
+        return any(record.sample is not None for record in stored) if stored else False
 
     @property
     def said_kept(self) -> str:

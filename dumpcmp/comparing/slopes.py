@@ -215,7 +215,7 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
     if not wrong(replay):
         is_near = inherited <= APART or task.is_touched
         condition = 1.0 if is_near else mine.condition()
-        replay = replace(replay, condition=max(replay.condition, condition))
+        replay = replay._replace(condition=max(replay.condition, condition))
     for is_moved in (False, True):
         if wrong(replay):
             again = hold(mine.rated(is_moved=is_moved), GRADIENT, got)
@@ -232,9 +232,9 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
         theirs = hold(other.rated(), GRADIENT, golden)
         if not theirs.is_known or wrong(theirs):
             return Replay(unknown="golden's gradient is not that of the recorded calls either")
-        replay = replace(replay, blamed=_culprits(task, mine, got))
+        replay = replay._replace(blamed=_culprits(task, mine, got))
     grown = inherited / task.apart if task.apart else math.nan
-    return replace(replay, inherited=inherited, amplification=grown)
+    return replay._replace(inherited=inherited, amplification=grown)
 
 
 def _in_kernel(task: Sloping, mine: BackwardRerun, reading: Loading, before: Replay) -> Replay:
@@ -284,7 +284,7 @@ def _as_it_rounds(task: Sloping, replay: Replay, reading: Loading) -> Replay:
     given = [one for one in task.given.values() if isinstance(one, Loading)]
     leaves = [one for place in task.plan.leaves if isinstance(one := task.given[place], Loading)]
     eps = [dtype_named(one.task.target.first.dtype).eps for one in leaves]
-    replay = replay if replay.is_exact else replace(replay, eps=max(replay.eps, *eps, 0.0))
+    replay = replay if replay.is_exact else replay._replace(eps=max(replay.eps, *eps, 0.0))
     return as_terms_round(replay, (*given, *task.grads.values(), reading))
 
 

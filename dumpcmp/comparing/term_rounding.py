@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.placing import loaded
@@ -25,7 +24,7 @@ def as_terms_round(replay: Replay, readings: Iterable[Loading]) -> Replay:
     if not terms or not replay.is_known or replay.is_exact:
         return replay
     grown = replay.condition * max(map(_cancellation, terms))
-    return replace(replay, condition=grown, worst_row=math.nan, worst_element=math.nan)
+    return replay._replace(condition=grown, worst_row=math.nan, worst_element=math.nan)
 
 
 def as_zeros_fit(replay: Replay, again: Tensor, got: Tensor, reading: Loading) -> Replay:
@@ -36,7 +35,7 @@ def as_zeros_fit(replay: Replay, again: Tensor, got: Tensor, reading: Loading) -
     if not replay.mismatched or not reading.task.is_partitioned or again.shape != got.shape:
         return replay
     is_same = bool((again.to(got.dtype) == got).all())
-    return replace(replay, mismatched=0) if is_same else replay
+    return replay._replace(mismatched=0) if is_same else replay
 
 
 def _cancellation(reading: Loading) -> float:

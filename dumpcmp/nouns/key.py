@@ -16,7 +16,18 @@ class Op(str):
     ``layers.3.attn@1/linear`` is the function ``linear`` in the second call of ``layers.3.attn``.
     """
 
-    __slots__ = ()
+    __slots__ = ("function", "is_module")  # asked for at every turn, and told once
+    function: str  # the function in the module: ``linear``; empty for the module itself
+    is_module: bool  # it computes nothing but by the functions inside
+
+    def __new__(cls, text: str = "") -> Op:
+        made = super().__new__(cls, text)
+        _, slash, made.function = text.partition("/")
+        made.is_module = not slash
+        return made
+
+    def __reduce__(self) -> tuple[type[Op], tuple[str]]:
+        return Op, (str(self),)
 
     @property
     def scope(self) -> str:
@@ -27,16 +38,6 @@ class Op(str):
     def module(self) -> str:
         """The module's path: ``layers.3.attn``."""
         return self.scope.partition("@")[0]
-
-    @property
-    def function(self) -> str:
-        """The function in the module: ``linear``; empty for the module itself."""
-        return self.partition("/")[2]
-
-    @property
-    def is_module(self) -> bool:
-        """Whether this is a module, which computes nothing but by the functions inside."""
-        return "/" not in self
 
     @property
     def plain(self) -> Op:
@@ -75,7 +76,29 @@ class Op(str):
 class Slot(str):
     """Which value of a call: ``input.0``, ``output.logits``, ``grad_input.1``, ``param.weight``."""
 
-    __slots__ = ()
+    __slots__ = (
+        "is_generator", "is_gradient", "is_input", "is_output", "is_parameter_gradient",
+        "is_weight",
+    )  # fmt: skip
+    is_input: bool  # it holds what the call was given
+    is_weight: bool  # it holds a parameter or a buffer of the module
+    is_output: bool  # it holds what the call gave out, forward
+    is_gradient: bool  # it belongs to the backward pass
+    is_parameter_gradient: bool  # it is what a parameter's gradient is after the backward pass
+    is_generator: bool  # it holds the state of a random generator
+
+    def __new__(cls, text: str = "") -> Slot:
+        made = super().__new__(cls, text)
+        made.is_input = text.startswith(("input", "param", "buffer"))
+        made.is_weight = text.startswith(("param.", "buffer."))
+        made.is_output = text.startswith("output")
+        made.is_gradient = text.startswith("grad")
+        made.is_parameter_gradient = text.startswith("grad.")
+        made.is_generator = text.startswith("rng.")
+        return made
+
+    def __reduce__(self) -> tuple[type[Slot], tuple[str]]:
+        return Slot, (str(self),)
 
     @property
     def kind(self) -> str:
@@ -86,36 +109,6 @@ class Slot(str):
     def name(self) -> str:
         """What stands behind the dot: a position, a keyword, or a path of them."""
         return self.partition(".")[2]
-
-    @property
-    def is_input(self) -> bool:
-        """Whether it holds what the call was given."""
-        return self.startswith(("input", "param", "buffer"))
-
-    @property
-    def is_weight(self) -> bool:
-        """Whether it holds a parameter or a buffer of the module."""
-        return self.startswith(("param.", "buffer."))
-
-    @property
-    def is_output(self) -> bool:
-        """Whether it holds what the call gave out, forward."""
-        return self.startswith("output")
-
-    @property
-    def is_gradient(self) -> bool:
-        """Whether it belongs to the backward pass."""
-        return self.startswith("grad")
-
-    @property
-    def is_parameter_gradient(self) -> bool:
-        """Whether it is what a parameter's gradient is after the backward pass."""
-        return self.startswith("grad.")
-
-    @property
-    def is_generator(self) -> bool:
-        """Whether it holds the state of a random generator."""
-        return self.startswith("rng.")
 
     @property
     def value(self) -> Slot:

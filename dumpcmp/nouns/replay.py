@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from dumpcmp.nouns.key import Key
 
@@ -78,8 +79,7 @@ class Touched:
         return f"{number} another computation after {self.after.site.place}, of {self.num_rows}"
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(NamedTuple):
     """What the target gave out, held against golden's op in float64 on what the target was given.
 
     Numbers and no opinion; errors are relative to the norm of what the replay gave. A value that
@@ -93,7 +93,7 @@ class Replay:
     worst_element: float = math.nan  # |difference| / (|element| + rms, or the terms of its sum)
     gain: float = math.nan  # the target is (1 + gain) times the replay, plus what is unlike it
     offset: float = math.nan  # mean difference over the rms of the replay
-    count: int = 0  # elements
+    count: int = 0  # type: ignore[assignment]  # elements
     num_weighty: float = 0.0  # so many of equal size would weigh as much as these do
     condition: float = 1.0  # how much larger the terms of the op's sums are than its output
     shortcut: float = 0.0  # what a declared shortcut in arithmetic rounds, of each term

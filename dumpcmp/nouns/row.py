@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -294,19 +294,15 @@ class Pair:
     golden_part: Cut | None = None  # of a value that the other side has in several
     target_part: Cut | None = None
     turn: DimOrder | None = None  # where dims lie in another order, or some are of one element
+    both: bool = field(init=False, repr=False)  # whether both sides have it
+    key: Key = field(init=False, repr=False)  # golden's name, where golden has and computed it
 
-    @property
-    def both(self) -> bool:
-        """Whether both sides have it."""
-        return self.golden is not None and self.target is not None
-
-    @property
-    def key(self) -> Key:
-        """What the value is called: golden's name, where golden has it and computed it itself."""
+    def __post_init__(self) -> None:
         moved = self.by is PairedBy.COLLECTIVE
         key = self.target if moved and self.target else self.golden or self.target
         assert key is not None, "a Pair has at least one side"
-        return key
+        object.__setattr__(self, "both", self.golden is not None and self.target is not None)
+        object.__setattr__(self, "key", key)
 
 
 class Following(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import Dtype, dtype_named
 from dumpcmp.replay.running import Rerun
+from dumpcmp.replay.small_pieces import SmallPiece, is_small
 
 LEAST = 2.0**-40  # of the terms of sums: what is left of them is taken to be no smaller
 _AT_ONCE = 1 << 22  # elements
@@ -96,7 +97,10 @@ class HeldValue:
             terms = torch.complex(size, size)
         tensors = [expected, got, *([] if terms is None else [terms])]
         for known, seen, *beside in _pieces(*tensors):
-            self._add_piece(known, seen, condition, beside, rerun.is_pointwise)
+            if is_small(known, seen, *beside):
+                self._add_small(known, seen, condition, beside, rerun.is_pointwise)
+            else:
+                self._add_piece(known, seen, condition, beside, rerun.is_pointwise)
         weight = self.squares.expected - before
         self.condition_squared += condition**2 * weight
         self.noise_squared += rerun.noise.get(self.slot, 0.0) ** 2 * weight
@@ -129,6 +133,28 @@ class HeldValue:
             self.terms_squared += squared
             level = level + terms / condition
         self._add_elements(d, level, seen.dtype)
+
+    def _add_small(
+        self, known: Tensor, seen: Tensor, condition: float, beside: list[Tensor], pointwise: bool
+    ) -> None:
+        """The same for few elements, which numpy goes through in a third of the time."""
+        held = SmallPiece.of(known, seen, beside)
+        if held is None:  # not all is finite
+            self._add_piece(known, seen, condition, beside, pointwise)
+            return
+        if self.is_nearest:
+            self.mismatched += held.num_beyond(_grain(seen.dtype))
+        error, expected, fourth, ideal, along, shift = held.sums
+        self.squares.add(error, expected, fourth, ideal)
+        self.along += along
+        self.shift += shift
+        if "rms" not in self.__dict__ and self._got.numel() == seen.numel():
+            self.rms = math.sqrt(held.squares_seen / seen.numel())
+        self.worst_row = max(self.worst_row, held.worst_row(self.rms))
+        self.terms_squared += held.terms_squared
+        level = 0.0 if pointwise else self.rms
+        worst = held.worst_element(level, condition, _grain(seen.dtype), not pointwise)
+        self.worst_element = max(self.worst_element, worst)
 
     def _add_rows(self, d: Tensor, known: Tensor) -> None:
         """Note the largest error of a row, over its own norm and that of a usual one."""
@@ -199,12 +225,17 @@ def _sums(d: Tensor, off: Tensor, known: Tensor) -> list[float]:
     d, off, known = d.reshape(-1), off.reshape(-1), known.reshape(-1)
     squares, ideal = known * known, d - off
     found = (d @ d, squares.sum(), squares @ squares, ideal @ ideal, off @ known, off.sum())
-    return torch.stack(found).tolist()
+    if d.is_cpu:
+        return [one.item() for one in found]
+    return torch.stack(found).tolist()  # one way from the device, not six
 
 
 def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
     """`tensors`, of one shape, as rows, so many of them at once that the memory is bounded."""
     lines = [_rows(tensor) for tensor in tensors]
+    if 0 < lines[0].numel() <= _AT_ONCE and all(line.is_cpu for line in lines):
+        yield lines
+        return
     step = max(1, _AT_ONCE // max(1, lines[0].shape[-1]))
     num_rows, device = lines[0].shape[0], lines[0].device
     for start in range(0, num_rows, step):
@@ -256,6 +287,7 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else math.copysign(math.inf, part)
 
 
+@cache
 def _grain(dtype: torch.dtype) -> float:
     """What an element may be off however small it is.
 

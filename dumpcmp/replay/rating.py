@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +53,7 @@ def run(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]
     if function.changes_first and args and isinstance(args[0], Tensor):
         args[0] = args[0].clone()
     try:
-        with torch.no_grad():
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             result = function.run(*args, **kwargs)
     except Exception as error:
         said = str(error).partition("\n")[0][:160]
@@ -173,14 +174,22 @@ def error_of(narrow: Tensor, wide: Tensor) -> float:
     if not is_inexact(wide) or narrow.shape != wide.shape:
         return 0.0
     d = narrow.to(wide.dtype) - wide.to(narrow.dtype).to(wide.dtype)
-    finite = torch.isfinite(d)
-    norm = float(torch.linalg.vector_norm(wide[finite]))
-    return float(torch.linalg.vector_norm(d[finite])) / norm if norm else 0.0
+    error, norm = norm_of(d), norm_of(wide)
+    if not math.isfinite(error + norm):
+        finite = torch.isfinite(d)
+        error, norm = norm_of(d[finite]), norm_of(wide[finite])
+    return error / norm if norm else 0.0
+
+
+def norm_of(tensor: Tensor) -> float:
+    """The root of the sum of squares, in the order of the elements, however they lie."""
+    return float(torch.linalg.vector_norm(tensor.contiguous().reshape(-1)))
 
 
 def ratio_of(terms: Tensor, left: Tensor) -> float:
     """How much larger `terms` are than what is `left` of them."""
-    finite = torch.isfinite(terms) & torch.isfinite(left)
-    above = float(torch.linalg.vector_norm(terms[finite].double()))
-    below = float(torch.linalg.vector_norm(left[finite]))
+    above, below = norm_of(terms.double()), norm_of(left)
+    if not math.isfinite(above + below):  # then it is worth the while to look where
+        finite = torch.isfinite(terms) & torch.isfinite(left)
+        above, below = norm_of(terms[finite].double()), norm_of(left[finite])
     return max(1.0, above / max(below, above * 2.0**-40)) if above else 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -47,8 +47,8 @@ class Leeway:
         single = again.is_pointwise or again.is_exact  # then an element is made of one of each
         times = UNROUNDED if single else UNROUNDED_SUMS
         replay = hold(again, slot, self.explains(got, again.outputs[slot], times))
-        biased = replace(replay, gain=before.gain, offset=before.offset)
-        return replace(biased, scatter=before.introduced, leeway=self.whole)
+        biased = replay._replace(gain=before.gain, offset=before.offset)
+        return biased._replace(scatter=before.introduced, leeway=self.whole)
 
 
 def leeway(
