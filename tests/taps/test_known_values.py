@@ -108,6 +108,28 @@ class Wandering(nn.Module):
         return out
 
 
+class Large(nn.Module):
+    """Has values about as large as those for which other ways begin, dense and strided."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.sum()
+        for count in ((1 << 14) - 1, 1 << 14, 100_003, 1 << 20, (1 << 20) + 1):
+            whole = torch.arange(float(count)) * total
+            whole.detach().numpy()[-1] += 1  # which torch does not count
+            total = total + whole.mean() + (whole + 1)[-1]
+        rows = torch.arange(120_000.0).view(20, 60, 100) * total
+        for view in (
+            rows.transpose(0, 1),
+            rows.transpose(1, 2),
+            rows[:, :, 1:97],
+            rows[:, :, ::2],
+            rows[:, :1].expand(20, 60, 100),
+            rows.view(-1, 10).t(),
+        ):
+            total = total + view.relu().mean() + (view * 2).mean()
+        return total
+
+
 class Batch:
     """Rows that come later, as those of a device do."""
 
@@ -200,6 +222,7 @@ def test_what_is_known_again_is_written_as_if_it_were_described(
     models: tuple[Callable[[], nn.Module], ...] = (
         Shifting,
         Wandering,
+        Large,
         partial(Program, 3, length=6),
     )
     for number, make in enumerate(models):
@@ -231,9 +254,10 @@ def test_rows_that_come_later_are_known_again(
 
 
 @pytest.mark.skipif(not routine.IS_ABLE, reason="it was not compiled")
+@pytest.mark.parametrize("width", [6, 256])
 @pytest.mark.parametrize("way", [{}, {"backward": True}, {"keep": "summary"}], ids=str)
 def test_what_came_before_is_recorded_at_once(
-    way: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: dict[str, Any], width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once: list[int] = []
     end = routine.Routine.end
@@ -243,10 +267,11 @@ def test_what_came_before_is_recorded_at_once(
         end(self)
 
     monkeypatch.setattr(routine.Routine, "end", ended)
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.GELU()) for _ in range(4)))
+    layers = (nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(4))
+    model = nn.Sequential(*layers)
     with dumpcmp.capture(model, tmp_path / "d", **way):
         for _ in range(3):
-            model(torch.randn(2, 6)).sum().backward()
+            model(torch.randn(width // 2, width)).sum().backward()
     last = [record for record in dumpcmp.Archive(tmp_path / "d").values() if record.key.step == 2]
     forward = [record for record in last if not record.key.slot.is_gradient]
     assert at_once[0] == 0

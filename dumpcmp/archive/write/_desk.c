@@ -11,7 +11,7 @@
 #include <Python.h>
 #include <structmember.h>
 
-#include "_strides.h"
+#include "_digest.h"
 
 #define ALIGNMENT 64
 #define LINK_NBYTES 128
@@ -44,7 +44,7 @@ typedef struct {
     Count num_records, nbytes, most_links, before_room;
     char is_open;
     PyObject *step;                                          /* that is being written */
-    PyObject *ring, *append, *drain, *locks, *digest, *call_plan;
+    PyObject *ring, *append, *drain, *locks, *digest, *hasher, *call_plan;
     Py_buffer room;
 } Desk;
 
@@ -106,6 +106,7 @@ static int desk_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->drain);
     Py_VISIT(self->locks);
     Py_VISIT(self->digest);
+    Py_VISIT(self->hasher);
     Py_VISIT(self->call_plan);
     return 0;
 }
@@ -123,6 +124,7 @@ static int desk_clear(PyObject *object)
     Py_CLEAR(self->drain);
     Py_CLEAR(self->locks);
     Py_CLEAR(self->digest);
+    Py_CLEAR(self->hasher);
     Py_CLEAR(self->call_plan);
     return 0;
 }
@@ -134,15 +136,15 @@ static void desk_free(PyObject *object)
     free_plain(object);
 }
 
-/* Be ready for (ring, room, locks, drain, digest, CallPlan, most_links, before_room): so many bytes
-   of the ring's memory lie before its room. */
+/* Be ready for (ring, room, locks, drain, digest, hasher, CallPlan, most_links, before_room): so
+   many bytes of the ring's memory lie before its room. */
 static PyObject *desk_prepare(PyObject *object, PyObject *args)
 {
     Desk *self = (Desk *)object;
-    PyObject *ring, *room, *locks, *drain, *digest, *call_plan;
+    PyObject *ring, *room, *locks, *drain, *digest, *hasher, *call_plan;
     Count most_links, before_room;
-    if (!PyArg_ParseTuple(args, "O!OO!OOOKK", state->positions, &ring, &room, &PyTuple_Type, &locks,
-                          &drain, &digest, &call_plan, &most_links, &before_room))
+    if (!PyArg_ParseTuple(args, "O!OO!OOOOKK", state->positions, &ring, &room, &PyTuple_Type,
+                          &locks, &drain, &digest, &hasher, &call_plan, &most_links, &before_room))
         return NULL;
     PyObject *pending = PyObject_GetAttrString(drain, "pending");
     PyObject *append = pending ? PyObject_GetAttrString(pending, "append") : NULL;
@@ -156,6 +158,7 @@ static PyObject *desk_prepare(PyObject *object, PyObject *args)
     self->locks = Py_NewRef(locks);
     self->drain = Py_NewRef(drain);
     self->digest = Py_NewRef(digest);
+    self->hasher = Py_NewRef(hasher);
     self->call_plan = Py_NewRef(call_plan);
     self->most_links = most_links;
     self->before_room = before_room;
@@ -432,8 +435,8 @@ static PyObject *lay_value(Desk *self, PyObject *const *args, Py_ssize_t num_arg
     if (!begin_row(self, planned, slot, args[3], &row))
         goto end;
     Footprint *form = row.form;
-    char *place = form->nbytes && (waits || form->nbytes < LONG) ? place_for(self, form->total)
-                                                                 : NULL;
+    int is_short = waits || form->nbytes <= MOST_AT_ONCE;
+    char *place = form->nbytes && is_short ? place_for(self, form->total) : NULL;
     if (!place || 2 * form->total > ((Positions *)self->ring)->reach)
         goto end;
     char *to = place + form->prefix_nbytes;
@@ -460,10 +463,12 @@ static PyObject *lay_value(Desk *self, PyObject *const *args, Py_ssize_t num_arg
         const char *from = (const char *)(uintptr_t)PyLong_AsUnsignedLongLong(args[5]);
         if (PyErr_Occurred())
             goto end;
-        copy_all(to, from, dims, num_dims, size);
-        PyObject *view = PyMemoryView_FromMemory(to, (Py_ssize_t)nbytes, PyBUF_READ);
-        digest = view ? PyObject_CallFunctionObjArgs(self->digest, view, NULL) : NULL;
-        Py_XDECREF(view);
+        if (nbytes < LONG) {
+            copy_all(to, from, dims, num_dims, size);
+            digest = digest_at_once(self->digest, to, (Py_ssize_t)nbytes);
+        } else if (has_rows(dims, num_dims, size)) {
+            digest = copy_digested(self->hasher, to, from, dims, num_dims, size);
+        }
         if (!digest)
             goto end;
     }

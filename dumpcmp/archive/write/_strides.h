@@ -37,24 +37,52 @@ static void copy_row(char *to, const char *from, Py_ssize_t count, Py_ssize_t st
     }
 }
 
-static void copy_all(char *to, const char *from, const Dim *dims, int num_dims, int size)
+/* How far a tensor has been copied. */
+typedef struct {
+    const char *from;               /* where the row begins that comes next */
+    Py_ssize_t places[MOST_DIMS];   /* which one that is */
+    Py_ssize_t at;                  /* elements of it that are copied */
+    int ended;
+} Walk;
+
+static Walk walk_from(const char *from)
 {
-    Py_ssize_t places[MOST_DIMS] = {0};
+    Walk walk = {from, {0}, 0, 0};
+    return walk;
+}
+
+/* The next elements, as many as `most` bytes have room for; gives the bytes that were copied. */
+static Py_ssize_t copy_next(Walk *walk, const Dim *dims, int num_dims, int size, char *to,
+                            Py_ssize_t most)
+{
     const Dim *row = &dims[num_dims - 1];
-    for (;;) {
-        copy_row(to, from, row->count, row->step, size);
-        to += row->count * size;
+    Py_ssize_t done = 0;
+    while (!walk->ended) {
+        Py_ssize_t left = row->count - walk->at, count = (most - done) / size;
+        count = left < count ? left : count;
+        copy_row(to + done, walk->from + walk->at * row->step, count, row->step, size);
+        done += count * size;
+        walk->at += count;
+        if (count < left)
+            return done;
+        walk->at = 0;
         int dim = num_dims - 2;
         for (; dim >= 0; dim--) {
-            from += dims[dim].step;
-            if (++places[dim] < dims[dim].count)
+            walk->from += dims[dim].step;
+            if (++walk->places[dim] < dims[dim].count)
                 break;
-            from -= dims[dim].count * dims[dim].step;
-            places[dim] = 0;
+            walk->from -= dims[dim].count * dims[dim].step;
+            walk->places[dim] = 0;
         }
-        if (dim < 0)
-            return;
+        walk->ended = dim < 0;
     }
+    return done;
+}
+
+static void copy_all(char *to, const char *from, const Dim *dims, int num_dims, int size)
+{
+    Walk walk = walk_from(from);
+    copy_next(&walk, dims, num_dims, size, to, PY_SSIZE_T_MAX);
 }
 
 /* The dims of a tensor with those together that lie as one; -1 with an exception set. */

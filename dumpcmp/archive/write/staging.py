@@ -10,6 +10,7 @@ from operator import attrgetter
 from struct import Struct
 from typing import Any
 
+from xxhash import xxh3_128
 from xxhash import xxh3_128_hexdigest as _digest
 
 from dumpcmp.archive import schema
@@ -54,7 +55,7 @@ class Staging(Desk):
         self.step: StepPlan | None = None
         locks = (*others, drain.lock.locked)
         if self._ring.path is not None:  # private memory must not get ahead of the disk
-            able = (drain, _digest, CallPlan, MAX_LINKS, HEADER_NBYTES)
+            able = (drain, _digest, xxh3_128, CallPlan, MAX_LINKS, HEADER_NBYTES)
             self.prepare(self._ring, self._room, locks, *able)
 
     def take_call(self, call: Call) -> None:

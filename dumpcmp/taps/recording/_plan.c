@@ -14,7 +14,7 @@
 #include <Python.h>
 #include <structmember.h>
 
-#include "../../archive/write/_strides.h"
+#include "../../archive/write/_digest.h"
 
 #define MOST_TENSORS 128
 #define MOST_FRAMES 512
@@ -76,7 +76,7 @@ static PyObject *course_type, *known_type, *look_type, *held_type, *versions_typ
 /* What torch and the package have, set once by `set_up`. */
 static struct {
     PyObject *tensor, *parameter, *keys_of, *data_ptr, *stride, *offset, *storage, *storage_nbytes,
-        *weak_ref, *free_weak_ref, *num_modes, *is_autocast, *digest, *foreign;
+        *weak_ref, *free_weak_ref, *num_modes, *is_autocast, *digest, *hasher, *foreign;
 } torch;
 
 static struct {
@@ -324,23 +324,25 @@ static int look_at(Look *value, PyObject *tensor, Looked *looked)
 
 #define LEAVE 2
 
+/* The digest of a value; None where it is strided so that torch is faster. */
 static PyObject *digest_of(Look *value, PyObject *address)
 {
     static char room[LONG];
     char *from = (char *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
-    if (!value->is_dense) {
-        Dim dims[MOST_DIMS];
-        int size = (int)PyLong_AsLong(value->itemsize);
-        int num_dims = read_dims(value->shape, value->stride, size, dims);
-        if (num_dims < 0)
-            return NULL;
-        copy_all(room, from, dims, num_dims, size);
-        from = room;
-    }
-    PyObject *view = PyMemoryView_FromMemory(from, (Py_ssize_t)value->nbytes, PyBUF_READ);
-    PyObject *digest = view ? call1(torch.digest, view) : NULL;
-    Py_XDECREF(view);
-    return digest;
+    int is_long = value->nbytes >= LONG, size = (int)PyLong_AsLong(value->itemsize);
+    if (value->is_dense)
+        return is_long ? digest_dense(torch.hasher, from, (Py_ssize_t)value->nbytes)
+                       : digest_at_once(torch.digest, from, (Py_ssize_t)value->nbytes);
+    Dim dims[MOST_DIMS];
+    int num_dims = read_dims(value->shape, value->stride, size, dims);
+    if (num_dims < 0)
+        return NULL;
+    if (is_long)
+        return has_rows(dims, num_dims, size)
+                   ? copy_digested(torch.hasher, NULL, from, dims, num_dims, size)
+                   : Py_NewRef(Py_None);
+    copy_all(room, from, dims, num_dims, size);
+    return digest_at_once(torch.digest, room, (Py_ssize_t)value->nbytes);
 }
 
 /* Whether a tensor holds what it held when it was `seen`: 1, 0, or -1 with an exception; LEAVE
@@ -353,10 +355,10 @@ static int is_still(PyObject *seen, Look *value, Looked *looked)
         return same;
     if (PyObject_Not(digest))
         return looked->version != Py_None;
-    if (value->nbytes >= LONG)
+    if (value->nbytes > MOST_AT_ONCE)
         return LEAVE;
     PyObject *now = digest_of(value, looked->address);
-    same = now ? PyObject_RichCompareBool(now, digest, Py_EQ) : -1;
+    same = !now ? -1 : now == Py_None ? LEAVE : PyObject_RichCompareBool(now, digest, Py_EQ);
     Py_XDECREF(now);
     return same;
 }
@@ -423,7 +425,7 @@ static PyObject *store(Course *course, PyObject *planned, PyObject *order, Look 
     if (!kept)
         goto end;
     if (kept == Py_None) {
-        if (value->is_host && value->nbytes < LONG)
+        if (value->is_host && value->nbytes <= MOST_AT_ONCE)
             done = digest = PyObject_CallFunctionObjArgs(
                 course->lay_value, planned, value->slot, value->where, value->form, order,
                 looked->address, value->itemsize, value->shape, value->stride, NULL);
@@ -463,7 +465,7 @@ static Outcome lay(Course *course, PyObject *planned, PyObject *order, Look *val
         PyDict_Size(course->layouts) || !look_at(value, tensor, &looked))
         goto end;
     laid = LEFT;
-    if (value->is_host && value->nbytes >= LONG && !course->condenses)
+    if (value->is_host && value->nbytes > MOST_AT_ONCE && !course->condenses)
         goto end;
     PyObject *seen = PyDict_GetItem(course->seen, looked.place);
     int still = seen ? is_still(seen, value, &looked) : 0;

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, UntypedStorage, nn
+from xxhash import xxh3_128
 
 from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.built import built
@@ -48,7 +49,7 @@ if _core is not None:
     _core.set_up(
         Tensor, nn.Parameter, dispatch_keys, Tensor.data_ptr, Tensor.stride, Tensor.storage_offset,
         Tensor.untyped_storage, UntypedStorage.nbytes, weak_ref, free_weak_ref,
-        num_function_modes, torch._C._is_any_autocast_enabled, xxh3, FOREIGN,
+        num_function_modes, torch._C._is_any_autocast_enabled, xxh3, xxh3_128, FOREIGN,
     )  # fmt: skip
 IS_ABLE = _core is not None and None not in (num_function_modes, weak_ref, free_weak_ref)
 
