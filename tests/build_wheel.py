@@ -18,6 +18,7 @@ CORES = (
     "dumpcmp/taps/recording/_gather",
     "dumpcmp/taps/recording/_plan",
     "dumpcmp/archive/write/_desk",
+    "dumpcmp/archive/write/_finish",
 )
 MEASURED = """
 import numpy as np

@@ -19,10 +19,12 @@ from dumpcmp.archive.paths import dataset_path
 from dumpcmp.archive.schema import ADDRESS_AT, CRC_AT, MAGIC, PREFIX_HEADER
 from dumpcmp.archive.write.arrivals import Arrivals
 from dumpcmp.archive.write.objects import Template
-from dumpcmp.archive.write.part import Part
+from dumpcmp.archive.write.part import Owner, Part
 from dumpcmp.archive.write.pens import Errand, Flight, Pens
 from dumpcmp.archive.write.ring import Ring
 from dumpcmp.handlers import overdue
+from dumpcmp.nouns.built import built
+from dumpcmp.nouns.record import Where
 
 COMMIT_SECONDS = 0.05  # half of what is promised: a commit itself takes time too
 GATHER_SECONDS = 0.01
@@ -35,6 +37,7 @@ MOST_FLYING = 2 << 30  # bytes under way at once
 LATEST_SECONDS = 0.5  # a commit of other parts does not wait longer for large values under way
 SMALLEST_SHARED = 1 << 17  # bytes worth another thread
 PATIENCE_SECONDS = 0.5  # a producer waits so long in all before the ring takes more memory
+_core: Any = built("dumpcmp.archive.write._finish")
 _CALL, _VALUE = schema.CALL, schema.VALUE
 _PACK_ADDRESS = schema.ADDRESS.pack_into
 _PACK_CRC = schema.CRC.pack_into
@@ -238,20 +241,37 @@ class Drain:
 
         A large value is the last of them, and leaves the rest to the thread that writes it.
         """
-        pending, finish_value = self.pending, self._finish_value
-        start = stop = pending[0][2]
-        began, count = part.end, 0
+        began = part.end
         most = min(max(SMALL_RUN, self.ring.reach // 4), LARGE_RUN)
         self.open_parts.add(part)
+        start, stop, count, large = self._finish(part, most)
+        content = self._room[start:stop]
+        if large is not None:
+            self._write_large(large, content, began, count + 1)
+        else:
+            self._write_small(part, content, began, count)
+
+    def _finish(self, part: Part, most: int) -> tuple[int, int, int, Laid | None]:
+        """Finish what comes next of `part` in one piece, of at most so many bytes.
+
+        Gives where it lies in the ring, how many records it is, and the large value behind it.
+        """
+        if _core is not None:
+            found: tuple[int, int, int, Laid | None] = _core.finish(
+                self.pending, part, self._room, most, LARGE_NBYTES, self._undigested,
+                xxh3_128_hexdigest, self._add_link,
+            )  # fmt: skip
+            return found
+        pending, finish_value = self.pending, self._finish_value
+        start = stop = pending[0][2]
+        count = 0
         while pending:
             entry = pending[0]
             total = entry[3]
             if entry[1] is not part or entry[2] != stop or entry[0] == SEAL:
                 break
             if entry[0] == _VALUE and total > LARGE_NBYTES:
-                pending.popleft()
-                self._write_large(entry, self._room[start:stop], began, count + 1)
-                return
+                return start, stop, count, pending.popleft()
             if count and stop + total - start > most:
                 break
             pending.popleft()
@@ -261,7 +281,7 @@ class Drain:
                 self._finish_text(*entry)
             stop += total
             count += 1
-        self._write_small(part, self._room[start:stop], began, count)
+        return start, stop, count, None
 
     def _write_small(self, part: Part, content: memoryview, began: int, count: int) -> None:
         self._num_laid += count
@@ -345,11 +365,14 @@ class Drain:
         elif kind == schema.FORM:
             part.forms.append(*rest)
         else:
-            owner, holder, row, first = rest
-            if self._undigested and (holder, row) in self._undigested:
-                self._undigested[holder, row].append((part, part.num_rows))
-            path = "" if holder is part else dataset_path(*first)  # within a part it has a header
-            part.add_link(owner, row, holder.row(row), path)
+            self._add_link(part, *rest)
+
+    def _add_link(self, part: Part, owner: Owner, holder: Part, row: int, first: Where) -> None:
+        """Have `part` link to row `row` of `holder`, which is called `first` there."""
+        if self._undigested and (holder, row) in self._undigested:
+            self._undigested[holder, row].append((part, part.num_rows))
+        path = "" if holder is part else dataset_path(*first)  # within a part it has a header
+        part.add_link(owner, row, holder.row(row), path)
 
     def _finish_value(self, entry: Laid, part: Part) -> None:
         """Wait for the copy, digest the bytes, and fill in what depends on the place.

@@ -199,7 +199,13 @@ class Template(Footprint):
         at, end = encoder.DATASET_ADDRESS, len(header) - len(_DIGEST)
         self.header = Struct(f"<{at}sQ{end - at - 8}s32s{-len(header) % ALIGNMENT}x")
         self.before_address, self.before_digest = header[:at], header[at + 8 : end]
-        self.links, self.before_order, self.before_target, _ = encoder.link_form(self.slot)
+        self.links, self.before_order, self.before_target, target_at = encoder.link_form(self.slot)
+        # The same for the way in C: bytes, and where what differs is written into them.
+        link = self.links.pack(self.before_order, 0, self.before_target, 0)
+        self.stamp = (
+            self.prefix_nbytes, self.nbytes, self.prefix[PREFIX_HEADER:], at, end, link,
+            len(self.before_order), target_at,
+        )  # fmt: skip
 
     def write_header(self, record: memoryview | bytearray, address: int, digest: bytes) -> None:
         """Write the object header, for bytes at `address` of the part, behind a record's fields."""

@@ -248,6 +248,9 @@ class Part:
         A group is written anew at each commit, however large it has grown. Nothing depends on
         commits but readers that know no journal, and once nothing more comes there is a last one.
         """
+        if not self.dirty:
+            self._looked_at = self.end
+            return
         cost = sum(len(group.links) + len(group.attributes) for group in self.dirty)
         if 4 * cost <= self.end - self._committed or self.end == self._looked_at:
             self.commit()
