@@ -276,3 +276,30 @@ def test_what_came_before_is_recorded_at_once(
     forward = [record for record in last if not record.key.slot.is_gradient]
     assert at_once[0] == 0
     assert at_once[2] > 0.9 * len(forward)
+
+
+@pytest.mark.skipif(not routine.IS_ABLE, reason="it was not compiled")
+@pytest.mark.parametrize("width", [6, 256])
+def test_gradients_that_came_before_are_recorded_at_once(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowly: list[str] = []
+    put_at = values.Values.put_at
+
+    def counted(self: values.Values, targets: Any, tensor: Tensor, *where: Any) -> None:
+        slowly.extend(slot for _, slot in targets)
+        put_at(self, targets, tensor, *where)
+
+    monkeypatch.setattr(values.Values, "put_at", counted)
+    layers = (nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(4))
+    model = nn.Sequential(*layers)
+    taken = []
+    with dumpcmp.capture(model, tmp_path / "d", backward=True):
+        for _ in range(3):
+            slowly.clear()
+            model(torch.randn(width // 2, width)).sum().backward()
+            model.zero_grad()
+            taken.append(len(slowly))
+    last = [r.key for r in dumpcmp.Archive(tmp_path / "d").values() if r.key.step == 2]
+    assert taken[0] == sum(name.slot.is_gradient for name in last) > 30
+    assert taken[2] < 0.25 * taken[0]  # the ring begins anew now and then

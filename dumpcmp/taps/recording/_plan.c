@@ -82,7 +82,7 @@ static struct {
 static struct {
     PyObject *here, *known, *numbers, *sink, *is_open, *shape, *dtype, *device, *version, *cdata,
         *raw_repr, *f_back, *co_filename, *step, *start, *stop, *step_of_slice, *begin, *put,
-        *put_outputs, *watch, *tell, *condense, *parameters, *buffers, *modules;
+        *put_outputs, *watch, *tell, *condense, *parameters, *buffers, *modules, *op, *call, *order;
 } names;
 
 static PyObject *call1(PyObject *callable, PyObject *arg)
@@ -455,8 +455,10 @@ end:
     return digest || PyErr_Occurred() ? digest : Py_NewRef(Py_None);
 }
 
-/* Lay down a value, or a link to it. One that is STRANGE or LEFT goes the way in Python. */
-static Outcome lay(Course *course, PyObject *planned, PyObject *order, Look *value, PyObject *tensor)
+/* Lay down a value, or a link to it. One that is STRANGE or LEFT goes the way in Python. Where the
+   bytes of one that is LAID lie is told to `lies`, a new reference, if somebody wants to know. */
+static Outcome lay(Course *course, PyObject *planned, PyObject *order, Look *value, PyObject *tensor,
+                   PyObject **lies)
 {
     Looked looked = {NULL, NULL, NULL, NULL, NULL};
     PyObject *done = NULL;
@@ -471,6 +473,8 @@ static Outcome lay(Course *course, PyObject *planned, PyObject *order, Look *val
     int still = seen ? is_still(seen, value, &looked) : 0;
     if (still < 0 || still == LEAVE)
         goto end;
+    if (lies)
+        *lies = Py_NewRef(still ? PyTuple_GetItem(seen, 0) : value->where);
     if (still) {
         done = PyObject_CallFunctionObjArgs(course->lay_link, planned, value->slot, value->form,
                                             order, PyTuple_GetItem(seen, 0), NULL);
@@ -502,7 +506,7 @@ static int record(Course *course, PyObject *ticket, PyObject *values, Found *fou
         Look *value = (Look *)PyList_GetItem(values, i);
         if (!value)
             return -1;
-        Outcome laid = lay(course, planned, order, value, found->tensors[i]);
+        Outcome laid = lay(course, planned, order, value, found->tensors[i], NULL);
         if (laid == FAILED)
             return -1;
         if (laid == LAID)
@@ -812,6 +816,107 @@ static void versions_free(PyObject *object)
     Py_DECREF(type);
 }
 
+/* ---- gradients ---- */
+
+/* Whether a tensor that is as `one` says is as `other` says: 1, 0, or -1 with an exception. */
+static int looks_alike(Look *one, Look *other)
+{
+    if (!other->form || other->type != one->type || other->keys != one->keys ||
+        other->offset != one->offset)
+        return 0;
+    int same = PyObject_RichCompareBool(one->device, other->device, Py_EQ);
+    return same <= 0 ? same : PyObject_RichCompareBool(one->geometry, other->geometry, Py_EQ);
+}
+
+typedef struct {
+    PyObject *order, *planned;
+    Look *look;
+} Target;
+
+static void let_go(Target *target)
+{
+    Py_CLEAR(target->order);
+    Py_CLEAR(target->planned);
+    Py_CLEAR(target->look);
+}
+
+/* What is known of the slot that (call, slot) names: 1, 0, or -1 with an exception. */
+static int find_target(PyObject *named, PyObject *looks, PyObject *calls, Target *target)
+{
+    PyObject *call = PyTuple_GetItem(named, 0), *slot = call ? PyTuple_GetItem(named, 1) : NULL;
+    if (!slot)
+        return -1;
+    PyObject *op = PyObject_GetAttr(call, names.op);
+    PyObject *number = op ? PyObject_GetAttr(call, names.call) : NULL;
+    target->order = number ? PyObject_GetAttr(call, names.order) : NULL;
+    PyObject *name = target->order ? PyTuple_Pack(2, op, number) : NULL;
+    PyObject *where = name ? PyTuple_Pack(3, op, number, slot) : NULL;
+    PyObject *look = where ? PyDict_GetItemWithError(looks, where) : NULL;
+    PyObject *planned = look ? PyDict_GetItemWithError(calls, name) : NULL;
+    int is_known = planned && (PyObject *)Py_TYPE(look) == look_type;
+    if (is_known) {
+        target->look = (Look *)Py_NewRef(look);
+        target->planned = Py_NewRef(planned);
+    }
+    Py_XDECREF(op);
+    Py_XDECREF(number);
+    Py_XDECREF(name);
+    Py_XDECREF(where);
+    return PyErr_Occurred() ? -1 : is_known;
+}
+
+/* Lay down `tensor` at the first target, or a link at one after it: 1, 0, or -1. */
+static int put_target(Course *course, Target *target, Look *first, PyObject *tensor,
+                      PyObject **lies)
+{
+    if (!first) {
+        Outcome laid = lay(course, target->planned, target->order, target->look, tensor, lies);
+        return laid == FAILED ? -1 : laid == LAID;
+    }
+    int same = looks_alike(first, target->look);
+    if (same <= 0)
+        return same;
+    PyObject *done =
+        PyObject_CallFunctionObjArgs(course->lay_link, target->planned, target->look->slot,
+                                     target->look->form, target->order, *lies, NULL);
+    int laid = !done ? -1 : done != Py_None;
+    Py_XDECREF(done);
+    course->num_values += laid > 0;
+    course->num_links += laid > 0;
+    return laid;
+}
+
+/* Record a gradient at as many of (targets, tensor, looks, calls) as are known, in their order;
+   gives their number, and where its bytes lie, or None. Whoever calls holds the outlet's lock. */
+static PyObject *course_put_at(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    Course *course = (Course *)self;
+    if (num_args != 4 || !PyList_Check(args[0]) || !PyDict_Check(args[2]) || !PyDict_Check(args[3])) {
+        PyErr_SetString(PyExc_TypeError, "put_at(targets, tensor, looks, calls)");
+        return NULL;
+    }
+    PyObject *lies = NULL, *first = NULL;
+    Py_ssize_t count = 0;
+    int laid = 1;
+    rest(course);
+    while (laid > 0 && count < PyList_Size(args[0])) {
+        Target target = {NULL, NULL, NULL};
+        PyObject *named = Py_NewRef(PyList_GetItem(args[0], count));
+        laid = find_target(named, args[2], args[3], &target);
+        if (laid > 0)
+            laid = put_target(course, &target, (Look *)first, args[1], &lies);
+        if (laid > 0 && !count++)
+            first = Py_NewRef((PyObject *)target.look);
+        let_go(&target);
+        Py_DECREF(named);
+    }
+    go_on(course);
+    PyObject *found = laid < 0 ? NULL : Py_BuildValue("(nO)", count, count ? lies : Py_None);
+    Py_XDECREF(first);
+    Py_XDECREF(lies);
+    return found;
+}
+
 /* ---- types ---- */
 
 #define EACH(...)                                                                               \
@@ -1027,6 +1132,7 @@ static PyMethodDef course_methods[] = {
     {"take", FAST(course_take), "Record a call and what it takes, if its like is known."},
     {"enter", FAST(course_enter), "The same of a module, in the scope that was opened for it."},
     {"give", FAST(course_give), "Record what the call gave."},
+    {"put_at", FAST(course_put_at), "Record a gradient at slots whose like had one before."},
     {NULL, NULL, 0, NULL}};
 
 #define TYPE(NAME, WORD, DOC, ...)                                                              \
@@ -1085,6 +1191,7 @@ static int name_all(void)
         "here", "known", "_numbers", "sink", "is_open", "shape", "dtype", "device", "_version",
         "_cdata", "raw_repr", "f_back", "co_filename", "step", "start", "stop", "step", "begin",
         "put", "put_outputs", "watch", "tell", "condense", "_parameters", "_buffers", "_modules",
+        "op", "call", "order",
     };
     PyObject **fields = (PyObject **)&names;
     _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");

@@ -36,6 +36,7 @@ class Model:
         self.paths: dict[int, str] = {}
         self.ops: Ops = {}
         self.num_known = 0  # calls that are
+        self.gradients: dict[tuple[str, int, str], Any] = {}  # how they looked, by where they were
         self._knowns: dict[str, Knowns] = {}  # by thread
         self._weighed: dict[tuple[str, str], _Version] = {}  # as they were recorded last
         self._versions: Any = None if _core is None else _core.Versions()

@@ -12,7 +12,7 @@ from xxhash import xxh3_128
 from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.built import built
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.record import Call, Where
 from dumpcmp.pytorch.names import (
     DisableTorchDispatch,
     DisableTorchFunction,
@@ -80,13 +80,24 @@ class Repeating(Protocol):
 
 def routine_of(step: Repeating) -> Routine | None:
     """The Routine of `step`; None where all that it does goes the way of the unknown."""
-    outlet = step.outlet
+    desk = _desk_for(step.outlet)
+    return None if desk is None else Routine(step, desk)
+
+
+def backward_routine_of(step: Repeating) -> BackwardRoutine | None:
+    """The same for the gradients of `step`."""
+    desk = None if step.outlet.condense is not None else _desk_for(step.outlet)
+    return None if desk is None else BackwardRoutine(step, desk)
+
+
+def _desk_for(outlet: Outlet) -> Any:
+    """Where known values are laid down at once; None where none can be."""
     desk = getattr(outlet.knowing, "desk", None) if outlet.knowing is outlet.sink else None
     if not IS_ABLE or desk is None or not desk.is_open:
         return None
     if distributed.is_distributed() or distributed.has_stated() or outlet.is_taped:
         return None
-    return Routine(step, desk)
+    return desk
 
 
 class Routine:
@@ -174,25 +185,9 @@ class Routine:
         for slot, tensor in found:
             look = _core.Look(slot, (call.op, call.call, slot))
             look.key = Key(call.model, call.step, call.op, call.call, slot)
-            self._settle(look, tensor)
+            _settle(self._outlet, look, tensor)
             looks.append(look)
         return looks
-
-    def _settle(self, look: Any, tensor: Tensor) -> None:
-        """Remember in `look` what the value looks like; nothing where it is odd."""
-        look.settle()
-        counted = counts_writes(tensor)
-        if counted is None or distributed.layout_of(tensor):
-            return
-        geometry = (tensor.shape, tensor.stride(), tensor.dtype)
-        offset, device = tensor.storage_offset(), tensor.device
-        form = self._outlet.forms.get((look.slot, geometry, (offset, device), "", "", None))
-        if form is not None or self._outlet.condense is not None:
-            look.settle(
-                type(tensor), tensor.dtype, device, geometry, tensor.itemsize, form,
-                dispatch_keys(tensor).raw_repr(), offset, tensor.nbytes, counted, tensor.is_cpu,
-                tensor.is_contiguous(),
-            )  # fmt: skip
 
     def begin(self, known: Any, order: int) -> Any:
         """Tell the archive of a call that it does not take at once; gives its CallPlan, if any."""
@@ -221,7 +216,7 @@ class Routine:
         with HOLD, DisableTorchFunction(), DisableTorchDispatch():
             self._step.store(self._call(known, order), [(look.slot, tensor)])
             if is_strange or look.form is None:
-                self._settle(look, tensor)
+                _settle(self._outlet, look, tensor)
 
     def condense(self, look: Any, tensor: Tensor) -> tuple[Any, ...] | None:
         """What is kept in place of a value, and how it comes into the archive; None: all of it."""
@@ -270,6 +265,58 @@ class Routine:
         return self._made[1]
 
 
+class BackwardRoutine:
+    """Knows the gradients of one step again: slots that had one of the same form before.
+
+    The Routine of the step has ended when they come.
+    """
+
+    def __init__(self, step: Repeating, desk: Any) -> None:
+        outlet, values = step.outlet, step.values
+        self._step, self._desk, self._outlet, self._values = step, desk, outlet, values
+        self._quick = _core.Course(
+            self, step.scopes, step.orders, outlet, desk, outlet.lock, *values.tables,
+            distributed.stated_layouts(), True, True, False, outlet.remembers,
+        )  # fmt: skip
+
+    def put_at(self, targets: list[tuple[Call, str]], tensor: Tensor) -> None:
+        """Record one gradient at the first of `targets`, and links at others."""
+        with self._outlet.lock:
+            done, where = self._put_known(targets, tensor)
+            if done < len(targets):
+                rest = targets[done:]
+                self._values.put_at(rest, tensor, where)
+                self._learn(rest, tensor)
+
+    def _put_known(
+        self, targets: list[tuple[Call, str]], tensor: Tensor
+    ) -> tuple[int, Where | None]:
+        """Record it where it is known; how many of `targets` that are, and where it lies."""
+        outlet, laid, step = self._outlet, self._desk.step, self._step
+        if outlet.knowing is not outlet.sink or outlet.is_taped or self._values.has_uncounted:
+            return 0, None
+        if laid is None or laid.number != step.number or laid.model != step.model.name:
+            return 0, None
+        quick, counts = self._quick, outlet.counts
+        found: tuple[int, Where | None] = quick.put_at(
+            targets, tensor, step.model.gradients, laid.calls
+        )
+        counts.values += quick.num_values
+        counts.links += quick.num_links
+        counts.nbytes += quick.nbytes
+        quick.num_values = quick.num_links = quick.nbytes = 0
+        return found
+
+    def _learn(self, targets: list[tuple[Call, str]], tensor: Tensor) -> None:
+        known = self._step.model.gradients
+        for call, slot in targets if len(known) < _MOST_KNOWN else ():
+            where = (call.op, call.call, slot)
+            look = known.get(where)
+            if look is None:
+                look = known[where] = _core.Look(slot, where)
+            _settle(self._outlet, look, tensor)
+
+
 def call_of(ticket: Ticket, model: str, step: int) -> Call:
     """The call that `ticket` is of, in a step of `model`."""
     like = ticket[0].call
@@ -277,6 +324,23 @@ def call_of(ticket: Ticket, model: str, step: int) -> Call:
         model, step, like.op, like.call, ticket[2], like.target, like.source, like.phase,
         like.arguments, like.origins, like.kernel, like.thread,
     )  # fmt: skip
+
+
+def _settle(outlet: Outlet, look: Any, tensor: Tensor) -> None:
+    """Remember in `look` what the value looks like; nothing where it is odd."""
+    look.settle()
+    counted = counts_writes(tensor)
+    if counted is None or distributed.layout_of(tensor):
+        return
+    geometry = (tensor.shape, tensor.stride(), tensor.dtype)
+    offset, device = tensor.storage_offset(), tensor.device
+    form = outlet.forms.get((look.slot, geometry, (offset, device), "", "", None))
+    if form is not None or outlet.condense is not None:
+        look.settle(
+            type(tensor), tensor.dtype, device, geometry, tensor.itemsize, form,
+            dispatch_keys(tensor).raw_repr(), offset, tensor.nbytes, counted, tensor.is_cpu,
+            tensor.is_contiguous(),
+        )  # fmt: skip
 
 
 def _look(value: object) -> Appearance | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -27,7 +27,14 @@ from dumpcmp.taps.recording.functions import (
 )
 from dumpcmp.taps.recording.models import Model, Scope, Scopes
 from dumpcmp.taps.recording.precision import Precision
-from dumpcmp.taps.recording.routine import Routine, Ticket, call_of, routine_of
+from dumpcmp.taps.recording.routine import (
+    BackwardRoutine,
+    Routine,
+    Ticket,
+    backward_routine_of,
+    call_of,
+    routine_of,
+)
 from dumpcmp.taps.recording.values import Outlet, Values
 
 Asked = list[tuple["Step", Call, str]]  # where a gradient is wanted that a compiled graph computes
@@ -67,6 +74,7 @@ class Step:
         self._weights: dict[str, Slots] = {}  # that are still to be recorded, by module
         self._weighs_again = False
         self.values = Values(outlet, model.name, number)
+        self._gradients: BackwardRoutine | Values | None = None  # records them
 
     def stand_in(self, scope: Scope, line: str | None = None) -> None:
         """What comes next runs in `scope`: a graph says so, and the user's line, of each node."""
@@ -305,10 +313,13 @@ class Step:
         place = self.values.put(call, slot, tensor, where, fresh, seen_in, unwritten)
         return Key(self.model.name, self.number, *place)
 
-    def put_at(self, targets: Sequence[tuple[Call, str]], tensor: Tensor) -> None:
+    def put_at(self, targets: list[tuple[Call, str]], tensor: Tensor) -> None:
         """Record one value, such as a gradient, at the first of `targets`, and links at others."""
         if not self.is_function:
-            self.values.put_at(targets, tensor)
+            if self._gradients is None:
+                is_plain = type(self) is Step and self.precision is None
+                self._gradients = (backward_routine_of(self) if is_plain else None) or self.values
+            self._gradients.put_at(targets, tensor)
             return
         first = None
         for call, slot in targets:

@@ -172,12 +172,19 @@ class Values:
                 version = tensor._version if counted else None
                 self._store(call, slot, tensor, version, condense=outlet.condense)
 
-    def put_at(self, targets: Sequence[tuple[Call, str]], tensor: Tensor) -> None:
+    @property
+    def has_uncounted(self) -> bool:
+        """Whether something was written to that torch does not count."""
+        return bool(self._writes)
+
+    def put_at(
+        self, targets: Sequence[tuple[Call, str]], tensor: Tensor, where: Where | None = None
+    ) -> None:
         """Record one value at several slots: at the first of them, and links to it at the others.
 
-        It is looked at once.
+        It is looked at once. Where its bytes are in the archive already, all of them are links.
         """
-        outlet, where = self._outlet, None
+        outlet = self._outlet
         counted = counts_writes(tensor)
         if counted is None or distributed.layout_of(tensor):
             for call, slot in targets:
