@@ -54,7 +54,9 @@ def settle(
         same = repeated is not None and repeated.measured is one.measured and not one.unsummed
         if repeated is not None and same and repeated.pair in settled:
             first = settled[repeated.pair]
-            settled[pair] = replace(first, judgement=_repeated(first.judgement))
+            judgement = _repeated(first.judgement)
+            is_same = judgement is first.judgement
+            settled[pair] = first if is_same else replace(first, judgement=judgement)
         else:  # it was measured where it is, by another layout say
             settled[pair] = _settled(one, local[pair], before)
     return {pair: settled[pair].judgement for pair in known}

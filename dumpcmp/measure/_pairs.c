@@ -154,11 +154,16 @@ static Floats floats = {squares_f, survey_f,      products_f, inner_f,
 static Doubles doubles = {squares_d, survey_d,      products_d, inner_d,
                           errors_d,  differences_d, both_d};
 
+#if defined(__x86_64__)
+#define WIDELY __attribute__((target("avx2")))
+static int is_wide; /* whether this processor has AVX2 */
+#endif
+
 static void choose_loops(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2")) {
+    if ((is_wide = __builtin_cpu_supports("avx2"))) {
         floats = (Floats){squares_wide_f,  survey_wide_f, products_wide_f,
                           inner_wide_f,    errors_wide_f, differences_wide_f, both_wide_f};
         doubles = (Doubles){squares_wide_d, survey_wide_d, products_wide_d,
@@ -202,6 +207,21 @@ static void fill_octets(void)
 typedef uint16_t Half __attribute__((aligned(1), may_alias)); /* at whatever address */
 
 /* `count` numbers from the place `start` on, as float; short ones only. */
+#define DEFINE_LENGTHEN(NAME, HOW)                                                              \
+    HOW static void NAME(const Half *restrict halves, int count, float *restrict room)          \
+    {                                                                                           \
+        for (int i = 0; i < count; i++)                                                         \
+            room[i] = float_of((uint32_t)halves[i] << 16);                                      \
+    }
+
+DEFINE_LENGTHEN(lengthen, )
+#if defined(__x86_64__)
+DEFINE_LENGTHEN(lengthen_widely, WIDELY)
+#define LENGTHEN (is_wide ? lengthen_widely : lengthen)
+#else
+#define LENGTHEN lengthen
+#endif
+
 static const float *load_floats(const char *line, int code, Py_ssize_t start, int count,
                                 float *room)
 {
@@ -212,8 +232,7 @@ static const float *load_floats(const char *line, int code, Py_ssize_t start, in
             return (const float *)(const void *)from;
         memcpy(room, from, sizeof(float) * (size_t)count);
     } else if (code == BF16) {
-        for (int i = 0; i < count; i++)
-            room[i] = float_of((uint32_t)halves[i] << 16);
+        LENGTHEN(halves, count, room);
     } else if (code == F16) {
         for (int i = 0; i < count; i++)
             room[i] = from_half(halves[i]);
@@ -448,8 +467,8 @@ typedef struct {
     Extremes target; /* where it was not surveyed before */
 } Row;
 
-#define DEFINE_STEPS(NAME, SIGNED, UNSIGNED)                                                    \
-    static double steps_##NAME(const char *golden, const char *target, int count)               \
+#define DEFINE_STEPS(NAME, SIGNED, UNSIGNED, HOW)                                               \
+    HOW static double steps_##NAME(const char *golden, const char *target, int count)           \
     {                                                                                           \
         const int sign = 8 * (int)sizeof(SIGNED) - 1;                                           \
         const SIGNED top = (SIGNED)(((UNSIGNED)1 << sign) - 1);                                 \
@@ -468,18 +487,26 @@ typedef struct {
         return (double)most;                                                                    \
     }
 
-DEFINE_STEPS(8, int8_t, uint8_t)
-DEFINE_STEPS(16, int16_t, uint16_t)
-DEFINE_STEPS(32, int32_t, uint32_t)
+DEFINE_STEPS(8, int8_t, uint8_t, )
+DEFINE_STEPS(16, int16_t, uint16_t, )
+DEFINE_STEPS(32, int32_t, uint32_t, )
+#if defined(__x86_64__) /* SSE2 knows no larger of two unsigned numbers */
+DEFINE_STEPS(wide_8, int8_t, uint8_t, WIDELY)
+DEFINE_STEPS(wide_16, int16_t, uint16_t, WIDELY)
+DEFINE_STEPS(wide_32, int32_t, uint32_t, WIDELY)
+#define STEPS(NUMBER) (is_wide ? steps_wide_##NUMBER : steps_##NUMBER)
+#else
+#define STEPS(NUMBER) steps_##NUMBER
+#endif
 
 static double steps_of(const char *golden, const char *target, int width, int count)
 {
     if (width == 1)
-        return steps_8(golden, target, count);
+        return STEPS(8)(golden, target, count);
     if (width == 2)
-        return steps_16(golden, target, count);
+        return STEPS(16)(golden, target, count);
     if (width == 4)
-        return steps_32(golden, target, count);
+        return STEPS(32)(golden, target, count);
     uint64_t near = 0;
     double across = 0;
     for (int i = 0; i < count; i++) {

@@ -26,6 +26,7 @@ _NAMES = """
 _CODES = {name: code for code, name in enumerate(_NAMES.split())}
 _WORST = 11  # where `measure` tells the place of the largest error
 _SIDE, _SUMS = 7, 29  # numbers of a record
+_PARTS = 8  # of a pair, for each thread
 _SHARE = 8  # blocks that are worth a thread of their own
 
 _pairs: Any = built("dumpcmp.measure._pairs")
@@ -144,7 +145,8 @@ def _recorded(work: Callable[..., None], size: int, row: int, length: int) -> Re
     if shares < 2:
         work(0, num_blocks, found)
     else:
-        cuts = [num_blocks * number // shares for number in range(shares + 1)]
+        parts = min(_PARTS * shares, num_blocks)  # who is disturbed does fewer of them
+        cuts = [num_blocks * number // parts for number in range(parts + 1)]
         with ThreadPoolExecutor(shares) as pool:
             list(pool.map(lambda cut: work(*cut, found[slice(*cut)]), pairwise(cuts)))
     records: Records = found.tolist()
