@@ -277,6 +277,9 @@ class ModuleCapture:
             return partial(self._root_call, module, run)
         if isinstance(module, fx.GraphModule) and id(module) not in here.step.model.paths:
             return run  # the body of a loop or a branch, which no program names
+        routine = here.step.routine
+        if routine is not None:
+            return routine.door(module, run)
         return partial(self._module_call, here.step, module, run)
 
     def _root_call(
@@ -362,7 +365,7 @@ class ModuleCapture:
         """Record functions in `step` by a mode: that of the function around it, if any."""
         here = self._here
         if self.enter is enter_module and not self.compiles:  # nothing of it is ever traced
-            step.follow_routine()
+            step.follow_routine(partial(self._module_call, step))
         if here.mode is not None or self.mode is None:
             with pointed_at(here.mode, step):
                 yield

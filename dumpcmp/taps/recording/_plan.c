@@ -53,9 +53,11 @@ typedef struct {
     PyObject *acquire, *release;
     PyObject *seen, *storages, *blanks, *layouts;
     PyObject *lay_call, *lay_value, *lay_link;
+    PyObject *whole, *scope_type, *root_name, *slow; /* the step, for calls of modules */
+    PyObject *first_calls, *ops, *module_ops, *knowns, *outer, *path_calls;
     unsigned long long num_calls, num_values, num_links, nbytes;
     unsigned long thread;
-    char records_inputs, records_outputs, condenses, remembers, watches;
+    char records_inputs, records_outputs, condenses, remembers, watches, is_over;
     char collects; /* whether garbage is collected where code of Python runs */
 } Course;
 
@@ -71,18 +73,26 @@ typedef struct {
     char is_same;
 } Versions;
 
-static PyObject *course_type, *known_type, *look_type, *held_type, *versions_type;
+typedef struct {
+    PyObject_HEAD
+    PyObject *course, *module, *run;
+} ModuleCall;
+
+static PyObject *course_type, *known_type, *look_type, *held_type, *versions_type,
+    *module_call_type;
 
 /* What torch and the package have, set once by `set_up`. */
 static struct {
     PyObject *tensor, *parameter, *keys_of, *data_ptr, *stride, *offset, *storage, *storage_nbytes,
-        *weak_ref, *free_weak_ref, *num_modes, *is_autocast, *digest, *hasher, *foreign;
+        *weak_ref, *free_weak_ref, *num_modes, *is_autocast, *digest, *hasher, *foreign,
+        *no_function, *no_dispatch, *detach, *contiguous;
 } torch;
 
 static struct {
     PyObject *here, *known, *numbers, *sink, *is_open, *shape, *dtype, *device, *version, *cdata,
         *raw_repr, *f_back, *co_filename, *step, *start, *stop, *step_of_slice, *begin, *put,
-        *put_outputs, *watch, *tell, *condense, *parameters, *buffers, *modules, *op, *call, *order;
+        *put_outputs, *watch, *tell, *condense, *parameters, *buffers, *modules, *op, *call, *order,
+        *enter, *exit, *path, *prefix, *ops, *model, *paths, *weights, *leave;
 } names;
 
 static PyObject *call1(PyObject *callable, PyObject *arg)
@@ -392,12 +402,64 @@ static PyObject *condensed(Course *course, Look *value, PyObject *tensor)
     return ask(course, names.condense, (PyObject *)value, tensor, NULL, NULL);
 }
 
+/* Set torch's modes aside; `take_up` puts them back. */
+static int set_aside(PyObject *guards[2])
+{
+    PyObject *types[2] = {torch.no_function, torch.no_dispatch};
+    for (int i = 0; i < 2; i++) {
+        guards[i] = PyObject_CallNoArgs(types[i]);
+        PyObject *done = guards[i] ? PyObject_CallMethodObjArgs(guards[i], names.enter, NULL) : NULL;
+        Py_XDECREF(done);
+        if (done)
+            continue;
+        Py_CLEAR(guards[i]);
+        return -1;
+    }
+    return 0;
+}
+
+static void take_up(PyObject *guards[2])
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    for (int i = 1; i >= 0; i--) {
+        PyObject *done = !guards[i] ? NULL
+                                    : PyObject_CallMethodObjArgs(guards[i], names.exit, Py_None,
+                                                                 Py_None, Py_None, NULL);
+        if (guards[i] && !done)
+            PyErr_WriteUnraisable(guards[i]);
+        Py_XDECREF(done);
+        Py_CLEAR(guards[i]);
+    }
+    PyErr_Restore(type, error, trace);
+}
+
+/* A copy of `tensor` without gaps, which nobody else sees. */
+static PyObject *densely(PyObject *tensor)
+{
+    PyObject *guards[2] = {NULL, NULL}, *plain = NULL, *dense = NULL;
+    if (set_aside(guards) == 0) {
+        plain = call1(torch.detach, tensor);
+        dense = plain ? call1(torch.contiguous, plain) : NULL;
+    }
+    take_up(guards);
+    Py_XDECREF(plain);
+    return dense;
+}
+
 /* What brings what is kept of a value like one before, later; NULL where Python must be asked. */
 static PyObject *made_again(Course *course, Look *value, PyObject *tensor, Looked *looked)
 {
     if (!course->condenses || !value->again || value->again == Py_None)
         return NULL;
-    PyObject *fill = PyObject_CallFunctionObjArgs(value->again, looked->address, tensor, NULL);
+    PyObject *dense = value->is_dense ? Py_NewRef(tensor) : densely(tensor);
+    PyObject *address = !dense ? NULL
+                        : value->is_dense ? Py_NewRef(looked->address)
+                                          : call1(torch.data_ptr, dense);
+    PyObject *fill =
+        address ? PyObject_CallFunctionObjArgs(value->again, address, dense, NULL) : NULL;
+    Py_XDECREF(address);
+    Py_XDECREF(dense);
     if (!fill && PyErr_ExceptionMatches(PyExc_Exception))
         PyErr_Clear(); /* the ordinary way meets it once more, and tells of it */
     if (fill == Py_None)
@@ -719,6 +781,219 @@ static PyObject *course_give(PyObject *self, PyObject *const *args, Py_ssize_t n
     Py_RETURN_NONE;
 }
 
+/* ---- calls of modules ---- */
+
+/* The dict that `all` has for `key`, borrowed; a new one where it has none. */
+static PyObject *part_of(PyObject *all, PyObject *key)
+{
+    PyObject *found = PyDict_GetItemWithError(all, key);
+    if (found || PyErr_Occurred())
+        return found;
+    PyObject *made = PyDict_New();
+    int failed = !made || PyDict_SetItem(all, key, made) < 0;
+    Py_XDECREF(made); /* `all` has it */
+    return failed ? NULL : made;
+}
+
+/* A Scope as `models.Scope.__init__` makes it, without a line of Python. */
+static PyObject *new_scope(Course *course, PyObject *path, long call)
+{
+    PyObject *name = PyUnicode_GetLength(path) ? path : course->root_name;
+    PyObject *prefix =
+        call ? PyUnicode_FromFormat("%U@%ld", name, call) : Py_NewRef(name);
+    PyObject *ops = prefix ? part_of(course->ops, prefix) : NULL;
+    PyObject *known = ops ? part_of(course->knowns, prefix) : NULL;
+    PyObject *number = known ? PyLong_FromLong(call) : NULL;
+    PyObject *numbers = number ? PyDict_New() : NULL;
+    PyTypeObject *type = (PyTypeObject *)course->scope_type;
+    PyObject *scope = numbers ? ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0) : NULL;
+    if (scope && (PyObject_SetAttr(scope, names.path, path) < 0 ||
+                  PyObject_SetAttr(scope, names.call, number) < 0 ||
+                  PyObject_SetAttr(scope, names.prefix, prefix) < 0 ||
+                  PyObject_SetAttr(scope, names.ops, ops) < 0 ||
+                  PyObject_SetAttr(scope, names.known, known) < 0 ||
+                  PyObject_SetAttr(scope, names.numbers, numbers) < 0))
+        Py_CLEAR(scope);
+    Py_XDECREF(prefix);
+    Py_XDECREF(number);
+    Py_XDECREF(numbers);
+    return scope;
+}
+
+static int count_calls(Course *course, PyObject *path, long count)
+{
+    PyObject *number = PyLong_FromLong(count);
+    int failed = !number || PyDict_SetItem(course->path_calls, path, number) < 0;
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
+/* Open the scope of the next call of the module at `path`; gives its number. */
+static long open_scope(Course *course, PyObject *path)
+{
+    PyObject *ran = PyDict_GetItemWithError(course->path_calls, path);
+    long call = ran ? PyLong_AsLong(ran) : 0;
+    PyObject *scope = PyErr_Occurred() ? NULL : new_scope(course, path, call);
+    PyObject *here = scope ? PyObject_GetAttr(course->scopes, names.here) : NULL;
+    int failed = !here || count_calls(course, path, call + 1) < 0 ||
+                 PyList_Append(course->outer, here) < 0;
+    if (!failed)
+        failed = PyObject_SetAttr(course->scopes, names.here, scope) < 0;
+    Py_XDECREF(scope);
+    Py_XDECREF(here);
+    return failed ? -1 : call;
+}
+
+static int close_scope(Course *course)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    Py_ssize_t count = PyList_Size(course->outer);
+    PyObject *outer = count > 0 ? Py_NewRef(PyList_GetItem(course->outer, count - 1)) : NULL;
+    int failed = !outer || PyList_SetSlice(course->outer, count - 1, count, NULL) < 0 ||
+                 PyObject_SetAttr(course->scopes, names.here, outer) < 0;
+    Py_XDECREF(outer);
+    if (failed && !PyErr_Occurred())
+        PyErr_SetString(PyExc_RuntimeError, "no scope is open");
+    if (type) {
+        PyErr_Clear();
+        PyErr_Restore(type, error, trace);
+    }
+    return failed ? -1 : 0;
+}
+
+/* The op of a call of `module` and its path, borrowed; NULL where the way in Python has more to
+   do: it is not known, not selected, or has weights to be recorded. */
+static PyObject *module_op(Course *course, PyObject *module, PyObject **path)
+{
+    PyObject *model = PyObject_GetAttr(course->whole, names.model);
+    PyObject *paths = model ? PyObject_GetAttr(model, names.paths) : NULL;
+    PyObject *weights = paths ? PyObject_GetAttr(course->whole, names.weights) : NULL;
+    PyObject *id = weights ? PyLong_FromVoidPtr(module) : NULL, *op = NULL;
+    *path = id ? PyDict_GetItemWithError(paths, id) : NULL;
+    if (*path && !PyDict_Contains(weights, *path))
+        op = PyDict_GetItemWithError(course->module_ops, *path);
+    Py_XDECREF(model);
+    Py_XDECREF(paths); /* the model has it */
+    Py_XDECREF(weights);
+    Py_XDECREF(id);
+    return op == Py_None ? NULL : op;
+}
+
+/* Record that `module` is called, in a scope that is open then; None where its like is not known,
+   and nothing is open. */
+static PyObject *entered(Course *course, PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    PyObject *path, *ticket = NULL, *op, *guards[2] = {NULL, NULL};
+    if (course->is_over || !is_usual(course, 1) || !(op = module_op(course, module, &path)))
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    Py_INCREF(op);
+    Py_INCREF(path);
+    if (set_aside(guards) == 0 && acquire(course)) {
+        long call = open_scope(course, path);
+        if (call >= 0) {
+            rest(course);
+            ticket = take(course, (PyObject *)Py_TYPE(module), args, kwargs);
+            go_on(course);
+            if (ticket && !PyDict_GetItem(course->first_calls, op) &&
+                PyDict_SetItem(course->first_calls, op, ticket) < 0)
+                Py_CLEAR(ticket);
+            if (!ticket && !close_scope(course) && !PyErr_Occurred())
+                count_calls(course, path, call);
+        }
+        release(course);
+    }
+    take_up(guards);
+    Py_DECREF(op);
+    Py_DECREF(path);
+    return ticket || PyErr_Occurred() ? ticket : Py_NewRef(Py_None);
+}
+
+/* Record what a call of a module gave. */
+static int left(Course *course, PyObject *ticket, PyObject *given)
+{
+    if (course->is_over || !course->records_outputs) {
+        if (!course->is_over)
+            return 0;
+        PyObject *done = PyObject_CallMethodObjArgs(course->owner, names.leave, ticket, given, NULL);
+        Py_XDECREF(done);
+        return done ? 0 : -1;
+    }
+    PyObject *guards[2] = {NULL, NULL};
+    int done = set_aside(guards) < 0 ? -1 : give(course, ticket, given);
+    take_up(guards);
+    return done;
+}
+
+/* Call a module, and record the call; by the way in Python if its like is not known. Handlers of
+   signals run within the module alone: no line of Python stands around it. */
+static PyObject *module_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    ModuleCall *self = (ModuleCall *)object;
+    Course *course = (Course *)self->course;
+    PyObject *named = kwargs ? Py_NewRef(kwargs) : PyDict_New();
+    PyObject *ticket = named ? entered(course, self->module, args, named) : NULL;
+    PyObject *result = NULL;
+    if (ticket == Py_None) {
+        PyObject *first = PyTuple_Pack(2, self->module, self->run);
+        PyObject *all = first ? PySequence_Concat(first, args) : NULL;
+        result = all ? PyObject_Call(course->slow, all, named) : NULL;
+        Py_XDECREF(first);
+        Py_XDECREF(all);
+    } else if (ticket) {
+        result = PyObject_Call(self->run, args, named);
+        if (close_scope(course) < 0 || (result && left(course, ticket, result) < 0))
+            Py_CLEAR(result);
+    }
+    Py_XDECREF(ticket);
+    Py_XDECREF(named);
+    return result;
+}
+
+static PyObject *module_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *course, *module, *run;
+    if (kwargs || !PyArg_ParseTuple(args, "O!OO", course_type, &course, &module, &run))
+        return kwargs ? PyErr_Format(PyExc_TypeError, "ModuleCall takes no keywords") : NULL;
+    ModuleCall *self =
+        (ModuleCall *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (self) {
+        self->course = Py_NewRef(course);
+        self->module = Py_NewRef(module);
+        self->run = Py_NewRef(run);
+    }
+    return (PyObject *)self;
+}
+
+/* Be told of the step whose modules are called: (step, Scope, name of the root, way in Python). */
+static PyObject *course_follow(PyObject *object, PyObject *args)
+{
+    Course *self = (Course *)object;
+    PyObject *step, *scope, *root, *slow;
+    if (!PyArg_ParseTuple(args, "OOUO", &step, &scope, &root, &slow))
+        return NULL;
+    PyObject *model = PyObject_GetAttrString(step, "model");
+    PyObject *mark = model ? PyUnicode_FromString("") : NULL;
+    self->whole = Py_NewRef(step);
+    self->scope_type = Py_NewRef(scope);
+    self->root_name = Py_NewRef(root);
+    self->slow = Py_NewRef(slow);
+    self->first_calls = PyObject_GetAttrString(step, "_first_calls");
+    self->ops = model ? PyObject_GetAttrString(model, "ops") : NULL;
+    self->module_ops = self->ops && mark ? part_of(self->ops, mark) : NULL;
+    Py_XINCREF(self->module_ops);
+    self->knowns = PyObject_GetAttrString(self->scopes, "_knowns");
+    self->outer = PyObject_GetAttrString(self->scopes, "_outer");
+    self->path_calls = PyObject_GetAttrString(self->scopes, "_calls");
+    Py_XDECREF(model);
+    Py_XDECREF(mark);
+    if (PyErr_Occurred())
+        return NULL;
+    int fits = PyDict_Check(self->first_calls) && PyDict_Check(self->knowns) &&
+               PyList_Check(self->outer) && PyDict_Check(self->path_calls);
+    return fits ? Py_NewRef(Py_None) : PyErr_Format(PyExc_TypeError, "no step");
+}
+
 /* ---- parameters and buffers ---- */
 
 static int note(Versions *self, unsigned long long word)
@@ -957,7 +1232,10 @@ OBJECT(Known, known, &self->call, &self->name, &self->texts, &self->args, &self-
        &self->result, &self->filename, &self->inputs, &self->outputs)
 OBJECT(Course, course, &self->owner, &self->scopes, &self->orders, &self->outlet, &self->sink,
        &self->desk, &self->step, &self->acquire, &self->release, &self->seen, &self->storages,
-       &self->blanks, &self->layouts, &self->lay_call, &self->lay_value, &self->lay_link)
+       &self->blanks, &self->layouts, &self->lay_call, &self->lay_value, &self->lay_link,
+       &self->whole, &self->scope_type, &self->root_name, &self->slow, &self->first_calls,
+       &self->ops, &self->module_ops, &self->knowns, &self->outer, &self->path_calls)
+OBJECT(ModuleCall, module_call, &self->course, &self->module, &self->run)
 
 static void held_free(PyObject *object)
 {
@@ -1117,6 +1395,7 @@ static PyMemberDef known_members[] = {
 static PyMemberDef course_members[] = {
     MEMBER(Course, step, T_OBJECT, 0),
     MEMBER(Course, watches, T_BOOL, 0),
+    MEMBER(Course, is_over, T_BOOL, 0),
     MEMBER(Course, num_calls, T_ULONGLONG, 0),
     MEMBER(Course, num_values, T_ULONGLONG, 0),
     MEMBER(Course, num_links, T_ULONGLONG, 0),
@@ -1133,6 +1412,7 @@ static PyMethodDef course_methods[] = {
     {"enter", FAST(course_enter), "The same of a module, in the scope that was opened for it."},
     {"give", FAST(course_give), "Record what the call gave."},
     {"put_at", FAST(course_put_at), "Record a gradient at slots whose like had one before."},
+    {"follow", course_follow, METH_VARARGS, "Be told of the step whose modules are called."},
     {NULL, NULL, 0, NULL}};
 
 #define TYPE(NAME, WORD, DOC, ...)                                                              \
@@ -1150,6 +1430,10 @@ TYPE(look, Look, "How a value of a call looked.", {Py_tp_methods, look_methods},
 TYPE(known, Known, "What is known of a call whose like ran before.")
 TYPE(course, Course, "The calls of one step, as far as they are known.",
      {Py_tp_methods, course_methods}, )
+
+static PyMemberDef module_call_members[] = {
+    MEMBER(ModuleCall, module, T_OBJECT, READONLY), {NULL, 0, 0, 0, NULL}};
+TYPE(module_call, ModuleCall, "A module that is about to be called.", {Py_tp_call, module_call}, )
 
 static PyMethodDef versions_methods[] = {
     {"same", versions_same, METH_O, "Whether a model is as it was the last time."},
@@ -1191,7 +1475,8 @@ static int name_all(void)
         "here", "known", "_numbers", "sink", "is_open", "shape", "dtype", "device", "_version",
         "_cdata", "raw_repr", "f_back", "co_filename", "step", "start", "stop", "step", "begin",
         "put", "put_outputs", "watch", "tell", "condense", "_parameters", "_buffers", "_modules",
-        "op", "call", "order",
+        "op", "call", "order", "__enter__", "__exit__", "path", "prefix", "_ops", "model", "paths",
+        "_weights", "leave",
     };
     PyObject **fields = (PyObject **)&names;
     _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");
@@ -1211,7 +1496,8 @@ static int make(PyObject *made)
                  {"Known", &known_spec, &known_type},
                  {"Course", &course_spec, &course_type},
                  {"Held", &held_spec, &held_type},
-                 {"Versions", &versions_spec, &versions_type}};
+                 {"Versions", &versions_spec, &versions_type},
+                 {"ModuleCall", &module_call_spec, &module_call_type}};
     if (course_type) {
         PyErr_SetString(PyExc_ImportError, "one interpreter alone can have it");
         return -1;

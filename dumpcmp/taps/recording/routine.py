@@ -11,7 +11,7 @@ from xxhash import xxh3_128
 
 from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.built import built
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.record import Call, Where
 from dumpcmp.pytorch.names import (
     DisableTorchDispatch,
@@ -50,6 +50,7 @@ if _core is not None:
         Tensor, nn.Parameter, dispatch_keys, Tensor.data_ptr, Tensor.stride, Tensor.storage_offset,
         Tensor.untyped_storage, UntypedStorage.nbytes, weak_ref, free_weak_ref,
         num_function_modes, torch._C._is_any_autocast_enabled, xxh3, xxh3_128, FOREIGN,
+        DisableTorchFunction, DisableTorchDispatch, Tensor.detach, Tensor.contiguous,
     )  # fmt: skip
 IS_ABLE = _core is not None and None not in (num_function_modes, weak_ref, free_weak_ref)
 
@@ -73,6 +74,9 @@ class Repeating(Protocol):
 
     def outputs(self, call: Call, result: object) -> None:
         """Record the outputs of `call`."""
+
+    def leave(self, call: Call | Ticket, result: object) -> None:
+        """Record the outputs of a module call."""
 
     def watch_known(self, call: Call, found: Slots) -> None:
         """Have the gradients of `found` recorded."""
@@ -127,7 +131,21 @@ class Routine:
             counts.values += quick.num_values
             counts.links += quick.num_links
             counts.nbytes += quick.nbytes
-        self.quick = None
+        quick.is_over, self.quick = True, None
+
+    def follow(self, call_slowly: Callable[..., Any]) -> None:
+        """Take calls of modules by `door`; those that are not known go to `call_slowly`."""
+        self.quick.follow(self._step, Scope, ROOT, call_slowly)
+
+    def door(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+        """What calls `module` by `run`, and records the call."""
+        call: Callable[..., Any] = _core.ModuleCall(self.quick, module, run)
+        return call
+
+    def leave(self, ticket: Ticket, given: object) -> None:
+        """Record what a module gave that was called before this has ended."""
+        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+            self._step.leave(ticket, given)
 
     def learn(
         self, func: Callable[..., Any], function: Function, args: Any, kwargs: Any, call: Call,
@@ -235,7 +253,7 @@ class Routine:
                 return ()
             if source is not None:
                 fill = getattr(source, "fill", None)
-                look.again = getattr(source, "again", None) if tensor.is_contiguous() else None
+                look.again = getattr(source, "again", None)
                 look.kept_nbytes = source.nbytes
                 kept = (look.kept_form, fill, 0, 0, (), (), held.digest, source.nbytes)
                 return kept if fill is not None else ()

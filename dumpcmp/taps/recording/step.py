@@ -86,10 +86,15 @@ class Step:
         self.precision = precision
         self.end_routine()
 
-    def follow_routine(self) -> None:
-        """Know the functions of steps before again, which a mode is about to show."""
+    def follow_routine(self, call_slowly: Callable[..., Any]) -> None:
+        """Know again what steps before did: functions, which a mode is about to show, and modules.
+
+        Calls of modules that are not known go to `call_slowly`.
+        """
         if type(self) is Step and self.precision is None:
             self.routine = routine_of(self)
+            if self.routine is not None:
+                self.routine.follow(call_slowly)
 
     def end_routine(self) -> None:
         """Know none of what comes now."""
