@@ -97,6 +97,12 @@ class Batch(Slate):
         """Wait for row `index`, and put it into `room`."""
         room[:] = self.fetch(index)
 
+    def row(self, index: int) -> Tensor:
+        """Row `index` where it is made; the current stream waits for that."""
+        self.finish()
+        torch.cuda.current_stream(self.room.device).wait_stream(self._stream)
+        return self.room[index]
+
     def finish(self) -> int:
         """Have rows made of all that was summed; gives their number."""
         with torch.cuda.stream(self._stream):  # where Triton launches what it has just compiled
@@ -134,9 +140,8 @@ class DeviceRow(NamedTuple):
 
     @property
     def numbers(self) -> Tensor:
-        """The row, on the device."""
-        self.batch.finish()
-        return self.batch.room[self.number]
+        """The row, on the device, for the current stream."""
+        return self.batch.row(self.number)
 
     @property
     def source(self) -> DeviceRow:
