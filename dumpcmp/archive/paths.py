@@ -391,6 +391,10 @@ class RankDirectory:
 
     def step_directory(self, model: str, step: int) -> Path:
         """The directory of a step's parts, made where it is missing."""
-        path = self.path / file_name(model) / str(step)
+        path = self.step_path(model, step)
         path.mkdir(parents=True, exist_ok=True)
         return path
+
+    def step_path(self, model: str, step: int) -> Path:
+        """Where the parts of a step belong."""
+        return self.path / file_name(model) / str(step)

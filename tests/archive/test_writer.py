@@ -105,6 +105,34 @@ def test_a_step_stays_open_however_many_steps_of_other_models_come(tmp_path: Pat
     assert found.same_as == key("first") and not found.problem
 
 
+def drafts(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("**/.new-*"))
+
+
+@pytest.mark.parametrize(("steps", "ready"), [([0, 1, 2], "3"), ([0, 4, 8], "12"), ([5], None)])
+def test_the_part_of_the_next_step_is_there_before_it_begins(
+    steps: list[int], ready: str | None, tmp_path: Path
+) -> None:
+    with ArchiveWriter(tmp_path / "d") as sink:
+        for step in steps:
+            put(sink, key("op", step=step), np.full(4, step))
+            sink.finish_step("Model", step)
+        assert drafts(tmp_path / "d") == ([f".new-{ready}"] if ready else [])
+        if ready is not None:
+            inode = next((tmp_path / "d").glob("**/.new-*/part-0000.h5")).stat().st_ino
+            put(sink, key("op", step=int(ready)), np.full(4, int(ready)))
+            part = next((tmp_path / "d").glob(f"**/{ready}/part-0000.h5"))
+            assert part.stat().st_ino == inode
+            steps = [*steps, int(ready)]
+        put(sink, key("op", step=100), np.full(4, 100))  # another than was expected
+        sink.finish_step("Model", 100)
+    assert drafts(tmp_path / "d") == []
+    archive = Archive(tmp_path / "d")
+    assert {k.step: archive.tensor(k)[0].item() for k in archive} == {
+        step: step for step in (*steps, 100)
+    }
+
+
 def test_a_new_part_begins_where_one_is_full_and_links_reach_across(tmp_path: Path) -> None:
     first = np.arange(100.0)
     with ArchiveWriter(tmp_path / "d", part_nbytes=20_000) as sink:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.paths import RankDirectory, part_name, parts_in
@@ -12,6 +13,7 @@ from dumpcmp.archive.write.drain import SEAL, Drain
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.pens import num_pens
+from dumpcmp.archive.write.spares import Spares
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Where
 
@@ -91,6 +93,7 @@ class Steps:
         self._directory, self._part_nbytes, self._drain = directory, part_nbytes, drain
         self._num_lanes = num_pens() if part_nbytes >= LANE_NBYTES else 1
         self._open: dict[tuple[str, int], StepPlan] = {}
+        self._spares = Spares(directory, self._new_part)
 
     def get(self, model: str, number: int) -> StepPlan:
         step = self._open.pop((model, number), None)
@@ -127,14 +130,25 @@ class Steps:
         if step := self._open.pop((model, number), None):
             for lane in step.lanes:
                 self._seal(lane.part)
+            self._spares.prepare(model, number)
+
+    def leave(self) -> None:
+        """No step will begin any more."""
+        self._spares.clear()
 
     def _seal(self, part: Part) -> None:
         """Let `part` be sealed once all that was laid down for it is written."""
         self._drain.submit((SEAL, part, 0, 0))
 
     def _new_plan(self, model: str, step: int) -> PartPlan:
-        directory = self._directory.step_directory(model, step)
-        number = max(parts_in(directory), default=-1) + 1
+        part = self._spares.take(model, step)
+        if part is None:
+            directory = self._directory.step_directory(model, step)
+            number = max(parts_in(directory), default=-1) + 1
+            part = self._new_part(directory, model, step, number)
+        return PartPlan(part, part.nonce, self._part_nbytes)
+
+    def _new_part(self, directory: Path, model: str, step: int, number: int) -> Part:
         facts = {
             "schema": schema.SCHEMA_VERSION,
             "model": model,
@@ -143,5 +157,4 @@ class Steps:
             "world_size": self._directory.world_size,
             "part": number,
         }
-        part = Part(directory / part_name(number), facts)
-        return PartPlan(part, part.nonce, self._part_nbytes)
+        return Part(directory / part_name(number), facts)

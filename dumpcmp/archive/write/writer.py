@@ -74,8 +74,8 @@ class ArchiveWriter:
         # It stays a producer's turn while it waits for room and others have the lock: what one
         # lays down in several records is numbered by their order.
         self._turn, self._lock = threading.Lock(), self._drain.lock
-        steps = Steps(self._directory, part_nbytes, self._drain)
-        self._staging = Staging(self._drain, steps, self._turn.locked)
+        self._steps = Steps(self._directory, part_nbytes, self._drain)
+        self._staging = Staging(self._drain, self._steps, self._turn.locked)
         self._error: BaseException | None = None  # where the program is, not in the thread
         self._told = False
         self._closed = self._stopped = False
@@ -211,6 +211,7 @@ class ArchiveWriter:
                     return
                 self._closed = self._stopped = True
                 self._staging.leave()
+                self._steps.leave()
             atexit.unregister(self.close)
             _LIVE.discard(self)
             if self._drain.stop():
