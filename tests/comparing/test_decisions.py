@@ -90,10 +90,40 @@ def hugging_face(name: str) -> torch.nn.Module:
     return model.bfloat16().eval()
 
 
+def chosen(model: torch.nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
+    """The experts of every token, as the routers' logits have them."""
+    found: list[torch.Tensor] = []
+
+    def see(_module: object, _inputs: object, logits: Any) -> None:
+        first = logits[0] if isinstance(logits, tuple) else logits
+        found.append(first.topk(2, -1).indices.sort(-1).values)
+
+    gates = [each for name, each in model.named_modules() if name.endswith("mlp.gate")]
+    hooks = [gate.register_forward_hook(see) for gate in gates]
+    with torch.no_grad():
+        model(ids)
+    for hook in hooks:
+        hook.remove()
+    assert found
+    return found
+
+
+def wavering(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A mixture some of whose tokens go elsewhere if sums are split; which, the processor says."""
+    for seed in range(1, 100):
+        torch.manual_seed(seed)
+        model, ids = hugging_face(name), torch.randint(0, 64, (2, 16))
+        plain = chosen(model, ids)
+        with SplitProducts():
+            split = chosen(model, ids)
+        if not all(map(torch.equal, plain, split)):
+            return model, ids
+    raise AssertionError("no token of a hundred models goes elsewhere")
+
+
 @pytest.mark.parametrize("name", ["Qwen3Moe", "Mixtral"])
 def test_the_mixtures_of_transformers_flip_and_nothing_is_wrong(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    model, ids = hugging_face(name), torch.randint(0, 64, (2, 16))
+    model, ids = wavering(name)
     with torch.no_grad(), dumpcmp.capture(model, tmp_path / "golden"):
         model(ids)
     with torch.no_grad(), SplitProducts(), dumpcmp.capture(model, tmp_path / "target"):
