@@ -237,6 +237,36 @@ def test_what_is_known_again_is_written_as_if_it_were_described(
             assert one == other
 
 
+class Reshaping(nn.Module):
+    """Has the same bytes in several shapes, before and after they are written to."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        z = y.view(-1).view(2, -1)
+        y.add_(1)
+        return z.reshape(x.shape).t() + 1
+
+
+def test_a_row_is_made_once_of_the_same_bytes_in_several_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "RAW_LIMIT", 8)
+    archives = []
+    for way in ("quick", "slow"):
+        elsewhere = Elsewhere()
+        monkeypatch.setattr(Retention, "condensers", lambda *_, own=elsewhere: (own, None))
+        if way == "slow":
+            forgetting(monkeypatch)
+        torch.manual_seed(0)
+        archives.append(run(Reshaping(), tmp_path / way, keep="summary"))
+        num_rows = len(elsewhere.batch.rows)
+        if way == "quick" and routine.IS_ABLE:
+            num_quick = num_rows
+        elif routine.IS_ABLE:
+            assert num_quick < num_rows
+    assert archives[0] == archives[1]
+
+
 def test_rows_that_come_later_are_known_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

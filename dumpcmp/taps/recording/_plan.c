@@ -52,6 +52,7 @@ typedef struct {
     PyObject *scopes, *orders, *outlet, *sink, *desk, *step;
     PyObject *acquire, *release;
     PyObject *seen, *storages, *blanks, *layouts;
+    PyObject *made; /* rows of this step, by where the bytes lie */
     PyObject *lay_call, *lay_value, *lay_link;
     PyObject *whole, *scope_type, *root_name, *slow; /* the step, for calls of modules */
     PyObject *first_calls, *ops, *module_ops, *knowns, *outer, *path_calls;
@@ -467,12 +468,38 @@ static PyObject *made_again(Course *course, Look *value, PyObject *tensor, Looke
     return fill;
 }
 
+/* The same, or what was made before of the same bytes in another shape: rows know no shapes. */
+static PyObject *made_once(Course *course, Look *value, PyObject *tensor, Looked *looked)
+{
+    if (!course->condenses || !value->again || value->again == Py_None || !value->is_dense ||
+        looked->version == Py_None)
+        return made_again(course, value, tensor, looked);
+    PyObject *size = PyLong_FromLongLong(value->nbytes), *fill = NULL;
+    PyObject *place =
+        size ? PyTuple_Pack(4, looked->held, looked->address, size, value->dtype) : NULL;
+    PyObject *before = place ? PyDict_GetItemWithError(course->made, place) : NULL;
+    int is_new = 0;
+    if (before && PyObject_RichCompareBool(PyTuple_GetItem(before, 0), looked->version, Py_EQ) == 1)
+        fill = Py_NewRef(PyTuple_GetItem(before, 1));
+    else if (place && !PyErr_Occurred())
+        is_new = (fill = made_again(course, value, tensor, looked)) != NULL;
+    if (is_new) {
+        PyObject *mark = PyTuple_Pack(2, looked->version, fill);
+        if (!mark || PyDict_SetItem(course->made, place, mark) < 0)
+            Py_CLEAR(fill);
+        Py_XDECREF(mark);
+    }
+    Py_XDECREF(size);
+    Py_XDECREF(place);
+    return fill;
+}
+
 /* Lay down the bytes of a value, or what is kept of it; the digest of the value, or None. */
 static PyObject *store(Course *course, PyObject *planned, PyObject *order, Look *value,
                        PyObject *tensor, Looked *looked)
 {
     PyObject *kept = NULL, *done = NULL, *digest = NULL;
-    PyObject *again = made_again(course, value, tensor, looked);
+    PyObject *again = made_once(course, value, tensor, looked);
     if (PyErr_Occurred() || hold(course, looked) < 0)
         goto end;
     if (again) {
@@ -1234,7 +1261,7 @@ OBJECT(Course, course, &self->owner, &self->scopes, &self->orders, &self->outlet
        &self->desk, &self->step, &self->acquire, &self->release, &self->seen, &self->storages,
        &self->blanks, &self->layouts, &self->lay_call, &self->lay_value, &self->lay_link,
        &self->whole, &self->scope_type, &self->root_name, &self->slow, &self->first_calls,
-       &self->ops, &self->module_ops, &self->knowns, &self->outer, &self->path_calls)
+       &self->ops, &self->module_ops, &self->knowns, &self->outer, &self->path_calls, &self->made)
 OBJECT(ModuleCall, module_call, &self->course, &self->module, &self->run)
 
 static void held_free(PyObject *object)
@@ -1365,6 +1392,7 @@ static PyObject *course_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->blanks = Py_NewRef(blanks);
     self->layouts = Py_NewRef(layouts);
     self->step = Py_NewRef(Py_None);
+    self->made = PyDict_New();
     self->sink = PyObject_GetAttr(outlet, names.sink);
     self->acquire = PyObject_GetAttrString(lock, "acquire");
     self->release = PyObject_GetAttrString(lock, "release");
