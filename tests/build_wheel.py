@@ -49,6 +49,12 @@ def cores_in(wheel: Path) -> list[str]:
     return [core for core in CORES if any(n.startswith(core) and n.endswith(".so") for n in names)]
 
 
+def sources_in(wheel: Path) -> list[str]:
+    """The C sources that a wheel has."""
+    with zipfile.ZipFile(wheel) as content:
+        return [name for name in content.namelist() if name.endswith((".c", ".h"))]
+
+
 def measured_by(wheel: Path) -> tuple[str, str]:
     """Whether the package in `wheel` has its core, and what it measures of a pair."""
     room = wheel.parent / "installed"
@@ -74,6 +80,7 @@ def main() -> int:
     laws = {
         "the same, built twice": len(digests) == 1,
         "it has the compiled core": cores_in(first) == list(CORES) and with_core[0] == "True",
+        "and none of its sources": not sources_in(first),
         "without a compiler it has none": cores_in(bare) == [] and without[0] == "False",
         "and measures the same, to the bit": with_core[1] == without[1],
     }
