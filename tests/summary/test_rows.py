@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -58,6 +59,7 @@ class Pad(core.Slate if core else object):  # type: ignore[misc]
 
     def fetch(self, index: int) -> None:
         self.asked.append(index)
+        core.under_way(self.num_arrived - self.num_filled)
         self.host, self.num_arrived = ctypes.addressof(self.bytes), self.num_filled
 
 
@@ -141,7 +143,6 @@ def test_a_row_fills_its_room_and_is_fetched_once(driver: Any) -> None:
     assert pad.asked == [0]
     with pytest.raises(ValueError, match="16 bytes"):
         fills[0](memoryview(bytearray(8)))
-    core.arrived(2)
     told(driver)
 
 
@@ -160,7 +161,20 @@ def test_many_rows_under_way_are_launched_without_the_interpreters_lock(driver: 
     for number in range(220):
         make(16 * (number + 1), None)
         assert told(driver)[0][6] == 16 * (number + 1)
-    core.arrived(220)
+
+
+def test_rows_are_under_way_until_they_arrive_or_nobody_wants_them(driver: Any) -> None:
+    before = core.under_way(0)
+    desk = Desk(most=2)
+    make = rows(desk)
+    fills = [make(16, None) for _ in range(3)]
+    assert core.under_way(0) == before + 3
+    fills[0](memoryview(bytearray(16)))
+    assert core.under_way(0) == before + 1
+    del desk, make, fills
+    gc.collect()
+    assert core.under_way(0) == before
+    told(driver)
 
 
 def test_an_error_of_the_driver_is_told(driver: Any) -> None:

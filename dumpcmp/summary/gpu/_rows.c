@@ -323,6 +323,8 @@ static void plain_free(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     if (type == (PyTypeObject *)filler_type)
         Py_CLEAR(((Filler *)object)->slate);
+    else /* a slate: nobody waits for what is left on it */
+        num_under_way -= ((Slate *)object)->num_filled - ((Slate *)object)->num_arrived;
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
@@ -407,17 +409,20 @@ static PyObject *open_driver(PyObject *self, PyObject *args)
     return PyBool_FromLong(found != NULL);
 }
 
-/* So many rows have arrived on the host. */
-static PyObject *arrived(PyObject *self, PyObject *count)
+/* So many rows more are under way, or fewer: those that have arrived; gives how many there are. */
+static PyObject *under_way(PyObject *self, PyObject *change)
 {
     (void)self;
-    num_under_way -= PyLong_AsLongLong(count);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    long long more = PyLong_AsLongLong(change);
+    if (more == -1 && PyErr_Occurred())
+        return NULL;
+    num_under_way += more;
+    return PyLong_FromLongLong(num_under_way);
 }
 
 static PyMethodDef methods[] = {
     {"open_driver", open_driver, METH_VARARGS, "Launch by the driver of this name, if it can."},
-    {"arrived", arrived, METH_O, "Tell that so many rows have arrived on the host."},
+    {"under_way", under_way, METH_O, "Count so many rows more that are under way."},
     {NULL, NULL, 0, NULL}};
 
 static int make(PyObject *made)

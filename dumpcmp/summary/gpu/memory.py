@@ -121,7 +121,7 @@ class Batch(Slate):
             self._pinned[rows].copy_(self.room[rows], non_blocking=True)
         side.synchronize()
         if _core is not None:
-            _core.arrived(count - self.num_arrived)
+            _core.under_way(self.num_arrived - count)
         self.num_arrived = count
 
 
@@ -205,6 +205,8 @@ class Room(Workbench):
     def count(self, batch: Batch) -> None:
         """One row more has its sums; the rows are made once no more sums have room."""
         batch.num_filled += 1
+        if _core is not None:
+            _core.under_way(1)
         if batch.num_filled % self.num_places == 0 or batch.num_filled == MOST:
             self.finish(batch)
 
