@@ -21,7 +21,8 @@ from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, ch
 from dumpcmp.pytorch.nodes import Edge, SlotGrads, edge_of, watch_backward
 from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.replay.listed import function_named
-from dumpcmp.taps.modes.modules import FunctionMode, ModuleCapture
+from dumpcmp.taps.modes.function_mode import FunctionMode
+from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.calls import current_line, function_arguments
 from dumpcmp.taps.recording.functions import Function, function_of, in_order
 from dumpcmp.taps.recording.recorder import Recorder

@@ -18,13 +18,14 @@ from dumpcmp.align.renaming import Renaming
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.stores.urls import place
 from dumpcmp.comparing.blame import blame_after, in_order
+from dumpcmp.comparing.both_sides import let_go
 from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.digests import check_all, check_ends
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import differ_anywhere
-from dumpcmp.comparing.measuring import Tell, let_go, measure_all, unsolved_in
+from dumpcmp.comparing.measuring import Tell, measure_all, unsolved_in
 from dumpcmp.comparing.no_gradient import with_zeros
 from dumpcmp.comparing.own_metrics import asking, loadable
 from dumpcmp.comparing.placing import device_named, placed, plain_arithmetic, workers_for

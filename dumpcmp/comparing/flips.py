@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.comparing.both_sides import side_of
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.laying import Job, Task
-from dumpcmp.comparing.measuring import side_of
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key, Site

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.batches import Together
+from dumpcmp.comparing.both_sides import side_of
 from dumpcmp.comparing.laying import Job, Task
-from dumpcmp.comparing.measuring import side_of
 from dumpcmp.execute import P, R, SerialExecutor, executor_for, num_workers
 from dumpcmp.measure import core
 from dumpcmp.nouns.errors import SelectionError

@@ -11,10 +11,11 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.batches import run_batched
+from dumpcmp.comparing.both_sides import side_of
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.flips import NO_FLIPS, Flips
 from dumpcmp.comparing.laying import Job
-from dumpcmp.comparing.measuring import Tell, side_of
+from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import Loading, Planner, Replaying, Rerunning
 from dumpcmp.comparing.slopes import Sloping, plan_slopes, slope_task

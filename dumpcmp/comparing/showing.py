@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.comparing.both_sides import sides_of
 from dumpcmp.comparing.closeup import close_up
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.laying import Job, Task
-from dumpcmp.comparing.measuring import sides_of
 from dumpcmp.nouns.background import Arrow, Background, CloseUp, Excerpt, RunTold
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.options import readable

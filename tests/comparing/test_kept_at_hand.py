@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from dumpcmp.align.pairing import pair_values
+from dumpcmp.comparing.both_sides import let_go, side_of
 from dumpcmp.comparing.laying import Task, lay_out
-from dumpcmp.comparing.measuring import let_go, side_of
 from dumpcmp.comparing.placing import loaded
 from dumpcmp.comparing.reruns import Loading
 from dumpcmp.comparing.side import archive_at, open_side

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dumpcmp.nouns.record import Phase
 from dumpcmp.nouns.selection import Level
-from dumpcmp.taps.modes.modules import ModuleCapture, is_recomputing, run_recorded
+from dumpcmp.taps.modes.function_mode import run_recorded
+from dumpcmp.taps.modes.modules import ModuleCapture, is_recomputing
 from dumpcmp.taps.recording.functions import NO_OP, Function
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.recorder import Recorder

@@ -11,143 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.overrides import TorchFunctionMode
 
-from dumpcmp.handlers import FRAGILE, HOLD, SWALLOWING, let
-from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.handlers import HOLD, let
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import Level
-from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, check_names, patched
+from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, check_names
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
-from dumpcmp.taps.recording.functions import Function, function_of
+from dumpcmp.taps.modes.call_door import module_calls
+from dumpcmp.taps.modes.function_mode import FunctionMode, enter_module, exit_module
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.replays import Replays
-from dumpcmp.taps.recording.routine import Ticket
 from dumpcmp.taps.recording.step import Step
-
-_ATTRIBUTE = "_compiled_call_impl"  # nn.Module.__call__ runs it in place of _call_impl if it is set
-
-Intercept = Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
-
-
-class CallDoor:
-    """Stands in for `nn.Module._compiled_call_impl`, through which every module call passes.
-
-    Unlike a forward hook it sees keyword arguments before they change, and exceptions; unlike
-    a patched `__call__` it lets dynamo trace `forward` as before.
-    """
-
-    def __init__(self, intercept: Intercept) -> None:
-        self.intercept = intercept
-
-    def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
-        if callables.is_traced():  # dynamo traces the program as if it were closed
-            return None
-        if module is None:
-            return self
-        run = module.__dict__.get(_ATTRIBUTE) or module._call_impl
-        return run if distributed.is_parallel_wrapper(module) else self.intercept(module, run)
-
-    def __set__(self, module: nn.Module, call: Any) -> None:
-        module.__dict__[_ATTRIBUTE] = call
-
-
-@contextmanager
-def module_calls(intercept: Intercept) -> Iterator[None]:
-    """Send every call of a module in this process through `intercept` while the block runs."""
-    if isinstance(nn.Module.__dict__[_ATTRIBUTE], CallDoor):
-        raise CaptureError(
-            "another capture is running in this process",
-            hint="end it first: only one capture can be active at a time",
-        )
-    with patched((nn.Module, _ATTRIBUTE, lambda _: CallDoor(intercept))):
-        yield
-
-
-# Torch takes a mode off its stack there before it is ready to put it back.
-SWALLOWING.update(
-    (torch.overrides.__file__, name) for name in ("_pop_mode_temporarily", "_pop_mode")
-)
-FRAGILE.add((torch.overrides.__file__, "handle_torch_function"))
-
-
-class FunctionMode(TorchFunctionMode):
-    """Records each torch function: inputs as they are before it runs, outputs after."""
-
-    def __init__(self, step: Step | None) -> None:
-        super().__init__()
-        self.step = step  # None: what runs now is not recorded
-        self.run: Callable[..., Any] = self.recorded
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if callables.is_traced():  # dynamo traces the program as if there were no mode
-            if func is Tensor.__rsub__:  # which is written in Python, and would be taken apart
-                return args[1] - args[0]
-            if func is Tensor.__rdiv__:
-                return args[1] / args[0]
-            return func(*args, **(kwargs or {}))
-        return self.run(func, args, kwargs or {})
-
-    def recorded(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        step = self.step
-        if step is not None and step.routine is not None:
-            course = step.routine.quick
-            if (ticket := course.take(func, args, kwargs)) is not None:
-                result = func(*args, **kwargs)
-                course.give(ticket, args, result)
-                return result
-        if step is None or (step.is_function and torch._C._current_autograd_node() is not None):
-            return func(*args, **kwargs)
-        if step.precision is not None:
-            func, args, kwargs = step.precision.call(func, args, kwargs)
-        function = function_of(func)
-        if not function.name or step.outlet.is_inert or distributed.is_machinery(func):
-            return func(*args, **kwargs)
-        if func is Tensor.view_as and args[0] is args[1]:
-            return distributed.handed_on(args[0])
-        return run_recorded(step, function, func, args, kwargs)
-
-
-def run_recorded(
-    step: Step,
-    function: Function,
-    func: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    is_beneath_autograd: bool = False,
-) -> Any:
-    """Run `func`, which is `function`, and record in `step` what it takes and gives.
-
-    Beneath autograd an output has no node yet, and what was changed in place still has its old one:
-    the gradient of what is given out is known at who takes it.
-    """
-    with HOLD, DisableTorchFunction(), DisableTorchDispatch():
-        call = step.function(function, args, kwargs)
-    result = func(*args, **kwargs)
-    if call is not None:
-        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
-            given = args[0] if function.returns_nothing else result
-            step.outputs(call, given, watches=not is_beneath_autograd)
-            if step.routine is not None and not is_beneath_autograd:
-                step.routine.learn(func, function, args, kwargs, call, given)
-    return result
-
-
-def enter_module(step: Step, module: nn.Module, args: Any, kwargs: Any) -> Call | Ticket | None:
-    """Open the scope of a module call and record its inputs."""
-    with DisableTorchFunction(), DisableTorchDispatch():
-        return step.enter(module, args, kwargs)
-
-
-def exit_module(step: Step, call: Call | Ticket, result: object) -> None:
-    """Record the outputs of a module call."""
-    with DisableTorchFunction(), DisableTorchDispatch():
-        step.leave(call, result)
 
 
 class _Doing(threading.local):
