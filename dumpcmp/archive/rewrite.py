@@ -25,7 +25,9 @@ from dumpcmp.archive.paths import (
     remove,
     steps_in,
 )
-from dumpcmp.archive.read.contents import Contents, PartFile, index_address, read_index
+from dumpcmp.archive.read.contents import Contents
+from dumpcmp.archive.read.part_index import index_address, read_index
+from dumpcmp.archive.read.partfile import PartFile
 from dumpcmp.archive.read.scan import part_facts
 from dumpcmp.archive.schema import ABSENT, NO_ROW, form_key, form_of, lost_row
 from dumpcmp.archive.write.objects import Template

@@ -12,7 +12,8 @@ from xxhash import xxh3_128
 
 from dumpcmp.archive import encoder, paths
 from dumpcmp.archive.paths import gaps, listed
-from dumpcmp.archive.read.contents import Contents, PartFile, dataset
+from dumpcmp.archive.read.contents import Contents
+from dumpcmp.archive.read.partfile import PartFile, dataset
 from dumpcmp.archive.read.remote import opened
 from dumpcmp.archive.read.scan import Found, read_part
 from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW

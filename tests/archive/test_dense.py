@@ -12,7 +12,7 @@ import pytest
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.integrity import audit
-from dumpcmp.archive.read.contents import PartFile
+from dumpcmp.archive.read.partfile import PartFile
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import Found, journal_records
 from dumpcmp.archive.rewrite import Condensing, rewrite

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dumpcmp.archive.integrity import audit
-from dumpcmp.archive.read.contents import PartFile
+from dumpcmp.archive.read.partfile import PartFile
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import journal_records
 from dumpcmp.archive.schema import CALL

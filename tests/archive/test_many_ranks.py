@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.synthetic import Shape, write
-from dumpcmp.archive.read import captured
+from dumpcmp.archive.read import captured, captures, loading
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.comparing import compare
@@ -50,13 +50,13 @@ def test_each_rank_is_asked_a_few_times_how_it_ended(
 ) -> None:
     """And not once for every other rank, which opening 4,096 of them would never end."""
     asked: list[Path] = []
-    ask = captured._why_incomplete
+    ask = captures.why_incomplete
 
     def noted(facts: dict[str, Any], directory: Path) -> str:
         asked.append(directory)
         return ask(facts, directory)
 
-    monkeypatch.setattr(captured, "_why_incomplete", noted)
+    monkeypatch.setattr(captured, "why_incomplete", noted)
     open_run(runs[1], make_tap())
     assert max(Counter(asked).values()) <= 2
 
@@ -84,6 +84,6 @@ def test_ranks_that_ran_the_same_share_its_calls_and_others_do_not(tmp_path: Pat
 def test_a_value_on_many_ranks_is_held_against_the_whole(
     runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured, "MOST_MAPPED", 3)
+    monkeypatch.setattr(loading, "MOST_MAPPED", 3)
     outcome = compare(*runs)
     assert outcome.exit_code == 0 and {row.layout for row in outcome.rows} == {"layout 'h[tp]'"}

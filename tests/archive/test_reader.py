@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dumpcmp.archive.integrity import audit
-from dumpcmp.archive.read.contents import PartFile, hard_links, root_address
+from dumpcmp.archive.read.partfile import PartFile, hard_links, root_address
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError

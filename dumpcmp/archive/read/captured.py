@@ -2,83 +2,40 @@
 
 from __future__ import annotations
 
-import math
-import mmap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from resource import RLIMIT_NOFILE, getrlimit
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import paths
 from dumpcmp.archive.read.abreast import abreast
-from dumpcmp.archive.read.contents import Contents
+from dumpcmp.archive.read.captures import model_name, models_of, why_incomplete
+from dumpcmp.archive.read.filtering import Filter
+from dumpcmp.archive.read.loading import Loader
 from dumpcmp.archive.read.rankstep import RankStep
-from dumpcmp.archive.read.remote import beyond, expect, from_store, opened
-from dumpcmp.archive.read.scan import Found, part_facts, read_part, ring_records
-from dumpcmp.archive.schema import KNOWN_VERSIONS, MAX_RANK, NO_ROW, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.read.scan import Found, read_part, ring_records
 from dumpcmp.archive.stores.ranges import forget_below
 from dumpcmp.archive.stores.urls import RemotePath
-from dumpcmp.archive.stores.urls import place as place_of
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.record import Call, Kept, Location, Record
-from dumpcmp.nouns.selection import Tap, spelled
+from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.spoken import ranks_named
-from dumpcmp.nouns.value import DTYPES, Value
 
-SMALLEST_MAPPED = 1 << 16  # bytes of a tensor that is worth a mapping of its own
-# Parts that are mapped at once: each keeps a file open.
-MOST_MAPPED = min(8192, max(64, getrlimit(RLIMIT_NOFILE)[0] // 4))
-_MOST_SOUND = 1 << 18
 _AT_ONCE = 64  # ranks whose indexes are read together
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """One selection: of steps and ops as a Tap has them, and of slots by globs or kinds."""
-
-    tap: Tap
-    slots: tuple[str, ...]
-
-    def selects(self, key: Key) -> bool:
-        return (
-            self.tap.selects_step(key.step)
-            and self.tap.selects_op(key.op)
-            and (
-                not self.slots
-                or any(fnmatchcase(key.slot, glob) or key.slot.kind == glob for glob in self.slots)
-            )
-        )
-
-    def __str__(self) -> str:
-        steps = ",".join(map(spelled, self.tap.steps))
-        named = {"layers": self.tap.layers, "steps": (steps,) if steps else (), "slots": self.slots}
-        return " ".join(f"{name} {' '.join(told)}" for name, told in named.items() if told)
-
-
-class Captured(Mapping[Key, Record]):
+class Captured(Loader, Mapping[Key, Record]):
     """A run's directory of parts: Key -> Record, in order of execution; `Archive` is its face."""
 
     _filters: tuple[Filter, ...] = ()  # what `select` left of it
-    checks_digests = False  # whether `load` holds what it reads against its digest
 
     def __init__(self, path: str | Path) -> None:
-        self.path = place_of(path)
+        super().__init__(path)
         if isinstance(self.path, RemotePath):
             self.path.refresh()
         self._directories = self._find_ranks()
         self._steps: dict[tuple[int, str, int], RankStep] = {}
-        self._mapped: dict[Path, NDArray[np.uint8]] = {}
-        self._sound: set[tuple[Path, int, str]] = set()  # values whose digest was found right
-        self._files: dict[Path, int] = {}  # part -> which file it was when its index was read
         self._flaws: list[str] = []  # of parts that were forgotten
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -137,14 +94,14 @@ class Captured(Mapping[Key, Record]):
     @property
     def cut_short(self) -> dict[int, str]:
         """Why captures are incomplete, of the ranks whose is."""
-        whys = ((r, _why_incomplete(facts, self._directories[r])) for r, facts in self.run.items())
+        whys = ((r, why_incomplete(facts, self._directories[r])) for r, facts in self.run.items())
         return {rank: why for rank, why in whys if why}
 
     @cached_property
     def _tree(self) -> dict[str, dict[int, dict[int, Path]]]:
         """Model -> step -> rank -> directory of parts."""
         tree: dict[str, dict[int, dict[int, Path]]] = {}
-        models = abreast(_models_of, list(self._directories.values()))
+        models = abreast(models_of, list(self._directories.values()))
         for rank, found in zip(self._directories, models, strict=True):
             for model, steps in found.items():
                 held = tree.setdefault(model, {})
@@ -170,7 +127,7 @@ class Captured(Mapping[Key, Record]):
     def texts(self) -> dict[tuple[int, str, str], Path]:
         """The readable companions, such as graphs as code, by rank, model and name."""
         return {
-            (rank, _model_name(path.parent), paths.name_of_file(path.name) or path.name): path
+            (rank, model_name(path.parent), paths.name_of_file(path.name) or path.name): path
             for rank, directory in self._directories.items()
             for model in paths.models_in(directory)
             for path in sorted(model.iterdir())
@@ -212,25 +169,6 @@ class Captured(Mapping[Key, Record]):
         """The step as the one rank of the run has it; None where others may, or of a selection."""
         held = () if self._filters or self.world_size > 1 else self._rank_steps(model, step)
         return next(iter(held), None)
-
-    def stored_in(self, contents: Contents) -> Iterator[Value]:
-        """The values of a part that have bytes of their own, held against their digests.
-
-        The part is all that its step has, and none of it needs HDF5 to be read.
-        """
-        columns = (
-            contents.rows[n].tolist() for n in ("form", "same", "offset", "nbytes", "digest")
-        )
-        for row, (form, same, offset, nbytes, digest) in enumerate(zip(*columns, strict=True)):
-            if same == NO_ROW:
-                dtype, shape = DTYPES[contents.forms[form].dtype], contents.forms[form].shape
-                bits = self._bytes(contents.location(row, offset, nbytes))
-                if (
-                    nbytes != math.prod(shape) * dtype.nbytes
-                    or xxh3_128_hexdigest(bits.data).encode() != digest
-                ):
-                    raise ArchiveError(f"{contents.path}: row {row} is damaged")
-                yield Value(dtype, bits.view(dtype.storage).reshape(shape))
 
     def _selects(self, key: Key) -> bool:
         return all(each.selects(key) for each in self._filters)
@@ -315,8 +253,7 @@ class Captured(Mapping[Key, Record]):
         parts = (part for step in self._steps.values() for part in step.parts.values())
         self._flaws += [problem for part in parts for problem in part.problems]
         self._steps.clear()
-        self._mapped.clear()
-        self._sound.clear()
+        self.let_go()
         if isinstance(self.path, RemotePath):
             forget_below(self.path.store, self.path.key)
 
@@ -336,132 +273,3 @@ class Captured(Mapping[Key, Record]):
 
     def _asks(self, call: Call) -> bool:
         return all(each.tap.selects_op(call.op) for each in self._filters)
-
-    def load(self, record: Record) -> Value:
-        """The elements of `record`, mapped from the file: nothing is read until it is used.
-
-        Of a summarised value these are the elements of what stands for it (`record.stored`).
-        """
-        if record.kept is Kept.NOTHING or record.location is None:
-            raise ArchiveError(f"{record.key} has no elements in the archive: {record.problem}")
-        stored = record.stored
-        dtype = DTYPES.get(stored.dtype if stored else record.dtype)
-        shape = stored.shape if stored else record.shape
-        if dtype is None or len(shape) > MAX_RANK:
-            raise ArchiveError(f"{record.location.part}: {record.key} has an unknown type or shape")
-        nbytes = math.prod(shape) * dtype.nbytes
-        if nbytes != record.location.nbytes:
-            raise ArchiveError(
-                f"{record.location.part}: {record.key} has shape {list(shape)} of {dtype}, which "
-                f"needs {nbytes} bytes, but {record.location.nbytes} are stored",
-                hint="dumpcmp audit says what is left of the part",
-            )
-        if record.location.dataset:
-            from dumpcmp.archive.read.walk import read_dataset
-
-            value = Value(dtype, read_dataset(record.location, dtype, shape))
-        else:
-            value = Value(dtype, self._bytes(record.location).view(dtype.storage).reshape(shape))
-        if self.checks_digests or isinstance(record.location.part, RemotePath):
-            self._check_digest(record, record.location, value)
-        return value
-
-    def _check_digest(self, record: Record, location: Location, value: Value) -> None:
-        """Raise where the bytes are not those that were recorded; each value is looked at once."""
-        place = (location.part, location.offset, location.dataset)
-        if not record.digest or place in self._sound:
-            return
-        dense = np.ascontiguousarray(value.bits).reshape(-1).view(np.uint8)
-        if xxh3_128_hexdigest(dense.data) != record.digest:
-            raise ArchiveError(
-                f"{location.part}: {record.key} is damaged: its {location.nbytes} bytes at "
-                f"{location.offset} have another digest than was recorded",
-                hint="copy the archive again, or dump again; dumpcmp audit finds all such values",
-            )
-        if len(self._sound) >= _MOST_SOUND:
-            self._sound.clear()  # they are looked at again, should they be asked for
-        self._sound.add(place)
-
-    def expect(self, records: Iterable[Record]) -> None:
-        """Say that these will be loaded: from a store, neighbours then come together."""
-        if isinstance(self.path, RemotePath):
-            expect(record.location for record in records)
-
-    def load_own(self, record: Record) -> Value:
-        """The elements of `record` in memory that may be written to, and never reaches the file.
-
-        Large ones are mapped, copy-on-write; small ones are copied, which is faster.
-        """
-        value, location = self.load(record), record.location
-        is_remote = location is not None and isinstance(location.part, RemotePath)
-        if location is None or location.dataset or is_remote or value.nbytes < SMALLEST_MAPPED:
-            return Value(value.dtype, np.array(value.bits))
-        bits = np.memmap(location.part, value.bits.dtype, "c", location.offset, value.shape)
-        self._check_file(location.part)
-        return Value(value.dtype, bits.view(np.ndarray))
-
-    def _bytes(self, location: Location) -> NDArray[np.uint8]:
-        if not location.nbytes:
-            return np.empty(0, np.uint8)
-        if isinstance(location.part, RemotePath):
-            return from_store(location.part, location)
-        whole = self._mapped.get(location.part)
-        if whole is None or location.offset + location.nbytes > len(whole):
-            whole = self._map(location.part)
-        if location.offset + location.nbytes > len(whole):
-            raise beyond(location)
-        return whole[location.offset : location.offset + location.nbytes]
-
-    def _map(self, part: Path) -> NDArray[np.uint8]:
-        if len(self._mapped) >= MOST_MAPPED:
-            for oldest in list(self._mapped)[: len(self._mapped) - MOST_MAPPED + 1]:
-                self._mapped.pop(oldest, None)  # another thread may have been faster
-        try:
-            with part.open("rb") as file:  # np.memmap takes six times as long over the path
-                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ArchiveError(f"cannot map {part}: {error}") from error
-        self._check_file(part)
-        self._mapped[part] = np.frombuffer(memory, np.uint8)
-        return self._mapped[part]
-
-    def _check_file(self, part: Path) -> None:
-        """Raise where `part` is not the file any more whose index was read."""
-        if part in self._files and part.stat().st_ino != self._files[part]:
-            raise ArchiveError(
-                f"{part} was sealed or compacted while it was being read",
-                hint="run the command again",
-            )
-
-
-def _why_incomplete(facts: dict[str, Any], directory: Path) -> str:
-    """Why the capture of a rank is incomplete; empty where it is not."""
-    is_remote = isinstance(directory, RemotePath)
-    if not facts:
-        return f"{RUN_FILE} is missing or damaged" + ", or not uploaded yet" * is_remote
-    if facts.get("schema") not in KNOWN_VERSIONS:
-        return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
-    if not is_remote and (directory / paths.MOVED).is_file():
-        return f"parts of it were moved to {(directory / paths.MOVED).read_text()}"
-    if facts.get("complete") is True:
-        return ""
-    if paths.writer_lives(facts, directory):
-        return "the capture is still running"
-    if is_remote:
-        return str(facts.get("problem") or "the capture was cut short, or not all of it uploaded")
-    return str(facts.get("problem") or "the capture was cut short; dumpcmp audit --repair mends it")
-
-
-def _models_of(directory: Path) -> dict[str, dict[int, Path]]:
-    """Model -> step -> directory of parts, of one rank."""
-    return {_model_name(place): paths.steps_in(place) for place in paths.models_in(directory)}
-
-
-def _model_name(place: Path) -> str:
-    """The model whose parts lie in `place`."""
-    if (name := paths.name_of_file(place.name)) is not None:
-        return name
-    for part in sorted(place.glob("*/part-*.h5")):
-        with opened(part) as file:
-            return str(part_facts(file)["model"])
-    return place.name

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from dumpcmp.archive.read.captured import Captured, Filter
+from dumpcmp.archive.read.captured import Captured
+from dumpcmp.archive.read.filtering import Filter
 from dumpcmp.nouns.errors import ArchiveError, MissingValueError
 from dumpcmp.nouns.key import Key, Op, Slot
 from dumpcmp.nouns.record import Call, Kept, Record

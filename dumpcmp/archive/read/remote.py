@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.archive.read.contents import LARGEST_READ, PartFile
+from dumpcmp.archive.read.partfile import LARGEST_READ, PartFile
 from dumpcmp.archive.stores.ranges import Range, ranges_of
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.nouns.errors import ArchiveError

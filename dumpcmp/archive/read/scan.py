@@ -15,15 +15,9 @@ import numpy as np
 from dumpcmp.archive import schema
 from dumpcmp.archive.encoder import SIGNATURE, padded
 from dumpcmp.archive.paths import HEADER_NBYTES, RING_HEADER, RING_MAGIC
-from dumpcmp.archive.read.contents import (
-    LISTED_LOST,
-    Contents,
-    ListedCalls,
-    PartFile,
-    read_forms,
-    read_index,
-    root_address,
-)
+from dumpcmp.archive.read.contents import LISTED_LOST, Contents, ListedCalls, read_forms
+from dumpcmp.archive.read.part_index import read_index
+from dumpcmp.archive.read.partfile import PartFile, root_address
 from dumpcmp.archive.read.remote import opened
 from dumpcmp.archive.schema import ABSENT, ALIGNMENT, JOURNAL_AT, MAGIC, NO_ROW, PREFIX_HEADER
 from dumpcmp.nouns.errors import ArchiveError

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.paths import dataset_path, unescaped
-from dumpcmp.archive.read.contents import LARGEST_READ, Contents, ListedCalls, read_forms
+from dumpcmp.archive.read.contents import Contents, ListedCalls, read_forms
+from dumpcmp.archive.read.partfile import LARGEST_READ
 from dumpcmp.archive.read.remote import opened
 from dumpcmp.archive.schema import CALL_FIELDS, Form
 from dumpcmp.archive.stores.urls import RemotePath

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dumpcmp.archive.paths import dataset_path, parts_in
-from dumpcmp.archive.read.contents import Contents, PartFile, read_index
+from dumpcmp.archive.read.contents import Contents
+from dumpcmp.archive.read.part_index import read_index
+from dumpcmp.archive.read.partfile import PartFile
 from dumpcmp.archive.read.scan import Found, gather, journal_records, part_facts, scan
 from dumpcmp.archive.schema import ABSENT, DENSE, NO_ROW, PREFIX_HEADER, lost_row
 from dumpcmp.archive.write.objects import CallText, Template

@@ -1,0 +1,45 @@
+"""What a rank's directory says of its capture: its models and steps, and whether it is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dumpcmp.archive import paths
+from dumpcmp.archive.read.remote import opened
+from dumpcmp.archive.read.scan import part_facts
+from dumpcmp.archive.schema import KNOWN_VERSIONS, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.stores.urls import RemotePath
+
+
+def why_incomplete(facts: dict[str, Any], directory: Path) -> str:
+    """Why the capture of a rank is incomplete; empty where it is not."""
+    is_remote = isinstance(directory, RemotePath)
+    if not facts:
+        return f"{RUN_FILE} is missing or damaged" + ", or not uploaded yet" * is_remote
+    if facts.get("schema") not in KNOWN_VERSIONS:
+        return f"written in schema {facts.get('schema')}, this dumpcmp knows {SCHEMA_VERSION}"
+    if not is_remote and (directory / paths.MOVED).is_file():
+        return f"parts of it were moved to {(directory / paths.MOVED).read_text()}"
+    if facts.get("complete") is True:
+        return ""
+    if paths.writer_lives(facts, directory):
+        return "the capture is still running"
+    if is_remote:
+        return str(facts.get("problem") or "the capture was cut short, or not all of it uploaded")
+    return str(facts.get("problem") or "the capture was cut short; dumpcmp audit --repair mends it")
+
+
+def models_of(directory: Path) -> dict[str, dict[int, Path]]:
+    """Model -> step -> directory of parts, of one rank."""
+    return {model_name(place): paths.steps_in(place) for place in paths.models_in(directory)}
+
+
+def model_name(place: Path) -> str:
+    """The model whose parts lie in `place`."""
+    if (name := paths.name_of_file(place.name)) is not None:
+        return name
+    for part in sorted(place.glob("*/part-*.h5")):
+        with opened(part) as file:
+            return str(part_facts(file)["model"])
+    return place.name
