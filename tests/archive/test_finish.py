@@ -18,8 +18,8 @@ import pytest
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.encoder import padded
-from dumpcmp.archive.write import drain
-from dumpcmp.archive.write.drain import LARGE_NBYTES
+from dumpcmp.archive.write import drain, finishing
+from dumpcmp.archive.write.finishing import LARGE_NBYTES
 from dumpcmp.archive.write.objects import CallText
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.writer import ArchiveWriter
@@ -27,7 +27,7 @@ from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.record import Call, Kept
 from tests.archive.values import Dense, key, parts, record
 
-pytestmark = pytest.mark.skipif(drain._core is None, reason="the compiled core is not built")
+pytestmark = pytest.mark.skipif(finishing._core is None, reason="the compiled core is not built")
 
 
 def fill(path: Path, seed: int, part_nbytes: int) -> None:
@@ -115,7 +115,7 @@ def test_both_ways_write_the_same_parts(
         monkeypatch.setattr(secrets, "randbits", partial(_next, count(1)))
         fill(tmp_path / way, seed, part_nbytes)
         written.append([(each.name, content(each)) for each in parts(tmp_path / way)])
-        monkeypatch.setattr(drain, "_core", None)
+        monkeypatch.setattr(finishing, "_core", None)
     assert len(written[0]) == 1 if part_nbytes > 1 << 20 else len(written[0]) > 3
     assert written[0] == written[1]
 
@@ -138,7 +138,7 @@ def test_checksums_are_those_of_zlib(nbytes: int, tmp_path: Path) -> None:
     call = Call("Model", 0, Op("layers.0"), 0, 0)
     pending = deque([(2, open_part, 0, nbytes, call, CallText(call))])
     end = open_part.end
-    found = drain._core.finish(pending, open_part, room, 1 << 20, 1 << 22, {}, None, None)
+    found = finishing._core.finish(pending, open_part, room, 1 << 20, 1 << 22, {}, None, None)
     assert found == (0, nbytes, 1, None)
     assert open_part.end == end + nbytes
     assert int.from_bytes(room[24:32], "little") == end
@@ -152,5 +152,5 @@ def test_a_record_outside_of_the_ring_is_refused(place: int, total: int, tmp_pat
     call = Call("Model", 0, Op("layers.0"), 0, 0)
     entry = (2, open_part, place, total, call, CallText(call))
     with pytest.raises(ValueError, match="outside of the ring"):
-        drain._core.finish([entry], open_part, bytearray(64), 1, 1 << 22, {}, None, None)
+        finishing._core.finish([entry], open_part, bytearray(64), 1, 1 << 22, {}, None, None)
     open_part.close()

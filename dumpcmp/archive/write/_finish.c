@@ -1,4 +1,4 @@
-/* Finishes the records of a run in the ring: what drain.py does of each one, in one call of C.
+/* Finishes the records of a run in the ring: what finishing.py does of each one, in one call of C.
 
    A record in the ring lacks what depends on its place in the file: address, checksum, and the
    object header of a value. Its part takes a row of the index and a link in the group of its call.

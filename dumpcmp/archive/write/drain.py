@@ -8,43 +8,28 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
-from zlib import crc32
 
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import schema
-from dumpcmp.archive.encoder import UNDEFINED
-from dumpcmp.archive.paths import dataset_path
-from dumpcmp.archive.schema import ADDRESS_AT, CRC_AT, MAGIC, PREFIX_HEADER
 from dumpcmp.archive.write.arrivals import Arrivals
+from dumpcmp.archive.write.finishing import SEAL, Finisher, Laid
 from dumpcmp.archive.write.objects import Template
-from dumpcmp.archive.write.part import Owner, Part
+from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.pens import Errand, Flight, Pens
 from dumpcmp.archive.write.ring import Ring
 from dumpcmp.handlers import overdue
-from dumpcmp.nouns.built import built
-from dumpcmp.nouns.record import Where
 
 COMMIT_SECONDS = 0.05  # half of what is promised: a commit itself takes time too
 GATHER_SECONDS = 0.01
 GATHER_NBYTES = 1 << 20
 SMALL_RUN = 1 << 20  # bytes that are finished at once, or a quarter of what the ring reaches
 LARGE_RUN = 16 << 20  # but never more than this
-LARGE_NBYTES = 4 << 20  # a value that one thread digests and writes while others do others
 PIECE_NBYTES = 8 << 20  # that is written at once: a file lets one thread write at a time
 MOST_FLYING = 2 << 30  # bytes under way at once
 LATEST_SECONDS = 0.5  # a commit of other parts does not wait longer for large values under way
 SMALLEST_SHARED = 1 << 17  # bytes worth another thread
 PATIENCE_SECONDS = 0.5  # a producer waits so long in all before the ring takes more memory
-_core: Any = built("dumpcmp.archive.write._finish")
-_CALL, _VALUE = schema.CALL, schema.VALUE
-_PACK_ADDRESS = schema.ADDRESS.pack_into
-_PACK_CRC = schema.CRC.pack_into
-SEAL = 0  # an entry that has no bytes in the ring: the part is finished
-
-# A record in the ring: its kind, its part, its place and bytes there, and what the kind needs.
-Laid = tuple[Any, ...]
 
 
 def _no_answer() -> OSError:
@@ -61,6 +46,7 @@ class Drain:
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
         self._room = ring.room
+        self._finishing = Finisher(ring.room)
         self.lock = threading.Lock()
         self.freed = threading.Condition(self.lock)
         self.working = threading.Lock()
@@ -78,8 +64,6 @@ class Drain:
         self._flying = 0  # bytes of them
         self._runs: dict[Part, Flight] = {}  # records in one piece that are being written
         self._busy: Counter[Part] = Counter()  # how many flights each part waits for
-        # Rows of values that are under way, and the links to each, which get its digest too.
-        self._undigested: dict[tuple[Part, int], list[tuple[Part, int]]] = {}
         self._stamps: deque[tuple[int, float]] = deque()  # when records came, every few ms
         self._pens = Pens()
         self.arrivals = Arrivals(self._room)
@@ -244,44 +228,12 @@ class Drain:
         began = part.end
         most = min(max(SMALL_RUN, self.ring.reach // 4), LARGE_RUN)
         self.open_parts.add(part)
-        start, stop, count, large = self._finish(part, most)
+        start, stop, count, large = self._finishing.finish(self.pending, part, most)
         content = self._room[start:stop]
         if large is not None:
             self._write_large(large, content, began, count + 1)
         else:
             self._write_small(part, content, began, count)
-
-    def _finish(self, part: Part, most: int) -> tuple[int, int, int, Laid | None]:
-        """Finish what comes next of `part` in one piece, of at most so many bytes.
-
-        Gives where it lies in the ring, how many records it is, and the large value behind it.
-        """
-        if _core is not None:
-            found: tuple[int, int, int, Laid | None] = _core.finish(
-                self.pending, part, self._room, most, LARGE_NBYTES, self._undigested,
-                xxh3_128_hexdigest, self._add_link,
-            )  # fmt: skip
-            return found
-        pending, finish_value = self.pending, self._finish_value
-        start = stop = pending[0][2]
-        count = 0
-        while pending:
-            entry = pending[0]
-            total = entry[3]
-            if entry[1] is not part or entry[2] != stop or entry[0] == SEAL:
-                break
-            if entry[0] == _VALUE and total > LARGE_NBYTES:
-                return start, stop, count, pending.popleft()
-            if count and stop + total - start > most:
-                break
-            pending.popleft()
-            if entry[0] == _VALUE:
-                finish_value(entry, part)
-            else:
-                self._finish_text(*entry)
-            stop += total
-            count += 1
-        return start, stop, count, None
 
     def _write_small(self, part: Part, content: memoryview, began: int, count: int) -> None:
         self._num_laid += count
@@ -320,12 +272,12 @@ class Drain:
         """Have a large value digested and written, with the run `before` it, by a thread."""
         _, part, place, total, call, form, number, order, wait, given = entry
         if wait is not None:
-            self._receive(wait, place)
+            self._finishing.receive(wait, place)
         address, start = part.end, form.prefix_nbytes
         part.end = address + total
         row = part.num_rows
         part.add_value(call, form, number, order, address, address + start, b"")
-        self._undigested[part, row] = [(part, row)]
+        self._finishing.await_digest(part, row)
         self._num_laid += count
         self._end_run(part)
         found = [given]
@@ -344,65 +296,13 @@ class Drain:
         found[0] = found[0] or xxh3_128_hexdigest(content[: form.nbytes])
         for at in range(0, len(content), PIECE_NBYTES):
             part.write(content[at : at + PIECE_NBYTES], address + start + at)
-        self._fill_in(place, address, form, found[0].encode())
+        self._finishing.fill_in(place, address, form, found[0].encode())
         part.write(self._room[place : place + start], address)
 
     def _complete(self, part: Part, row: int, found: list[str], sequence: int) -> None:
         """Tell all who link to a large value, which is in the file, its digest."""
-        digest = found[0].encode()
-        for holder, at in self._undigested.pop((part, row)):
-            holder.set_digest(at, digest)
+        self._finishing.tell_digest(part, row, found[0].encode())
         part.sequence = sequence
-
-    def _finish_text(self, kind: int, part: Part, place: int, total: int, *rest: Any) -> None:
-        """Give a record that is all text its address and CRC."""
-        room, address = self._room, part.end
-        _PACK_ADDRESS(room, place + ADDRESS_AT, address)
-        _PACK_CRC(room, place + CRC_AT, crc32(room[place + 8 : place + total]))
-        part.end = address + total
-        if kind == _CALL:
-            part.add_call(*rest)
-        elif kind == schema.FORM:
-            part.forms.append(*rest)
-        else:
-            self._add_link(part, *rest)
-
-    def _add_link(self, part: Part, owner: Owner, holder: Part, row: int, first: Where) -> None:
-        """Have `part` link to row `row` of `holder`, which is called `first` there."""
-        if self._undigested and (holder, row) in self._undigested:
-            self._undigested[holder, row].append((part, part.num_rows))
-        path = "" if holder is part else dataset_path(*first)  # within a part it has a header
-        part.add_link(owner, row, holder.row(row), path)
-
-    def _finish_value(self, entry: Laid, part: Part) -> None:
-        """Wait for the copy, digest the bytes, and fill in what depends on the place.
-
-        This runs for every value: it reads no attribute twice and calls little.
-        """
-        _, _, place, total, call, form, number, order, wait, given = entry
-        address, prefix, nbytes = part.end, form.prefix_nbytes, form.nbytes
-        if wait is not None:
-            self._receive(wait, place)
-        start = place + prefix
-        digest = (given or xxh3_128_hexdigest(self._room[start : start + nbytes])).encode()
-        self._fill_in(place, address, form, digest)
-        part.end = address + total
-        part.add_value(
-            call, form, number, order, address, address + prefix if nbytes else 0, digest
-        )
-
-    def _receive(self, wait: Callable[[], None], place: int) -> None:
-        """Wait until the bytes of the record at `place` are there, and say so in the ring."""
-        wait()
-        self._room[place : place + 4] = MAGIC
-
-    def _fill_in(self, place: int, address: int, form: Template, digest: bytes) -> None:
-        """Fill in what depends on the place in the file, and on the bytes, behind the fields."""
-        room, fields = self._room, place + PREFIX_HEADER
-        offset = address + form.prefix_nbytes if form.nbytes else UNDEFINED
-        form.header.pack_into(room, fields, form.before_address, offset, form.before_digest, digest)
-        _PACK_ADDRESS(room, place + ADDRESS_AT, address)
-        _PACK_CRC(room, place + CRC_AT, crc32(room[place + 8 : fields]))
 
     def _fail(self, error: BaseException) -> None:
         """Stop: keep what is in the parts, free the ring, and let the producer know."""

@@ -9,7 +9,8 @@ from dumpcmp.archive import schema
 from dumpcmp.archive.paths import RankDirectory, part_name, parts_in
 from dumpcmp.archive.schema import MAX_LINKS
 from dumpcmp.archive.write.desk import Filling
-from dumpcmp.archive.write.drain import SEAL, Drain
+from dumpcmp.archive.write.drain import Drain
+from dumpcmp.archive.write.finishing import SEAL
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.pens import num_pens

@@ -25,6 +25,7 @@ from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.replays import Replays
 from dumpcmp.taps.recording.step import Step
+from dumpcmp.taps.recording.step_kinds import recomputation_of
 
 
 class _Doing(threading.local):
@@ -215,7 +216,7 @@ class ModuleCapture:
         if step is None:
             with self._muting():
                 return let(run, args, kwargs)
-        with self._inside(step.recompute()) as again:
+        with self._inside(recomputation_of(step)) as again:
             return self._module_call(again, module, run, *args, **kwargs)
 
     @contextmanager

@@ -55,7 +55,7 @@ typedef struct {
     PyObject *made; /* rows of this step, by where the bytes lie */
     PyObject *lay_call, *lay_value, *lay_link;
     PyObject *whole, *scope_type, *root_name, *slow; /* the step, for calls of modules */
-    PyObject *first_calls, *ops, *module_ops, *knowns, *outer, *path_calls;
+    PyObject *first_calls, *ops, *module_ops, *knowns, *outer, *path_calls, *weights;
     unsigned long long num_calls, num_values, num_links, nbytes;
     unsigned long thread;
     char records_inputs, records_outputs, condenses, remembers, watches, is_over;
@@ -93,7 +93,7 @@ static struct {
     PyObject *here, *known, *numbers, *sink, *is_open, *shape, *dtype, *device, *version, *cdata,
         *raw_repr, *f_back, *co_filename, *step, *start, *stop, *step_of_slice, *begin, *put,
         *put_outputs, *watch, *tell, *condense, *parameters, *buffers, *modules, *op, *call, *order,
-        *enter, *exit, *path, *prefix, *ops, *model, *paths, *weights, *leave;
+        *enter, *exit, *path, *prefix, *ops, *model, *paths, *leave;
 } names;
 
 static PyObject *call1(PyObject *callable, PyObject *arg)
@@ -895,14 +895,12 @@ static PyObject *module_op(Course *course, PyObject *module, PyObject **path)
 {
     PyObject *model = PyObject_GetAttr(course->whole, names.model);
     PyObject *paths = model ? PyObject_GetAttr(model, names.paths) : NULL;
-    PyObject *weights = paths ? PyObject_GetAttr(course->whole, names.weights) : NULL;
-    PyObject *id = weights ? PyLong_FromVoidPtr(module) : NULL, *op = NULL;
+    PyObject *id = paths ? PyLong_FromVoidPtr(module) : NULL, *op = NULL;
     *path = id ? PyDict_GetItemWithError(paths, id) : NULL;
-    if (*path && !PyDict_Contains(weights, *path))
+    if (*path && !PyDict_Contains(course->weights, *path))
         op = PyDict_GetItemWithError(course->module_ops, *path);
     Py_XDECREF(model);
     Py_XDECREF(paths); /* the model has it */
-    Py_XDECREF(weights);
     Py_XDECREF(id);
     return op == Py_None ? NULL : op;
 }
@@ -1012,12 +1010,16 @@ static PyObject *course_follow(PyObject *object, PyObject *args)
     self->knowns = PyObject_GetAttrString(self->scopes, "_knowns");
     self->outer = PyObject_GetAttrString(self->scopes, "_outer");
     self->path_calls = PyObject_GetAttrString(self->scopes, "_calls");
+    PyObject *weighing = PyObject_GetAttrString(step, "weighing");
+    self->weights = weighing ? PyObject_GetAttrString(weighing, "left") : NULL;
+    Py_XDECREF(weighing);
     Py_XDECREF(model);
     Py_XDECREF(mark);
     if (PyErr_Occurred())
         return NULL;
     int fits = PyDict_Check(self->first_calls) && PyDict_Check(self->knowns) &&
-               PyList_Check(self->outer) && PyDict_Check(self->path_calls);
+               PyList_Check(self->outer) && PyDict_Check(self->path_calls) &&
+               PyDict_Check(self->weights);
     return fits ? Py_NewRef(Py_None) : PyErr_Format(PyExc_TypeError, "no step");
 }
 
@@ -1261,7 +1263,8 @@ OBJECT(Course, course, &self->owner, &self->scopes, &self->orders, &self->outlet
        &self->desk, &self->step, &self->acquire, &self->release, &self->seen, &self->storages,
        &self->blanks, &self->layouts, &self->lay_call, &self->lay_value, &self->lay_link,
        &self->whole, &self->scope_type, &self->root_name, &self->slow, &self->first_calls,
-       &self->ops, &self->module_ops, &self->knowns, &self->outer, &self->path_calls, &self->made)
+       &self->ops, &self->module_ops, &self->knowns, &self->outer, &self->path_calls,
+       &self->weights, &self->made)
 OBJECT(ModuleCall, module_call, &self->course, &self->module, &self->run)
 
 static void held_free(PyObject *object)
@@ -1504,7 +1507,7 @@ static int name_all(void)
         "_cdata", "raw_repr", "f_back", "co_filename", "step", "start", "stop", "step", "begin",
         "put", "put_outputs", "watch", "tell", "condense", "_parameters", "_buffers", "_modules",
         "op", "call", "order", "__enter__", "__exit__", "path", "prefix", "_ops", "model", "paths",
-        "_weights", "leave",
+        "leave",
     };
     PyObject **fields = (PyObject **)&names;
     _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -177,3 +178,10 @@ def _short(filename: str) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return "/".join(path.parts[1:][-3:]) if path.is_absolute() else filename
+
+
+def thread_name() -> str:
+    """The thread that runs now, by name; the main one is not told."""
+    if threading.get_ident() == threading.main_thread().ident:
+        return ""
+    return threading.current_thread().name

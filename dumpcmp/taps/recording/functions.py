@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.arithmetic import RANDOM
+from dumpcmp.pytorch.trees import Slots
 
 # Spellings of Python's operators -> the torch function that they run.
 _OPERATORS = {
@@ -203,3 +204,11 @@ def in_order(function: Function, args: tuple[Any, ...]) -> tuple[Any, ...]:
     else:
         wrong = function.reflected
     return (args[1], args[0]) if wrong else args
+
+
+def generator_for(found: Slots) -> Slots:
+    """The state of the generator that a random function of `found` is about to draw from."""
+    on_gpu = next((t.device for _, t in found if t.device.type == "cuda"), None)
+    if on_gpu is not None:
+        return [("rng.cuda", torch.cuda.get_rng_state(on_gpu))]
+    return [("rng.cpu", torch.get_rng_state())]

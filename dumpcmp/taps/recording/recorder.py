@@ -11,8 +11,10 @@ from torch import fx, nn
 from dumpcmp.nouns.record import Sink
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.taps.recording.models import FunctionModel, Model, has_state
-from dumpcmp.taps.recording.step import FunctionStep, Step, weights_of
+from dumpcmp.taps.recording.step import Step
+from dumpcmp.taps.recording.step_kinds import FunctionStep
 from dumpcmp.taps.recording.values import Outlet, Weights
+from dumpcmp.taps.recording.weighing import weights_of
 
 
 class Reeling(Protocol):
@@ -62,7 +64,7 @@ class Recorder(Outlet):
         """Have `step` record the parameters and buffers of `root` that it has not recorded yet."""
         if self.weights is not Weights.NOTHING and not model.is_unchanged(root):
             is_again = model.is_weighed
-            step.hold_weights(model.changed(weights_of(root, model)), is_again)
+            step.weighing.hold(model.changed(weights_of(root, model)), is_again)
 
     def end_replay(self, model: Model, number: int) -> None:
         """A replayed graph has given all of this step but parameters and buffers."""

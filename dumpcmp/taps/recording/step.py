@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call, Phase, Where
-from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.recording.calls import arguments_of, current_line, function_arguments
+from dumpcmp.taps.recording.calls import arguments_of, current_line, function_arguments, thread_name
 from dumpcmp.taps.recording.functions import (
     Function,
     fills,
+    generator_for,
     in_order,
     leaves_unwritten,
     needs_care,
@@ -36,9 +33,9 @@ from dumpcmp.taps.recording.routine import (
     routine_of,
 )
 from dumpcmp.taps.recording.values import Outlet, Values
+from dumpcmp.taps.recording.weighing import Weighing
 
 Asked = list[tuple["Step", Call, str]]  # where a gradient is wanted that a compiled graph computes
-_RECOMPUTE = "@recompute"
 
 
 class Watcher(Protocol):
@@ -62,18 +59,17 @@ class Step:
         self.number = number
         self.precision: Precision | None = None
         self.routine: Routine | None = None  # knows calls that came before
-        self.scopes = Scopes(model.ops, knowns=model.knowns(_thread()))
+        self.scopes = Scopes(model.ops, knowns=model.knowns(thread_name()))
         self._phase = Phase.FORWARD
         self._line: str | None = None  # of the graph node that runs now; None: ask the stack
         self.orders: Iterator[int] = itertools.count()
-        self._watcher: Watcher | None = None
-        self._calls: dict[tuple[str, int], Call] = {}  # kept only to attribute gradients
+        self.watcher: Watcher | None = None
+        self.calls: dict[tuple[str, int], Call] = {}  # kept only to attribute gradients
         self._first_calls: dict[str, Call | Ticket] = {}  # of modules
         self._shared: dict[tuple[Any, ...], Asked] = {}  # what compiled graphs gave
-        self._again: Recomputation | None = None
-        self._weights: dict[str, Slots] = {}  # that are still to be recorded, by module
-        self._weighs_again = False
+        self.again: Step | None = None  # in which checkpointing runs parts of this one again
         self.values = Values(outlet, model.name, number)
+        self.weighing = Weighing(self.values)
         self._gradients: BackwardRoutine | Values | None = None  # records them
 
     def stand_in(self, scope: Scope, line: str | None = None) -> None:
@@ -105,18 +101,12 @@ class Step:
     @contextmanager
     def aside_in(self, scope: Scope, phase: Phase) -> Iterator[None]:
         """Record what runs in the block in `scope`, as part of `phase`, without its gradients."""
-        before = self.scopes.here, self._phase, self._watcher, self.routine
-        self.scopes.here, self._phase, self._watcher, self.routine = scope, phase, None, None
+        before = self.scopes.here, self._phase, self.watcher, self.routine
+        self.scopes.here, self._phase, self.watcher, self.routine = scope, phase, None, None
         try:
             yield
         finally:
-            self.scopes.here, self._phase, self._watcher, self.routine = before
-
-    def recompute(self) -> Step:
-        """The step in which activation checkpointing runs parts of this one again."""
-        if self._again is None:
-            self._again = Recomputation(self)
-        return self._again
+            self.scopes.here, self._phase, self.watcher, self.routine = before
 
     def begin_inner(self, root: nn.Module) -> Step | None:  # noqa: ARG002
         """A step of `root`, which one of this step's graphs computes; only functions have those."""
@@ -140,7 +130,7 @@ class Step:
         op = self._module_op(path)
         if op is None:
             return None
-        if self.routine is not None and path not in self._weights:
+        if self.routine is not None and path not in self.weighing.left:
             ticket: Ticket | None = self.routine.quick.enter(type(module), args, kwargs)
             if ticket is not None:
                 self._first_calls.setdefault(op, ticket)
@@ -164,30 +154,20 @@ class Step:
             known[path] = op if self.tap.selects_op(op) else None
         return known[path]
 
-    def hold_weights(self, weights: dict[str, Slots], is_again: bool) -> None:
-        """Record these parameters and buffers, by module, each as its module comes up.
-
-        They are recorded `is_again` where this run has recorded them before, as they were then.
-        """
-        self._weights, self._weighs_again = weights, is_again
-
     def reach(self, path: str) -> None:
         """Functions of the module at `path` come up, which nobody calls as a module."""
-        if path in self._weights and self.tap.selects_op(path or ROOT):
+        if path in self.weighing.left and self.tap.selects_op(path or ROOT):
             self._put_weights(self.module_call(path or ROOT), path)
 
     def put_rest(self) -> None:
         """Record the weights of modules that never came up: all others have run."""
         self.end_routine()
-        for path in list(self._weights):
+        for path in list(self.weighing.left):
             self.reach(path)
 
     def _put_weights(self, call: Call, path: str) -> None:
-        if self.outlet.is_taped:  # no graph is to weigh them again and again; `put_rest` does
-            return
-        with DisableTorchFunction(), DisableTorchDispatch():
-            for slot, tensor in self._weights.pop(path, ()):
-                self.values.put_weight(call, slot, tensor, self._weighs_again)
+        if not self.outlet.is_taped:  # no graph is to weigh again and again; `put_rest` does
+            self.weighing.put(call, path)
 
     def function(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -202,7 +182,7 @@ class Step:
         line = current_line() if self._line is None else self._line
         call = self.call(op, number, function.target, arguments, line)
         if self.tap.inputs and not self.outlet.is_taped and function.draws(args, kwargs):
-            self.store(call, _generator_for(found))
+            self.store(call, generator_for(found))
         self.inputs(call, found)
         return call
 
@@ -230,10 +210,10 @@ class Step:
         order, phase = self.next_order(), self._phase
         call = Call(
             self.model.name, self.number, op if op.__class__ is Op else Op(op), number, order,
-            target, source, phase, arguments, origins, kernel, _thread(),
+            target, source, phase, arguments, origins, kernel, thread_name(),
         )  # fmt: skip
-        if self._watcher is not None:
-            self._calls[op, number] = call
+        if self.watcher is not None:
+            self.calls[op, number] = call
         self.outlet.call(call)
         return call
 
@@ -332,28 +312,28 @@ class Step:
             first = first or key
 
     def watched_by(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+        self.watcher = watcher
 
     @property
     def is_watched(self) -> bool:
         """Whether gradients are recorded."""
-        return self._watcher is not None
+        return self.watcher is not None
 
     def watch_known(self, call: Call, found: Slots) -> None:
         """The same as `watch`, of a call that only its Routine has told of."""
-        self._calls[call.op, call.call] = call
+        self.calls[call.op, call.call] = call
         self.watch(call, found)
 
     def watch(self, call: Call, found: Slots) -> None:
         """Have the gradients of `found`, slots of `call`, recorded where they are wanted."""
-        if self._watcher is not None:
-            self._watcher.watch(call, found)
+        if self.watcher is not None:
+            self.watcher.watch(call, found)
 
     def begin_backward(self) -> None:
         """The backward pass has come to this step: gradients of parameters now belong to it."""
         for step in reversed(self.all_steps()):  # the outermost comes last
-            if step._watcher is not None:
-                step._watcher.begin()
+            if step.watcher is not None:
+                step.watcher.begin()
 
     def share(self, tensor: Tensor, asked: Asked) -> None:
         """A graph gave `tensor` and goes on computing with it: it alone knows the gradient.
@@ -368,103 +348,6 @@ class Step:
         if asked is not None:
             asked.append((self, call, slot))
         return asked is not None
-
-
-class Recomputation(Step):
-    """What activation checkpointing runs again of a step.
-
-    Its calls are marked as recomputation and hold no values; what gradients it makes belong to
-    the calls that it repeats.
-    """
-
-    def __init__(self, forward: Step) -> None:
-        super().__init__(forward.outlet, forward.model, forward.number)
-        self._forward = forward
-        self.scopes = Scopes(forward.model.ops, _RECOMPUTE)
-        self._phase = Phase.RECOMPUTE
-        self.orders = forward.orders
-        self._watcher = forward._watcher
-
-    def store(self, call: Call, found: Slots) -> None:
-        """Nothing: the forward's values are known."""
-
-    def watch(self, call: Call, found: Slots) -> None:
-        """Watch for gradients as those of the call that `call` repeats."""
-        repeated = self._forward._calls.get((call.op.replace(_RECOMPUTE, ""), call.call))
-        if repeated is not None:
-            super().watch(repeated, found)
-
-
-class FunctionStep(Step):
-    """One call of a compiled function, in whose graphs the modules that it calls have theirs.
-
-    `begin` begins a step of a module.
-    """
-
-    is_function = True
-
-    def __init__(
-        self,
-        outlet: Outlet,
-        model: Model,
-        number: int,
-        begin: Callable[[nn.Module], Step | None],
-        is_silent: bool,
-    ) -> None:
-        super().__init__(outlet, model, number)
-        self.is_silent = is_silent
-        if is_silent:  # what it does not select, others may
-            self.scopes = Scopes({})
-        self._begin = begin
-        self._inner: dict[tuple[str, int], Step] = {}
-
-    def begin_inner(self, root: nn.Module) -> Step | None:
-        step = self._begin(root)
-        if step is not None:
-            self._inner[step.model.name, step.number] = step
-        return step
-
-    def all_steps(self) -> list[Step]:
-        return [self, *self._inner.values()]
-
-    def owner_of(self, call: Call) -> Step:
-        return self._inner.get((call.model, call.step), self)
-
-
-def weights_of(root: nn.Module, model: Model) -> dict[str, Slots]:
-    """The parameters and buffers of all modules of `root`, by the paths that `model` has."""
-    modules = list(root.modules())
-    if any(id(module) not in model.paths for module in modules):  # added since the last step
-        model.learn(root)
-    found = {model.paths[id(module)]: _own_weights(module) for module in modules}
-    return {path: slots for path, slots in found.items() if slots}
-
-
-def _own_weights(module: nn.Module) -> Slots:
-    """Those of `module` alone. Torch's own iterators take five times as long, at every step."""
-    parameters, buffers = module._parameters, module._buffers
-    if not parameters and not buffers:
-        return []
-    found: list[tuple[str, Any]] = [
-        *((f"param.{name}", value) for name, value in parameters.items()),
-        *((f"buffer.{name}", value) for name, value in buffers.items()),
-    ]
-    return [(s, value) for s, value in found if value is not None and not is_lazy(value)]
-
-
-def _thread() -> str:
-    """The thread that runs now, by name; the main one is not told."""
-    if threading.get_ident() == threading.main_thread().ident:
-        return ""
-    return threading.current_thread().name
-
-
-def _generator_for(found: Slots) -> Slots:
-    """The state of the generator that a random function of `found` is about to draw from."""
-    on_gpu = next((t.device for _, t in found if t.device.type == "cuda"), None)
-    if on_gpu is not None:
-        return [("rng.cuda", torch.cuda.get_rng_state(on_gpu))]
-    return [("rng.cpu", torch.get_rng_state())]
 
 
 def _address_of(tensor: Tensor) -> tuple[Any, ...]:
