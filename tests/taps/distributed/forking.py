@@ -4,6 +4,7 @@ torchrun starts an interpreter a rank, and each spends seconds on importing torc
 requests, a line of JSON each, and answers each with the exit status of the program.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -16,12 +17,15 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 SHARED = ("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor")
+RARELY = (10_000, 20, 50)  # objects more, and collections of younger ones, before the next
 
 
 def serve() -> None:
     """Do what each line asks for in a process of its own, until there are no more."""
     for name in (*SHARED, "dumpcmp.dumping.capturing"):
         import_module(name)
+    gc.freeze()
+    gc.set_threshold(*RARELY)
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
