@@ -97,8 +97,7 @@ def stuck(part: Part, content: Octets, address: int) -> None:
 
 def in_lanes(patch: Callable[[object, str, object], None], num_lanes: int) -> None:
     """Have large values go into so many parts in turn, however few processors there are."""
-    patch(plans, "num_pens", lambda: num_lanes)
-    patch(plans, "LANE_NBYTES", 1)
+    patch(plans, "_num_lanes", lambda _: num_lanes)
     patch(staging, "WIDE_NBYTES", 500_000)
 
 

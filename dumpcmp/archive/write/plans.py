@@ -18,6 +18,7 @@ from dumpcmp.archive.write.spares import Spares
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Where
 
+LANES = 2  # for each thread: values differ in size, and one whose lane is busy would have to wait
 LANE_NBYTES = 1 << 30  # parts must be allowed to grow so large for lanes, lest there be too many
 MOST_STEPS = 8  # of a model; an older one is sealed, and a late value of it begins a new part
 MOST_IN_ALL = 64  # of all models, each of which may be in the midst of one on a thread of its own
@@ -83,16 +84,22 @@ class StepPlan:
         return call.slots.get(key.slot) if call else None
 
 
+def _num_lanes(part_nbytes: int) -> int:
+    """How many parts of a step take large values in turn, if a part may grow to `part_nbytes`."""
+    pens = num_pens()
+    return LANES * pens if pens > 1 and part_nbytes >= LANE_NBYTES else 1
+
+
 class Steps:
     """The open steps, the latest last; `drain` seals each part that is finished.
 
     A file lets one thread write at a time. So large values of a step go into several parts in
-    turn, as many as there are threads.
+    turn, twice as many as there are threads.
     """
 
     def __init__(self, directory: RankDirectory, part_nbytes: int, drain: Drain) -> None:
         self._directory, self._part_nbytes, self._drain = directory, part_nbytes, drain
-        self._num_lanes = num_pens() if part_nbytes >= LANE_NBYTES else 1
+        self._num_lanes = _num_lanes(part_nbytes)
         self._open: dict[tuple[str, int], StepPlan] = {}
         self._spares = Spares(directory, self._new_part)
 
