@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
@@ -247,12 +246,11 @@ def dataset(kind: bytes, shape: Sequence[int], content: bytes | bytearray, start
 _DEFLATE = b"\1\1" + bytes(6) + Struct("<4H8s2I").pack(1, 8, 0, 1, b"deflate", 1, 0)
 
 
-def deflated(kind: bytes, count: int, content: bytes | bytearray, start: int) -> bytes:
-    """A dataset of `count` elements to lie at `start`, in one chunk that zlib has compressed."""
-    packed = zlib.compress(content, 1)
+def deflated(kind: bytes, count: int, nbytes: int, packed: bytes, start: int) -> bytes:
+    """A dataset of `count` elements to lie at `start`: `nbytes` in one chunk, which zlib packed."""
 
     def header(node: int) -> bytes:
-        layout = CHUNKED_FIELDS.pack(3, 2, 2, node, count, len(content) // count)
+        layout = CHUNKED_FIELDS.pack(3, 2, 2, node, count, nbytes // count)
         messages = b"".join((
             message(LAYOUT, layout), message(DATATYPE, kind),
             message(DATASPACE, dataspace((count,))), message(FILTERS, _DEFLATE),

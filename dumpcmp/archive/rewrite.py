@@ -213,7 +213,7 @@ class _Rewriting:
             if number in calls:
                 self.part.append_call(calls[number])
             else:
-                self.part.add_lost_call()
+                self.part.told.append(None)
         for row, record in enumerate(self.source.records):
             self._records.append(self._put(row, record))
         self.part.seal(sync=True)

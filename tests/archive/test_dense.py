@@ -1,10 +1,14 @@
 """Parts of many small values, laid out anew when they are sealed: small, plain HDF5, and whole."""
 
 import errno
+import itertools
 import os
 import random
+import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -17,8 +21,9 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import Found, journal_records
 from dumpcmp.archive.rewrite import Condensing, rewrite
 from dumpcmp.archive.write import dense
+from dumpcmp.archive.write.arrangement import Arrangements, arrange
 from dumpcmp.archive.write.writer import ArchiveWriter
-from dumpcmp.nouns.key import Key, Op
+from dumpcmp.nouns.key import Key, Op, Slot
 from dumpcmp.nouns.record import Call, Record, Stored
 from tests.archive.values import SMALL_NUMBERS, Dense, key, loaded, parts, record
 
@@ -117,6 +122,41 @@ def test_any_hdf5_tool_finds_the_values_at_their_places(tmp_path: Path) -> None:
     assert found == 150
 
 
+def steps(path: Path) -> Path:
+    """Steps of two models in turns: alike, but for one with a call more, a shape and a link."""
+    with ArchiveWriter(path) as sink:
+        for step, model in itertools.product(range(6), ("One", "Other")):
+            odd = step == 3
+            for number in range(40 + odd):
+                call = Call(model, step, Op(f"{model}.{number % 5}/add"), number, number, "torch.f")
+                sink.call(call)
+                numbers = np.random.default_rng([step, number]).random(4 + (odd and number == 7))
+                name = Key(model, step, call.op, number, "output.0")
+                sink.put(record(name, numbers, order=number), Dense(numbers))
+                if number % 3 and not (odd and number == 8):
+                    first = Key(model, step, Op(f"{model}.0/add"), 0, "output.0")
+                    taken = replace(name, slot=Slot("input.0"))
+                    sink.put(Record(taken, number, "float64", (4,), (1,), same_as=first), None)
+            sink.finish_step(model, step)
+    return path
+
+
+def test_a_step_is_laid_out_like_one_before_and_no_byte_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arranged = Mock(wraps=arrange)
+    monkeypatch.setattr(dense, "arrange", arranged)
+    monkeypatch.setattr(secrets, "randbits", lambda _: 7)
+    written = []
+    for way in ("known", "anew"):
+        found = steps(tmp_path / way)
+        written.append({part.relative_to(found): part.read_bytes() for part in parts(found)})
+        assert arranged.call_count == (4 if way == "known" else 16), "two of each model"
+        monkeypatch.setattr(Arrangements, "get", lambda *_: None)
+    assert len(written[0]) == 12 and written[0] == written[1]
+    assert audit(tmp_path / "known").sound
+
+
 def test_one_that_another_program_rewrote_is_read_by_its_index(tmp_path: Path) -> None:
     before = facts(every(tmp_path / "d"))
     (part,) = parts(tmp_path / "d")
@@ -137,7 +177,7 @@ def test_where_the_disk_has_no_room_for_it_the_part_is_sealed_as_it_is(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(dense._Laying, "_put_groups", full)
+    monkeypatch.setattr(dense._Laying, "_write_waiting", full)
     after = every(tmp_path / "e")
     assert facts(after) == before and audit(after).sound and Archive(after).complete
     with h5py.File(parts(after)[0]) as file:

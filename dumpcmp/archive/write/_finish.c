@@ -1,7 +1,7 @@
 /* Finishes the records of a run in the ring: what finishing.py does of each one, in one call of C.
 
    A record in the ring lacks what depends on its place in the file: address, checksum, and the
-   object header of a value. Its part takes a row of the index and a link in the group of its call.
+   object header of a value. Its part takes a row of the index; links of groups are made of those.
    The interpreter's lock is held, but where a copy is waited for or many bytes are digested. */
 
 #define Py_LIMITED_API 0x030B0000
@@ -19,6 +19,8 @@
 #define DIGEST_NBYTES 32
 #define NO_ROW 0xFFFFFFFFu /* and as a call: the value was lost */
 #define MAGIC "dcR1"
+#define LINK_COUNT_AT 4     /* of an object header, as encoder.py has them */
+#define DATASET_ADDRESS 26
 
 enum { CALL = 2, FORM = 3, VALUE = 4, LINK = 5 };
 
@@ -27,8 +29,7 @@ enum { ROW_CALL = 0, ROW_FORM = 4, ROW_ORDER = 8, ROW_PART = 16, ROW_SAME = 20, 
        ROW_OFFSET = 32, ROW_NUM = 40, ROW_DIGEST = 48 };
 
 static struct {
-    PyObject *stamp, *links, *num_links, *touch, *add_call, *forms, *rows, *call_groups, *dirty,
-        *num_links_to, *number, *end, *popleft;
+    PyObject *stamp, *links, *num_links, *told, *forms, *rows, *number, *end, *popleft;
 } names;
 
 static uint32_t tables[8][256];
@@ -65,7 +66,7 @@ static uint32_t crc32_of(const unsigned char *at, size_t nbytes)
 }
 
 typedef struct {
-    PyObject *part, *rows, *groups, *dirty, *num_links_to; /* rows: a bytearray */
+    PyObject *part, *rows, *told; /* rows: a bytearray */
     PyObject *undigested, *digest, *add_link;
     Py_buffer room;
     uint64_t end;    /* of the part */
@@ -110,34 +111,6 @@ static int read_stamp(PyObject *form, Stamp *stamp)
         return -1;
     }
     return 0;
-}
-
-/* Have the group of a call link to a header of this part; tells the part that the group changed. */
-static int link_to(Run *run, uint64_t call, const Stamp *stamp, uint64_t header)
-{
-    PyObject *group = PyList_GetItem(run->groups, (Py_ssize_t)call);
-    if (!group)
-        return -1;
-    PyObject *links = PyObject_GetAttr(group, names.links);
-    PyObject *count = links ? PyObject_GetAttr(group, names.num_links) : NULL;
-    uint64_t place = count ? PyLong_AsUnsignedLongLong(count) : 0;
-    PyObject *next = count ? PyLong_FromUnsignedLongLong(place + 1) : NULL;
-    char *to = next && PyByteArray_Check(links) ? grow(links, stamp->link_nbytes) : NULL;
-    int done = -1;
-    if (to && PyObject_SetAttr(group, names.num_links, next) == 0) {
-        memcpy(to, stamp->link, (size_t)stamp->link_nbytes);
-        put8(to + stamp->order_at, place);
-        put8(to + stamp->target_at, header);
-        done = 0;
-    }
-    Py_XDECREF(links);
-    Py_XDECREF(count);
-    Py_XDECREF(next);
-    if (done < 0 || PySet_Contains(run->dirty, group) > 0)
-        return done;
-    PyObject *touched = PyObject_CallMethodObjArgs(run->part, names.touch, group, NULL);
-    Py_XDECREF(touched);
-    return touched ? 0 : -1;
 }
 
 /* The digest of the bytes, as it was given, or else found now. */
@@ -222,21 +195,9 @@ static int finish_value(Run *run, PyObject *entry, char *record, Py_ssize_t tota
     put8(row + ROW_HEADER, header);
     put8(row + ROW_OFFSET, stamp.nbytes ? offset : 0);
     put8(row + ROW_NUM, stamp.nbytes);
-    done = link_to(run, call, &stamp, header) < 0 ? -1 : add_row(run, row);
+    done = add_row(run, row);
 end:
     Py_XDECREF(stamp.told);
-    return done;
-}
-
-/* Count one link more to `row`. */
-static int count_link(Run *run, PyObject *row)
-{
-    PyObject *before = PyDict_GetItemWithError(run->num_links_to, row);
-    if (!before && PyErr_Occurred())
-        return -1;
-    PyObject *count = PyLong_FromLongLong((before ? PyLong_AsLongLong(before) : 0) + 1);
-    int done = count ? PyDict_SetItem(run->num_links_to, row, count) : -1;
-    Py_XDECREF(count);
     return done;
 }
 
@@ -266,18 +227,11 @@ static int finish_link(Run *run, PyObject *entry)
         Py_XDECREF(done);
         return done ? 0 : -1;
     }
-    Stamp stamp;
-    uint64_t header;
-    memcpy(&header, own + ROW_HEADER, 8);
-    int done = read_stamp(form, &stamp);
-    if (!done)
-        done = link_to(run, call, &stamp, header);
-    Py_XDECREF(stamp.told);
     put4(own + ROW_CALL, (uint32_t)call);
     put4(own + ROW_FORM, (uint32_t)number);
     put8(own + ROW_ORDER, order);
     put4(own + ROW_SAME, (uint32_t)target);
-    return done < 0 || count_link(run, row) < 0 ? -1 : add_row(run, own);
+    return add_row(run, own);
 }
 
 /* Give a record that is all text its address and checksum, and its part what it says. */
@@ -286,18 +240,18 @@ static int finish_text(Run *run, PyObject *entry, long kind, char *record, Py_ss
     seal_prefix(run, record, total);
     if (kind == LINK)
         return finish_link(run, entry);
-    PyObject *told = PyTuple_GetItem(entry, 4), *done = NULL;
+    int added = -1;
     if (kind == FORM) {
-        PyObject *forms = told ? PyObject_GetAttr(run->part, names.forms) : NULL;
-        int added = forms ? PyList_Append(forms, told) : -1;
+        PyObject *form = PyTuple_GetItem(entry, 4);
+        PyObject *forms = form ? PyObject_GetAttr(run->part, names.forms) : NULL;
+        added = forms ? PyList_Append(forms, form) : -1;
         Py_XDECREF(forms);
         return added;
     }
-    PyObject *text = told ? PyTuple_GetItem(entry, 5) : NULL;
-    if (text)
-        done = PyObject_CallMethodObjArgs(run->part, names.add_call, told, text, NULL);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
+    PyObject *told = PyTuple_GetSlice(entry, 4, 6);
+    added = told ? PyList_Append(run->told, told) : -1;
+    Py_XDECREF(told);
+    return added;
 }
 
 /* What of `pending` comes next, a new reference; NULL where there is nothing. */
@@ -377,13 +331,11 @@ static int read_part(Run *run)
     Py_XDECREF(end);
     Py_XDECREF(number);
     run->rows = PyObject_GetAttr(run->part, names.rows);
-    run->groups = PyObject_GetAttr(run->part, names.call_groups);
-    run->dirty = PyObject_GetAttr(run->part, names.dirty);
-    run->num_links_to = PyObject_GetAttr(run->part, names.num_links_to);
+    run->told = PyObject_GetAttr(run->part, names.told);
     if (PyErr_Occurred())
         return -1;
-    if (!PyByteArray_Check(run->rows) || !PyList_Check(run->groups) ||
-        !PyDict_Check(run->num_links_to) || !PyDict_Check(run->undigested)) {
+    if (!PyByteArray_Check(run->rows) || !PyList_Check(run->told) ||
+        !PyDict_Check(run->undigested)) {
         PyErr_SetString(PyExc_TypeError, "finish: no part");
         return -1;
     }
@@ -408,14 +360,197 @@ static PyObject *finish(PyObject *self, PyObject *args)
         Py_CLEAR(found);
     Py_XDECREF(end);
     Py_XDECREF(run.rows);
-    Py_XDECREF(run.groups);
-    Py_XDECREF(run.dirty);
-    Py_XDECREF(run.num_links_to);
+    Py_XDECREF(run.told);
     PyBuffer_Release(&run.room);
     return found;
 }
 
+/* Have the group of a call link to a header of this part. */
+static int link_to(PyObject *group, const Stamp *stamp, uint64_t header)
+{
+    PyObject *links = PyObject_GetAttr(group, names.links);
+    PyObject *count = links ? PyObject_GetAttr(group, names.num_links) : NULL;
+    uint64_t place = count ? PyLong_AsUnsignedLongLong(count) : 0;
+    PyObject *next = count ? PyLong_FromUnsignedLongLong(place + 1) : NULL;
+    char *to = next && PyByteArray_Check(links) ? grow(links, stamp->link_nbytes) : NULL;
+    int done = -1;
+    if (to && PyObject_SetAttr(group, names.num_links, next) == 0) {
+        memcpy(to, stamp->link, (size_t)stamp->link_nbytes);
+        put8(to + stamp->order_at, place);
+        put8(to + stamp->target_at, header);
+        done = 0;
+    }
+    Py_XDECREF(links);
+    Py_XDECREF(count);
+    Py_XDECREF(next);
+    return done;
+}
+
+typedef struct {
+    PyObject *rows, *forms, *outside, *groups, *dirty, *touch, *link_outside;
+} Links;
+
+/* Have the group of the call of one row link to its value. */
+static int link_row(const Links *all, Py_ssize_t number)
+{
+    uint32_t call, form_number;
+    uint64_t header;
+    const char *row = PyByteArray_AsString(all->rows) + number * ROW_NBYTES;
+    memcpy(&call, row + ROW_CALL, 4);
+    memcpy(&form_number, row + ROW_FORM, 4);
+    memcpy(&header, row + ROW_HEADER, 8);
+    if (call == NO_ROW)
+        return 0;
+    PyObject *group = PyList_GetItem(all->groups, call);
+    PyObject *form = group ? PyList_GetItem(all->forms, form_number) : NULL;
+    PyObject *key = form && PyDict_Size(all->outside) ? PyLong_FromSsize_t(number) : NULL;
+    PyObject *place = key ? PyDict_GetItemWithError(all->outside, key) : NULL, *done = NULL;
+    Stamp stamp;
+    stamp.told = NULL;
+    Py_XDECREF(key);
+    if (!form || PyErr_Occurred())
+        return -1;
+    if (place)
+        done = PyObject_CallFunctionObjArgs(all->link_outside, group, form, place, NULL);
+    else if (read_stamp(form, &stamp) == 0 && link_to(group, &stamp, header) == 0)
+        done = Py_NewRef(Py_None);
+    Py_XDECREF(stamp.told);
+    Py_XDECREF(done);
+    if (!done || PySet_Contains(all->dirty, group) > 0)
+        return done ? 0 : -1;
+    done = PyObject_CallFunctionObjArgs(all->touch, group, NULL);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+/* Make the links of (first row, rows, forms, outside, groups of calls, dirty, touch, way to link to
+   another part). */
+static PyObject *link_rows(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Links all;
+    Py_ssize_t first;
+    if (!PyArg_ParseTuple(args, "nO!O!O!O!O!OO", &first, &PyByteArray_Type, &all.rows,
+                          &PyList_Type, &all.forms, &PyDict_Type, &all.outside, &PyList_Type,
+                          &all.groups, &PySet_Type, &all.dirty, &all.touch, &all.link_outside))
+        return NULL;
+    for (; first < PyByteArray_Size(all.rows) / ROW_NBYTES; first++)
+        if (link_row(&all, first) < 0)
+            return NULL;
+    Py_RETURN_NONE;
+}
+
+/* What lay_values is given, as memory. */
+enum { BLOCK, FILE_ROOM, PLACES, OFFSETS, ROWS, COUNTS, NUM_ROOMS };
+
+typedef struct {
+    const char *octets;
+    Py_ssize_t nbytes;
+} Header;
+
+typedef struct {
+    Py_buffer rooms[NUM_ROOMS];
+    uint64_t start; /* of the block in the new part */
+    Header *headers;
+    Py_ssize_t num_headers;
+} Values;
+
+/* Put the value of one row where its addresses say; -1 where they lead out of any room. */
+static int lay_one(const Values *all, uint64_t place)
+{
+    const Py_buffer *rooms = all->rooms;
+    uint32_t form;
+    uint64_t header, offset, nbytes, from;
+    if (place >= (uint64_t)rooms[ROWS].len / ROW_NBYTES || place >= (uint64_t)rooms[OFFSETS].len / 8 ||
+        place >= (uint64_t)rooms[COUNTS].len / 4)
+        return -1;
+    const char *row = (const char *)rooms[ROWS].buf + place * ROW_NBYTES;
+    memcpy(&form, row + ROW_FORM, 4);
+    memcpy(&header, row + ROW_HEADER, 8);
+    memcpy(&offset, row + ROW_OFFSET, 8);
+    memcpy(&nbytes, row + ROW_NUM, 8);
+    memcpy(&from, (const char *)rooms[OFFSETS].buf + 8 * place, 8);
+    if (form >= (uint64_t)all->num_headers || header < all->start)
+        return -1;
+    const Header *own = &all->headers[form];
+    uint64_t at = header - all->start, room = (uint64_t)rooms[BLOCK].len;
+    if (at > room || nbytes > room - at || (uint64_t)own->nbytes > room - at - nbytes ||
+        (nbytes && (from > (uint64_t)rooms[FILE_ROOM].len ||
+                    nbytes > (uint64_t)rooms[FILE_ROOM].len - from)))
+        return -1;
+    char *to = (char *)rooms[BLOCK].buf + at;
+    memcpy(to, own->octets, (size_t)own->nbytes);
+    memcpy(to + LINK_COUNT_AT, (const char *)rooms[COUNTS].buf + 4 * place, 4);
+    if (nbytes) {
+        put8(to + DATASET_ADDRESS, offset);
+        memcpy(to + own->nbytes, (const char *)rooms[FILE_ROOM].buf + from, (size_t)nbytes);
+    }
+    return 0;
+}
+
+static int lay_each(const Values *all)
+{
+    int done = 0;
+    Py_ssize_t count = all->rooms[PLACES].len / 8;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < count && !done; i++) {
+        uint64_t place;
+        memcpy(&place, (const char *)all->rooms[PLACES].buf + 8 * i, 8);
+        done = lay_one(all, place);
+    }
+    Py_END_ALLOW_THREADS
+    if (done)
+        PyErr_SetString(PyExc_ValueError, "lay_values: a value outside of its part");
+    return done;
+}
+
+static int read_headers(Values *all, PyObject *headers)
+{
+    all->num_headers = PyList_Size(headers);
+    all->headers = PyMem_Calloc((size_t)all->num_headers + 1, sizeof *all->headers);
+    if (!all->headers) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < all->num_headers; i++) {
+        char *octets;
+        Header *header = &all->headers[i];
+        if (PyBytes_AsStringAndSize(PyList_GetItem(headers, i), &octets, &header->nbytes) < 0)
+            return -1;
+        header->octets = octets;
+        if (header->nbytes < DATASET_ADDRESS + 8) {
+            PyErr_SetString(PyExc_ValueError, "lay_values: no header");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Lay values into (block, its address, bytes of the old part, places, old offsets, rows, hard links
+   to each, headers of the forms). Other threads run meanwhile. */
+static PyObject *lay_values(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Values all;
+    memset(&all, 0, sizeof all);
+    PyObject *headers;
+    unsigned long long start;
+    Py_buffer *rooms = all.rooms;
+    if (!PyArg_ParseTuple(args, "w*Ky*y*y*y*y*O!", &rooms[BLOCK], &start, &rooms[FILE_ROOM],
+                          &rooms[PLACES], &rooms[OFFSETS], &rooms[ROWS], &rooms[COUNTS],
+                          &PyList_Type, &headers))
+        return NULL;
+    all.start = start;
+    int done = read_headers(&all, headers) < 0 ? -1 : lay_each(&all);
+    PyMem_Free(all.headers);
+    for (int i = 0; i < NUM_ROOMS; i++)
+        PyBuffer_Release(&rooms[i]);
+    return done < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
+    {"lay_values", lay_values, METH_VARARGS, "Lay values of a part out anew."},
+    {"link_rows", link_rows, METH_VARARGS, "Make the links of rows in the groups of their calls."},
     {"finish", finish, METH_VARARGS, "Finish the records of a part that lie in one piece."},
     {NULL, NULL, 0, NULL},
 };
@@ -424,8 +559,7 @@ static int set_up(PyObject *made)
 {
     (void)made;
     static const char *const words[] = {
-        "stamp", "links", "num_links", "_touch", "add_call", "forms", "rows", "call_groups",
-        "dirty", "num_links_to", "number", "end", "popleft",
+        "stamp", "links", "num_links", "told", "forms", "rows", "number", "end", "popleft",
     };
     PyObject **fields = (PyObject **)&names;
     _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");

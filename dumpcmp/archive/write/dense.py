@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections import defaultdict
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,32 +16,33 @@ from numpy.typing import NDArray
 from dumpcmp.archive import encoder, schema
 from dumpcmp.archive.encoder import DATASET_ADDRESS, LINK_COUNT_AT, padded
 from dumpcmp.archive.schema import ABSENT, ALIGNMENT, JOURNAL_AT, NO_ROW, PREFIX_HEADER, ROW_TYPE
-from dumpcmp.archive.write.objects import Group, Template
+from dumpcmp.archive.write.arrangement import (
+    Arranged,
+    Arrangement,
+    Arrangements,
+    OctetArray,
+    arrange,
+    octets_of,
+)
+from dumpcmp.nouns.built import built
 
 FEWEST = 32  # values: a part of fewer keeps its journal and its attributes
 MEAN_NBYTES = 4096  # of a value: one of larger ones would take long to copy, and gain little
 _AT_ONCE = 8 << 20  # bytes that are copied together
+_LARGE = 1 << 18  # bytes that are written by themselves
 _DEFLATED = 1024  # bytes of an index dataset that are worth compressing
+_MOST_KEPT = 1 << 20  # bytes of text of which it is kept what they are compressed to
+_core: Any = built("dumpcmp.archive.write._finish")
 
 DatasetMaker = Callable[[bytes, Sequence[int], bytes | bytearray, int], bytes]
-_Bytes = NDArray[np.uint8]
 
 
-class Sealing(Protocol):
+class Sealing(Arranged, Protocol):
     """A part that is about to be sealed, as its writer knows it."""
 
     descriptor: int
     nonce: int
-    number: int
     facts: dict[str, Any]
-    rows: bytearray
-    calls: list[bytes]
-    forms: list[Template]
-    call_groups: list[Group]
-    groups: dict[tuple[str, ...], Group]
-    root: Group
-    num_links_to: dict[int, int]
-    outside: dict[int, tuple[str, str]]
 
     def index(self, start: int, rows: bytes | bytearray, dataset: DatasetMaker) -> bytes:
         """The index group and its datasets, to lie at `start`."""
@@ -57,13 +57,16 @@ def is_loose(part: Sealing) -> bool:
     return int(own.sum()) <= MEAN_NBYTES * len(rows)
 
 
-def lay_densely(part: Sealing, draft: Path, *, sync: bool) -> None:
-    """Write what `part` holds to `draft`, as a whole and sealed part."""
+def lay_densely(part: Sealing, draft: Path, known: Arrangements, *, sync: bool) -> None:
+    """Write what `part` holds to `draft`, as a whole and sealed part.
+
+    Where `known` knows how a part before was laid out that was like it, that is done again.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(draft, flags, 0o644)
     try:
         mapping = mmap.mmap(part.descriptor, 0, prot=mmap.PROT_READ)
-        _Laying(part, descriptor, np.frombuffer(mapping, np.uint8)).write()
+        _Laying(part, descriptor, np.frombuffer(mapping, np.uint8)).write(known)
         if sync:
             os.fsync(descriptor)
     finally:
@@ -73,43 +76,42 @@ def lay_densely(part: Sealing, draft: Path, *, sync: bool) -> None:
 class _Laying:
     """Writes one part anew, from its first byte to its last."""
 
-    def __init__(self, part: Sealing, descriptor: int, room: _Bytes) -> None:
+    def __init__(self, part: Sealing, descriptor: int, room: OctetArray) -> None:
         self.part, self.descriptor, self.room = part, descriptor, room
         self.rows: NDArray[np.void] = np.frombuffer(part.rows, ROW_TYPE).copy()
         self.title = bytearray(schema.text_prefix(schema.json_text(part.facts)))
         schema.write_fields(self.title, schema.PART, part.nonce, 0, JOURNAL_AT, 0)
         self.begin = JOURNAL_AT + len(self.title)  # of the record that holds all else
         self.end = self._written = self.begin + PREFIX_HEADER
-        self._waiting: list[memoryview] = []  # what lies behind all that is written
+        self._waiting: list[bytes | bytearray] = []  # what lies behind all that is written
 
-    def put(self, content: bytes | _Bytes) -> int:
+    def put(self, content: bytes | bytearray) -> int:
         """Append `content`; gives where it lies. Little is written at once with what comes next."""
         at = self.end
-        octets = memoryview(content if isinstance(content, bytes) else content.reshape(-1).data)
-        self._waiting.append(octets)
-        self.end += len(octets)
-        if self.end - self._written >= _AT_ONCE:
+        self._waiting.append(content)
+        self.end += len(content)
+        if len(content) >= _LARGE or self.end - self._written >= _AT_ONCE:
             self._write_waiting()
         return at
 
     def _write_waiting(self) -> None:
-        rest = memoryview(b"".join(self._waiting))
-        self._waiting.clear()
+        waiting = self._waiting
+        rest = memoryview(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+        waiting.clear()
         while rest:
             written = os.pwrite(self.descriptor, rest, self._written)
             rest, self._written = rest[written:], self._written + written
 
-    def write(self) -> None:
-        rows = self.rows
-        own = np.flatnonzero((rows["same"] == NO_ROW) & (rows["call"] != ABSENT))
-        own = own[np.argsort(rows["form"][own], kind="stable")]
-        numbers, starts = np.unique(rows["form"][own], return_index=True)
-        counts = self._link_counts()
-        for number, places in zip(numbers, np.split(own, starts[1:]), strict=False):
-            self._put_values(self.part.forms[number], places, counts)
-        self._follow_links()
-        self._put_calls()
-        root = self._put_groups()
+    def write(self, known: Arrangements) -> None:
+        key = known.key_of(self.part, self.begin)
+        found = known.get(key) or known.keep(key, arrange(self.part, self.end))
+        offsets = self.rows["offset"].copy()
+        self.rows["header"], self.rows["offset"] = found.headers, found.offsets
+        for places in _pieces(found.places, found.sizes):
+            self._put_values(places, offsets, found)
+        self.put(found.groups)
+        at = self.put(self.part.index(self.end, self.rows.tobytes(), dataset=_compressed))
+        root = self.put(found.root_header(self.part, at))
         self._write_waiting()
         prefix = bytearray(PREFIX_HEADER)
         nbytes = self.end - self.begin - PREFIX_HEADER
@@ -117,135 +119,72 @@ class _Laying:
         os.pwrite(self.descriptor, encoder.dense_superblock(root, self.end), 0)
         os.pwrite(self.descriptor, bytes(self.title) + bytes(prefix), JOURNAL_AT)
 
-    def _link_counts(self) -> NDArray[np.uint32]:
-        """How many hard links lead to each row."""
-        counts = np.ones(len(self.rows), "<u4")
-        linked = self.part.num_links_to
-        counts[list(linked)] += np.array(list(linked.values()), "<u4")
-        return counts
-
     def _put_values(
-        self, form: Template, own: NDArray[np.intp], counts: NDArray[np.uint32]
+        self, places: NDArray[np.intp], offsets: NDArray[np.uint64], found: Arrangement
     ) -> None:
-        """All values of a form, each its header and its bytes."""
-        rows, header = self.rows, form.bare_header
-        start = len(header)
-        size = start + padded(form.nbytes)
-        for places in _pieces(own, size):
-            block = np.zeros((len(places), size), np.uint8)
-            block[:, :start] = np.frombuffer(header, np.uint8)
-            headers = self.end + size * np.arange(len(places), dtype="<u8")
-            block[:, LINK_COUNT_AT : LINK_COUNT_AT + 4] = _octets(counts[places])
-            if form.nbytes:
-                block[:, DATASET_ADDRESS : DATASET_ADDRESS + 8] = _octets(headers + start)
-                block[:, start : start + form.nbytes] = self._bytes(rows["offset"][places], form)
-                rows["offset"][places] = headers + start
-            rows["header"][places] = headers
-            self.put(block)
+        """Values that lie one after another: the header of each, and its bytes from `offsets`."""
+        block = bytearray(int(found.sizes[places].sum()))
+        headers = [form.bare_header for form in self.part.forms]
+        if _core is not None:
+            _core.lay_values(
+                block, self.end, self.room, places, offsets, self.rows, found.counts, headers
+            )
+        else:
+            forms = self.rows["form"][places]
+            room = np.frombuffer(block, np.uint8)
+            starts = np.flatnonzero(np.diff(forms, prepend=-1))
+            for alike in np.split(places, starts[1:]):
+                number = self.rows["form"][alike[0]]
+                at = int(self.rows["header"][alike[0]]) - self.end
+                nbytes = int(found.sizes[alike].sum())
+                self._fill(room[at : at + nbytes], number, alike, offsets[alike], found.counts)
+        self.put(block)
 
-    def _bytes(self, offsets: NDArray[np.uint64], form: Template) -> _Bytes:
-        """The bytes of values of one form, which lie at multiples of 64 in the part."""
-        units = padded(form.nbytes, ALIGNMENT) // ALIGNMENT
+    def _fill(
+        self, room: OctetArray, number: int, places: NDArray[np.intp], offsets: NDArray[np.uint64],
+        counts: NDArray[np.uint32],
+    ) -> None:  # fmt: skip
+        """Fill `room` with the values of one form that lie one after another."""
+        form = self.part.forms[number]
+        header, nbytes = form.bare_header, form.nbytes
+        start, block = len(header), room.reshape(len(places), -1)
+        block[:, :start] = np.frombuffer(header, np.uint8)
+        block[:, LINK_COUNT_AT : LINK_COUNT_AT + 4] = octets_of(counts[places])
+        if nbytes:
+            addresses = self.rows["offset"][places]
+            block[:, DATASET_ADDRESS : DATASET_ADDRESS + 8] = octets_of(addresses)
+            block[:, start : start + nbytes] = self._bytes(offsets, nbytes)
+
+    def _bytes(self, offsets: NDArray[np.uint64], nbytes: int) -> OctetArray:
+        """The bytes of values of one size, which lie at multiples of 64 in the part."""
+        units = padded(nbytes, ALIGNMENT) // ALIGNMENT
         whole = self.room[: len(self.room) // ALIGNMENT * ALIGNMENT].reshape(-1, ALIGNMENT)
         places = (offsets // ALIGNMENT).astype(np.intp)[:, None] + np.arange(units)
-        found: _Bytes = whole[places].reshape(len(offsets), -1)[:, : form.nbytes]
+        found: OctetArray = whole[places].reshape(len(offsets), -1)[:, :nbytes]
         return found
 
-    def _follow_links(self) -> None:
-        """Let links say where the values now lie that they lead to.
 
-        Of those in other parts nobody knows; and one may lead to a row that never was.
-        """
-        rows = self.rows
-        linked = (rows["same"] != NO_ROW) & (rows["call"] != ABSENT)
-        outside = np.array(list(self.part.outside), np.intp)
-        linked[outside] = False
-        inside = np.flatnonzero(linked)
-        for name in ("header", "offset"):
-            rows[name][inside] = rows[name][rows["same"][inside]]
-            rows[name][outside] = 0
-
-    def _put_calls(self) -> None:
-        """The groups of calls: those that have the same slots are alike but for the addresses."""
-        alike: dict[tuple[int, ...], list[tuple[int, Sequence[int]]]] = defaultdict(list)
-        forms = self.rows["form"].tolist()
-        for call, places in self._rows_of_calls():
-            if self.part.call_groups[call].parent is None:  # it was lost
-                continue
-            if any(place in self.part.outside for place in places):
-                self._put_call(call, places)
-            else:
-                alike[tuple([forms[place] for place in places])].append((call, places))
-        for numbers, calls in alike.items():
-            self._put_alike([self.part.forms[number].slot for number in numbers], calls)
-
-    def _rows_of_calls(self) -> Iterator[tuple[int, Sequence[int]]]:
-        """Each call, and its rows."""
-        found: list[list[int]] = [[] for _ in self.part.calls]
-        for place, call in enumerate(self.rows["call"].tolist()):
-            if call != ABSENT:
-                found[call].append(place)
-        return enumerate(found)
-
-    def _put_alike(self, slots: list[str], calls: list[tuple[int, Sequence[int]]]) -> None:
-        header, places = _bare_group(tuple(slots))
-        block = np.tile(header, (len(calls), 1))
-        rows = np.array([rows for _, rows in calls], np.intp).reshape(len(calls), len(slots))
-        for column, place in enumerate(places):
-            addresses = self.rows["header"][rows[:, column]].astype("<u8")
-            block[:, place : place + 8] = _octets(addresses)
-        start = self.put(block)
-        for number, (call, _) in enumerate(calls):
-            self.part.call_groups[call].moved(start + number * len(header))
-
-    def _put_call(self, call: int, places: Sequence[int]) -> None:
-        """A call whose values do not all lie in this part."""
-        group = Group(None)
-        for place in places:
-            slot = self.part.forms[self.rows["form"][place]].slot
-            if place in self.part.outside:
-                group.add(encoder.external_link(slot, group.num_links, *self.part.outside[place]))
-            else:
-                address = int(self.rows["header"][place])
-                group.add(encoder.hard_link(slot, group.num_links, address))
-        self.part.call_groups[call].moved(self.put(group.header()))
-
-    def _put_groups(self) -> int:
-        """The groups of modules, the index and the root; gives where that is."""
-        called = set(map(id, self.part.call_groups))
-        modules = [group for group in self.part.groups.values() if id(group) not in called]
-        for group in sorted(modules, key=attrgetter("depth"), reverse=True):
-            group.moved(self.put(group.header()))
-        root = self.part.root
-        at = self.put(self.part.index(self.end, self.rows.tobytes(), dataset=_compressed))
-        root.foremost = encoder.hard_link(schema.INDEX_GROUP, root.num_links, at)
-        return self.put(root.header())
-
-
-@lru_cache(maxsize=1024)
-def _bare_group(slots: tuple[str, ...]) -> tuple[_Bytes, list[int]]:
-    """The header of a group that has these links, and where the addresses of them lie."""
-    links, at = b"", len(encoder.bare_group(b"", 0))
-    places = []
-    for slot in slots:
-        link, within = encoder.bare_link(slot)
-        places.append(at + len(links) + within)
-        links += link
-    return np.frombuffer(encoder.bare_group(links, len(slots)), np.uint8), places
+@lru_cache(maxsize=8)
+def _packed_text(text: bytes) -> bytes:
+    """What index datasets of text are compressed to; the same come again in each step."""
+    return zlib.compress(text, 1)
 
 
 def _compressed(kind: bytes, shape: Sequence[int], content: bytes | bytearray, start: int) -> bytes:
     """An index dataset; a text is an array of one where it is compressed."""
     if len(content) < _DEFLATED:
         return encoder.dataset(kind, shape, content, start)
-    return encoder.deflated(kind, shape[0] if shape else 1, content, start)
+    is_kept = not shape and len(content) <= _MOST_KEPT
+    packed = _packed_text(bytes(content)) if is_kept else zlib.compress(content, 1)
+    return encoder.deflated(kind, shape[0] if shape else 1, len(content), packed, start)
 
 
-def _pieces(places: NDArray[np.intp], size: int) -> Iterator[NDArray[np.intp]]:
-    most = max(1, _AT_ONCE // size)
-    yield from (places[start : start + most] for start in range(0, len(places), most))
-
-
-def _octets(numbers: NDArray[Any]) -> _Bytes:
-    """Numbers as rows of their bytes."""
-    return np.ascontiguousarray(numbers).view(np.uint8).reshape(len(numbers), -1)
+def _pieces(places: NDArray[np.intp], sizes: NDArray[np.int64]) -> Iterator[NDArray[np.intp]]:
+    """`places` in pieces of so many bytes as are written at once, or one."""
+    ends = np.cumsum(sizes[places])
+    start = 0
+    while start < len(places):
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + _AT_ONCE, "right")))
+        yield places[start:stop]
+        start = stop

@@ -12,6 +12,7 @@ from functools import partial
 from xxhash import xxh3_128
 
 from dumpcmp.archive import schema
+from dumpcmp.archive.write.arrangement import Arrangements
 from dumpcmp.archive.write.arrivals import Arrivals
 from dumpcmp.archive.write.finishing import SEAL, Finisher, Laid
 from dumpcmp.archive.write.objects import Template
@@ -66,6 +67,7 @@ class Drain:
         self._busy: Counter[Part] = Counter()  # how many flights each part waits for
         self._stamps: deque[tuple[int, float]] = deque()  # when records came, every few ms
         self._pens = Pens()
+        self._arrangements = Arrangements()
         self.arrivals = Arrivals(self._room)
         self._thread = threading.Thread(target=self._work, name="dumpcmp writer", daemon=True)
 
@@ -143,7 +145,7 @@ class Drain:
         """Sleep until there is something to write or to commit."""
         if self._flights:
             pass
-        elif self.pending or any(part.dirty for part in self.open_parts):
+        elif self.pending or any(part.is_dirty for part in self.open_parts):
             self._wake.wait(GATHER_SECONDS)
         else:
             self.asleep = True
@@ -164,7 +166,7 @@ class Drain:
         self.open_parts.discard(part)
         self._runs.pop(part, None)
         self._busy.pop(part, None)
-        part.seal()
+        part.seal(self._arrangements)
 
     def _write_pending(self) -> None:
         """Write all that is pending, but leave off when a commit is due."""

@@ -86,7 +86,7 @@ class Finisher:
         _PACK_CRC(room, place + CRC_AT, crc32(room[place + 8 : place + total]))
         part.end = address + total
         if kind == _CALL:
-            part.add_call(*rest)
+            part.told.append(rest)
         elif kind == schema.FORM:
             part.forms.append(*rest)
         else:

@@ -8,11 +8,11 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from operator import attrgetter
 from pathlib import Path
 from struct import Struct
 from typing import Any
 
+import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import encoder, schema
@@ -27,16 +27,19 @@ from dumpcmp.archive.schema import (
     call_json,
     lost_row,
 )
+from dumpcmp.archive.write.arrangement import Arrangements, link_counts
 from dumpcmp.archive.write.dense import DatasetMaker, is_loose, lay_densely
 from dumpcmp.archive.write.objects import CallText, Group, Template
+from dumpcmp.archive.write.part_tree import PartTree, ToldCall
 from dumpcmp.nouns.record import Call, Source
 
 _PACK_ROW = ROW.pack
 LOST_PATH = "lost"  # where a link leads whose value is not there any more
 DIGEST_NBYTES = 32  # the last of a row
 SYNC_SECONDS = 5.0  # after which a part may be on the disk already
+SHOWN_SECONDS = 0.5  # so often at most readers that know no journal are shown what goes on coming
 _NUMBER = Struct("<I")
-_DEPTH = attrgetter("depth")
+_LOST_CALL = call_json(schema.LOST_CALL)
 
 Octets = bytes | bytearray | memoryview
 Owner = tuple[int, Template, int, int]  # of a row: its call, its form and that one's number, order
@@ -79,17 +82,13 @@ class Part:
         self.descriptor = descriptor
         self.sequence = 0
         self.end = schema.JOURNAL_AT
-        self.root = Group(None)
-        self.root.describe(list(facts.items()))
-        self.groups: dict[tuple[str, ...], Group] = {}
-        self.call_groups: list[Group] = []
-        self.calls: list[bytes] = []  # as JSON
+        self.tree = PartTree(facts)
+        self.told: list[ToldCall] = []
         self.forms: list[Template] = []
         self.rows = bytearray()
-        self.num_links_to: dict[int, int] = {}  # row -> hard links beyond the first
         self.outside: dict[int, tuple[str, str]] = {}  # row -> the part and path that have it
-        self.dirty: set[Group] = {self.root}
         self._committed = self._looked_at = 0  # where the file ended then
+        self._committed_at = self.began
 
     def write(self, content: Octets, address: int) -> None:
         rest = memoryview(content)
@@ -124,9 +123,9 @@ class Part:
 
     def append_call(self, call: Call) -> None:
         told = CallText(call)
-        numbers = (len(self.calls), 0, 0, call.order)
+        numbers = (len(self.told), 0, 0, call.order)
         self.append(schema.CALL, told.prefix, numbers=numbers)
-        self.add_call(call, told)
+        self.told.append((call, told))
 
     def append_form(self, form: Template) -> int:
         """Append the next form; gives its number."""
@@ -174,63 +173,22 @@ class Part:
         self.append(schema.LINK, prefix, numbers=(call, number, self.num_rows, order))
         self.add_link(owner, row, target, path)
 
-    def add_call(self, call: Call, told: CallText) -> None:
-        """Take the next call: its group, with its attributes."""
-        group = self._group(told.path(call))
-        told.describe(group, call)
-        self.call_groups.append(group)
-        self.calls.append(told.text)
-
-    def add_lost_call(self) -> None:
-        """Leave a number for a call that was lost, so that the others keep theirs."""
-        self.call_groups.append(Group(None))
-        self.calls.append(call_json(schema.LOST_CALL))
-
-    def _group(self, path: tuple[str, ...]) -> Group:
-        """The group at `path`, made along with its parents where it is missing."""
-        group = self.groups.get(path)
-        if group is None:
-            parent = self._group(path[:-1]) if len(path) > 1 else self.root
-            group = self.groups[path] = Group(parent)
-            parent.add_group(path[-1], group)
-            self._touch(group)
-        return group
-
-    def _touch(self, group: Group | None) -> None:
-        while group is not None and group not in self.dirty:
-            self.dirty.add(group)
-            group = group.parent
-
     def add_value(
         self, call: int, form: Template, number: int, order: int, at: int, offset: int,
         digest: bytes,
     ) -> None:  # fmt: skip
         """Take a value whose prefix begins at `at` of the file, and its bytes at `offset`."""
-        group = self.call_groups[call]
-        header = at + PREFIX_HEADER
-        num_links = group.num_links
-        group.links += form.links.pack(form.before_order, num_links, form.before_target, header)
-        group.num_links = num_links + 1
-        if group not in self.dirty:
-            self._touch(group)
         self.rows += _PACK_ROW(
-            call, number, order, self.number, NO_ROW, header, offset, form.nbytes, digest
-        )
+            call, number, order, self.number, NO_ROW, at + PREFIX_HEADER, offset, form.nbytes,
+            digest,
+        )  # fmt: skip
 
     def add_link(self, owner: Owner, row: int, target: tuple[Any, ...], path: str) -> None:
         """Take a value that `target`, row `row` of this part or an earlier one, has at `path`."""
-        call, form, number, order = owner
-        first, _, _, part, _, header, *_ = target
-        group = self.call_groups[call]
-        if part == self.number and first != ABSENT:
-            place = group.num_links
-            group.add(form.links.pack(form.before_order, place, form.before_target, header))
-            self.num_links_to[row] = self.num_links_to.get(row, 0) + 1
-        else:
+        call, _, number, order = owner
+        first, _, _, part, *_ = target
+        if part != self.number or first == ABSENT:
             self.outside[self.num_rows] = part_name(part), path
-            group.add(encoder.external_link(form.slot, group.num_links, part_name(part), path))
-        if group not in self.dirty:
-            self._touch(group)
         self.rows += ROW.pack(call, number, order, part, row, *target[5:])
 
     def set_digest(self, row: int, digest: bytes) -> None:
@@ -243,38 +201,38 @@ class Part:
         self.rows += ROW.pack(*lost_row(self.number))
 
     def commit_in_time(self) -> None:
-        """Commit, unless that would take more than a quarter of what was added since the last time.
+        """Commit where nothing has come since the last look; while something comes, now and then.
 
-        A group is written anew at each commit, however large it has grown. Nothing depends on
-        commits but readers that know no journal, and once nothing more comes there is a last one.
+        That is twice a second at most, and not where it takes more than a quarter of what was added
+        since: groups are written anew at each commit, however large they are. Nothing depends on
+        commits but readers that know no journal.
         """
-        if not self.dirty:
-            self._looked_at = self.end
-            return
-        cost = sum(len(group.links) + len(group.attributes) for group in self.dirty)
-        if 4 * cost <= self.end - self._committed or self.end == self._looked_at:
+        if self.end == self._looked_at:
             self.commit()
+        elif time.monotonic() - self._committed_at >= SHOWN_SECONDS:
+            self.tree.grow(self)
+            if 4 * self.tree.cost <= self.end - self._committed:
+                self.commit()
         self._looked_at = self.end
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something has come since the last commit."""
+        return self.end != self._committed
 
     def commit(self) -> None:
         """Make everything added so far visible to any HDF5 reader."""
-        if not self.dirty:
-            return
-        block = bytearray()
-        start = self.end + PREFIX_HEADER
-        address = start
-        for group in sorted(self.dirty, key=_DEPTH, reverse=True):
-            for name, text in group.long_texts:
-                group.add(encoder.hard_link(name, group.num_links, start + len(block)))
-                block += encoder.text_dataset(text, start + len(block))
-            group.long_texts = ()
-            address = start + len(block)
-            block += group.header()
-            group.moved(address)
-        self.append(schema.COMMIT, bytes(PREFIX_HEADER), bytes(block))
-        self.write(encoder.superblock(address, self.end), 0)
-        self.dirty.clear()
-        self._committed = self.end
+        self.tree.grow(self)
+        if self.tree.dirty:
+            block, root = self.tree.lay(self.end + PREFIX_HEADER)
+            self.append(schema.COMMIT, bytes(PREFIX_HEADER), block)
+            self.write(encoder.superblock(root, self.end), 0)
+        self._committed, self._committed_at = self.end, time.monotonic()
+
+    @property
+    def calls(self) -> list[bytes]:
+        """Those that it has, as JSON."""
+        return [each[1].text if each else _LOST_CALL for each in self.told]
 
     def index(self, start: int, rows: bytes | bytearray, dataset: DatasetMaker) -> bytes:
         """The index group and its datasets, to lie at `start`; the group's header is first."""
@@ -294,33 +252,34 @@ class Part:
         block[: len(header)] = header
         return bytes(block)
 
-    def seal(self, *, sync: bool = False) -> None:
+    def seal(self, known: Arrangements | None = None, *, sync: bool = False) -> None:
         """Write the index and close the file; a part of small values is laid out anew for it.
 
-        With `sync` all of it is on the disk then.
+        That is done as in a part before, where it is `known` how. With `sync` all of it is on the
+        disk then.
         """
-        if not (is_loose(self) and self._replace(sync=sync)):
+        if not (is_loose(self) and self._replace(known or Arrangements(), sync=sync)):
             self._seal_in_place()
             if sync:
                 os.fsync(self.descriptor)
         self.close()
 
-    def _replace(self, *, sync: bool) -> bool:
+    def _replace(self, known: Arrangements, *, sync: bool) -> bool:
         """Let a denser file take the part's place; False where the disk has no room for it.
 
         What may be on the disk for good already does not give way to what may not be.
         """
         draft = self.path.with_name(f".new-{self.path.name}")
         try:
-            lay_densely(self, draft, sync=sync or time.monotonic() - self.began > SYNC_SECONDS)
+            is_old = time.monotonic() - self.began > SYNC_SECONDS
+            lay_densely(self, draft, known, sync=sync or is_old)
             if self.path.stat().st_ino != os.fstat(self.descriptor).st_ino:
                 raise FileNotFoundError(f"{self.path} is another file by now")
             draft.rename(self.path)
         except OSError:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
-            self.dirty.update(self.groups.values())  # they were told of other addresses
-            self.dirty.add(self.root)
+            self.tree.moved()
             return False
         return True
 
@@ -329,10 +288,10 @@ class Part:
         at = self.end + PREFIX_HEADER
         index = self.index(at, self.rows, encoder.dataset)
         self.append(schema.INDEX, bytes(PREFIX_HEADER), index)
-        self.root.foremost = encoder.hard_link(schema.INDEX_GROUP, self.root.num_links, at)
-        self.dirty.add(self.root)
-        for row, extra in self.num_links_to.items():
-            self.write(_NUMBER.pack(1 + extra), self.row(row)[5] + LINK_COUNT_AT)
+        self.tree.show_index(at)
+        counts = link_counts(self)
+        for row in np.flatnonzero(counts > 1).tolist():
+            self.write(_NUMBER.pack(counts[row]), self.row(row)[5] + LINK_COUNT_AT)
         self.commit()
         os.ftruncate(self.descriptor, self.end)
 

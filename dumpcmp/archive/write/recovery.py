@@ -56,9 +56,9 @@ def _declare(part: Part, written: Contents, contents: Contents) -> None:
     calls = contents.calls()
     for number in range(len(contents.listed_calls)):
         if number not in calls:
-            part.add_lost_call()
+            part.told.append(None)
         elif number < len(written.listed_calls):
-            part.add_call(calls[number], CallText(calls[number]))
+            part.told.append((calls[number], CallText(calls[number])))
         else:
             part.append_call(calls[number])
     forms, num_written = [Template(form) for form in contents.forms], len(written.forms)
