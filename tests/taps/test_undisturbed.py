@@ -23,6 +23,7 @@ from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.selection import make_tap
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.step import Step
 from tests.taps.memory import MemorySink
 
 MODES = ["eager", "fx", "aten"]
@@ -170,6 +171,29 @@ def test_models_do_not_outlive_their_program(mode: Any, tmp_path: Path) -> None:
     del model
     gc.collect()
     assert alive() is None
+
+
+STEPPING: dict[str, dict[str, Any]] = {
+    "functions": {},
+    "modules": {"level": "modules"},
+    "aten": {"mode": "aten"},
+    "fx": {"mode": "fx"},
+}
+
+
+@pytest.mark.parametrize("options", STEPPING.values(), ids=STEPPING)
+def test_steps_need_no_search_for_garbage(options: dict[str, Any], tmp_path: Path) -> None:
+    model, living = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), []
+    gc.collect()
+    gc.disable()
+    try:
+        with dumpcmp.capture(model, tmp_path / "d1", **options):
+            for _ in range(6):
+                model(torch.ones(2, 3)).sum().backward()
+                living.append(sum(type(each) is Step for each in gc.get_objects()))
+    finally:
+        gc.enable()
+    assert max(living[2:]) <= living[1], living
 
 
 @pytest.mark.filterwarnings("ignore::dumpcmp.nouns.errors.CaptureWarning")

@@ -222,6 +222,7 @@ class ModuleCapture:
     @contextmanager
     def _inside(self, step: Step) -> Iterator[Step]:
         outer, began = self._here.step, time.monotonic()
+        _former = self._here.latest  # is freed when this step ends, while a device still works
         self._here.step = self._here.latest = step
         try:
             with self._recording(step):
@@ -252,6 +253,7 @@ class ModuleCapture:
             try:
                 yield
             finally:
+                here.mode.step = None  # a mode is a circle, and would keep the step
                 here.mode = None
 
     def quietly(self, run: Callable[..., Any]) -> Callable[..., Any]:
