@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -21,6 +21,7 @@ class Sized(Protocol):
 
 S = TypeVar("S", bound=Sized)
 R = TypeVar("R")
+Work = Callable[[Sequence[S]], Iterable[R]]  # gives a result for each task, in their order
 Expect = Callable[[Sequence[S]], None]  # is told of tasks right before they are done together
 
 
@@ -29,7 +30,7 @@ class Together(Generic[S, R]):
     """Tasks that a worker does one after the other."""
 
     asked: str  # the comparison that asks: what a worker has open for another may be outdated
-    work: Callable[[S], R]
+    work: Work[S, R]
     tasks: tuple[S, ...]
     expect: Expect[S] | None = None
 
@@ -44,23 +45,23 @@ def do_batch(batch: Together[S, R]) -> list[R]:
     heed(batch.asked)
     if batch.expect is not None:
         batch.expect(batch.tasks)
-    return [batch.work(task) for task in batch.tasks]
+    return list(batch.work(batch.tasks))
 
 
 def run_batched(
-    work: Callable[[S], R],
+    work: Work[S, R],
     tasks: Sequence[S],
     executor: Executor,
     expect: Expect[S] | None = None,
 ) -> Iterator[R]:
-    """Do `work` on each task, in batches, and yield the results in the order of the tasks.
+    """Do `work` on all tasks, in batches, and yield the results in the order of the tasks.
 
     `expect` is told, where they are done, of the tasks that follow.
     """
     if isinstance(executor, SerialExecutor):
         if expect is not None:
             expect(tasks)
-        yield from map(work, tasks)
+        yield from work(tasks)
         return
     asked = asked_now()
     cut = in_batches(tasks, executor, lambda task: task.nbytes)

@@ -23,13 +23,13 @@ def side_of(task: Task, is_target: bool) -> Value:
 
     What one op gave out others were given: small ones are kept at hand for a while.
     """
-    is_small = 0 < task.nbytes <= _SMALL
-    return _lately(task, is_target) if is_small else _side(task, is_target)
+    return _lately(task, is_target) or _side(task, is_target)
 
 
 @lru_cache(maxsize=1024)
-def _lately(task: Task, is_target: bool) -> Value:
-    return _side(task, is_target)
+def _lately(task: Task, is_target: bool) -> Value | None:
+    """One side of a small pair; None of a large one, of which nothing is kept."""
+    return _side(task, is_target) if 0 < task.nbytes <= _SMALL else None
 
 
 def let_go() -> None:

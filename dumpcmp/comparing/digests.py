@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 
 from dumpcmp.comparing.batches import run_batched
@@ -27,9 +27,14 @@ def check_ends(*sides: Side) -> None:
 def check_all(sides: Iterable[Side], workers: Executor) -> None:
     """Have `workers` read everything: ArchiveError at the first that is damaged."""
     shares = [side.shares(key) for side in sides for key in side.listing.values]
-    for error in run_batched(problem_of, shares, workers):
+    for error in run_batched(problems_of, shares, workers):
         if error is not None:
             raise error
+
+
+def problems_of(many: Iterable[Shares]) -> Iterator[DumpcmpError | None]:
+    """What is wrong with what is stored of each value."""
+    return map(problem_of, many)
 
 
 def problem_of(shares: Shares) -> DumpcmpError | None:

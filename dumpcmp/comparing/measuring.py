@@ -101,7 +101,7 @@ def _measure_each(
 ) -> Iterator[tuple[Pair, Measured]]:
     sizes = [task.nbytes for task in work.values()]
     total, done, told = sum(sizes), 0, 0
-    results = run_batched(measure_task, list(work.values()), executor, expect_reads)
+    results = run_batched(measure_tasks, list(work.values()), executor, expect_reads)
     for pair, nbytes, result in zip(work, sizes, results, strict=True):
         done += nbytes
         if tell and done > told and ((done - told) * _TOLD >= total or done == total):
@@ -127,6 +127,11 @@ def _read_by(job: Job) -> tuple[Shares, ...]:
     alone = not job.is_partitioned and job.turn is None and same_bytes(job.golden, job.target)
     sides = (job.golden,) if alone else (job.golden, job.target)
     return sides if job.reference is None else (*sides, job.reference)
+
+
+def measure_tasks(tasks: Sequence[Job]) -> Iterator[Measured]:
+    """Measure one pair after the other."""
+    return map(measure_task, tasks)
 
 
 def measure_task(task: Job) -> Measured:

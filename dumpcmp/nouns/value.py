@@ -194,4 +194,6 @@ def to_torch(value: Value, *, share: bool = False) -> torch.Tensor:
 
     plain = torch.from_numpy(value.bits if share else np.array(value.bits))
     dtype = getattr(torch, value.dtype.name)
+    if plain.dtype is dtype:
+        return plain
     return plain.view(dtype) if value.numel else plain.to(dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 
 import torch
@@ -118,7 +118,7 @@ class HeldValue:
             known, d, off = (torch.where(finite, each, 0.0) for each in (known, d, off))
             sums = _sums(d, off, known)
         if self.is_nearest:
-            self.mismatched += int((off.abs() > _grain(seen.dtype)).sum())
+            self.mismatched += int((off.abs() > grain_of(seen.dtype)).sum())
         self.squares.add(*sums[:4])
         self.along += sums[4]
         self.shift += sums[5]
@@ -143,7 +143,7 @@ class HeldValue:
             self._add_piece(known, seen, condition, beside, pointwise)
             return
         if self.is_nearest:
-            self.mismatched += held.num_beyond(_grain(seen.dtype))
+            self.mismatched += held.num_beyond(grain_of(seen.dtype))
         error, expected, fourth, ideal, along, shift = held.sums
         self.squares.add(error, expected, fourth, ideal)
         self.along += along
@@ -153,8 +153,33 @@ class HeldValue:
         self.worst_row = max(self.worst_row, held.worst_row(self.rms))
         self.terms_squared += held.terms_squared
         level = 0.0 if pointwise else self.rms
-        worst = held.worst_element(level, condition, _grain(seen.dtype), not pointwise)
+        worst = held.worst_element(level, condition, grain_of(seen.dtype), not pointwise)
         self.worst_element = max(self.worst_element, worst)
+
+    def take(
+        self,
+        rerun: Rerun,
+        sums: Sequence[float],
+        terms_squared: float,
+        worst_row: float,
+        worst_element: float,
+        mismatched: int,
+    ) -> None:
+        """Take the numbers of a value that others held against `rerun`, whole and finite.
+
+        `sums` are as of a piece: of squares and fourth powers, along what is known, and off.
+        """
+        error, expected, fourth, ideal, along, shift = sums
+        condition, noise = rerun.condition.get(self.slot, 1.0), rerun.noise.get(self.slot, 0.0)
+        self.num_ops, self.count = rerun.num_ops, self._got.numel()
+        self.is_nearest, self.mismatched = rerun.is_nearest, mismatched
+        self.squares.add(error, expected, fourth, ideal)
+        self.along += along
+        self.shift += shift
+        self.terms_squared += terms_squared
+        self.worst_row, self.worst_element = max(0.0, worst_row), max(0.0, worst_element)
+        self.condition_squared = condition**2 * expected
+        self.noise_squared = noise**2 * expected
 
     def _add_rows(self, d: Tensor, known: Tensor) -> None:
         """Note the largest error of a row, over its own norm and that of a usual one."""
@@ -165,7 +190,7 @@ class HeldValue:
             d.shape[-1])))  # fmt: skip
 
     def _add_elements(self, d: Tensor, level: Tensor, dtype: torch.dtype) -> None:
-        errors = (d.abs() - _grain(dtype)).clamp_min(0.0)
+        errors = (d.abs() - grain_of(dtype)).clamp_min(0.0)
         self.worst_element = max(self.worst_element, _largest(errors, level))
 
     def replay(self) -> Replay:
@@ -178,7 +203,7 @@ class HeldValue:
         squares, count = self.squares, max(1, self.count)
         norm = max(math.sqrt(squares.expected), LEAST * math.sqrt(self.terms_squared))
         weight = squares.expected or 1.0
-        grain = _grain(getattr(torch, self.dtype.name)) * math.sqrt(count)
+        grain = grain_of(getattr(torch, self.dtype.name)) * math.sqrt(count)
         error, least = math.sqrt(squares.error), 2 * math.sqrt(squares.ideal) + grain
         if not norm:  # what must be zero may be off by the least number, and by no share of zero
             error, least = (error if error > grain else 0.0), 0.0
@@ -232,7 +257,7 @@ def _sums(d: Tensor, off: Tensor, known: Tensor) -> list[float]:
 
 def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
     """`tensors`, of one shape, as rows, so many of them at once that the memory is bounded."""
-    lines = [_rows(tensor) for tensor in tensors]
+    lines = [rows_of(tensor) for tensor in tensors]
     if 0 < lines[0].numel() <= _AT_ONCE and all(line.is_cpu for line in lines):
         yield lines
         return
@@ -243,7 +268,7 @@ def _pieces(*tensors: Tensor) -> Iterator[list[Tensor]]:
         yield [line if line.device == device else line.to(device) for line in part]
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def rows_of(tensor: Tensor) -> Tensor:
     """`tensor` as a matrix of its rows; of a complex one, real and imaginary parts."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj()).flatten(-2)
@@ -288,7 +313,7 @@ def _share(part: float, whole: float) -> float:
 
 
 @cache
-def _grain(dtype: torch.dtype) -> float:
+def grain_of(dtype: torch.dtype) -> float:
     """What an element may be off however small it is.
 
     The subnormals of half precision are computed with, those of others not on all devices.
