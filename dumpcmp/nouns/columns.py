@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dumpcmp.nouns.replay import Choice
 from dumpcmp.nouns.row import Row
@@ -195,24 +195,52 @@ def _read_at_once(places: Sequence[int]) -> Callable[[Any], tuple[Cell, ...]]:
 
 
 # What may hold several cells, how all of them are read at once, and what stands there without it.
-_TOGETHER = tuple(
-    (attrgetter(name), _read_at_once(places), (None,) * len(places))
+_TOGETHER = {
+    name: (attrgetter(name), _read_at_once(places), (None,) * len(places))
     for name, places in _HELD.items()
-)
-_CELLS_ALONE = tuple(COLUMNS[at].cell for at in _ALONE)
-_READ = [*chain.from_iterable(_HELD.values()), *_ALONE]  # the places in the order of reading
+}
+_OF_METRICS = tuple(at for at in _ALONE if COLUMNS[at].name in ("zero", "worst", "metrics"))
+_OF_THE_REST = tuple(at for at in _ALONE if at not in _OF_METRICS)
+_REST_TOGETHER = tuple(told for name, told in _TOGETHER.items() if name != "metrics")
+_METRICS_ALONE = tuple(COLUMNS[at].cell for at in _OF_METRICS)
+_REST_ALONE = tuple(COLUMNS[at].cell for at in _OF_THE_REST)
+_READ = [  # the places in the order of reading
+    *_HELD["metrics"], *_OF_METRICS,
+    *chain.from_iterable(places for name, places in _HELD.items() if name != "metrics"),
+    *_OF_THE_REST,
+]  # fmt: skip
 _IN_ORDER = itemgetter(*(_READ.index(at) for at in range(len(COLUMNS))))
 TEXTS = tuple(at for at, column in enumerate(COLUMNS) if column.holder != "metrics")  # perhaps
+_C = TypeVar("_C")
 
 
 def line_of(row: Row) -> list[Cell]:
     """The cells of one row in the order of COLUMNS. A report asks for all of every row."""
+    return list(in_order([*metrics_cells(row), *other_cells(row)]))
+
+
+def metrics_cells(row: Row) -> list[Cell]:
+    """Those cells that the Metrics of a row tell, whichever row has them; not in order."""
+    holder, read, nothing = _TOGETHER["metrics"]
+    value = holder(row)
+    found = nothing if value is None else read(value)
+    return [*found, *(cell_of(row) for cell_of in _METRICS_ALONE)]
+
+
+def other_cells(row: Row) -> list[Cell]:
+    """All other cells of a row; not in order."""
     found: list[Cell] = []
-    for holder, read, nothing in _TOGETHER:
+    for holder, read, nothing in _REST_TOGETHER:
         value = holder(row)
         found += nothing if value is None else read(value)
-    found += [cell_of(row) for cell_of in _CELLS_ALONE]
-    return list(_IN_ORDER(found))
+    found += [cell_of(row) for cell_of in _REST_ALONE]
+    return found
+
+
+def in_order(found: Sequence[_C]) -> tuple[_C, ...]:
+    """What stands for `metrics_cells` and then `other_cells`, in the order of COLUMNS."""
+    ordered: tuple[_C, ...] = _IN_ORDER(found)
+    return ordered
 
 
 def cells(row: Row) -> dict[str, Cell]:

@@ -48,7 +48,11 @@ class Rerun:
 
 def run(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
     """Call the function; its tensors by slot. What it changes in place is a copy."""
-    arguments = making_float64(function, arguments)
+    return run_as_told(function, making_float64(function, arguments))
+
+
+def run_as_told(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
+    """The same where it is known that the arguments make it compute in float64."""
     args, kwargs = list(arguments.args), arguments.kwargs
     if function.changes_first and args and isinstance(args[0], Tensor):
         args[0] = args[0].clone()

@@ -16,10 +16,11 @@ from dumpcmp.replay.drawing import draws, dropped_share
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
-from dumpcmp.replay.making import EXACT_OF_INTEGERS
+from dumpcmp.replay.making import EXACT_OF_INTEGERS, making_float64
+from dumpcmp.replay.prepared import Blank, LaidReady, Preparations, PreparedCall, form_of
 from dumpcmp.replay.rating import Rerun as Rerun
 from dumpcmp.replay.rating import error_of as error_of
-from dumpcmp.replay.rating import is_inexact, rated, run
+from dumpcmp.replay.rating import is_inexact, rated, run, run_as_told
 from dumpcmp.replay.rating import ratio_of as ratio_of
 from dumpcmp.replay.tiling import CallTile, joined, tiles_of
 from dumpcmp.replay.unreplayable import Unreplayable
@@ -54,6 +55,8 @@ def rerun(
     is not to be rated has neither condition nor noise.
     """
     function = function_named(call.target, device)
+    if limit == MOST_BYTES and (known := _prepared(function, call, given, device)):
+        return _run_prepared(known, given, device, is_rated)
     arguments = fitted(read_arguments(call.arguments, given), given)
     if share := dropped_share(function, arguments):
         return _run_dropout(arguments, share)
@@ -69,6 +72,65 @@ def rerun(
         return _run_widely(function, arguments, device, is_rated)
     parts = [(tile, _run_widely(function, tile.arguments, device, is_rated)) for tile in tiles]
     return _joined(parts)
+
+
+_PREPARATIONS = Preparations()
+# What decides how these are run are numbers, too, and not dtypes and shapes alone.
+_BY_NUMBERS = frozenset(("repeat_interleave", "bincount", "one_hot", "index_put"))
+_NOT_PREPARED = (FunctionKind.DRAWS, FunctionKind.NOTHING)
+
+
+def _prepared(
+    function: ReplayFunction, call: Call, given: Mapping[str, Tensor], device: str
+) -> PreparedCall | None:
+    """What was found out about this call when it came before, on tensors of the same forms."""
+    form = form_of(call.target, call.arguments, device, given)
+    if form is None:
+        return None
+    found = _PREPARATIONS.get(form, lambda: _prepare(function, call, given, device))
+    return found if found is not None and found.function is function else None
+
+
+def _prepare(
+    function: ReplayFunction, call: Call, given: Mapping[str, Tensor], device: str
+) -> PreparedCall | None:
+    """Find out what follows from the forms of what is `given`; None of what is not plain."""
+    if function.kind in _NOT_PREPARED or function.name in _BY_NUMBERS:
+        return None
+    try:
+        blanks = {slot: Blank.at(slot, tensor) for slot, tensor in given.items()}
+        plain = fitted(read_arguments(call.arguments, blanks), blanks)
+        actual = fitted(read_arguments(call.arguments, given), given)
+        _refuse(function, actual)
+        check_size(function, actual)
+    except Unreplayable:
+        return None  # which the ordinary way tells
+    if dropped_share(function, actual) or tiles_of(function, actual):
+        return None
+    exact = is_exact(function, actual)
+    if not exact and lowered(function, actual, device) is not actual:
+        return None
+    change = _moved_leaf(function, actual) if exact else _wide_leaf
+    wide = actual.mapped(change)
+    if making_float64(function, wide) is not wide:
+        return None
+    ready = plain.mapped(lambda leaf: leaf if isinstance(leaf, Tensor) else change(leaf))
+    return PreparedCall(function, exact, LaidReady(plain), LaidReady(ready))
+
+
+def _run_prepared(
+    known: PreparedCall, given: Mapping[str, Tensor], device: str, is_rated: bool
+) -> Rerun:
+    """Run a call on tensors of forms that it was prepared for."""
+    function = known.function
+    if known.is_exact:
+        return Rerun(run_as_told(function, known.wide.filled(given)), is_exact=True)
+    widened_given = {slot: _wide_leaf(tensor) for slot, tensor in given.items()}
+    wide = known.wide.filled(widened_given)
+    outputs = run_as_told(function, wide)
+    if not is_rated:
+        return Rerun(outputs)
+    return rated(function, known.plain.filled(given), wide, outputs, device)
 
 
 def _run_moved(function: ReplayFunction, arguments: CallArguments) -> Rerun:
@@ -195,6 +257,10 @@ def _makes_floats(function: ReplayFunction, arguments: CallArguments) -> bool:
 
 def run_exactly(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
     """Run a move on elements as they are; a cast is left to whoever knows its result's dtype."""
+    return run(function, arguments.mapped(_moved_leaf(function, arguments)))
+
+
+def _moved_leaf(function: ReplayFunction, arguments: CallArguments) -> Callable[[Any], Any]:
     integral = any(not is_inexact(t) for t in arguments.tensors()[:1])
 
     def change(leaf: Any) -> Any:
@@ -202,20 +268,20 @@ def run_exactly(function: ReplayFunction, arguments: CallArguments) -> dict[str,
             return torch.float32 if integral and leaf != torch.float64 else torch.float64
         return leaf
 
-    return run(function, arguments.mapped(change))
+    return change
 
 
 def widened(function: ReplayFunction, arguments: CallArguments, device: str) -> CallArguments:
     """`arguments` in float64, rounded before to what autocast computes in."""
+    return lowered(function, arguments, device).mapped(_wide_leaf)
 
-    def change(leaf: Any) -> Any:
-        if isinstance(leaf, torch.dtype):
-            return wide_dtype(leaf)
-        if isinstance(leaf, Tensor) and is_inexact(leaf):
-            return leaf.to(wide_dtype(leaf.dtype))
-        return leaf
 
-    return lowered(function, arguments, device).mapped(change)
+def _wide_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, torch.dtype):
+        return wide_dtype(leaf)
+    if isinstance(leaf, Tensor) and is_inexact(leaf):
+        return leaf.to(wide_dtype(leaf.dtype))
+    return leaf
 
 
 def lowered(function: ReplayFunction, arguments: CallArguments, device: str) -> CallArguments:

@@ -9,11 +9,21 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from dumpcmp.nouns.columns import COLUMNS, TEXTS, Cell, headings, line_of, shape_text
+from dumpcmp.nouns.columns import (
+    COLUMNS,
+    TEXTS,
+    Cell,
+    headings,
+    in_order,
+    line_of,
+    metrics_cells,
+    other_cells,
+    shape_text,
+)
 from dumpcmp.nouns.equal_rows import EqualRows, ValueFacts, facts_of
 from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Row
+from dumpcmp.nouns.row import Metrics, Row
 from dumpcmp.nouns.rows import Rows
 from dumpcmp.report.escaping import as_cell
 
@@ -26,6 +36,7 @@ def write_csv(outcome: Outcome, path: Path) -> Path:
         writer = csv.writer(file)
         writer.writerow(map(as_cell, names))
         equals = _EqualLines(names[len(COLUMNS) :])
+        others = _Lines(names[len(COLUMNS) :])
         for rows in outcome.rows.chunks() if isinstance(outcome.rows, Rows) else [outcome.rows]:
             if isinstance(rows, EqualRows):
                 told = enumerate(rows.facts())
@@ -35,7 +46,7 @@ def write_csv(outcome: Outcome, path: Path) -> Path:
                 if (facts := facts_of(row)) is not None:
                     file.write(equals.line(rows, at, row.key.step, facts))
                 else:
-                    writer.writerow(_in_csv(row, equals.own))
+                    file.write(others.line(row))
     return path
 
 
@@ -60,6 +71,50 @@ class _EqualLines:
             step, count, nans, nans, infs, infs, shape, shape,
             low, high, mean, norm, low, high, mean, norm,
         )  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class _Lines:
+    """Writes lines as csv.writer does; what Metrics tell is told once for all rows that have them.
+
+    A value that is handed on has a row wherever it appears, and the same Metrics in each.
+    """
+
+    own: Sequence[str]  # columns
+    told: dict[int, tuple[Metrics | None, list[str]]] = field(default_factory=dict)  # by identity
+
+    def line(self, row: Row) -> str:
+        """The line of a row."""
+        cells = in_order([*self._metrics(row), *map(_cell_text, other_cells(row))])
+        if self.own:
+            numbers = dict(row.own)
+            cells = (*cells, *(_cell_text(numbers.get(name)) for name in self.own))
+        return ",".join(cells) + "\r\n"
+
+    def _metrics(self, row: Row) -> list[str]:
+        metrics = row.metrics
+        found = self.told.get(id(metrics))
+        if found is not None and found[0] is metrics:
+            return found[1]
+        if len(self.told) >= _MOST_KNOWN:
+            self.told.clear()
+        texts = list(map(_cell_text, metrics_cells(row)))
+        self.told[id(metrics)] = metrics, texts  # kept, so that its number is no other's
+        return texts
+
+
+def _cell_text(cell: Cell) -> str:
+    """A cell as csv.writer writes it, quoted where it must be."""
+    if cell is None:
+        return ""
+    return _quoted(cell) if isinstance(cell, str) else str(cell)
+
+
+@lru_cache(4096)  # the same names come again and again
+def _quoted(text: str) -> str:
+    room = io.StringIO()
+    csv.writer(room).writerow((as_cell(text), ""))
+    return room.getvalue().removesuffix(",\r\n")
 
 
 def _with_blanks(cells: list[Cell]) -> str:
