@@ -176,7 +176,7 @@ def _with_repeats(pairs: Sequence[Pair], golden: Listing, target: Listing) -> li
         if found is not None and found is other is not pair and _held_alike(pair, found, target):
             first[pair] = found
     return [
-        replace(pair, repeats=first[pair]) if pair in first and first[pair] not in first else pair
+        pair.repeating(first[pair]) if pair in first and first[pair] not in first else pair
         for pair in pairs
     ]
 

@@ -20,7 +20,9 @@ _WRITERS = frozenset(
 def unwritten(listing: Listing) -> dict[Key, Unwritten]:
     """The values of a run that nobody has written, by first appearance: wholly, or in part."""
     found = {
-        key: Unwritten.WHOLLY for key in listing.values if listing.record(key).problem == UNWRITTEN
+        key: Unwritten.WHOLLY
+        for key, records in listing.values.items()
+        if records[0].problem == UNWRITTEN
     }
     for site, keys in listing.sites.items():
         function = site.op.function

@@ -371,7 +371,7 @@ def _blamed(value: RowNode, target: Listing, idle: Mapping[RowNode, RowNode]) ->
     if cause is value:
         return replace(row, root=True, **_shared(row, target))
     inherited = cause.row.key if cause and value.fails else None
-    return row if row.cause == inherited else replace(row, cause=inherited)
+    return row if row.cause == inherited else row.caused_by(inherited)
 
 
 def _shared(row: Row, target: Listing) -> dict[str, Any]:

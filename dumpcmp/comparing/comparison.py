@@ -279,11 +279,12 @@ def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
     listing = ways.golden if pair.key is pair.golden else ways.target
     ours = ways.golden.record(pair.golden) if pair.golden else None
     theirs = ways.target.record(pair.target) if pair.target else None
+    own = ours if pair.key is pair.golden else theirs
     call = listing.call(pair.key)
     is_by_rows = measured.metrics is None and judgement.verdict in (Verdict.PASS, Verdict.DTYPE)
     return Row(
         key=pair.key,
-        order=listing.record(pair.key).order,
+        order=own.order if own else listing.record(pair.key).order,
         judgement=judgement,
         metrics=measured.by_rows if is_by_rows else measured.metrics,
         golden_key=pair.golden,

@@ -11,6 +11,7 @@ from dumpcmp.comparing.clues import Clues
 from dumpcmp.comparing.terms import terms_left
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import Evidence
+from dumpcmp.judge.conditions import Conditions
 from dumpcmp.nouns.arithmetic import is_reduction, is_sum
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import Key, Op, Site
@@ -34,16 +35,23 @@ def gather(
     cancelled = cancellations(found, ways.golden)
     left = terms_left(found, ways.target)
     touched = clues.flips.touched
+
+    def conditions(first: Pair, one: Measured) -> Conditions:
+        return ways.conditions(
+            first,
+            inputs_equal=first in clean,
+            cancellation=cancelled.get(first.golden.site, 1.0) if first.golden else 1.0,
+            reference=one.reference,
+        )
+
+    # a value is judged under the same conditions wherever it appears again
+    firsts = {first: found[first] for first in stands_for.values() if first in found}
+    known = {first: conditions(first, one) for first, one in firsts.items()}
     return [
         Evidence(
             pair,
             found[pair],
-            ways.conditions(
-                first,
-                inputs_equal=first in clean,
-                cancellation=cancelled.get(first.golden.site, 1.0) if first.golden else 1.0,
-                reference=found[pair].reference,
-            ),
+            known[first] if firsts.get(first) is found[pair] else conditions(first, found[pair]),
             unsummed=left.get(pair, ""),
             replay=clues.replays.get(pair) or clues.replays.get(first),
             touched=touched.get(pair),

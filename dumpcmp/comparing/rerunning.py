@@ -49,13 +49,15 @@ def replay_all(
     backward, unknown = plan_slopes(planner)
     plans: list[Rerunning | Sloping] = [*forward, *backward]
     found |= unknown
-    total, done = sum(plan.nbytes for plan in plans), 0
-    for plan, replays in zip(plans, run_batched(rerun_tasks, plans, executor), strict=True):
+    sizes = [plan.nbytes for plan in plans] if tell else [0] * len(plans)
+    total, done = sum(sizes), 0
+    results = run_batched(rerun_tasks, plans, executor)
+    for plan, nbytes, replays in zip(plans, sizes, results, strict=True):
         ops = [call.op for call in plan.calls]
         told = {flow.ours[key]: replay for key, replay in replays.items()}
         found |= {pair: _declared(pair, one, ops, flow, allow) for pair, one in told.items()}
-        done += plan.nbytes
-        if tell and plan.nbytes:
+        done += nbytes
+        if tell and nbytes:
             tell(done, total)
     return found
 

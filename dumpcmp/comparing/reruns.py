@@ -256,10 +256,11 @@ class Planner:
             raise UnknownError(f"{slot} is not stored: {task.target.problem}")
         if task.golden_part:
             raise UnknownError(f"the target has {slot} in several values")
-        are_rows = takes_rows and task.is_sampled and not incomparable(task)
         for shares in (task.target, task.golden):
-            if shares.is_summarised and not are_rows:
-                raise UnknownError(shares.said_kept)
+            if shares.is_summarised:
+                are_rows = takes_rows and task.is_sampled and not incomparable(task)
+                if not are_rows:
+                    raise UnknownError(shares.said_kept)
         laid = self.measured_of(pair).laid
         in_laps, unit = task.golden.is_in_laps, self._unit(pair)
         if laid is None:

@@ -77,7 +77,9 @@ class Shares:
     @property
     def is_in_laps(self) -> bool:
         """Whether the run is on one rank, and has in a loop what each of several ranks has."""
-        return self.facts.num_ranks == 1 and parse_layout(self.first.layout).is_in_laps
+        if self.facts.num_ranks != 1 or not self.first.layout:
+            return False
+        return parse_layout(self.first.layout).is_in_laps
 
     def of_rank(self, rank: int) -> Shares:
         """What one rank has, or what a run on one rank has for it, as a value by itself."""

@@ -41,11 +41,11 @@ def judge_all(
     What a collective moved may differ because the program meant it to. It is a failure where
     anything that the model computed is one.
     """
-    own = {one.pair: judge_pair(one, checker) for one in evidence if not one.is_moved}
-    own = settle([one for one in evidence if not one.is_moved], own, sources or {})
+    computed = [one for one in evidence if not one.is_moved]
+    own = settle(computed, lambda one: judge_pair(one, checker), sources or {})
     counted = {one.pair for one in evidence if one.measured.laid and one.measured.laid.is_own}
     own |= cover(own, following, counted)
-    own |= _by_rows([one for one in evidence if not one.is_moved], own, checker)
+    own |= _by_rows(computed, own, checker)
     followed = any(judgement.verdict.fails for judgement in own.values())
     moved = (replace(one, is_followed=followed) for one in evidence if one.is_moved)
     return own | {one.pair: judge_pair(one, checker) for one in moved}
@@ -72,9 +72,11 @@ def _by_rows(
 
 def judge_pair(evidence: Evidence, checker: Checker) -> Judgement:
     """The judgement of the first rule that has a say, in the light of what was noticed besides."""
-    said = (rule(evidence) for rule in _RULES)
-    judgement = next((found for found in said if found is not None), None)
-    return _noticed(evidence, judgement or _by_numbers(evidence, checker))
+    for rule in _RULES:
+        judgement = rule(evidence)
+        if judgement is not None:
+            return _noticed(evidence, judgement)
+    return _noticed(evidence, _by_numbers(evidence, checker))
 
 
 def _by_leaf(evidence: Evidence) -> Judgement | None:

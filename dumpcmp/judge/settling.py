@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -37,9 +37,9 @@ class _Settled:
 
 
 def settle(
-    evidence: Sequence[Evidence], local: Mapping[Pair, Judgement], sources: Sources
+    evidence: Sequence[Evidence], judged: Callable[[Evidence], Judgement], sources: Sources
 ) -> dict[Pair, Judgement]:
-    """The judgements in the light of what each value was computed from.
+    """The judgements in the light of what each value was computed from, `judged` by itself.
 
     What differs from golden although its op is right fails where a fault lies on the way to it,
     is inconclusive where something lies there that nobody could judge, and passes elsewhere.
@@ -58,7 +58,7 @@ def settle(
             is_same = judgement is first.judgement
             settled[pair] = first if is_same else replace(first, judgement=judgement)
         else:  # it was measured where it is, by another layout say
-            settled[pair] = _settled(one, local[pair], before)
+            settled[pair] = _settled(one, judged(one), before)
     return {pair: settled[pair].judgement for pair in known}
 
 
@@ -71,11 +71,11 @@ def _settled(one: Evidence, judgement: Judgement, before: Sequence[_Settled]) ->
     if judgement.verdict is Verdict.FLIP:
         return _Settled(judgement, taint, True, True)
     if one.is_equal:
-        return _Settled(replace(judgement, origin=Origin.EQUAL))
+        return _Settled(judgement.coming(Origin.EQUAL))
     laid = one.measured.laid
     if laid and laid.finding and judgement.verdict.fails:  # a replay sees one of the replicas
         return _Settled(judgement, _Taint.FAULT, is_flipped, True)
-    judgement = replace(judgement, origin=_origin(one.replay, is_flipped))
+    judgement = judgement.coming(_origin(one.replay, is_flipped))
     if one.call and taint is not _Taint.FAULT and _differs(one.measured):
         fault = Judgement(Verdict.FAIL, one.call, why=Why.CALL, origin=Origin.INTRODUCED)
         return _Settled(fault, _Taint.FAULT, is_flipped, True)
