@@ -20,12 +20,14 @@ from dumpcmp.judge import RoundingChecker
 from dumpcmp.judge.tolerances import FIT
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import RANKS, Layout, Mode, parse_layout
+from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.row import Closeness, Cut, DimOrder, LaidOut, Measured, Pair, PairedBy, Trouble
 from dumpcmp.nouns.value import Kind, dtype_named
 
 _NUMBER = re.compile(r"\d+")
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
     """A pair to measure, and the reference that both may be held against. Equals itself only."""

@@ -17,6 +17,7 @@ from dumpcmp.judge.tolerances import IN_KERNEL
 from dumpcmp.nouns.arithmetic import puts
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
@@ -36,6 +37,7 @@ class Replaying(StrEnum):
     OFF = "off"
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Loading:
     """One side of a pair, for a worker to read."""
@@ -69,6 +71,7 @@ class _Apart(Protocol):
     def is_joined(self) -> bool: ...
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Rerunning:
     """Golden's calls to run again, on what the target has at their edge; the last gives out `gave`.

@@ -22,12 +22,14 @@ from dumpcmp.nouns.equal_rows import ValueName
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.layouts import MICROBATCH, parse_layout
+from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap
 
 _MOST_GIVEN = 1 << 14  # digests of earlier steps that are kept in mind
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Shares:
     """A value as an archive holds it, for a worker to read: one Record for every rank's share."""

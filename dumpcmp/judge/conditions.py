@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dumpcmp.nouns.arithmetic import Arithmetic
+from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.replay import Replay, Touched
 from dumpcmp.nouns.row import (
     Closeness,
@@ -24,6 +25,7 @@ from dumpcmp.nouns.value import Dtype, Kind
 INEXACT = frozenset((Kind.FLOAT, Kind.COMPLEX))  # kinds whose arithmetic rounds
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """What a Checker may know of a pair besides its Metrics."""
@@ -62,6 +64,7 @@ class Conditions:
         return {self.golden.kind, self.target.kind}
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """All that is known of a pair when it is judged: whatever a rule must know belongs here."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.sampled import EVENLY, ROWS, Sample
 
 NO_KERNEL = "no kernel"  # the kernel of an op that a compiled graph has, but never computes
@@ -26,6 +27,7 @@ class Phase(StrEnum):
     RECOMPUTE = "recompute"  # a forward that activation checkpointing ran again
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Call:
     """One execution of an op: what a reader needs to explain it, and a replay to run it again."""
@@ -84,6 +86,7 @@ class Stored:
     attributes: tuple[tuple[str, str | int | float], ...] = ()
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Location:
     """Where the bytes of a value lie: `nbytes` at `offset` of the file `part`."""
@@ -94,6 +97,7 @@ class Location:
     dataset: str = ""  # path of a dataset that only HDF5 can read: chunked or compressed
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Record:
     """One value as one rank saw it: its Key and everything about it except the elements."""

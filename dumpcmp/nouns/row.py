@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.replay import Origin, Replay, Touched
 from dumpcmp.nouns.sampled import Sample
 
@@ -173,6 +174,7 @@ class Why(StrEnum):
     TERMS = "terms"  # INCONCLUSIVE: ranks hold terms of a gradient, and who adds them up is open
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A verdict and the sentence that explains it."""
@@ -188,6 +190,7 @@ class Judgement:
         return Judgement(self.verdict, self.reason, self.limit, self.why, origin)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the outcome: a value of either run, paired or not, and what was found."""
@@ -297,6 +300,7 @@ class Unwritten(StrEnum):
     WHOLLY = "wholly"
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
     """A value of golden and its partner, or one of them alone. Each Pair equals itself only."""
@@ -375,6 +379,7 @@ class OpenSum(NamedTuple):
     times: float = 1.0  # golden's value, as often as the collective made it
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What measuring a pair gave: Metrics, or the trouble and a sentence on it. No opinion."""

@@ -16,14 +16,14 @@ from torch import Tensor
 from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.listed import ReplayFunction
 
-Given = Mapping[str, Tensor]
-Filler = Callable[[Given], Any]
+GivenTensors = Mapping[str, Tensor]
+Filler = Callable[[GivenTensors], Any]
 CallForm = tuple[object, ...]
 
 _MOST = 1 << 12  # forms that are kept in mind
 
 
-def form_of(target: str, text: str, device: str, given: Given) -> CallForm | None:
+def form_of(target: str, text: str, device: str, given: GivenTensors) -> CallForm | None:
     """All that decides how a call is run again, but for its numbers; None of odd tensors."""
     found: list[object] = [target, text, device]
     for slot, tensor in given.items():
@@ -55,7 +55,7 @@ class LaidReady:
         self._leaves = [(leaf, _filler(leaf)) for leaf in arguments.leaves()]
         self._autocast = arguments.autocast
 
-    def filled(self, given: Given) -> CallArguments:
+    def filled(self, given: GivenTensors) -> CallArguments:
         """The arguments with the tensors that `given` has for their slots."""
         args = tuple([one if fill is None else fill(given) for one, fill in self._args])
         kwargs = {

@@ -96,7 +96,7 @@ class _Lines:
         found = self.told.get(id(metrics))
         if found is not None and found[0] is metrics:
             return found[1]
-        if len(self.told) >= _MOST_KNOWN:
+        if len(self.told) >= _MOST_TOLD:
             self.told.clear()
         texts = list(map(_cell_text, metrics_cells(row)))
         self.told[id(metrics)] = metrics, texts  # kept, so that its number is no other's
@@ -139,6 +139,7 @@ def _in_csv(row: Row, own: Sequence[str]) -> list[Cell]:
 
 
 _MOST_KNOWN = 1 << 14  # lines with blanks
+_MOST_TOLD = 256  # Metrics: a value is handed on soon or not at all
 _COUNTS = ("token", "count", "golden_nan", "my_nan", "golden_inf", "my_inf")
 _EXTENT = ("shape", "min", "max", "mean", "norm")
 _FILLED_IN = {*_COUNTS, *(f"{side}_{name}" for side in ("golden", "my") for name in _EXTENT)}
