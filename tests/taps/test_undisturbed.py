@@ -176,6 +176,7 @@ def test_models_do_not_outlive_their_program(mode: Any, tmp_path: Path) -> None:
 STEPPING: dict[str, dict[str, Any]] = {
     "functions": {},
     "modules": {"level": "modules"},
+    "gradients": {"backward": True},
     "aten": {"mode": "aten"},
     "fx": {"mode": "fx"},
 }

@@ -17,6 +17,7 @@ from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.step import Step
 
 _Targets = list[tuple[Call, str]]  # the calls and slots that one gradient is recorded at
+_Watched = tuple["Gradients", Step]
 
 
 class Watches:
@@ -25,15 +26,16 @@ class Watches:
     def __init__(self) -> None:
         self._parameters: dict[int, RemovableHandle] = {}
         self._tensors: dict[int, RemovableHandle] = {}
-        self._latest: dict[str, Gradients] = {}  # of each model, the step that began last
-        self._running: dict[str, Gradients] = {}  # and the one that the backward pass has come to
+        self._latest: dict[str, _Watched] = {}  # of each model, the step that began last
+        self._running: dict[str, _Watched] = {}  # and the one that the backward pass has come to
 
     def begin(self, step: Step, root: nn.Module | None) -> None:
         """Watch the tensors of `step` and the parameters of `root`, where gradients are wanted."""
         if not step.tap.backward or step.is_silent:
             return
         model = step.model.name
-        gradients = self._latest[model] = Gradients(self, step)
+        gradients = Gradients(self)
+        self._latest[model] = gradients, step
         step.watched_by(gradients)
         for name, parameter in root.named_parameters() if root is not None else ():
             if parameter.requires_grad and id(parameter) not in self._parameters:
@@ -41,9 +43,9 @@ class Watches:
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self._parameters[id(parameter)] = handle
 
-    def running(self, gradients: Gradients) -> None:
-        """Remember that the backward pass has come to a step of its model."""
-        self._running[gradients.step.model.name] = gradients
+    def running(self, gradients: Gradients, step: Step) -> None:
+        """Remember that the backward pass has come to `step`, of its model."""
+        self._running[step.model.name] = gradients, step
 
     def remove(self) -> None:
         for handle in (*self._parameters.values(), *self._tensors.values()):
@@ -51,32 +53,34 @@ class Watches:
         for known in (self._parameters, self._tensors, self._latest, self._running):
             known.clear()
 
-    def add(self, tensor: Tensor, gradients: Gradients, targets: _Targets) -> None:
-        """Hook `tensor`, whose gradient is recorded at all of `targets`."""
-        fired = partial(self._fired, gradients, targets)
+    def add(self, tensor: Tensor, gradients: Gradients, step: Step, targets: _Targets) -> None:
+        """Hook `tensor`, whose gradient is recorded at all of `targets`, which are of `step`."""
+        fired = partial(self._fired, gradients, step, targets)
         handle = tensor.register_hook(fired)  # type: ignore[no-untyped-call]
         self._tensors[id(targets)] = handle
         if len(self._tensors) % 4096 == 0:  # forget those whose tensor is gone
             alive = {k: h for k, h in self._tensors.items() if h.hooks_dict_ref() is not None}
             self._tensors = alive
 
-    def _fired(self, gradients: Gradients, targets: _Targets, grad: Tensor | None) -> None:
+    def _fired(
+        self, gradients: Gradients, step: Step, targets: _Targets, grad: Tensor | None
+    ) -> None:
         if grad is None:  # compiled code tells so of outputs that nothing was computed from
             return
         handle = self._tensors.pop(id(targets), None)
         if handle is None:
             return
         handle.remove()
-        self.running(gradients)
+        self.running(gradients, step)
         with HOLD, DisableTorchFunction(), DisableTorchDispatch():
-            gradients.step.put_at(targets, grad)
+            step.put_at(targets, grad)
 
     def _parameter_fired(self, model: str, name: str, parameter: Tensor) -> None:
-        gradients = self._running.get(model) or self._latest[model]
+        gradients, step = self._running.get(model) or self._latest[model]
 
         def put() -> None:
             with HOLD, DisableTorchFunction(), DisableTorchDispatch():
-                gradients.put_parameter(name, parameter)
+                gradients.put_parameter(step, name, parameter)
 
         if distributed.is_distributed():  # the gradient is whole only after its reduction
             distributed.after_backward(parameter, put)
@@ -85,18 +89,20 @@ class Watches:
 
 
 class Gradients:
-    """The gradients of one step: which tensors are watched, and where each is recorded."""
+    """The gradients of one step: which tensors are watched, and where each is recorded.
 
-    def __init__(self, watches: Watches, step: Step) -> None:
-        self.step = step
+    It does not hold its step, which holds it: hooks do, as long as gradients may come.
+    """
+
+    def __init__(self, watches: Watches) -> None:
         self._watches = watches
         self._targets: dict[Any, _Targets] = {}
         self._takers: dict[int, _Targets] = {}  # of parameters: the functions that took them
         self._watched: set[tuple[str, int, str]] = set()
         self._recorded: set[str] = set()
 
-    def watch(self, call: Call, found: Slots) -> None:
-        """Record the gradients of `found` as slots of `call`, once they are known.
+    def watch(self, step: Step, call: Call, found: Slots) -> None:
+        """Record the gradients of `found` as slots of `call` of `step`, once they are known.
 
         A tensor is known by the autograd node that made it, so that what an in-place op makes
         of it is another one. Parameters are watched on their own.
@@ -114,23 +120,21 @@ class Gradients:
             if not tensor.requires_grad:  # a graph keeps only what it needs of a DTensor
                 continue
             node, slot = tensor.grad_fn, f"grad_{slot}"
-            if type(node).__name__ == "CompiledFunctionBackward" and self.step.ask(
-                tensor, call, slot
-            ):
+            if type(node).__name__ == "CompiledFunctionBackward" and step.ask(tensor, call, slot):
                 continue
             which = (id(tensor),) if node is None else (node._sequence_nr(), tensor.output_nr)
             targets = self._targets.get(which)
             if targets is None:
                 targets = self._targets[which] = []
-                self._watches.add(tensor, self, targets)
+                self._watches.add(tensor, self, step, targets)
             targets.append((call, slot))
 
-    def begin(self) -> None:
-        """The backward pass has reached this step: gradients of parameters now belong to it."""
-        self._watches.running(self)
+    def begin(self, step: Step) -> None:
+        """The backward pass has reached `step`: gradients of parameters now belong to it."""
+        self._watches.running(self, step)
 
-    def put_parameter(self, name: str, parameter: Tensor) -> None:
-        """Record the gradient that a parameter has after the backward pass of this step.
+    def put_parameter(self, step: Step, name: str, parameter: Tensor) -> None:
+        """Record the gradient that a parameter has after the backward pass of `step`.
 
         The functions that took the parameter have it, too. Where ranks reduce gradients it is no
         longer what they gave.
@@ -140,6 +144,6 @@ class Gradients:
         self._recorded.add(name)
         path, _, word = name.rpartition(".")
         targets = [] if distributed.is_distributed() else self._takers.get(id(parameter), [])
-        if self.step.tap.selects_op(path or ROOT):
-            targets = [(self.step.module_call(path or ROOT), f"grad.{word}"), *targets]
-        self.step.put_at(targets, parameter.grad)
+        if step.tap.selects_op(path or ROOT):
+            targets = [(step.module_call(path or ROOT), f"grad.{word}"), *targets]
+        step.put_at(targets, parameter.grad)

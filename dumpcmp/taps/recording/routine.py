@@ -291,9 +291,10 @@ class BackwardRoutine:
 
     def __init__(self, step: Repeating, desk: Any) -> None:
         outlet, values = step.outlet, step.values
-        self._step, self._desk, self._outlet, self._values = step, desk, outlet, values
+        self._model, self._number = step.model, step.number  # the step holds this
+        self._desk, self._outlet, self._values = desk, outlet, values
         self._quick = _core.Course(
-            self, step.scopes, step.orders, outlet, desk, outlet.lock, *values.tables,
+            None, step.scopes, step.orders, outlet, desk, outlet.lock, *values.tables,
             distributed.stated_layouts(), True, True, False, outlet.remembers,
         )  # fmt: skip
 
@@ -310,15 +311,13 @@ class BackwardRoutine:
         self, targets: list[tuple[Call, str]], tensor: Tensor
     ) -> tuple[int, Where | None]:
         """Record it where it is known; how many of `targets` that are, and where it lies."""
-        outlet, laid, step = self._outlet, self._desk.step, self._step
+        outlet, laid, model = self._outlet, self._desk.step, self._model
         if outlet.knowing is not outlet.sink or outlet.is_taped or self._values.has_uncounted:
             return 0, None
-        if laid is None or laid.number != step.number or laid.model != step.model.name:
+        if laid is None or laid.number != self._number or laid.model != model.name:
             return 0, None
         quick, counts = self._quick, outlet.counts
-        found: tuple[int, Where | None] = quick.put_at(
-            targets, tensor, step.model.gradients, laid.calls
-        )
+        found: tuple[int, Where | None] = quick.put_at(targets, tensor, model.gradients, laid.calls)
         counts.values += quick.num_values
         counts.links += quick.num_links
         counts.nbytes += quick.nbytes
@@ -326,7 +325,7 @@ class BackwardRoutine:
         return found
 
     def _learn(self, targets: list[tuple[Call, str]], tensor: Tensor) -> None:
-        known = self._step.model.gradients
+        known = self._model.gradients
         for call, slot in targets if len(known) < _MOST_KNOWN else ():
             where = (call.op, call.call, slot)
             look = known.get(where)

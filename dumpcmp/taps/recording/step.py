@@ -41,9 +41,9 @@ Asked = list[tuple["Step", Call, str]]  # where a gradient is wanted that a comp
 class Watcher(Protocol):
     """Records the gradients of a step's values, once they are known."""
 
-    def watch(self, call: Call, found: Slots) -> None: ...  # for those of `found`, slots of `call`
+    def watch(self, step: Step, call: Call, found: Slots) -> None: ...  # slots of `call`
 
-    def begin(self) -> None: ...  # the backward pass has reached the step
+    def begin(self, step: Step) -> None: ...  # the backward pass has reached it
 
 
 class Step:
@@ -327,13 +327,13 @@ class Step:
     def watch(self, call: Call, found: Slots) -> None:
         """Have the gradients of `found`, slots of `call`, recorded where they are wanted."""
         if self.watcher is not None:
-            self.watcher.watch(call, found)
+            self.watcher.watch(self, call, found)
 
     def begin_backward(self) -> None:
         """The backward pass has come to this step: gradients of parameters now belong to it."""
         for step in reversed(self.all_steps()):  # the outermost comes last
             if step.watcher is not None:
-                step.watcher.begin()
+                step.watcher.begin(step)
 
     def share(self, tensor: Tensor, asked: Asked) -> None:
         """A graph gave `tensor` and goes on computing with it: it alone knows the gradient.

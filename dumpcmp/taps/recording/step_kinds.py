@@ -37,7 +37,7 @@ class Recomputation(Step):
         """Watch for gradients as those of the call that `call` repeats."""
         repeated = self._forward.calls.get((call.op.replace(_RECOMPUTE, ""), call.call))
         if repeated is not None:
-            super().watch(repeated, found)
+            self._forward.watch(repeated, found)
 
 
 class FunctionStep(Step):
