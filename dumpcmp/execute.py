@@ -17,7 +17,7 @@ MOST_TASKS = 256  # of a batch
 MOST_NBYTES = 32 << 20  # of a batch of more than one task
 _SHARES = 4  # batches for each worker, so that none waits long for the last
 _FEWEST = 32  # tasks under way: a slow one at their head then holds up nobody
-_RARELY = (50_000, 20, 100)  # objects more, and collections of younger ones, before the next
+_RARELY = (300_000, 20, 100)  # objects more, and collections of younger ones, before the next
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dumpcmp.archive.read.abreast import abreast
 from dumpcmp.archive.read.captures import model_name, models_of, why_incomplete
 from dumpcmp.archive.read.filtering import Filter
 from dumpcmp.archive.read.loading import Loader
-from dumpcmp.archive.read.rankstep import RankStep
+from dumpcmp.archive.read.rankstep import SHARED_KEYS, RankStep
 from dumpcmp.archive.read.scan import Found, read_part, ring_records
 from dumpcmp.archive.stores.ranges import forget_below
 from dumpcmp.archive.stores.urls import RemotePath
@@ -253,6 +253,7 @@ class Captured(Loader, Mapping[Key, Record]):
         parts = (part for step in self._steps.values() for part in step.parts.values())
         self._flaws += [problem for part in parts for problem in part.problems]
         self._steps.clear()
+        SHARED_KEYS.forget()
         self.let_go()
         if isinstance(self.path, RemotePath):
             forget_below(self.path.store, self.path.key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -16,6 +16,8 @@ from dumpcmp.nouns.record import Call, Kept, Location, Record
 
 NameInStep = tuple[str, int, str]  # op, call and slot: a Key within its step
 _AT_ONCE = 4096  # rows that are told of together
+_MOST_NAMES = 1 << 12  # of a step whose Keys are shared
+_MOST_STEPS = 64
 _BYTES_AT = 6  # the columns offset, nbytes and digest of a row
 
 
@@ -26,6 +28,33 @@ class _Link(NamedTuple):
     form: Form
     location: Location
     digest: str
+
+
+class SharedKeys:
+    """The Keys of steps that were listed lately: both sides of a comparison name most values alike.
+
+    What is one object is found in a dictionary without being compared field by field.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[str, int], dict[NameInStep, Key]] = {}
+
+    def keys(self, model: str, step: int, names: Sequence[NameInStep]) -> dict[NameInStep, Key]:
+        """The Keys of all `names` of a step."""
+        known = self._steps.get((model, step), {})
+        found = {name: known.get(name) or Key(model, step, *name) for name in names}
+        if len(found) <= _MOST_NAMES:
+            if len(self._steps) >= _MOST_STEPS:
+                self._steps.clear()
+            self._steps[model, step] = found
+        return found
+
+    def forget(self) -> None:
+        """Let go of them: the steps are done with."""
+        self._steps.clear()
+
+
+SHARED_KEYS = SharedKeys()
 
 
 @dataclass(eq=False)
@@ -99,7 +128,7 @@ class RankStep:
         """The Records of all values, in order of execution."""
         listed = {id(part): part.rows.tolist() for part in self.parts.values()}
         placed = list(self.placed())
-        keys = {name: Key(self.model, self.step, *name) for name, _, _ in placed}
+        keys = SHARED_KEYS.keys(self.model, self.step, [name for name, _, _ in placed])
         reading = _RecordMaker(self, lambda part, row: listed[id(part)][row], keys)
         for name, part, row in placed:
             yield reading.record(keys[name], part, row)
@@ -115,27 +144,22 @@ class _RecordMaker:
     links: dict[tuple[int, int], _Link] = field(default_factory=dict)
 
     def record(self, key: Key, contents: Contents, row: int) -> Record:
-        _, form, order, part, same, _, offset, nbytes, digest = self.read(contents, row)
-        rank, facts = self.step.rank, contents.forms[form].facts
+        _, number, order, part, same, _, offset, nbytes, digest = self.read(contents, row)
+        rank, form = self.step.rank, contents.forms[number]
         holder, problem = self.step.parts.get(part), ""
         if holder is None:
             problem = f"part {part}, which holds its bytes, is missing"
         elif same == NO_ROW:
             place = holder.location(row, offset, nbytes)
-            return Record(key, order, rank=rank, digest=_text(digest), location=place, **facts)
+            return _record(key, order, rank, form, form, None, _text(digest), place)
         elif (part, same) not in self.links and not holder.has_row(same):
             problem = f"row {same} of part {part}, which holds its bytes, was lost"
         if holder is None or problem:
-            facts = {**facts, "kept": Kept.NOTHING, "problem": problem}
+            facts = {**form.facts, "kept": Kept.NOTHING, "problem": problem}
             return Record(key, order, rank=rank, digest=_text(digest), **facts)
         link = self.links.get((part, same)) or self._link(holder, part, same)
         held = link.form  # the row that has the bytes says what they are: perhaps a Summary
-        told = held.problem or facts["problem"]
-        facts = {**facts, "kept": held.kept, "stored": held.stored, "problem": told}
-        return Record(
-            key, order, rank=rank, same_as=link.first, digest=link.digest, location=link.location,
-            **facts,
-        )  # fmt: skip
+        return _record(key, order, rank, form, held, link.first, link.digest, link.location)
 
     def _link(self, holder: Contents, part: int, row: int) -> _Link:
         columns, name = self.read(holder, row), holder.name(row)
@@ -145,6 +169,27 @@ class _RecordMaker:
         found = _Link(first, holder.forms[columns[1]], location, _text(digest))
         self.links[part, row] = found
         return found
+
+
+def _record(
+    key: Key,
+    order: int,
+    rank: int,
+    form: Form,
+    held: Form,
+    first: Key | None,
+    digest: str,
+    place: Location,
+) -> Record:
+    """The Record of a value of one `form`, of which the bytes are `held` as another one says.
+
+    Names of fields would take half as long again, of every value that is listed.
+    """
+    return Record(
+        key, order, form.dtype, form.shape, form.stride, form.storage_offset, form.device, rank,
+        form.layout, first, held.kept, held.problem or form.problem, digest, place, held.stored,
+        form.seen_in,
+    )  # fmt: skip
 
 
 def _text(digest: bytes) -> str:
