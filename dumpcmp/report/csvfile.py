@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -85,10 +85,10 @@ class _Lines:
 
     def line(self, row: Row) -> str:
         """The line of a row."""
-        cells = in_order([*self._metrics(row), *map(_cell_text, other_cells(row))])
+        cells = in_order(self._metrics(row) + _texts(other_cells(row)))
         if self.own:
             numbers = dict(row.own)
-            cells = (*cells, *(_cell_text(numbers.get(name)) for name in self.own))
+            cells = (*cells, *_texts(numbers.get(name) for name in self.own))
         return ",".join(cells) + "\r\n"
 
     def _metrics(self, row: Row) -> list[str]:
@@ -98,16 +98,17 @@ class _Lines:
             return found[1]
         if len(self.told) >= _MOST_TOLD:
             self.told.clear()
-        texts = list(map(_cell_text, metrics_cells(row)))
+        texts = _texts(metrics_cells(row))
         self.told[id(metrics)] = metrics, texts  # kept, so that its number is no other's
         return texts
 
 
-def _cell_text(cell: Cell) -> str:
-    """A cell as csv.writer writes it, quoted where it must be."""
-    if cell is None:
-        return ""
-    return _quoted(cell) if isinstance(cell, str) else str(cell)
+def _texts(cells: Iterable[Cell]) -> list[str]:
+    """Cells as csv.writer writes them, quoted where they must be."""
+    return [
+        "" if cell is None else _quoted(cell) if isinstance(cell, str) else str(cell)
+        for cell in cells
+    ]
 
 
 @lru_cache(4096)  # the same names come again and again
