@@ -117,7 +117,8 @@ def form_of(record: Record) -> Form:
     return Form(*_of_record(record))
 
 
-_all_but_kept = attrgetter("key.slot", *(n for n in FORM_FIELDS[1:] if n != "kept"))
+FORM_FACTS = tuple(name for name in FORM_FIELDS[1:] if name != "kept")
+_all_but_kept = attrgetter("key.slot", *FORM_FACTS)
 
 
 def form_key(record: Record) -> tuple[Any, ...]:
@@ -206,6 +207,7 @@ MAX_TEXT = 1 << 20  # bytes of text in one journal record
 MAX_CACHED = 1000  # characters of arguments that may come again
 
 _dump = json.JSONEncoder(separators=(",", ":")).encode
+_quoted = json.encoder.encode_basestring_ascii  # what `_dump` does with a text
 
 
 def text_prefix(text: bytes) -> bytes:
@@ -244,7 +246,7 @@ def _repeated_json(*values: Any) -> str:
 def call_json(call: Call) -> bytes:
     """`call` as the JSON list of CALL_FIELDS."""
     make = _repeated_json if len(call.arguments) <= MAX_CACHED else _repeated_json.__wrapped__
-    return f"[{_dump(call.op)},{call.call},{call.order},{make(*_REPEATED(call))}".encode()
+    return f"[{_quoted(call.op)},{call.call},{call.order},{make(*_REPEATED(call))}".encode()
 
 
 LOST_CALL = Call("", 0, Op(""), 0, 0)  # in the place of a call that was lost

@@ -18,16 +18,28 @@ import pytest
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.encoder import padded
-from dumpcmp.archive.write import dense, drain, finishing, part_tree
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.archive.write import dense, desk, drain, finishing, part_tree
 from dumpcmp.archive.write.finishing import LARGE_NBYTES
 from dumpcmp.archive.write.objects import CallText
 from dumpcmp.archive.write.part import Part
+from dumpcmp.archive.write.staging import Staging
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.record import Call, Kept
-from tests.archive.values import Dense, key, parts, record
+from tests.archive.values import Dense, key, loaded, parts, record
 
 pytestmark = pytest.mark.skipif(finishing._core is None, reason="the compiled core is not built")
+
+
+class Lying(Dense):
+    """A Source that says where it lies, as a tensor in host memory does."""
+
+    digest = ""
+
+    @property
+    def lying(self) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+        return self.bits.ctypes.data, 1, self.bits.shape, (1,)
 
 
 def fill(path: Path, seed: int, part_nbytes: int) -> None:
@@ -57,8 +69,11 @@ def fill(path: Path, seed: int, part_nbytes: int) -> None:
                         sink.put(record(name, bits, order=number), Dense(bits, wait=lambda: None))
                     case _:
                         bits = np.full(draw.randint(1, most), draw.random(), np.float32)
-                        sink.put(record(name, bits, order=number), Dense(bits))
+                        for _ in range(draw.choice((1, 1, 1, 2))):  # the second has another name
+                            sink.put(record(name, bits, order=number), Lying(bits))
                         earlier.append(name)
+            if number % 9 == 0:  # told twice: the first stays
+                sink.call(Call("Model", 0, op, number, number, "torch.sub"))
             if number == 60 and seed % 2:
                 bits = np.full(LARGE_NBYTES // 8 + 5, 0.5)
                 name = key(op, "output.large", call=number)
@@ -117,8 +132,30 @@ def test_both_ways_write_the_same_parts(
         written.append([(each.name, content(each)) for each in parts(tmp_path / way)])
         for module in (finishing, part_tree, dense):
             monkeypatch.setattr(module, "_core", None)
+        for name in ("lay_record", "lay_told"):
+            monkeypatch.setattr(Staging, name, lambda *_: None)
     assert len(written[0]) == 1 if part_nbytes > 1 << 20 else len(written[0]) > 3
     assert written[0] == written[1]
+
+
+@pytest.mark.skipif(not hasattr(desk._core, "Desk"), reason="the compiled core is not built")
+def test_a_record_of_a_known_form_takes_one_call_of_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bits = np.arange(5.0)
+    sources = [Lying(bits + number) for number in range(3)]
+    with ArchiveWriter(tmp_path) as sink:
+        for number, source in enumerate(sources):
+            sink.call(Call("Model", 0, Op("layers.0"), number, number))
+            sink.put(record(key(call=number), bits, order=number), source)
+            sink.put(replace(record(key(slot="input.0", call=number), bits), same_as=key()), None)
+            monkeypatch.setattr(Staging, "take", None)  # the first told of its form
+            monkeypatch.setattr(Staging, "take_call", None)
+    archive = Archive(tmp_path)
+    assert [archive[key(call=n)].digest for n in (1, 2)] == [each.digest for each in sources[1:]]
+    for number, source in enumerate(sources):
+        assert loaded(archive, key(call=number)).tobytes() == source.bits.tobytes()
+    assert archive[key(slot="input.0", call=2)].same_as == key()
 
 
 def test_trouble_of_a_copy_ends_the_capture_and_not_the_program(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ typedef struct {
     char is_open;
     PyObject *step;                                          /* that is being written */
     PyObject *ring, *append, *drain, *locks, *digest, *hasher, *call_plan;
+    PyObject *forms, *form_names, *full; /* by which records are known, see schema.form_key */
     Py_buffer room;
 } Desk;
 
@@ -52,6 +53,8 @@ typedef struct {
     PyObject *positions, *filling, *footprint, *desk, *partial; /* types */
     PyObject *plan, *calls, *slots, *number, *part, *forms, *prefix, *asleep, *nudge, *locked,
         *changes_lane, *text, *nothing;
+    PyObject *key, *model, *step, *op, *call, *slot, *order, *kept, *same_as, *stored, *lying,
+        *error, *found; /* the last is an attribute of a source: its digest */
     PyObject *kinds[8];
 } State;
 
@@ -108,6 +111,9 @@ static int desk_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->digest);
     Py_VISIT(self->hasher);
     Py_VISIT(self->call_plan);
+    Py_VISIT(self->forms);
+    Py_VISIT(self->form_names);
+    Py_VISIT(self->full);
     return 0;
 }
 
@@ -126,6 +132,9 @@ static int desk_clear(PyObject *object)
     Py_CLEAR(self->digest);
     Py_CLEAR(self->hasher);
     Py_CLEAR(self->call_plan);
+    Py_CLEAR(self->forms);
+    Py_CLEAR(self->form_names);
+    Py_CLEAR(self->full);
     return 0;
 }
 
@@ -163,6 +172,19 @@ static PyObject *desk_prepare(PyObject *object, PyObject *args)
     self->most_links = most_links;
     self->before_room = before_room;
     self->is_open = 1;
+    Py_RETURN_NONE;
+}
+
+/* Know records whose attributes (names, of the slot not) are in (forms), and are kept in full. */
+static PyObject *desk_know(PyObject *object, PyObject *args)
+{
+    Desk *self = (Desk *)object;
+    PyObject *forms, *form_names, *full;
+    if (!PyArg_ParseTuple(args, "O!O!O", &PyDict_Type, &forms, &PyTuple_Type, &form_names, &full))
+        return NULL;
+    self->forms = Py_NewRef(forms);
+    self->form_names = Py_NewRef(form_names);
+    self->full = Py_NewRef(full);
     Py_RETURN_NONE;
 }
 
@@ -210,6 +232,15 @@ static char *place_for(Desk *self, Count nbytes)
     return end < ring->head + nbytes ? NULL : (char *)self->room.buf + ring->head;
 }
 
+/* `tuple`, which the garbage collector needs not look at: it is in no circle. There are several
+   for each value, and to look at them all took a tenth of the time. */
+static PyObject *unseen(PyObject *tuple)
+{
+    if (tuple)
+        PyObject_GC_UnTrack(tuple);
+    return tuple;
+}
+
 typedef struct {
     uint16_t kind, blocks;
     uint32_t call, form, row;
@@ -246,23 +277,27 @@ static int publish(Desk *self, PyObject *entry, Count nbytes)
     return 0;
 }
 
-/* Wake the writer where it sleeps, or has much to do. Code of Python runs here. */
-static int wake(Desk *self)
+/* Whether the writer sleeps, or has much to do, and was not woken yet; -1 with an exception. */
+static int must_wake(Desk *self)
 {
     Positions *ring = (Positions *)self->ring;
     if (ring->asked)
         return 0;
-    int is_due = ring->used > AT_ONCE;
-    if (!is_due) {
-        PyObject *asleep = PyObject_GetAttr(self->drain, state->asleep);
-        if (!asleep)
-            return -1;
-        is_due = asleep == Py_True;
-        Py_DECREF(asleep);
-    }
-    if (!is_due)
-        return 0;
-    ring->asked = 1;
+    if (ring->used > AT_ONCE)
+        return 1;
+    PyObject *asleep = PyObject_GetAttr(self->drain, state->asleep);
+    int is_due = asleep ? asleep == Py_True : -1;
+    Py_XDECREF(asleep);
+    return is_due;
+}
+
+/* Wake the writer where that is due. Code of Python runs here. */
+static int wake(Desk *self)
+{
+    int is_due = must_wake(self);
+    if (is_due <= 0)
+        return is_due;
+    ((Positions *)self->ring)->asked = 1;
     PyObject *nudge = PyObject_GetAttr(self->drain, state->nudge);
     PyObject *done = nudge ? PyObject_CallNoArgs(nudge) : NULL;
     Py_XDECREF(nudge);
@@ -473,7 +508,7 @@ static PyObject *lay_value(Desk *self, PyObject *const *args, Py_ssize_t num_arg
             goto end;
     }
     Count order = PyLong_AsUnsignedLongLong(args[4]);
-    holding = Py_BuildValue("(OKO)", row.plan, row.row, where);
+    holding = unseen(Py_BuildValue("(OKO)", row.plan, row.row, where));
     entry = Py_BuildValue("(OOnKKOKOOO)", state->kinds[VALUE], row.part,
                           place - (char *)self->room.buf, form->total, row.number, form,
                           row.form_number, args[4], waits ? wait : Py_None,
@@ -484,6 +519,7 @@ static PyObject *lay_value(Desk *self, PyObject *const *args, Py_ssize_t num_arg
         Py_XDECREF(entry);
         goto end;
     }
+    unseen(entry);
     Fields fields = fields_of(&row, VALUE, form->blocks, form->nbytes, order);
     write_fields(place, &fields, waits ? "dcW1" : "dcR1", ((Positions *)self->ring)->sequence);
     if (publish(self, entry, form->total) < 0)
@@ -534,6 +570,7 @@ static PyObject *lay_link(Desk *self, PyObject *const *args)
         Py_XDECREF(entry);
         goto end;
     }
+    unseen(entry);
     Fields fields = fields_of(&row, LINK, LINK_NBYTES / ALIGNMENT, 0, order);
     memset(place + ALIGNMENT, ' ', ALIGNMENT);
     char text[ALIGNMENT];
@@ -550,6 +587,194 @@ end:
     return done;
 }
 
+/* Whether `step` is that of a Key. */
+static int is_of_step(PyObject *step, PyObject *key)
+{
+    PyObject *ours = PyObject_GetAttr(step, state->number);
+    PyObject *theirs = ours ? PyObject_GetAttr(key, state->step) : NULL;
+    int is_same = theirs ? PyObject_RichCompareBool(ours, theirs, Py_EQ) : -1;
+    Py_XDECREF(ours);
+    Py_XDECREF(theirs);
+    if (is_same <= 0)
+        return is_same;
+    ours = PyObject_GetAttr(step, state->model);
+    theirs = ours ? PyObject_GetAttr(key, state->model) : NULL;
+    is_same = theirs ? PyObject_RichCompareBool(ours, theirs, Py_EQ) : -1;
+    Py_XDECREF(ours);
+    Py_XDECREF(theirs);
+    return is_same;
+}
+
+/* What the value of a Key is called within its step, a new reference. */
+static PyObject *where_of(PyObject *key)
+{
+    PyObject *op = PyObject_GetAttr(key, state->op);
+    PyObject *call = op ? PyObject_GetAttr(key, state->call) : NULL;
+    PyObject *slot = call ? PyObject_GetAttr(key, state->slot) : NULL;
+    PyObject *where = unseen(slot ? PyTuple_Pack(3, op, call, slot) : NULL);
+    Py_XDECREF(op);
+    Py_XDECREF(call);
+    Py_XDECREF(slot);
+    return where;
+}
+
+/* The form of a record, borrowed; NULL where none like it has come. One that is not kept in full,
+   or stands for something else, is not known here: to hash it would run Python. */
+static PyObject *form_of(Desk *self, PyObject *record, PyObject *slot)
+{
+    PyObject *kept = PyObject_GetAttr(record, state->kept);
+    PyObject *stored = kept ? PyObject_GetAttr(record, state->stored) : NULL;
+    int is_plain = kept == self->full && stored == Py_None;
+    Py_XDECREF(kept);
+    Py_XDECREF(stored);
+    Py_ssize_t count = PyTuple_Size(self->form_names);
+    PyObject *facts = is_plain ? PyTuple_New(count + 1) : NULL, *form = NULL;
+    if (!facts)
+        return NULL;
+    PyTuple_SetItem(facts, 0, Py_NewRef(slot));
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *fact = PyObject_GetAttr(record, PyTuple_GetItem(self->form_names, i));
+        if (!fact)
+            break;
+        PyTuple_SetItem(facts, i + 1, fact);
+    }
+    PyObject *known_by = PyErr_Occurred() ? NULL : PyTuple_Pack(2, facts, Py_True);
+    form = known_by ? PyDict_GetItemWithError(self->forms, known_by) : NULL;
+    Py_XDECREF(known_by);
+    Py_DECREF(facts);
+    return form;
+}
+
+/* Lay down a Record, whose elements are `lying` there, or which is a link; like lay_value. */
+static PyObject *lay_record(Desk *self, PyObject *record, PyObject *lying)
+{
+    PyObject *key = PyObject_GetAttr(record, state->key), *where = NULL, *name = NULL;
+    PyObject *calls = NULL, *order = NULL, *same = NULL, *to = NULL, *done = NULL;
+    if (!key || is_of_step(self->step, key) <= 0)
+        goto end;
+    where = where_of(key);
+    name = where ? PyTuple_GetSlice(where, 0, 2) : NULL;
+    calls = name ? PyObject_GetAttr(self->step, state->calls) : NULL;
+    PyObject *planned = calls ? PyDict_GetItemWithError(calls, name) : NULL;
+    PyObject *slot = planned ? PyTuple_GetItem(where, 2) : NULL;
+    PyObject *form = slot ? form_of(self, record, slot) : NULL;
+    order = form ? PyObject_GetAttr(record, state->order) : NULL;
+    same = order ? PyObject_GetAttr(record, state->same_as) : NULL;
+    if (!same)
+        goto end;
+    if (same != Py_None) {
+        to = is_of_step(self->step, same) > 0 ? where_of(same) : NULL;
+        PyObject *args[] = {planned, slot, form, order, to};
+        done = to ? lay_link(self, args) : NULL;
+    } else if (lying && PyTuple_Check(lying) && PyTuple_Size(lying) == 4) {
+        PyObject *args[] = {planned, slot, where, form, order, PyTuple_GetItem(lying, 0),
+                            PyTuple_GetItem(lying, 1), PyTuple_GetItem(lying, 2),
+                            PyTuple_GetItem(lying, 3)};
+        done = lay_value(self, args, 9);
+    }
+end:
+    Py_XDECREF(key);
+    Py_XDECREF(where);
+    Py_XDECREF(name);
+    Py_XDECREF(calls);
+    Py_XDECREF(order);
+    Py_XDECREF(same);
+    Py_XDECREF(to);
+    return done;
+}
+
+/* Lay down a call of which `told` tells; True where there is one of its name already. */
+static PyObject *lay_told(Desk *self, PyObject *call, PyObject *told)
+{
+    if (is_of_step(self->step, call) <= 0)
+        return NULL;
+    PyObject *op = PyObject_GetAttr(call, state->op);
+    PyObject *number = op ? PyObject_GetAttr(call, state->call) : NULL;
+    PyObject *name = unseen(number ? PyTuple_Pack(2, op, number) : NULL);
+    PyObject *order = name ? PyObject_GetAttr(call, state->order) : NULL;
+    PyObject *calls = order ? PyObject_GetAttr(self->step, state->calls) : NULL, *done = NULL;
+    if (calls && PyDict_GetItemWithError(calls, name)) {
+        done = Py_NewRef(Py_True);
+    } else if (calls && !PyErr_Occurred()) {
+        PyObject *args[] = {self->step, name, call, told, order};
+        done = lay_call(self, args);
+    }
+    Py_XDECREF(op);
+    Py_XDECREF(number);
+    Py_XDECREF(name);
+    Py_XDECREF(order);
+    Py_XDECREF(calls);
+    return done;
+}
+
+/* Whether plain records are taken now. */
+static int takes(Desk *self)
+{
+    return self->is_open && self->step && self->step != Py_None; /* another thread may end a step */
+}
+
+typedef PyObject *(*Laying)(Desk *, PyObject *, PyObject *);
+
+/* Have `laying` lay something down while nothing else runs; NULL where it has not. */
+static PyObject *laid_alone(Desk *self, Laying laying, PyObject *what, PyObject *with)
+{
+    int was_enabled = PyGC_Disable();
+    PyObject *done = NULL, *error = PyObject_GetAttr(self->drain, state->error);
+    if (error == Py_None && takes(self) && is_free(self) > 0)
+        done = laying(self, what, with);
+    Py_XDECREF(error);
+    if (was_enabled)
+        PyGC_Enable();
+    return done;
+}
+
+/* None for what was not laid down, True for what was, and False where the writer must be woken by
+   whoever called. Takes `done`. */
+static PyObject *told_of(Desk *self, PyObject *done)
+{
+    int is_due = done ? must_wake(self) : 0;
+    Py_XDECREF(done);
+    if (PyErr_Occurred())
+        return NULL;
+    return Py_NewRef(!done ? Py_None : is_due ? Py_False : Py_True);
+}
+
+/* Lay down (call, told) at once. */
+static PyObject *desk_told(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
+{
+    Desk *self = (Desk *)object;
+    if (num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "lay_told: wrong number of arguments");
+        return NULL;
+    }
+    return told_of(self, takes(self) ? laid_alone(self, lay_told, args[0], args[1]) : NULL);
+}
+
+/* Lay down (record, source) at once. The program's code may run where the source says how it lies,
+   before anything has happened, and where it is told its digest. */
+static PyObject *desk_record(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
+{
+    Desk *self = (Desk *)object;
+    if (num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "lay_record: wrong number of arguments");
+        return NULL;
+    }
+    if (!takes(self) || !self->forms)
+        Py_RETURN_NONE;
+    PyObject *lying = NULL, *source = args[1];
+    if (source != Py_None && !(lying = PyObject_GetAttr(source, state->lying))) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+            return NULL;
+        PyErr_Clear(); /* it does not say how it lies */
+        Py_RETURN_NONE;
+    }
+    PyObject *done = laid_alone(self, lay_record, args[0], lying);
+    Py_XDECREF(lying);
+    if (done && done != Py_True && PyObject_SetAttr(source, state->found, done) < 0)
+        Py_CLEAR(done);
+    return told_of(self, done);
+}
+
 typedef enum { LAYS_CALL, LAYS_VALUE, LAYS_LINK } Which;
 
 static PyObject *lay(PyObject *object, PyObject *const *args, Py_ssize_t num_args, Which which)
@@ -560,7 +785,7 @@ static PyObject *lay(PyObject *object, PyObject *const *args, Py_ssize_t num_arg
         PyErr_SetString(PyExc_TypeError, "lay: wrong number of arguments");
         return NULL;
     }
-    if (!self->is_open || !self->step || self->step == Py_None) /* another thread ended a step */
+    if (!takes(self))
         Py_RETURN_NONE;
     int was_enabled = PyGC_Disable();
     int is_ours = is_free(self);
@@ -597,6 +822,9 @@ static PyObject *desk_link(PyObject *self, PyObject *const *args, Py_ssize_t num
 
 static PyMethodDef desk_methods[] = {
     {"prepare", desk_prepare, METH_VARARGS, "Be ready to lay records into a ring."},
+    {"know", desk_know, METH_VARARGS, "Know records by (forms, names of what decides, full)."},
+    {"lay_record", FAST(desk_record), "Lay down (record, source); None, or whether none must wake."},
+    {"lay_told", FAST(desk_told), "Lay down (call, told); None, or whether none must wake."},
     {"leave", desk_leave, METH_NOARGS, "Let go of the ring's memory."},
     {"lay_call", FAST(desk_call), "Lay down (step, name, call, told, order); its CallPlan, or None."},
     {"lay_value", FAST(desk_value), "Lay down a value and its bytes; its digest, or None."},
@@ -645,7 +873,11 @@ static int name_all(void)
         {&state->number, "number"}, {&state->part, "part"},     {&state->forms, "forms"},
         {&state->prefix, "prefix"}, {&state->asleep, "asleep"}, {&state->nudge, "nudge"},
         {&state->locked, "locked"}, {&state->changes_lane, "changes_lane"},
-        {&state->text, "text"},     {&state->nothing, ""},
+        {&state->text, "text"},     {&state->nothing, ""},      {&state->key, "key"},
+        {&state->model, "model"},   {&state->step, "step"},     {&state->op, "op"},
+        {&state->call, "call"},     {&state->slot, "slot"},     {&state->order, "order"},
+        {&state->kept, "kept"},     {&state->same_as, "same_as"}, {&state->stored, "stored"},
+        {&state->lying, "lying"},   {&state->error, "error"},   {&state->found, "digest"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].where = PyUnicode_InternFromString(names[i].name)))

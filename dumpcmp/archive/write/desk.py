@@ -61,6 +61,15 @@ class Desk:
         """Be ready to lay records into a ring."""
         self.is_open = False
 
+    def know(self, *_: object) -> None:
+        """Know records by their forms."""
+
+    def lay_record(self, *_: object) -> bool | None:
+        """Lay down a Record at once, if it is plain; None, or whether nobody must be woken."""
+
+    def lay_told(self, *_: object) -> bool | None:
+        """Lay down a call of which is known what is said of it; as `lay_record` does a Record."""
+
     def leave(self) -> None:
         """Let go of the ring's memory."""
         self.is_open = False

@@ -84,6 +84,11 @@ class Drain:
         if not self._wake.is_set():
             self._wake.set()
 
+    def rouse(self) -> None:
+        """Wake the thread, for whoever has laid down a record by a desk."""
+        self.ring.asked = True
+        self.nudge()
+
     def wait_until(self, free: Callable[[], bool]) -> None:
         """Wait, with `lock` held, until `free()` or a failure: the disk is behind the model."""
         began = time.monotonic()

@@ -57,6 +57,7 @@ class Staging(Desk):
         if self._ring.path is not None:  # private memory must not get ahead of the disk
             able = (drain, _digest, xxh3_128, CallPlan, MAX_LINKS, HEADER_NBYTES)
             self.prepare(self._ring, self._room, locks, *able)
+            self.know(self._forms, schema.FORM_FACTS, Kept.FULL)
 
     def take_call(self, call: Call) -> None:
         """Take a call; the first of its name stays."""
@@ -262,7 +263,8 @@ class Staging(Desk):
         call.slots[slot] = to
         plan.nbytes += _LINK_NBYTES
         plan.num_rows += 1
-        plan.full = plan.full or plan.num_rows > MAX_LINKS
+        if plan.nbytes >= plan.most_nbytes or plan.num_rows > MAX_LINKS:
+            plan.full = True
         self.num_records += 1
 
     def _place_for(self, nbytes: int) -> int:
@@ -301,7 +303,7 @@ class Staging(Desk):
         facts = (_told_of(call), call.phase is Phase.FORWARD or call.phase)
         told = self._texts.get(facts)
         if told is None and len(call.arguments) <= schema.MAX_CACHED:
-            told = self._told(facts, CallPlan(call))
+            told = self._keep(facts, CallText(call))
         return told if told is not None and len(told.text) <= schema.MAX_CACHED else None
 
     def _told(self, facts: tuple[Any, ...], planned: CallPlan) -> CallText:
@@ -311,6 +313,9 @@ class Staging(Desk):
             omitted = json.dumps({"omitted": f"{len(planned.call.arguments)} characters"})
             planned.call = replace(planned.call, arguments=omitted)
             told = CallText(planned.call)
+        return self._keep(facts, told)
+
+    def _keep(self, facts: tuple[Any, ...], told: CallText) -> CallText:
         if len(told.text) <= schema.MAX_CACHED:
             if len(self._texts) >= _MOST_TEXTS:
                 self._texts.clear()

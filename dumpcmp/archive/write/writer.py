@@ -138,11 +138,26 @@ class ArchiveWriter:
 
     def call(self, call: Call) -> None:
         """Receive a call, before the Records of its values. The first of its name stays."""
-        (self._take if HOLD.depth else self._receive)(self._staging.take_call, call)
+        staging = self._staging
+        told = staging.text_of(call) if staging.is_open else None
+        laid = None if told is None else staging.lay_told(call, told)
+        if laid is None:
+            (self._take if HOLD.depth else self._receive)(staging.take_call, call)
+        elif not laid:
+            self._rouse()
 
     def put(self, record: Record, source: Source | None) -> None:
         """Receive a value; `source` is None for a link (`same_as`) or a `problem`."""
-        (self._take if HOLD.depth else self._receive)(self._staging.take, record, source)
+        laid = self._staging.lay_record(record, source)
+        if laid is None:
+            (self._take if HOLD.depth else self._receive)(self._staging.take, record, source)
+        elif not laid:
+            self._rouse()
+
+    def _rouse(self) -> None:
+        """Wake the thread that writes: there is more than it knows of."""
+        with HOLD:
+            self._drain.rouse()
 
     def text(self, model: str, name: str, text: str) -> None:
         """Receive a readable companion of the run, such as a graph as code."""
