@@ -20,8 +20,9 @@ from dumpcmp.archive.read.partfile import PartFile
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import Found, journal_records
 from dumpcmp.archive.rewrite import Condensing, rewrite
-from dumpcmp.archive.write import dense
-from dumpcmp.archive.write.arrangement import Arrangements, arrange
+from dumpcmp.archive.write import arrangement, dense, drain
+from dumpcmp.archive.write.arrangement import arrange
+from dumpcmp.archive.write.part_tree import PartTree
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.key import Key, Op, Slot
 from dumpcmp.nouns.record import Call, Record, Stored
@@ -145,16 +146,48 @@ def test_a_step_is_laid_out_like_one_before_and_no_byte_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arranged = Mock(wraps=arrange)
-    monkeypatch.setattr(dense, "arrange", arranged)
+    monkeypatch.setattr(arrangement, "arrange", arranged)
     monkeypatch.setattr(secrets, "randbits", lambda _: 7)
     written = []
     for way in ("known", "anew"):
         found = steps(tmp_path / way)
         written.append({part.relative_to(found): part.read_bytes() for part in parts(found)})
         assert arranged.call_count == (4 if way == "known" else 16), "two of each model"
-        monkeypatch.setattr(Arrangements, "get", lambda *_: None)
+        monkeypatch.setattr(arrangement, "_key_of", lambda *_: None)
     assert len(written[0]) == 12 and written[0] == written[1]
     assert audit(tmp_path / "known").sound
+
+
+def test_a_part_that_keeps_its_journal_has_the_groups_of_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, "FEWEST", 1 << 30)
+    monkeypatch.setattr(drain, "COMMIT_SECONDS", float("inf"))
+    laid = Mock(wraps=PartTree.lay_all)
+    monkeypatch.setattr(PartTree, "lay_all", lambda *what: laid(*what))
+    found = steps(tmp_path / "known")
+    assert laid.call_count == 4, "two of each model"
+    monkeypatch.setattr(arrangement, "_key_of", lambda *_: None)
+    anew = steps(tmp_path / "anew")
+    assert laid.call_count == 4 + 12
+    assert audit(found).sound
+    assert facts(found) == facts(anew)
+    for one, other in zip(parts(found), parts(anew), strict=True):
+        assert tree(one) == tree(other)
+
+
+def tree(path: Path) -> dict[str, object]:
+    """What any HDF5 tool finds in a part: groups with their attributes, values and their links."""
+    found: dict[str, object] = {}
+
+    def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
+        told = sorted((word, str(value)) for word, value in item.attrs.items())
+        held = item[...].tobytes() if isinstance(item, h5py.Dataset) else sorted(item)
+        found[name] = told, held, h5py.h5o.get_info(item.id).rc
+
+    with h5py.File(path) as file:
+        file.visititems(visit)
+    return found
 
 
 def test_one_that_another_program_rewrote_is_read_by_its_index(tmp_path: Path) -> None:

@@ -7,22 +7,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.archive import encoder, schema
+from dumpcmp.archive import encoder
 from dumpcmp.archive.encoder import padded
 from dumpcmp.archive.schema import ABSENT, NO_ROW, ROW_TYPE
 from dumpcmp.archive.write.objects import Group, Template
-from dumpcmp.archive.write.part_tree import PartTree, ToldCall
+from dumpcmp.archive.write.part_tree import LaidTree, PartTree, ToldCall
 
 MOST_KNOWN = 4  # arrangements: of models that take turns
-MOST_NBYTES = 8 << 20  # of the rows and groups of one that is kept
+MOST_NBYTES = 4 << 20  # of the rows of one that is kept
 
 OctetArray = NDArray[np.uint8]
 _Key = tuple[Any, ...]
+_Found = TypeVar("_Found", "Arrangement", LaidTree)
 
 
 class Arranged(Protocol):
@@ -37,54 +38,67 @@ class Arranged(Protocol):
     @property
     def calls(self) -> list[bytes]: ...
 
+    @property
+    def num_rows(self) -> int: ...
+
+    def row(self, number: int) -> tuple[Any, ...]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Where values, groups and links of a part lie. It holds no value, and no digest of one."""
+    """Where values, groups and links of a dense part lie. It holds no value, and no digest."""
 
     places: NDArray[np.intp]  # the rows of values that lie here, in the order in which they do
     sizes: NDArray[np.int64]  # what each row takes, header and bytes
     headers: NDArray[np.uint64]  # the addresses of each row
     offsets: NDArray[np.uint64]
     counts: NDArray[np.uint32]  # hard links to each row
-    groups: bytes  # of calls and modules, which lie behind the values
-    root_links: bytes
-    num_root_links: int
-
-    def root_header(self, part: Arranged, index: int) -> bytes:
-        """The root of `part`, which has its index at that address."""
-        root = part.tree.root
-        foremost = encoder.hard_link(schema.INDEX_GROUP, self.num_root_links, index)
-        return encoder.group_header(
-            foremost + self.root_links, self.num_root_links + 1, root.attributes,
-            root.num_attributes,
-        )  # fmt: skip
+    tree: LaidTree  # behind the values
 
 
 class Arrangements:
-    """Arrangements of parts before, each by all that decides it."""
+    """How parts before were laid out, each by all that decides it."""
 
     def __init__(self) -> None:
         self._known: dict[_Key, Arrangement] = {}
+        self._trees: dict[_Key, LaidTree] = {}
 
-    def key_of(self, part: Arranged, begin: int) -> _Key | None:
-        """What decides where things lie: calls, forms, and rows without addresses and digests."""
-        if part.outside or len(part.rows) > MOST_NBYTES:
-            return None
-        rows = np.frombuffer(part.rows, ROW_TYPE).copy()
-        rows["header"], rows["offset"], rows["digest"] = 0, 0, b""
-        return begin, tuple(part.calls), tuple(part.forms), rows.tobytes()
+    def of(self, part: Arranged, begin: int, start: int) -> Arrangement:
+        """How a dense part is laid out that begins there, and its values at `start`.
 
-    def get(self, key: _Key | None) -> Arrangement | None:
-        return self._known.get(key) if key is not None else None
+        That is decided by its calls, its forms, and its rows without addresses and digests.
+        """
+        key = _key_of(part, begin, ("header", "offset"))
+        known = self._known.get(key) if key else None
+        return known or _kept(self._known, key, arrange(part, start))
 
-    def keep(self, key: _Key | None, found: Arrangement) -> Arrangement:
-        """Know `found` from now on; the oldest gives way."""
-        if key is not None and len(found.groups) <= MOST_NBYTES:
-            if len(self._known) >= MOST_KNOWN:
-                del self._known[next(iter(self._known))]
-            self._known[key] = found
-        return found
+    def tree_of(self, part: Arranged, start: int) -> LaidTree:
+        """The groups of a part that keeps its journal, to lie at `start`; its tree has not grown.
+
+        They are decided by the same, and by the addresses of all rows.
+        """
+        key = _key_of(part, start, ())
+        known = self._trees.get(key) if key else None
+        return known or _kept(self._trees, key, part.tree.lay_all(part, start))
+
+
+def _key_of(part: Arranged, begin: int, without: Sequence[str]) -> _Key | None:
+    if part.outside or len(part.rows) > MOST_NBYTES:
+        return None
+    rows = np.frombuffer(part.rows, ROW_TYPE).copy()
+    rows["digest"] = b""
+    for name in without:
+        rows[name] = 0
+    return begin, tuple(part.calls), tuple(part.forms), rows.tobytes()
+
+
+def _kept(known: dict[_Key, _Found], key: _Key | None, found: _Found) -> _Found:
+    """Have `found` be known from now on; the oldest gives way."""
+    if key is not None:
+        if len(known) >= MOST_KNOWN:
+            del known[next(iter(known))]
+        known[key] = found
+    return found
 
 
 def link_counts(part: Arranged) -> NDArray[np.uint32]:
@@ -111,11 +125,10 @@ def arrange(part: Arranged, start: int) -> Arrangement:
     rows["offset"][full] = rows["header"][full] + lengths[rows["form"][full]].astype("<u8")
     _follow_links(rows, part.outside)
     grouping = _Grouping(part, rows, int(ends[-1]) if len(ends) else start)
-    root = part.tree.root
     groups = grouping.lay()
     return Arrangement(
-        own, sizes, rows["header"].copy(), rows["offset"].copy(), link_counts(part), groups,
-        bytes(root.links), root.num_links,
+        own, sizes, rows["header"].copy(), rows["offset"].copy(), link_counts(part),
+        LaidTree(groups, bytes(part.tree.root.links), part.tree.root.num_links),
     )  # fmt: skip
 
 

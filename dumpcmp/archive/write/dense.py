@@ -21,7 +21,6 @@ from dumpcmp.archive.write.arrangement import (
     Arrangement,
     Arrangements,
     OctetArray,
-    arrange,
     octets_of,
 )
 from dumpcmp.nouns.built import built
@@ -103,15 +102,14 @@ class _Laying:
             rest, self._written = rest[written:], self._written + written
 
     def write(self, known: Arrangements) -> None:
-        key = known.key_of(self.part, self.begin)
-        found = known.get(key) or known.keep(key, arrange(self.part, self.end))
+        found = known.of(self.part, self.begin, self.end)
         offsets = self.rows["offset"].copy()
         self.rows["header"], self.rows["offset"] = found.headers, found.offsets
         for places in _pieces(found.places, found.sizes):
             self._put_values(places, offsets, found)
-        self.put(found.groups)
+        self.put(found.tree.groups)
         at = self.put(self.part.index(self.end, self.rows.tobytes(), dataset=_compressed))
-        root = self.put(found.root_header(self.part, at))
+        root = self.put(found.tree.root_header(self.part.tree.root, at))
         self._write_waiting()
         prefix = bytearray(PREFIX_HEADER)
         nbytes = self.end - self.begin - PREFIX_HEADER

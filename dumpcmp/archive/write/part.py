@@ -224,10 +224,13 @@ class Part:
         """Make everything added so far visible to any HDF5 reader."""
         self.tree.grow(self)
         if self.tree.dirty:
-            block, root = self.tree.lay(self.end + PREFIX_HEADER)
-            self.append(schema.COMMIT, bytes(PREFIX_HEADER), block)
-            self.write(encoder.superblock(root, self.end), 0)
+            self._show(*self.tree.lay(self.end + PREFIX_HEADER))
         self._committed, self._committed_at = self.end, time.monotonic()
+
+    def _show(self, groups: bytes, root: int) -> None:
+        """Append `groups`, and have any HDF5 reader begin at the one at `root`."""
+        self.append(schema.COMMIT, bytes(PREFIX_HEADER), groups)
+        self.write(encoder.superblock(root, self.end), 0)
 
     @property
     def calls(self) -> list[bytes]:
@@ -258,8 +261,9 @@ class Part:
         That is done as in a part before, where it is `known` how. With `sync` all of it is on the
         disk then.
         """
-        if not (is_loose(self) and self._replace(known or Arrangements(), sync=sync)):
-            self._seal_in_place()
+        known = known or Arrangements()
+        if not (is_loose(self) and self._replace(known, sync=sync)):
+            self._seal_in_place(known)
             if sync:
                 os.fsync(self.descriptor)
         self.close()
@@ -283,17 +287,29 @@ class Part:
             return False
         return True
 
-    def _seal_in_place(self) -> None:
+    def _seal_in_place(self, known: Arrangements) -> None:
         """Write the index behind the journal, and count the hard links."""
         at = self.end + PREFIX_HEADER
         index = self.index(at, self.rows, encoder.dataset)
         self.append(schema.INDEX, bytes(PREFIX_HEADER), index)
-        self.tree.show_index(at)
-        counts = link_counts(self)
-        for row in np.flatnonzero(counts > 1).tolist():
-            self.write(_NUMBER.pack(counts[row]), self.row(row)[5] + LINK_COUNT_AT)
-        self.commit()
+        self._count_links()
+        if self.tree.is_bare:
+            start = self.end + PREFIX_HEADER
+            tree = known.tree_of(self, start)
+            block = tree.groups + tree.root_header(self.tree.root, at)
+            self._show(block, start + len(tree.groups))
+        else:
+            self.tree.show_index(at)
+            self.commit()
         os.ftruncate(self.descriptor, self.end)
+
+    def _count_links(self) -> None:
+        """Say in the header of each value how many links lead to it."""
+        counts = link_counts(self)
+        several = np.flatnonzero(counts > 1)
+        headers = np.frombuffer(self.rows, schema.ROW_TYPE)["header"][several]
+        for count, header in zip(counts[several].tolist(), headers.tolist(), strict=True):
+            self.write(_NUMBER.pack(count), header + LINK_COUNT_AT)
 
     def close(self) -> None:
         """Close the file as it is: its journal holds all that was written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -30,6 +31,23 @@ class Growing(Protocol):
     def num_rows(self) -> int: ...
 
     def row(self, number: int) -> tuple[Any, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaidTree:
+    """All groups of a part but the root, as bytes; and the links that the root has to them."""
+
+    groups: bytes
+    root_links: bytes
+    num_root_links: int
+
+    def root_header(self, root: Group, index: int) -> bytes:
+        """The header of the root, with the attributes of `root`, and its index at that address."""
+        foremost = encoder.hard_link(schema.INDEX_GROUP, self.num_root_links, index)
+        return encoder.group_header(
+            foremost + self.root_links, self.num_root_links + 1, root.attributes,
+            root.num_attributes,
+        )  # fmt: skip
 
 
 class PartTree:
@@ -108,6 +126,18 @@ class PartTree:
         root = self.root
         root.foremost = encoder.hard_link(schema.INDEX_GROUP, root.num_links, address)
         self.dirty.add(root)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has not grown yet."""
+        return not self.call_groups and not self._num_rows and not self.root.long_texts
+
+    def lay_all(self, part: Growing, start: int) -> LaidTree:
+        """Grow by all that `part` has, and lay down all groups but the root, from `start` on."""
+        self.grow(part)
+        self.dirty.discard(self.root)
+        block, _ = self.lay(start)
+        return LaidTree(block, bytes(self.root.links), self.root.num_links)
 
     def lay(self, start: int) -> tuple[bytes, int]:
         """The headers of all groups that have changed, to lie at `start`; and where the root is."""
