@@ -48,6 +48,7 @@ class Staging(Desk):
 
     def __init__(self, drain: Drain, steps: Steps, *others: Callable[[], bool]) -> None:
         self.num_records = self.nbytes = 0
+        self.is_open = False  # in private memory it stays so
         self._drain, self._steps = drain, steps
         self._ring, self._room = drain.ring, drain.ring.room
         self._forms: dict[Any, Template] = {}
