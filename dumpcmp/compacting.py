@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from dumpcmp.align.mesh.regions import portion_of
+from dumpcmp.archive.clearing import clear_shared
 from dumpcmp.archive.ending import has_ended
 from dumpcmp.archive.paths import clear_rings, rank_directories
 from dumpcmp.archive.rewrite import (
@@ -142,6 +143,8 @@ def compact(
                 settled[part], so_far = _size(part), so_far.after(done)
                 if progress is not None and isinstance(done, Rewritten) and done.num_parts:
                     progress(so_far)
+        if freed := clear_shared(root):
+            so_far = so_far.after(Rewritten(nbytes_before=freed))
     if disk_budget is not None and not watch and nbytes_of(root) > disk_budget:
         return so_far.after(_above(root, disk_budget))
     return so_far
@@ -162,10 +165,12 @@ def compact_part(summarising: Summarising, part: Path) -> Rewritten | str | None
         return str(error)
 
 
-def _compact_here(summarising: Summarising, part: Path) -> Rewritten | None:
+def _compact_here(
+    summarising: Summarising, part: Path, home: Path | None = None
+) -> Rewritten | None:
     if not is_sealed(part):
         return None
-    return rewrite(part, Condensing(summarising.selects, summarising.condense))
+    return rewrite(part, Condensing(summarising.selects, summarising.condense), home)
 
 
 def _compact_there(summarising: Summarising, part: RemotePath) -> Rewritten | str | None:
@@ -176,7 +181,7 @@ def _compact_there(summarising: Summarising, part: RemotePath) -> Rewritten | st
         with copy.open("wb") as file:
             for piece in pieces_of(part, before.nbytes):
                 file.write(piece)
-        done = _compact_here(summarising, copy)
+        done = _compact_here(summarising, copy, part)
         if done is None or not done.num_parts:
             return done
         if part.store.asked(part.key) != before:

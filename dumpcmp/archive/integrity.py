@@ -14,7 +14,7 @@ from dumpcmp.archive.locks import alone
 from dumpcmp.archive.paths import RankDirectory, gaps, listed
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import ring_records
-from dumpcmp.archive.schema import KNOWN_VERSIONS, RUN_FILE, SCHEMA_VERSION
+from dumpcmp.archive.schema import KNOWN_VERSIONS, RUN_FILE, SCHEMA_VERSION, SHARED_DIRECTORY
 from dumpcmp.archive.soundness import Flaw, StepAudit, StepTask, audit_step, audit_steps
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
@@ -140,7 +140,7 @@ class _RankAudit:
         self.steps = [
             StepTask(step, self.live, self.mends, self.stranded)
             for model in self.models
-            for step in paths.steps_in(model).values()
+            for step in (*_shared_in(model), *paths.steps_in(model).values())
         ]
         self.flaws: list[Flaw] = []
 
@@ -206,6 +206,12 @@ class _RankAudit:
         first = 0 if everything else min(steps, default=0)
         if missing := listed(gaps(steps, first)):
             self.find(model, f"token {missing} is not there", harmless=not everything)
+
+
+def _shared_in(model: Path) -> list[Path]:
+    """The directory with what the steps of a model share, which they lead to: it comes first."""
+    shared = model / SHARED_DIRECTORY
+    return [shared] if paths.is_own_directory(shared) else []
 
 
 def _mended(facts: dict[str, Any], rank: RankDirectory) -> dict[str, Any]:

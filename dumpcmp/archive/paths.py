@@ -186,8 +186,17 @@ def parts_in(directory: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def shared_in(model: Path) -> dict[int, Path]:
+    """The shared parts in a model's directory, by the number that its steps know them by."""
+    directory = model / schema.SHARED_DIRECTORY
+    held = parts_in(directory) if is_own_directory(directory) else {}
+    return {schema.SHARED + number: path for number, path in held.items()}
+
+
 def part_name(number: int) -> str:
-    """The file name of a step's part `number`."""
+    """The file name of part `number`, as another part of the step links to it."""
+    if number >= schema.SHARED:
+        return f"../{schema.SHARED_DIRECTORY}/part-{number - schema.SHARED:04d}.h5"
     return f"part-{number:04d}.h5"
 
 

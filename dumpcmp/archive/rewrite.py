@@ -28,14 +28,24 @@ from dumpcmp.archive.paths import (
 from dumpcmp.archive.read.contents import Contents
 from dumpcmp.archive.read.part_index import index_address, read_index
 from dumpcmp.archive.read.partfile import PartFile
+from dumpcmp.archive.read.remote import from_store
 from dumpcmp.archive.read.scan import part_facts
-from dumpcmp.archive.schema import ABSENT, NO_ROW, form_key, form_of, lost_row
+from dumpcmp.archive.read.shared_rows import SharedParts, with_shared
+from dumpcmp.archive.schema import (
+    ABSENT,
+    NO_ROW,
+    SHARED,
+    form_key,
+    form_of,
+    lost_row,
+)
+from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import LOST_PATH, Owner, Part
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.files import replacing
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import Kept, Record, Stored
+from dumpcmp.nouns.record import Kept, Location, Record, Stored
 from dumpcmp.nouns.value import DTYPES, Value
 
 Bytes = NDArray[np.uint8]
@@ -106,9 +116,13 @@ def is_sealed(part: Path) -> bool:
         return index_address(file) is not None
 
 
-def rewrite(path: Path, condensing: Condensing) -> Rewritten:
-    """Condense what is selected in the part at `path`. Nothing to condense: nothing is written."""
-    source = _Sealed.at(path)
+def rewrite(path: Path, condensing: Condensing, home: Path | None = None) -> Rewritten:
+    """Condense what is selected in the part at `path`. Nothing to condense: nothing is written.
+
+    What it shares with other steps lies beside the directory of `home`, its place in the archive;
+    the Summaries of that are its own.
+    """
+    source = _Sealed.at(path, SharedParts((home or path).parent.parent))
     chosen = {
         row
         for row, record in enumerate(source.records)
@@ -134,18 +148,31 @@ class _Sealed:
 
     path: Path
     facts: dict[str, Any]
-    contents: Contents
+    contents: Contents  # with what is shared as if it lay here
     nbytes: int
+    listed: NDArray[np.void]  # the rows as the part has them
+    shared: SharedParts
 
     @classmethod
-    def at(cls, path: Path) -> _Sealed:
+    def at(cls, path: Path, shared: SharedParts) -> _Sealed:
         with PartFile(path) as file:
             facts, contents = part_facts(file), read_index(file)
             if contents is None:
                 raise ArchiveError(
                     f"{path} is not sealed", hint="only parts that are finished can be compacted"
                 )
-            return cls(path, facts, contents, file.nbytes)
+            whole = with_shared(contents, facts["part"], shared)
+            return cls(path, facts, whole, file.nbytes, contents.rows, shared)
+
+    def target(self, row: int) -> tuple[tuple[Any, ...], str]:
+        """The row that has the bytes of `row`, which are its own or shared, and their path."""
+        listed: tuple[Any, ...] = self.listed[row].item()
+        if listed[3] < SHARED:
+            return listed, dataset_path(*self.contents.name(row))
+        holder = self.shared.get(listed[3])
+        if isinstance(holder, str) or row in self.contents.missing:
+            return listed, LOST_PATH
+        return listed, dataset_path(*holder.name(listed[4]))
 
     @cached_property
     def rows(self) -> dict[str, list[Any]]:
@@ -178,13 +205,27 @@ class _Sealed:
         return self.records[row] is not None and bool(self.rows["same"][row] == NO_ROW)
 
     @cached_property
-    def room(self) -> Bytes:
-        return np.memmap(self.path, np.uint8, "r").view(np.ndarray)
+    def rooms(self) -> dict[Path, Bytes]:
+        """The files that were mapped."""
+        return {}
+
+    def _bytes(self, location: Location) -> Bytes:
+        part = location.part
+        if isinstance(part, RemotePath):
+            return from_store(part, location)
+        if part not in self.rooms:
+            self.rooms[part] = np.memmap(part, np.uint8, "r").view(np.ndarray)
+        return self.rooms[part][location.offset : location.offset + location.nbytes]
 
     def content(self, row: int) -> Bytes:
         """The bytes of `row`, as their digest says that they were written."""
         offset, nbytes, digest = (self.rows[name][row] for name in ("offset", "nbytes", "digest"))
-        content = self.room[offset : offset + nbytes]
+        if problem := self.contents.missing.get(row):
+            raise ArchiveError(
+                f"{self.path}: {self.keys[row]}: {problem}, and the part stays as it is",
+                hint="dumpcmp audit says what is left of it",
+            )
+        content = self._bytes(self.contents.location(row, offset, nbytes))
         if xxh3_128_hexdigest(content.data).encode() != digest:
             raise ArchiveError(
                 f"{self.path}: {self.keys[row]} is damaged, and the part stays as it is",
@@ -204,7 +245,7 @@ class _Rewriting:
         self._forms: dict[Any, tuple[Template, int]] = {}
         self._records: list[Record | None] = []  # as they are in the draft
         # The parts of the step to which this one links, by their names.
-        self._other = cache(lambda name: _Sealed.at(source.path.with_name(name)))
+        self._other = cache(lambda name: _Sealed.at(source.path.with_name(name), source.shared))
 
     def write(self) -> None:
         """Write and seal the draft, and have its bytes on the disk."""
@@ -225,6 +266,11 @@ class _Rewriting:
             return None
         if not self.source.holds(row):
             return self._put_link(row, record)
+        if row not in self.chosen and row in self.source.contents.elsewhere:
+            listed, path = self.source.target(row)
+            self.source.content(row)
+            self.part.append_link(self._owner(row, record), listed[3], listed[4], listed, path)
+            return record
         content = self.source.content(row)
         if row in self.chosen:
             dtype = DTYPES[record.dtype]
@@ -244,9 +290,13 @@ class _Rewriting:
         place, path = lost_row(where), LOST_PATH
         if target is not None:
             record = replace(record, kept=target.kept, stored=target.stored, problem=target.problem)
-            place = other.contents.rows[first].item() if other else self.part.row(first)
             path = dataset_path(target.key.op, target.key.call, target.key.slot)
-        self.part.append_link(self._owner(row, record), first, place, path)
+            if other:
+                place, path = other.target(first)
+            else:
+                place = self.part.row(first)
+                path = self.part.outside[first][1] if place[3] >= SHARED else path
+        self.part.append_link(self._owner(row, record), where, first, place, path)
         return record
 
     def _owner(self, row: int, record: Record) -> Owner:
@@ -259,7 +309,7 @@ class _Rewriting:
 
 def _check(source: _Sealed, draft: Path, chosen: set[int]) -> None:
     """Audit the draft against the part that it is to replace: the same Keys, nothing lost."""
-    found = _Sealed.at(draft)
+    found = _Sealed.at(draft, source.shared)
     if found.keys != source.keys:
         raise ArchiveError(f"{source.path}: the draft lists other values; the part stays as it is")
     if found.contents.listed_calls != source.contents.listed_calls:

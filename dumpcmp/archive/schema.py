@@ -16,13 +16,16 @@ import numpy as np
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call, Kept, Phase, Record, Stored
 
-SCHEMA_VERSION = 3  # any change to the tables below bumps it; docs/format.md repeats them
-KNOWN_VERSIONS = (2, 3)  # 2: calls without a thread, and no part is laid out anew when sealed
+SCHEMA_VERSION = 4  # any change to the tables below bumps it; docs/format.md repeats them
+# 3: steps share nothing. 2: calls have no thread either, and no part is laid out anew when sealed.
+KNOWN_VERSIONS = (2, 3, 4)
 
 RANK_DIRECTORY = r"worldsize(?P<world_size>[1-9]\d{0,5})_global_rank(?P<rank>\d{1,6})"
 RUN_FILE = "run.json"
 STEP_DIRECTORY = r"0|[1-9][0-9]{0,17}"
 PART_FILE = r"part-(?P<number>\d{4,9})\.h5"
+SHARED_DIRECTORY = "shared"  # beside a model's steps: parts with what several of them hold
+SHARED = 1 << 31  # added to the number of a shared part, where a step refers to it
 INDEX_GROUP = "_index"
 
 RUN_FIELDS = {
@@ -35,6 +38,8 @@ RUN_FIELDS = {
     "problem": "why the capture stopped early, or the empty string",
     "num_records": "Records written, links included; 0 until the end",
     "nbytes": "bytes of tensors written; 0 until the end",
+    "num_shared": "Records among them whose bytes lie in a shared part; 0 until the end",
+    "nbytes_shared": "bytes among them that another step has stored; 0 until the end",
     "writer": "host, process and shared-memory ring of the writer, null once it has ended",
     "run": "what the caller says of the run: mode, command, versions, mesh",
 }
@@ -42,10 +47,10 @@ RUN_FIELDS = {
 PART_ATTRS = {
     "schema": "version of this format",
     "model": "name of the root module",
-    "step": "number of its call",
+    "step": "number of its call; -1: the part is shared by steps",
     "rank": "global rank that wrote the part",
     "world_size": "number of ranks of the run",
-    "part": "number of the part within its step",
+    "part": "number of the part within its step, or among those that are shared",
 }
 
 CALL_ATTRS = {
@@ -138,7 +143,7 @@ INDEX_COLUMNS = (
     ("call", "<u4", "position in _index/calls"),
     ("form", "<u4", "position in _index/forms"),
     ("order", "<u8", "position of the call in the step's execution"),
-    ("part", "<u4", "number of the part that holds the bytes"),
+    ("part", "<u4", "number of the part that holds the bytes; of a shared one, 2147483648 more"),
     ("same", "<u4", "row of the value that this one links to, in that part; 4294967295: none"),
     ("header", "<u8", "address of the dataset's object header in that part; 0 in another part"),
     ("offset", "<u8", "address of the bytes in that part; 0 where there are none"),
@@ -191,7 +196,7 @@ KINDS = (  # of journal records: number, name, and what the prefix holds after t
     (2, "call", "a call: JSON list of CALL_FIELDS, padded with spaces"),
     (3, "form", "a form: JSON list of FORM_FIELDS, padded with spaces"),
     (4, "value", "a value: the dataset's object header; its bytes follow the prefix"),
-    (5, "link", "a link to an earlier value of the step: JSON list [part, row]"),
+    (5, "link", "a link to an earlier value of the step, or a shared one: JSON list [part, row]"),
     (6, "commit", "group headers, after the prefix; written at a commit"),
     (7, "index", "the index datasets, after the prefix; written when the part is sealed"),
     (8, "wrap", "only in the ring: the next record is at its beginning"),

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from xxhash import xxh3_128
 
 from dumpcmp.archive import encoder, paths
@@ -16,7 +17,8 @@ from dumpcmp.archive.read.contents import Contents
 from dumpcmp.archive.read.partfile import PartFile, dataset
 from dumpcmp.archive.read.remote import opened
 from dumpcmp.archive.read.scan import Found, read_part
-from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW
+from dumpcmp.archive.read.shared_rows import SharedParts
+from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW, SHARED, SHARED_DIRECTORY
 from dumpcmp.archive.write.recovery import recover
 from dumpcmp.nouns.errors import ArchiveError
 
@@ -67,7 +69,8 @@ def audit_step(task: StepTask) -> StepAudit:
     """Check a step, and mend it where that is asked for."""
     checking = _StepChecking(task)
     checking.check(task.directory)
-    counts = checking.num_parts, checking.num_records, checking.nbytes
+    is_shared = task.directory.name == SHARED_DIRECTORY  # whose values steps count as theirs
+    counts = checking.num_parts, 0 if is_shared else checking.num_records, checking.nbytes
     return StepAudit(tuple(checking.flaws), *counts)
 
 
@@ -97,23 +100,40 @@ class _StepChecking:
             empty = not any(directory.iterdir())
             if empty and self.mends:
                 directory.rmdir()
-            self.find(directory, "the step has no parts", "removed" if empty else "")
+            self.find(
+                directory,
+                "the directory has no parts"
+                if directory.name == SHARED_DIRECTORY
+                else "the step has no parts",
+                "removed" if empty else "",
+            )
+        shared = SharedParts(directory.parent)
         known: dict[int, Contents] = {}
         for number, path in parts.items():
             try:
-                contents = self._open(path, number, known)
+                contents = self._open(path, number, known, shared)
             except (ArchiveError, OSError) as error:
                 self.find(path, getattr(error, "message", str(error)))
                 continue
             if contents is not None:
                 known[number] = contents
                 self.num_parts += 1
-        for contents in known.values():
+        for contents in [each for number, each in known.items() if number < SHARED]:
             self._check_values(contents, known)
 
-    def _open(self, path: Path, number: int, known: dict[int, Contents]) -> Contents | None:
-        """The contents of a part, sealed first where that is asked for and due."""
+    def _open(
+        self, path: Path, number: int, known: dict[int, Contents], shared: SharedParts
+    ) -> Contents | None:
+        """The contents of a part, sealed first where that is asked for and due.
+
+        What it leads to of what steps share is `known` then, if it can be read.
+        """
         contents = read_part(path, path.parent.parent.name, 0, number, self.stranded)
+        others = np.unique(contents.rows["part"][contents.rows["part"] >= SHARED]).tolist()
+        shared.look_for(others)
+        for other in others:
+            if isinstance(found := shared.get(other), Contents):
+                known[other] = found
         if contents.sealed:
             return contents
         if path.stat().st_size <= JOURNAL_AT:
@@ -152,7 +172,10 @@ class _StepChecking:
         self.num_records += 1
         if same != NO_ROW:
             if part not in known or not known[part].has_row(same):
-                yield f"links to row {same} of part {part}, which is not there"
+                named = f"shared part {part - SHARED}" if part >= SHARED else f"part {part}"
+                yield f"links to row {same} of {named}, which is not there"
+            elif part >= SHARED and digest not in (b"", known[part].rows["digest"][same]):
+                yield f"row {same} of shared part {part - SHARED} holds another value"
             return
         if number in contents.elsewhere or number in contents.datasets:
             return

@@ -21,6 +21,7 @@ from dumpcmp.archive.paths import (
     parts_in,
     rank_directories,
     read_run,
+    shared_in,
     steps_in,
     writer_lives,
 )
@@ -183,11 +184,12 @@ class _Room:
         return ended
 
     def _files(self) -> Iterator[Path]:
-        """Texts and parts, those of earlier steps first."""
+        """Texts and parts, those that steps share first, then those of earlier steps."""
         for model in models_in(self.directory):
             for path in sorted(model.iterdir()):
                 if path.is_file() and not path.name.startswith("."):
                     yield path
+            yield from shared_in(model).values()
             for step in steps_in(model).values():
                 yield from parts_in(step).values()
 

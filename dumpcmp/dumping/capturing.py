@@ -160,6 +160,7 @@ def capturing(
         ArchiveWriter(
             spool.path, rank=here.rank, world_size=here.size, run=run, overwrite=overwrite,
             part_nbytes=retention.part_nbytes, buffer=retention.buffer,
+            shares=not retention.compacts,
         ) as out,
     ):  # fmt: skip
         after.enter_context(spool.uploading())

@@ -18,11 +18,17 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Record
 from tests.archive.values import Dense
 
-STEP = 400  # records
+STEP = 60  # records
+SIZES = (3_000, 20_000, 700_000)  # elements of those that come again in each step
 
 
 def name_of(number: int, slot: str) -> Key:
     return Key("Model", number // STEP, f"layers.{number // 4}", 0, f"{slot}.{number % 4}")
+
+
+def filling(number: int) -> float:
+    """What the elements of a record are; each fifth is that of the step before."""
+    return float(number if number % 5 else -1 - number % STEP)
 
 
 def main(path: str, log: str, ring: Memory) -> None:
@@ -34,7 +40,8 @@ def main(path: str, log: str, ring: Memory) -> None:
         number = 0
         while True:
             count = int(10 ** sizes.uniform(0, 5.6))
-            bits = np.full(count, float(number))
+            count = count if number % 5 else SIZES[number % STEP // 5 % len(SIZES)]
+            bits = np.full(count, filling(number))
             first = name_of(number, "output")
             sink.put(Record(first, number, "float64", (count,), (1,)), Dense(bits))
             again = Record(

@@ -177,7 +177,7 @@ def test_checksums_are_those_of_zlib(nbytes: int, tmp_path: Path) -> None:
     pending = deque([(2, open_part, 0, nbytes, call, CallText(call))])
     end = open_part.end
     found = finishing._core.finish(pending, open_part, room, 1 << 20, 1 << 22, {}, None, None)
-    assert found == (0, nbytes, 1, None)
+    assert found == (0, nbytes, 1, None, "")
     assert open_part.end == end + nbytes
     assert int.from_bytes(room[24:32], "little") == end
     assert int.from_bytes(room[4:8], "little") == crc32(room[8:])

@@ -129,7 +129,7 @@ def test_a_part_is_opened_for_what_comes_and_not_before(
     with ArchiveWriter(tmp_path / "d") as sink:
         for step in range(2):
             for number in range(step + 1):
-                put(sink, key(f"op{number}", step=step), np.full(100_000, 1.0), number)
+                put(sink, key(f"op{number}", step=step), np.full(100_000, 1.0 + step), number)
     assert [part.parent.name for part in parts(tmp_path)] == ["0", "1", "1"]
 
 

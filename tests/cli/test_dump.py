@@ -277,7 +277,7 @@ def test_a_capture_that_stopped_is_told_of_and_is_trouble(tmp_path: Path) -> Non
     script = tmp_path / "limited.py"
     script.write_text(
         "import resource, torch\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))\n"
         "model = torch.nn.Linear(256, 256)\n"
         "for _ in range(50):\n    model(torch.rand(64, 256))\n"
     )

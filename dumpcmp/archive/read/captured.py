@@ -15,6 +15,7 @@ from dumpcmp.archive.read.filtering import Filter
 from dumpcmp.archive.read.loading import Loader
 from dumpcmp.archive.read.rankstep import SHARED_KEYS, RankStep
 from dumpcmp.archive.read.scan import Found, read_part, ring_records
+from dumpcmp.archive.read.shared_rows import SharedParts, with_shared
 from dumpcmp.archive.stores.ranges import forget_below
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.nouns.errors import ArchiveError
@@ -37,6 +38,7 @@ class Captured(Loader, Mapping[Key, Record]):
         self._directories = self._find_ranks()
         self._steps: dict[tuple[int, str, int], RankStep] = {}
         self._flaws: list[str] = []  # of parts that were forgotten
+        self._shared: dict[Path, SharedParts] = {}  # by the directory of their model
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path,), {"_filters": self._filters}
@@ -159,10 +161,11 @@ class Captured(Loader, Mapping[Key, Record]):
     def _read_step(self, model: str, step: int, rank: int, directory: Path) -> RankStep:
         held = paths.parts_in(directory)
         self._files |= {path: path.stat().st_ino for path in held.values()}
-        parts = {
-            number: read_part(path, model, step, number, self._stranded[rank])
-            for number, path in held.items()
-        }
+        shared = self._shared.setdefault(directory.parent, SharedParts(directory.parent))
+        parts = {}
+        for number, path in held.items():
+            found = read_part(path, model, step, number, self._stranded[rank])
+            parts[number] = with_shared(found, number, shared)
         return RankStep(rank, model, step, parts)
 
     def sole_step(self, model: str, step: int) -> RankStep | None:

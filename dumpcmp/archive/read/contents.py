@@ -77,8 +77,9 @@ class Contents:
     step: int = 0
     sealed: bool = False  # the part has its index: nothing more will be written to it
     problems: tuple[str, ...] = ()
-    elsewhere: Mapping[int, tuple[Path, int]] = field(default_factory=dict)  # row -> in a ring
+    elsewhere: Mapping[int, tuple[Path, int]] = field(default_factory=dict)  # row -> another file
     datasets: Mapping[int, str] = field(default_factory=dict)  # row -> what cannot be mapped
+    missing: Mapping[int, str] = field(default_factory=dict)  # row -> why its bytes are not there
 
     def __post_init__(self) -> None:
         """Raise where a row refers to a call or form that does not exist, as far as they are known.
@@ -157,7 +158,7 @@ class Contents:
         return *self.ops[call], self.forms[form].slot
 
     def location(self, row: int, offset: int, nbytes: int) -> Location:
-        """Where the bytes of `row` lie, which are at `offset` unless a ring still has them."""
+        """Where the bytes of `row` lie, which are at `offset` unless another file has them."""
         path, offset = self.elsewhere.get(row, (self.path, offset))
         return Location(path, offset, nbytes, self.datasets.get(row, ""))
 

@@ -149,9 +149,11 @@ class _RecordMaker:
         holder, problem = self.step.parts.get(part), ""
         if holder is None:
             problem = f"part {part}, which holds its bytes, is missing"
-        elif same == NO_ROW:
+        elif same == NO_ROW and row not in holder.missing:
             place = holder.location(row, offset, nbytes)
             return _record(key, order, rank, form, form, None, _text(digest), place)
+        elif same == NO_ROW or same in holder.missing:
+            problem = holder.missing[row if same == NO_ROW else same]
         elif (part, same) not in self.links and not holder.has_row(same):
             problem = f"row {same} of part {part}, which holds its bytes, was lost"
         if holder is None or problem:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dumpcmp.archive.read.contents import Contents
 from dumpcmp.archive.read.rankstep import RankStep
-from dumpcmp.archive.schema import ABSENT, CALL_FIELDS, NO_ROW, Form
+from dumpcmp.archive.schema import ABSENT, CALL_FIELDS, NO_ROW, SHARED_DIRECTORY, Form
 from dumpcmp.nouns.record import Kept
 from dumpcmp.nouns.value import DTYPES
 
@@ -34,9 +34,11 @@ def same_contents(one: RankStep | None, other: RankStep | None) -> Contents | No
 
 
 def _is_whole(contents: Contents, number: int) -> bool:
-    """Whether all values lie where the index of a part says that they do."""
+    """Whether all values lie where the index of a part says that they do, or in shared parts."""
     rows = contents.rows
-    if contents.problems or contents.elsewhere or contents.datasets or not contents.sealed:
+    if contents.problems or contents.missing or contents.datasets or not contents.sealed:
+        return False
+    if any(path.parent.name != SHARED_DIRECTORY for path, _ in contents.elsewhere.values()):
         return False
     return bool(len(rows) and (rows["part"] == number).all() and (rows["call"] != ABSENT).all())
 

@@ -19,7 +19,15 @@ from dumpcmp.archive.read.contents import LISTED_LOST, Contents, ListedCalls, re
 from dumpcmp.archive.read.part_index import read_index
 from dumpcmp.archive.read.partfile import PartFile, root_address
 from dumpcmp.archive.read.remote import opened
-from dumpcmp.archive.schema import ABSENT, ALIGNMENT, JOURNAL_AT, MAGIC, NO_ROW, PREFIX_HEADER
+from dumpcmp.archive.schema import (
+    ABSENT,
+    ALIGNMENT,
+    JOURNAL_AT,
+    MAGIC,
+    NO_ROW,
+    PREFIX_HEADER,
+    SHARED,
+)
 from dumpcmp.nouns.errors import ArchiveError
 
 _MOST_IN_RING = 1 << 22
@@ -220,7 +228,7 @@ class _Gathering:
 
     def _link_row(self, found: Found) -> tuple[Any, ...] | None:
         match found.listed():
-            case [int(part), int(row)] if 0 <= row < NO_ROW and part >= 0:
+            case [int(part), int(row)] if 0 <= row < NO_ROW and 0 <= part < 2 * SHARED:
                 own = part == self.number and row < len(self.rows)
                 if own and row in self.elsewhere:
                     self.elsewhere[found.fields.row] = self.elsewhere[row]

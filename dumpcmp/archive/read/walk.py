@@ -31,6 +31,11 @@ _SMALL = 64 << 20  # bytes that may be unpacked from nothing, as fill values are
 _MOST_DEFLATED = 1032  # times smaller: what deflate comes to at best
 _LEADS_OUT = "its elements are said to lie outside of the archive, where nothing is read"
 
+
+class _NotSharedError(Exception):
+    """A value that steps share is not where a part says."""
+
+
 _TROUBLE = (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError)
 
 
@@ -112,11 +117,19 @@ def _contents(file: h5py.File, path: Path, model: str, step: int, part: int) -> 
     datasets: dict[int, str] = {}
     first: dict[tuple[Path, int], int] = {}  # file and address of a dataset -> its first row
     elsewhere: dict[int, tuple[Path, int]] = {}
+    problems: dict[str, None] = {}
     with ExitStack() as others:
         for group in sorted(_call_groups(file), key=lambda group: _number(group, "order")):
             calls.append(_call(group))
             for name in group:
-                home, dataset = _resolved(group, name, path, others)
+                try:
+                    home, dataset = _resolved(group, name, path, others)
+                except _NotSharedError as gone:
+                    problems[f"{path}: {gone}"] = None
+                    forms.append(Form(unescaped(name), kept=Kept.NOTHING, problem=str(gone)))
+                    owner = len(calls) - 1, len(rows), _number(group, "order"), part
+                    rows.append((*owner, schema.NO_ROW, 0, 0, 0, b""))
+                    continue
                 if dataset is None:
                     continue
                 row, form = len(rows), _form(dataset, name)
@@ -144,7 +157,7 @@ def _contents(file: h5py.File, path: Path, model: str, step: int, part: int) -> 
     table = np.array(rows, schema.ROW_TYPE)
     return Contents(
         path, table, ListedCalls(calls), forms, model, step, sealed=True, datasets=datasets,
-        elsewhere=elsewhere,
+        elsewhere=elsewhere, problems=tuple(problems),
     )  # fmt: skip
 
 
@@ -161,15 +174,34 @@ def _resolved(
     if isinstance(link, h5py.HardLink):
         found = group[name]
         return path, found if isinstance(found, h5py.Dataset) else None
-    if not isinstance(link, h5py.ExternalLink) or not re.fullmatch(schema.PART_FILE, link.filename):
+    home = _home(link, path)
+    if home is None:
         raise ValueError(f"{group.name}/{name} is a link that leads out of the archive")
-    home = path.with_name(link.filename)
-    with opened(home):  # which is no link, and no pipe
-        other = others.enter_context(_hdf5(home))
-    found = _own(other, link.path)
+    is_shared = home.parent != path.parent
+    try:
+        with opened(home):  # which is no link, and no pipe
+            other = others.enter_context(_hdf5(home))
+        found = _own(other, link.path)
+    except (ArchiveError, *_TROUBLE) as error:
+        if is_shared:
+            raise _NotSharedError(f"its bytes should lie in {home}: {error}") from error
+        raise
+    if found is None and is_shared:
+        raise _NotSharedError(f"its bytes should lie in {home}, which has no {link.path}")
     if found is None:
         raise ValueError(f"{group.name}/{name} leads to {link.path} of {home}, which is not there")
     return home, found
+
+
+def _home(link: Any, path: Path) -> Path | None:
+    """The part that a link of the part at `path` leads to: one beside it, or a shared one."""
+    if not isinstance(link, h5py.ExternalLink):
+        return None
+    match = re.fullmatch(rf"(\.\./{schema.SHARED_DIRECTORY}/)?({schema.PART_FILE})", link.filename)
+    if match is None:
+        return None
+    beside = path.parent.parent / schema.SHARED_DIRECTORY if match[1] else path.parent
+    return beside / match[2]
 
 
 def _own(file: h5py.File, path: str) -> h5py.Dataset | None:

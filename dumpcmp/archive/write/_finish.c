@@ -29,7 +29,7 @@ enum { ROW_CALL = 0, ROW_FORM = 4, ROW_ORDER = 8, ROW_PART = 16, ROW_SAME = 20, 
        ROW_OFFSET = 32, ROW_NUM = 40, ROW_DIGEST = 48 };
 
 static struct {
-    PyObject *stamp, *links, *num_links, *told, *forms, *rows, *number, *end, *popleft;
+    PyObject *stamp, *links, *num_links, *told, *forms, *rows, *number, *end, *popleft, *nothing;
 } names;
 
 static uint32_t tables[8][256];
@@ -68,6 +68,9 @@ static uint32_t crc32_of(const unsigned char *at, size_t nbytes)
 typedef struct {
     PyObject *part, *rows, *told; /* rows: a bytearray */
     PyObject *undigested, *digest, *add_link;
+    PyObject *known, *step; /* digests that came before, NULL: nobody asks; and the part's step */
+    Py_ssize_t least;       /* bytes of a record that is looked for among them */
+    PyObject *found;        /* the digest of a value that came before, owned */
     Py_buffer room;
     uint64_t end;    /* of the part */
     uint32_t number; /* of the part */
@@ -160,7 +163,23 @@ static int add_row(Run *run, const char *row)
     return to ? 0 : -1;
 }
 
-/* (VALUE, part, place, total, call, form, number, order, wait, digest) */
+/* Whether the bytes of this digest came in another step before; keeps it in mind. */
+static int comes_again(Run *run, const char *digits)
+{
+    PyObject *text = PyUnicode_FromStringAndSize(digits, DIGEST_NBYTES);
+    PyObject *before = text ? PyDict_GetItemWithError(run->known, text) : NULL;
+    int again = -1;
+    if (before)
+        again = PyObject_RichCompareBool(before, run->step, Py_NE);
+    else if (text && !PyErr_Occurred())
+        again = PyDict_SetItem(run->known, text, run->step);
+    if (again > 0)
+        run->found = Py_NewRef(text);
+    Py_XDECREF(text);
+    return again;
+}
+
+/* (VALUE, part, place, total, call, form, number, order, wait, digest); 1: it came before. */
 static int finish_value(Run *run, PyObject *entry, char *record, Py_ssize_t total)
 {
     Py_ssize_t place, laid;
@@ -181,6 +200,9 @@ static int finish_value(Run *run, PyObject *entry, char *record, Py_ssize_t tota
     }
     if (read_digest(run, given, record + stamp.prefix_nbytes, stamp.nbytes, row + ROW_DIGEST) < 0)
         goto end;
+    if (run->known && total > run->least && (done = comes_again(run, row + ROW_DIGEST)) != 0)
+        goto end;
+    done = -1;
     uint64_t offset = run->end + stamp.prefix_nbytes, header = run->end + PREFIX_HEADER;
     char *to = record + PREFIX_HEADER;
     memcpy(to, stamp.header, (size_t)stamp.header_nbytes);
@@ -268,7 +290,8 @@ static int take_next(PyObject *pending)
     return taken ? 0 : -1;
 }
 
-/* Finish what is pending of the part in one piece; (start, stop, count, a large value or None). */
+/* Finish what is pending of the part in one piece: (start, stop, count, a value or None, digest).
+   The value, which lies behind the piece, is large, or came before; then its digest is told. */
 static PyObject *finish_all(Run *run, PyObject *pending, Py_ssize_t most, Py_ssize_t large)
 {
     Py_ssize_t start = -1, stop = 0, count = 0;
@@ -307,6 +330,10 @@ static PyObject *finish_all(Run *run, PyObject *pending, Py_ssize_t most, Py_ssi
                                  : finish_text(run, entry, kind, record, total);
         if (done < 0)
             goto fail;
+        if (done > 0) {
+            last = entry;
+            break;
+        }
         Py_DECREF(entry);
         run->end += (uint64_t)total;
         stop += total;
@@ -314,7 +341,8 @@ static PyObject *finish_all(Run *run, PyObject *pending, Py_ssize_t most, Py_ssi
     }
     if (PyErr_Occurred())
         return NULL;
-    PyObject *found = Py_BuildValue("(nnnO)", start, stop, count, last ? last : Py_None);
+    PyObject *found = Py_BuildValue("(nnnOO)", start, stop, count, last ? last : Py_None,
+                                    run->found ? run->found : names.nothing);
     Py_XDECREF(last);
     return found;
 fail:
@@ -342,18 +370,21 @@ static int read_part(Run *run)
     return 0;
 }
 
-/* Finish the records of (pending, part, room, most, large, undigested, digest, add_link). */
+/* Finish the records of (pending, part, room, most, large, undigested, digest, add_link, sight); the
+   last is None or (the digests that came before, the least bytes of a record among them, the step). */
 static PyObject *finish(PyObject *self, PyObject *args)
 {
     (void)self;
     Run run;
     memset(&run, 0, sizeof run);
-    PyObject *pending, *found = NULL;
+    PyObject *pending, *sight = Py_None, *found = NULL;
     Py_ssize_t most, large;
-    if (!PyArg_ParseTuple(args, "OOw*nnOOO", &pending, &run.part, &run.room, &most, &large,
-                          &run.undigested, &run.digest, &run.add_link))
+    if (!PyArg_ParseTuple(args, "OOw*nnOOO|O", &pending, &run.part, &run.room, &most, &large,
+                          &run.undigested, &run.digest, &run.add_link, &sight))
         return NULL;
-    if (read_part(&run) == 0)
+    int is_sound = sight == Py_None || PyArg_ParseTuple(sight, "O!nO", &PyDict_Type, &run.known,
+                                                        &run.least, &run.step);
+    if (is_sound && read_part(&run) == 0)
         found = finish_all(&run, pending, most, large);
     PyObject *end = found ? PyLong_FromUnsignedLongLong(run.end) : NULL;
     if (found && (!end || PyObject_SetAttr(run.part, names.end, end) < 0))
@@ -361,6 +392,7 @@ static PyObject *finish(PyObject *self, PyObject *args)
     Py_XDECREF(end);
     Py_XDECREF(run.rows);
     Py_XDECREF(run.told);
+    Py_XDECREF(run.found);
     PyBuffer_Release(&run.room);
     return found;
 }
@@ -559,7 +591,7 @@ static int set_up(PyObject *made)
 {
     (void)made;
     static const char *const words[] = {
-        "stamp", "links", "num_links", "told", "forms", "rows", "number", "end", "popleft",
+        "stamp", "links", "num_links", "told", "forms", "rows", "number", "end", "popleft", "",
     };
     PyObject **fields = (PyObject **)&names;
     _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");

@@ -66,7 +66,8 @@ class Arrangements:
     def of(self, part: Arranged, begin: int, start: int) -> Arrangement:
         """How a dense part is laid out that begins there, and its values at `start`.
 
-        That is decided by its calls, its forms, and its rows without addresses and digests.
+        That is decided by its calls, its forms, its links to other parts, and its rows without
+        addresses and digests.
         """
         key = _key_of(part, begin, ("header", "offset"))
         known = self._known.get(key) if key else None
@@ -83,13 +84,14 @@ class Arrangements:
 
 
 def _key_of(part: Arranged, begin: int, without: Sequence[str]) -> _Key | None:
-    if part.outside or len(part.rows) > MOST_NBYTES:
+    if len(part.rows) > MOST_NBYTES:
         return None
     rows = np.frombuffer(part.rows, ROW_TYPE).copy()
     rows["digest"] = b""
     for name in without:
         rows[name] = 0
-    return begin, tuple(part.calls), tuple(part.forms), rows.tobytes()
+    outside = tuple(part.outside.items())
+    return begin, tuple(part.calls), tuple(part.forms), rows.tobytes(), outside
 
 
 def _kept(known: dict[_Key, _Found], key: _Key | None, found: _Found) -> _Found:

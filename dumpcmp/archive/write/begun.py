@@ -26,6 +26,8 @@ def opening_facts(
         "problem": "",
         "num_records": 0,
         "nbytes": 0,
+        "num_shared": 0,
+        "nbytes_shared": 0,
         "writer": {
             "host": socket.gethostname(),
             "pid": pid,

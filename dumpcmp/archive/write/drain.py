@@ -7,30 +7,53 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-
-from xxhash import xxh3_128
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.write.arrangement import Arrangements
 from dumpcmp.archive.write.arrivals import Arrivals
-from dumpcmp.archive.write.finishing import SEAL, Finisher, Laid
+from dumpcmp.archive.write.finishing import LARGE_NBYTES, SEAL, Finisher, Laid
+from dumpcmp.archive.write.lookahead import Lookahead
 from dumpcmp.archive.write.objects import Template
-from dumpcmp.archive.write.part import Part
+from dumpcmp.archive.write.part import Owner, Part
 from dumpcmp.archive.write.pens import Errand, Flight, Pens
+from dumpcmp.archive.write.recurring import Recurring, SharedPlace
 from dumpcmp.archive.write.ring import Ring
+from dumpcmp.archive.write.shelving import Shelved, put_body, put_straight, shelved
 from dumpcmp.handlers import overdue
+from dumpcmp.nouns.record import Source
 
 COMMIT_SECONDS = 0.05  # half of what is promised: a commit itself takes time too
 GATHER_SECONDS = 0.01
 GATHER_NBYTES = 1 << 20
 SMALL_RUN = 1 << 20  # bytes that are finished at once, or a quarter of what the ring reaches
 LARGE_RUN = 16 << 20  # but never more than this
-PIECE_NBYTES = 1 << 20  # digested and written at once: so much stays in the cache between them
 MOST_FLYING = 2 << 30  # bytes under way at once
 LATEST_SECONDS = 0.5  # a commit of other parts does not wait longer for large values under way
-SMALLEST_SHARED = 1 << 17  # bytes worth another thread
+THREAD_NBYTES = 1 << 17  # bytes worth another thread
 PATIENCE_SECONDS = 0.5  # a producer waits so long in all before the ring takes more memory
+
+
+@dataclass(eq=False, slots=True)
+class _Together:
+    """Records that are written together: their bytes, which take `nbytes` of the ring."""
+
+    began: int  # where they go
+    content: bytearray = field(default_factory=bytearray)
+    nbytes: int = 0
+    count: int = 0
+
+    def add(self, content: memoryview | bytearray, nbytes: int, count: int) -> None:
+        """Add so many records."""
+        self.content += content
+        self.nbytes += nbytes
+        self.count += count
+
+
+def _step(part: Part) -> int:
+    """The step of `part`; those that steps share come before all others."""
+    return int(part.facts["step"])
 
 
 def _no_answer() -> OSError:
@@ -66,7 +89,9 @@ class Drain:
         self._runs: dict[Part, Flight] = {}  # records in one piece that are being written
         self._busy: Counter[Part] = Counter()  # how many flights each part waits for
         self._stamps: deque[tuple[int, float]] = deque()  # when records came, every few ms
+        self._coming: dict[tuple[int, int], Flight] = {}  # shared values that are under way
         self._pens = Pens()
+        self._lookahead = Lookahead(self.pending, self.lock, self._room, self._pens)
         self._arrangements = Arrangements()
         self.arrivals = Arrivals(self._room)
         self._thread = threading.Thread(target=self._work, name="dumpcmp writer", daemon=True)
@@ -138,7 +163,7 @@ class Drain:
                     if time.monotonic() - self._committed_at >= COMMIT_SECONDS:
                         self._commit()
             with self.working:
-                for part in list(self.open_parts):
+                for part in sorted(self.open_parts, key=_step):
                     self._seal(part)
         except BaseException as error:  # whatever it is, the user's program must go on
             self._fail(error)
@@ -162,7 +187,7 @@ class Drain:
 
     def _commit(self) -> None:
         """Commit all parts but those that wait for values under way, whose journal has the rest."""
-        for part in self.open_parts:
+        for part in sorted(self.open_parts, key=_step):  # shared ones first, to which others lead
             if not self._busy[part]:
                 part.commit_in_time()
         self._committed_at = time.monotonic()
@@ -182,6 +207,8 @@ class Drain:
             kind, part, _, nbytes, *_ = self.pending[0]
             if kind == SEAL:
                 self.pending.popleft()
+                if part.recurring is not None:
+                    self._seal_shared(part.recurring)
                 self._launch(Flight(0, 0, partial(self._seal, part)))
             elif kind == schema.WRAP:
                 self.pending.popleft()
@@ -230,37 +257,84 @@ class Drain:
     def _write_run(self, part: Part) -> None:
         """Finish the records of `part` that lie one after another, then write them at once.
 
-        A large value is the last of them, and leaves the rest to the thread that writes it.
+        A large value is the last of them, and leaves the rest to the thread that writes it. What
+        came in another step before is a link; small pieces between links are written together.
         """
-        began = part.end
-        most = min(max(SMALL_RUN, self.ring.reach // 4), LARGE_RUN)
         self.open_parts.add(part)
-        start, stop, count, large = self._finishing.finish(self.pending, part, most)
+        run = _Together(part.end)
+        rest = self._gather(part, run)
+        while rest is None and self.pending and self.pending[0][1] is part:
+            if self.pending[0][0] == SEAL or run.nbytes > SMALL_RUN:
+                break
+            rest = self._gather(part, run)
+        if run.count:
+            self._num_laid += run.count
+            flight = self._flight(part, run.nbytes, run.count)
+            write = partial(part.write, run.content, run.began)
+            self._write_as_run(part, flight, write, len(run.content))
+        if rest is not None:
+            rest()
+
+    def _gather(self, part: Part, run: _Together) -> Errand | None:
+        """Take what comes next of `part` into `run` up to a link, or give what else there is to do.
+
+        Nothing is copied where no link comes before it.
+        """
+        began, most = part.end, min(max(SMALL_RUN, self.ring.reach // 4), LARGE_RUN)
+        start, stop, count, value, digest = self._finishing.finish(self.pending, part, most)
         content = self._room[start:stop]
-        if large is not None:
-            self._write_large(large, content, began, count + 1)
+        if value is None:
+            if not run.count or len(content) > THREAD_NBYTES:
+                return partial(self._write_small, part, content, began, count)
+            run.add(content, len(content), count)
+            return None
+        digest = digest or self._lookahead.digest_of(value)
+        found = shelved(value, digest, self._room, self._seal_shared) if digest else None
+        if found is None:
+            return partial(self._write_value, value, digest, content, began, count + 1)
+        if found.write is not None or len(content) > THREAD_NBYTES:
+            return partial(self._write_link, value, found, content, began, count + 1)
+        self.open_parts.update(() if found.part is None else (found.part,))
+        run.add(content, len(content), count)
+        run.add(self._link(value, found.place)[0], value[3], 1)
+        return None
+
+    def _write_value(
+        self, value: Laid, digest: str, before: memoryview, began: int, count: int
+    ) -> None:
+        """Write a value that no other step has, with the run `before` it."""
+        _, part, place, total, *_ = value
+        if total > LARGE_NBYTES:
+            self._write_large(value, digest, before, began, count)
         else:
+            self._finishing.finish_value(value, part, digest)
+            content = self._room[place - len(before) : place + total]
             self._write_small(part, content, began, count)
 
     def _write_small(self, part: Part, content: memoryview, began: int, count: int) -> None:
         self._num_laid += count
         nbytes = len(content)
-        flight = self._flight(part, nbytes, count, partial(self._count, part, self._num_laid))
+        flight = self._flight(part, nbytes, count)
+        self._write_as_run(part, flight, partial(part.write, content, began), nbytes)
+
+    def _write_as_run(self, part: Part, flight: Flight, write: Errand, nbytes: int) -> None:
+        """Have `write` done, on a thread where it is worth one; nothing comes behind before."""
         self._end_run(part)
-        if nbytes >= SMALLEST_SHARED:
+        if nbytes >= THREAD_NBYTES:
             self._runs[part] = flight
-            self._launch(flight, partial(part.write, content, began))
+            self._launch(flight, write)
         else:
-            part.write(content, began)
+            write()
             self._launch(flight)
 
-    def _flight(self, part: Part, nbytes: int, count: int, land: Errand) -> Flight:
-        """Records that `part` waits for until they land."""
-        self._busy[part] += 1
+    def _flight(self, part: Part, nbytes: int, count: int, *others: Part) -> Flight:
+        """Records that `part` waits for until they land, and perhaps `others`."""
+        parts, sequence = (part, *others), self._num_laid
+        self._busy.update(parts)
 
         def landed() -> None:
-            self._busy[part] -= 1
-            land()
+            self._busy.subtract(parts)
+            part.sequence = sequence
 
         return Flight(nbytes, count, landed)
 
@@ -272,25 +346,27 @@ class Drain:
         if flight := self._runs.pop(part, None):
             self._pens.end(flight)
 
-    def _count(self, part: Part, sequence: int) -> None:
-        part.sequence = sequence
+    def _write_large(
+        self, value: Laid, digest: str, before: memoryview, began: int, count: int
+    ) -> None:
+        """Have a large value written, with the run `before` it, by a thread.
 
-    def _write_large(self, entry: Laid, before: memoryview, began: int, count: int) -> None:
-        """Have a large value digested and written, with the run `before` it, by a thread."""
-        _, part, place, total, call, form, number, order, wait, given = entry
-        if wait is not None:
-            self._finishing.receive(wait, place)
-        address, start = part.end, form.prefix_nbytes
+        Where its digest is not known, that thread takes it too.
+        """
+        _, part, place, total, *owner, _, _ = value
+        address, form, row = part.end, owner[1], part.num_rows
         part.end = address + total
-        row = part.num_rows
-        part.add_value(call, form, number, order, address, address + start, b"")
-        self._finishing.await_digest(part, row)
+        part.add_value(*owner, address, address + form.prefix_nbytes, digest.encode())
         self._num_laid += count
         self._end_run(part)
-        found = [given]
-        land = partial(self._complete, part, row, found, self._num_laid)
+        found = [digest]
         write = partial(self._put_large, part, before, began, place, total, address, form, found)
-        self._launch(self._flight(part, len(before) + total, count, land), write)
+        flight = self._flight(part, len(before) + total, count)
+        if not digest:
+            self._finishing.await_digest(part, row)
+            settle = self._lookahead.await_digest(value, flight, found)
+            flight.land = partial(self._complete, part, row, found, flight.land, settle)
+        self._launch(flight, write)
 
     def _put_large(
         self, part: Part, before: memoryview, began: int, place: int, total: int, address: int,
@@ -298,22 +374,66 @@ class Drain:
     ) -> None:  # fmt: skip
         """Write a large value; its prefix, which makes it valid, is last."""
         part.write(before, began)
-        start = form.prefix_nbytes
-        content = self._room[place + start : place + total]
-        digest = xxh3_128()
-        for at in range(0, len(content), PIECE_NBYTES):
-            piece = content[at : at + PIECE_NBYTES]
-            if not found[0]:
-                digest.update(piece[: form.nbytes - at])  # without what fills the record up
-            part.write(piece, address + start + at)
-        found[0] = found[0] or digest.hexdigest()
+        body = address + form.prefix_nbytes
+        content = self._room[place + form.prefix_nbytes : place + total]
+        found[0] = put_body(part, content, body, 0 if found[0] else form.nbytes) or found[0]
         self._finishing.fill_in(place, address, form, found[0].encode())
-        part.write(self._room[place : place + start], address)
+        part.write(self._room[place : place + form.prefix_nbytes], address)
 
-    def _complete(self, part: Part, row: int, found: list[str], sequence: int) -> None:
-        """Tell all who link to a large value, which is in the file, its digest."""
+    def _complete(self, part: Part, row: int, found: list[str], *others: Errand) -> None:
+        """Tell all who link to a large value, which is in the file, its digest; do the `others`."""
         self._finishing.tell_digest(part, row, found[0].encode())
-        part.sequence = sequence
+        for errand in others:
+            errand()
+
+    def _write_link(
+        self, value: Laid, found: Shelved, before: memoryview, began: int, count: int
+    ) -> None:
+        """Write a link in the place of a value that steps share, with the run `before` it.
+
+        The value is in its file before the link is in its own.
+        """
+        part, total, place = value[1], value[3], found.place
+        record, address = self._link(value, place)
+        self._num_laid += count
+
+        def write() -> None:
+            if found.write is not None:
+                found.write()
+            part.write(before, began)
+            part.write(record, address)
+
+        others = () if found.part is None else (found.part,)
+        self.open_parts.update(others)
+        flight = self._flight(part, len(before) + total, count, *others)
+        if found.write is None:
+            self._write_as_run(part, flight, write, len(before))
+            return
+        self._coming[place.part, place.row] = flight
+        self._end_run(part)
+        self._launch(flight, write)
+
+    def _link(self, value: Laid, place: SharedPlace) -> tuple[bytearray, int]:
+        """Have the part of `value` lead to `place`, where it lies by now: the record, and where."""
+        _, part, _, _, *owner, _, _ = value
+        if coming := self._coming.get((place.part, place.row)):
+            self._pens.end(coming)
+        address = part.end
+        record = self._finishing.link_record(value, address, (place.part, place.row))
+        part.end = address + len(record)
+        part.add_link(tuple(owner), place.part, place.row, place.told, place.path)
+        return record, address
+
+    def write_straight(self, part: Part, owner: Owner, source: Source) -> None:
+        """Write a value that is too large for the ring, which is empty; `working` is held."""
+        others = put_straight(part, owner, source, self._seal_shared)
+        self.open_parts.update({part} | ({others} if others else set()))
+
+    def _seal_shared(self, shared: Recurring) -> None:
+        """Let the shared parts that are being written be sealed, once all of them is written."""
+        for holder in shared.release():
+            self._launch(Flight(0, 0, partial(self._seal, holder)))
+        self._coming = {at: each for at, each in self._coming.items() if each.num_left}
 
     def _fail(self, error: BaseException) -> None:
         """Stop: keep what is in the parts, free the ring, and let the producer know."""

@@ -12,9 +12,11 @@ from xxhash import xxh3_128_hexdigest
 from dumpcmp.archive import schema
 from dumpcmp.archive.encoder import UNDEFINED
 from dumpcmp.archive.paths import dataset_path
-from dumpcmp.archive.schema import ADDRESS_AT, CRC_AT, MAGIC, PREFIX_HEADER
+from dumpcmp.archive.schema import ADDRESS_AT, CRC_AT, MAGIC, PREFIX_HEADER, SHARED
+from dumpcmp.archive.write import recurring
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Owner, Part
+from dumpcmp.archive.write.recurring import Recurring
 from dumpcmp.nouns.built import built
 from dumpcmp.nouns.record import Where
 
@@ -29,6 +31,24 @@ _PACK_CRC = schema.CRC.pack_into
 Laid = tuple[Any, ...]
 
 
+# The digests that came before, how large a record must be to be among them, and the step.
+Sight = tuple[dict[str, Any], int, int]
+
+
+def _outlook(part: Part) -> tuple[int, Sight | None]:
+    """How large a value is looked at by itself, and which others are because they came before.
+
+    In a run's first step nothing came before, and each that may come again is looked at.
+    """
+    shared: Recurring | None = part.recurring
+    least = recurring.LEAST_NBYTES
+    if shared is None:
+        return LARGE_NBYTES, None
+    if shared.is_first(part.facts["step"]):
+        return min(least, LARGE_NBYTES), None
+    return LARGE_NBYTES, (shared.known, least, part.facts["step"])
+
+
 class Finisher:
     """Finishes what lies in `room`, the memory of a ring, and tells the parts of it."""
 
@@ -39,15 +59,17 @@ class Finisher:
 
     def finish(
         self, pending: deque[Laid], part: Part, most: int
-    ) -> tuple[int, int, int, Laid | None]:
+    ) -> tuple[int, int, int, Laid | None, str]:
         """Finish what comes next in `pending` of `part` in one piece, of at most so many bytes.
 
-        Gives where it lies in the ring, how many records it is, and the large value behind it.
+        Gives where it lies in the ring, how many records it is, and the value behind it that is
+        large or came in another step before, with its digest if that was taken.
         """
+        large, sight = _outlook(part)
         if _core is not None:
-            found: tuple[int, int, int, Laid | None] = _core.finish(
-                pending, part, self._room, most, LARGE_NBYTES, self._undigested,
-                xxh3_128_hexdigest, self._add_link,
+            found: tuple[int, int, int, Laid | None, str] = _core.finish(
+                pending, part, self._room, most, large, self._undigested, xxh3_128_hexdigest,
+                self._add_link, sight,
             )  # fmt: skip
             return found
         start = stop = pending[0][2]
@@ -57,18 +79,23 @@ class Finisher:
             total = entry[3]
             if entry[1] is not part or entry[2] != stop or entry[0] == SEAL:
                 break
-            if entry[0] == _VALUE and total > LARGE_NBYTES:
-                return start, stop, count, pending.popleft()
+            if entry[0] == _VALUE and total > large:
+                return start, stop, count, pending.popleft(), ""
             if count and stop + total - start > most:
                 break
             pending.popleft()
             if entry[0] == _VALUE:
-                self._finish_value(entry, part)
+                digest = self._digest(entry)
+                if sight is not None and total > sight[1]:
+                    known, _, step = sight
+                    if known.setdefault(digest, step) != step:
+                        return start, stop, count, entry, digest
+                self.finish_value(entry, part, digest)
             else:
                 self._finish_text(*entry)
             stop += total
             count += 1
-        return start, stop, count, None
+        return start, stop, count, None, ""
 
     def await_digest(self, part: Part, row: int) -> None:
         """The digest of the value of `row` is not known yet, and links to it wait for it too."""
@@ -96,25 +123,44 @@ class Finisher:
         """Have `part` link to row `row` of `holder`, which is called `first` there."""
         if self._undigested and (holder, row) in self._undigested:
             self._undigested[holder, row].append((part, part.num_rows))
-        path = "" if holder is part else dataset_path(*first)  # within a part it has a header
-        part.add_link(owner, row, holder.row(row), path)
+        target = holder.row(row)
+        if target[3] >= SHARED:
+            path = holder.outside[row][1]
+        else:
+            path = "" if holder is part else dataset_path(*first)  # within a part it has a header
+        part.add_link(owner, holder.number, row, target, path)
 
-    def _finish_value(self, entry: Laid, part: Part) -> None:
-        """Wait for the copy, digest the bytes, and fill in what depends on the place.
+    def _digest(self, entry: Laid) -> str:
+        """Wait for the copy of a value, and digest its bytes."""
+        _, _, place, _, _, form, _, _, wait, given = entry
+        if wait is not None:
+            self.receive(wait, place)
+        if given:
+            return str(given)
+        start = place + form.prefix_nbytes
+        return xxh3_128_hexdigest(self._room[start : start + form.nbytes])
+
+    def finish_value(self, entry: Laid, part: Part, digest: str) -> None:
+        """Fill in what depends on the place of a value, and on its bytes.
 
         This runs for every value: it reads no attribute twice and calls little.
         """
-        _, _, place, total, call, form, number, order, wait, given = entry
-        address, prefix, nbytes = part.end, form.prefix_nbytes, form.nbytes
-        if wait is not None:
-            self.receive(wait, place)
-        start = place + prefix
-        digest = (given or xxh3_128_hexdigest(self._room[start : start + nbytes])).encode()
-        self.fill_in(place, address, form, digest)
+        _, _, place, total, call, form, number, order, _, _ = entry
+        address, prefix, octets = part.end, form.prefix_nbytes, digest.encode()
+        self.fill_in(place, address, form, octets)
         part.end = address + total
         part.add_value(
-            call, form, number, order, address, address + prefix if nbytes else 0, digest
+            call, form, number, order, address, address + prefix if form.nbytes else 0, octets
         )
+
+    def link_record(self, entry: Laid, address: int, to: tuple[int, int]) -> bytearray:
+        """The record of a link to part and row `to`, in place of the value that the ring holds."""
+        _, part, place, _, call, _, number, order, *_ = entry
+        record = bytearray(schema.text_prefix(b"[%d,%d]" % to))
+        sequence = schema.SEQUENCE.unpack_from(self._room, place + schema.SEQUENCE_AT)[0]
+        numbers = (call, number, part.num_rows, order)
+        schema.write_fields(record, schema.LINK, part.nonce, sequence, address, 0, numbers)
+        return record
 
     def receive(self, wait: Callable[[], None], place: int) -> None:
         """Wait until the bytes of the record at `place` are there, and say so in the ring."""

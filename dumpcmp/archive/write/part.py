@@ -24,6 +24,7 @@ from dumpcmp.archive.schema import (
     NO_ROW,
     PREFIX_HEADER,
     ROW,
+    SHARED,
     call_json,
     lost_row,
 )
@@ -87,6 +88,7 @@ class Part:
         self.forms: list[Template] = []
         self.rows = bytearray()
         self.outside: dict[int, tuple[str, str]] = {}  # row -> the part and path that have it
+        self.recurring: Any = None  # the Recurring of its model, where steps share anything
         self._committed = self._looked_at = 0  # where the file ended then
         self._committed_at = self.began
 
@@ -134,44 +136,67 @@ class Part:
         self.forms.append(form)
         return number
 
-    def append_value(self, owner: Owner, content: memoryview) -> None:
-        """Append a value, whose bytes are `content`, as the next row."""
+    def append_value(self, owner: Owner, content: memoryview, known: str = "") -> None:
+        """Append a value, whose bytes are `content`, as the next row; its digest may be known."""
         call, form, number, order = owner
-        digest = xxh3_128_hexdigest(content).encode()
+        digest = (known or xxh3_128_hexdigest(content)).encode()
         prefix = bytearray(form.prefix)
         form.write_header(prefix, self.end + len(prefix), digest)
         at = self.append(schema.VALUE, prefix, content, (call, number, self.num_rows, order))
         self.add_value(*owner, at, at + len(prefix) if form.nbytes else 0, digest)
 
+    def reserve_value(self, owner: Owner, digest: str) -> tuple[int, bytearray]:
+        """Take a value as the next row that others write: where it goes, and the prefix of it.
+
+        The prefix, which makes it valid, is to be written last.
+        """
+        call, form, number, order = owner
+        at, prefix = self.end, bytearray(form.prefix)
+        form.write_header(prefix, at + len(prefix), digest.encode())
+        numbers = (call, number, self.num_rows, order)
+        schema.write_fields(
+            prefix, schema.VALUE, self.nonce, self.sequence, at, form.nbytes, numbers
+        )
+        self.sequence += 1
+        self.end = at + form.total
+        self.add_value(*owner, at, at + len(prefix), digest.encode())
+        return at, prefix
+
     def append_large(self, owner: Owner, source: Source) -> None:
         """Append a value that is copied straight into the file, through a mapping of it."""
-        call, form, number, order = owner
+        self.keep_large(owner, self.fill_large(owner[1], source))
+
+    def fill_large(self, form: Template, source: Source) -> bytes:
+        """Copy a value to where it may lie next, through a mapping of the file; its digest."""
         start = self.end & -mmap.ALLOCATIONGRANULARITY
         lead, prefix, at = self.end - start, form.prefix_nbytes, self.end
         os.posix_fallocate(self.descriptor, at, form.total)
         with (
             _mapped(self.descriptor, lead + form.total, start) as whole,
-            whole[lead : lead + prefix] as head,
             whole[lead + prefix : lead + prefix + form.nbytes] as room,
         ):
             wait = source.copy_into(room)
             if wait is not None:
                 wait()
-            digest = xxh3_128_hexdigest(room).encode()
-            form.write_header(head, at + prefix, digest)
-            numbers = (call, number, self.num_rows, order)
-            schema.write_fields(
-                head, schema.VALUE, self.nonce, self.sequence, at, form.nbytes, numbers
-            )
-        self.add_value(*owner, at, at + prefix, digest)
-        self.end += form.total
+            return xxh3_128_hexdigest(room).encode()
 
-    def append_link(self, owner: Owner, row: int, target: tuple[Any, ...], path: str) -> None:
-        """Append a link to `target`, row `row` of its part, which has it at `path`."""
+    def keep_large(self, owner: Owner, digest: bytes) -> None:
+        """Take what `fill_large` has copied as the next row."""
+        at, prefix = self.reserve_value(owner, digest.decode())
+        self.write(prefix, at)
+
+    def drop_large(self) -> None:
+        """Give back the room of what `fill_large` has copied."""
+        os.ftruncate(self.descriptor, self.end)
+
+    def append_link(
+        self, owner: Owner, holder: int, row: int, target: tuple[Any, ...], path: str
+    ) -> None:
+        """Append a link to row `row` of part `holder`, as `add_link` takes it."""
         call, _, number, order = owner
-        prefix = schema.text_prefix(b"[%d,%d]" % (target[3], row))
+        prefix = schema.text_prefix(b"[%d,%d]" % (holder, row))
         self.append(schema.LINK, prefix, numbers=(call, number, self.num_rows, order))
-        self.add_link(owner, row, target, path)
+        self.add_link(owner, holder, row, target, path)
 
     def add_value(
         self, call: int, form: Template, number: int, order: int, at: int, offset: int,
@@ -183,13 +208,18 @@ class Part:
             digest,
         )  # fmt: skip
 
-    def add_link(self, owner: Owner, row: int, target: tuple[Any, ...], path: str) -> None:
-        """Take a value that `target`, row `row` of this part or an earlier one, has at `path`."""
+    def add_link(
+        self, owner: Owner, holder: int, row: int, target: tuple[Any, ...], path: str
+    ) -> None:
+        """Take a value that is `target`, row `row` of part `holder`: this, an earlier or a shared.
+
+        Where its bytes lie in another part, they are at `path` there.
+        """
         call, _, number, order = owner
         first, _, _, part, *_ = target
-        if part != self.number or first == ABSENT:
-            self.outside[self.num_rows] = part_name(part), path
-        self.rows += ROW.pack(call, number, order, part, row, *target[5:])
+        if not part == self.number == holder or first == ABSENT:
+            self.outside[self.num_rows] = part_name(part if part >= SHARED else holder), path
+        self.rows += ROW.pack(call, number, order, holder, row, *target[5:])
 
     def set_digest(self, row: int, digest: bytes) -> None:
         """Say what the digest of the value of `row` is, which was not known when it was added."""

@@ -14,6 +14,7 @@ from dumpcmp.archive.write.finishing import SEAL
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.pens import num_pens
+from dumpcmp.archive.write.recurring import Recurring
 from dumpcmp.archive.write.spares import Spares
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Where
@@ -97,8 +98,12 @@ class Steps:
     turn, twice as many as there are threads.
     """
 
-    def __init__(self, directory: RankDirectory, part_nbytes: int, drain: Drain) -> None:
+    def __init__(
+        self, directory: RankDirectory, part_nbytes: int, drain: Drain, *, shares: bool = True
+    ) -> None:
         self._directory, self._part_nbytes, self._drain = directory, part_nbytes, drain
+        self._shares = shares  # whether steps share what they have in common
+        self._recurring: dict[str, Recurring] = {}  # by model
         self._num_lanes = _num_lanes(part_nbytes)
         self._open: dict[tuple[str, int], StepPlan] = {}
         self._spares = Spares(directory, self._new_part)
@@ -140,6 +145,12 @@ class Steps:
                 self._seal(lane.part)
             self._spares.prepare(model, number)
 
+    @property
+    def shared(self) -> tuple[int, int]:
+        """How many values lie in shared parts, and their bytes that were there already."""
+        found = self._recurring.values()
+        return sum(each.num_values for each in found), sum(each.nbytes for each in found)
+
     def leave(self) -> None:
         """No step will begin any more."""
         self._spares.clear()
@@ -165,4 +176,12 @@ class Steps:
             "world_size": self._directory.world_size,
             "part": number,
         }
-        return Part(directory / part_name(number), facts)
+        part = Part(directory / part_name(number), facts)
+        if self._shares:
+            if model not in self._recurring:
+                self._recurring[model] = Recurring(
+                    directory.parent, facts, self._part_nbytes, self._num_lanes
+                )
+            part.recurring = self._recurring[model]
+            part.recurring.begin_step(step)
+        return part

@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dumpcmp.archive.paths import dataset_path, parts_in
+from dumpcmp.archive.paths import dataset_path, parts_in, shared_in
 from dumpcmp.archive.read.contents import Contents
 from dumpcmp.archive.read.part_index import read_index
 from dumpcmp.archive.read.partfile import PartFile
 from dumpcmp.archive.read.scan import Found, gather, journal_records, part_facts, scan
-from dumpcmp.archive.schema import ABSENT, DENSE, NO_ROW, PREFIX_HEADER, lost_row
+from dumpcmp.archive.schema import ABSENT, DENSE, NO_ROW, PREFIX_HEADER, SHARED, lost_row
 from dumpcmp.archive.write.objects import CallText, Template
 from dumpcmp.archive.write.part import LOST_PATH, Owner, Part
 from dumpcmp.nouns.errors import ArchiveError
@@ -20,7 +20,8 @@ from dumpcmp.nouns.errors import ArchiveError
 def recover(path: Path, stranded: list[Found], others: dict[int, Contents]) -> int:
     """Seal the part at `path` with all that its journal and the ring hold for it: so many values.
 
-    `others` are the contents of the other parts of the step, to which it may link.
+    `others` are the contents of the other parts of the step, and of those that steps share, to
+    which it may link.
     """
     with PartFile(path) as file:
         facts, records = part_facts(file), list(journal_records(file, []))
@@ -43,7 +44,7 @@ def recover(path: Path, stranded: list[Found], others: dict[int, Contents]) -> i
 def rescue(path: Path) -> None:
     """Seal a part that its own writer had to give up, where the disk has room for it again."""
     others: dict[int, Contents] = {}
-    for number, other in parts_in(path.parent).items():
+    for number, other in (parts_in(path.parent) | shared_in(path.parent.parent)).items():
         with suppress(ArchiveError), PartFile(other) as file:
             if other != path:
                 others[number] = read_index(file) or scan(file, [])
@@ -80,7 +81,7 @@ def _take(
     new = not written.has_row(number)
     if same != NO_ROW:
         target, path = _target(part, where, same, contents, others)
-        (part.append_link if new else part.add_link)(owner, same, target, path)
+        (part.append_link if new else part.add_link)(owner, where, same, target, path)
     elif new:
         lies = contents.location(number, offset, nbytes)
         with PartFile(lies.part) as ring:
@@ -97,4 +98,11 @@ def _target(
     holder = contents if own else others.get(number)
     if holder is None or not holder.has_row(row):
         return lost_row(number), LOST_PATH
-    return part.row(row) if own else holder.rows[row].item(), dataset_path(*holder.name(row))
+    target = part.row(row) if own else holder.rows[row].item()
+    if number >= SHARED:
+        target = (*target[:3], number, *target[4:])
+    elif target[3] >= SHARED:  # the value itself leads to a shared part
+        holder, row = others.get(target[3]), target[4]
+        if holder is None or not holder.has_row(row):
+            return target, LOST_PATH
+    return target, dataset_path(*holder.name(row))

@@ -245,8 +245,7 @@ class Staging(Desk):
         self._drain.wait_until(lambda: self._ring.is_idle)
         if self._drain.error is None:
             with self._drain.working:
-                plan.part.append_large(owner, source)
-                self._drain.open_parts.add(plan.part)
+                self._drain.write_straight(plan.part, owner, source)
 
     def _take_link(
         self, slot: str, form: Template, plan: PartPlan, call: CallPlan, to: Holding, order: int

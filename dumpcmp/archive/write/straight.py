@@ -103,7 +103,7 @@ class StraightPart:
     def _link(self, owner: Owner, earlier: Key) -> None:
         row = self._rows[earlier]
         path = dataset_path(earlier.op, earlier.call, earlier.slot)
-        self._part.append_link(owner, row, self._part.row(row), path)
+        self._part.append_link(owner, self._part.number, row, self._part.row(row), path)
 
     def _value(self, owner: Owner, source: Source | None) -> None:
         if source is not None and source.nbytes >= _LARGE:

@@ -62,6 +62,7 @@ class ArchiveWriter:
         ring_nbytes: int = RING_NBYTES,
         memory: Memory = "shared",
         buffer: int | None = None,
+        shares: bool = True,
     ) -> None:
         root = here(path, "written directly").absolute()  # wherever the program goes meanwhile
         self._directory = RankDirectory(root, rank, world_size)
@@ -74,7 +75,7 @@ class ArchiveWriter:
         # It stays a producer's turn while it waits for room and others have the lock: what one
         # lays down in several records is numbered by their order.
         self._turn, self._lock = threading.Lock(), self._drain.lock
-        self._steps = Steps(self._directory, part_nbytes, self._drain)
+        self._steps = Steps(self._directory, part_nbytes, self._drain, shares=shares)
         self._staging = Staging(self._drain, self._steps, self._turn.locked)
         self._error: BaseException | None = None  # where the program is, not in the thread
         self._told = False
@@ -245,6 +246,8 @@ class ArchiveWriter:
             "problem": problem,
             "num_records": self._staging.num_records,
             "nbytes": self._staging.nbytes,
+            "num_shared": self._steps.shared[0],
+            "nbytes_shared": self._steps.shared[1],
             "writer": None,
         }
         try:
