@@ -174,6 +174,16 @@ def damage(path: Path, how: str) -> None:
             shutil.copy(shared(path.with_name("other"))[0], part)
 
 
+def test_what_is_wrong_is_said_once_however_often_a_step_is_read(tmp_path: Path) -> None:
+    path = dump(tmp_path / "d")
+    damage(path, "missing")
+    archive = Archive(path)
+    for _ in range(3):
+        assert len(list(archive)) == 48
+        archive.forget()
+    assert len(archive.problems) == len({*archive.problems}) == 4  # steps
+
+
 @pytest.mark.parametrize("how", ["missing", "gone", "empty", "cut", "of another run"])
 def test_values_of_a_shared_part_that_is_not_there_say_so(tmp_path: Path, how: str) -> None:
     path, whole = dump(tmp_path / "d"), dump(tmp_path / "whole")

@@ -37,7 +37,7 @@ class Captured(Loader, Mapping[Key, Record]):
             self.path.refresh()
         self._directories = self._find_ranks()
         self._steps: dict[tuple[int, str, int], RankStep] = {}
-        self._flaws: list[str] = []  # of parts that were forgotten
+        self._flaws: dict[str, None] = {}  # of parts that were forgotten
         self._shared: dict[Path, SharedParts] = {}  # by the directory of their model
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,8 +89,7 @@ class Captured(Loader, Mapping[Key, Record]):
         return (
             *([f"{ranks_named(missing)} is missing"] if (missing := self.missing_ranks) else []),
             *(f"{ranks_named(ranks)}: {why}" for why, ranks in alike.items()),
-            *self._flaws,
-            *(problem for part in parts for problem in part.problems),
+            *(self._flaws | dict.fromkeys(problem for part in parts for problem in part.problems)),
         )
 
     @property
@@ -254,7 +253,7 @@ class Captured(Loader, Mapping[Key, Record]):
     def forget(self) -> None:
         """Let go of the steps that were read: whoever asks again reads them again."""
         parts = (part for step in self._steps.values() for part in step.parts.values())
-        self._flaws += [problem for part in parts for problem in part.problems]
+        self._flaws |= dict.fromkeys(problem for part in parts for problem in part.problems)
         self._steps.clear()
         SHARED_KEYS.forget()
         self.let_go()
