@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from dumpcmp.archive.read.sameness import same_contents
 from dumpcmp.archive.read.scan import read_part
 from dumpcmp.archive.schema import SHARED
 from dumpcmp.archive.upload import upload
-from dumpcmp.archive.write import drain, finishing, recurring
+from dumpcmp.archive.write import drain, finishing, pens, recurring, shelving
 from dumpcmp.archive.write.finishing import LARGE_NBYTES
+from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.compacting import compact
 from dumpcmp.nouns.errors import ArchiveError
-from dumpcmp.nouns.key import Key, Op
+from dumpcmp.nouns.key import Key, Op, Slot
 from dumpcmp.nouns.record import Call, Kept
 from dumpcmp.nouns.row import Verdict
 from tests.archive.test_finish import content
@@ -155,6 +157,36 @@ def test_a_step_needs_no_other_step(tmp_path: Path, gone: tuple[int, ...]) -> No
     check_values(path)
     assert Archive(path).steps("Model") == tuple(s for s in range(4) if s not in gone)
     assert all("token" in finding.problem for finding in audit(path).findings)
+
+
+def test_a_link_waits_for_its_value_and_for_none_of_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, write, done = shelving.put_value, Part.write, []
+
+    def put_value(part: Part, *rest: Any) -> None:
+        time.sleep(0.3 if part.facts["model"] == "Slow" else 0)
+        put(part, *rest)
+        done.append(("value", part.facts["model"]))
+
+    def written(part: Part, content: Any, address: int) -> None:
+        if b"[%d," % SHARED in bytes(content[:4096]):
+            done.append(("link", part.facts["model"]))
+        write(part, content, address)
+
+    monkeypatch.setattr(pens, "num_pens", lambda: 3)
+    monkeypatch.setattr(shelving, "put_value", put_value)
+    monkeypatch.setattr(Part, "write", written)
+    bits = {model: np.full(LARGE, n, np.float32) for n, model in enumerate(("Slow", "Fast"))}
+    with ArchiveWriter(tmp_path / "d") as sink, sink._drain.working:  # until all have come
+        for number, model in enumerate(("Slow", "Fast", "Slow")):
+            op = Op(f"op{number}")
+            sink.call(Call(model, 0, op, 0, number))
+            name = Key(model, 0, op, 0, Slot("param.weight"))
+            sink.put(record(name, bits[model], order=number), Dense(bits[model]))
+    assert done.index(("value", "Slow")) < done.index(("link", "Slow"))
+    assert done.index(("link", "Fast")) < done.index(("value", "Slow"))
+    assert done.count(("value", "Slow")) == done.count(("value", "Fast")) == 1
 
 
 def damage(path: Path, how: str) -> None:

@@ -11,37 +11,31 @@ import pytest
 from dumpcmp.nouns.quickly import quickly_made
 
 
-@dataclass(frozen=True, slots=True)
-class _Usual:
-    one: int
-    two: str = "b"
-    many: list[int] = field(default_factory=list)
-    sum: int = field(init=False)
+def _new() -> Any:
+    @dataclass(frozen=True, slots=True)
+    class Made:
+        one: int
+        two: str = "b"
+        many: list[int] = field(default_factory=list)
+        sum: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sum", self.one + len(self.many))
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "sum", self.one + len(self.many))
+
+    return Made
 
 
-@quickly_made
-@dataclass(frozen=True, slots=True)
-class _Quick:
-    one: int
-    two: str = "b"
-    many: list[int] = field(default_factory=list)
-    sum: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sum", self.one + len(self.many))
+_Usual, _Quick = _new(), quickly_made(_new())
 
 
 @pytest.mark.parametrize("args", [(1,), (1, "c"), (1, "c", [4, 5])])
 def test_it_is_made_as_usual(args: Any) -> None:
     one, other = _Usual(*args), _Quick(*args)
-    assert repr(other) == repr(one).replace("_Usual", "_Quick")
+    assert repr(other) == repr(one)
     assert other == _Quick(*args) and replace(other, one=3).one == 3
     with pytest.raises(FrozenInstanceError):
-        other.one = 2  # type: ignore[misc]
+        other.one = 2
     assert _Quick(1).many is not _Quick(1).many
     assert list(inspect.signature(_Quick).parameters) == ["one", "two", "many"]
     with pytest.raises(TypeError, match="one"):
-        _Quick()  # type: ignore[call-arg]
+        _Quick()

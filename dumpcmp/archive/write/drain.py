@@ -89,7 +89,6 @@ class Drain:
         self._runs: dict[Part, Flight] = {}  # records in one piece that are being written
         self._busy: Counter[Part] = Counter()  # how many flights each part waits for
         self._stamps: deque[tuple[int, float]] = deque()  # when records came, every few ms
-        self._coming: dict[tuple[int, int], Flight] = {}  # shared values that are under way
         self._pens = Pens()
         self._lookahead = Lookahead(self.pending, self.lock, self._room, self._pens)
         self._arrangements = Arrangements()
@@ -409,14 +408,14 @@ class Drain:
         if found.write is None:
             self._write_as_run(part, flight, write, len(before))
             return
-        self._coming[place.part, place.row] = flight
+        part.recurring.coming[place.part, place.row] = flight
         self._end_run(part)
         self._launch(flight, write)
 
     def _link(self, value: Laid, place: SharedPlace) -> tuple[bytearray, int]:
         """Have the part of `value` lead to `place`, where it lies by now: the record, and where."""
         _, part, _, _, *owner, _, _ = value
-        if coming := self._coming.get((place.part, place.row)):
+        if coming := part.recurring.coming.get((place.part, place.row)):
             self._pens.end(coming)
         address = part.end
         record = self._finishing.link_record(value, address, (place.part, place.row))
@@ -433,7 +432,6 @@ class Drain:
         """Let the shared parts that are being written be sealed, once all of them is written."""
         for holder in shared.release():
             self._launch(Flight(0, 0, partial(self._seal, holder)))
-        self._coming = {at: each for at, each in self._coming.items() if each.num_left}
 
     def _fail(self, error: BaseException) -> None:
         """Stop: keep what is in the parts, free the ring, and let the producer know."""

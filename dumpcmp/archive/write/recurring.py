@@ -63,11 +63,11 @@ class Recurring:
     def __init__(
         self, model: Path, facts: dict[str, Any], most_nbytes: int, num_lanes: int = 1
     ) -> None:
-        self.known: dict[
-            str, int | SharedPlace
-        ] = {}  # by digest: the step that had it, or where it lies
+        # by digest: the step that had it, or where it lies
+        self.known: dict[str, int | SharedPlace] = {}
         self.num_values = self.nbytes = 0  # that lie in shared parts, and that are there already
         self.samples: dict[tuple[int, int], Coming | None] = {}  # of large values that came
+        self.coming: dict[tuple[int, int], Flight] = {}  # to shared parts and rows, until it lands
         self._directory, self._facts = model / SHARED_DIRECTORY, {**facts, "step": -1}
         self._most_nbytes, self._num_lanes = most_nbytes, num_lanes
         self._first: int | None = None
@@ -149,6 +149,7 @@ class Recurring:
         """The parts that nothing more is laid into, to be sealed; what is known is kept small."""
         parts = [lane.part for lane in self._lanes]
         self._lanes, self._turn = [], 0
+        self.coming = {at: each for at, each in self.coming.items() if each.num_left}
         if len(self.samples) > MOST_KNOWN:
             self.samples = {at: each for at, each in self.samples.items() if each is not None}
         if len(self.known) > MOST_KNOWN:
