@@ -276,3 +276,23 @@ def test_what_a_collective_wrote_is_not_what_lay_there_before() -> None:
     assert value(sink, "<root>/all_gather", "output.0").tolist() == [1, 2, 3, 4]
     assert value(sink, "<root>/add", "input.0").tolist() == [0, 0, 0, 0]
     assert value(sink, "<root>/add", "input.1", 1).tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_collective_that_never_says_that_it_ended_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dist.Work, "is_completed", lambda work: False)
+
+    def body(x: Tensor) -> Tensor:
+        dist.all_reduce(x.clone(), async_op=True)
+        return x
+
+    taking = ModuleCapture(Recorder(DeviceLikeSink(), make_tap()))
+    with taking.running():
+        Program(body)(torch.ones(4))
+        said = taking.remarks()
+    assert said == [
+        "1 collective had not finished when the capture ended, and what it gave was not recorded: "
+        "<root>/all_reduce, step 0"
+    ]

@@ -67,6 +67,7 @@ class _Pending:
     outputs: list[Tensor]
     work: Any = None  # of a functional collective: none, its result is waited for
     waited: bool = False  # some works never say that they are completed
+    is_promised: bool = False  # on this stream, where it waits for the work's
 
 
 class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -114,7 +115,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             work = result[-1] if isinstance(result, tuple) else result
             self._pending.append(_Pending(step, call, outputs, dist.Work.unbox(work)))
             if _is_backward():  # torch waits where Python sees nothing, and uses a bucket again
-                after_pass(self.record_finished)
+                after_pass(self._pass_ended)
         return result
 
     def _count(self, name: Collective, bound: dict[str, Any]) -> None:
@@ -146,15 +147,37 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 one.waited = True
         self.record_finished()
 
+    def _pass_ended(self) -> None:
+        """Record what torch waited for by its future: a work may say so later that it is done.
+
+        Gloo completes the future first, NCCL only when the device is through with it; and the next
+        pass writes into the same bucket.
+        """
+        for one in self._pending:
+            one.is_promised = one.is_promised or _is_done(one.work)
+        self.record_finished()
+
     def record_finished(self) -> None:
         for one in list(self._pending):
-            if one.waited or (one.work is not None and one.work.is_completed()):
+            if one.waited or one.is_promised or (one.work and one.work.is_completed()):
                 self._pending.remove(one)
                 if not one.waited and one.outputs[0].is_cuda:
                     one.work.synchronize()  # this stream with that of the result
                 one.step.rewritten(one.call, one.outputs)
                 single = len(one.outputs) == 1
                 one.step.outputs(one.call, one.outputs[0] if single else one.outputs)
+
+    def remarks(self) -> list[str]:
+        """What the user must hear at the end: of collectives that nobody has waited for."""
+        self.record_finished()
+        if not self._pending:
+            return []
+        first, count = self._pending[0], len(self._pending)
+        what, it = ("1 collective", "it") if count == 1 else (f"{count} collectives", "they")
+        return [
+            f"{what} had not finished when the capture ended, and what {it} gave was not recorded: "
+            f"{first.call.op}, step {first.step.number}"
+        ]
 
     def waited(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap Work.wait: what it waited for is recorded before the program can change it."""
@@ -210,7 +233,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def collectives(step_here: Callable[[], Step | None]) -> Iterator[None]:
+def collectives(step_here: Callable[[], Step | None]) -> Iterator[CollectiveMode]:
     """Record collectives while the block runs; `step_here` says which step this thread is in."""
     mode = CollectiveMode(step_here)
     names = [n for n in dir(dist.ProcessGroup) if "reduce" in n and not n.startswith("__")]
@@ -218,9 +241,19 @@ def collectives(step_here: Callable[[], Step | None]) -> Iterator[None]:
     with patched((dist.Work, "wait", mode.waited), *reducing):
         try:
             with hearing(mode.finish), mode:
-                yield
+                yield mode
         finally:
             mode.record_finished()
+
+
+def _is_done(work: Any) -> bool:
+    """Whether the future of `work` is: what it promises is there for whoever waits on a stream."""
+    if work is None:
+        return False
+    try:
+        return bool(work.get_future().done())
+    except RuntimeError:  # works of this backend have none, and torch could not wait for it either
+        return False
 
 
 def _is_backward() -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -26,6 +26,9 @@ from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.replays import Replays
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.step_kinds import recomputation_of
+
+if TYPE_CHECKING:
+    from dumpcmp.taps.distributed.collectives import CollectiveMode
 
 
 class _Doing(threading.local):
@@ -54,6 +57,7 @@ class ModuleCapture:
         self._here = _Doing()
         recorder.active = lambda: self._here.step
         self.replays = Replays(recorder, recorder.graph_budget, lambda: self.compiles)
+        self._collectives: CollectiveMode | None = None  # of a run on several ranks
         self.compiles = False  # whether what the program compiles stays compiled
         self.enter = enter_module
         self.exit = exit_module
@@ -76,7 +80,8 @@ class ModuleCapture:
 
     def remarks(self) -> list[str]:
         """What the user must hear at the end."""
-        return self.replays.remarks()
+        unfinished = [] if self._collectives is None else self._collectives.remarks()
+        return [*unfinished, *self.replays.remarks()]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -101,7 +106,7 @@ class ModuleCapture:
             from dumpcmp.taps.distributed.collectives import collectives
 
             seen = distributed.remembering(self.compiles)
-            with seen, collectives(lambda: self._here.latest):
+            with seen, collectives(lambda: self._here.latest) as self._collectives:
                 yield
 
     @contextmanager
