@@ -224,8 +224,6 @@ a torch.compile backend
 several ranks
 {_DISPATCH}
     to read what a rank holds
-        torch.distributed.tensor: DTensor._local_tensor DTensor._spec
-        torch.distributed.device_mesh: DeviceMesh._get_root_mesh
         torch.distributed._functional_collectives: AsyncCollectiveTensor
     to know the ranks of a group
         torch.distributed.distributed_c10d: _resolve_process_group
@@ -233,7 +231,11 @@ several ranks
         torch._C: _current_graph_task_id
     to wait for the reduction of gradients
         torch.autograd: Variable._execution_engine
-several ranks, or values of a pipeline do not say which microbatch they are of, and what its \
+DTensors
+    to read what a rank holds
+        torch.distributed.tensor: DTensor._local_tensor DTensor._spec
+        torch.distributed.device_mesh: DeviceMesh._get_root_mesh
+pipelines, or values of a pipeline do not say which microbatch they are of, and what its \
 stages try out is recorded as steps
     to number microbatches
         torch.distributed.pipelining.stage: _PipelineStageBase

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -17,12 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.record import Call, Phase
+from dumpcmp.pytorch.imports import once_imported
 from dumpcmp.pytorch.names import patched
 from dumpcmp.taps.distributed.ranks import after_pass, hearing
 from dumpcmp.taps.recording.functions import Function
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.step import Step
 
+_DOOR = "__torch_dispatch__"
 _WRAPPERS = ("DTensor", "AsyncCollectiveTensor")
 
 
@@ -240,10 +243,25 @@ def collectives(step_here: Callable[[], Step | None]) -> Iterator[CollectiveMode
     reducing = [(dist.ProcessGroup, name, mode.reducing) for name in names]
     with patched((dist.Work, "wait", mode.waited), *reducing):
         try:
-            with hearing(mode.finish), mode:
+            with _plain_without_dynamo(), hearing(mode.finish), mode:
                 yield mode
         finally:
             mode.record_finished()
+
+
+@contextmanager
+def _plain_without_dynamo() -> Iterator[None]:
+    """Have the mode run unwrapped until dynamo is there: torch's wrapper imports it, for seconds.
+
+    The wrapper keeps dynamo out of the mode, which it need not before the program has imported it.
+    """
+    wrapped = getattr(CollectiveMode, _DOOR)
+    setattr(CollectiveMode, _DOOR, unwrap(wrapped))
+    try:
+        with once_imported("torch._dynamo", lambda: setattr(CollectiveMode, _DOOR, wrapped)):
+            yield
+    finally:
+        setattr(CollectiveMode, _DOOR, wrapped)
 
 
 def _is_done(work: Any) -> bool:

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, TypeVar
@@ -25,10 +25,12 @@ from dumpcmp.nouns.layouts import (
     parse_coordinates,
     parse_layout,
 )
+from dumpcmp.pytorch.imports import once_imported
 from dumpcmp.pytorch.names import Patch, check_names, patched
 from dumpcmp.taps.distributed.dtensor import layout_of_spec, masked
 
 _MACHINERY = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")  # of torch.ops
+_TENSOR, _PIPELINING = "torch.distributed.tensor", "torch.distributed.pipelining"
 _BETWEEN = (
     *("dumpcmp.taps.", "torch.overrides", "torch._ops", "torch._utils", "torch.utils."),
     *("torch.autograd.", "torch.nn.parameter", "torch.nn.functional"),
@@ -152,8 +154,8 @@ def unwrapped(tensor: Tensor) -> tuple[Tensor, str] | None:
 
 def is_dtensor(tensor: object) -> bool:
     """Whether `tensor` is a DTensor; imports nothing."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    kind = getattr(sys.modules.get(_TENSOR), "DTensor", None)  # none in the middle of its import
+    return kind is not None and isinstance(tensor, kind)
 
 
 def is_parallel_wrapper(module: torch.nn.Module) -> bool:
@@ -242,16 +244,26 @@ def captured() -> Iterator[World]:
 
 
 @contextmanager
-def remembering(is_traced: bool = False) -> Iterator[None]:
+def remembering(lacking: list[str], is_traced: bool = False) -> Iterator[None]:
     """Remember, while the block runs, the layouts of what leaves DTensors, and microbatches.
 
-    Where the program `is_traced`, `from_local` stays as it is: dynamo knows it by identity.
+    Torch's modules for these take seconds to import: they are patched once the program has done so.
+    What this torch lacks for it is added to `lacking`. Where the program `is_traced`, `from_local`
+    stays as it is: dynamo knows it by identity.
     """
-    from torch.distributed.tensor import DTensor
+    with ExitStack() as ends:
 
-    leaving = (DTensor, "to_local", _remembering_layout)
-    entering = () if is_traced else ((DTensor, "from_local", _remembering_origin),)
-    with patched(leaving, *entering, *_pipeline_patches()):
+        def know_layouts() -> None:
+            lacking.extend(check_names("DTensors"))
+            ends.enter_context(patched(*_tensor_patches(is_traced)))
+
+        def know_microbatches() -> None:
+            missing = check_names("pipelines")
+            lacking.extend(missing)
+            ends.enter_context(patched(*(() if missing else _pipeline_patches())))
+
+        ends.enter_context(once_imported(_TENSOR, know_layouts))
+        ends.enter_context(once_imported(_PIPELINING, know_microbatches))
         yield
 
 
@@ -310,9 +322,14 @@ def _working_on() -> tuple[Coordinate | None, Any]:
     return _working[-1] if is_asked and _working else (here.microbatch, here.stage)
 
 
+def _tensor_patches(is_traced: bool) -> list[Patch]:
+    from torch.distributed.tensor import DTensor
+
+    leaving: Patch = (DTensor, "to_local", _remembering_layout)
+    return [leaving] if is_traced else [leaving, (DTensor, "from_local", _remembering_origin)]
+
+
 def _pipeline_patches() -> list[Patch]:
-    if check_names("several ranks"):
-        return []
     from torch.distributed.pipelining import schedules, stage
 
     chunks = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")

@@ -105,7 +105,7 @@ class ModuleCapture:
             self.recorder.lacking += check_names("several ranks")
             from dumpcmp.taps.distributed.collectives import collectives
 
-            seen = distributed.remembering(self.compiles)
+            seen = distributed.remembering(self.recorder.lacking, self.compiles)
             with seen, collectives(lambda: self._here.latest) as self._collectives:
                 yield
 

@@ -1,23 +1,31 @@
 """Ranks: who a process is, what it says of its tensors, and what is left when one dies."""
 
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch import nn
+from torch.distributed.pipelining.stage import PipelineStage
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.cli import main
 from dumpcmp.comparing import compare
-from dumpcmp.nouns.errors import CaptureError, LayoutError
+from dumpcmp.dumping.capturing import capture
+from dumpcmp.nouns.errors import CaptureError, CaptureWarning, LayoutError
 from dumpcmp.nouns.layouts import parse_layout
 from dumpcmp.nouns.row import Verdict
+from dumpcmp.pytorch.names import NAMES, PrivateName
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.distributed.dtensor import layout_of_spec
 from dumpcmp.taps.distributed.ranks import World, layout, layout_of, remembering, set_rank, world
@@ -170,14 +178,78 @@ def test_the_commands_of_the_handbook(tmp_path: Path) -> None:
 
 
 def test_a_traced_program_meets_the_function_that_dynamo_knows() -> None:
-    from torch.distributed.tensor import DTensor
-
     known = DTensor.from_local
-    with remembering(is_traced=True):
+    with remembering([], is_traced=True):
         assert DTensor.from_local is known
-    with remembering():
+    with remembering([]):
         assert DTensor.from_local is not known
     assert DTensor.from_local is known
+
+
+SLOW = ("torch.distributed.tensor", "torch.distributed.pipelining", "torch._dynamo")
+
+
+class _Again(MetaPathFinder, Loader):
+    """Imports modules as they are: torch's cannot be executed twice."""
+
+    def __init__(self, modules: dict[str, ModuleType]) -> None:
+        self.modules = modules
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in self.modules else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None: ...
+
+
+@pytest.fixture
+def one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is one rank of two, and that has not imported what takes long."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    again = _Again({name: import_module(name) for name in SLOW})
+    monkeypatch.setattr(sys, "meta_path", [again, *sys.meta_path])
+    for name, module in again.modules.items():
+        for fact in ("__spec__", "__loader__"):
+            monkeypatch.setattr(module, fact, getattr(module, fact))  # importing it changes them
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.usefixtures("one_of_two")
+def test_a_capture_on_several_ranks_imports_nothing_that_takes_long(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with capture(model, tmp_path / "d"):
+        model(torch.ones(2))
+    assert not [name for name in SLOW if name in sys.modules]
+
+
+@pytest.mark.usefixtures("one_of_two")
+def test_what_the_program_imports_while_it_is_captured_is_seen(tmp_path: Path) -> None:
+    infer, to_local = PipelineStage._prepare_forward_infra, DTensor.to_local
+    with capture(None, tmp_path / "d"):
+        assert DTensor.to_local is to_local
+        assert import_module(SLOW[0]).DTensor.to_local is not to_local
+        assert PipelineStage._prepare_forward_infra is infer
+        assert import_module(SLOW[1]).PipelineStage._prepare_forward_infra is not infer
+        nn.Linear(2, 2)(torch.ones(2))
+    assert (PipelineStage._prepare_forward_infra, DTensor.to_local) == (infer, to_local)
+
+
+@pytest.mark.usefixtures("one_of_two")
+def test_what_torch_lacks_is_refused_or_told_of_when_the_program_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for user, loses in (("DTensors", ""), ("pipelines", "no microbatches")):
+        gone = PrivateName("torch:no_such_name", "to test", loses)
+        monkeypatch.setitem(NAMES, user, [gone])
+    told = pytest.warns(CaptureWarning, match=r"torch\.no_such_name: no microbatches")
+    with told, capture(None, tmp_path / "d"):
+        nn.Linear(2, 2)(torch.ones(2))
+        import_module(SLOW[1])
+        with pytest.raises(CaptureError, match="which DTensors needs"):
+            import_module(SLOW[0])
 
 
 class _Stage:
