@@ -123,6 +123,25 @@ def test_both_ways_share_the_same(
     assert len(written[0]) == 6 and written[0] == written[1]
 
 
+@pytest.mark.parametrize("way", ["quick", "slow"])
+def test_of_the_first_step_weights_alone_are_looked_at_by_themselves(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+
+    def spy(value: Any, *others: Any) -> Any:
+        looked_at.append(value[5].form.slot)
+        return shelving.shelved(value, *others)
+
+    monkeypatch.setattr(drain, "shelved", spy)
+    if way == "slow":
+        monkeypatch.setattr(finishing, "_core", None)
+    dump(tmp_path / "d", steps=1)
+    assert looked_at == ["param.weight"]
+    dump(tmp_path / "e", steps=2)
+    assert looked_at[1:] == ["param.weight", "input.1", "input.1"], "and then what came before"
+
+
 def test_any_tool_finds_shared_values_where_the_step_has_them(tmp_path: Path) -> None:
     path = dump(tmp_path / "d")
     for step in range(4):

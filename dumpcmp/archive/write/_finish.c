@@ -70,7 +70,8 @@ typedef struct {
     PyObject *undigested, *digest, *add_link;
     PyObject *known, *step; /* digests that came before, NULL: nobody asks; and the part's step */
     Py_ssize_t least;       /* bytes of a record that is looked for among them */
-    PyObject *found;        /* the digest of a value that came before, owned */
+    int is_first;           /* weights will come again */
+    PyObject *found;        /* the digest of a value that came before or lasts, owned */
     Py_buffer room;
     uint64_t end;    /* of the part */
     uint32_t number; /* of the part */
@@ -91,6 +92,7 @@ typedef struct {
     uint64_t prefix_nbytes, nbytes;
     char *header, *link;
     Py_ssize_t header_nbytes, link_nbytes, address_at, digest_at, order_at, target_at;
+    int is_weight;
     PyObject *told; /* owns the bytes */
 } Stamp;
 
@@ -98,11 +100,11 @@ static int read_stamp(PyObject *form, Stamp *stamp)
 {
     stamp->told = PyObject_GetAttr(form, names.stamp);
     unsigned long long prefix_nbytes, nbytes;
-    if (!stamp->told || !PyArg_ParseTuple(stamp->told, "KKy#nny#nn", &prefix_nbytes, &nbytes,
+    if (!stamp->told || !PyArg_ParseTuple(stamp->told, "KKy#nny#nnp", &prefix_nbytes, &nbytes,
                                           &stamp->header, &stamp->header_nbytes,
                                           &stamp->address_at, &stamp->digest_at, &stamp->link,
                                           &stamp->link_nbytes, &stamp->order_at,
-                                          &stamp->target_at))
+                                          &stamp->target_at, &stamp->is_weight))
         return -1;
     stamp->prefix_nbytes = prefix_nbytes;
     stamp->nbytes = nbytes;
@@ -163,13 +165,15 @@ static int add_row(Run *run, const char *row)
     return to ? 0 : -1;
 }
 
-/* Whether the bytes of this digest came in another step before; keeps it in mind. */
-static int comes_again(Run *run, const char *digits)
+/* Whether the bytes of this digest came in another step before, or last; keeps others in mind. */
+static int comes_again(Run *run, const char *digits, int lasts)
 {
     PyObject *text = PyUnicode_FromStringAndSize(digits, DIGEST_NBYTES);
-    PyObject *before = text ? PyDict_GetItemWithError(run->known, text) : NULL;
+    PyObject *before = text && !lasts ? PyDict_GetItemWithError(run->known, text) : NULL;
     int again = -1;
-    if (before)
+    if (text && lasts)
+        again = 1;
+    else if (before)
         again = PyObject_RichCompareBool(before, run->step, Py_NE);
     else if (text && !PyErr_Occurred())
         again = PyDict_SetItem(run->known, text, run->step);
@@ -179,7 +183,7 @@ static int comes_again(Run *run, const char *digits)
     return again;
 }
 
-/* (VALUE, part, place, total, call, form, number, order, wait, digest); 1: it came before. */
+/* (VALUE, part, place, total, call, form, number, order, wait, digest); 1: it came before, or lasts. */
 static int finish_value(Run *run, PyObject *entry, char *record, Py_ssize_t total)
 {
     Py_ssize_t place, laid;
@@ -200,7 +204,8 @@ static int finish_value(Run *run, PyObject *entry, char *record, Py_ssize_t tota
     }
     if (read_digest(run, given, record + stamp.prefix_nbytes, stamp.nbytes, row + ROW_DIGEST) < 0)
         goto end;
-    if (run->known && total > run->least && (done = comes_again(run, row + ROW_DIGEST)) != 0)
+    if (run->known && total > run->least &&
+        (done = comes_again(run, row + ROW_DIGEST, run->is_first && stamp.is_weight)) != 0)
         goto end;
     done = -1;
     uint64_t offset = run->end + stamp.prefix_nbytes, header = run->end + PREFIX_HEADER;
@@ -291,7 +296,8 @@ static int take_next(PyObject *pending)
 }
 
 /* Finish what is pending of the part in one piece: (start, stop, count, a value or None, digest).
-   The value, which lies behind the piece, is large, or came before; then its digest is told. */
+   The value, which lies behind the piece, is large, or came before, or lasts; then its digest is
+   told. */
 static PyObject *finish_all(Run *run, PyObject *pending, Py_ssize_t most, Py_ssize_t large)
 {
     Py_ssize_t start = -1, stop = 0, count = 0;
@@ -371,7 +377,8 @@ static int read_part(Run *run)
 }
 
 /* Finish the records of (pending, part, room, most, large, undigested, digest, add_link, sight); the
-   last is None or (the digests that came before, the least bytes of a record among them, the step). */
+   last is None or (the digests that came before, the least bytes of a record among them, the step,
+   whether weights last). */
 static PyObject *finish(PyObject *self, PyObject *args)
 {
     (void)self;
@@ -382,8 +389,9 @@ static PyObject *finish(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OOw*nnOOO|O", &pending, &run.part, &run.room, &most, &large,
                           &run.undigested, &run.digest, &run.add_link, &sight))
         return NULL;
-    int is_sound = sight == Py_None || PyArg_ParseTuple(sight, "O!nO", &PyDict_Type, &run.known,
-                                                        &run.least, &run.step);
+    int is_sound = sight == Py_None || PyArg_ParseTuple(sight, "O!nOp", &PyDict_Type,
+                                                        &run.known, &run.least, &run.step,
+                                                        &run.is_first);
     if (is_sound && read_part(&run) == 0)
         found = finish_all(&run, pending, most, large);
     PyObject *end = found ? PyLong_FromUnsignedLongLong(run.end) : NULL;

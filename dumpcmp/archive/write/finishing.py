@@ -31,22 +31,22 @@ _PACK_CRC = schema.CRC.pack_into
 Laid = tuple[Any, ...]
 
 
-# The digests that came before, how large a record must be to be among them, and the step.
-Sight = tuple[dict[str, Any], int, int]
+# The digests that came before, how large a record must be to be among them, the step, and whether
+# weights are looked at for themselves.
+Sight = tuple[dict[str, Any], int, int, bool]
 
 
-def _outlook(part: Part) -> tuple[int, Sight | None]:
-    """How large a value is looked at by itself, and which others are because they came before.
+def _sight(part: Part) -> Sight | None:
+    """Which values of `part` are looked at by themselves although they are not large.
 
-    In a run's first step nothing came before, and each that may come again is looked at.
+    These are such as came in another step before, and weights of a run's first step, since they
+    will come again.
     """
     shared: Recurring | None = part.recurring
-    least = recurring.LEAST_NBYTES
     if shared is None:
-        return LARGE_NBYTES, None
-    if shared.is_first(part.facts["step"]):
-        return min(least, LARGE_NBYTES), None
-    return LARGE_NBYTES, (shared.known, least, part.facts["step"])
+        return None
+    step = part.facts["step"]
+    return shared.known, recurring.LEAST_NBYTES, step, shared.is_first(step)
 
 
 class Finisher:
@@ -63,12 +63,12 @@ class Finisher:
         """Finish what comes next in `pending` of `part` in one piece, of at most so many bytes.
 
         Gives where it lies in the ring, how many records it is, and the value behind it that is
-        large or came in another step before, with its digest if that was taken.
+        large, came in another step before or lasts, with its digest if that was taken.
         """
-        large, sight = _outlook(part)
+        sight = _sight(part)
         if _core is not None:
             found: tuple[int, int, int, Laid | None, str] = _core.finish(
-                pending, part, self._room, most, large, self._undigested, xxh3_128_hexdigest,
+                pending, part, self._room, most, LARGE_NBYTES, self._undigested, xxh3_128_hexdigest,
                 self._add_link, sight,
             )  # fmt: skip
             return found
@@ -79,7 +79,7 @@ class Finisher:
             total = entry[3]
             if entry[1] is not part or entry[2] != stop or entry[0] == SEAL:
                 break
-            if entry[0] == _VALUE and total > large:
+            if entry[0] == _VALUE and total > LARGE_NBYTES:
                 return start, stop, count, pending.popleft(), ""
             if count and stop + total - start > most:
                 break
@@ -87,8 +87,9 @@ class Finisher:
             if entry[0] == _VALUE:
                 digest = self._digest(entry)
                 if sight is not None and total > sight[1]:
-                    known, _, step = sight
-                    if known.setdefault(digest, step) != step:
+                    known, _, step, is_first = sight
+                    lasts = is_first and entry[5].is_weight
+                    if lasts or known.setdefault(digest, step) != step:
                         return start, stop, count, entry, digest
                 self.finish_value(entry, part, digest)
             else:

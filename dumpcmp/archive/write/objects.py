@@ -23,6 +23,7 @@ from dumpcmp.archive.schema import (
     call_json,
 )
 from dumpcmp.archive.write.desk import Footprint
+from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.record import Call, Kept
 from dumpcmp.nouns.value import DTYPES
 
@@ -181,6 +182,7 @@ class Template(Footprint):
     def __init__(self, form: Form) -> None:
         self.form = form
         self.slot = link_name(form.slot)
+        self.is_weight = Slot(form.slot).is_weight
         self.nbytes = 0
         dtype, shape = form.held
         whole = form.kept is not Kept.NOTHING
@@ -204,7 +206,7 @@ class Template(Footprint):
         link = self.links.pack(self.before_order, 0, self.before_target, 0)
         self.stamp = (
             self.prefix_nbytes, self.nbytes, self.prefix[PREFIX_HEADER:], at, end, link,
-            len(self.before_order), target_at,
+            len(self.before_order), target_at, self.is_weight,
         )  # fmt: skip
 
     def write_header(self, record: memoryview | bytearray, address: int, digest: bytes) -> None:

@@ -12,7 +12,7 @@ from dumpcmp.archive.schema import MAX_LINKS, SHARED, SHARED_DIRECTORY
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Owner, Part
 from dumpcmp.archive.write.pens import Errand, Flight
-from dumpcmp.nouns.key import Op, Slot
+from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call, Kept
 
 LEAST_NBYTES = 1 << 14  # of a record: what says where a smaller one lies is worth as much
@@ -102,7 +102,7 @@ class Recurring:
 
     def lasts(self, form: Template, step: int) -> bool:
         """Whether a value of this form will come again: a parameter or buffer of the first step."""
-        return step == self._first and Slot(form.form.slot).is_weight
+        return step == self._first and form.is_weight
 
     def declare(self, op: str, form: Template) -> tuple[Part, Owner, str]:
         """Tell the shared part of what comes next: the part, the owner of its row, and its path."""
