@@ -1,17 +1,20 @@
-"""Compiled code, where it was built and is not older than its source."""
+"""Compiled code, where it was built and is not older than its sources."""
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]+"([^"\n]+)"', re.MULTILINE)
+
 
 def built(name: str) -> ModuleType | None:
-    """The compiled module `name`; None where there is none, or its source has changed since.
+    """The compiled module `name`; None where there is none, or a source of it has changed since.
 
     Whoever asks computes the same without it, only slower. A checkout that is used in place has
-    the source beside it, and may have been brought up to date without being built again.
+    the sources beside it, and may have been brought up to date without being built again.
     """
     try:
         module = import_module(name)
@@ -21,5 +24,18 @@ def built(name: str) -> ModuleType | None:
 
 
 def _is_older(binary: Path) -> bool:
+    built_at = binary.stat().st_mtime
     source = binary.with_name(f"{binary.name.partition('.')[0]}.c")
-    return source.exists() and source.stat().st_mtime > binary.stat().st_mtime
+    return any(path.stat().st_mtime > built_at for path in _sources(source))
+
+
+def _sources(source: Path) -> set[Path]:
+    """`source` and the headers that it includes by name, and theirs; empty where there is none."""
+    found: set[Path] = set()
+    left = [source]
+    while left:
+        path = left.pop().resolve()
+        if path not in found and path.exists():
+            found.add(path)
+            left += [path.parent / name.decode() for name in _INCLUDE.findall(path.read_bytes())]
+    return found
