@@ -250,10 +250,12 @@ def test_a_path_is_not_reused_unless_told(tmp_path: Path, here: Callable[..., En
 
 
 def test_a_live_line_on_a_terminal_and_nothing_on_a_pipe(
-    tmp_path: Path, here: Callable[..., Ended]
+    tmp_path: Path, here: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--path", str(tmp_path / "d1"), "--level", "modules", str(PROGRAMS / "saves.py")]
+    monkeypatch.setenv("FORCE_COLOR", "1")  # by itself rich writes no such line into a pipe
     assert "MB/s" not in here(*words).stderr
+    monkeypatch.delenv("FORCE_COLOR")
     shown = on_a_terminal([sys.executable, "-m", "dumpcmp", "dump", "--overwrite", *words])
     assert all(word in shown for word in ("ops", "values", "MB/s", "queued", "for the disk"))
 
