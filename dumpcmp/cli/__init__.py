@@ -1,5 +1,6 @@
 """The command line: one small file per command, and the one place that prints errors."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
 from typing import Any
@@ -49,6 +50,10 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             if COMMANDS:
                 formatter.write_dl(list(COMMANDS.items()))
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        """Run what `args` say. Without any, the process is the command's own, as `obj` tells it."""
+        return super().main(args, *rest, obj=args is None, **options)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         with told():

@@ -36,7 +36,9 @@ from dumpcmp.summary.sketch import SIZES
 @click.option("--disk-budget", metavar="SIZE", help="Compact the oldest parts down to SIZE (20G).")
 @sharing_options
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@click.pass_obj
 def command(
+    is_own_process: bool,
     path: Path, watch: bool, sketch: str, hashes: int, segments: int, seed: int,
     min_max_only: bool, keep_full: tuple[str, ...], reduce: str | None, disk_budget: str | None,
     jobs: int, executor: str | None, quiet: bool,
@@ -45,7 +47,7 @@ def command(
 
     A part is replaced only after its draft was checked. Stop it at any time: what is done stays.
     """
-    if watch:
+    if watch and is_own_process:
         os.nice(10)  # the run beside comes first
     done = compact(
         path, watch=watch, sketch=int(sketch), hashes=hashes, segments=segments, seed=seed,

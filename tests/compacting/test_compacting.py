@@ -1,5 +1,6 @@
 """Laws of compaction: the same Keys with less behind them, however often and whenever it runs."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -285,6 +286,19 @@ def test_watching_compacts_what_a_running_capture_finishes_and_then_stops(tmp_pa
     assert {how for key, how in kept(Archive(path)).items() if key.slot == "output.0"} == {
         Kept.SUMMARY
     }
+
+
+def test_watching_lets_others_go_first_in_a_process_of_its_own(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    niced: list[int] = []
+    monkeypatch.setattr(os, "nice", niced.append)
+    words = ["compact", str(whole), "--watch"]
+    assert CliRunner().invoke(main, words).exit_code == 0 and not niced
+    monkeypatch.setattr(sys, "argv", ["dumpcmp", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0 and niced == [10]
 
 
 def test_a_reader_that_is_overtaken_says_so(whole: Path) -> None:
