@@ -19,7 +19,7 @@ MODES = {
     "eager": "eager",
     "fx": "fx",
     "aten": "aten",
-    "compiled": "compiled",
+    "compiled": dumpcmp.Compiled(twin=False),
     "boundary": dumpcmp.Boundary("aot_eager"),
 }
 FINE = {Verdict.PASS, Verdict.FUSED, Verdict.COVERED, Verdict.DEAD, Verdict.UNPAIRED}
