@@ -14,7 +14,6 @@ from tests.taps.distributed.launching import forked
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts inherits this
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a second of each program that a test starts
 # What the processor says it can do, the compiler can: Inductor tries it out, for ten seconds.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
