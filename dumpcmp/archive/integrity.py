@@ -19,6 +19,7 @@ from dumpcmp.archive.soundness import Flaw, StepAudit, StepTask, audit_step, aud
 from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
 from dumpcmp.execute import SerialExecutor, in_batches, run_each
+from dumpcmp.nouns.options import readable
 
 StepsTold = Callable[[int, int], None]  # is told how many are checked, and how many there are
 
@@ -99,12 +100,13 @@ def _audit(archive: Archive, repair: bool, workers: Executor, tell: StepsTold | 
     checked: list[StepAudit] = []
     for each in ranks:
         flaws += each.before()
+        begin = len(checked)
         for step in each.steps:
             checked.append(audit_step(step) if step.stranded else next(done))
             flaws += checked[-1].flaws
             if tell is not None:
                 tell(len(checked), len(steps))
-        flaws += each.after()
+        flaws += each.after(checked[begin:])
     everyone = set(archive.ranks)
     flaws += [
         Flaw(archive.path, f"rank {rank} has no step {step} of {model}, others do")
@@ -159,13 +161,14 @@ class _RankAudit:
             self.find(self.ring, told, "moved into their parts")
         return self._told()
 
-    def after(self) -> list[Flaw]:
-        """What shows when its steps are checked, and mended."""
+    def after(self, checked: Sequence[StepAudit]) -> list[Flaw]:
+        """What shows when its steps are `checked`, and mended."""
         if self.mends and self.ring is not None:
             self.ring.unlink(missing_ok=True)
         self._check_run()
         for model in self.models:
             self._check_tokens(model)
+            self._check_unused(model, checked)
         return self._told()
 
     def _told(self) -> list[Flaw]:
@@ -206,6 +209,21 @@ class _RankAudit:
         first = 0 if everything else min(steps, default=0)
         if missing := listed(gaps(steps, first)):
             self.find(model, f"token {missing} is not there", harmless=not everything)
+
+    def _check_unused(self, model: Path, checked: Sequence[StepAudit]) -> None:
+        """Find shared parts that no step leads to; told only where every step can tell."""
+        if self.live or (self.directory / paths.MOVED).is_file():
+            return
+        steps = {task.directory: done for task, done in zip(self.steps, checked, strict=True)}
+        used = [steps[step].leads_to for step in paths.steps_in(model).values() if step in steps]
+        known = [found for found in used if found is not None]
+        if len(known) < len(used):
+            return
+        for number, part in paths.shared_in(model).items():
+            if number not in frozenset().union(*known):
+                size = readable(part.stat().st_size)
+                told = f"no step leads to it any more; dumpcmp compact frees its {size}"
+                self.find(part, told, harmless=True)
 
 
 def _shared_in(model: Path) -> list[Path]:

@@ -48,6 +48,7 @@ class StepAudit:
     num_parts: int
     num_records: int
     nbytes: int  # of tensors whose digests were checked
+    leads_to: frozenset[int] | None  # which shared parts; None where not all of it can tell
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def audit_step(task: StepTask) -> StepAudit:
     checking.check(task.directory)
     is_shared = task.directory.name == SHARED_DIRECTORY  # whose values steps count as theirs
     counts = checking.num_parts, 0 if is_shared else checking.num_records, checking.nbytes
-    return StepAudit(tuple(checking.flaws), *counts)
+    return StepAudit(tuple(checking.flaws), *counts, checking.leads_to)
 
 
 def audit_steps(tasks: Sequence[StepTask]) -> list[StepAudit]:
@@ -86,6 +87,7 @@ class _StepChecking:
         self.live, self.mends, self.stranded = task.is_live, task.mends, list(task.stranded)
         self.flaws: list[Flaw] = []
         self.num_parts = self.num_records = self.nbytes = 0
+        self.leads_to: frozenset[int] | None = None
 
     def find(self, place: Path, problem: str, mended: str = "") -> None:
         """Note a flaw; `mended` says what a repair does about it."""
@@ -118,7 +120,10 @@ class _StepChecking:
             if contents is not None:
                 known[number] = contents
                 self.num_parts += 1
-        for contents in [each for number, each in known.items() if number < SHARED]:
+        own = [each for number, each in known.items() if number < SHARED]
+        if len(own) == len(parts) and not missing and all(each.sealed for each in own):
+            self.leads_to = frozenset().union(*map(_shared_parts, own))
+        for contents in own:
             self._check_values(contents, known)
 
     def _open(
@@ -129,7 +134,7 @@ class _StepChecking:
         What it leads to of what steps share is `known` then, if it can be read.
         """
         contents = read_part(path, path.parent.parent.name, 0, number, self.stranded)
-        others = np.unique(contents.rows["part"][contents.rows["part"] >= SHARED]).tolist()
+        others = _shared_parts(contents)
         shared.look_for(others)
         for other in others:
             if isinstance(found := shared.get(other), Contents):
@@ -187,6 +192,13 @@ class _StepChecking:
         if header:
             yield from _check_header(file, header, offset, nbytes)
         self.nbytes += nbytes
+
+
+def _shared_parts(contents: Contents) -> list[int]:
+    """The shared parts that rows of a part lead to."""
+    numbers = contents.rows["part"]
+    found: list[int] = np.unique(numbers[numbers >= SHARED]).tolist()
+    return found
 
 
 def _check_header(file: PartFile, header: int, offset: int, nbytes: int) -> Iterator[str]:

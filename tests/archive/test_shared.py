@@ -281,6 +281,25 @@ def test_summaries_of_shared_values_are_the_steps_own(tmp_path: Path) -> None:
     assert audit(path).sound and dumpcmp.compare(path, path).exit_code == 0
 
 
+def test_an_audit_tells_of_shared_parts_that_no_step_leads_to(tmp_path: Path) -> None:
+    path = dump(tmp_path / "d")
+    held = {part: part.read_bytes() for part in shared(path)}
+    assert held and not audit(path).findings
+    compact(path)
+    assert not shared(path)
+    for part, written in held.items():  # as a crash leaves it before the last of a compaction
+        part.parent.mkdir(exist_ok=True)
+        part.write_bytes(written)
+    told = audit(path)
+    assert told.sound and {one.place for one in told.findings} == held.keys()
+    assert all("no step leads to it" in one.problem for one in told.findings)
+    step = next(part for part in parts(path) if part.parent.name == "2")
+    step.write_bytes(step.read_bytes()[:-64])
+    assert not any("no step leads" in one.problem for one in audit(path).findings)
+    compact(path)
+    assert shared(path) == list(held), "which may be its"
+
+
 def test_a_run_that_goes_on_keeps_what_it_may_lead_to(tmp_path: Path) -> None:
     path = tmp_path / "d"
     with ArchiveWriter(path) as sink:
