@@ -174,10 +174,11 @@ def report(dumped: "Dumped", path: str) -> int:
     if dumped.error is not None:
         show_error(dumped.error)
     counts = dumped.counts
+    size = (counts.nbytes - dumped.nbytes_shared) / 1e6
     ending = "" if dumped.error is None else ", up to where the program stopped"
     click.echo(
         f"dumpcmp: {counts.steps} tokens, {counts.calls} ops, {counts.values} values "
-        f"({counts.links} of them links), {counts.nbytes / 1e6:.1f} MB in {path}{ending}",
+        f"({counts.links} of them links), {size:.1f} MB in {path}{ending}",
         err=True,
     )
     if dumped.problem:

@@ -44,6 +44,7 @@ class Dumped:
     problem: str = ""  # why the archive is not what was asked for
     cost: str = ""  # what the capture took of the program's time, and of the memory
     num_lost: int = 0  # values that were seen and are not in the archive
+    nbytes_shared: int = 0  # of those that were counted: stored once, for several tokens
 
     @property
     def is_empty(self) -> bool:
@@ -111,6 +112,7 @@ def dump(
         problem=stopped or beside.trouble,
         cost=cost_of(now, time.monotonic() - ended),
         num_lost=max(0, now.counts.values - len(Archive(now.path))) if stopped else 0,
+        nbytes_shared=now.progress.nbytes_shared,
     )
 
 
@@ -119,8 +121,11 @@ def cost_of(now: Capture, closing: float) -> str:
     progress, spent = now.progress, now.counts.seconds
     waited = progress.seconds_waited
     share = f", {waited / spent:.0%} of the {spent:.2f} s that the tokens took" if spent else ""
+    again = progress.nbytes_shared
+    shared = f" ({readable(again)} that earlier tokens had were not again)" if again else ""
+    written = f"{readable(progress.nbytes - again)} written{shared}"
     return (
-        f"cost: {readable(progress.nbytes)} written, {waited:.2f} s waited for the disk{share}; "
+        f"cost: {written}, {waited:.2f} s waited for the disk{share}; "
         f"{closing:.2f} s at the end; buffer {readable(progress.buffer)}"
     )
 

@@ -22,6 +22,7 @@ from dumpcmp import Archive
 from dumpcmp.archive.integrity import audit
 from dumpcmp.cli import main
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.options import readable
 
 PROGRAMS = Path(__file__).parents[1] / "taps" / "programs"
 
@@ -314,3 +315,8 @@ def test_every_nth_token_and_what_it_cost(here: Callable[..., Ended], tmp_path: 
     assert archive.run[0]["run"]["filters"]["every"] == 2
     assert audit(tmp_path / "d").exit_code == 0, "steps left out by request are not missed"
     assert "cost: " in ran and "of the" in ran and "buffer 8.4 MB" in ran
+    run = archive.run[0]
+    again, size = run["nbytes_shared"], run["nbytes"] - run["nbytes_shared"]
+    assert 0 < size < sum(part.stat().st_size for part in (tmp_path / "d").rglob("*.h5"))
+    told = f"{readable(size)} written ({readable(again)} that earlier tokens had were not again)"
+    assert again > 16 << 10 and told in ran and f" {size / 1e6:.1f} MB in d\n" in ran

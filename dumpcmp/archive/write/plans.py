@@ -148,7 +148,7 @@ class Steps:
     @property
     def shared(self) -> tuple[int, int]:
         """How many values lie in shared parts, and their bytes that were there already."""
-        found = self._recurring.values()
+        found = list(self._recurring.values())  # at once: another thread may look
         return sum(each.num_values for each in found), sum(each.nbytes for each in found)
 
     def leave(self) -> None:

@@ -38,6 +38,9 @@ class Progress:
     seconds_waited: float  # for a disk that is slower than the model
     buffer: int  # bytes of memory that may hold what the disk has not taken yet
     queued: int  # bytes that wait there now
+    nbytes_shared: (
+        int  # of `nbytes`, those that an earlier step had and that were not written again
+    )
 
 
 class ArchiveWriter:
@@ -128,8 +131,8 @@ class ArchiveWriter:
     def progress(self) -> Progress:
         """What has been received so far."""
         staging, ring = self._staging, self._ring
-        waited = self._drain.seconds_waited
-        return Progress(staging.num_records, staging.nbytes, waited, ring.most, ring.used)
+        waited, (_, again) = self._drain.seconds_waited, self._steps.shared
+        return Progress(staging.num_records, staging.nbytes, waited, ring.most, ring.used, again)
 
     def __enter__(self) -> Self:
         return self
