@@ -23,7 +23,7 @@ from dumpcmp.archive.read.sameness import same_contents
 from dumpcmp.archive.read.scan import read_part
 from dumpcmp.archive.schema import SHARED
 from dumpcmp.archive.upload import upload
-from dumpcmp.archive.write import drain, finishing, pens, recurring, shelving
+from dumpcmp.archive.write import drain, finishing, pens, recurring, scribe, shelving
 from dumpcmp.archive.write.finishing import LARGE_NBYTES
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.writer import ArchiveWriter
@@ -133,7 +133,7 @@ def test_of_the_first_step_weights_alone_are_looked_at_by_themselves(
         looked_at.append(value[5].form.slot)
         return shelving.shelved(value, *others)
 
-    monkeypatch.setattr(drain, "shelved", spy)
+    monkeypatch.setattr(scribe, "shelved", spy)
     if way == "slow":
         monkeypatch.setattr(finishing, "_core", None)
     dump(tmp_path / "d", steps=1)

@@ -1,0 +1,94 @@
+"""What is under way to the disk: it ends in any order, and lands in the order of the ring."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from dumpcmp.archive.write.part import Part
+from dumpcmp.archive.write.pens import Errand, Flight, Pens
+
+MOST_FLYING = 2 << 30  # bytes under way at once
+THREAD_NBYTES = 1 << 17  # bytes worth another thread
+
+
+class Flights:
+    """The flights under way, oldest first, and the parts that wait for them.
+
+    One thread uses this; the errands are done by `pens`.
+    """
+
+    def __init__(self, pens: Pens) -> None:
+        self.sequence = 1  # of the next record to be under way
+        self.busy: Counter[Part] = Counter()  # how many flights each part waits for
+        self._pens = pens
+        self._flights: deque[Flight] = deque()
+        self._flying = 0  # bytes of them
+        self._runs: dict[Part, Flight] = {}  # records in one piece that are being written
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def of(self, part: Part, nbytes: int, count: int, *others: Part) -> Flight:
+        """The next `count` records, which `part` waits for until they land, as do `others`."""
+        self.sequence += count
+        parts, sequence = (part, *others), self.sequence
+        self.busy.update(parts)
+
+        def landed() -> None:
+            self.busy.subtract(parts)
+            part.sequence = sequence
+
+        return Flight(nbytes, count, landed)
+
+    def launch(self, flight: Flight, errand: Errand | None = None) -> None:
+        """Have `errand` done by a thread, if there is one; `flight` lands after those before it."""
+        self._pens.begin(flight, *([errand] if errand else []))
+        self._flights.append(flight)
+        self._flying += flight.nbytes
+
+    def launch_run(self, part: Part, flight: Flight, write: Errand, nbytes: int) -> None:
+        """Have `write` done, on a thread where it is worth one; nothing comes behind before."""
+        self.end_run(part)
+        if nbytes >= THREAD_NBYTES:
+            self._runs[part] = flight
+            self.launch(flight, write)
+        else:
+            write()
+            self.launch(flight)
+
+    def end_run(self, part: Part) -> None:
+        """Wait for the run of `part` that is being written, before any is written behind it.
+
+        While it is the last of its file, a kill leaves a file too short for what is missing.
+        """
+        if flight := self._runs.pop(part, None):
+            self._pens.end(flight)
+
+    def end(self, flight: Flight) -> None:
+        """Wait until all of `flight` is written, whatever has landed."""
+        self._pens.end(flight)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the oldest is to land: it is written, or too much is under way."""
+        flights = self._flights
+        return bool(flights) and (not flights[0].num_left or self._flying > MOST_FLYING)
+
+    def land(self) -> Flight:
+        """Wait for the oldest flight, and have it land."""
+        flight = self._flights[0]
+        self._pens.end(flight)
+        flight.land()
+        self._flights.popleft()
+        self._flying -= flight.nbytes
+        return flight
+
+    def forget(self, part: Part) -> None:
+        """Know no more of a part that is sealed."""
+        self._runs.pop(part, None)
+        self.busy.pop(part, None)
+
+    def give_up(self) -> None:
+        """Do nothing more; wait for what has begun."""
+        self._pens.stop(now=True)
+        self._flights.clear()
