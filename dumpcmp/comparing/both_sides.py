@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from dumpcmp.align.mesh.assemble import Assembled, assemble
+from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, assemble
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
 from dumpcmp.comparing.expanding import unexpanded
@@ -35,6 +35,7 @@ def _lately(task: Task, is_target: bool) -> Value | None:
 def let_go() -> None:
     """Keep nothing at hand any more: the steps that it belongs to are done with."""
     _lately.cache_clear()
+    _tried.cache_clear()
 
 
 def _side(task: Task, is_target: bool) -> Value:
@@ -69,7 +70,26 @@ def target_part(task: Task) -> Value:
 
 
 def assembled_sides(task: Task) -> tuple[Assembled, Assembled]:
-    """Both sides of a pair of which one lies in shards."""
+    """Both sides of a pair of which one lies in shards.
+
+    What measuring came to is kept at hand for a while, of small ones: ops were given it, too.
+    """
+    found = _tried(task) if 0 < task.nbytes <= _SMALL else _assembled(task)
+    if isinstance(found, AssemblyError):
+        raise found.with_traceback(None)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _tried(task: Task) -> tuple[Assembled, Assembled] | AssemblyError:
+    """Both sides of a small pair, or why they do not become whole."""
+    try:
+        return _assembled(task)
+    except AssemblyError as error:
+        return error.with_traceback(None)
+
+
+def _assembled(task: Task) -> tuple[Assembled, Assembled]:
     held = task.golden.held(), task.target.held()
     return assemble(*held, task.limit, task.assumed, task.known)
 

@@ -19,11 +19,13 @@ from dumpcmp.nouns.layouts import (
     Placement,
     parse_layout,
 )
+from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.value import Integers, Portion
 
 Shape = tuple[int, ...]
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Shard:
     """What one rank holds of a value, without the elements. Its layout says where the rank is."""

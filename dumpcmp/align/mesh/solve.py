@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,16 @@ from dumpcmp.align.mesh.candidates import (
     with_unequal_parts,
 )
 from dumpcmp.align.mesh.regions import Shape, Shard
-from dumpcmp.align.mesh.unshard import Distance, Load, Plan, Whole, distance, slices, unshard
+from dumpcmp.align.mesh.unshard import (
+    Distance,
+    Load,
+    Plan,
+    Whole,
+    distance,
+    slices,
+    squares,
+    unshard,
+)
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
 from dumpcmp.nouns.layouts import Layout, over_all_ranks
 from dumpcmp.nouns.value import Value, widen
@@ -45,7 +54,7 @@ class Question:
     @property
     def outline(self) -> Outline:
         """What is known without looking at elements."""
-        shards = tuple(replace(shard, digest="") for shard in self.shards)
+        shards = tuple([Shard(own.rank, own.shape, own.layout) for own in self.shards])
         may_be = self.may_be_partial, self.may_be_scaled
         return Outline(shards, self.golden.shape, *may_be, self.sample_dim)
 
@@ -68,16 +77,18 @@ class Question:
         Of large blocks a sample decides: the beginning of each. Infinite where the squared error
         is more than `enough`.
         """
-        total, mine = Distance(), self.load(position)
+        error = norm = 0.0
+        mine = self.load(position)
         for there, here in slices(plan.tiles[tile].region):
             part, shard = self.golden.bits[there], mine.bits[here]
             if part.size > _SAMPLED:
                 rows = max(1, len(part) * _SAMPLED // part.size)
                 part, shard = part[:rows], shard[:rows]
-            total += distance(Value(self.golden.dtype, part), Value(mine.dtype, shard))
-            if total.error > enough:
+            more = squares(Value(self.golden.dtype, part), Value(mine.dtype, shard))
+            error, norm = error + more[0], norm + more[1]
+            if error > enough:
                 return math.inf
-        return total.rel_l2
+        return Distance(error, norm).rel_l2
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +175,7 @@ def hypotheses(question: Question, first: Layout | None = None) -> Iterator[Plan
     for one in itertools.chain(
         likeliest, (other for other in others if (other.layout, other.sizes) not in known)
     ):
-        pairs = zip(one.plan.shards, shards, strict=True)
-        yield replace(one.plan, shards=tuple(replace(s, digest=o.digest) for s, o in pairs))
+        yield one.plan.of(shards)
 
 
 def supposing(question: Question, layout: Layout) -> Plan | None:

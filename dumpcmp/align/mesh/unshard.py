@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dumpcmp.align.mesh.regions import Region, Shape, Shard, Stretch, corners, regions
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.layouts import Coordinates, Layout, Mode, ReduceOp
+from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.value import Dtype, Kind, Value, widen
 
 _BLOCK = 1 << 17  # elements
@@ -40,6 +41,7 @@ class Tile:
     terms: tuple[tuple[int, ...], ...]  # positions in the sequence of shards
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to do with the shards of one value, decided without seeing an element."""
@@ -61,6 +63,13 @@ class Plan:
         """The positions of all that must be the same: the first of each term, and another."""
         for first, *others in (term for tile in self.tiles for term in tile.terms):
             yield from ((first, other) for other in others)
+
+    def of(self, shards: Sequence[Shard]) -> Plan:
+        """The same for others that have these shapes and places: for the digests of `shards`."""
+        pairs = zip(self.shards, shards, strict=True)
+        held = tuple([Shard(own.rank, own.shape, own.layout, o.digest) for own, o in pairs])
+        whole = self.layout, self.shape, self.tiles, held
+        return Plan(*whole, self.reduction, self.divisor, self.missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +169,18 @@ def _all_of(shape: Shape) -> Region:
 
 def slices(region: Region) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
     """For each block of `region` the slices of the whole and of the shard that are the same."""
-    for block in itertools.product(*region):
-        yield (
-            tuple(slice(one.whole, one.whole + one.length) for one in block),
-            tuple(slice(one.local, one.local + one.length) for one in block),
-        )
+    dims = [
+        [
+            (
+                slice(one.whole, one.whole + one.length),
+                slice(one.local, one.local + one.length),
+            )
+            for one in stretches
+        ]
+        for stretches in region
+    ]
+    for block in itertools.product(*dims):
+        yield tuple([whole for whole, _ in block]), tuple([local for _, local in block])
 
 
 def _agreed(shards: Sequence[Shard]) -> Layout:
@@ -316,6 +332,20 @@ def distance(value: Value, other: Value, factor: float = 1.0) -> Distance:
             numbers = numbers * np.asarray(factor, numbers.dtype)
         total += _block_distance(numbers, others)
     return total
+
+
+def squares(value: Value, other: Value) -> tuple[float, float]:
+    """The sums of squares of a distance: of the differences, and of `value`."""
+    ours, theirs = value.bits, other.bits
+    if ours.dtype == theirs.dtype == np.float32 and ours.size <= _BLOCK:
+        numbers, others = (np.ascontiguousarray(bits).reshape(-1) for bits in (ours, theirs))
+        with np.errstate(over="ignore", invalid="ignore"):
+            difference = np.subtract(others, numbers)
+            error, norm = float(difference.dot(difference)), float(numbers.dot(numbers))
+        if math.isfinite(error + norm):
+            return error, norm
+    found = distance(value, other)
+    return found.error, found.norm
 
 
 def _block_distance(numbers: NDArray[Any], others: NDArray[Any]) -> Distance:
