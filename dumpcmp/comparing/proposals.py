@@ -109,10 +109,19 @@ def mapping_by_values(golden: Archive, target: Archive) -> Proposal | None:
     """
     if golden.world_size > 1 or target.world_size > 1:
         return None
-    sides = first_side(golden, make_tap()), first_side(target, make_tap())
-    ours, theirs = ({unwrapped(key.op) for key in side.listing.values if key.slot.is_weight}
-                    for side in sides)  # fmt: skip
-    return proposed(*sides) if ours - theirs and theirs - ours else None
+    ours, theirs = _weighted(golden), _weighted(target)
+    if not (ours - theirs and theirs - ours):
+        return None
+    return proposed(first_side(golden, make_tap()), first_side(target, make_tap()))
+
+
+def _weighted(archive: Archive) -> set[str]:
+    """The modules that have weights in the steps with which models begin."""
+    steps = {model: archive.steps(model) for model in archive.models}
+    firsts = {step for own in steps.values() for step in own[:1]}
+    places = ((model, step) for model, own in steps.items() for step in own if step in firsts)
+    keys = (key for place in places for key in archive.keys_of(*place))
+    return {unwrapped(key.op) for key in keys if key.slot.is_weight}
 
 
 def proposed(golden: Side, target: Side) -> Proposal:

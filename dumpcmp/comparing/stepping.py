@@ -11,6 +11,7 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT
 
 _MOST = 16  # steps at the front that tell how they are counted
+_FEW = 4096  # values of them: their indexes are not read again for the comparison itself
 
 
 def counted_steps(golden: Archive, target: Archive, token_offset: int | None) -> Counting:
@@ -30,14 +31,11 @@ def counted_steps(golden: Archive, target: Archive, token_offset: int | None) ->
 
 def _roots(archive: Archive) -> Listing:
     """What the models of a run were given, step by step."""
-    keys = (
-        key
-        for model in archive.models
-        for step in archive.steps(model)[:_MOST]
-        for key in archive.keys_of(model, step, ROOT)
-    )
+    places = [(model, step) for model in archive.models for step in archive.steps(model)[:_MOST]]
+    keys = (key for place in places for key in archive.keys_of(*place, ROOT))
     values = {key: archive.shards(key) for key in keys}
     firsts = {records[0].same_as for records in values.values()} - values.keys() - {None}
     values |= {key: archive.shards(key) for key in firsts if key is not None}
-    archive.forget()
+    if sum(archive.num_values(*place) for place in places) > _FEW:
+        archive.forget()
     return Listing(values)

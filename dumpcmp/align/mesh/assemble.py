@@ -26,6 +26,7 @@ from dumpcmp.align.mesh.unshard import (
     Whole,
     distance,
     plan_unshard,
+    squares,
     unshard,
 )
 from dumpcmp.judge.tolerances import NEAREST
@@ -40,6 +41,8 @@ from dumpcmp.nouns.value import Kind, Value
 _MOST_SCALED = 64  # ranks of which it is asked whether they hold a multiple
 _NUMBERS = (Kind.FLOAT, Kind.COMPLEX)
 _ACTIVATIONS = frozenset(("grad_input", "grad_output"))  # slots of their gradients
+_SMALL = 1 << 14  # bytes of a shard
+_SLACK = 1.1  # of sums of squares, which are rounded
 _SAID = 3  # disagreements of replicas that an explanation quotes
 
 
@@ -116,8 +119,16 @@ class Held:
         return Shard(record.rank, record.shape, layout, record.digest)
 
     def loader(self) -> Load:
-        """Reads the shard at a position."""
-        return lambda position: self.load(self.records[position])
+        """Reads the shard at a position; a small one once, for all layouts that are tried."""
+        known: dict[int, Value] = {}
+
+        def load(position: int) -> Value:
+            value = known.get(position) or self.load(self.records[position])
+            if value.nbytes <= _SMALL:
+                known[position] = value
+            return value
+
+        return load
 
 
 class Basis(StrEnum):
@@ -314,10 +325,20 @@ def _multiple(question: Question) -> Plan | None:
     if golden.dtype.name not in ("float32", "float64") or not 1 < num <= _MOST_SCALED:
         return None
     for factor in (num, 1 / num):
+        if _is_too_much(question, factor):
+            continue
         found = solve(replace(question, golden=times(golden, factor), may_be_partial=False))
         if isinstance(found, Solved):
             return found.plan
     return None
+
+
+def _is_too_much(question: Question, factor: float) -> bool:
+    """Whether all shards together have not what makes `factor` times golden: no layout fits."""
+    least = factor * max(0.0, 1 - question.limit)
+    wanted = least**2 * squares(question.golden, question.golden)[1]
+    shards = map(question.load, range(len(question.shards)))
+    return wanted > _SLACK * sum(squares(shard, shard)[1] for shard in shards)
 
 
 def times(value: Value, factor: float) -> Value:

@@ -68,6 +68,16 @@ def candidates(outline: Outline) -> Iterable[Conceivable]:
 
 def supposed(outline: Outline, layout: Layout) -> Iterator[Conceivable]:
     """`layout` itself, on every mesh on which it gives the whole's shape."""
+    few = len(outline.shards) <= _SMALL
+    yield from _once_supposed(outline, layout) if few else _supposed(outline, layout)
+
+
+@lru_cache(_REMEMBERED)
+def _once_supposed(outline: Outline, layout: Layout) -> _Listed:
+    return _Listed(_supposed(outline, layout))
+
+
+def _supposed(outline: Outline, layout: Layout) -> Iterator[Conceivable]:
     if not outline.may_be_partial and any(p.mode is Mode.PARTIAL for p in layout.over):
         return  # the same terms may lie so elsewhere: here they must have been added up
     for shards in _meshes(outline.shards):
@@ -84,8 +94,9 @@ def with_unequal_parts(outline: Outline, merged_sizes: MergedSizes) -> Iterator[
             yield _Option(Placement(axis, Mode.INTERLEAVED), 3, n, parts)
 
     for shards in _meshes(outline.shards):
-        chosen = (c for c in _choices(outline, shards, merged) if any(len(o.names) > 1 for o in c))
-        yield from _planned(outline, shards, _layouts(outline, shards, chosen))
+        chosen = [c for c in _choices(outline, shards, merged) if any(len(o.names) > 1 for o in c)]
+        if chosen:
+            yield from _planned(outline, shards, _layouts(outline, shards, chosen))
 
 
 @lru_cache(_REMEMBERED)
@@ -123,11 +134,20 @@ def _plan(outline: Outline, shards: Sequence[Shard], layout: Layout) -> Plan | N
     return plan if plan.shape == outline.shape and not plan.missing else None
 
 
-def _meshes(shards: Sequence[Shard]) -> Iterator[list[Shard]]:
+def _meshes(shards: tuple[Shard, ...]) -> Iterable[list[Shard]]:
     """The shards as they say where they are; where they do not, on every mesh that they can be.
 
     That is one axis of all ranks, then two axes whose sizes multiply to their number.
     """
+    return _once_placed(shards) if len(shards) <= _SMALL else _placed(shards)
+
+
+@lru_cache(_REMEMBERED)
+def _once_placed(shards: tuple[Shard, ...]) -> list[list[Shard]]:
+    return list(_placed(shards))
+
+
+def _placed(shards: tuple[Shard, ...]) -> Iterator[list[Shard]]:
     if all(shard.layout.coordinates for shard in shards):
         yield list(shards)
         return

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dumpcmp.align.mesh.solve import FEW, LOOKED_AT, Question, hypotheses, is_much
+from dumpcmp.align.mesh.solve import (
+    FEW,
+    LOOKED_AT,
+    Question,
+    hypotheses,
+    is_much,
+    random_weights,
+)
 from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms, slices
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
 from dumpcmp.nouns.layouts import MICROBATCH, ReduceOp
@@ -198,4 +205,4 @@ def _signature(golden: Value, plan: Plan, fit: Fit) -> float:
 
 def _signature_of(value: Value) -> float:
     some = widen(value.bits.reshape(-1)[:LOOKED_AT], value.dtype).astype(np.complex128)
-    return float(np.abs(some @ np.random.default_rng(0).standard_normal(some.size)))
+    return float(np.abs(some @ random_weights(some.size)))

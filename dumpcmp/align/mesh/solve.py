@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,15 +105,21 @@ class Solved:
 class Unsolved:
     """No hypothesis fits: what was tried, and the one that came closest."""
 
-    tried: tuple[str, ...]
+    layouts: tuple[Layout, ...]
     closest: Plan | None = None
     rel_l2: float = math.inf
 
+    @property
+    def tried(self) -> tuple[str, ...]:
+        """The layouts in words, each once."""
+        return tuple(dict.fromkeys(map(str, self.layouts)))
+
     def __str__(self) -> str:
-        if not self.tried:
+        tried = self.tried
+        if not tried:
             return "no layout gives golden's shape from these shards"
-        shown = ", ".join(f"'{text}'" for text in self.tried[:_SHOWN])
-        more = f" and {len(self.tried) - _SHOWN} more" if len(self.tried) > _SHOWN else ""
+        shown = ", ".join(f"'{text}'" for text in tried[:_SHOWN])
+        more = f" and {len(tried) - _SHOWN} more" if len(tried) > _SHOWN else ""
         near = f"; closest '{self.closest.layout}' with rel_l2 " if self.closest else ""
         return f"no layout fits: tried {shown}{more}" + (near and f"{near}{self.rel_l2:.2g}")
 
@@ -123,10 +130,10 @@ def solve(question: Question, first: Layout | None = None) -> Solved | Unsolved:
     `first`, the layout of a like value, is tried before all others. Where many ranks hold just what
     golden has and others do not, those are wrong, and no other layout is looked for.
     """
-    tried: list[str] = []
+    tried: list[Layout] = []
     closest, nearest = None, math.inf
     for plan in hypotheses(question, first):
-        tried.append(str(plan.layout))
+        tried.append(plan.layout)
         error, whole = _fit(question, plan)
         if whole is not None and error <= question.limit:
             return Solved(plan, whole, error)
@@ -134,7 +141,7 @@ def solve(question: Question, first: Layout | None = None) -> Solved | Unsolved:
             closest, nearest = plan, error
         if _is_broken(question, plan):
             break
-    return Unsolved(tuple(dict.fromkeys(tried)), closest, nearest)
+    return Unsolved(tuple(tried), closest, nearest)
 
 
 def is_much(num: int, num_ranks: int) -> bool:
@@ -209,7 +216,8 @@ def _merged_sizes(golden: Value, first: Value, n: int, size: int) -> Shape | Non
 
     Each slice along the dim has a signature; the first shard's runs start where the parts do.
     """
-    if np.delete(golden.shape, n).tolist() != np.delete(first.shape, n).tolist():
+    ours, theirs = golden.shape, first.shape
+    if (ours[:n], ours[n + 1 :]) != (theirs[:n], theirs[n + 1 :]):
         return None
     nearest = _nearest(_signatures(golden, n), _signatures(first, n))
     starts = np.flatnonzero(np.diff(nearest, prepend=-2) != 1)
@@ -227,10 +235,16 @@ def _signatures(value: Value, n: int) -> NDArray[np.float64]:
         some.append(slice(max(1, min(size, budget))))
         budget //= max(1, min(size, budget))
     rows = widen(moved[tuple(some)], value.dtype).reshape(value.shape[n], -1)
-    weights = np.random.default_rng(0).standard_normal(rows.shape[1])
+    weights = random_weights(rows.shape[1])
     with np.errstate(invalid="ignore", over="ignore"):  # what is not finite resembles nothing
         projected: NDArray[np.float64] = np.abs(rows.astype(np.complex128) @ weights)
     return projected
+
+
+@lru_cache(32)
+def random_weights(num: int) -> NDArray[np.float64]:
+    """The first `num` of the weights by which numbers are told apart."""
+    return np.random.default_rng(0).standard_normal(num)
 
 
 def _nearest(theirs: NDArray[np.float64], mine: NDArray[np.float64]) -> NDArray[np.int64]:
