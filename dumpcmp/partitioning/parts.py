@@ -145,12 +145,11 @@ def slice_of(tensor: Tensor, share: Share, part: int) -> Tensor:
 
 def _leaf(trial: Trial, index: int, tensor: Tensor) -> Tensor:
     """A part's own copy of an input, in float64 where the trial is; it may ask for a gradient."""
-    own = tensor.detach()
-    if trial.double and own.is_floating_point():
-        own = own.double()
-    elif trial.double and own.is_complex():
-        own = own.to(torch.complex128)
-    own = own.clone(memory_format=torch.contiguous_format)
+    given = tensor.detach()
+    wide = torch.complex128 if given.is_complex() else torch.float64
+    is_number = given.is_complex() or given.is_floating_point()
+    dtype = wide if trial.double and is_number else given.dtype
+    own = given.to(dtype, copy=True, memory_format=torch.contiguous_format)
     return own.requires_grad_(index in trial.wanted and own.is_floating_point())
 
 

@@ -66,6 +66,24 @@ def found(goldens: Path, request: pytest.FixtureRequest) -> Any:
     return find
 
 
+@pytest.fixture(scope="module")
+def known() -> dict[tuple[str, str], Outcome]:
+    """Comparisons that were made."""
+    return {}
+
+
+@pytest.fixture
+def compared(found: Any, known: dict[tuple[str, str], Outcome]) -> Any:
+    """The comparison of two runs by their names, made once for all tests that look at it."""
+
+    def get(golden: str, target: str) -> Outcome:
+        if (golden, target) not in known:
+            known[golden, target] = compare(found(golden), found(target))
+        return known[golden, target]
+
+    return get
+
+
 def _by_place(outcome: Outcome) -> dict[tuple[str, str], Row]:
     """The rows by op and slot."""
     return {(row.key.op, row.key.slot): row for row in outcome.rows}
@@ -76,8 +94,8 @@ def _paired(outcome: Outcome) -> float:
 
 
 @pytest.mark.parametrize("golden, target", CLEAN)
-def test_a_right_partitioned_run_raises_no_alarm(found: Any, golden: Any, target: Any) -> None:
-    outcome = compare(found(golden), found(target))
+def test_a_right_partitioned_run_raises_no_alarm(compared: Any, golden: Any, target: Any) -> None:
+    outcome = compared(golden, target)
     odd = [row for row in outcome.rows if row.verdict is not Verdict.PASS]
     assert not [row for row in odd if row.verdict.fails]
     assert all(row.judgement.reason for row in odd) and len(odd) <= 0.02 * len(outcome.rows)
@@ -121,9 +139,9 @@ def test_terms_of_gradients_are_covered_by_no_weights_that_differ(found: Any, fa
     assert not any(row.verdict in (Verdict.PASS, Verdict.COVERED) for row in terms)
 
 
-def test_nothing_passes_unseen(found: Any) -> None:
+def test_nothing_passes_unseen(compared: Any, found: Any) -> None:
     """Every row that passes was measured on all elements of the whole value."""
-    outcome = compare(found("golden-fused"), found("megatron-2"))
+    outcome = compared("golden-fused", "megatron-2")
     golden = Archive(found("golden-fused"))
     for row in outcome.rows:
         assert row.metrics is not None and row.metrics.exact
@@ -135,16 +153,16 @@ def test_nothing_passes_unseen(found: Any) -> None:
             assert row.metrics.count == count
 
 
-def test_solved_layouts_are_said_to_be_solved(found: Any) -> None:
-    outcome = compare(found("golden-fused"), found("megatron-2"))
+def test_solved_layouts_are_said_to_be_solved(compared: Any) -> None:
+    outcome = compared("golden-fused", "megatron-2")
     said = {where: row.layout for where, row in _by_place(outcome).items()}
     assert "solved" in said["layers.0.attn.qkv", "output.0"]
     assert "[ranks:interleaved]" in said["layers.0.attn.qkv", "param.weight"]
     assert "[ranks:partial]" in said["layers.0.mlp.down/linear", "output.0"]
 
 
-def test_dtensor_layouts_are_recorded_and_not_solved(found: Any) -> None:
-    outcome = compare(found("golden-plain"), found("fsdp-tp-4"))
+def test_dtensor_layouts_are_recorded_and_not_solved(compared: Any, found: Any) -> None:
+    outcome = compared("golden-plain", "fsdp-tp-4")
     rows = _by_place(outcome)
     for op in ("embed", "layers.0.attn.q", "layers.0.mlp.up"):
         assert rows[op, "grad.weight"].layout == "layout 'd0[tp,dp] d1'"
@@ -172,8 +190,8 @@ def test_a_bucket_of_gradients_is_recorded_as_it_was_in_its_own_step(found: Any)
         assert len(got) == 2 and all(torch.equal(one, terms[0] + terms[1]) for one in got)
 
 
-def test_gradients_of_ranks_are_held_against_the_backward_pass_of_their_op(found: Any) -> None:
-    outcome = compare(found("golden-plain"), found("dtensor-2"))
+def test_gradients_of_ranks_are_held_against_the_backward_pass_of_their_op(compared: Any) -> None:
+    outcome = compared("golden-plain", "dtensor-2")
     gradients = [row for row in outcome.rows if row.key.slot.is_gradient]
     known = [row for row in gradients if row.replay is not None and row.replay.is_known]
     assert len(known) >= 0.9 * len(gradients)
@@ -201,10 +219,9 @@ def test_a_wrong_layout_does_not_pass_and_is_corrected_without_a_new_dump(
     found: Any, layout: Any, verdict: Any
 ) -> None:
     def verdicts(*layouts: str) -> set[Verdict]:
-        outcome = compare(found("golden-fused"), found("megatron-2"), layouts=layouts)
-        rows = [
-            r for r in outcome.rows if (r.key.op, r.key.slot) == ("layers.0.attn.qkv", "output.0")
-        ]
+        sides, op = (found("golden-fused"), found("megatron-2")), "layers.0.attn.qkv"
+        outcome = compare(*sides, layouts=layouts, layers=op)
+        rows = [row for row in outcome.rows if (row.key.op, row.key.slot) == (op, "output.0")]
         return {row.verdict for row in rows}
 
     assert verdicts(layout) == {verdict}
