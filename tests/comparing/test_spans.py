@@ -3,6 +3,9 @@
 import gc
 import json
 import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -89,30 +92,59 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sampled(tmp_path_factory.mktemp("spans") / "d1", "none")
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A run, and what is told of it in one span, value by value."""
+
+    mine: Path
+    told: list[object]
+
+
+ByFault = Callable[[str], Whole]
+
+
+@pytest.fixture(scope="module")
+def whole(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> ByFault:
+    """The run with each fault, which is made and compared in one span once."""
+
+    @cache
+    def get(fault: str) -> Whole:
+        room = tmp_path_factory.mktemp("whole")
+        mine = sampled(room / "d2", fault)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(spans, "same_step", lambda *_: None)
+            outcome = compare(golden, mine)
+        assert isinstance(outcome.rows, tuple)
+        return Whole(mine, told(outcome, room / "told"))
+
+    return get
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("most", [1, 90])
 def test_spans_change_nothing(
-    golden: Path, tmp_path: Path, fault: str, most: int, monkeypatch: pytest.MonkeyPatch
+    golden: Path,
+    whole: ByFault,
+    tmp_path: Path,
+    fault: str,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mine = sampled(tmp_path / "d2", fault)
-    with monkeypatch.context() as patched:
-        patched.setattr(spans, "same_step", lambda *_: None)
-        whole = compare(golden, mine)
+    one = whole(fault)
     monkeypatch.setattr(spans, "MOST_VALUES", most)
     monkeypatch.setattr(rows, "KEPT", most)  # the others lie in a file
-    cut = compare(golden, mine)
-    assert isinstance(cut.rows, Rows) and isinstance(whole.rows, tuple)
-    assert told(cut, tmp_path / "cut") == told(whole, tmp_path / "whole")
+    cut = compare(golden, one.mine)
+    assert isinstance(cut.rows, Rows)
+    assert told(cut, tmp_path / "cut") == one.told
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_steps_that_are_the_same_say_what_they_would_value_by_value(
-    golden: Path, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+    golden: Path, whole: ByFault, tmp_path: Path, fault: str
 ) -> None:
-    mine = sampled(tmp_path / "d2", fault)
-    apart = compare(golden, mine)
-    monkeypatch.setattr(spans, "same_step", lambda *_: None)
-    assert told(apart, tmp_path / "apart") == told(compare(golden, mine), tmp_path / "all")
+    one = whole(fault)
+    apart = compare(golden, one.mine)
+    assert told(apart, tmp_path / "apart") == one.told
     chunks = apart.rows.chunks() if isinstance(apart.rows, Rows) else ()
     same = {chunk.step for chunk in chunks if isinstance(chunk, EqualRows)}
     known = {"none": set(range(7)), "later": {0, 1, 2, 3}, "choice": {0, 1, 2}}
@@ -195,7 +227,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(spans, "MOST_VALUES", 80)
     monkeypatch.setattr(rows, "KEPT", 80)
     peaks: list[int] = []
-    for num_steps in (30, 30, 150):  # the first of them pays for what is imported
+    for num_steps in (10, 30, 150):  # the first of them pays for what is imported
         room = tmp_path / f"{len(peaks)}"
         sides = [written(room / name, num_steps, scale) for name, scale in (("d", 1), ("e", 2))]
         gc.collect()
