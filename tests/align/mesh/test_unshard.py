@@ -8,7 +8,14 @@ from numpy.typing import NDArray
 
 from dumpcmp.align.mesh.declared import complete
 from dumpcmp.align.mesh.regions import Shape, Shard
-from dumpcmp.align.mesh.unshard import Plan, Whole, distance, plan_unshard, unshard
+from dumpcmp.align.mesh.unshard import (
+    Plan,
+    Whole,
+    distance,
+    plan_unshard,
+    squares,
+    unshard,
+)
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.layouts import parse_coordinates, parse_layout, parse_mesh
 from dumpcmp.nouns.value import DTYPES, Value, dtype_named
@@ -201,6 +208,23 @@ def test_replicas_of_any_kind_and_shape_are_held_against_each_other(
     (found,) = _joined(held)[1].disagreements
     assert found.max_abs_diff == 1 and np.isinf(found.rel_l2)
     assert distance(held[1][1], held[0][1]).rel_l2 == 1
+
+
+SOME = [0.5, -3.0, 1e-30, 7.25, 2.0, -1.0]
+OTHERS = [[0.5, -3.1, 0.0, 7.0, 2.0, -1.0], SOME, [np.nan] * 6, [np.inf] * 6, [1e30] * 6]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
+@pytest.mark.parametrize("golden", [SOME, [1e25, np.inf, *SOME[2:]]])
+@pytest.mark.parametrize("other", OTHERS)
+def test_sums_of_squares_are_those_of_the_distance(
+    other: list[float], golden: list[float], dtype: str
+) -> None:
+    with np.errstate(all="ignore"):
+        bits = [np.array(numbers).astype(dtype).reshape(2, 3).T for numbers in (golden, other)]
+    one, two = (Value(dtype_named(dtype), held) for held in bits)
+    found = distance(one, two)
+    np.testing.assert_array_equal(squares(one, two), (found.error, found.norm))
 
 
 def test_equal_digests_spare_the_look_at_replicas() -> None:
