@@ -130,6 +130,40 @@ class Large(nn.Module):
         return total
 
 
+class Doubling(torch.autograd.Function):
+    """A function of the program's own, with a node of its own."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+class Differentiating(nn.Module):
+    """Has gradients of all kinds: of what runs again, is called a parameter, or is itself again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.step = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.step += 1
+        y = self.linear(x) + Doubling.apply(x)  # type: ignore[no-untyped-call]
+        marked = y * 2
+        marked._is_param = True  # type: ignore[attr-defined]
+        first, second = F.relu(marked).chunk(2, -1)
+        y = torch.cat([first, second], -1) + checkpoint(self.last, y, use_reentrant=True)
+        y = y.clone().mul_(2).requires_grad_() if y.requires_grad else y
+        if self.step > 3:  # a tensor that stands for another, for as long as it lives
+            y = y.view_as(y)
+        out: Tensor = F.linear(y, self.linear.weight) + y.detach() * 2
+        return out
+
+
 class Batch:
     """Rows that come later, as those of a device do."""
 
@@ -223,6 +257,7 @@ def test_what_is_known_again_is_written_as_if_it_were_described(
         Shifting,
         Wandering,
         Large,
+        Differentiating,
         partial(Program, 3, length=6),
     )
     for number, make in enumerate(models):
@@ -321,6 +356,8 @@ def test_gradients_that_came_before_are_recorded_at_once(
         put_at(self, targets, tensor, *where)
 
     monkeypatch.setattr(values.Values, "put_at", counted)
+    asked: list[int] = []
+    monkeypatch.setattr(routine.Routine, "watch", lambda *_: asked.append(1))
     layers = (nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(4))
     model = nn.Sequential(*layers)
     taken = []
@@ -333,3 +370,4 @@ def test_gradients_that_came_before_are_recorded_at_once(
     last = [r.key for r in dumpcmp.Archive(tmp_path / "d").values() if r.key.step == 2]
     assert taken[0] == sum(name.slot.is_gradient for name in last) > 30
     assert taken[2] < 0.25 * taken[0]  # the ring begins anew now and then
+    assert not asked, "each is watched for by C, and hooked"

@@ -208,6 +208,12 @@ def of_model(op: str, found: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor
     return [(slot, tensor) for slot, tensor in found if kept.get(Slot(slot).kind, True)]
 
 
+def origins() -> dict[Any, Any]:
+    """What `origin_of` looks in; while it is empty, each tensor is its own origin."""
+    found: dict[Any, Any] = _origins.data
+    return found
+
+
 def origin_of(tensor: Tensor) -> Tensor:
     """The tensor that a DTensor or view was made from, whose gradient is that of all its uses."""
     origin: Tensor = _origins.get(tensor, tensor) if _origins else tensor

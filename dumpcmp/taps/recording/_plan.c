@@ -29,6 +29,7 @@ typedef struct {
     PyObject *geometry, *itemsize, *form;    /* as `Looks` has them */
     PyObject *key, *stored, *kept_form;      /* of what is kept in place of it */
     PyObject *again;                         /* makes that of a value like it, or None */
+    PyObject *grad_slot;                     /* of its gradient, NULL: nobody has asked */
     PyObject *shape, *stride;                /* borrowed from `geometry` */
     unsigned long long keys;
     long long offset, nbytes, end;           /* `end`: bytes that its storage must have */
@@ -54,11 +55,12 @@ typedef struct {
     PyObject *seen, *storages, *blanks, *layouts;
     PyObject *made; /* rows of this step, by where the bytes lie */
     PyObject *lay_call, *lay_value, *lay_link;
+    PyObject *watched, *takers, *targets, *calls, *origins; /* NULL: no gradients are recorded */
     PyObject *whole, *scope_type, *root_name, *slow; /* the step, for calls of modules */
     PyObject *first_calls, *ops, *module_ops, *knowns, *outer, *path_calls, *weights;
     unsigned long long num_calls, num_values, num_links, nbytes;
     unsigned long thread;
-    char records_inputs, records_outputs, condenses, remembers, watches, is_over;
+    char records_inputs, records_outputs, condenses, remembers, is_over;
     char collects; /* whether garbage is collected where code of Python runs */
 } Course;
 
@@ -93,7 +95,8 @@ static struct {
     PyObject *here, *known, *numbers, *sink, *is_open, *shape, *dtype, *device, *version, *cdata,
         *raw_repr, *f_back, *co_filename, *step, *start, *stop, *step_of_slice, *begin, *put,
         *put_outputs, *watch, *tell, *condense, *parameters, *buffers, *modules, *op, *call, *order,
-        *enter, *exit, *path, *prefix, *ops, *model, *paths, *leave;
+        *enter, *exit, *path, *prefix, *ops, *model, *paths, *leave, *hook, *requires_grad,
+        *is_param, *grad_fn, *sequence_nr, *output_nr;
 } names;
 
 static PyObject *call1(PyObject *callable, PyObject *arg)
@@ -609,23 +612,117 @@ static int record(Course *course, PyObject *ticket, PyObject *values, Found *fou
     return 0;
 }
 
-/* Have the gradients of these values watched for, by the way in Python. */
+/* The list that `all` has for `key`, which is taken, a new reference; a new one where there is none,
+   and `is_new` says so. */
+static PyObject *list_of(PyObject *all, PyObject *key, int *is_new)
+{
+    PyObject *found = key ? PyDict_GetItemWithError(all, key) : NULL;
+    *is_new = key && !found && !PyErr_Occurred();
+    PyObject *list = found ? Py_NewRef(found) : *is_new ? PyList_New(0) : NULL;
+    if (list && *is_new && PyDict_SetItem(all, key, list) < 0)
+        Py_CLEAR(list);
+    Py_XDECREF(key);
+    return list;
+}
+
+/* By what the gradient of `tensor` is known: (number of its node, which output of it), a new
+   reference; NULL without an exception where the way in Python has more to ask: of a leaf, of what
+   was made a parameter by hand, and of what a compiled graph gave. */
+static PyObject *gradient_of(PyObject *tensor)
+{
+    PyObject *mark = PyObject_GetAttr(tensor, names.is_param), *which = NULL;
+    Py_XDECREF(mark);
+    if (mark || !PyErr_ExceptionMatches(PyExc_AttributeError))
+        return NULL;
+    PyErr_Clear();
+    PyObject *node = PyObject_GetAttr(tensor, names.grad_fn);
+    PyObject *name = node && node != Py_None ? PyType_GetName(Py_TYPE(node)) : NULL;
+    if (name && PyUnicode_CompareWithASCIIString(name, "CompiledFunctionBackward") != 0) {
+        PyObject *number = PyObject_CallMethodObjArgs(node, names.sequence_nr, NULL);
+        PyObject *output = number ? PyObject_GetAttr(tensor, names.output_nr) : NULL;
+        which = output ? PyTuple_Pack(2, number, output) : NULL;
+        Py_XDECREF(number);
+        Py_XDECREF(output);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(node);
+    return which;
+}
+
+/* What Gradients.watch does of one value: 1, 0 where that has more to do, or -1 with an exception. */
+static int watch_value(Course *course, PyObject *ticket, Look *value, PyObject *tensor)
+{
+    PyObject *needs = PyObject_GetAttr(tensor, names.requires_grad);
+    Py_XDECREF(needs);
+    if (needs != Py_True)
+        return needs ? 1 : -1;
+    int before = PySet_Contains(course->watched, value->where);
+    if (before)
+        return before;
+    int is_parameter = (PyObject *)Py_TYPE(tensor) == torch.parameter, is_new;
+    if (!is_parameter && PyDict_Size(course->origins))
+        return 0;
+    PyObject *which = is_parameter ? PyLong_FromVoidPtr(tensor) : gradient_of(tensor);
+    if (!which)
+        return PyErr_Occurred() ? -1 : 0;
+    PyObject *targets = list_of(is_parameter ? course->takers : course->targets, which, &is_new);
+    if (!value->grad_slot)
+        value->grad_slot = PyUnicode_FromFormat("grad_%U", value->slot);
+    PyObject *target = value->grad_slot ? PyTuple_Pack(2, ticket, value->grad_slot) : NULL;
+    int done = targets && target && PySet_Add(course->watched, value->where) == 0 ? 1 : -1;
+    if (done > 0 && is_new && !is_parameter) {
+        PyObject *hooked = ask(course, names.hook, tensor, targets, NULL, NULL);
+        done = hooked ? 1 : -1;
+        Py_XDECREF(hooked);
+    }
+    if (done > 0 && PyList_Append(targets, target) < 0)
+        done = -1;
+    Py_XDECREF(target);
+    Py_XDECREF(targets);
+    return done;
+}
+
+/* Have the gradients of these values watched for. */
 static int watch(Course *course, PyObject *ticket, PyObject *values, Found *found)
 {
-    if (!course->watches)
+    if (!course->watched)
         return 0;
-    PyObject *slots = PyList_New(0);
-    for (int i = 0; slots && i < found->count; i++) {
+    Known *known = (Known *)PyTuple_GetItem(ticket, 0);
+    if (PyDict_SetItem(course->calls, known->name, ticket) < 0)
+        return -1;
+    for (int i = 0; i < found->count; i++) {
         Look *value = (Look *)PyList_GetItem(values, i);
-        PyObject *pair = value ? PyTuple_Pack(2, value->slot, found->tensors[i]) : NULL;
-        if (!pair || PyList_Append(slots, pair) < 0)
-            Py_CLEAR(slots);
-        Py_XDECREF(pair);
+        int done = value ? watch_value(course, ticket, value, found->tensors[i]) : -1;
+        if (done < 0)
+            return -1;
+        if (done)
+            continue;
+        PyObject *slots = Py_BuildValue("[(OO)]", value->slot, found->tensors[i]);
+        PyObject *asked = slots ? ask(course, names.watch, ticket, slots, NULL, NULL) : NULL;
+        Py_XDECREF(slots);
+        Py_XDECREF(asked);
+        if (!asked)
+            return -1;
     }
-    PyObject *done = slots ? ask(course, names.watch, ticket, slots, NULL, NULL) : NULL;
-    Py_XDECREF(slots);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
+    return 0;
+}
+
+/* Be told what is known of gradients that are recorded: (watched, takers, targets, calls, origins). */
+static PyObject *course_watch_by(PyObject *object, PyObject *args)
+{
+    Course *self = (Course *)object;
+    PyObject *watched, *takers, *targets, *calls, *origins;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!", &PySet_Type, &watched, &PyDict_Type, &takers,
+                          &PyDict_Type, &targets, &PyDict_Type, &calls, &PyDict_Type, &origins))
+        return NULL;
+    if (self->watched)
+        return PyErr_Format(PyExc_RuntimeError, "watch_by: gradients are watched already");
+    self->watched = Py_NewRef(watched);
+    self->takers = Py_NewRef(takers);
+    self->targets = Py_NewRef(targets);
+    self->calls = Py_NewRef(calls);
+    self->origins = Py_NewRef(origins);
+    Py_RETURN_NONE;
 }
 
 /* The Known of the next call of `func`, borrowed, with its number and its name among `numbers`. */
@@ -1144,17 +1241,36 @@ static void let_go(Target *target)
     Py_CLEAR(target->look);
 }
 
-/* What is known of the slot that (call, slot) names: 1, 0, or -1 with an exception. */
+/* The op and number of a call, or of what a ticket is for, a new reference; and its order. */
+static PyObject *name_of(PyObject *call, PyObject **order)
+{
+    if (PyTuple_Check(call)) {
+        PyObject *known = PyTuple_GetItem(call, 0);
+        *order = known ? PyTuple_GetItem(call, 2) : NULL;
+        if (!*order || (PyObject *)Py_TYPE(known) != known_type)
+            return *order ? PyErr_Format(PyExc_TypeError, "put_at: no ticket") : NULL;
+        Py_INCREF(*order);
+        return Py_NewRef(((Known *)known)->name);
+    }
+    PyObject *op = PyObject_GetAttr(call, names.op);
+    PyObject *number = op ? PyObject_GetAttr(call, names.call) : NULL;
+    *order = number ? PyObject_GetAttr(call, names.order) : NULL;
+    PyObject *name = *order ? PyTuple_Pack(2, op, number) : NULL;
+    Py_XDECREF(op);
+    Py_XDECREF(number);
+    return name;
+}
+
+/* What is known of the slot that (call or ticket, slot) names: 1, 0, or -1 with an exception. */
 static int find_target(PyObject *named, PyObject *looks, PyObject *calls, Target *target)
 {
     PyObject *call = PyTuple_GetItem(named, 0), *slot = call ? PyTuple_GetItem(named, 1) : NULL;
     if (!slot)
         return -1;
-    PyObject *op = PyObject_GetAttr(call, names.op);
-    PyObject *number = op ? PyObject_GetAttr(call, names.call) : NULL;
-    target->order = number ? PyObject_GetAttr(call, names.order) : NULL;
-    PyObject *name = target->order ? PyTuple_Pack(2, op, number) : NULL;
-    PyObject *where = name ? PyTuple_Pack(3, op, number, slot) : NULL;
+    PyObject *name = name_of(call, &target->order);
+    PyObject *where = name ? PyTuple_Pack(3, PyTuple_GetItem(name, 0), PyTuple_GetItem(name, 1),
+                                          slot)
+                           : NULL;
     PyObject *look = where ? PyDict_GetItemWithError(looks, where) : NULL;
     PyObject *planned = look ? PyDict_GetItemWithError(calls, name) : NULL;
     int is_known = planned && (PyObject *)Py_TYPE(look) == look_type;
@@ -1162,8 +1278,6 @@ static int find_target(PyObject *named, PyObject *looks, PyObject *calls, Target
         target->look = (Look *)Py_NewRef(look);
         target->planned = Py_NewRef(planned);
     }
-    Py_XDECREF(op);
-    Py_XDECREF(number);
     Py_XDECREF(name);
     Py_XDECREF(where);
     return PyErr_Occurred() ? -1 : is_known;
@@ -1256,7 +1370,7 @@ static PyObject *course_put_at(PyObject *self, PyObject *const *args, Py_ssize_t
 
 OBJECT(Look, look, &self->slot, &self->where, &self->type, &self->dtype, &self->device,
        &self->geometry, &self->itemsize, &self->form, &self->key, &self->stored, &self->kept_form,
-       &self->again)
+       &self->again, &self->grad_slot)
 OBJECT(Known, known, &self->call, &self->name, &self->texts, &self->args, &self->kwargs,
        &self->result, &self->filename, &self->inputs, &self->outputs)
 OBJECT(Course, course, &self->owner, &self->scopes, &self->orders, &self->outlet, &self->sink,
@@ -1264,7 +1378,8 @@ OBJECT(Course, course, &self->owner, &self->scopes, &self->orders, &self->outlet
        &self->blanks, &self->layouts, &self->lay_call, &self->lay_value, &self->lay_link,
        &self->whole, &self->scope_type, &self->root_name, &self->slow, &self->first_calls,
        &self->ops, &self->module_ops, &self->knowns, &self->outer, &self->path_calls,
-       &self->weights, &self->made)
+       &self->weights, &self->made, &self->watched, &self->takers, &self->targets, &self->calls,
+       &self->origins)
 OBJECT(ModuleCall, module_call, &self->course, &self->module, &self->run)
 
 static void held_free(PyObject *object)
@@ -1425,7 +1540,6 @@ static PyMemberDef known_members[] = {
     MEMBER(Known, texts, T_OBJECT, READONLY), {NULL, 0, 0, 0, NULL}};
 static PyMemberDef course_members[] = {
     MEMBER(Course, step, T_OBJECT, 0),
-    MEMBER(Course, watches, T_BOOL, 0),
     MEMBER(Course, is_over, T_BOOL, 0),
     MEMBER(Course, num_calls, T_ULONGLONG, 0),
     MEMBER(Course, num_values, T_ULONGLONG, 0),
@@ -1444,6 +1558,7 @@ static PyMethodDef course_methods[] = {
     {"give", FAST(course_give), "Record what the call gave."},
     {"put_at", FAST(course_put_at), "Record a gradient at slots whose like had one before."},
     {"follow", course_follow, METH_VARARGS, "Be told of the step whose modules are called."},
+    {"watch_by", course_watch_by, METH_VARARGS, "Be told what is known of gradients."},
     {NULL, NULL, 0, NULL}};
 
 #define TYPE(NAME, WORD, DOC, ...)                                                              \
@@ -1507,7 +1622,7 @@ static int name_all(void)
         "_cdata", "raw_repr", "f_back", "co_filename", "step", "start", "stop", "step", "begin",
         "put", "put_outputs", "watch", "tell", "condense", "_parameters", "_buffers", "_modules",
         "op", "call", "order", "__enter__", "__exit__", "path", "prefix", "_ops", "model", "paths",
-        "leave",
+        "leave", "hook", "requires_grad", "_is_param", "grad_fn", "_sequence_nr", "output_nr",
     };
     PyObject **fields = (PyObject **)&names;
     _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");

@@ -14,9 +14,9 @@ from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import Slots
 from dumpcmp.taps.distributed import ranks as distributed
+from dumpcmp.taps.recording.routine import Targets, WatchTables
 from dumpcmp.taps.recording.step import Step
 
-_Targets = list[tuple[Call, str]]  # the calls and slots that one gradient is recorded at
 _Watched = tuple["Gradients", Step]
 
 
@@ -53,7 +53,7 @@ class Watches:
         for known in (self._parameters, self._tensors, self._latest, self._running):
             known.clear()
 
-    def add(self, tensor: Tensor, gradients: Gradients, step: Step, targets: _Targets) -> None:
+    def add(self, tensor: Tensor, gradients: Gradients, step: Step, targets: Targets) -> None:
         """Hook `tensor`, whose gradient is recorded at all of `targets`, which are of `step`."""
         fired = partial(self._fired, gradients, step, targets)
         handle = tensor.register_hook(fired)  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class Watches:
             self._tensors = alive
 
     def _fired(
-        self, gradients: Gradients, step: Step, targets: _Targets, grad: Tensor | None
+        self, gradients: Gradients, step: Step, targets: Targets, grad: Tensor | None
     ) -> None:
         if grad is None:  # compiled code tells so of outputs that nothing was computed from
             return
@@ -96,8 +96,8 @@ class Gradients:
 
     def __init__(self, watches: Watches) -> None:
         self._watches = watches
-        self._targets: dict[Any, _Targets] = {}
-        self._takers: dict[int, _Targets] = {}  # of parameters: the functions that took them
+        self._targets: dict[Any, Targets] = {}
+        self._takers: dict[int, Targets] = {}  # of parameters: the functions that took them
         self._watched: set[tuple[str, int, str]] = set()
         self._recorded: set[str] = set()
 
@@ -126,8 +126,17 @@ class Gradients:
             targets = self._targets.get(which)
             if targets is None:
                 targets = self._targets[which] = []
-                self._watches.add(tensor, self, step, targets)
+                self.hook(step, tensor, targets)
             targets.append((call, slot))
+
+    def hook(self, step: Step, tensor: Tensor, targets: Targets) -> None:
+        """Have the gradient of `tensor` recorded at `targets`, which are added to meanwhile."""
+        self._watches.add(tensor, self, step, targets)
+
+    @property
+    def tables(self) -> WatchTables:
+        """What `watch` fills, for who does the same of calls that are known."""
+        return self._watched, self._takers, self._targets
 
     def begin(self, step: Step) -> None:
         """The backward pass has reached `step`: gradients of parameters now belong to it."""

@@ -44,6 +44,9 @@ _MOST_KNOWN = 65_536  # calls of one model
 
 Appearance = tuple[Any, ...]
 Ticket = tuple[Any, Any, int]  # what is known of a call, its CallPlan, and its order
+Targets = list[tuple[Call | Ticket, str]]  # the calls and slots that one gradient is recorded at
+# The slots that are watched, those that took each parameter, and the targets of each other tensor.
+WatchTables = tuple[set[Where], dict[int, Targets], dict[Any, Targets]]
 
 if _core is not None:
     _core.set_up(
@@ -64,10 +67,11 @@ class Repeating(Protocol):
     scopes: Scopes
     orders: Iterator[int]
     values: Values
+    calls: dict[tuple[str, int], Call | Ticket]
 
     @property
-    def is_watched(self) -> bool:
-        """Whether gradients are recorded."""
+    def watch_tables(self) -> WatchTables | None:
+        """What is known of gradients that are recorded; None where none are."""
 
     def store(self, call: Call, found: Slots) -> None:
         """Record values of `call`, and no gradients of them."""
@@ -80,6 +84,9 @@ class Repeating(Protocol):
 
     def watch_known(self, call: Call, found: Slots) -> None:
         """Have the gradients of `found` recorded."""
+
+    def hook(self, tensor: Tensor, targets: Targets) -> None:
+        """Have the gradient of `tensor` recorded at `targets`, which are still to be told."""
 
 
 def routine_of(step: Repeating) -> Routine | None:
@@ -121,7 +128,8 @@ class Routine:
             distributed.stated_layouts(), outlet.tap.inputs, outlet.tap.outputs,
             outlet.condense is not None, outlet.remembers,
         )  # fmt: skip
-        self.quick.watches = step.is_watched
+        if (tables := step.watch_tables) is not None:
+            self.quick.watch_by(*tables, step.calls, distributed.origins())
 
     def end(self) -> None:
         """Count what was recorded; nothing more will be."""
@@ -275,6 +283,11 @@ class Routine:
         with HOLD, DisableTorchFunction(), DisableTorchDispatch():
             self._step.watch_known(self._call(known, order), found)
 
+    def hook(self, tensor: Tensor, targets: Targets) -> None:
+        """Have the gradient of `tensor` recorded, which is the first with these `targets`."""
+        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+            self._step.hook(tensor, targets)
+
     def _call(self, known: Any, order: int) -> Call:
         """The call at its place in this step, made once while values of it come."""
         if self._made is None or self._made[0] != order:
@@ -298,18 +311,16 @@ class BackwardRoutine:
             distributed.stated_layouts(), True, True, False, outlet.remembers,
         )  # fmt: skip
 
-    def put_at(self, targets: list[tuple[Call, str]], tensor: Tensor) -> None:
+    def put_at(self, targets: Targets, tensor: Tensor) -> None:
         """Record one gradient at the first of `targets`, and links at others."""
         with self._outlet.lock:
             done, where = self._put_known(targets, tensor)
             if done < len(targets):
-                rest = targets[done:]
+                rest = calls_of(targets[done:], self._model.name, self._number)
                 self._values.put_at(rest, tensor, where)
                 self._learn(rest, tensor)
 
-    def _put_known(
-        self, targets: list[tuple[Call, str]], tensor: Tensor
-    ) -> tuple[int, Where | None]:
+    def _put_known(self, targets: Targets, tensor: Tensor) -> tuple[int, Where | None]:
         """Record it where it is known; how many of `targets` that are, and where it lies."""
         outlet, laid, model = self._outlet, self._desk.step, self._model
         if outlet.knowing is not outlet.sink or outlet.is_taped or self._values.has_uncounted:
@@ -341,6 +352,14 @@ def call_of(ticket: Ticket, model: str, step: int) -> Call:
         model, step, like.op, like.call, ticket[2], like.target, like.source, like.phase,
         like.arguments, like.origins, like.kernel, like.thread,
     )  # fmt: skip
+
+
+def calls_of(targets: Targets, model: str, step: int) -> list[tuple[Call, str]]:
+    """`targets`, all of them with their calls in a step of `model`."""
+    return [
+        (call if isinstance(call, Call) else call_of(call, model, step), slot)
+        for call, slot in targets
+    ]
 
 
 def _settle(outlet: Outlet, look: Any, tensor: Tensor) -> None:

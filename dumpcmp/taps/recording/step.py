@@ -27,9 +27,12 @@ from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.routine import (
     BackwardRoutine,
     Routine,
+    Targets,
     Ticket,
+    WatchTables,
     backward_routine_of,
     call_of,
+    calls_of,
     routine_of,
 )
 from dumpcmp.taps.recording.values import Outlet, Values
@@ -42,6 +45,11 @@ class Watcher(Protocol):
     """Records the gradients of a step's values, once they are known."""
 
     def watch(self, step: Step, call: Call, found: Slots) -> None: ...  # slots of `call`
+
+    def hook(self, step: Step, tensor: Tensor, targets: Targets) -> None: ...  # to fill `targets`
+
+    @property
+    def tables(self) -> WatchTables: ...  # what `watch` fills
 
     def begin(self, step: Step) -> None: ...  # the backward pass has reached it
 
@@ -64,7 +72,8 @@ class Step:
         self._line: str | None = None  # of the graph node that runs now; None: ask the stack
         self.orders: Iterator[int] = itertools.count()
         self.watcher: Watcher | None = None
-        self.calls: dict[tuple[str, int], Call] = {}  # kept only to attribute gradients
+        # kept only to attribute gradients
+        self.calls: dict[tuple[str, int], Call | Ticket] = {}
         self._first_calls: dict[str, Call | Ticket] = {}  # of modules
         self._shared: dict[tuple[Any, ...], Asked] = {}  # what compiled graphs gave
         self.again: Step | None = None  # in which checkpointing runs parts of this one again
@@ -231,6 +240,13 @@ class Step:
         self._first_calls[op] = first
         return first
 
+    def call_named(self, op: str, number: int) -> Call | None:
+        """The call of this name, if gradients may belong to it."""
+        found = self.calls.get((op, number))
+        if found is None or isinstance(found, Call):
+            return found
+        return call_of(found, self.model.name, self.number)
+
     def inputs(self, call: Call, found: Slots) -> None:
         """Record the inputs of `call`, and watch for their gradients."""
         if self.tap.inputs:
@@ -298,16 +314,19 @@ class Step:
         place = self.values.put(call, slot, tensor, where, fresh, seen_in, unwritten)
         return Key(self.model.name, self.number, *place)
 
-    def put_at(self, targets: list[tuple[Call, str]], tensor: Tensor) -> None:
+    def put_at(self, targets: Targets, tensor: Tensor) -> None:
         """Record one value, such as a gradient, at the first of `targets`, and links at others."""
         if not self.is_function:
             if self._gradients is None:
                 is_plain = type(self) is Step and self.precision is None
                 self._gradients = (backward_routine_of(self) if is_plain else None) or self.values
-            self._gradients.put_at(targets, tensor)
+            if isinstance(self._gradients, Values):
+                self._gradients.put_at(calls_of(targets, self.model.name, self.number), tensor)
+            else:
+                self._gradients.put_at(targets, tensor)
             return
         first = None
-        for call, slot in targets:
+        for call, slot in calls_of(targets, self.model.name, self.number):
             key = self.put(call, slot, tensor, same_as=first)
             first = first or key
 
@@ -315,9 +334,14 @@ class Step:
         self.watcher = watcher
 
     @property
-    def is_watched(self) -> bool:
-        """Whether gradients are recorded."""
-        return self.watcher is not None
+    def watch_tables(self) -> WatchTables | None:
+        """What is known of gradients that are recorded; None where none are."""
+        return None if self.watcher is None else self.watcher.tables
+
+    def hook(self, tensor: Tensor, targets: Targets) -> None:
+        """Have the gradient of `tensor` recorded at `targets`, which are still to be told."""
+        assert self.watcher is not None
+        self.watcher.hook(self, tensor, targets)
 
     def watch_known(self, call: Call, found: Slots) -> None:
         """The same as `watch`, of a call that only its Routine has told of."""

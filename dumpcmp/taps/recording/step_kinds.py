@@ -35,7 +35,7 @@ class Recomputation(Step):
 
     def watch(self, call: Call, found: Slots) -> None:
         """Watch for gradients as those of the call that `call` repeats."""
-        repeated = self._forward.calls.get((call.op.replace(_RECOMPUTE, ""), call.call))
+        repeated = self._forward.call_named(call.op.replace(_RECOMPUTE, ""), call.call)
         if repeated is not None:
             self._forward.watch(repeated, found)
 
