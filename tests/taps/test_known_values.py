@@ -154,7 +154,7 @@ class Differentiating(nn.Module):
         self.step += 1
         y = self.linear(x) + Doubling.apply(x)  # type: ignore[no-untyped-call]
         marked = y * 2
-        marked._is_param = True  # type: ignore[attr-defined]
+        marked._is_param = True
         first, second = F.relu(marked).chunk(2, -1)
         y = torch.cat([first, second], -1) + checkpoint(self.last, y, use_reentrant=True)
         y = y.clone().mul_(2).requires_grad_() if y.requires_grad else y
