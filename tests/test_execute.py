@@ -51,12 +51,14 @@ def test_an_error_reaches_the_caller() -> None:
 
 
 def test_an_interrupted_pool_does_not_wait_for_its_tasks() -> None:
-    began = time.monotonic()
+    began, others = time.monotonic(), set(multiprocessing.active_children())
     with pytest.raises(KeyboardInterrupt), executor_for(2) as pool:
         assert pool.submit(abs, -1).result() == 1
         pool.submit(time.sleep, 60)
         raise KeyboardInterrupt
-    assert time.monotonic() - began < 30 and not multiprocessing.active_children()
+    while {*multiprocessing.active_children()} - others and time.monotonic() - began < 30:
+        time.sleep(0.01)  # the pool's own thread may have waited for it, and be about to say so
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("closed", ["_writer", "_reader"])
