@@ -4,8 +4,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SCALE ?= 1
-# One more than there are cores: tests wait for disks, for other processes and for time limits.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 READY := $(VENV)/.ready
 
 # Set-up compiles nothing, as most is never imported. What is imported must be kept compiled: hundreds
@@ -39,7 +37,7 @@ test: $(READY)  ## everything CI runs: lint and all tests, side by side
 	$(MAKE) --no-print-directory -j 2 lint tests
 
 tests: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 test-native: $(READY)  ## tests of the compiled core under the address and undefined sanitizers
 	$(BIN)/python tests/sanitize.py

@@ -12,7 +12,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 from tests.taps.distributed.forking import RARELY
 from tests.taps.distributed.launching import forked
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # workers fill the cores; what they start inherits this
+if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts inherits this
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What the processor says it can do, the compiler can: Inductor tries it out, for ten seconds.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
