@@ -122,7 +122,7 @@ def cost_of(now: Capture, closing: float) -> str:
     waited = progress.seconds_waited
     share = f", {waited / spent:.0%} of the {spent:.2f} s that the tokens took" if spent else ""
     again = progress.nbytes_shared
-    shared = f" ({readable(again)} that earlier tokens had were not again)" if again else ""
+    shared = f" ({readable(again)} of earlier tokens not written again)" if again else ""
     written = f"{readable(progress.nbytes - again)} written{shared}"
     return (
         f"cost: {written}, {waited:.2f} s waited for the disk{share}; "

@@ -318,5 +318,5 @@ def test_every_nth_token_and_what_it_cost(here: Callable[..., Ended], tmp_path: 
     run = archive.run[0]
     again, size = run["nbytes_shared"], run["nbytes"] - run["nbytes_shared"]
     assert 0 < size < sum(part.stat().st_size for part in (tmp_path / "d").rglob("*.h5"))
-    told = f"{readable(size)} written ({readable(again)} that earlier tokens had were not again)"
+    told = f"{readable(size)} written ({readable(again)} of earlier tokens not written again)"
     assert again > 16 << 10 and told in ran and f" {size / 1e6:.1f} MB in d\n" in ran
