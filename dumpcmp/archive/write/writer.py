@@ -38,9 +38,7 @@ class Progress:
     seconds_waited: float  # for a disk that is slower than the model
     buffer: int  # bytes of memory that may hold what the disk has not taken yet
     queued: int  # bytes that wait there now
-    nbytes_shared: (
-        int  # of `nbytes`, those that an earlier step had and that were not written again
-    )
+    nbytes_shared: int  # of `nbytes`, which an earlier step had: not written again
 
 
 class ArchiveWriter:
