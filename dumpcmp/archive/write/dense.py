@@ -26,7 +26,7 @@ from dumpcmp.archive.write.arrangement import (
 from dumpcmp.nouns.built import built
 
 FEWEST = 32  # values: a part of fewer keeps its journal and its attributes
-MEAN_NBYTES = 4096  # of a value: one of larger ones would take long to copy, and gain little
+MEAN_NBYTES = 3 << 10  # of a value: larger ones are not worth writing twice for a fifth of room
 _AT_ONCE = 8 << 20  # bytes that are copied together
 _LARGE = 1 << 18  # bytes that are written by themselves
 _DEFLATED = 1024  # bytes of an index dataset that are worth compressing

@@ -43,24 +43,32 @@ class Flights:
     def launch(self, flight: Flight, errand: Errand | None = None) -> None:
         """Have `errand` done by a thread, if there is one; `flight` lands after those before it."""
         self._pens.begin(flight, *([errand] if errand else []))
-        self._flights.append(flight)
-        self._flying += flight.nbytes
+        self._take(flight)
 
     def launch_run(self, part: Part, flight: Flight, write: Errand, nbytes: int) -> None:
-        """Have `write` done, on a thread where it is worth one; nothing comes behind before."""
-        self.end_run(part)
-        if nbytes >= THREAD_NBYTES:
+        """Have `write` done, after the runs of `part` that came before.
+
+        While a run is the last of its file, a kill leaves a file too short for what is missing.
+        So a thread that writes one goes on to the next.
+        """
+        before = self._runs.get(part)
+        if before is not None and before.num_left:
+            self._runs[part] = flight
+            self._pens.follow(before, flight, write)
+            self._take(flight)
+        elif nbytes >= THREAD_NBYTES:
             self._runs[part] = flight
             self.launch(flight, write)
         else:
             write()
             self.launch(flight)
 
-    def end_run(self, part: Part) -> None:
-        """Wait for the run of `part` that is being written, before any is written behind it.
+    def _take(self, flight: Flight) -> None:
+        self._flights.append(flight)
+        self._flying += flight.nbytes
 
-        While it is the last of its file, a kill leaves a file too short for what is missing.
-        """
+    def end_run(self, part: Part) -> None:
+        """Wait for the runs of `part` that are being written, before any is written behind them."""
         if flight := self._runs.pop(part, None):
             self._pens.end(flight)
 

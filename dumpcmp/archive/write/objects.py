@@ -45,13 +45,13 @@ class CallText:
     The program's thread needs its text; what its group is, the thread that writes finds out.
     """
 
-    __slots__ = ("_group", "_path", "prefix", "text")
+    __slots__ = ("_described", "_path", "prefix", "text")
 
     def __init__(self, call: Call) -> None:
         self.text = call_json(call)
         self.prefix = schema.text_prefix(self.text)
         self._path: tuple[str, ...] = ()
-        self._group: Group | None = None
+        self._described: tuple[bytes, int, tuple[tuple[str, str], ...]] | None = None
 
     def path(self, call: Call) -> tuple[str, ...]:
         """Where in a part the group of `call` is."""
@@ -61,12 +61,11 @@ class CallText:
 
     def describe(self, group: Group, call: Call) -> None:
         """Give `group`, which is that of `call`, its attributes."""
-        known = self._group
-        if known is None:
-            known = self._group = Group(None)
-            known.describe_call(call)
-        group.attributes, group.num_attributes = known.attributes, known.num_attributes
-        group.long_texts = known.long_texts
+        if self._described is None:
+            group.describe_call(call)
+            self._described = group.attributes, group.num_attributes, group.long_texts
+        else:
+            group.attributes, group.num_attributes, group.long_texts = self._described
 
 
 class Group:

@@ -27,12 +27,13 @@ class Flight:
     Its errands end in any order. `land` comes after them, and after the flights before it.
     """
 
-    __slots__ = ("count", "error", "land", "nbytes", "num_left")
+    __slots__ = ("count", "error", "land", "nbytes", "next", "num_left")
 
     def __init__(self, nbytes: int, count: int, land: Errand) -> None:
         self.nbytes, self.count, self.land = nbytes, count, land
         self.num_left = 0
         self.error: BaseException | None = None
+        self.next: tuple[Flight, Errand] | None = None  # what the same thread does after it
 
 
 class Pens:
@@ -55,6 +56,16 @@ class Pens:
         for errand in errands:
             self._errands.put((flight, errand))
 
+    def follow(self, before: Flight, flight: Flight, errand: Errand) -> None:
+        """Start the errand of `flight` once `before`, which has one too, is done, if it is well."""
+        with self._ended:
+            if before.num_left:
+                flight.num_left, before.next = 1, (flight, errand)
+                return
+        if before.error is not None:
+            raise before.error
+        self.begin(flight, errand)
+
     def end(self, flight: Flight) -> None:
         """Wait for the errands of `flight`, and raise what one of them raised."""
         if flight.num_left:
@@ -74,14 +85,21 @@ class Pens:
 
     def _work(self) -> None:
         while (work := self._errands.get()) is not None:
-            flight, errand = work
-            try:
-                if not self._given_up:
-                    errand()
-            except BaseException as error:  # raised again by `end`, in the thread that waits
-                flight.error = error
-            del work, errand  # which hold on to the ring
-            with self._ended:
-                flight.num_left -= 1
-                if not flight.num_left:
-                    self._ended.notify_all()
+            while work is not None:
+                work = self._do(*work)
+
+    def _do(self, flight: Flight, errand: Errand) -> tuple[Flight, Errand] | None:
+        """Do an errand; gives the one that follows it."""
+        try:
+            if not self._given_up and flight.error is None:
+                errand()
+        except BaseException as error:  # raised again by `end`, in the thread that waits
+            flight.error = error
+        with self._ended:
+            flight.num_left -= 1
+            if not flight.num_left:
+                self._ended.notify_all()
+            following, flight.next = flight.next, None
+        if following is not None:
+            following[0].error = flight.error
+        return following

@@ -1,0 +1,51 @@
+"""Runs of one file, which a thread writes one after another."""
+
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from dumpcmp.archive.write.pens import Flight, Pens
+
+
+def test_what_follows_begins_once_what_was_before_is_done() -> None:
+    pens, done = Pens(3), list[int]()
+    may_end = threading.Event()
+
+    def slowly() -> None:
+        may_end.wait(10)
+        done.append(0)
+
+    flights = [Flight(1, 1, lambda: None) for _ in range(4)]
+    pens.begin(flights[0], slowly)
+    for number in range(1, 4):
+        pens.follow(flights[number - 1], flights[number], partial(done.append, number))
+    time.sleep(0.02)
+    assert not done  # although two threads have nothing to do
+    may_end.set()
+    pens.end(flights[3])
+    pens.stop()
+    assert done == [0, 1, 2, 3]
+
+
+def test_what_follows_a_failure_is_not_done() -> None:
+    pens, done = Pens(3), list[int]()
+    may_fail = threading.Event()
+
+    def fail() -> None:
+        may_fail.wait(10)
+        raise OSError("no room")
+
+    flights = [Flight(1, 1, lambda: None) for _ in range(4)]
+    pens.begin(flights[0], fail)
+    pens.follow(flights[0], flights[1], lambda: done.append(1))
+    pens.follow(flights[1], flights[2], lambda: done.append(2))
+    may_fail.set()
+    for flight in flights[:3]:
+        with pytest.raises(OSError, match="no room"):
+            pens.end(flight)
+    with pytest.raises(OSError, match="no room"):  # which is done by now
+        pens.follow(flights[2], flights[3], lambda: done.append(3))
+    pens.stop()
+    assert not done
