@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.bytes_alone import hand_over
 from benchmarks.tables import Table
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
@@ -99,6 +100,12 @@ def write_raw(load: Load, path: Path) -> None:
     os.close(descriptor)
 
 
+def write_bytes(load: Load, path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    hand_over(load.arrays, descriptor)
+    os.close(descriptor)
+
+
 def write_numpy(load: Load, path: Path) -> None:
     path.mkdir()
     for name, array in zip(load.names, load.arrays, strict=True):
@@ -135,6 +142,7 @@ def write_archive(load: Load, path: Path) -> None:
 WRITERS: dict[str, Callable[[Load, Path], None]] = {
     "os.write": write_raw,
     "dumpcmp": write_archive,
+    "bytes alone": write_bytes,
     "np.save each": write_numpy,
     "torch.save": write_torch,
     "safetensors": write_safetensors,
@@ -210,7 +218,8 @@ def table() -> Table:
             "Time to write the tensors, as a ratio to os.write of the same bytes into one file; "
             "medians, the writers taking turns in changing order. dumpcmp: through the sink, from "
             f"opening it to the end of close(), a call and {PER_CALL} values an op, every value "
-            "digested and indexed. read: open, map and sum every tensor, as a ratio to "
+            "digested and indexed. bytes alone: copied and digested by pieces, and written by "
+            "another thread. read: open, map and sum every tensor, as a ratio to "
             "safetensors' load_file."
         ),
     )

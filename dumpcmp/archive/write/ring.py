@@ -23,6 +23,7 @@ PRIVATE_NBYTES = 8 << 20  # small, so that it is drained within the promised 100
 WARM_NBYTES = 2 << 20  # pages that are used again and again are in the cache, and need no fault
 
 LARGE_REACH = 16 << 20  # for larger records, lest threads wait for each other after each one
+LARGE_RECORDS = 4  # or for so many, if there is memory: one is copied while others are written
 LENT_REACH = 256 << 20  # that is lent at once, since each piece takes the device a while
 LENT_NBYTES = 2 << 30  # that a device may fill unasked, enough for all threads that write
 LENT_SHARE = 16  # but not more than one part in so many of the memory that is free
@@ -149,12 +150,12 @@ class Ring(Positions):
         self._reach_to(2 * self.reach)
 
     def reach_for(self, nbytes: int) -> bool:
-        """Reach far enough for two records of `nbytes`, or for many that are not so large.
+        """Reach far enough for a few records of `nbytes`, or for many that are not so large.
 
         False where the ring cannot hold two: the memory is too small, or given to others.
         """
         if 2 * nbytes <= self.most:
-            self._reach_to(max(2 * nbytes, min(64 * nbytes, LARGE_REACH)))
+            self._reach_to(max(LARGE_RECORDS * nbytes, min(64 * nbytes, LARGE_REACH)))
         return 2 * nbytes <= self.reach
 
     def lend_to(self, borrower: Borrower) -> None:
