@@ -140,7 +140,7 @@ def test_every_graph_of_a_ddp_model_is_checked(gloo: None) -> None:
 
 @pytest.fixture(scope="module")
 def on_inductor() -> Callable[..., Any]:
-    """Inductor with small, quick kernels; the tests that need it are few."""
+    """Inductor, which compiles a kernel once: tests give it convolutions of one shape."""
     return lambda model, **options: torch.compile(model, backend="inductor", **options)
 
 
@@ -152,12 +152,12 @@ def test_inductor_with_a_graph_break(on_inductor: Any) -> None:
 
 @pytest.mark.parametrize("freezing", [False, True])
 def test_the_output_keeps_its_layout(on_inductor: Any, freezing: bool) -> None:
-    model = nn.Conv2d(3, 32, kernel_size=3, padding=1, bias=False).eval()
-    x = torch.randn(2, 3, 5, 5)
+    model = nn.Conv2d(3, 16, kernel_size=3, padding=1, bias=False).eval()
+    x = image()
     with torch.no_grad(), torch._inductor.config.patch(freezing=freezing):
         compiled = on_inductor(model)
         verify([x], model, compiled, INFER)
-        assert compiled(x).view(5, -1).shape == model(x).view(5, -1).shape
+        assert compiled(x).view(16, -1).shape == model(x).view(16, -1).shape
     channels_last = lambda x: model(x).to(memory_format=torch.channels_last)  # noqa: E731
     with pytest.raises(VerificationError, match="strides"):
         verify([x], lambda x: model(x), channels_last, VerifyConfig(verify_stride=True))
@@ -193,7 +193,7 @@ def test_mutation_reaches_base_and_view(
 class MutatesItsOutput(nn.Module):
     """Doubles a convolution's output through its view, or its view through the output."""
 
-    def __init__(self, through: str, dim: int = 32) -> None:
+    def __init__(self, through: str, dim: int = 16) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, dim, kernel_size=3, stride=2, bias=False)
         self.through = through
