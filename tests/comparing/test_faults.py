@@ -8,9 +8,18 @@ import torch
 
 from benchmarks.cases import BENIGN, FAULTS, Case
 from benchmarks.faults import benign_alarms, dumped, finding
-from benchmarks.subjects import SUBJECTS
+from benchmarks.subjects import Subject, Transformer
 from dumpcmp.comparing import compare
+from dumpcmp.demo import TinyDecoder
 from dumpcmp.nouns.row import Verdict
+
+# The subjects of the benchmark with as many layers and tokens as there are faults in.
+SUBJECTS = {
+    "transformer": Subject("transformer", lambda: Transformer(128, 5), ((2, 24), (2, 1))),
+        "transformer", lambda: Transformer(128, num_layers=5), ((2, 24), (2, 1))
+    ),
+    "decoder": Subject("decoder", TinyDecoder, ((1, 24), (1, 1))),
+}
 
 Golden = Callable[[str, str], Path]
 
