@@ -16,8 +16,6 @@ from dumpcmp.nouns.row import Verdict
 # The subjects of the benchmark with as many layers and tokens as there are faults in.
 SUBJECTS = {
     "transformer": Subject("transformer", lambda: Transformer(128, 5), ((2, 24), (2, 1))),
-        "transformer", lambda: Transformer(128, num_layers=5), ((2, 24), (2, 1))
-    ),
     "decoder": Subject("decoder", TinyDecoder, ((1, 24), (1, 1))),
 }
 

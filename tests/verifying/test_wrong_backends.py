@@ -25,10 +25,14 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+def test_verify_passes_the_model_without_a_fault() -> None:
+    model, inputs = build()
+    assert verify(inputs, model, torch.compile(model, backend="eager"), with_backward=True)
+
+
 @pytest.mark.parametrize("fault", WRONG)
 def test_verify_catches_it(fault: str) -> None:
     model, inputs = build()
-    verify(inputs, model, torch.compile(model, backend="eager"), with_backward=True)
     with pytest.raises(VerificationError) as caught:
         verify(inputs, model, torch.compile(model, backend=WRONG[fault]), with_backward=True)
     assert "the target raised" not in str(caught.value)
