@@ -1,10 +1,14 @@
-"""Runs the parts of an op on real ranks: spawned processes that talk over gloo or NCCL.
+"""Runs the parts of an op on real ranks: processes that talk over gloo or NCCL.
 
 Ranks stay alive from trial to trial. A rank that raises, dies or does not answer ends its crew,
-and its traceback is reported; the next trial starts a new crew. What a rank does is in `rank.py`.
+and its traceback is reported; the next trial starts a new crew. All crews are forked from one
+interpreter. What it and a rank do is in `rank.py`.
 """
 
+import math
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,8 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -56,33 +61,96 @@ def opened(backend: str, timeout: float = 300.0) -> Iterator[Runner]:
         ranks.close()
 
 
-# A rank finds modules where its parent does, in the same order: PYTHONPATH would put the user's
+# Ranks find modules where their parent does, in the same order: PYTHONPATH would put the user's
 # files before the standard library.
 _MAIN = "import sys; sys.path[:] = {path!r}; from dumpcmp.partitioning.rank import main; main()"
+
+
+@dataclass(frozen=True)
+class Recruiter:
+    """An interpreter that has imported torch, which takes seconds, and forks ranks.
+
+    It is a fresh one, so that the user's main module is not run again, and none of its threads.
+    """
+
+    process: "subprocess.Popen[bytes]"
+    line: Connection
+    errors: IO[bytes]
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def recruit(self, *words: Any) -> "Rank":
+        """A new rank, told `words`."""
+        mine, theirs = multiprocessing.Pipe()
+        errors = tempfile.TemporaryFile()  # noqa: SIM115
+        pid = self._ask(words, theirs.fileno(), errors.fileno())
+        theirs.close()
+        return Rank(self, pid, mine, errors)
+
+    def exit_code(self, pid: int, seconds: float) -> int | None:
+        """How the rank with this `pid` ended; None if it did not within `seconds`."""
+        code: int | None = self._ask((pid, seconds))
+        return code
+
+    def _ask(self, words: tuple[Any, ...], *descriptors: int) -> Any:
+        try:
+            self.line.send(words)
+            for descriptor in descriptors:
+                send_handle(self.line, descriptor, self.process.pid)
+            return self.line.recv()
+        except (EOFError, OSError):
+            code = self.process.wait()
+            told = f"died with exit code {code}: {_last_words(self.errors)}"
+            raise RankError(f"the ranks' interpreter {told}") from None
+
+    def end(self) -> None:
+        self.line.close()
+        self.process.wait()
+        self.errors.close()
+
+
+def _recruiter() -> Recruiter:
+    mine, theirs = multiprocessing.Pipe()
+    errors = tempfile.TemporaryFile()  # noqa: SIM115
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MAIN.format(path=sys.path), str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+    )
+    theirs.close()
+    return Recruiter(process, mine, errors)
 
 
 @dataclass(frozen=True)
 class Rank:
     """A process of the crew, the line to it, and what it writes to stderr."""
 
-    process: "subprocess.Popen[bytes]"
+    recruiter: Recruiter
+    pid: int
     line: Connection
     errors: IO[bytes]
 
-    def last_words(self) -> str:
-        """The end of what it wrote to stderr."""
-        self.errors.seek(0)
-        return self.errors.read().decode(errors="replace").strip()[-2000:]
+    def exit_code(self, seconds: float) -> int | None:
+        """How the process ended; None if it did not within `seconds`."""
+        return self.recruiter.exit_code(self.pid, seconds)
 
     def end(self) -> None:
         """Stop the process, at once if it does not listen."""
         self.line.close()
-        try:
-            self.process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        if self.recruiter.is_alive and self.exit_code(2.0) is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.exit_code(math.inf)
         self.errors.close()
+
+
+def _last_words(errors: IO[bytes]) -> str:
+    """The end of what was written to `errors`."""
+    errors.seek(0)
+    return errors.read().decode(errors="replace").strip()[-2000:] or "no last words"
 
 
 @dataclass(frozen=True)
@@ -99,22 +167,6 @@ class Crew:
             rank.end()
 
 
-def _start_rank(rank: int, num: int, backend: str, port: int, timeout: float) -> Rank:
-    """A fresh interpreter, so that the user's main module is not run again by every rank."""
-    mine, theirs = multiprocessing.Pipe()
-    errors = tempfile.TemporaryFile()  # noqa: SIM115
-    words = [theirs.fileno(), rank, num, backend, port, timeout]
-    process = subprocess.Popen(
-        [sys.executable, "-c", _MAIN.format(path=sys.path), *map(str, words)],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-    )
-    theirs.close()
-    return Rank(process, mine, errors)
-
-
 class Ranks:
     """Crews of ranks, one for each number of parts that was asked for."""
 
@@ -122,6 +174,7 @@ class Ranks:
         self.backend = backend
         self.timeout = timeout
         self._crews: dict[int, Crew] = {}
+        self._recruiter: Recruiter | None = None
 
     def observe(self, trial: Trial, inputs: LeafTensors) -> Joined:  # noqa: ARG002
         """Run `trial` on as many ranks as it has parts."""
@@ -142,8 +195,10 @@ class Ranks:
                 hint="use backend='gloo', or fewer parts",
             )
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        words = (num, self.backend, store.port, self.timeout)
-        self._crews[num] = Crew(tuple(_start_rank(rank, *words) for rank in range(num)), store)
+        if self._recruiter is None or not self._recruiter.is_alive:
+            self._recruiter = _recruiter()
+        recruit, words = self._recruiter.recruit, (num, self.backend, store.port, self.timeout)
+        self._crews[num] = Crew(tuple(recruit(rank, *words) for rank in range(num)), store)
         self._hear(num, START)
 
     def _hear(self, num: int, timeout: float) -> None:
@@ -157,6 +212,9 @@ class Ranks:
     def close(self) -> None:
         while self._crews:
             self._crews.popitem()[1].end()
+        if self._recruiter is not None:
+            self._recruiter.end()
+            self._recruiter = None
 
 
 def _gather(crew: Crew, timeout: float) -> None:
@@ -178,9 +236,9 @@ def _hear(number: int, rank: Rank) -> None:
     try:
         trouble = rank.line.recv()
     except EOFError:
-        code = rank.process.wait(5)
+        code = rank.exit_code(5.0)
         raise RankError(
-            f"rank {number} died with exit code {code}: {rank.last_words() or 'no last words'}"
+            f"rank {number} died with exit code {code}: {_last_words(rank.errors)}"
         ) from None
     if trouble:
         raise RankError(f"rank {number} raises {trouble}")

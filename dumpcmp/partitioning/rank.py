@@ -2,10 +2,12 @@
 
 import os
 import sys
+import time
 import traceback
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +35,45 @@ START = 180.0  # seconds for the ranks to import torch and find each other
 
 
 def main() -> None:
-    """What a rank's interpreter runs."""
-    fd, rank, num, backend, port, timeout = sys.argv[1:]
-    line = Connection(int(fd))
-    _serve(int(rank), int(num), backend, int(port), float(timeout), line)
-    os._exit(0)  # nothing is left to do, and tearing an interpreter down takes long
+    """What the interpreter of the ranks runs: forks them, and says how they ended."""
+    line, codes = Connection(int(sys.argv[1])), dict[int, int | None]()
+    while True:
+        try:
+            words = line.recv()
+        except EOFError:
+            os._exit(0)  # nothing is left to do, and tearing an interpreter down takes long
+        if len(words) > 2:
+            codes[pid := _fork(line, words)] = None
+            line.send(pid)
+            continue
+        pid, seconds = words
+        if codes[pid] is None:
+            codes[pid] = _exit_code(pid, seconds)
+        line.send(codes[pid])
+
+
+def _fork(line: Connection, words: tuple[int, int, str, int, float]) -> int:
+    """A new rank, which has the line and the file for errors that come after `words`."""
+    theirs, errors = recv_handle(line), recv_handle(line)
+    pid = os.fork()
+    if pid == 0:
+        line.close()
+        os.dup2(errors, 2)
+        _serve(*words, Connection(theirs))
+        os._exit(0)
+    os.close(theirs)
+    os.close(errors)
+    return pid
+
+
+def _exit_code(pid: int, seconds: float) -> int | None:
+    """How the rank ended; None if it did not within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.005)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def _serve(rank: int, num: int, backend: str, port: int, timeout: float, line: Connection) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dumpcmp.nouns.row import Verdict
-from dumpcmp.partitioning import PartitionError, check_partition_options
+from dumpcmp.partitioning import PartitionError, check_partition_options, crews
 from dumpcmp.partitioning.crews import opened
 from tests.partitioning.cases import BATCHNORM, EMBEDDING, SMALL, WRONG, config
 
@@ -70,6 +70,15 @@ def test_a_rank_that_hangs_is_ended_at_the_time_limit() -> None:
     row = check_partition_options(given, backend="gloo", timeout=2.0).rows[1]
     assert row.verdict is Verdict.FAIL
     assert "did not answer within 2 s" in row.reason
+
+
+def test_an_interpreter_of_ranks_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crews, "_MAIN", "raise ValueError('torch is not here')")
+    given = config("torch.relu", (6, 4), options=[(0, 0)])
+    row = check_partition_options(given, backend="gloo").rows[1]
+    assert row.verdict is Verdict.FAIL
+    assert "the ranks' interpreter died with exit code 1" in row.reason
+    assert "ValueError: torch is not here" in row.reason
 
 
 def test_nccl_needs_as_many_gpus_as_parts() -> None:
