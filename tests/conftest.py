@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,20 @@ def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(path))
         yield path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def linker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | None]:
+    """Kernels are linked by gold where there is one: it reads torch's symbols in a third."""
+    found = shutil.which("ld.gold")
+    if found is None:
+        yield None
+        return
+    room = tmp_path_factory.mktemp("linker")
+    (room / "ld").symlink_to(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPILER_PATH", str(room), prepend=os.pathsep)
+        yield found
 
 
 @pytest.fixture(scope="session")
