@@ -35,7 +35,7 @@ def program(name: str, *, trains: bool = False) -> Callable[[Program], Program]:
 class Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.up, self.down = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         inner: Tensor = self.down(torch.tanh(self.up(x)))

@@ -100,11 +100,11 @@ class Restless(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = nn.Linear(6, 6)
+        self.inner = nn.Linear(6, 6, bias=False)
         self.register_buffer("seen", torch.zeros(6))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen += x.sum(0)
+        self.seen += x[0]
         return F.dropout(self.inner(x).sin(), 0.5, self.training) * self.seen
 
 
