@@ -7,9 +7,10 @@ import json
 import os
 import pty
 import re
+import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +93,12 @@ def test_the_demo_needs_no_arguments(tmp_path: Path, here: Callable[..., Ended])
     assert list((tmp_path / "d1").rglob("graph-0.txt"))
 
 
-def test_filters_and_the_arguments_of_the_script(tmp_path: Path) -> None:
-    ran = dumpcmp_dump(
+def test_filters_and_the_arguments_of_the_script(
+    tmp_path: Path, here: Callable[..., Ended]
+) -> None:
+    ran = here(
         "--mode", "eager", "--path", "d1", "--token", "0,2-3", "--layer", "layers.*.attn*",
         "--io", "output", str(PROGRAMS / "generate.py"), "--prompt", "hello", "--tokens", "5",
-        cwd=tmp_path,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("generated ") and len(ran.stdout.split()) == 6
@@ -107,8 +109,6 @@ def test_filters_and_the_arguments_of_the_script(tmp_path: Path) -> None:
     assert computed and all(key.slot.startswith("output") for key in computed)
     first = archive[Key("TinyDecoder", 0, "layers.0.attn", 0, "output.0")]
     assert first.shape == (1, 5, 64)
-    command = facts(tmp_path / "d1")["run"]["command"]
-    assert command[-4:] == ["--prompt", "hello", "--tokens", "5"]
 
 
 def test_a_module_with_gradients_is_repeatable_by_its_seed(
@@ -129,7 +129,8 @@ def test_a_module_with_gradients_is_repeatable_by_its_seed(
             ("2/dropout", "rng.cpu")} <= slots  # fmt: skip
     assert Key("Sequential", 0, "0", 0, "param.weight") in one, "weights are recorded once a run"
     assert {key.model for key in one} == {"Sequential", "CrossEntropyLoss"}
-    assert facts(tmp_path / "d1")["run"]["seed"] == 5
+    run = facts(tmp_path / "d1")["run"]
+    assert run["seed"] == 5 and run["command"][-4:] == ["-m", "trainer.train", "--lr", "0.1"]
 
 
 def test_a_factory(here: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +277,17 @@ def on_a_terminal(command: list[str]) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
 
 
-def test_a_capture_that_stopped_is_told_of_and_is_trouble(tmp_path: Path) -> None:
+@pytest.fixture
+def sizes_of_files() -> Iterator[None]:
+    """A program may limit them: for itself."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_capture_that_stopped_is_told_of_and_is_trouble(
+    tmp_path: Path, here: Callable[..., Ended], sizes_of_files: None
+) -> None:
     script = tmp_path / "limited.py"
     script.write_text(
         "import resource, torch\n"
@@ -284,7 +295,7 @@ def test_a_capture_that_stopped_is_told_of_and_is_trouble(tmp_path: Path) -> Non
         "model = torch.nn.Linear(256, 256)\n"
         "for _ in range(50):\n    model(torch.rand(64, 256))\n"
     )
-    ran = dumpcmp_dump("--path", "d", str(script), cwd=tmp_path)
+    ran = here("--path", "d", str(script))
     assert ran.returncode == 2
     assert re.search(r"trouble: OSError.*File too large; \d+ values .* not in", ran.stderr)
 

@@ -155,7 +155,7 @@ class Pooled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.pool = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.first, self.pool = nn.Linear(32, 32, bias=False), nn.Linear(32, 32)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x + F.silu(self.first(x))

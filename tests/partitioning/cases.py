@@ -129,11 +129,11 @@ SMALL = {
     ),
 }
 
-# Those with weights of 150 MB: a table, and one convolution. The other convolutions, which take as
-# long and show nothing more at that size, have a quarter of the channels on both sides.
+# Those with many weights. One convolution has all of its 150 MB; the others and the table, which
+# take as long and show nothing more at that size, have a quarter of the channels.
 LARGE = {
     "embedding": config(
-        EMBEDDING, (1, 9), (50257, 768), options=[(1, 1)], padding_idx=None, start=0, stop=50257
+        EMBEDDING, (1, 9), (50257, 192), options=[(1, 1)], padding_idx=None, start=0, stop=50257
     ),
     "conv2d 3-D g16": _conv("conv2d", (2048, 4, 4), (2048, 128, 3, 3), (2048,), dim=0, groups=16),
     "conv2d 4-D g16": _conv(
