@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,25 +45,42 @@ def running(fault: Fault | None, model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def compared(
-    room: Path, style: str, fault: Fault | None = None, noisy: bool = True, seed: int = 0
-) -> Outcome:
-    model, ids = router(style, torch.bfloat16, seed)
-    with torch.no_grad(), dumpcmp.capture(model, room / "golden"):
-        model(ids)
-    noise = SplitProducts() if noisy else nullcontext()
-    with noise, running(fault, model), dumpcmp.capture(model, room / "target"):
-        model(ids)
-    return dumpcmp.compare(room / "golden", room / "target")
-
-
 # The first seed with which tokens go to another expert, or fall on the other side.
 FLIPPING = {"looped": 3, "grouped": 7, "dense": 3, "gated": 0}
 
+Golden = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    """The golden run of a style, captured once."""
+
+    @cache
+    def get(style: str) -> Path:
+        path = tmp_path_factory.mktemp(style) / "golden"
+        model, ids = router(style, torch.bfloat16, FLIPPING[style])
+        with torch.no_grad(), dumpcmp.capture(model, path):
+            model(ids)
+        return path
+
+    return get
+
+
+def compared(
+    golden: Golden, path: Path, style: str, fault: Fault | None = None, noisy: bool = True
+) -> Outcome:
+    model, ids = router(style, torch.bfloat16, FLIPPING[style])
+    noise = SplitProducts() if noisy else nullcontext()
+    with noise, running(fault, model), dumpcmp.capture(model, path):
+        model(ids)
+    return dumpcmp.compare(golden(style), path)
+
 
 @pytest.mark.parametrize("style", list(FLIPPING))
-def test_benign_noise_flips_and_nothing_is_wrong(style: str, tmp_path: Path) -> None:
-    outcome = compared(tmp_path, style, seed=FLIPPING[style])
+def test_benign_noise_flips_and_nothing_is_wrong(
+    style: str, golden: Golden, tmp_path: Path
+) -> None:
+    outcome = compared(golden, tmp_path / "d", style)
     assert outcome.failures == ()
     assert outcome.conclusion is Conclusion.DECISIONS, outcome.headline
     assert outcome.tally[Verdict.INCONCLUSIVE] == 0
@@ -187,10 +205,10 @@ WRONG = [
 @pytest.mark.parametrize("noisy", [False, True], ids=["alone", "beside noise"])
 @pytest.mark.parametrize("style, function, tamper", WRONG, ids=[t.__name__ for *_, t in WRONG])
 def test_a_wrong_choice_is_found_where_it_was_made(
-    style: str, function: str, tamper: Any, noisy: bool, tmp_path: Path
+    style: str, function: str, tamper: Any, noisy: bool, golden: Golden, tmp_path: Path
 ) -> None:
     fault = Fault(tamper.__name__, "blocks.1.moe", function, tamper)
-    outcome = compared(tmp_path, style, fault, noisy, FLIPPING[style])
+    outcome = compared(golden, tmp_path / "d", style, fault, noisy)
     assert outcome.exit_code == 1
     first = outcome.first_divergence
     assert first is not None and first.key.op == fault.op, outcome.headline
@@ -198,13 +216,13 @@ def test_a_wrong_choice_is_found_where_it_was_made(
 
 @pytest.mark.parametrize("style", ["looped", "grouped"])
 def test_a_fault_after_a_flip_is_found_among_the_rows_that_it_touched(
-    style: str, tmp_path: Path
+    style: str, golden: Golden, tmp_path: Path
 ) -> None:
     def louder(func: Callable[..., Any], args: Arguments, kwargs: dict[str, Any]) -> Tensor:
         got: Tensor = func(*args, **kwargs) * 1.02
         return got
 
     fault = Fault("louder", "blocks.1.moe", "gelu", louder, call=3)
-    outcome = compared(tmp_path, style, fault, seed=FLIPPING[style])
+    outcome = compared(golden, tmp_path / "d", style, fault)
     first = outcome.first_divergence
     assert first is not None and (first.key.op, first.key.call) == (fault.op, 3), outcome.headline
