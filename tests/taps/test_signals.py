@@ -33,20 +33,27 @@ class Lived:
         return archive
 
 
-def disturbed(folder: Path, mode: str, *what: str) -> Lived:
-    """Run the parts `what` of the program."""
-    command = [sys.executable, str(PROGRAM), str(folder), mode, ",".join(what)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+MODES = ("eager", "aten", "fx")
+PARTS = ("raises", "calls", "forks", "exits")
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Lived]:
+    """A program under each mode, whose handlers raise and call modules, and which forks."""
+    folder = tmp_path_factory.mktemp("lived")
+    command = [sys.executable, str(PROGRAM), str(folder), ",".join(MODES), ",".join(PARTS)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=360)
     assert ran.returncode == 0, ran.stderr
-    told = [[int(word) for word in line.split()] for line in ran.stdout.splitlines()]
-    return Lived(folder, dict(zip(what, told, strict=True)))
+    told = ([int(word) for word in line.split()] for line in ran.stdout.splitlines())
+    lived = {mode: Lived(folder / mode, {what: next(told) for what in PARTS}) for mode in MODES}
+    assert not list(told)
+    return lived
 
 
-@pytest.fixture(scope="module", params=["eager", "aten", "fx"])
-def lived(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lived:
-    """A program under one mode, whose handlers raise and call modules, and which forks."""
-    parts = ("raises", "calls", "forks", "exits")
-    return disturbed(tmp_path_factory.mktemp("lived"), request.param, *parts)
+@pytest.fixture(params=MODES)
+def lived(request: pytest.FixtureRequest, disturbed: dict[str, Lived]) -> Lived:
+    """What the program lived through under one mode."""
+    return disturbed[request.param]
 
 
 def test_exceptions_of_handlers_are_passed_on(lived: Lived) -> None:

@@ -1,6 +1,7 @@
 """Programs that signals and forks disturb; each prints what it lived through.
 
-Run as ``python interrupted.py FOLDER MODE raises,calls,forks,exits``: one archive for each.
+Run as ``python interrupted.py FOLDER MODE,MODE raises,calls,forks,exits``: one archive for each of
+each mode. Every mode has a process of its own, forked from one that has imported torch.
 """
 
 import os
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
+import dumpcmp.dumping.capturing
 
 IS_LONG = "DUMPCMP_INTERRUPTS" in os.environ
 SECONDS = 1.0 if IS_LONG else 0.3
@@ -124,10 +126,11 @@ def ended(child: int) -> bool:
     return False
 
 
-def main(folder: str, mode: str, what: str) -> None:
+def live(folder: str, mode: str, what: list[str]) -> None:
+    """Go through the parts `what` under `mode`."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts it may ignore them
     mine = signal.getsignal(signal.SIGINT)
-    for name in what.split(","):
+    for name in what:
         with dumpcmp.capture(None, f"{folder}/{name}", mode=mode):
             assert signal.getsignal(signal.SIGINT) is mine
             {"raises": raises, "calls": calls, "forks": forks, "exits": exits}[name]()
@@ -135,5 +138,16 @@ def main(folder: str, mode: str, what: str) -> None:
         assert signal.signal.__module__ == "signal"
 
 
+def main(folder: str, modes: str, what: str) -> int:
+    for mode in modes.split(","):
+        child = os.fork()
+        if not child:
+            live(f"{folder}/{mode}", mode, what.split(","))
+            return 0  # and end as any program does
+        if status := os.waitpid(child, 0)[1]:
+            return os.waitstatus_to_exitcode(status)
+    return 0
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))
