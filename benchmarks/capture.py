@@ -80,23 +80,20 @@ def table() -> Table:
     model, tokens = Transformer(), torch.randint(0, 512, (4, 128))
     cpu: dict[str, list[float]] = {name: [] for name, _, _ in VARIANTS}
     wall: dict[str, list[float]] = {name: [] for name, _, _ in VARIANTS}
-    alone: dict[str, list[tuple[float, float]]] = {name: [] for name in SHORT}
     sizes: dict[str, list[int]] = {}
     for _ in range(NUM_ROUNDS):
         for name, selection, _ in VARIANTS:
             seconds, sizes[name] = measured(model, tokens, selection)
             cpu[name].append(seconds[0])
             wall[name].append(seconds[1])
-            if name in alone:
-                alone[name].append(handled(sizes[name]))
     base = VARIANTS[0][0]
     rows = [
         [name, _ratio(cpu[name], cpu[base]), _ratio(wall[name], wall[base]),
          f"{sum(sizes[name]) / 2**20:.0f}", goal and f"≤ {goal}"]
         for name, _, goal in VARIANTS
     ]  # fmt: skip
-    for name, times in alone.items():
-        used, took = ([each[side] for each in times] for side in (0, 1))
+    for name in SHORT:  # by themselves, since the files that they remove slow down others
+        used, took = map(list, zip(*(handled(sizes[name]) for _ in range(NUM_ROUNDS)), strict=True))
         with_step = _beside(used, cpu[base]), _beside(took, wall[base])
         size = f"{sum(sizes[name]) / 2**20:.0f}"
         rows.append([ALONE.format(SHORT[name]), *with_step, size, ""])
