@@ -70,11 +70,13 @@ def test_a_sound_compiler_raises_no_alarm(name: str, golden: Golden, tmp_path: P
     sound(dumpcmp.compare(golden(backward), tmp_path / "d"), most_fused)
 
 
-def test_an_op_that_becomes_many_raises_no_alarm(tmp_path: Path) -> None:
-    for path, mode in (("golden", "eager"), ("d", "compiled")):
+@pytest.mark.parametrize("name", ["fused", "realize", "fusion off"])
+def test_an_op_that_becomes_many_raises_no_alarm(name: str, tmp_path: Path) -> None:
+    way, backward, _ = WAYS[name]
+    for path, mode in (("golden", "eager"), ("d", dumpcmp.Compiled(**way))):
         model, x = normed()
-        with dumpcmp.capture(model, tmp_path / path, mode=mode, backward=True):
-            run(model, x, backward=True)
+        with dumpcmp.capture(model, tmp_path / path, mode=mode, backward=backward):
+            run(model, x, backward)
     sound(dumpcmp.compare(tmp_path / "golden", tmp_path / "d"), 0)
 
 
