@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.pieces import lie_of
 from dumpcmp.align.synonyms import canonical, contracts, gives_views, keeps_elements
-from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.key import Key, Site, Slot
 from dumpcmp.nouns.record import VMAP, Record
 
 Strand = int
@@ -146,10 +146,11 @@ class Flow:
 
     def _doing(self, site: Site, keys: list[Key]) -> Doing:
         call = self.listing.calls.get(site)
+        taken = sorted((key for key in keys if key.slot.kind == "input"), key=_position)
         return Doing(
             site,
             canonical(site.op.function),
-            tuple(self.strand(key) for key in keys if key.slot.kind == "input"),
+            tuple(self.strand(key) for key in taken),
             tuple(self.strand(key) for key in keys if key.slot.is_output),
             _literals(call.arguments) + VMAP * self.listing.is_batched(site) if call else "",
         )
@@ -196,6 +197,19 @@ def same_elements(one: Record, other: Record) -> bool:
     """Whether two values have the same elements in the same order."""
     same = one.digest == other.digest != "" and one.dtype == other.dtype
     return same and math.prod(one.shape) == math.prod(other.shape)
+
+
+def _position(key: Key) -> tuple[float, ...]:
+    """Where among its arguments a call takes a value: what it takes by name is behind, as it came.
+
+    A compiled run need not tell of them in their order.
+    """
+    return _places(key.slot)
+
+
+@lru_cache(maxsize=4096)
+def _places(slot: Slot) -> tuple[float, ...]:
+    return tuple(float(part) if part.isdigit() else math.inf for part in slot.name.split("."))
 
 
 @lru_cache(1 << 16)

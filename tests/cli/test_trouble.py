@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -151,15 +152,23 @@ def test_a_damaged_run_file_is_no_difference(tmp_path: Path, changed: object) ->
     assert "Traceback" not in done.output and "unexpected" not in done.output
 
 
-def workers_of(process: subprocess.Popen[str]) -> list[int]:
-    """The processes of --jobs, once there are some."""
+def held_workers_of(process: subprocess.Popen[str]) -> list[int]:
+    """The processes of --jobs, once there are some; they stop, lest they end the work first."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while process.poll() is None:
         found = [int(pid) for pid in children.read_text().split()]
         if workers := [pid for pid in found if b"spawn_main" in cmdline(pid)]:
+            for worker in workers:
+                os.kill(worker, signal.SIGSTOP)
             return workers
         time.sleep(0.01)
     raise AssertionError(f"no worker was started: {process.communicate()}")
+
+
+def let_go(workers: list[int]) -> None:
+    for worker in workers:
+        with suppress(ProcessLookupError):  # who was killed meanwhile needs it no more
+            os.kill(worker, signal.SIGCONT)
 
 
 def cmdline(pid: int) -> bytes:
@@ -184,14 +193,17 @@ def ended(process: subprocess.Popen[str]) -> Done:
 
 
 def test_a_killed_worker_is_trouble(started: subprocess.Popen[str]) -> None:
-    os.kill(workers_of(started)[0], signal.SIGKILL)
+    first, *others = held_workers_of(started)
+    os.kill(first, signal.SIGKILL)
+    let_go(others)
     assert_told(
         ended(started), "a process of --jobs ended before its work was done", "fewer --jobs"
     )
 
 
 def test_an_interrupt_is_trouble(started: subprocess.Popen[str]) -> None:
-    workers_of(started)
+    workers = held_workers_of(started)
     os.kill(started.pid, signal.SIGINT)
+    let_go(workers)
     done = ended(started)  # a worker that is just being born may complain of a parent that left
     assert done.returncode == 2 and "dumpcmp: interrupted, so there is no verdict" in done.stderr

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from dumpcmp import explain
-from dumpcmp.demo import MLP, RMSNorm, Size, build
+from dumpcmp.demo import RMSNorm, build
 from dumpcmp.explaining import Explanation
 
 
@@ -92,8 +92,7 @@ def test_a_graph_of_another_backend_is_seen_at_its_boundary() -> None:
 @pytest.mark.slow
 def test_the_op_is_named_inside_what_inductor_compiled() -> None:
     torch.manual_seed(0)
-    size = Size(width=8, hidden=12)
-    model = nn.Sequential(OrderedDict(up=nn.Linear(8, 8), norm=RMSNorm(8), mlp=MLP(size)))
+    model = nn.Sequential(OrderedDict(up=nn.Linear(8, 8), norm=RMSNorm(8), down=nn.Linear(8, 8)))
     wrong = copy.deepcopy(model)
     scale_output(wrong.norm)
     explanation = explain([torch.randn(4, 8)], model, torch.compile(wrong))
