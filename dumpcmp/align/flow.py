@@ -146,7 +146,8 @@ class Flow:
 
     def _doing(self, site: Site, keys: list[Key]) -> Doing:
         call = self.listing.calls.get(site)
-        taken = sorted((key for key in keys if key.slot.kind == "input"), key=_position)
+        taken = [key for key in keys if key.slot.kind == "input"]
+        taken.sort(key=lambda key: _position(key.slot))  # a compiled run tells of them in any order
         return Doing(
             site,
             canonical(site.op.function),
@@ -199,16 +200,9 @@ def same_elements(one: Record, other: Record) -> bool:
     return same and math.prod(one.shape) == math.prod(other.shape)
 
 
-def _position(key: Key) -> tuple[float, ...]:
-    """Where among its arguments a call takes a value: what it takes by name is behind, as it came.
-
-    A compiled run need not tell of them in their order.
-    """
-    return _places(key.slot)
-
-
 @lru_cache(maxsize=4096)
-def _places(slot: Slot) -> tuple[float, ...]:
+def _position(slot: Slot) -> tuple[float, ...]:
+    """Where among its arguments a call takes a value; what it takes by name is behind them."""
     return tuple(float(part) if part.isdigit() else math.inf for part in slot.name.split("."))
 
 

@@ -99,11 +99,14 @@ class Recruiter:
             self.line.send(words)
             for descriptor in descriptors:
                 send_handle(self.line, descriptor, self.process.pid)
-            return self.line.recv()
+            if self.line.poll(START):
+                return self.line.recv()
         except (EOFError, OSError):
             code = self.process.wait()
             told = f"died with exit code {code}: {_last_words(self.errors)}"
             raise RankError(f"the ranks' interpreter {told}") from None
+        self.process.kill()
+        raise RankError(f"the ranks' interpreter did not answer within {START:.0f} s")
 
     def end(self) -> None:
         self.line.close()

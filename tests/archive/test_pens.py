@@ -3,9 +3,12 @@
 import threading
 import time
 from functools import partial
+from typing import cast
 
 import pytest
 
+from dumpcmp.archive.write.flights import THREAD_NBYTES, Flights
+from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.pens import Flight, Pens
 
 
@@ -47,5 +50,23 @@ def test_what_follows_a_failure_is_not_done() -> None:
             pens.end(flight)
     with pytest.raises(OSError, match="no room"):  # which is done by now
         pens.follow(flights[2], flights[3], lambda: done.append(3))
+    pens.stop()
+    assert not done
+
+
+@pytest.mark.parametrize("nbytes", [1, THREAD_NBYTES])
+def test_nothing_is_written_behind_a_run_that_has_failed(nbytes: int) -> None:
+    pens, done = Pens(1), list[int]()
+    flights, part = Flights(pens), cast("Part", object())
+
+    def fail() -> None:
+        raise OSError("no room")
+
+    failing = Flight(1, 1, lambda: None)
+    flights.launch_run(part, failing, fail, THREAD_NBYTES)
+    while failing.num_left:
+        time.sleep(0.001)
+    with pytest.raises(OSError, match="no room"):
+        flights.launch_run(part, Flight(1, 1, lambda: None), lambda: done.append(1), nbytes)
     pens.stop()
     assert not done

@@ -53,10 +53,12 @@ class Flights:
         """
         before = self._runs.get(part)
         if before is not None and before.num_left:
-            self._runs[part] = flight
             self._pens.follow(before, flight, write)
+            self._runs[part] = flight
             self._take(flight)
-        elif nbytes >= THREAD_NBYTES:
+            return
+        self.end_run(part)  # which is done, and may have failed: then nothing comes behind it
+        if nbytes >= THREAD_NBYTES:
             self._runs[part] = flight
             self.launch(flight, write)
         else:
