@@ -33,6 +33,19 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
         row[6 + i] = *(Word *)arguments[i];
     return fails;
 }
+int steps[16], num_steps, depth, refuses;
+static int note(int step) { steps[num_steps++] = step; return step == refuses ? 999 : 0; }
+int cuStreamGetCtx(void *stream, void **context) { *context = (void *)5; return 0; }
+int cuCtxPushCurrent_v2(void *context) { depth++; return 0; }
+int cuCtxPopCurrent_v2(void **context) { depth--; return 0; }
+int cuEventRecord(void *event, void *stream) { return note((Word)stream == 9 ? 1 : -1); }
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { return note(2); }
+int cuStreamSynchronize(void *stream) { return note((Word)stream == 8 ? 4 : -4); }
+int cuMemcpyDtoHAsync_v2(void *host, Word address, unsigned long nbytes, void *stream)
+{
+    memset(host, (int)(address >> 4 & 255) + 1, nbytes);
+    return note(3);
+}
 """
 
 
@@ -52,7 +65,7 @@ class Pad(core.Slate if core else object):  # type: ignore[misc]
     """Rows on a device that is not there."""
 
     def __init__(self, most: int) -> None:
-        self.address, self.row_nbytes, self.most = 1 << 20, 16, most
+        self.address, self.row_nbytes, self.most, self.stream = 1 << 20, 16, most, 9
         self.num_filled = self.num_finished = self.num_arrived = 0
         self.bytes = ctypes.create_string_buffer(bytes(i % 256 for i in range(16 * most)))
         self.asked: list[int] = []
@@ -83,10 +96,12 @@ class Desk(core.Workbench if core else object):  # type: ignore[misc]
 
     def finish(self, pad: Pad) -> None:
         self.finished.append(pad.num_filled)
+        pad.num_finished = pad.num_filled
 
 
 SUM = DriverKernel(77, (8, 3, 1), 256, 40, bytes([8, 8, 8, 8, 8, 4, 0, 8, 8, 8]))
 ADD = DriverKernel(78, (5, 1, 1), 128, 0, bytes([8, 8, 8, 8, 4, 4, 8, 8]))
+FINISH = DriverKernel(79, (65, 1, 1), 512, 0, bytes([8] * 8))
 
 
 def rows(desk: Desk, *, device: int = 0, stream: int = 9, adds: bool = False) -> Any:
@@ -143,6 +158,76 @@ def test_a_row_fills_its_room_and_is_fetched_once(driver: Any) -> None:
     assert pad.asked == [0]
     with pytest.raises(ValueError, match="16 bytes"):
         fills[0](memoryview(bytearray(8)))
+    told(driver)
+
+
+def steps(driver: Any) -> list[int]:
+    count = ctypes.c_int.in_dll(driver, "num_steps")
+    found = list((ctypes.c_int * 16).in_dll(driver, "steps"))[: count.value]
+    count.value = 0
+    return found
+
+
+def test_a_desk_that_was_taught_finishes_rows_by_itself_but_while_another_does(driver: Any) -> None:
+    desk = Desk(most=4)
+    make = rows(desk)
+    desk.finish_by(FINISH, 61)
+    told(driver)
+    for _ in range(3):
+        make(16, None)
+    pad = desk.batch
+    assert told(driver)[2][:11] == [79, 65, 2, 512, 0, 9, 1000, 2000, 61, pad.address, 3000]
+    assert (desk.finished, pad.num_finished) == ([], 2)
+    desk.is_busy = True
+    make(16, None)
+    assert (desk.finished, pad.num_finished) == ([4], 4)
+    assert len(told(driver)) == 1
+
+
+def test_rows_are_brought_by_one_call(driver: Any) -> None:
+    desk = Desk(most=8)
+    make = rows(desk)
+    desk.finish_by(FINISH, 61)
+    before = core.under_way(0)
+    for _ in range(3):
+        make(16, None)
+    pad = desk.batch
+    pad.host = ctypes.addressof(pad.bytes)
+    steps(driver), told(driver)
+    assert core.bring(desk, pad, 8, 7)
+    finishing = told(driver)[0]
+    assert (finishing[2], finishing[9]) == (1, pad.address + 32)  # the third row alone
+    assert steps(driver) == [1, 2, 3, 4]
+    assert (pad.num_finished, pad.num_arrived, core.under_way(0)) == (3, 3, before)
+    make(16, None)
+    assert core.bring(desk, pad, 8, 7)
+    assert pad.bytes.raw[:48] == b"\x01" * 48
+    assert pad.bytes.raw[48:64] == b"\x04" * 16  # behind those that were there
+    told(driver), steps(driver)
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3, 4])
+def test_rows_that_do_not_come_are_told(driver: Any, refused: int) -> None:
+    desk = Desk()
+    make = rows(desk)
+    desk.finish_by(FINISH, 61)
+    make(16, None)
+    pad = desk.batch
+    pad.host = ctypes.addressof(pad.bytes)
+    refuses = ctypes.c_int.in_dll(driver, "refuses")
+    refuses.value = refused
+    with pytest.raises(RuntimeError, match="error 999"):
+        core.bring(desk, pad, 8, 7)
+    refuses.value = 0
+    assert steps(driver) == [*range(1, refused + 1)]
+    assert (pad.num_arrived, ctypes.c_int.in_dll(driver, "depth").value) == (0, 0)
+    told(driver)
+
+
+def test_rows_without_room_on_the_host_are_not_brought(driver: Any) -> None:
+    desk = Desk()
+    rows(desk)(16, None)
+    assert not core.bring(desk, desk.batch, 8, 7)
     told(driver)
 
 

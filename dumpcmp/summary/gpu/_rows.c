@@ -5,7 +5,9 @@
    of CUDA is needed to build this. The interpreter's lock is kept while a kernel is launched: it
    takes microseconds, and who lets go of the lock waits for the thread that writes. Only where
    many rows are under way, so that the driver may have to wait for room in its queue, is it let
-   go: what runs on the device may need a thread of the program. */
+   go: what runs on the device may need a thread of the program. Rows come to the host by one call
+   too, which lets go of the lock once: each time that two threads hand it over takes longer than
+   a launch. */
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -22,18 +24,24 @@ typedef unsigned long long Word;
 typedef int (*LaunchKernel)(void *function, unsigned, unsigned, unsigned, unsigned, unsigned,
                             unsigned, unsigned shared, void *stream, void **arguments, void **);
 
-typedef struct {
-    PyObject_HEAD
-    Word address, row_nbytes, host; /* of its first row, on the device and on the host */
-    long num_filled, num_finished, num_arrived, most;
-} Slate;
+static struct {
+    LaunchKernel launch;
+    int (*context_of)(void *stream, void **context);
+    int (*push)(void *context);
+    int (*pop)(void **context);
+    int (*record)(void *event, void *stream);
+    int (*await)(void *stream, void *event, unsigned flags);
+    int (*copy)(void *host, Word address, size_t nbytes, void *stream);
+    int (*settle)(void *stream);
+    char brings; /* all of them are there */
+} driver;
 
 typedef struct {
     PyObject_HEAD
-    Word sums, totals, partials, sums_nbytes, totals_nbytes, partials_nbytes; /* one's, strides */
-    long num_places;
-    PyObject *slate; /* that the next row belongs to, or None */
-} Workbench;
+    Word address, row_nbytes, host; /* of its first row, on the device and on the host */
+    Word stream;                    /* whose kernels make it */
+    long num_filled, num_finished, num_arrived, most;
+} Slate;
 
 typedef struct {
     Word function;
@@ -41,6 +49,16 @@ typedef struct {
     int count; /* of arguments that it takes */
     Word values[MOST_ARGUMENTS];
 } Kernel;
+
+typedef struct {
+    PyObject_HEAD
+    Word sums, totals, partials, sums_nbytes, totals_nbytes, partials_nbytes; /* one's, strides */
+    long num_places;
+    PyObject *slate; /* that the next row belongs to, or None */
+    Kernel finish;
+    char finishes; /* by that kernel */
+    char is_busy;  /* Python has rows made just now, and its lock kept */
+} Workbench;
 
 typedef struct {
     PyObject_HEAD
@@ -61,7 +79,6 @@ typedef struct {
 } Filler;
 
 static PyObject *slate_type, *scratch_type, *rows_type, *filler_type;
-static LaunchKernel launch_kernel;
 static long long num_under_way;
 
 /* ---- launching ---- */
@@ -69,7 +86,7 @@ static long long num_under_way;
 static int launch(Kernel *kernel, Word stream)
 {
     void *places[MOST_ARGUMENTS];
-    if (!launch_kernel) {
+    if (!driver.launch) {
         PyErr_SetString(PyExc_RuntimeError, "no driver was opened");
         return -1;
     }
@@ -82,11 +99,11 @@ static int launch(Kernel *kernel, Word stream)
         for (int i = 0; i < own.count; i++)
             places[i] = &own.values[i];
         Py_BEGIN_ALLOW_THREADS
-        failed = launch_kernel((void *)own.function, grid[0], grid[1], grid[2], own.num_threads, 1,
+        failed = driver.launch((void *)own.function, grid[0], grid[1], grid[2], own.num_threads, 1,
                                1, own.shared, (void *)stream, places, NULL);
         Py_END_ALLOW_THREADS
     } else {
-        failed = launch_kernel((void *)kernel->function, grid[0], grid[1], grid[2],
+        failed = driver.launch((void *)kernel->function, grid[0], grid[1], grid[2],
                                kernel->num_threads, 1, 1, kernel->shared, (void *)stream, places,
                                NULL);
     }
@@ -171,17 +188,46 @@ static Workbench *room_of(Rows *self, Word stream, PyObject *number, Slate **sla
     return scratch;
 }
 
+/* Where the sums of row `number` of a slate lie: `values` gets sums and totals; gives the partials. */
+static Word place_of(Workbench *scratch, long number, Word *values)
+{
+    Word place = (Word)(number % scratch->num_places);
+    values[0] = scratch->sums + place * scratch->sums_nbytes;
+    values[1] = scratch->totals + place * scratch->totals_nbytes;
+    return scratch->partials + place * scratch->partials_nbytes;
+}
+
+/* Make rows of all sums of a slate that are none yet. The interpreter's lock is kept, so that they
+   are made once; where that cannot be, Python does it, with a lock of its own. */
+static int finish_rows(Workbench *scratch, Slate *slate)
+{
+    long first = slate->num_finished, count = slate->num_filled - first;
+    if (!scratch->finishes || scratch->is_busy || num_under_way > MANY_UNDER_WAY) {
+        PyObject *done = PyObject_CallMethod((PyObject *)scratch, "finish", "O", slate);
+        Py_XDECREF(done);
+        return done ? 0 : -1;
+    }
+    if (count <= 0)
+        return 0;
+    Kernel *kernel = &scratch->finish;
+    kernel->values[4] = place_of(scratch, first, kernel->values);
+    kernel->values[3] = slate->address + (Word)first * slate->row_nbytes;
+    kernel->grid[1] = (unsigned)count;
+    if (launch(kernel, slate->stream) < 0)
+        return -1;
+    slate->num_finished = slate->num_filled;
+    return 0;
+}
+
 static int make_row(Rows *self, Word address, Word stream, Workbench *scratch, Slate *slate)
 {
-    Word place = (Word)(slate->num_filled % scratch->num_places);
+    Word partials = place_of(scratch, slate->num_filled, &self->sum.values[1]);
     self->sum.values[0] = address;
-    self->sum.values[1] = scratch->sums + place * scratch->sums_nbytes;
-    self->sum.values[2] = scratch->totals + place * scratch->totals_nbytes;
     if (launch(&self->sum, stream) < 0)
         return -1;
     if (self->adds) {
         self->add.values[0] = address;
-        self->add.values[3] = scratch->partials + place * scratch->partials_nbytes;
+        self->add.values[3] = partials;
         if (launch(&self->add, stream) < 0)
             return -1;
     }
@@ -189,9 +235,70 @@ static int make_row(Rows *self, Word address, Word stream, Workbench *scratch, S
     num_under_way++;
     if (slate->num_filled % scratch->num_places && slate->num_filled < slate->most)
         return 0;
-    PyObject *done = PyObject_CallMethod((PyObject *)scratch, "finish", "O", slate);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
+    return finish_rows(scratch, slate);
+}
+
+/* finish_by(kernel, places): have rows made by this DriverKernel, with the table at `places`. */
+static PyObject *scratch_finish_by(PyObject *object, PyObject *args)
+{
+    Workbench *self = (Workbench *)object;
+    PyObject *compiled, *places;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &compiled, &PyLong_Type, &places))
+        return NULL;
+    PyObject *pointers = PyTuple_Pack(1, places), *none = PyTuple_New(0);
+    int failed = !pointers || !none || prepare(&self->finish, compiled, 2, pointers, 2, none) < 0;
+    Py_XDECREF(pointers);
+    Py_XDECREF(none);
+    if (failed)
+        return NULL;
+    self->finishes = 1;
+    Py_RETURN_NONE;
+}
+
+/* Have the rows of a slate up to `end` copied to the host by the stream `side`, and wait. */
+static int copy_rows(Slate *slate, long end, Word side, Word event)
+{
+    Word from = (Word)slate->num_arrived * slate->row_nbytes;
+    size_t nbytes = (size_t)((Word)end * slate->row_nbytes - from);
+    void *host = (char *)slate->host + from;
+    int failed = driver.record((void *)event, (void *)slate->stream);
+    if (!failed)
+        failed = driver.await((void *)side, (void *)event, 0);
+    if (!failed)
+        failed = driver.copy(host, slate->address + from, nbytes, (void *)side);
+    return failed ? failed : driver.settle((void *)side);
+}
+
+/* bring(scratch, slate, side, event): bring all rows of a slate to where it has room for them on
+   the host, by the stream `side`, which waits for the others by `event`. Whether that was done. */
+static PyObject *bring(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *scratch, *object;
+    Word side, event;
+    if (!PyArg_ParseTuple(args, "O!O!KK", scratch_type, &scratch, slate_type, &object, &side,
+                          &event))
+        return NULL;
+    Slate *slate = (Slate *)object;
+    void *context;
+    if (!driver.brings || !slate->host || driver.context_of((void *)side, &context) ||
+        driver.push(context))
+        Py_RETURN_FALSE;
+    int made = finish_rows((Workbench *)scratch, slate), failed = 0;
+    long end = slate->num_finished;
+    if (made == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        failed = copy_rows(slate, end, side, event);
+        Py_END_ALLOW_THREADS
+    }
+    driver.pop(&context);
+    if (failed)
+        PyErr_Format(PyExc_RuntimeError, "the driver did not bring rows: error %d", failed);
+    if (made < 0 || failed)
+        return NULL;
+    num_under_way += slate->num_arrived - end;
+    slate->num_arrived = end;
+    Py_RETURN_TRUE;
 }
 
 /* The row of what lies at (address, tensor): what fills a room with it later. None where that is
@@ -355,7 +462,8 @@ static void scratch_free(PyObject *object)
 
 static PyMemberDef slate_members[] = {
     MEMBER(Slate, address, T_ULONGLONG), MEMBER(Slate, row_nbytes, T_ULONGLONG),
-    MEMBER(Slate, host, T_ULONGLONG), MEMBER(Slate, num_filled, T_LONG),
+    MEMBER(Slate, host, T_ULONGLONG), MEMBER(Slate, stream, T_ULONGLONG),
+    MEMBER(Slate, num_filled, T_LONG),
     MEMBER(Slate, num_finished, T_LONG), MEMBER(Slate, num_arrived, T_LONG),
     MEMBER(Slate, most, T_LONG), {NULL, 0, 0, 0, NULL}};
 static PyMemberDef scratch_members[] = {
@@ -363,13 +471,20 @@ static PyMemberDef scratch_members[] = {
     MEMBER(Workbench, partials, T_ULONGLONG), MEMBER(Workbench, sums_nbytes, T_ULONGLONG),
     MEMBER(Workbench, totals_nbytes, T_ULONGLONG), MEMBER(Workbench, partials_nbytes, T_ULONGLONG),
     MEMBER(Workbench, num_places, T_LONG), MEMBER(Workbench, slate, T_OBJECT),
+    MEMBER(Workbench, is_busy, T_BOOL),
+    {"finishes", T_BOOL, offsetof(Workbench, finishes), READONLY, NULL},
     {NULL, 0, 0, 0, NULL}};
+
+static PyMethodDef scratch_methods[] = {
+    {"finish_by", scratch_finish_by, METH_VARARGS, "Have rows made by this kernel and table."},
+    {NULL, NULL, 0, NULL}};
 
 static PyType_Slot slate_slots[] = {{Py_tp_members, slate_members},
                                     {Py_tp_dealloc, plain_free},
                                     {Py_tp_doc, "Rows of one length, and how far they are."},
                                     {0, NULL}};
 static PyType_Slot scratch_slots[] = {{Py_tp_members, scratch_members},
+                                      {Py_tp_methods, scratch_methods},
                                       {Py_tp_dealloc, scratch_free},
                                       {Py_tp_traverse, scratch_traverse},
                                       {Py_tp_clear, scratch_clear},
@@ -396,17 +511,31 @@ static PyType_Spec filler_spec = {"_rows.Filler", sizeof(Filler), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
                                   filler_slots};
 
-/* Launch by the function `cuLaunchKernel` of a library; whether it has that. */
+/* Ask the driver of this name from now on; whether it can launch. */
 static PyObject *open_driver(PyObject *self, PyObject *args)
 {
     (void)self;
     const char *name;
     if (!PyArg_ParseTuple(args, "s", &name))
         return NULL;
-    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    void *found = library ? dlsym(library, "cuLaunchKernel") : NULL;
-    memcpy(&launch_kernel, &found, sizeof found);
-    return PyBool_FromLong(found != NULL);
+    static const char *const functions[] = {
+        "cuLaunchKernel", "cuStreamGetCtx", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
+        "cuEventRecord", "cuStreamWaitEvent", "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize"};
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL), *found[8];
+    driver.brings = 1;
+    for (int i = 0; i < 8; i++) {
+        found[i] = library ? dlsym(library, functions[i]) : NULL;
+        driver.brings &= found[i] != NULL;
+    }
+    memcpy(&driver.launch, &found[0], sizeof *found);
+    memcpy(&driver.context_of, &found[1], sizeof *found);
+    memcpy(&driver.push, &found[2], sizeof *found);
+    memcpy(&driver.pop, &found[3], sizeof *found);
+    memcpy(&driver.record, &found[4], sizeof *found);
+    memcpy(&driver.await, &found[5], sizeof *found);
+    memcpy(&driver.copy, &found[6], sizeof *found);
+    memcpy(&driver.settle, &found[7], sizeof *found);
+    return PyBool_FromLong(driver.launch != NULL);
 }
 
 /* So many rows more are under way, or fewer: those that have arrived; gives how many there are. */
@@ -422,6 +551,7 @@ static PyObject *under_way(PyObject *self, PyObject *change)
 
 static PyMethodDef methods[] = {
     {"open_driver", open_driver, METH_VARARGS, "Launch by the driver of this name, if it can."},
+    {"bring", bring, METH_VARARGS, "Bring the rows of a slate to the host, if the driver can."},
     {"under_way", under_way, METH_O, "Count so many rows more that are under way."},
     {NULL, NULL, 0, NULL}};
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -33,10 +33,12 @@ class Slate:
 
     __slots__ = (
         "address", "host", "most", "num_arrived", "num_filled", "num_finished", "row_nbytes",
+        "stream",
     )  # fmt: skip
 
     address: int  # of its first row
     host: int  # the same, where rows arrive
+    stream: int  # whose kernels make them
     row_nbytes: int
     num_filled: int  # rows whose sums are under way
     num_finished: int  # and that were made of them
@@ -48,8 +50,8 @@ class Workbench:
     """Where sums lie before they are rows."""
 
     __slots__ = (
-        "num_places", "partials", "partials_nbytes", "slate", "sums", "sums_nbytes", "totals",
-        "totals_nbytes",
+        "finishes", "is_busy", "num_places", "partials", "partials_nbytes", "slate", "sums",
+        "sums_nbytes", "totals", "totals_nbytes",
     )  # fmt: skip
 
     sums: int
@@ -60,6 +62,8 @@ class Workbench:
     partials_nbytes: int
     num_places: int
     slate: Any  # that is being filled
+    finishes: bool  # rows are made of sums by C, but while it `is_busy`
+    is_busy: bool
 
 
 if not TYPE_CHECKING and _core is not None:
@@ -80,7 +84,7 @@ class Batch(Slate):
         self.num_filled = self.num_finished = self.num_arrived = 0
         self.most = MOST
         self._owner = room
-        self._stream, self.stream_address = stream, stream.cuda_stream
+        self._stream, self.stream = stream, stream.cuda_stream
         self._host = memoryview(b"")
         self._lock = threading.Lock()
 
@@ -113,7 +117,10 @@ class Batch(Slate):
             self._pinned = torch.empty(self.room.shape, dtype=torch.float64, pin_memory=True)
             self._host = self._pinned.numpy().data.cast("B")
             self.host = self._pinned.data_ptr()
-        side = self._owner.side
+        owner, side = self._owner, self._owner.side
+        by_c = _core is not None and owner.finishes
+        if by_c and _core.bring(owner, self, side.cuda_stream, owner.event.cuda_event):
+            return
         count = self.finish()
         rows = slice(self.num_arrived, count)
         side.wait_stream(self._stream)
@@ -161,6 +168,16 @@ class DeviceRow(NamedTuple):
         self.batch.fill(self.number, room)
 
 
+class Finishes(Protocol):
+    """Makes rows of sums."""
+
+    def __call__(self, stream: int, lying: Sequence[int], count: int) -> None:
+        """Finish `count` rows; sums, totals, row and partials of the first are `lying` there."""
+
+    def teach(self, bench: Any) -> None:
+        """Have `bench` do the same by C, if it can."""
+
+
 class Room(Workbench):
     """What one thread's kernels on one stream share: scratch memory, and a Batch to fill.
 
@@ -168,9 +185,7 @@ class Room(Workbench):
     Then, in the order of the stream, their places are free again.
     """
 
-    def __init__(
-        self, groups: int, length: int, device: torch.device, finishing: Callable[..., None]
-    ) -> None:
+    def __init__(self, groups: int, length: int, device: torch.device, finishing: Finishes) -> None:
         self.sums_nbytes, self.totals_nbytes = groups * BLOCK * 8, (groups * 64 + 8) * 8
         self.partials_nbytes = (MOST_PARTIALS + 8) * 8
         fitting = max(2, SCRATCH_NBYTES // self.sums_nbytes)
@@ -178,8 +193,10 @@ class Room(Workbench):
         each = (self.sums_nbytes, self.totals_nbytes, self.partials_nbytes)
         held = [torch.empty(places * nbytes, dtype=torch.uint8, device=device) for nbytes in each]
         self.sums, self.totals, self.partials = (tensor.data_ptr() for tensor in held)
-        self.slate = None
+        self.slate, self.is_busy = None, False
         self.side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event.record(self.side)  # so that it is there
         self._held = held
         self._device, self._length, self._finishing = device, length, finishing
         self._lock = threading.Lock()
@@ -213,13 +230,17 @@ class Room(Workbench):
     def finish(self, batch: Batch) -> int:
         """Make rows of all sums of `batch`, on its own stream; gives the number of its rows."""
         with HOLD, self._lock:  # a handler of the program may have rows made, too
-            first, end = batch.num_finished, batch.num_filled
-            if first < end:
-                sums, totals, partials = self.scratch(first)
-                row = batch.address + first * batch.row_nbytes
-                lying = (sums, totals, row, partials)
-                self._finishing(batch.stream_address, lying, end - first)
-                batch.num_finished = end
+            self.is_busy = True
+            try:
+                first, end = batch.num_finished, batch.num_filled
+                if first < end:
+                    sums, totals, partials = self.scratch(first)
+                    row = batch.address + first * batch.row_nbytes
+                    self._finishing(batch.stream, (sums, totals, row, partials), end - first)
+                    batch.num_finished = end
+                    self._finishing.teach(self)
+            finally:
+                self.is_busy = False
             return end
 
 
