@@ -72,7 +72,7 @@ def link_name(name: str) -> str:
 
 def group_path(op: str, call: int) -> tuple[str, ...]:
     """The groups from a part's root to the call of `op`: ``("layers.0.attn", "linear#0")``."""
-    outer, last = _op_path(op)
+    outer, last = op_path(op)
     return (*outer, f"{last}#{call}")
 
 
@@ -82,7 +82,8 @@ def dataset_path(op: str, call: int, slot: str) -> str:
 
 
 @lru_cache(maxsize=16_384)
-def _op_path(op: str) -> tuple[tuple[str, ...], str]:
+def op_path(op: str) -> tuple[tuple[str, ...], str]:
+    """The groups above those of the calls of `op`, and what the latter are called, unnumbered."""
     *outer, last = op.split("/")
     return tuple(map(link_name, outer)), link_name(last)
 

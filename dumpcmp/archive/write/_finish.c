@@ -1,12 +1,14 @@
 /* Finishes the records of a run in the ring: what finishing.py does of each one, in one call of C.
 
    A record in the ring lacks what depends on its place in the file: address, checksum, and the
-   object header of a value. Its part takes a row of the index; links of groups are made of those.
+   object header of a value. Its part takes a row of the index; links of groups are made of those,
+   and groups of the calls. All of them are as encoder.py has them, to the byte.
    The interpreter's lock is held, but where a copy is waited for or many bytes are digested. */
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 
 #include <stdint.h>
 #include <string.h>
@@ -21,6 +23,12 @@
 #define MAGIC "dcR1"
 #define LINK_COUNT_AT 4     /* of an object header, as encoder.py has them */
 #define DATASET_ADDRESS 26
+#define MESSAGES_AT 2       /* of the header of a group: how many messages, */
+#define NBYTES_AT 8         /* the bytes of them, */
+#define NEXT_ORDER_AT 26    /* and the order of the next link */
+#define MESSAGE_NBYTES 8
+#define LINK_MESSAGE 6
+#define LINK_FIELDS 13      /* bytes of a link before its name, if that has no more than 255 */
 
 enum { CALL = 2, FORM = 3, VALUE = 4, LINK = 5 };
 
@@ -29,8 +37,72 @@ enum { ROW_CALL = 0, ROW_FORM = 4, ROW_ORDER = 8, ROW_PART = 16, ROW_SAME = 20, 
        ROW_OFFSET = 32, ROW_NUM = 40, ROW_DIGEST = 48 };
 
 static struct {
-    PyObject *stamp, *links, *num_links, *told, *forms, *rows, *number, *end, *popleft, *nothing;
+    PyObject *stamp, *told, *forms, *rows, *number, *end, *popleft, *nothing, *op, *call, *order,
+        *arguments, *origins, *path, *described, *describe, *add_group;
 } names;
+
+/* A group that grows, see objects.py. No circle leads through it: a group knows its parent alone. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *parent, *links, *foremost, *attributes, *long_texts;
+    Py_ssize_t depth, num_links, address_at, num_attributes;
+    char changed;
+} Branch;
+
+static PyTypeObject *branch; /* its type, of the only interpreter that may import it */
+
+#define FIELD(name, kind) {#name, kind, offsetof(Branch, name), 0, NULL}
+
+static PyMemberDef branch_members[] = {
+    FIELD(parent, T_OBJECT),        FIELD(links, T_OBJECT_EX),
+    FIELD(foremost, T_OBJECT_EX),   FIELD(attributes, T_OBJECT_EX),
+    FIELD(long_texts, T_OBJECT_EX), FIELD(depth, T_PYSSIZET),
+    FIELD(num_links, T_PYSSIZET),   FIELD(address_at, T_PYSSIZET),
+    FIELD(num_attributes, T_PYSSIZET), FIELD(changed, T_BOOL),
+    {NULL, 0, 0, 0, NULL},
+};
+
+static void branch_free(PyObject *object)
+{
+    Branch *self = (Branch *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    Py_CLEAR(self->parent);
+    Py_CLEAR(self->links);
+    Py_CLEAR(self->foremost);
+    Py_CLEAR(self->attributes);
+    Py_CLEAR(self->long_texts);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* `object` as a group of which all is set; NULL with an exception. */
+static Branch *group_of(PyObject *object)
+{
+    if (!object)
+        return NULL;
+    Branch *group = PyObject_TypeCheck(object, branch) ? (Branch *)object : NULL;
+    if (group && group->links && PyByteArray_Check(group->links) && group->foremost &&
+        group->attributes && PyBytes_Check(group->attributes) && group->long_texts)
+        return group;
+    PyErr_SetString(PyExc_TypeError, "groups: no group");
+    return NULL;
+}
+
+/* `tuple`, which the garbage collector needs not look at: it is in no circle. */
+static PyObject *unseen(PyObject *tuple)
+{
+    if (tuple)
+        PyObject_GC_UnTrack(tuple);
+    return tuple;
+}
+
+static void replace(PyObject **field, PyObject *by)
+{
+    PyObject *before = *field;
+    *field = by;
+    Py_XDECREF(before);
+}
 
 static uint32_t tables[8][256];
 
@@ -65,6 +137,18 @@ static uint32_t crc32_of(const unsigned char *at, size_t nbytes)
     return ~crc;
 }
 
+/* What all values of a form have in common, see Template.stamp. */
+typedef struct {
+    PyObject *form;
+    uint64_t prefix_nbytes, nbytes;
+    char *header, *link;
+    Py_ssize_t header_nbytes, link_nbytes, address_at, digest_at, order_at, target_at;
+    int is_weight;
+    PyObject *told; /* owns the bytes */
+} Stamp;
+
+#define NUM_STAMPS 16 /* that are kept while a run is finished: the same forms come again */
+
 typedef struct {
     PyObject *part, *rows, *told; /* rows: a bytearray */
     PyObject *undigested, *digest, *add_link;
@@ -75,6 +159,7 @@ typedef struct {
     Py_buffer room;
     uint64_t end;    /* of the part */
     uint32_t number; /* of the part */
+    Stamp stamps[NUM_STAMPS];
 } Run;
 
 static void put4(char *at, uint32_t number) { memcpy(at, &number, 4); }
@@ -86,15 +171,6 @@ static char *grow(PyObject *octets, Py_ssize_t nbytes)
     Py_ssize_t size = PyByteArray_Size(octets);
     return PyByteArray_Resize(octets, size + nbytes) < 0 ? NULL : PyByteArray_AsString(octets) + size;
 }
-
-/* What all values of a form have in common, see Template.stamp. */
-typedef struct {
-    uint64_t prefix_nbytes, nbytes;
-    char *header, *link;
-    Py_ssize_t header_nbytes, link_nbytes, address_at, digest_at, order_at, target_at;
-    int is_weight;
-    PyObject *told; /* owns the bytes */
-} Stamp;
 
 static int read_stamp(PyObject *form, Stamp *stamp)
 {
@@ -116,6 +192,33 @@ static int read_stamp(PyObject *form, Stamp *stamp)
         return -1;
     }
     return 0;
+}
+
+static void drop_stamp(Stamp *stamp)
+{
+    Py_CLEAR(stamp->form);
+    Py_CLEAR(stamp->told);
+}
+
+static void drop_stamps(Stamp *stamps)
+{
+    for (int i = 0; i < NUM_STAMPS; i++)
+        drop_stamp(&stamps[i]);
+}
+
+/* The stamp of a form, of those that are kept; NULL with an exception. */
+static const Stamp *stamp_of(Stamp *stamps, PyObject *form)
+{
+    Stamp *stamp = &stamps[((uintptr_t)form >> 4) % NUM_STAMPS];
+    if (stamp->form == form)
+        return stamp;
+    drop_stamp(stamp);
+    if (read_stamp(form, stamp) < 0) {
+        drop_stamp(stamp);
+        return NULL;
+    }
+    stamp->form = Py_NewRef(form);
+    return stamp;
 }
 
 /* The digest of the bytes, as it was given, or else found now. */
@@ -186,33 +289,36 @@ static int comes_again(Run *run, const char *digits, int lasts)
 /* (VALUE, part, place, total, call, form, number, order, wait, digest); 1: it came before, or lasts. */
 static int finish_value(Run *run, PyObject *entry, char *record, Py_ssize_t total)
 {
-    Py_ssize_t place, laid;
-    int kind;
-    unsigned long long call, number, order;
-    PyObject *part, *form, *wait, *given;
-    Stamp stamp;
-    char row[ROW_NBYTES];
-    stamp.told = NULL;
-    int done = -1;
-    if (!PyArg_ParseTuple(entry, "iOnnKOKKOO", &kind, &part, &place, &laid, &call, &form, &number,
-                          &order, &wait, &given) ||
-        receive(wait, record) < 0 || read_stamp(form, &stamp) < 0)
-        goto end;
-    if (stamp.prefix_nbytes + stamp.nbytes > (uint64_t)total) {
-        PyErr_SetString(PyExc_ValueError, "finish: a value larger than its record");
-        goto end;
+    if (PyTuple_Size(entry) != 10) {
+        PyErr_SetString(PyExc_TypeError, "finish: no value");
+        return -1;
     }
-    if (read_digest(run, given, record + stamp.prefix_nbytes, stamp.nbytes, row + ROW_DIGEST) < 0)
-        goto end;
-    if (run->known && total > run->least &&
-        (done = comes_again(run, row + ROW_DIGEST, run->is_first && stamp.is_weight)) != 0)
-        goto end;
-    done = -1;
-    uint64_t offset = run->end + stamp.prefix_nbytes, header = run->end + PREFIX_HEADER;
+    unsigned long long call = PyLong_AsUnsignedLongLong(PyTuple_GetItem(entry, 4));
+    unsigned long long number = PyLong_AsUnsignedLongLong(PyTuple_GetItem(entry, 6));
+    unsigned long long order = PyLong_AsUnsignedLongLong(PyTuple_GetItem(entry, 7));
+    if (PyErr_Occurred() || receive(PyTuple_GetItem(entry, 8), record) < 0)
+        return -1;
+    const Stamp *stamp = stamp_of(run->stamps, PyTuple_GetItem(entry, 5));
+    if (!stamp)
+        return -1;
+    if (stamp->prefix_nbytes + stamp->nbytes > (uint64_t)total) {
+        PyErr_SetString(PyExc_ValueError, "finish: a value larger than its record");
+        return -1;
+    }
+    char row[ROW_NBYTES];
+    if (read_digest(run, PyTuple_GetItem(entry, 9), record + stamp->prefix_nbytes, stamp->nbytes,
+                    row + ROW_DIGEST) < 0)
+        return -1;
+    if (run->known && total > run->least) {
+        int again = comes_again(run, row + ROW_DIGEST, run->is_first && stamp->is_weight);
+        if (again != 0)
+            return again;
+    }
+    uint64_t offset = run->end + stamp->prefix_nbytes, header = run->end + PREFIX_HEADER;
     char *to = record + PREFIX_HEADER;
-    memcpy(to, stamp.header, (size_t)stamp.header_nbytes);
-    put8(to + stamp.address_at, stamp.nbytes ? offset : UINT64_MAX);
-    memcpy(to + stamp.digest_at, row + ROW_DIGEST, DIGEST_NBYTES);
+    memcpy(to, stamp->header, (size_t)stamp->header_nbytes);
+    put8(to + stamp->address_at, stamp->nbytes ? offset : UINT64_MAX);
+    memcpy(to + stamp->digest_at, row + ROW_DIGEST, DIGEST_NBYTES);
     seal_prefix(run, record, PREFIX_HEADER);
     put4(row + ROW_CALL, (uint32_t)call);
     put4(row + ROW_FORM, (uint32_t)number);
@@ -220,12 +326,9 @@ static int finish_value(Run *run, PyObject *entry, char *record, Py_ssize_t tota
     put4(row + ROW_PART, run->number);
     put4(row + ROW_SAME, NO_ROW);
     put8(row + ROW_HEADER, header);
-    put8(row + ROW_OFFSET, stamp.nbytes ? offset : 0);
-    put8(row + ROW_NUM, stamp.nbytes);
-    done = add_row(run, row);
-end:
-    Py_XDECREF(stamp.told);
-    return done;
+    put8(row + ROW_OFFSET, stamp->nbytes ? offset : 0);
+    put8(row + ROW_NUM, stamp->nbytes);
+    return add_row(run, row);
 }
 
 /* (LINK, part, place, total, (call, form, number, order), holder, row, first) */
@@ -275,7 +378,7 @@ static int finish_text(Run *run, PyObject *entry, long kind, char *record, Py_ss
         Py_XDECREF(forms);
         return added;
     }
-    PyObject *told = PyTuple_GetSlice(entry, 4, 6);
+    PyObject *told = unseen(PyTuple_GetSlice(entry, 4, 6));
     added = told ? PyList_Append(run->told, told) : -1;
     Py_XDECREF(told);
     return added;
@@ -401,37 +504,47 @@ static PyObject *finish(PyObject *self, PyObject *args)
     Py_XDECREF(run.rows);
     Py_XDECREF(run.told);
     Py_XDECREF(run.found);
+    drop_stamps(run.stamps);
     PyBuffer_Release(&run.room);
     return found;
 }
 
-/* Have the group of a call link to a header of this part. */
-static int link_to(PyObject *group, const Stamp *stamp, uint64_t header)
+/* Note that a group has changed, and so have all above it. */
+static int touch(PyObject *object, PyObject *dirty)
 {
-    PyObject *links = PyObject_GetAttr(group, names.links);
-    PyObject *count = links ? PyObject_GetAttr(group, names.num_links) : NULL;
-    uint64_t place = count ? PyLong_AsUnsignedLongLong(count) : 0;
-    PyObject *next = count ? PyLong_FromUnsignedLongLong(place + 1) : NULL;
-    char *to = next && PyByteArray_Check(links) ? grow(links, stamp->link_nbytes) : NULL;
-    int done = -1;
-    if (to && PyObject_SetAttr(group, names.num_links, next) == 0) {
-        memcpy(to, stamp->link, (size_t)stamp->link_nbytes);
-        put8(to + stamp->order_at, place);
-        put8(to + stamp->target_at, header);
-        done = 0;
+    while (object && object != Py_None) {
+        Branch *group = group_of(object);
+        if (!group)
+            return -1;
+        if (group->changed)
+            return 0;
+        if (PyList_Append(dirty, object) < 0)
+            return -1;
+        group->changed = 1;
+        object = group->parent;
     }
-    Py_XDECREF(links);
-    Py_XDECREF(count);
-    Py_XDECREF(next);
-    return done;
+    return 0;
+}
+
+/* Have the group of a call link to a header of this part. */
+static int link_to(Branch *group, const Stamp *stamp, uint64_t header)
+{
+    char *to = grow(group->links, stamp->link_nbytes);
+    if (!to)
+        return -1;
+    memcpy(to, stamp->link, (size_t)stamp->link_nbytes);
+    put8(to + stamp->order_at, (uint64_t)group->num_links++);
+    put8(to + stamp->target_at, header);
+    return 0;
 }
 
 typedef struct {
-    PyObject *rows, *forms, *outside, *groups, *dirty, *touch, *link_outside;
+    PyObject *rows, *forms, *outside, *groups, *dirty, *link_outside;
+    Stamp stamps[NUM_STAMPS];
 } Links;
 
 /* Have the group of the call of one row link to its value. */
-static int link_row(const Links *all, Py_ssize_t number)
+static int link_row(Links *all, Py_ssize_t number)
 {
     uint32_t call, form_number;
     uint64_t header;
@@ -441,43 +554,407 @@ static int link_row(const Links *all, Py_ssize_t number)
     memcpy(&header, row + ROW_HEADER, 8);
     if (call == NO_ROW)
         return 0;
-    PyObject *group = PyList_GetItem(all->groups, call);
+    PyObject *object = PyList_GetItem(all->groups, call);
+    Branch *group = group_of(object);
     PyObject *form = group ? PyList_GetItem(all->forms, form_number) : NULL;
     PyObject *key = form && PyDict_Size(all->outside) ? PyLong_FromSsize_t(number) : NULL;
-    PyObject *place = key ? PyDict_GetItemWithError(all->outside, key) : NULL, *done = NULL;
-    Stamp stamp;
-    stamp.told = NULL;
+    PyObject *place = key ? PyDict_GetItemWithError(all->outside, key) : NULL;
     Py_XDECREF(key);
     if (!form || PyErr_Occurred())
         return -1;
-    if (place)
-        done = PyObject_CallFunctionObjArgs(all->link_outside, group, form, place, NULL);
-    else if (read_stamp(form, &stamp) == 0 && link_to(group, &stamp, header) == 0)
-        done = Py_NewRef(Py_None);
-    Py_XDECREF(stamp.told);
-    Py_XDECREF(done);
-    if (!done || PySet_Contains(all->dirty, group) > 0)
-        return done ? 0 : -1;
-    done = PyObject_CallFunctionObjArgs(all->touch, group, NULL);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
+    if (place) {
+        PyObject *done = PyObject_CallFunctionObjArgs(all->link_outside, object, form, place, NULL);
+        Py_XDECREF(done);
+        if (!done)
+            return -1;
+    } else {
+        const Stamp *stamp = stamp_of(all->stamps, form);
+        if (!stamp || link_to(group, stamp, header) < 0)
+            return -1;
+    }
+    return touch(object, all->dirty);
 }
 
-/* Make the links of (first row, rows, forms, outside, groups of calls, dirty, touch, way to link to
-   another part). */
+/* Make the links of (first row, rows, forms, outside, groups of calls, dirty, way to link to another
+   part). */
 static PyObject *link_rows(PyObject *self, PyObject *args)
 {
     (void)self;
     Links all;
+    memset(&all, 0, sizeof all);
     Py_ssize_t first;
-    if (!PyArg_ParseTuple(args, "nO!O!O!O!O!OO", &first, &PyByteArray_Type, &all.rows,
+    if (!PyArg_ParseTuple(args, "nO!O!O!O!O!O", &first, &PyByteArray_Type, &all.rows,
                           &PyList_Type, &all.forms, &PyDict_Type, &all.outside, &PyList_Type,
-                          &all.groups, &PySet_Type, &all.dirty, &all.touch, &all.link_outside))
+                          &all.groups, &PyList_Type, &all.dirty, &all.link_outside))
         return NULL;
-    for (; first < PyByteArray_Size(all.rows) / ROW_NBYTES; first++)
-        if (link_row(&all, first) < 0)
+    int done = 0;
+    for (; done == 0 && first < PyByteArray_Size(all.rows) / ROW_NBYTES; first++)
+        done = link_row(&all, first);
+    drop_stamps(all.stamps);
+    return done < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+#define NUM_SHARED 7 /* attributes that many calls share, as objects.py names them */
+#define NUM_ALIKE 16 /* of which it is kept what they are, as long as groups are made */
+
+typedef struct {
+    PyObject *facts[NUM_SHARED], *told; /* told: (messages, how many they are) */
+} Alike;
+
+typedef struct {
+    PyObject *groups, *root, *dirty, *group_at;  /* of the tree */
+    PyObject *kind, *op_path, *shared_names, *shared; /* how groups are made and described */
+    char *order, *op; /* attributes as messages, whose content is still missing */
+    Py_ssize_t order_nbytes, op_nbytes, most;
+    Alike alike[NUM_ALIKE];
+} Growing;
+
+static void drop_alike(Alike *alike)
+{
+    for (int i = 0; i < NUM_SHARED; i++)
+        Py_CLEAR(alike->facts[i]);
+    Py_CLEAR(alike->told);
+}
+
+/* The attributes that many calls share, borrowed; NULL with an exception. */
+static PyObject *shared_of(Growing *all, PyObject *call)
+{
+    Alike now;
+    memset(&now, 0, sizeof now);
+    uintptr_t mixed = 0;
+    for (int i = 0; i < NUM_SHARED; i++) {
+        now.facts[i] = PyObject_GetAttr(call, PyTuple_GetItem(all->shared_names, i));
+        if (!now.facts[i]) {
+            drop_alike(&now);
             return NULL;
-    Py_RETURN_NONE;
+        }
+        mixed += (uintptr_t)now.facts[i] >> 4;
+    }
+    Alike *kept = &all->alike[mixed % NUM_ALIKE];
+    if (kept->told && !memcmp(kept->facts, now.facts, sizeof now.facts)) {
+        drop_alike(&now);
+        return kept->told;
+    }
+    PyObject *facts = PyTuple_New(NUM_SHARED);
+    for (int i = 0; facts && i < NUM_SHARED; i++)
+        PyTuple_SetItem(facts, i, Py_NewRef(now.facts[i]));
+    now.told = facts ? PyObject_CallObject(all->shared, facts) : NULL;
+    Py_XDECREF(facts);
+    if (!now.told || !PyTuple_Check(now.told) || PyTuple_Size(now.told) != 2) {
+        drop_alike(&now);
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "groups: no attributes");
+        return NULL;
+    }
+    drop_alike(kept);
+    *kept = now;
+    return kept->told;
+}
+
+/* Give the group the attributes of a call, whose text is short and has no origins. */
+static int describe_plain(Growing *all, Branch *group, PyObject *op, PyObject *call)
+{
+    Py_ssize_t op_nbytes, shared_nbytes;
+    const char *name = PyUnicode_AsUTF8AndSize(op, &op_nbytes);
+    PyObject *order = name ? PyObject_GetAttr(call, names.order) : NULL;
+    long long position = order ? PyLong_AsLongLong(order) : 0;
+    Py_XDECREF(order);
+    PyObject *told = PyErr_Occurred() ? NULL : shared_of(all, call);
+    char *shared;
+    if (!told || PyBytes_AsStringAndSize(PyTuple_GetItem(told, 0), &shared, &shared_nbytes) < 0)
+        return -1;
+    Py_ssize_t count = PyLong_AsSsize_t(PyTuple_GetItem(told, 1)), room = (op_nbytes + 7) & -8;
+    Py_ssize_t total = shared_nbytes + all->order_nbytes + all->op_nbytes + 8 + room;
+    PyObject *octets = PyErr_Occurred() ? NULL : PyBytes_FromStringAndSize(NULL, total);
+    char *to = octets ? PyBytes_AsString(octets) : NULL;
+    if (!to)
+        return -1;
+    memcpy(to, shared, (size_t)shared_nbytes);
+    to += shared_nbytes;
+    memcpy(to, all->order, (size_t)all->order_nbytes);
+    put8(to + all->order_nbytes, (uint64_t)position);
+    to += all->order_nbytes + 8;
+    memcpy(to, all->op, (size_t)all->op_nbytes);
+    uint16_t nbytes = (uint16_t)(all->op_nbytes - MESSAGE_NBYTES + room);
+    memcpy(to + 2, &nbytes, 2);
+    put4(to + all->op_nbytes - 12, (uint32_t)op_nbytes); /* of its type, before the dataspace */
+    to += all->op_nbytes;
+    memset(to, 0, (size_t)room);
+    memcpy(to, name, (size_t)op_nbytes);
+    replace(&group->attributes, octets);
+    group->num_attributes = count + 2;
+    return 0;
+}
+
+/* Whether the text of a call is short and without origins, so that it is plain; -1: an exception. */
+static int is_plain(Growing *all, PyObject *op, PyObject *call)
+{
+    PyObject *arguments = PyObject_GetAttr(call, names.arguments);
+    PyObject *origins = arguments ? PyObject_GetAttr(call, names.origins) : NULL;
+    Py_ssize_t length = origins ? PyUnicode_GetLength(arguments) : -1;
+    int found = length < 0 ? -1 : length <= all->most;
+    if (found > 0)
+        found = PyTuple_Check(origins) && !PyTuple_Size(origins);
+    Py_XDECREF(arguments);
+    Py_XDECREF(origins);
+    if (found <= 0)
+        return found;
+    length = PyUnicode_GetLength(op);
+    if (length < 0)
+        return -1;
+    if (!length || length > all->most)
+        return 0;
+    if (!PyUnicode_AsUTF8AndSize(op, &length)) { /* half a character is encoded in another way */
+        PyErr_Clear();
+        return 0;
+    }
+    return 1;
+}
+
+/* Give the group of a call its attributes, as CallText.describe does. */
+static int describe(Growing *all, PyObject *object, PyObject *op, PyObject *call, PyObject *text)
+{
+    Branch *group = (Branch *)object;
+    PyObject *known = PyObject_GetAttr(text, names.described);
+    int plain = known == Py_None ? is_plain(all, op, call) : 0;
+    Py_XDECREF(known);
+    if (!known || plain < 0)
+        return -1;
+    if (!plain) {
+        PyObject *done = PyObject_CallMethodObjArgs(text, names.describe, object, call, NULL);
+        Py_XDECREF(done);
+        return done ? 0 : -1;
+    }
+    if (describe_plain(all, group, op, call) < 0)
+        return -1;
+    PyObject *told = unseen(Py_BuildValue("(OnO)", group->attributes, group->num_attributes,
+                                          group->long_texts));
+    int done = told ? PyObject_SetAttr(text, names.described, told) : -1;
+    Py_XDECREF(told);
+    return done;
+}
+
+/* Where in a part the group of a call is, as CallText.path says; a new reference. */
+static PyObject *path_of(Growing *all, PyObject *op, PyObject *call, PyObject *text)
+{
+    PyObject *path = PyObject_GetAttr(text, names.path);
+    if (!path || (PyTuple_Check(path) && PyTuple_Size(path)))
+        return path;
+    Py_DECREF(path);
+    PyObject *split = PyObject_CallFunctionObjArgs(all->op_path, op, NULL), *outer, *last;
+    PyObject *number = split ? PyObject_GetAttr(call, names.call) : NULL, *name = NULL;
+    path = NULL;
+    if (number && PyArg_ParseTuple(split, "O!U", &PyTuple_Type, &outer, &last))
+        name = PyUnicode_FromFormat("%U#%S", last, number);
+    Py_ssize_t count = name ? PyTuple_Size(outer) : 0;
+    path = name ? PyTuple_New(count + 1) : NULL;
+    for (Py_ssize_t i = 0; path && i < count; i++)
+        PyTuple_SetItem(path, i, Py_NewRef(PyTuple_GetItem(outer, i)));
+    if (path)
+        PyTuple_SetItem(path, count, Py_NewRef(name));
+    unseen(path);
+    if (path && PyObject_SetAttr(text, names.path, path) < 0)
+        Py_CLEAR(path);
+    Py_XDECREF(split);
+    Py_XDECREF(number);
+    Py_XDECREF(name);
+    return path;
+}
+
+/* Have `parent` take `child` as `name`, as Group.add_group does. */
+static int add_child(PyObject *parent, PyObject *name, PyObject *child)
+{
+    Py_ssize_t nbytes = 0;
+    const char *octets = PyUnicode_AsUTF8AndSize(name, &nbytes);
+    if (!octets || nbytes != PyUnicode_GetLength(name) || nbytes > 255) {
+        PyErr_Clear();
+        PyObject *done = PyObject_CallMethodObjArgs(parent, names.add_group, name, child, NULL);
+        Py_XDECREF(done);
+        return done ? 0 : -1;
+    }
+    Branch *above = (Branch *)parent;
+    Py_ssize_t room = (LINK_FIELDS + nbytes + 8 + 7) & -8, before = PyByteArray_Size(above->links);
+    char *to = grow(above->links, MESSAGE_NBYTES + room);
+    if (!to)
+        return -1;
+    const char fields[] = {1, 0x1C, 0}; /* its version; order, kind and character set are told */
+    uint16_t kind = LINK_MESSAGE, size = (uint16_t)room;
+    memset(to, 0, (size_t)(MESSAGE_NBYTES + room));
+    memcpy(to, &kind, 2);
+    memcpy(to + 2, &size, 2);
+    to += MESSAGE_NBYTES;
+    memcpy(to, fields, sizeof fields);
+    put8(to + sizeof fields, (uint64_t)above->num_links++);
+    to[LINK_FIELDS - 1] = (char)nbytes;
+    memcpy(to + LINK_FIELDS, octets, (size_t)nbytes);
+    ((Branch *)child)->address_at = before + MESSAGE_NBYTES + LINK_FIELDS + nbytes;
+    return 0;
+}
+
+/* A group that has nothing yet, a new reference. */
+static PyObject *new_group(Growing *all, PyObject *parent)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject *)all->kind, Py_tp_alloc);
+    Branch *group = (Branch *)allocate((PyTypeObject *)all->kind, 0);
+    if (!group)
+        return NULL;
+    group->parent = Py_NewRef(parent);
+    group->depth = ((Branch *)parent)->depth + 1;
+    group->links = PyByteArray_FromStringAndSize(NULL, 0);
+    group->foremost = PyBytes_FromStringAndSize(NULL, 0);
+    group->attributes = PyBytes_FromStringAndSize(NULL, 0);
+    group->long_texts = PyTuple_New(0);
+    if (!group_of((PyObject *)group))
+        Py_CLEAR(group);
+    return (PyObject *)group;
+}
+
+/* The group at `path`, a new reference, made where it is missing. */
+static PyObject *group_at(Growing *all, PyObject *path)
+{
+    PyObject *group = PyDict_GetItemWithError(all->groups, path), *parent;
+    if (group || PyErr_Occurred())
+        return group_of(group) ? Py_NewRef(group) : NULL;
+    Py_ssize_t last = PyTuple_Size(path) - 1;
+    if (last > 0) {
+        PyObject *above = PyTuple_GetSlice(path, 0, last);
+        parent = above ? PyDict_GetItemWithError(all->groups, above) : NULL;
+        Py_XINCREF(parent);
+        if (!parent && !PyErr_Occurred())
+            parent = PyObject_CallFunctionObjArgs(all->group_at, above, NULL);
+        Py_XDECREF(above);
+    } else {
+        parent = Py_NewRef(all->root);
+    }
+    group = group_of(parent) ? new_group(all, parent) : NULL;
+    if (!group || PyDict_SetItem(all->groups, path, group) < 0 ||
+        add_child(parent, PyTuple_GetItem(path, last), group) < 0 || touch(group, all->dirty) < 0)
+        Py_CLEAR(group);
+    Py_XDECREF(parent);
+    return group;
+}
+
+/* The group of (call, text), made and described; a new reference. */
+static PyObject *grown(Growing *all, PyObject *told)
+{
+    if (told == Py_None)
+        return PyObject_CallFunctionObjArgs(all->kind, Py_None, NULL);
+    PyObject *call, *text;
+    if (!PyTuple_Check(told) || !PyArg_ParseTuple(told, "OO", &call, &text))
+        return NULL;
+    PyObject *op = PyObject_GetAttr(call, names.op);
+    PyObject *path = op ? path_of(all, op, call, text) : NULL;
+    PyObject *group = path ? group_at(all, path) : NULL;
+    if (group && describe(all, group, op, call, text) < 0)
+        Py_CLEAR(group);
+    Py_XDECREF(op);
+    Py_XDECREF(path);
+    return group;
+}
+
+/* Make the groups of calls that have none, of (told, groups of calls, groups, root, dirty, way to
+   have a group at a path, how groups are made and described). */
+static PyObject *grow_calls(PyObject *self, PyObject *args)
+{
+    (void)self;
+    Growing all;
+    memset(&all, 0, sizeof all);
+    PyObject *told, *of_calls;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O(O!OO!Oy#y#n)", &PyList_Type, &told, &PyList_Type,
+                          &of_calls, &PyDict_Type, &all.groups, branch, &all.root, &PyList_Type,
+                          &all.dirty, &all.group_at, &PyType_Type, &all.kind, &all.op_path,
+                          &PyTuple_Type, &all.shared_names, &all.shared, &all.order,
+                          &all.order_nbytes, &all.op, &all.op_nbytes, &all.most))
+        return NULL;
+    if (!PyType_IsSubtype((PyTypeObject *)all.kind, branch) || all.op_nbytes < 12 ||
+        PyTuple_Size(all.shared_names) != NUM_SHARED) {
+        PyErr_SetString(PyExc_TypeError, "groups: not known how they are made");
+        return NULL;
+    }
+    int done = 0;
+    for (Py_ssize_t i = PyList_Size(of_calls); done == 0 && i < PyList_Size(told); i++) {
+        PyObject *group = grown(&all, PyList_GetItem(told, i));
+        done = group ? PyList_Append(of_calls, group) : -1;
+        Py_XDECREF(group);
+    }
+    for (int i = 0; i < NUM_ALIKE; i++)
+        drop_alike(&all.alike[i]);
+    return done < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* Lay the header of a group behind `block`, which lies at `start`, and tell its parent. */
+static int lay_group(PyObject *block, uint64_t start, PyObject *empty, Branch *group)
+{
+    char *content;
+    Py_ssize_t nbytes, at = PyByteArray_Size(block);
+    if (PyBytes_AsStringAndSize(empty, &content, &nbytes) < 0)
+        return -1;
+    Py_ssize_t links = PyByteArray_Size(group->links), told = PyBytes_Size(group->attributes);
+    char *to = grow(block, nbytes + links + told);
+    if (!to)
+        return -1;
+    memcpy(to, content, (size_t)nbytes);
+    memcpy(to + nbytes, PyByteArray_AsString(group->links), (size_t)links);
+    memcpy(to + nbytes + links, PyBytes_AsString(group->attributes), (size_t)told);
+    uint16_t messages;
+    uint32_t size;
+    memcpy(&messages, to + MESSAGES_AT, 2);
+    memcpy(&size, to + NBYTES_AT, 4);
+    messages = (uint16_t)(messages + group->num_links + group->num_attributes);
+    memcpy(to + MESSAGES_AT, &messages, 2);
+    put4(to + NBYTES_AT, size + (uint32_t)(links + told));
+    put8(to + NEXT_ORDER_AT, (uint64_t)group->num_links);
+    group->changed = 0;
+    if (!group->parent || group->parent == Py_None)
+        return 0;
+    Branch *parent = group_of(group->parent);
+    if (!parent)
+        return -1;
+    if (group->address_at < 0 || group->address_at > PyByteArray_Size(parent->links) - 8) {
+        PyErr_SetString(PyExc_ValueError, "groups: a group outside of its parent");
+        return -1;
+    }
+    put8(PyByteArray_AsString(parent->links) + group->address_at, start + (uint64_t)at);
+    return 0;
+}
+
+/* Whether it is told by links and attributes alone, of which a header has room for all. */
+static int is_simple(const Branch *group)
+{
+    return PyTuple_Check(group->long_texts) && !PyTuple_Size(group->long_texts) &&
+           PyBytes_Check(group->foremost) && !PyBytes_Size(group->foremost) &&
+           group->num_links + group->num_attributes < 65000;
+}
+
+/* The headers of (groups, their address, the header of an empty one, way to lay down one that is not
+   simple), one after another. */
+static PyObject *lay_groups(PyObject *self, PyObject *args)
+{
+    (void)self;
+    PyObject *groups, *empty, *put;
+    unsigned long long start;
+    if (!PyArg_ParseTuple(args, "O!KSO", &PyList_Type, &groups, &start, &empty, &put))
+        return NULL;
+    if (PyBytes_Size(empty) < NEXT_ORDER_AT + 8) {
+        PyErr_SetString(PyExc_ValueError, "groups: no header");
+        return NULL;
+    }
+    PyObject *block = PyByteArray_FromStringAndSize(NULL, 0);
+    for (Py_ssize_t i = 0; block && i < PyList_Size(groups); i++) {
+        PyObject *object = PyList_GetItem(groups, i);
+        Branch *group = group_of(object);
+        int done = group ? 0 : -1;
+        if (group && is_simple(group)) {
+            done = lay_group(block, start, empty, group);
+        } else if (group) {
+            PyObject *told = PyObject_CallFunction(put, "OOK", object, block, start);
+            Py_XDECREF(told);
+            done = told ? 0 : -1;
+        }
+        if (done < 0)
+            Py_CLEAR(block);
+    }
+    return block;
 }
 
 /* What lay_values is given, as memory. */
@@ -591,15 +1068,23 @@ static PyObject *lay_values(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"lay_values", lay_values, METH_VARARGS, "Lay values of a part out anew."},
     {"link_rows", link_rows, METH_VARARGS, "Make the links of rows in the groups of their calls."},
+    {"grow_calls", grow_calls, METH_VARARGS, "Make the groups of calls that have none yet."},
+    {"lay_groups", lay_groups, METH_VARARGS, "The headers of groups, one after another."},
     {"finish", finish, METH_VARARGS, "Finish the records of a part that lie in one piece."},
     {NULL, NULL, 0, NULL},
 };
 
+static PyType_Slot branch_slots[] = {
+    {Py_tp_members, branch_members}, {Py_tp_dealloc, branch_free},
+    {Py_tp_doc, "What is known of a group that grows."}, {0, NULL}};
+static PyType_Spec branch_spec = {"_finish.Branch", sizeof(Branch), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, branch_slots};
+
 static int set_up(PyObject *made)
 {
-    (void)made;
     static const char *const words[] = {
-        "stamp", "links", "num_links", "told", "forms", "rows", "number", "end", "popleft", "",
+        "stamp", "told", "forms", "rows", "number", "end", "popleft", "", "op", "call", "order",
+        "arguments", "origins", "_path", "_described", "describe", "add_group",
     };
     PyObject **fields = (PyObject **)&names;
     _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");
@@ -608,6 +1093,13 @@ static int set_up(PyObject *made)
         PyErr_SetString(PyExc_ImportError, "parts are little-endian, and this machine is not");
         return -1;
     }
+    if (branch) {
+        PyErr_SetString(PyExc_ImportError, "one interpreter alone can have it");
+        return -1;
+    }
+    branch = (PyTypeObject *)PyType_FromSpec(&branch_spec);
+    if (!branch || PyModule_AddObjectRef(made, "Branch", (PyObject *)branch) < 0)
+        return -1;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (!(fields[i] = PyUnicode_InternFromString(words[i])))
             return -1;

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from struct import Struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dumpcmp.archive import encoder, schema
 from dumpcmp.archive.encoder import padded
@@ -23,19 +23,22 @@ from dumpcmp.archive.schema import (
     call_json,
 )
 from dumpcmp.archive.write.desk import Footprint
+from dumpcmp.nouns.built import built
 from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.record import Call, Kept
 from dumpcmp.nouns.value import DTYPES
 
+_core: Any = built("dumpcmp.archive.write._finish")
+
 # Attributes that many calls share, in the order in which they are written.
-_SHARED = ("call", "phase", *(n for n in CALL_FIELDS[3:] if n not in ("phase", "origins")))
-_shared_of = attrgetter(*_SHARED)
+SHARED_FACTS = ("call", "phase", *(n for n in CALL_FIELDS[3:] if n not in ("phase", "origins")))
+_shared_of = attrgetter(*SHARED_FACTS)
 
 
 @lru_cache(maxsize=4096)
-def _shared_attributes(*values: str | int) -> tuple[bytes, int]:
+def shared_attributes(*values: str | int) -> tuple[bytes, int]:
     """The attributes that many calls share, as messages, and how many they are."""
-    told = [each for each in zip(_SHARED, values, strict=True) if each[1] != ""]
+    told = [each for each in zip(SHARED_FACTS, values, strict=True) if each[1] != ""]
     return b"".join(encoder.attribute(*each) for each in told), len(told)
 
 
@@ -68,24 +71,43 @@ class CallText:
             group.attributes, group.num_attributes, group.long_texts = self._described
 
 
-class Group:
-    """A group that grows: its links as messages, and where its parent's link to it is."""
+class Branch:
+    """What is known of a group that grows; in C where that was built."""
 
     __slots__ = (
-        "address_at", "attributes", "depth", "foremost", "links", "long_texts", "num_attributes",
-        "num_links", "parent",
+        "address_at", "attributes", "changed", "depth", "foremost", "links", "long_texts",
+        "num_attributes", "num_links", "parent",
     )  # fmt: skip
+
+    parent: Group | None
+    depth: int
+    links: bytearray
+    num_links: int
+    foremost: bytes  # a link to be found before all others
+    address_at: int  # of this group's own address, in the parent's links
+    attributes: bytes
+    num_attributes: int
+    long_texts: tuple[tuple[str, str], ...]
+    changed: bool  # since it was laid down
+
+
+if not TYPE_CHECKING and _core is not None:
+    Branch = _core.Branch
+
+
+class Group(Branch):
+    """A group that grows: its links as messages, and where its parent's link to it is."""
+
+    __slots__ = ()
 
     def __init__(self, parent: Group | None) -> None:
         self.parent = parent
-        self.depth: int = parent.depth + 1 if parent else 0
+        self.depth = parent.depth + 1 if parent else 0
         self.links = bytearray()
-        self.num_links = 0
-        self.foremost = b""  # a link to be found before all others
-        self.address_at = 0  # of this group's own address, in the parent's links
-        self.attributes = b""
-        self.num_attributes = 0
-        self.long_texts: tuple[tuple[str, str], ...] = ()
+        self.foremost = self.attributes = b""
+        self.num_links = self.num_attributes = self.address_at = 0
+        self.long_texts = ()
+        self.changed = False
 
     def describe(self, attributes: Sequence[tuple[str, Any]]) -> None:
         """Set the attributes; a text too long for one becomes a dataset of its own."""
@@ -99,7 +121,7 @@ class Group:
     def describe_call(self, call: Call) -> None:
         """Set the attributes of the group of `call`; empty ones are left out."""
         long = len(call.arguments) > schema.MAX_CACHED
-        shared, count = _shared_attributes(
+        shared, count = shared_attributes(
             *_shared_of(replace(call, arguments="") if long else call)
         )
         self.attributes, self.num_attributes = shared, count

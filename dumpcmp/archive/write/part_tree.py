@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
 from dumpcmp.archive import encoder, schema
-from dumpcmp.archive.schema import ABSENT
-from dumpcmp.archive.write.objects import CallText, Group, Template
+from dumpcmp.archive.paths import op_path
+from dumpcmp.archive.schema import ABSENT, MAX_CACHED
+from dumpcmp.archive.write.objects import (
+    SHARED_FACTS,
+    CallText,
+    Group,
+    Template,
+    shared_attributes,
+)
 from dumpcmp.nouns.built import built
 from dumpcmp.nouns.record import Call
 
 _core: Any = built("dumpcmp.archive.write._finish")
 _DEPTH = attrgetter("depth")
+_EMPTY = encoder.group_header(b"", 0, b"", 0)
+# How groups of calls are made, for the way in C: attributes as messages without their content.
+_HOW = (
+    Group, op_path, SHARED_FACTS, shared_attributes, encoder.attribute("order", 0)[:-8],
+    encoder.attribute("op", "x")[:-8], MAX_CACHED,
+)  # fmt: skip
 
 ToldCall = tuple[Call, CallText] | None  # a call and what is said of it; None where it was lost
 
@@ -58,8 +70,9 @@ class PartTree:
         self.root.describe(list(facts.items()))
         self.groups: dict[tuple[str, ...], Group] = {}
         self.call_groups: list[Group] = []
-        self.dirty: set[Group] = {self.root}  # that have changed since they were laid down
+        self.dirty: list[Group] = []  # that have changed since they were laid down
         self._num_rows = 0  # that have their links
+        self._touch(self.root)
 
     def grow(self, part: Growing) -> None:
         """Take all that has come to `part` since: calls as groups, rows as links in them."""
@@ -68,7 +81,7 @@ class PartTree:
         if _core is not None:
             _core.link_rows(
                 first, part.rows, part.forms, part.outside, self.call_groups, self.dirty,
-                self._touch, self._link_outside,
+                self._link_outside,
             )  # fmt: skip
             return
         for number in range(first, part.num_rows):
@@ -80,11 +93,15 @@ class PartTree:
                 self._link_outside(group, part.forms[form], part.outside[number])
             else:
                 group.add(encoder.hard_link(part.forms[form].slot, group.num_links, header))
-            if group not in self.dirty:
-                self._touch(group)
+            self._touch(group)
 
-    def grow_calls(self, told: Sequence[ToldCall]) -> None:
+    def grow_calls(self, told: list[ToldCall]) -> None:
         """Take the calls that have come since."""
+        if _core is not None:
+            _core.grow_calls(
+                told, self.call_groups, self.groups, self.root, self.dirty, self._group, _HOW
+            )
+            return
         for each in told[len(self.call_groups) :]:
             group = Group(None)
             if each is not None:
@@ -107,8 +124,9 @@ class PartTree:
         return group
 
     def _touch(self, group: Group | None) -> None:
-        while group is not None and group not in self.dirty:
-            self.dirty.add(group)
+        while group is not None and not group.changed:
+            group.changed = True
+            self.dirty.append(group)
             group = group.parent
 
     @property
@@ -118,14 +136,14 @@ class PartTree:
 
     def moved(self) -> None:
         """All groups were told of other addresses than those of this file."""
-        self.dirty.update(self.groups.values())
-        self.dirty.add(self.root)
+        for group in (*self.groups.values(), self.root):
+            self._touch(group)
 
     def show_index(self, address: int) -> None:
         """Have the root link to the index, whose header is at `address`, before all else."""
         root = self.root
         root.foremost = encoder.hard_link(schema.INDEX_GROUP, root.num_links, address)
-        self.dirty.add(root)
+        self._touch(root)
 
     @property
     def is_bare(self) -> bool:
@@ -135,20 +153,38 @@ class PartTree:
     def lay_all(self, part: Growing, start: int) -> LaidTree:
         """Grow by all that `part` has, and lay down all groups but the root, from `start` on."""
         self.grow(part)
-        self.dirty.discard(self.root)
-        block, _ = self.lay(start)
-        return LaidTree(block, bytes(self.root.links), self.root.num_links)
+        block = self._lay_changed(start)
+        return LaidTree(bytes(block), bytes(self.root.links), self.root.num_links)
 
     def lay(self, start: int) -> tuple[bytes, int]:
         """The headers of all groups that have changed, to lie at `start`; and where the root is."""
-        block, address = bytearray(), start
-        for group in sorted(self.dirty, key=_DEPTH, reverse=True):
-            for name, text in group.long_texts:
-                group.add(encoder.hard_link(name, group.num_links, start + len(block)))
-                block += encoder.text_dataset(text, start + len(block))
-            group.long_texts = ()
-            address = start + len(block)
-            block += group.header()
-            group.moved(address)
-        self.dirty.clear()
+        block = self._lay_changed(start)
+        address = self._put(self.root, block, start)
         return bytes(block), address
+
+    def _lay_changed(self, start: int) -> bytearray:
+        """Those of all but the root, children before their parents, who tell where they are."""
+        root = self.root
+        changed = [group for group in self.dirty if group is not root]
+        changed.sort(key=_DEPTH, reverse=True)
+        self.dirty.clear()
+        root.changed = False
+        if _core is not None:
+            found: bytearray = _core.lay_groups(changed, start, _EMPTY, self._put)
+            return found
+        block = bytearray()
+        for group in changed:
+            self._put(group, block, start)
+        return block
+
+    def _put(self, group: Group, block: bytearray, start: int) -> int:
+        """Lay `group` behind `block`, which lies at `start`, its long texts before it."""
+        for name, text in group.long_texts:
+            group.add(encoder.hard_link(name, group.num_links, start + len(block)))
+            block += encoder.text_dataset(text, start + len(block))
+        group.long_texts = ()
+        address = start + len(block)
+        block += group.header()
+        group.moved(address)
+        group.changed = False
+        return address
