@@ -66,7 +66,7 @@ typedef struct {
     PyObject *number; /* of the device */
     PyObject *current_device, *current_stream, *find;
     Kernel sum, add;
-    char adds;
+    char adds, takes_gaps;
     Word stream;
     unsigned long thread;
     PyObject *scratch; /* of that stream and thread, or NULL */
@@ -490,7 +490,9 @@ static PyType_Slot scratch_slots[] = {{Py_tp_members, scratch_members},
                                       {Py_tp_clear, scratch_clear},
                                       {Py_tp_doc, "Where sums lie before they are rows."},
                                       {0, NULL}};
+static PyMemberDef rows_members[] = {MEMBER(Rows, takes_gaps, T_BOOL), {NULL, 0, 0, 0, NULL}};
 static PyType_Slot rows_slots[] = {{Py_tp_new, rows_new},
+                                   {Py_tp_members, rows_members},
                                    {Py_tp_call, rows_call},
                                    {Py_tp_dealloc, rows_free},
                                    {Py_tp_traverse, rows_traverse},

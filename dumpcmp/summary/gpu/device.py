@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.record import Stored
 from dumpcmp.nouns.value import Portion, Value, dtype_named
+from dumpcmp.summary.gpu.gaps import ALIGNED, Runs, runs_of
 from dumpcmp.summary.gpu.memory import DeviceRow, Tables
 from dumpcmp.summary.packing import DIGEST_WORDS, HEAD, Reduction, pack, reduced, results, stored_as
 from dumpcmp.summary.sketch import BLOCK, RUN
@@ -57,6 +58,7 @@ class Summariser:
         self._launches: Any = None  # the module, once it is needed
         # By shape, dtype and device; with whether the elements are summed as they are.
         self._known: dict[tuple[object, ...], tuple[Stored, RowMaker, bool]] = {}
+        self._with_gaps: dict[tuple[object, ...], RowMaker | None] = {}  # by stride besides
 
     def __call__(self, tensor: Tensor, portion: Portion | None = None) -> Packed | DeviceRow | None:
         """The Summary of `tensor`, or None where the tensor itself is smaller.
@@ -68,6 +70,8 @@ class Summariser:
             if known and portion is None and type(tensor) in _PLAIN:
                 stored, maker, is_ready = known  # nothing is decided twice, and little is asked
                 try:
+                    if is_ready and (reader := self._reader(tensor)) is not None:
+                        return DeviceRow(stored, *reader.row(tensor), again=reader.again)
                     dense = _dense(tensor)
                     flat = dense if is_ready else _summable(dense.detach().view(-1))
                     again = maker.again if is_ready else None
@@ -79,6 +83,18 @@ class Summariser:
             with torch.no_grad():
                 on_host = tensor.device.type == "cpu"
                 return self._on_host(tensor, portion) if on_host else self._away(tensor, portion)
+
+    def _reader(self, tensor: Tensor) -> RowMaker | None:
+        """What makes the row of a tensor with gaps as it lies, if kernels can."""
+        if tensor.is_contiguous() or self._checksum or tensor.data_ptr() % ALIGNED:
+            return None
+        key = (tensor.shape, tensor.dtype, tensor.device, tensor.stride())
+        if key not in self._with_gaps:
+            runs = runs_of(tensor.shape, tensor.stride(), tensor.itemsize)
+            if len(self._with_gaps) >= _MOST_KNOWN:
+                self._with_gaps.clear()
+            self._with_gaps[key] = self._maker(tensor, None, runs) if runs is not None else None
+        return self._with_gaps[key]
 
     def taped(self, tensor: Tensor) -> Packed | None:
         """The Summary of a tensor inside of a CUDA graph that is being captured.
@@ -151,7 +167,9 @@ class Summariser:
                 sums.append(scattered(clean * inside, indices, cuts[-1], tables))
         return torch.stack(sums), totals[None]
 
-    def _maker(self, flat: Tensor, words: Tensor | None) -> RowMaker | None:
+    def _maker(
+        self, flat: Tensor, words: Tensor | None, runs: Runs | None = None
+    ) -> RowMaker | None:
         """How a few launches make the packed row, where kernels have this recipe and device."""
         recipe = self.recipe
         if recipe.num_hashes > 1 or recipe.segments or not recipe.size:
@@ -159,7 +177,9 @@ class Summariser:
         tables = self._tables_for(flat.device, recipe.seed)
         maker: RowMaker | None = self._by_kernel(
             flat,
-            lambda launches: launches.RowMaker(flat, recipe.size, HEAD, tables, words=words),
+            lambda launches: launches.RowMaker(
+                flat, recipe.size, HEAD, tables, words=words, runs=runs
+            ),
         )
         return maker
 
@@ -188,6 +208,7 @@ class Summariser:
     def _go_without(self, error: Exception) -> None:
         self._kernels = False
         self._known.clear()
+        self._with_gaps.clear()
         warnings.warn(
             f"summaries are taken without kernels of their own, and slower: {error}",
             CaptureWarning,

@@ -7,6 +7,28 @@ triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def lies(  # type: ignore[no-untyped-def]
+    place, length, num_near, num_mid, far, mid, near, dims: tl.constexpr, aligned: tl.constexpr
+):  # fmt: skip
+    """Where elements lie of which each `place` is the first of 32, in Runs of so many `dims`."""
+    at = place.to(tl.uint32)
+    run = at // tl.cast(length, tl.uint32)
+    offset = (at - run * tl.cast(length, tl.uint32)).to(tl.int64)
+    if dims == 1:
+        offset += run.to(tl.int64) * near
+    else:
+        row = run // tl.cast(num_near, tl.uint32)
+        offset += (run - row * tl.cast(num_near, tl.uint32)).to(tl.int64) * near
+        if dims == 2:
+            offset += row.to(tl.int64) * mid
+        else:
+            sheet = row // tl.cast(num_mid, tl.uint32)
+            offset += (row - sheet * tl.cast(num_mid, tl.uint32)).to(tl.int64) * mid
+            offset += sheet.to(tl.int64) * far
+    return tl.multiple_of(offset, aligned)
+
+
 @triton.jit
 def _least(one, two):  # type: ignore[no-untyped-def]
     return tl.inline_asm_elementwise(
@@ -63,12 +85,20 @@ def _parted(pairs, brain: tl.constexpr):  # type: ignore[no-untyped-def]
     return first, second
 
 
-@triton.jit
-def _load(x, turn, words, half, quarter, pair, start, block, there):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def _load(  # type: ignore[no-untyped-def]
+    x, turn, words, half, quarter, pair, start, block, there,
+    length, num_near, num_mid, far, mid, near, dims: tl.constexpr,
+):  # fmt: skip
     """The pairs of each half run of a turned block, and its signs."""
     run = ((half >> 1) - turn) & 255
     word = tl.load(words + 2 * (run + ((turn >> 8) & 255)) + (half & 1)) ^ -(turn >> 16)
-    begin = ((tl.cast(block, tl.int64) * 16384 - start) >> 1) + run * 32 + (half & 1) * 16
+    if dims:
+        place = tl.cast(block, tl.int64) * 16384 + run * 64 + (half & 1) * 32
+        begin = lies(place, length, num_near, num_mid, far, mid, near, dims, 8) >> 1
+        begin = tl.multiple_of(begin, 4)
+    else:
+        begin = ((tl.cast(block, tl.int64) * 16384 - start) >> 1) + run * 32 + (half & 1) * 16
     place = begin[:, None, None] + (4 * quarter)[None, :, None] + pair[None, None, :]
     return tl.load(x + place, mask=there), word
 
@@ -109,7 +139,8 @@ def _add(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def whole_pairs(  # type: ignore[no-untyped-def]
     x, turns, words, half, sub, start, unit, last, groups,
-    brain: tl.constexpr, rows: tl.constexpr, blocks: tl.constexpr,
+    length, num_near, num_mid, far, mid, near,
+    brain: tl.constexpr, rows: tl.constexpr, blocks: tl.constexpr, dims: tl.constexpr,
 ):  # fmt: skip
     """Sum units that are there whole and finite; the next two are loaded while two are summed."""
     x = x.to(tl.pointer_type(tl.int32), bitcast=True)
@@ -126,9 +157,11 @@ def whole_pairs(  # type: ignore[no-untyped-def]
     end = last * blocks  # which has a turn, too: without a whole unit it is the first
     at = unit * blocks + sub
     pairs1, word1 = _load(x, tl.load(turns + tl.minimum(at, end)), words, half, quarter, pair,
-                          start, at, unit < last)  # fmt: skip
+                          start, at, unit < last,
+                          length, num_near, num_mid, far, mid, near, dims)  # fmt: skip
     pairs2, word2 = _load(x, tl.load(turns + tl.minimum(at + step, end)), words, half, quarter,
-                          pair, start, at + step, unit + groups < last)  # fmt: skip
+                          pair, start, at + step, unit + groups < last,
+                          length, num_near, num_mid, far, mid, near, dims)  # fmt: skip
     turn1 = tl.load(turns + tl.minimum(at + 2 * step, end))
     turn2 = tl.load(turns + tl.minimum(at + 3 * step, end))
     for now in range(unit, last - groups, 2 * groups):
@@ -137,13 +170,15 @@ def whole_pairs(  # type: ignore[no-untyped-def]
             pairs1, word1, quarter, pair, first, second, total, squares, low, high, zeros, brain
         )
         pairs1, word1 = _load(x, turn1, words, half, quarter, pair, start, at + 2 * step,
-                              now + 2 * groups < last)  # fmt: skip
+                              now + 2 * groups < last,
+                              length, num_near, num_mid, far, mid, near, dims)  # fmt: skip
         turn1 = tl.load(turns + tl.minimum(at + 4 * step, end))
         first, second, total, squares, low, high, zeros = _add(
             pairs2, word2, quarter, pair, first, second, total, squares, low, high, zeros, brain
         )
         pairs2, word2 = _load(x, turn2, words, half, quarter, pair, start, at + 3 * step,
-                              now + 3 * groups < last)  # fmt: skip
+                              now + 3 * groups < last,
+                              length, num_near, num_mid, far, mid, near, dims)  # fmt: skip
         turn2 = tl.load(turns + tl.minimum(at + 5 * step, end))
     if (unit < last) & (((last - 1 - unit) // groups) % 2 == 0):  # an odd number of units
         first, second, total, squares, low, high, zeros = _add(

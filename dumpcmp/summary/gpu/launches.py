@@ -13,6 +13,7 @@ from torch import Tensor
 from dumpcmp.nouns.built import built
 from dumpcmp.summary.checksums import PAGE
 from dumpcmp.summary.gpu.adding import add_pages
+from dumpcmp.summary.gpu.gaps import ALIGNED, Runs
 from dumpcmp.summary.gpu.kernels import Launch
 from dumpcmp.summary.gpu.memory import MOST_PARTIALS, Batch, Room, Tables
 from dumpcmp.summary.gpu.onepass import finish, sum_units, tl
@@ -20,7 +21,6 @@ from dumpcmp.summary.gpu.onepass import finish, sum_units, tl
 _core: Any = built("dumpcmp.summary.gpu._rows")
 _BLOCK = 16384
 _SLABS = 8  # of a turned block, each summed by programs of its own
-_ALIGNED = 16  # bytes, the most that a thread loads at once
 _PAIRS = (9, 0)  # the first capability that compares pairs of bfloat16
 _SHORT = {torch.bfloat16: 1, torch.float16: 2}
 _SUM = (torch.float64, torch.float64, torch.int32, torch.int32)
@@ -33,12 +33,12 @@ class Tuning:
     """How the elements of one dtype are summed."""
 
     def __init__(self, dtype: torch.dtype, start: int, device: torch.device) -> None:
-        fits = start * dtype.itemsize % _ALIGNED == 0
+        fits = start * dtype.itemsize % ALIGNED == 0
         able = torch.cuda.get_device_capability(device) >= _PAIRS
         self.short = _SHORT.get(dtype, 0) if fits and able else 0
         self.blocks = 4 if self.short else 1  # of a unit, which one program works on at once
         self.waves = 1 if self.short else 4  # programs for each processor of the device
-        vector = min(8, _ALIGNED // dtype.itemsize)
+        vector = min(8, ALIGNED // dtype.itemsize)
         kind = tl.float64 if dtype is torch.float64 else tl.float32
         self.constants = (kind, vector, self.blocks, self.short)
         registers = 255 if self.short else 64  # few, so that all programs run at once
@@ -80,26 +80,30 @@ class RowMaker:
 
     Everything but the tensor is settled once, so that a row costs the host little: a launch for
     its sums, and of those of several rows one that finishes them. With `words`, the bits of such
-    a tensor's elements, rows have its checksum, by one launch more.
+    a tensor's elements, rows have its checksum, by one launch more. With `runs` the tensors have
+    gaps, all the same ones, and are read as they lie.
     """
 
     def __init__(
         self, flat: Tensor, size: int, head: int, tables: Tables, start: int = 0,
-        words: Tensor | None = None,
+        words: Tensor | None = None, runs: Runs | None = None,
     ) -> None:  # fmt: skip
         tuning = Tuning(flat.dtype, start, flat.device)
         self._device = flat.device
         self._index = flat.device.index
         self._tables = tables
         self._shape = (size, head)
-        self._numbers = span = tuning.span(start, flat.numel(), flat.device)
+        self._has_gaps, (num_dims, *lying) = runs is not None, runs or Runs()
+        span = tuning.span(start, flat.numel(), flat.device)
+        self._numbers = (*span, *lying)
         self._most = tuning.num_groups(flat.device)
         self.groups = span[-1]
         turns = tables.packed_turns((span[3] + 1) * tuning.blocks)
         self._tensors = (turns, tables.half_words)  # which stay alive with the maker
         self._addresses = tuple(tensor.data_ptr() for tensor in self._tensors)
         grid, dtypes = (_SLABS, self.groups, 1), (flat.dtype, *_SUM)
-        self._sum = Launch(sum_units, grid, dtypes, tuning.constants, tuning.options)
+        constants = (*tuning.constants, num_dims)
+        self._sum = Launch(sum_units, grid, dtypes, constants, tuning.options)
         self._adding = None if words is None else _Adding(words, tables)
         self._quick: Any = None  # makes rows by one call of C, once all kernels are compiled
 
@@ -124,7 +128,7 @@ class RowMaker:
 
     @property
     def again(self) -> Any:
-        """What makes the row of a dense tensor that lies at some address, by one call of C.
+        """What makes the row of a tensor that lies so at some address, by one call of C.
 
         None before all kernels are compiled, or where they cannot be launched so.
         """
@@ -135,6 +139,7 @@ class RowMaker:
                 asks = (torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, self._room)
                 fixed = (self._addresses, self._numbers, adding and adding.fixed)
                 self._quick = _core.Rows(self._index, *asks, summing, more, *fixed)
+                self._quick.takes_gaps = self._has_gaps
         return self._quick
 
     def alone(self, flat: Tensor) -> Tensor:
@@ -167,7 +172,9 @@ class RowMaker:
 
     def _sum_up(self, flat: Tensor, sums: int, totals: int, stream: int) -> None:
         address = flat.data_ptr()
-        if address % _ALIGNED:
+        if address % ALIGNED:
+            if self._has_gaps:
+                raise ValueError(f"a tensor with gaps at {address:#x}, which kernels cannot read")
             flat = flat.clone()
             address = flat.data_ptr()
         self._sum(stream, (address, sums, totals, *self._addresses), self._numbers)
@@ -230,7 +237,7 @@ class _Adding:
         self.fixed = (self._addresses, self._numbers)
 
     def __call__(self, words: Tensor, partials: int, stream: int) -> None:
-        if words.data_ptr() % _ALIGNED:
+        if words.data_ptr() % ALIGNED:
             words = words.clone()
         self.launch(stream, (words.data_ptr(), *self._addresses, partials), self._numbers)
 

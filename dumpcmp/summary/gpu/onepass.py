@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import Any
 
-from dumpcmp.summary.gpu.halves import whole_pairs
+from dumpcmp.summary.gpu.gaps import Runs
+from dumpcmp.summary.gpu.halves import lies, whole_pairs
 
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
@@ -17,11 +18,17 @@ def _sources(turn, words, half):  # type: ignore[no-untyped-def]
     return run * 64 + (half & 1) * 32, word ^ -(turn >> 16)
 
 
-@triton.jit
-def _load(x, turn, words, half, lane, start, block, last):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator]
+def _load(  # type: ignore[no-untyped-def]
+    x, turn, words, half, lane, start, block, last,
+    length, num_near, num_mid, far, mid, near, dims: tl.constexpr, vector: tl.constexpr,
+):  # fmt: skip
     """The elements of a block before `last`, and their signs."""
     place, word = _sources(turn, words, half)
     begin = tl.cast(block, tl.int64) * 16384 - start
+    if dims:
+        place = lies(begin + place, length, num_near, num_mid, far, mid, near, dims, vector)
+        begin = begin * 0
     value = tl.load(x + (begin + place[:, None] + lane[None, :]), mask=block < last, other=0.0)
     return value, word
 
@@ -44,7 +51,8 @@ def _by_thread(tile, rows: tl.constexpr, vector: tl.constexpr):  # type: ignore[
 @triton.jit  # type: ignore[untyped-decorator]
 def _whole_blocks(  # type: ignore[no-untyped-def]
     x, turns, words, half, lane, start, block, last, step,
-    kind: tl.constexpr, rows: tl.constexpr, vector: tl.constexpr,
+    length, num_near, num_mid, far, mid, near,
+    kind: tl.constexpr, rows: tl.constexpr, vector: tl.constexpr, dims: tl.constexpr,
 ):  # fmt: skip
     """Sum blocks that are there whole and finite; the next two are loaded while one is summed."""
     turned = tl.zeros((rows, 32), tl.float64)
@@ -54,14 +62,19 @@ def _whole_blocks(  # type: ignore[no-untyped-def]
     high = tl.full((rows, 32 // vector), float("-inf"), kind)
     zeros = tl.zeros((rows, 32 // vector), tl.int32)
     value, word = _load(x, tl.load(turns + tl.minimum(block, last)), words, half, lane, start,
-                        block, last)  # fmt: skip
+                        block, last,
+                        length, num_near, num_mid, far, mid, near, dims, vector)  # fmt: skip
     after = block + step
     coming, next_word = _load(x, tl.load(turns + tl.minimum(after, last)), words, half, lane,
-                              start, after, last)  # fmt: skip
+                              start, after, last,
+                              length, num_near, num_mid, far, mid, near, dims, vector)  # fmt: skip
     turn = tl.load(turns + tl.minimum(after + step, last))
     for now in range(block, last, step):
         after = now + 2 * step
-        later, later_word = _load(x, turn, words, half, lane, start, after, last)
+        later, later_word = _load(
+            x, turn, words, half, lane, start, after, last,
+            length, num_near, num_mid, far, mid, near, dims, vector,
+        )  # fmt: skip
         turn = tl.load(turns + tl.minimum(after + step, last))
         number = value.to(kind)
         low = tl.minimum(low, tl.min(_by_thread(number, rows, vector), 2))
@@ -80,7 +93,9 @@ def _whole_blocks(  # type: ignore[no-untyped-def]
 def _any_units(  # type: ignore[no-untyped-def]
     x, turns, words, half, sub, lane, start, end, first, last, step,
     turned, total, squares, low, high, nans, ups, downs, zeros,
+    length, num_near, num_mid, far, mid, near,
     kind: tl.constexpr, rows: tl.constexpr, vector: tl.constexpr, blocks: tl.constexpr,
+    dims: tl.constexpr,
 ):  # fmt: skip
     """Add units that may be there in part, and count what is not finite."""
     for now in range(first, last, step):
@@ -88,7 +103,12 @@ def _any_units(  # type: ignore[no-untyped-def]
         place, word = _sources(tl.load(turns + block), words, half)
         index = (block.to(tl.int64) * 16384 + place)[:, None] + lane[None, :]
         there = (index >= start) & (index < end)
-        number = tl.load(x + (index - start), mask=there, other=0.0).to(kind)
+        if dims:
+            first_of = block.to(tl.int64) * 16384 + place
+            begin = lies(first_of, length, num_near, num_mid, far, mid, near, dims, vector)
+            number = tl.load(x + (begin[:, None] + lane[None, :]), mask=there, other=0.0).to(kind)
+        else:
+            number = tl.load(x + (index - start), mask=there, other=0.0).to(kind)
         nan = number != number
         up = number == float("inf")
         down = number == float("-inf")
@@ -108,14 +128,17 @@ def _any_units(  # type: ignore[no-untyped-def]
     return turned, total, squares, low, high, nans, ups, downs, zeros
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=Runs._fields[1:])  # type: ignore[untyped-decorator]
 def sum_units(  # type: ignore[no-untyped-def]
     x, sums, totals, turns, words, start, end, first, last, edge, edge_end, edge_step, groups,
+    length, num_near, num_mid, far, mid, near,
     kind: tl.constexpr, vector: tl.constexpr, blocks: tl.constexpr, short: tl.constexpr,
+    dims: tl.constexpr,
 ):  # fmt: skip
     """Sum one slab of the turned blocks of one group of units, each of so many `blocks`.
 
-    `short` names a 16-bit float whose pairs are loaded together: 1 is bfloat16, 2 float16.
+    `short` names a 16-bit float whose pairs are loaded together: 1 is bfloat16, 2 float16. With
+    gaps `start` is 0, and the elements lie in Runs of so many `dims`.
     """
     slab = tl.program_id(0)
     group = tl.program_id(1)
@@ -126,12 +149,14 @@ def sum_units(  # type: ignore[no-untyped-def]
     lane = tl.arange(0, 32)
     if short:
         turned, total, squares, low, high, zeros = whole_pairs(
-            x, turns, words, half, sub, start, first + group, last, groups, short == 1, rows, blocks
-        )
+            x, turns, words, half, sub, start, first + group, last, groups,
+            length, num_near, num_mid, far, mid, near, short == 1, rows, blocks, dims,
+        )  # fmt: skip
     else:
         turned, total, squares, low, high, zeros = _whole_blocks(
-            x, turns, words, half, lane, start, first + group, last, groups, kind, rows, vector
-        )
+            x, turns, words, half, lane, start, first + group, last, groups,
+            length, num_near, num_mid, far, mid, near, kind, rows, vector, dims,
+        )  # fmt: skip
     nans = tl.zeros((rows, 32 // vector), tl.int32)
     ups = tl.zeros((rows, 32 // vector), tl.int32)
     downs = tl.zeros((rows, 32 // vector), tl.int32)
@@ -143,12 +168,14 @@ def sum_units(  # type: ignore[no-untyped-def]
             tl.zeros((rows, 32), tl.float64), none.to(tl.float64), none.to(tl.float64),
             tl.full((rows, 32 // vector), float("inf"), kind),
             tl.full((rows, 32 // vector), float("-inf"), kind),
-            none, none, none, none, kind, rows, vector, blocks,
+            none, none, none, none, length, num_near, num_mid, far, mid, near,
+            kind, rows, vector, blocks, dims,
         )  # fmt: skip
     stop = edge + (edge_end - edge) * (group == 0).to(tl.int32)  # the first group's alone
     turned, total, squares, low, high, nans, ups, downs, zeros = _any_units(
         x, turns, words, half, sub, lane, start, end, edge, stop, edge_step,
-        turned, total, squares, low, high, nans, ups, downs, zeros, kind, rows, vector, blocks,
+        turned, total, squares, low, high, nans, ups, downs, zeros,
+        length, num_near, num_mid, far, mid, near, kind, rows, vector, blocks, dims,
     )  # fmt: skip
     place = ((slab * 64 + tl.arange(0, 64)) * 32)[:, None] + lane[None, :]
     tl.store(sums + group * 16384 + place, tl.sum(tl.reshape(turned, (blocks, 64, 32)), 0))

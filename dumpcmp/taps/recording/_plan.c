@@ -35,6 +35,7 @@ typedef struct {
     long long offset, nbytes, end;           /* `end`: bytes that its storage must have */
     long long kept_nbytes;
     char counted, is_host, is_dense;
+    char takes_gaps;                         /* `again` reads it as it lies */
 } Look;
 
 typedef struct {
@@ -456,10 +457,11 @@ static PyObject *made_again(Course *course, Look *value, PyObject *tensor, Looke
 {
     if (!course->condenses || !value->again || value->again == Py_None)
         return NULL;
-    PyObject *dense = value->is_dense ? Py_NewRef(tensor) : densely(tensor);
-    PyObject *address = !dense ? NULL
-                        : value->is_dense ? Py_NewRef(looked->address)
-                                          : call1(torch.data_ptr, dense);
+    int as_it_lies = value->is_dense || value->takes_gaps;
+    PyObject *dense = as_it_lies ? Py_NewRef(tensor) : densely(tensor);
+    PyObject *address = !dense       ? NULL
+                        : as_it_lies ? Py_NewRef(looked->address)
+                                     : call1(torch.data_ptr, dense);
     PyObject *fill =
         address ? PyObject_CallFunctionObjArgs(value->again, address, dense, NULL) : NULL;
     Py_XDECREF(address);
@@ -1449,6 +1451,7 @@ static PyObject *look_settle(PyObject *object, PyObject *args)
     self->counted = (char)counted;
     self->is_host = (char)is_host;
     self->is_dense = (char)is_dense;
+    self->takes_gaps = 0;
     self->dtype = Py_NewRef(dtype);
     self->device = Py_NewRef(device);
     self->geometry = Py_NewRef(geometry);
@@ -1534,6 +1537,7 @@ static PyMemberDef look_members[] = {
     MEMBER(Look, geometry, T_OBJECT, READONLY), MEMBER(Look, stored, T_OBJECT, 0),
     MEMBER(Look, kept_form, T_OBJECT, 0), MEMBER(Look, form, T_OBJECT, READONLY),
     MEMBER(Look, again, T_OBJECT, 0), MEMBER(Look, kept_nbytes, T_LONGLONG, 0),
+    MEMBER(Look, takes_gaps, T_BOOL, 0),
     {NULL, 0, 0, 0, NULL}};
 static PyMemberDef known_members[] = {
     MEMBER(Known, call, T_OBJECT, READONLY), MEMBER(Known, name, T_OBJECT, READONLY),

@@ -262,6 +262,7 @@ class Routine:
             if source is not None:
                 fill = getattr(source, "fill", None)
                 look.again = getattr(source, "again", None)
+                look.takes_gaps = getattr(look.again, "takes_gaps", False)
                 look.kept_nbytes = source.nbytes
                 kept = (look.kept_form, fill, 0, 0, (), (), held.digest, source.nbytes)
                 return kept if fill is not None else ()
