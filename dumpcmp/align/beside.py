@@ -70,6 +70,8 @@ def _belong(
         same = golden.op.function == target.op.function
         if alike or (same and not (sweep and golden.slot.is_input)):
             return True
+        if golden.slot.is_weight and golden.slot == target.slot and by in _NAMED:
+            return sides.turns is None or sweep is None or _are_known(sweep, golden, target)
         if sweep and golden.slot.kind == "grad_input":
             return False  # of what one takes as it is and the other as a view: see `_gradients`
         if sweep and golden.slot.is_input:  # each function takes them in its own order and views

@@ -192,3 +192,25 @@ def _longest(left: str, right: str) -> int:
 @pytest.mark.parametrize("anchors, expected", [([], 2), ([(0, 2)], 0), ([(1, 1), (0, 2)], 2)])
 def test_anchors_hold(anchors: list[tuple[int, int]], expected: int) -> None:
     assert len(aligned((3, 3), anchors, lambda i, j: int(i == j and (i, j) != (1, 1)))) == expected
+
+
+def test_a_weight_is_known_by_its_name_where_nothing_says_who_takes_it() -> None:
+    def run(*slots: str, linked: bool) -> Listing:
+        weight = Key("M", 0, "l", 0, "param.weight")
+        values = {}
+        for name in slots:
+            op, slot = name.split()
+            key = Key("M", 0, op, 0, slot)
+            first = weight if linked and name == "l/linear input.1" else None
+            shape = (4, 4) if slot in ("param.weight", "input.1") else (2, 4)
+            order = 2 if op == "l/linear" else 1
+            digest = f"{weight if first else key}" if linked else ""
+            values[key] = (Record(key, order, "float32", shape, digest=digest, same_as=first),)
+        return Listing(values)
+
+    inside = ("l/linear input.1", "l/linear input.0", "l/linear output.0")
+    golden = run("l param.weight", "l input.0", *inside, "l output.0", linked=True)
+    target = run("l param.weight", *inside, linked=False)
+    pairs = pair_values(golden, target)
+    found = [(_name(m.golden), _name(m.target), m.by) for m in pairs if m.key.slot.is_weight]
+    assert found == [("l#0", "l#0", "key")]
