@@ -244,13 +244,14 @@ _REPEATED = attrgetter(*CALL_FIELDS[3:])  # what many calls have in common
 
 
 @lru_cache(maxsize=4096)
-def _repeated_json(*values: Any) -> str:
+def repeated_json(*values: Any) -> str:
+    """The end of a call's JSON list: what many calls have in common."""
     return _dump(values)[1:]
 
 
 def call_json(call: Call) -> bytes:
     """`call` as the JSON list of CALL_FIELDS."""
-    make = _repeated_json if len(call.arguments) <= MAX_CACHED else _repeated_json.__wrapped__
+    make = repeated_json if len(call.arguments) <= MAX_CACHED else repeated_json.__wrapped__
     return f"[{_quoted(call.op)},{call.call},{call.order},{make(*_REPEATED(call))}".encode()
 
 

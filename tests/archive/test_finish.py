@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import secrets
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,6 +40,25 @@ class Lying(Dense):
     @property
     def lying(self) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
         return self.bits.ctypes.data, 1, self.bits.shape, (1,)
+
+
+# Calls of all kinds: nested, without a name of their own, not ASCII, described at length.
+TOLD = (
+    Call("Model", 0, Op("layers.0"), 0, 0),
+    Call("Model", 0, Op("layers.0/linear"), 0, 1, "torch.nn.functional.linear", "model.py:31"),
+    Call("Model", 0, Op("layers.0/linear"), 1, 2, "torch.nn.functional.linear", "model.py:31"),
+    Call("Model", 0, Op("layers.1/a/b"), 0, 3, "torch.add", phase=Phase.BACKWARD),
+    Call("Model", 0, Op(""), 7, 4, kernel="triton_0", thread="other"),
+    Call("Model", 0, Op("häuser/größe"), 0, 5),
+    Call("Model", 0, Op("half \ud800"), 0, 6),
+    Call("Model", 0, Op('"quoted" \\ \x7f'), 0, 6),
+    Call("Model", 0, Op("l" * 200 + "ä" * 60), 0, 7),
+    Call("Model", 0, Op("l" * 1001), 0, 8),
+    Call("Model", 0, Op("many/arguments"), 0, 9, arguments="[" + "1," * 600 + "1]"),
+    Call("Model", 0, Op("more/arguments"), 0, 1 << 40, arguments=f"[{'1,' * 9000}1]"),
+    Call("Model", 0, Op("fused"), 0, 10, origins=("layers.0/add#0", "layers.0/mul#0")),
+    Call("Model", 0, Op("fused"), 0, 10, origins=("layers.0/add#0", "layers.0/mul#0")),
+)
 
 
 def fill(path: Path, seed: int, part_nbytes: int) -> None:
@@ -77,28 +98,27 @@ def fill(path: Path, seed: int, part_nbytes: int) -> None:
                 name = key(op, "output.large", call=number)
                 sink.put(record(name, bits, order=number), Dense(bits))
                 earlier += [name] * 20
+        fill_steps(sink)
+
+
+def fill_steps(sink: ArchiveWriter) -> None:
+    """Calls of all kinds, of steps that take turns, the same objects naming each."""
+    op, bits = Op("layers.0/op"), np.ones(5, np.float32)
+    for step in (0, 1, 2, 1, 0):
+        for call in TOLD:
+            sink.call(replace(call, step=step))
+        for number in (0, 1):
+            sink.call(Call("Model", step, op, number, 1000 + number, "torch.add"))
+            for slot in ("input.0", "input.1"):
+                told = record(Key("Model", step, op, number, slot), bits, order=1000 + number)
+                sink.put(told, Lying(bits))
+                sink.put(replace(told, dtype="int32"), Lying(bits))
+                sink.put(replace(told, stride=(2,), same_as=told.key), None)
+        sink.call(Call("Model", step, Op("odd"), True, 2000))  # an integer, in a way
 
 
 def _next(numbers: Iterator[int], _: int) -> int:
     return next(numbers)
-
-
-# Calls of all kinds: nested, without a name of their own, not ASCII, described at length.
-TOLD = (
-    Call("Model", 0, Op("layers.0"), 0, 0),
-    Call("Model", 0, Op("layers.0/linear"), 0, 1, "torch.nn.functional.linear", "model.py:31"),
-    Call("Model", 0, Op("layers.0/linear"), 1, 2, "torch.nn.functional.linear", "model.py:31"),
-    Call("Model", 0, Op("layers.1/a/b"), 0, 3, "torch.add", phase=Phase.BACKWARD),
-    Call("Model", 0, Op(""), 7, 4, kernel="triton_0", thread="other"),
-    Call("Model", 0, Op("häuser/größe"), 0, 5),
-    Call("Model", 0, Op("half \ud800"), 0, 6),
-    Call("Model", 0, Op("l" * 200 + "ä" * 60), 0, 7),
-    Call("Model", 0, Op("l" * 1001), 0, 8),
-    Call("Model", 0, Op("many/arguments"), 0, 9, arguments="[" + "1," * 600 + "1]"),
-    Call("Model", 0, Op("more/arguments"), 0, 1 << 40, arguments=f"[{'1,' * 9000}1]"),
-    Call("Model", 0, Op("fused"), 0, 10, origins=("layers.0/add#0", "layers.0/mul#0")),
-    Call("Model", 0, Op("fused"), 0, 10, origins=("layers.0/add#0", "layers.0/mul#0")),
-)
 
 
 def grown(texts: list[CallText], open_part: Part) -> list[tuple[bytes, int]]:
@@ -134,7 +154,7 @@ def test_groups_are_the_same_bytes_both_ways(
     assert laid[0] == laid[1] == laid[2] == laid[3]
 
 
-@pytest.mark.parametrize("part_nbytes", [1 << 30, 1 << 15], ids=["one part", "many"])
+@pytest.mark.parametrize("part_nbytes", [1 << 30, 1 << 15], ids=["one part a step", "many"])
 @pytest.mark.parametrize("seed", range(4))
 def test_both_ways_write_the_same_parts(
     seed: int, part_nbytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -144,12 +164,12 @@ def test_both_ways_write_the_same_parts(
     for way in ("quick", "slow"):
         monkeypatch.setattr(secrets, "randbits", partial(_next, count(1)))
         fill(tmp_path / way, seed, part_nbytes)
-        written.append([(each.name, each.read_bytes()) for each in parts(tmp_path / way)])
+        written.append([(*each.parts[-2:], each.read_bytes()) for each in parts(tmp_path / way)])
         for module in (finishing, part_tree, dense):
             monkeypatch.setattr(module, "_core", None)
         for name in ("lay_record", "lay_told"):
             monkeypatch.setattr(Staging, name, lambda *_: None)
-    assert len(written[0]) == 1 if part_nbytes > 1 << 20 else len(written[0]) > 3
+    assert len(written[0]) == 3 if part_nbytes > 1 << 20 else len(written[0]) > 5
     assert written[0] == written[1]
 
 
@@ -171,6 +191,29 @@ def test_a_record_of_a_known_form_takes_one_call_of_c(
     for number, source in enumerate(sources):
         assert loaded(archive, key(call=number)).tobytes() == source.bits.tobytes()
     assert archive[key(slot="input.0", call=2)].same_as == key()
+
+
+def test_nothing_stays_behind_of_calls_and_records(tmp_path: Path) -> None:
+    bits = np.arange(5.0)
+    op = Op("layers.7.linear")
+    calls = [Call("Model", 0, op, number, number, f"target {number % 2}") for number in range(20)]
+    told = [record(Key("Model", 0, op, number, "output.0"), bits) for number in range(20)]
+    links = [replace(each, key=each.key.site.key("output.1"), same_as=each.key) for each in told]
+    source = Lying(bits)
+    everything = [op, source, bits, *calls, *told, *links, *(each.shape for each in told)]
+
+    def held(path: Path) -> list[int]:
+        with ArchiveWriter(path) as sink:
+            for call, value, link in zip(calls, told, links, strict=True):
+                sink.call(call)
+                sink.put(value, source)
+                sink.put(link, None)
+        del sink
+        gc.collect()
+        return [sys.getrefcount(each) for each in everything]
+
+    first = held(tmp_path / "first")  # after which caches know the names
+    assert held(tmp_path / "second") == first
 
 
 def test_trouble_of_a_copy_ends_the_capture_and_not_the_program(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Count nonce, most_nbytes, nbytes, num_rows, num_calls;
+    PyObject *part, *forms;
     char full;
 } Filling;
 
@@ -39,24 +40,89 @@ typedef struct {
     Count total, nbytes, prefix_nbytes, blocks;
 } Footprint;
 
+/* What is said of a call: its text, and where its group is and what that says, once it is known. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *text, *_path, *_described;
+} Wording;
+
+/* Where a call is declared, and where its values lie. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *call, *plan, *slots, *earlier;
+    Count number;
+} CallPlace;
+
+/* Where goes what comes next of a step. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *model, *number, *plan, *lanes, *calls;
+    char changes_lane;
+} StepPlace;
+
+/* Bytes of the ring that are being digested: a memoryview for each would take as long. */
+typedef struct {
+    PyObject_HEAD
+    char *octets;
+    Py_ssize_t nbytes;
+} Span;
+
+#define MOST_FIELDS 16
+#define NUM_FACTS 9     /* that decide the form of a record, besides its slot */
+#define NUM_FIELDS 10   /* of a call that are told, as schema.CALL_FIELDS names them */
+#define PHASE 5         /* which of them that is */
+#define NUM_REPEATED 7  /* the last of them, which many calls have in common */
+#define NUM_KEPT 16     /* of forms, and of what calls have in common: the same come again */
+
+/* Attributes of a class with slots. Each is had by its own descriptor, which takes half as long as
+   to look for that first. */
+typedef struct {
+    PyTypeObject *type;
+    descrgetfunc get;
+    Py_ssize_t count;
+    PyObject *names[MOST_FIELDS], *members[MOST_FIELDS];
+} Fetch;
+
+typedef struct {
+    PyObject *slot, *facts[NUM_FACTS], *form;
+} KnownForm;
+
+typedef struct {
+    PyObject *facts[NUM_REPEATED], *json;
+} Repeated;
+
+/* The call that came last: most records are of the same one as the record before. */
+typedef struct {
+    PyObject *model, *step, *op, *call, *planned;
+} LastCall;
+
 typedef struct {
     PyObject_HEAD
     Count num_records, nbytes, most_links, before_room;
     char is_open;
     PyObject *step;                                          /* that is being written */
-    PyObject *ring, *append, *drain, *locks, *digest, *hasher, *call_plan;
-    PyObject *forms, *form_names, *full; /* by which records are known, see schema.form_key */
+    PyObject *ring, *append, *drain, *locks, *digest, *hasher, *call_plan, *span;
+    PyObject *forms, *full; /* by which records are known, see schema.form_key */
+    PyObject *texts, *call_text, *repeated_json, *forward; /* by which calls are, see text_of */
+    Py_ssize_t most_text, most_texts;
+    Fetch of_record, of_key, of_call;
+    KnownForm known[NUM_KEPT];
+    Repeated repeated[NUM_KEPT];
+    LastCall last;
     Py_buffer room;
 } Desk;
 
 typedef struct {
     PyObject *positions, *filling, *footprint, *desk, *partial; /* types */
-    PyObject *plan, *calls, *slots, *number, *part, *forms, *prefix, *asleep, *nudge, *locked,
-        *changes_lane, *text, *nothing;
-    PyObject *key, *model, *step, *op, *call, *slot, *order, *kept, *same_as, *stored, *lying,
-        *error, *found; /* the last is an attribute of a source: its digest */
+    PyObject *wording, *call_place, *step_place, *span;
+    PyObject *part, *number, *asleep, *nudge, *text, *nothing, *model, *step, *lying, *error,
+        *found; /* the last is an attribute of a source: its digest */
     PyObject *kinds[8];
 } State;
+
+/* Where the fields lie that are asked of a record, before what decides its form, and of a key. */
+enum { KEY, ORDER, KEPT, SAME_AS, FACTS };
+enum { MODEL, STEP, OP, NUMBER, SLOT };
 
 static struct PyModuleDef module;
 static State *state; /* of the only interpreter that may import it */
@@ -74,6 +140,25 @@ static PyMemberDef filling_members[] = {
     MEMBER(Filling, nonce, T_ULONGLONG),     MEMBER(Filling, most_nbytes, T_ULONGLONG),
     MEMBER(Filling, nbytes, T_ULONGLONG),    MEMBER(Filling, num_rows, T_ULONGLONG),
     MEMBER(Filling, num_calls, T_ULONGLONG), MEMBER(Filling, full, T_BOOL),
+    MEMBER(Filling, part, T_OBJECT_EX),      MEMBER(Filling, forms, T_OBJECT_EX),
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyMemberDef wording_members[] = {
+    MEMBER(Wording, text, T_OBJECT_EX), MEMBER(Wording, _path, T_OBJECT_EX),
+    MEMBER(Wording, _described, T_OBJECT), {NULL, 0, 0, 0, NULL},
+};
+
+static PyMemberDef call_members[] = {
+    MEMBER(CallPlace, call, T_OBJECT_EX),    MEMBER(CallPlace, plan, T_OBJECT),
+    MEMBER(CallPlace, slots, T_OBJECT_EX),   MEMBER(CallPlace, earlier, T_OBJECT),
+    MEMBER(CallPlace, number, T_ULONGLONG),  {NULL, 0, 0, 0, NULL},
+};
+
+static PyMemberDef step_members[] = {
+    MEMBER(StepPlace, model, T_OBJECT_EX),       MEMBER(StepPlace, number, T_OBJECT_EX),
+    MEMBER(StepPlace, plan, T_OBJECT_EX),        MEMBER(StepPlace, lanes, T_OBJECT_EX),
+    MEMBER(StepPlace, calls, T_OBJECT_EX),       MEMBER(StepPlace, changes_lane, T_BOOL),
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -87,8 +172,7 @@ static PyMemberDef footprint_members[] = {
 
 static PyMemberDef desk_members[] = {
     MEMBER(Desk, num_records, T_ULONGLONG), MEMBER(Desk, nbytes, T_ULONGLONG),
-    MEMBER(Desk, is_open, T_BOOL),          MEMBER(Desk, step, T_OBJECT),
-    {NULL, 0, 0, 0, NULL},
+    MEMBER(Desk, is_open, T_BOOL),          {NULL, 0, 0, 0, NULL},
 };
 
 static void free_plain(PyObject *self)
@@ -97,6 +181,108 @@ static void free_plain(PyObject *self)
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
+}
+
+/* No circle leads through any of these: they know what they are laid into, and that not them. */
+static void filling_free(PyObject *self)
+{
+    Py_CLEAR(((Filling *)self)->part);
+    Py_CLEAR(((Filling *)self)->forms);
+    free_plain(self);
+}
+
+static void wording_free(PyObject *self)
+{
+    Py_CLEAR(((Wording *)self)->text);
+    Py_CLEAR(((Wording *)self)->_path);
+    Py_CLEAR(((Wording *)self)->_described);
+    free_plain(self);
+}
+
+static void call_free(PyObject *self)
+{
+    Py_CLEAR(((CallPlace *)self)->call);
+    Py_CLEAR(((CallPlace *)self)->plan);
+    Py_CLEAR(((CallPlace *)self)->slots);
+    Py_CLEAR(((CallPlace *)self)->earlier);
+    free_plain(self);
+}
+
+static void step_free(PyObject *self)
+{
+    Py_CLEAR(((StepPlace *)self)->model);
+    Py_CLEAR(((StepPlace *)self)->number);
+    Py_CLEAR(((StepPlace *)self)->plan);
+    Py_CLEAR(((StepPlace *)self)->lanes);
+    Py_CLEAR(((StepPlace *)self)->calls);
+    free_plain(self);
+}
+
+static void clear_all(PyObject **objects, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        Py_CLEAR(objects[i]);
+}
+
+#define CLEAR_EACH(fields) clear_all((PyObject **)&(fields), sizeof(fields) / (sizeof(PyObject *)))
+
+static void clear_fetch(Fetch *fetch)
+{
+    CLEAR_EACH(fetch->names);
+    CLEAR_EACH(fetch->members);
+    Py_CLEAR(fetch->type);
+    fetch->get = NULL;
+    fetch->count = 0;
+}
+
+/* Be ready to fetch the attributes `names` of a class from its objects, behind those there are. */
+static int extend_fetch(Fetch *fetch, PyObject *type, PyObject *names)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++, fetch->count++) {
+        PyObject *name = PyTuple_GetItem(names, i);
+        PyObject *member = PyObject_GetAttr(type, name);
+        if (!member || fetch->count >= MOST_FIELDS) {
+            Py_XDECREF(member);
+            if (member)
+                PyErr_SetString(PyExc_ValueError, "know: too many names");
+            return -1;
+        }
+        fetch->names[fetch->count] = Py_NewRef(name);
+        fetch->members[fetch->count] = member;
+    }
+    return 0;
+}
+
+/* Whether all of them are slots; they are had in the usual way where they are not. */
+static int end_fetch(Fetch *fetch, PyObject *type)
+{
+    PyTypeObject *kind = Py_TYPE(fetch->members[0]);
+    PyObject *name = PyObject_GetAttrString((PyObject *)kind, "__name__");
+    int are_slots = name && !PyUnicode_CompareWithASCIIString(name, "member_descriptor");
+    Py_XDECREF(name);
+    for (Py_ssize_t i = 0; i < fetch->count; i++)
+        are_slots = are_slots && Py_TYPE(fetch->members[i]) == kind;
+    if (are_slots) {
+        fetch->get = (descrgetfunc)PyType_GetSlot(kind, Py_tp_descr_get);
+        fetch->type = (PyTypeObject *)Py_NewRef(type);
+    }
+    return name ? 0 : -1;
+}
+
+/* An attribute of an object, a new reference; NULL with an exception. */
+static inline PyObject *fetched(const Fetch *fetch, PyObject *object, int which)
+{
+    if (Py_TYPE(object) == fetch->type)
+        return fetch->get(fetch->members[which], object, (PyObject *)fetch->type);
+    return PyObject_GetAttr(object, fetch->names[which]);
+}
+
+/* Forget what is kept of records and calls before. */
+static void forget_known(Desk *self)
+{
+    CLEAR_EACH(self->known);
+    CLEAR_EACH(self->repeated);
+    CLEAR_EACH(self->last);
 }
 
 static int desk_traverse(PyObject *object, visitproc visit, void *arg)
@@ -112,8 +298,12 @@ static int desk_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->hasher);
     Py_VISIT(self->call_plan);
     Py_VISIT(self->forms);
-    Py_VISIT(self->form_names);
     Py_VISIT(self->full);
+    Py_VISIT(self->texts);
+    Py_VISIT(self->call_text);
+    Py_VISIT(self->repeated_json);
+    Py_VISIT(self->forward);
+    Py_VISIT(self->last.planned);
     return 0;
 }
 
@@ -132,17 +322,80 @@ static int desk_clear(PyObject *object)
     Py_CLEAR(self->digest);
     Py_CLEAR(self->hasher);
     Py_CLEAR(self->call_plan);
+    Py_CLEAR(self->span);
     Py_CLEAR(self->forms);
-    Py_CLEAR(self->form_names);
     Py_CLEAR(self->full);
+    Py_CLEAR(self->texts);
+    Py_CLEAR(self->call_text);
+    Py_CLEAR(self->repeated_json);
+    Py_CLEAR(self->forward);
+    clear_fetch(&self->of_record);
+    clear_fetch(&self->of_key);
+    clear_fetch(&self->of_call);
+    forget_known(self);
     return 0;
 }
+
+static PyObject *desk_step(PyObject *object, void *unused)
+{
+    (void)unused;
+    PyObject *step = ((Desk *)object)->step;
+    return Py_NewRef(step ? step : Py_None);
+}
+
+/* Have another step be written; of the one before nothing is kept. */
+static int desk_set_step(PyObject *object, PyObject *step, void *unused)
+{
+    (void)unused;
+    Desk *self = (Desk *)object;
+    if (step && step != Py_None && !PyObject_TypeCheck(step, (PyTypeObject *)state->step_place)) {
+        PyErr_SetString(PyExc_TypeError, "desk: no step");
+        return -1;
+    }
+    PyObject *before = self->step;
+    self->step = step && step != Py_None ? Py_NewRef(step) : NULL;
+    CLEAR_EACH(self->last);
+    Py_XDECREF(before);
+    return 0;
+}
+
+static PyGetSetDef desk_getset[] = {
+    {"step", desk_step, desk_set_step, "The step that is being written.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
 
 static void desk_free(PyObject *object)
 {
     PyObject_GC_UnTrack(object);
     desk_clear(object);
     free_plain(object);
+}
+
+/* An object of a type without its __init__, all of it still empty. The collector is not shown it. */
+static PyObject *blank(PyObject *object)
+{
+    PyTypeObject *type = (PyTypeObject *)object;
+    PyObject *made = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (made && PyType_GetFlags(type) & Py_TPFLAGS_HAVE_GC)
+        PyObject_GC_UnTrack(made);
+    return made;
+}
+
+static int span_buffer(PyObject *object, Py_buffer *view, int flags)
+{
+    Span *self = (Span *)object;
+    return PyBuffer_FillInfo(view, object, self->octets, self->nbytes, 1, flags);
+}
+
+/* The digest of bytes of the ring, less than LONG of them, so that nobody else runs meanwhile. */
+static PyObject *digest_of(Desk *self, char *octets, Py_ssize_t nbytes)
+{
+    Span *span = (Span *)self->span;
+    span->octets = octets;
+    span->nbytes = nbytes;
+    PyObject *found = PyObject_CallFunctionObjArgs(self->digest, self->span, NULL);
+    span->nbytes = 0;
+    return found;
 }
 
 /* Be ready for (ring, room, locks, drain, digest, hasher, CallPlan, most_links, before_room): so
@@ -155,11 +408,21 @@ static PyObject *desk_prepare(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!OO!OOOOKK", state->positions, &ring, &room, &PyTuple_Type,
                           &locks, &drain, &digest, &hasher, &call_plan, &most_links, &before_room))
         return NULL;
+    if (!PyType_Check(call_plan) || !PyType_IsSubtype((PyTypeObject *)call_plan,
+                                                     (PyTypeObject *)state->call_place)) {
+        PyErr_SetString(PyExc_TypeError, "prepare: no type of calls");
+        return NULL;
+    }
     PyObject *pending = PyObject_GetAttrString(drain, "pending");
     PyObject *append = pending ? PyObject_GetAttrString(pending, "append") : NULL;
     Py_XDECREF(pending);
     if (!append || PyObject_GetBuffer(room, &self->room, PyBUF_WRITABLE) < 0) {
         Py_XDECREF(append);
+        return NULL;
+    }
+    self->span = blank(state->span);
+    if (!self->span) {
+        Py_DECREF(append);
         return NULL;
     }
     self->ring = Py_NewRef(ring);
@@ -175,16 +438,67 @@ static PyObject *desk_prepare(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Know records whose attributes (names, of the slot not) are in (forms), and are kept in full. */
+/* Know records of the class (Record, Key, names of its Key, names of what is asked of a record, names
+   of what decides its form), whose forms are in (forms), if they are kept (in full). */
 static PyObject *desk_know(PyObject *object, PyObject *args)
 {
     Desk *self = (Desk *)object;
-    PyObject *forms, *form_names, *full;
-    if (!PyArg_ParseTuple(args, "O!O!O", &PyDict_Type, &forms, &PyTuple_Type, &form_names, &full))
+    PyObject *record, *key, *key_names, *names, *facts, *forms, *full;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O", &PyType_Type, &record, &PyType_Type, &key,
+                          &PyTuple_Type, &key_names, &PyTuple_Type, &names, &PyTuple_Type, &facts,
+                          &PyDict_Type, &forms, &full))
         return NULL;
+    if (PyTuple_Size(key_names) != SLOT + 1 || PyTuple_Size(names) != FACTS ||
+        PyTuple_Size(facts) != NUM_FACTS) {
+        PyErr_SetString(PyExc_ValueError, "know: other names than are asked for");
+        return NULL;
+    }
+    forget_known(self);
+    clear_fetch(&self->of_record);
+    clear_fetch(&self->of_key);
+    if (extend_fetch(&self->of_key, key, key_names) < 0 || end_fetch(&self->of_key, key) < 0 ||
+        extend_fetch(&self->of_record, record, names) < 0 ||
+        extend_fetch(&self->of_record, record, facts) < 0 || end_fetch(&self->of_record, record) < 0)
+        return NULL;
+    Py_XDECREF(self->forms);
     self->forms = Py_NewRef(forms);
-    self->form_names = Py_NewRef(form_names);
+    Py_XDECREF(self->full);
     self->full = Py_NewRef(full);
+    Py_RETURN_NONE;
+}
+
+/* Know calls of the class (Call, CALL_FIELDS) by (texts, at most so many, of at most so many bytes),
+   which are objects of (CallText), and make them by (way to write what calls have in common); most
+   are (forward). */
+static PyObject *desk_tell(PyObject *object, PyObject *args)
+{
+    Desk *self = (Desk *)object;
+    PyObject *call, *names, *texts, *call_text, *repeated_json, *forward;
+    Py_ssize_t most_texts, most_text;
+    if (!PyArg_ParseTuple(args, "O!O!O!nnO!OO", &PyType_Type, &call, &PyTuple_Type, &names,
+                          &PyDict_Type, &texts, &most_texts, &most_text, &PyType_Type, &call_text,
+                          &repeated_json, &forward))
+        return NULL;
+    if (PyTuple_Size(names) != NUM_FIELDS ||
+        !PyType_IsSubtype((PyTypeObject *)call_text, (PyTypeObject *)state->wording) ||
+        PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, PHASE), "phase")) {
+        PyErr_SetString(PyExc_ValueError, "tell: other names than are asked for");
+        return NULL;
+    }
+    forget_known(self);
+    clear_fetch(&self->of_call);
+    if (extend_fetch(&self->of_call, call, names) < 0 || end_fetch(&self->of_call, call) < 0)
+        return NULL;
+    Py_XDECREF(self->texts);
+    self->texts = Py_NewRef(texts);
+    Py_XDECREF(self->call_text);
+    self->call_text = Py_NewRef(call_text);
+    Py_XDECREF(self->repeated_json);
+    self->repeated_json = Py_NewRef(repeated_json);
+    Py_XDECREF(self->forward);
+    self->forward = Py_NewRef(forward);
+    self->most_texts = most_texts;
+    self->most_text = most_text;
     Py_RETURN_NONE;
 }
 
@@ -194,6 +508,7 @@ static PyObject *desk_leave(PyObject *object, PyObject *unused)
     (void)unused;
     Desk *self = (Desk *)object;
     self->is_open = 0;
+    forget_known(self);
     if (self->room.buf) {
         PyBuffer_Release(&self->room);
         self->room.buf = NULL;
@@ -232,13 +547,28 @@ static char *place_for(Desk *self, Count nbytes)
     return end < ring->head + nbytes ? NULL : (char *)self->room.buf + ring->head;
 }
 
-/* `tuple`, which the garbage collector needs not look at: it is in no circle. There are several
-   for each value, and to look at them all took a tenth of the time. */
-static PyObject *unseen(PyObject *tuple)
+/* A tuple or a dict that the garbage collector needs not look at: it is in no circle. There are
+   several for each value, and to look at them all took a tenth of the time. */
+static PyObject *unseen(PyObject *object)
 {
-    if (tuple)
-        PyObject_GC_UnTrack(tuple);
-    return tuple;
+    if (object)
+        PyObject_GC_UnTrack(object);
+    return object;
+}
+
+/* A tuple of `count` objects, all of which it takes, be they NULL; the collector is not shown it. */
+static PyObject *tuple_of(PyObject **objects, Py_ssize_t count)
+{
+    PyObject *made = unseen(PyTuple_New(count));
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (made && objects[i]) {
+            PyTuple_SetItem(made, i, objects[i]);
+        } else {
+            Py_XDECREF(objects[i]);
+            Py_CLEAR(made);
+        }
+    }
+    return made;
 }
 
 typedef struct {
@@ -307,19 +637,16 @@ static int wake(Desk *self)
 
 /* The part that comes next of the step, a new reference; NULL without an exception where `take`
    has more to do than to use it. */
-static Filling *part_of(PyObject *step)
+static Filling *part_of(PyObject *object)
 {
-    PyObject *changes = PyObject_GetAttr(step, state->changes_lane);
-    int is_due = changes != Py_False;
-    Py_XDECREF(changes);
-    PyObject *plan = is_due ? NULL : PyObject_GetAttr(step, state->plan);
-    if (!plan)
+    StepPlace *step = (StepPlace *)object;
+    PyObject *plan = step->changes_lane ? NULL : step->plan;
+    if (!plan || !PyObject_TypeCheck(plan, (PyTypeObject *)state->filling))
         return NULL;
-    if (!PyObject_TypeCheck(plan, (PyTypeObject *)state->filling) || ((Filling *)plan)->full) {
-        Py_DECREF(plan);
+    Filling *filling = (Filling *)plan;
+    if (filling->full || !filling->part || !filling->forms || !PyDict_Check(filling->forms))
         return NULL;
-    }
-    return (Filling *)plan;
+    return (Filling *)Py_NewRef(plan);
 }
 
 static Count number_in(PyObject *object)
@@ -329,36 +656,54 @@ static Count number_in(PyObject *object)
     return number;
 }
 
+/* The call in the part, where it has the next number; a new reference. */
+static PyObject *planned_in(Desk *self, PyObject *call, Filling *plan)
+{
+    CallPlace *planned = (CallPlace *)blank(self->call_plan);
+    if (!planned)
+        return NULL;
+    planned->call = Py_NewRef(call);
+    planned->plan = Py_NewRef((PyObject *)plan);
+    planned->number = plan->num_calls;
+    planned->slots = PyDict_New();
+    if (!planned->slots)
+        Py_CLEAR(planned);
+    return (PyObject *)planned;
+}
+
 /* Lay down a call of (step, name, call, told, order); its CallPlan, or None. */
 static PyObject *lay_call(Desk *self, PyObject *const *args)
 {
     PyObject *step = args[0], *name = args[1], *call = args[2], *told = args[3];
     Count order = PyLong_AsUnsignedLongLong(args[4]);
-    if (self->step != step || PyErr_Occurred())
+    PyObject *calls = self->step ? ((StepPlace *)self->step)->calls : NULL;
+    if (self->step != step || PyErr_Occurred() || !calls || !PyDict_Check(calls) ||
+        !PyObject_TypeCheck(told, (PyTypeObject *)state->wording) || !((Wording *)told)->text)
         return NULL;
     Filling *plan = part_of(step);
-    PyObject *calls = plan ? PyObject_GetAttr(step, state->calls) : NULL;
-    PyObject *prefix = calls ? PyObject_GetAttr(told, state->prefix) : NULL;
-    PyObject *part = prefix ? PyObject_GetAttr((PyObject *)plan, state->part) : NULL;
     PyObject *planned = NULL, *entry = NULL;
-    Py_ssize_t total;
+    Py_ssize_t length;
     char *text;
-    if (!part || PyDict_Contains(calls, name) || PyBytes_AsStringAndSize(prefix, &text, &total) < 0)
+    if (!plan || PyDict_Contains(calls, name) ||
+        PyBytes_AsStringAndSize(((Wording *)told)->text, &text, &length) < 0)
         goto end;
+    Py_ssize_t total = ALIGNMENT + ((length + ALIGNMENT - 1) & -ALIGNMENT);
     char *place = place_for(self, (Count)total);
     if (!place)
         goto end;
-    planned = PyObject_CallFunction(self->call_plan, "OOK", call, plan, plan->num_calls);
-    entry = Py_BuildValue("(OOnnOO)", state->kinds[CALL], part, place - (char *)self->room.buf,
-                          total, call, told);
+    planned = planned_in(self, call, plan);
+    entry = Py_BuildValue("(OOnnOO)", state->kinds[CALL], plan->part,
+                          place - (char *)self->room.buf, total, call, told);
     if (!planned || !entry || PyDict_SetItem(calls, name, planned) < 0) {
         Py_CLEAR(planned);
         Py_XDECREF(entry);
         goto end;
     }
+    unseen(entry);
     Fields fields = {CALL, (uint16_t)(total / ALIGNMENT), (uint32_t)plan->num_calls, 0, 0,
                      plan->nonce, 0, order};
-    memcpy(place + ALIGNMENT, text + ALIGNMENT, (size_t)total - ALIGNMENT);
+    memcpy(place + ALIGNMENT, text, (size_t)length);
+    memset(place + ALIGNMENT + length, ' ', (size_t)(total - ALIGNMENT - length));
     write_fields(place, &fields, "dcR1", ((Positions *)self->ring)->sequence);
     if (publish(self, entry, (Count)total) < 0)
         Py_CLEAR(planned);
@@ -367,14 +712,11 @@ static PyObject *lay_call(Desk *self, PyObject *const *args)
     plan->nbytes += (Count)total;
 end:
     Py_XDECREF((PyObject *)plan);
-    Py_XDECREF(calls);
-    Py_XDECREF(prefix);
-    Py_XDECREF(part);
     return planned;
 }
 
 /* Declare the form in the part, of which there is none like it yet; 0 where it cannot be now. */
-static int declare_form(Desk *self, Filling *plan, PyObject *part, PyObject *forms, PyObject *form)
+static int declare_form(Desk *self, Filling *plan, PyObject *forms, PyObject *form)
 {
     PyObject *text = PyObject_GetAttr(form, state->text);
     PyObject *number = PyLong_FromSsize_t(PyDict_Size(forms)), *entry = NULL;
@@ -383,8 +725,8 @@ static int declare_form(Desk *self, Filling *plan, PyObject *part, PyObject *for
     if (text && number && PyBytes_AsStringAndSize(text, &content, &total) == 0)
         place = place_for(self, (Count)total);
     if (place)
-        entry = Py_BuildValue("(OOnnO)", state->kinds[FORM], part, place - (char *)self->room.buf,
-                              total, form);
+        entry = Py_BuildValue("(OOnnO)", state->kinds[FORM], plan->part,
+                              place - (char *)self->room.buf, total, form);
     int done = entry && PyDict_SetItem(forms, form, number) == 0;
     if (done) {
         Fields fields = {FORM, (uint16_t)(total / ALIGNMENT), 0,
@@ -401,44 +743,41 @@ static int declare_form(Desk *self, Filling *plan, PyObject *part, PyObject *for
 }
 
 typedef struct {
-    Filling *plan;
-    PyObject *slots, *part;
+    Filling *plan; /* owned */
+    CallPlace *planned;
     Footprint *form;
-    Count number, form_number, row;
+    PyObject *numbered; /* the number of the form, borrowed */
+    Count form_number, row;
 } Row;
 
 static void forget(Row *row)
 {
     Py_CLEAR(row->plan);
-    Py_CLEAR(row->slots);
-    Py_CLEAR(row->part);
 }
 
 /* What the next row of the part needs, of a call that is declared there; 0 where it is not. */
 static int begin_row(Desk *self, PyObject *planned, PyObject *slot, PyObject *form, Row *row)
 {
     memset(row, 0, sizeof *row);
-    if (!self->step || !PyObject_TypeCheck(form, (PyTypeObject *)state->footprint))
+    if (!self->step || !PyObject_TypeCheck(form, (PyTypeObject *)state->footprint) ||
+        !PyObject_TypeCheck(planned, (PyTypeObject *)state->call_place))
         return 0;
     row->plan = part_of(self->step);
-    PyObject *own = row->plan ? PyObject_GetAttr(planned, state->plan) : NULL;
-    int is_here = own == (PyObject *)row->plan;
-    Py_XDECREF(own);
-    if (!own || !is_here)
+    row->planned = (CallPlace *)planned;
+    PyObject *slots = row->planned->slots;
+    if (!row->plan || row->planned->plan != (PyObject *)row->plan || !slots ||
+        !PyDict_Check(slots) || PyDict_Contains(slots, slot))
         return 0;
-    row->slots = PyObject_GetAttr(planned, state->slots);
-    row->part = PyObject_GetAttr((PyObject *)row->plan, state->part);
-    if (!row->part || !row->slots || PyDict_Contains(row->slots, slot))
+    PyObject *forms = row->plan->forms;
+    row->numbered = PyDict_GetItemWithError(forms, form);
+    if (!row->numbered && !PyErr_Occurred() && declare_form(self, row->plan, forms, form))
+        row->numbered = PyDict_GetItemWithError(forms, form);
+    if (!row->numbered)
         return 0;
-    PyObject *forms = PyObject_GetAttr((PyObject *)row->plan, state->forms);
-    int is_known = forms && (PyDict_GetItem(forms, form) ||
-                             declare_form(self, row->plan, row->part, forms, form));
-    row->form_number = is_known ? PyLong_AsUnsignedLongLong(PyDict_GetItem(forms, form)) : 0;
-    Py_XDECREF(forms);
-    row->number = number_in(PyObject_GetAttr(planned, state->number));
+    row->form_number = PyLong_AsUnsignedLongLong(row->numbered);
     row->form = (Footprint *)form;
     row->row = row->plan->num_rows;
-    return is_known && !PyErr_Occurred();
+    return !PyErr_Occurred();
 }
 
 static void count(Desk *self, Row *row, Count nbytes)
@@ -453,7 +792,7 @@ static void count(Desk *self, Row *row, Count nbytes)
 
 static Fields fields_of(const Row *row, int kind, Count blocks, Count nbytes, Count order)
 {
-    Fields fields = {(uint16_t)kind,   (uint16_t)blocks, (uint32_t)row->number,
+    Fields fields = {(uint16_t)kind,   (uint16_t)blocks, (uint32_t)row->planned->number,
                      (uint32_t)row->form_number, (uint32_t)row->row, row->plan->nonce,
                      nbytes, order};
     return fields;
@@ -500,7 +839,7 @@ static PyObject *lay_value(Desk *self, PyObject *const *args, Py_ssize_t num_arg
             goto end;
         if (nbytes < LONG) {
             copy_all(to, from, dims, num_dims, size);
-            digest = digest_at_once(self->digest, to, (Py_ssize_t)nbytes);
+            digest = digest_of(self, to, (Py_ssize_t)nbytes);
         } else if (has_rows(dims, num_dims, size)) {
             digest = copy_digested(self->hasher, to, from, dims, num_dims, size);
         }
@@ -508,18 +847,28 @@ static PyObject *lay_value(Desk *self, PyObject *const *args, Py_ssize_t num_arg
             goto end;
     }
     Count order = PyLong_AsUnsignedLongLong(args[4]);
-    holding = unseen(Py_BuildValue("(OKO)", row.plan, row.row, where));
-    entry = Py_BuildValue("(OOnKKOKOOO)", state->kinds[VALUE], row.part,
-                          place - (char *)self->room.buf, form->total, row.number, form,
-                          row.form_number, args[4], waits ? wait : Py_None,
-                          waits ? state->nothing : digest);
-    Py_XDECREF(wait);
-    if (!holding || !entry || PyDict_SetItem(row.slots, slot, holding) < 0) {
+    PyObject *held[] = {Py_NewRef((PyObject *)row.plan), PyLong_FromUnsignedLongLong(row.row),
+                        Py_NewRef(where)};
+    holding = tuple_of(held, 3);
+    PyObject *told[] = {
+        Py_NewRef(state->kinds[VALUE]),
+        Py_NewRef(row.plan->part),
+        PyLong_FromSsize_t(place - (char *)self->room.buf),
+        PyLong_FromUnsignedLongLong(form->total),
+        PyLong_FromUnsignedLongLong(row.planned->number),
+        Py_NewRef((PyObject *)form),
+        Py_NewRef(row.numbered),
+        Py_NewRef(args[4]),
+        waits ? wait : Py_NewRef(Py_None),
+        Py_NewRef(waits ? state->nothing : digest),
+    };
+    entry = tuple_of(told, 10);
+    if (!holding || !entry || PyDict_SetItem(row.planned->slots, slot, holding) < 0) {
         Py_CLEAR(digest);
         Py_XDECREF(entry);
         goto end;
     }
-    unseen(entry);
+    unseen(row.planned->slots);
     Fields fields = fields_of(&row, VALUE, form->blocks, form->nbytes, order);
     write_fields(place, &fields, waits ? "dcW1" : "dcR1", ((Positions *)self->ring)->sequence);
     if (publish(self, entry, form->total) < 0)
@@ -535,15 +884,15 @@ end:
 /* Where the value lies that is called `where`, a new reference. */
 static PyObject *holding_of(PyObject *step, PyObject *where)
 {
-    PyObject *calls = PyObject_GetAttr(step, state->calls);
+    PyObject *calls = ((StepPlace *)step)->calls;
     PyObject *name = calls ? PyTuple_GetSlice(where, 0, 2) : NULL;
     PyObject *call = name ? PyDict_GetItem(calls, name) : NULL;
-    PyObject *slots = call ? PyObject_GetAttr(call, state->slots) : NULL;
+    PyObject *slots = NULL;
+    if (call && PyObject_TypeCheck(call, (PyTypeObject *)state->call_place))
+        slots = ((CallPlace *)call)->slots;
     PyObject *found = slots ? PyDict_GetItem(slots, PyTuple_GetItem(where, 2)) : NULL;
     Py_XINCREF(found);
-    Py_XDECREF(calls);
     Py_XDECREF(name);
-    Py_XDECREF(slots);
     return found;
 }
 
@@ -563,13 +912,14 @@ static PyObject *lay_link(Desk *self, PyObject *const *args)
     Count part = number_in(PyObject_GetAttr(holder, state->number));
     Count target = PyLong_AsUnsignedLongLong(PyTuple_GetItem(to, 1));
     Count order = PyLong_AsUnsignedLongLong(args[3]);
-    entry = Py_BuildValue("(OOni(KOKO)OKO)", state->kinds[LINK], row.part,
-                          place - (char *)self->room.buf, LINK_NBYTES, row.number, form,
+    entry = Py_BuildValue("(OOni(KOKO)OKO)", state->kinds[LINK], row.plan->part,
+                          place - (char *)self->room.buf, LINK_NBYTES, row.planned->number, form,
                           row.form_number, args[3], holder, target, PyTuple_GetItem(to, 2));
-    if (PyErr_Occurred() || !entry || PyDict_SetItem(row.slots, slot, to) < 0) {
+    if (PyErr_Occurred() || !entry || PyDict_SetItem(row.planned->slots, slot, to) < 0) {
         Py_XDECREF(entry);
         goto end;
     }
+    unseen(row.planned->slots);
     unseen(entry);
     Fields fields = fields_of(&row, LINK, LINK_NBYTES / ALIGNMENT, 0, order);
     memset(place + ALIGNMENT, ' ', ALIGNMENT);
@@ -587,130 +937,286 @@ end:
     return done;
 }
 
-/* Whether `step` is that of a Key. */
-static int is_of_step(PyObject *step, PyObject *key)
+/* The fields that name a value or a call, from `first` on, new references; 0 where there is none. */
+static int fetch_all(const Fetch *fetch, PyObject *object, int first, int count, PyObject **to)
 {
-    PyObject *ours = PyObject_GetAttr(step, state->number);
-    PyObject *theirs = ours ? PyObject_GetAttr(key, state->step) : NULL;
-    int is_same = theirs ? PyObject_RichCompareBool(ours, theirs, Py_EQ) : -1;
-    Py_XDECREF(ours);
-    Py_XDECREF(theirs);
-    if (is_same <= 0)
-        return is_same;
-    ours = PyObject_GetAttr(step, state->model);
-    theirs = ours ? PyObject_GetAttr(key, state->model) : NULL;
-    is_same = theirs ? PyObject_RichCompareBool(ours, theirs, Py_EQ) : -1;
-    Py_XDECREF(ours);
-    Py_XDECREF(theirs);
-    return is_same;
+    for (int i = 0; i < count; i++) {
+        to[i] = fetched(fetch, object, first + i);
+        if (!to[i]) {
+            clear_all(to, (size_t)i);
+            return 0;
+        }
+    }
+    return 1;
 }
 
-/* What the value of a Key is called within its step, a new reference. */
-static PyObject *where_of(PyObject *key)
+/* Whether what is written now is the step `number` of `model`. */
+static int is_of_step(Desk *self, PyObject *model, PyObject *number)
 {
-    PyObject *op = PyObject_GetAttr(key, state->op);
-    PyObject *call = op ? PyObject_GetAttr(key, state->call) : NULL;
-    PyObject *slot = call ? PyObject_GetAttr(key, state->slot) : NULL;
-    PyObject *where = unseen(slot ? PyTuple_Pack(3, op, call, slot) : NULL);
-    Py_XDECREF(op);
-    Py_XDECREF(call);
-    Py_XDECREF(slot);
-    return where;
+    StepPlace *step = (StepPlace *)self->step;
+    return step->number && step->model && step->calls && PyDict_Check(step->calls) &&
+           PyObject_RichCompareBool(step->number, number, Py_EQ) > 0 &&
+           PyObject_RichCompareBool(step->model, model, Py_EQ) > 0;
+}
+
+/* The call that a Key names by `named`, borrowed; NULL where it has not come. */
+static PyObject *call_of(Desk *self, PyObject **named)
+{
+    LastCall *last = &self->last;
+    if (last->planned && last->model == named[MODEL] && last->step == named[STEP] &&
+        last->op == named[OP] && last->call == named[NUMBER])
+        return last->planned;
+    if (!is_of_step(self, named[MODEL], named[STEP]))
+        return NULL;
+    PyObject *name = unseen(PyTuple_Pack(2, named[OP], named[NUMBER]));
+    PyObject *calls = ((StepPlace *)self->step)->calls;
+    PyObject *planned = name ? PyDict_GetItemWithError(calls, name) : NULL;
+    Py_XDECREF(name);
+    if (!planned)
+        return NULL;
+    LastCall now = {Py_NewRef(named[MODEL]), Py_NewRef(named[STEP]), Py_NewRef(named[OP]),
+                    Py_NewRef(named[NUMBER]), Py_NewRef(planned)};
+    LastCall before = *last;
+    *last = now;
+    CLEAR_EACH(before);
+    return planned;
+}
+
+/* Where a form of this slot would be kept. Most records have a text of their own for it. */
+static KnownForm *kept_for(Desk *self, PyObject *slot)
+{
+    Py_ssize_t length = PyUnicode_Check(slot) ? PyUnicode_GetLength(slot) : 0;
+    Py_UCS4 last = length > 0 ? PyUnicode_ReadChar(slot, length - 1) : 0;
+    return &self->known[((size_t)length + last) % NUM_KEPT];
+}
+
+static inline int is_same(PyObject *one, PyObject *other)
+{
+    return one == other || PyObject_RichCompareBool(one, other, Py_EQ) > 0;
 }
 
 /* The form of a record, borrowed; NULL where none like it has come. One that is not kept in full,
    or stands for something else, is not known here: to hash it would run Python. */
 static PyObject *form_of(Desk *self, PyObject *record, PyObject *slot)
 {
-    PyObject *kept = PyObject_GetAttr(record, state->kept);
-    PyObject *stored = kept ? PyObject_GetAttr(record, state->stored) : NULL;
-    int is_plain = kept == self->full && stored == Py_None;
+    PyObject *kept = fetched(&self->of_record, record, KEPT), *facts[NUM_FACTS];
+    int is_full = kept == self->full;
     Py_XDECREF(kept);
-    Py_XDECREF(stored);
-    Py_ssize_t count = PyTuple_Size(self->form_names);
-    PyObject *facts = is_plain ? PyTuple_New(count + 1) : NULL, *form = NULL;
-    if (!facts)
+    if (!is_full || !fetch_all(&self->of_record, record, FACTS, NUM_FACTS, facts))
         return NULL;
-    PyTuple_SetItem(facts, 0, Py_NewRef(slot));
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *fact = PyObject_GetAttr(record, PyTuple_GetItem(self->form_names, i));
-        if (!fact)
-            break;
-        PyTuple_SetItem(facts, i + 1, fact);
+    KnownForm *known = kept_for(self, slot);
+    PyObject *form = known->slot && is_same(slot, known->slot) ? known->form : NULL;
+    for (int i = 0; form && i < NUM_FACTS; i++)
+        if (!is_same(facts[i], known->facts[i]))
+            form = NULL;
+    if (form || PyErr_Occurred()) {
+        CLEAR_EACH(facts);
+        return form;
     }
-    PyObject *known_by = PyErr_Occurred() ? NULL : PyTuple_Pack(2, facts, Py_True);
+    int is_plain = facts[NUM_FACTS - 1] == Py_None; /* what is stored in its place */
+    PyObject *told = is_plain ? PyTuple_New(NUM_FACTS + 1) : NULL;
+    for (int i = 0; told && i < NUM_FACTS; i++)
+        PyTuple_SetItem(told, i + 1, Py_NewRef(facts[i]));
+    if (told)
+        PyTuple_SetItem(told, 0, Py_NewRef(slot));
+    PyObject *known_by = told ? PyTuple_Pack(2, told, Py_True) : NULL;
     form = known_by ? PyDict_GetItemWithError(self->forms, known_by) : NULL;
     Py_XDECREF(known_by);
-    Py_DECREF(facts);
+    Py_XDECREF(told);
+    if (!form) {
+        CLEAR_EACH(facts);
+        return NULL;
+    }
+    KnownForm before = *known;
+    known->slot = Py_NewRef(slot);
+    memcpy(known->facts, facts, sizeof facts);
+    known->form = Py_NewRef(form);
+    CLEAR_EACH(before);
     return form;
+}
+
+/* Lay down a link to the value that `same` names. */
+static PyObject *lay_same(Desk *self, PyObject *planned, PyObject *slot, PyObject *form,
+                          PyObject *order, PyObject *same)
+{
+    PyObject *first[SLOT + 1], *done = NULL;
+    if (!fetch_all(&self->of_key, same, MODEL, SLOT + 1, first))
+        return NULL;
+    if (is_of_step(self, first[MODEL], first[STEP])) {
+        PyObject *to = unseen(PyTuple_Pack(3, first[OP], first[NUMBER], first[SLOT]));
+        PyObject *args[] = {planned, slot, form, order, to};
+        done = to ? lay_link(self, args) : NULL;
+        Py_XDECREF(to);
+    }
+    CLEAR_EACH(first);
+    return done;
 }
 
 /* Lay down a Record, whose elements are `lying` there, or which is a link; like lay_value. */
 static PyObject *lay_record(Desk *self, PyObject *record, PyObject *lying)
 {
-    PyObject *key = PyObject_GetAttr(record, state->key), *where = NULL, *name = NULL;
-    PyObject *calls = NULL, *order = NULL, *same = NULL, *to = NULL, *done = NULL;
-    if (!key || is_of_step(self->step, key) <= 0)
-        goto end;
-    where = where_of(key);
-    name = where ? PyTuple_GetSlice(where, 0, 2) : NULL;
-    calls = name ? PyObject_GetAttr(self->step, state->calls) : NULL;
-    PyObject *planned = calls ? PyDict_GetItemWithError(calls, name) : NULL;
-    PyObject *slot = planned ? PyTuple_GetItem(where, 2) : NULL;
-    PyObject *form = slot ? form_of(self, record, slot) : NULL;
-    order = form ? PyObject_GetAttr(record, state->order) : NULL;
-    same = order ? PyObject_GetAttr(record, state->same_as) : NULL;
-    if (!same)
-        goto end;
-    if (same != Py_None) {
-        to = is_of_step(self->step, same) > 0 ? where_of(same) : NULL;
-        PyObject *args[] = {planned, slot, form, order, to};
-        done = to ? lay_link(self, args) : NULL;
-    } else if (lying && PyTuple_Check(lying) && PyTuple_Size(lying) == 4) {
+    PyObject *named[SLOT + 1], *where = NULL, *order = NULL, *same = NULL, *done = NULL;
+    PyObject *key = fetched(&self->of_record, record, KEY);
+    int is_named = key && fetch_all(&self->of_key, key, MODEL, SLOT + 1, named);
+    Py_XDECREF(key);
+    if (!is_named)
+        return NULL;
+    PyObject *planned = call_of(self, named), *slot = named[SLOT];
+    Py_XINCREF(planned);
+    PyObject *form = planned ? form_of(self, record, slot) : NULL;
+    Py_XINCREF(form);
+    order = form ? fetched(&self->of_record, record, ORDER) : NULL;
+    same = order ? fetched(&self->of_record, record, SAME_AS) : NULL;
+    if (same && same != Py_None) {
+        done = lay_same(self, planned, slot, form, order, same);
+    } else if (same && lying && PyTuple_Check(lying) && PyTuple_Size(lying) == 4) {
+        where = unseen(PyTuple_Pack(3, named[OP], named[NUMBER], slot));
         PyObject *args[] = {planned, slot, where, form, order, PyTuple_GetItem(lying, 0),
                             PyTuple_GetItem(lying, 1), PyTuple_GetItem(lying, 2),
                             PyTuple_GetItem(lying, 3)};
-        done = lay_value(self, args, 9);
+        done = where ? lay_value(self, args, 9) : NULL;
     }
-end:
-    Py_XDECREF(key);
+    CLEAR_EACH(named);
+    Py_XDECREF(planned);
+    Py_XDECREF(form);
     Py_XDECREF(where);
-    Py_XDECREF(name);
-    Py_XDECREF(calls);
     Py_XDECREF(order);
     Py_XDECREF(same);
-    Py_XDECREF(to);
     return done;
+}
+
+/* What calls have in common, as JSON up to the end of the list; a text, borrowed, or NULL. */
+static PyObject *repeated_of(Desk *self, PyObject **facts)
+{
+    uintptr_t mixed = 0;
+    for (int i = 0; i < NUM_REPEATED; i++)
+        mixed += (uintptr_t)facts[i] >> 4;
+    Repeated *kept = &self->repeated[mixed % NUM_KEPT];
+    if (kept->json && !memcmp(kept->facts, facts, sizeof kept->facts))
+        return kept->json;
+    Repeated now, before;
+    PyObject *args = PyTuple_New(NUM_REPEATED);
+    for (int i = 0; args && i < NUM_REPEATED; i++)
+        PyTuple_SetItem(args, i, Py_NewRef(facts[i]));
+    now.json = args ? PyObject_CallObject(self->repeated_json, args) : NULL;
+    Py_XDECREF(args);
+    if (!now.json)
+        return NULL;
+    for (int i = 0; i < NUM_REPEATED; i++)
+        now.facts[i] = Py_NewRef(facts[i]);
+    before = *kept;
+    *kept = now;
+    CLEAR_EACH(before);
+    return now.json;
+}
+
+/* Whether JSON has a text as it is. */
+static int is_bare(const char *text, Py_ssize_t length)
+{
+    for (Py_ssize_t i = 0; i < length; i++)
+        if (text[i] < ' ' || text[i] > '~' || text[i] == '"' || text[i] == '\\')
+            return 0;
+    return 1;
+}
+
+/* What is said of a call whose `fields` these are, as CallText has it, a new reference; NULL where
+   that is long or needs care. */
+static PyObject *worded(Desk *self, PyObject **fields)
+{
+    Py_ssize_t op_nbytes = 0, nbytes = 0;
+    long long call, order;
+    int is_plain = PyUnicode_Check(fields[0]) && PyLong_CheckExact(fields[1]) &&
+                   PyLong_CheckExact(fields[2]) && PyUnicode_Check(fields[6]) &&
+                   PyUnicode_GetLength(fields[6]) <= self->most_text;
+    const char *op = is_plain ? PyUnicode_AsUTF8AndSize(fields[0], &op_nbytes) : NULL;
+    call = op ? PyLong_AsLongLong(fields[1]) : 0;
+    order = op ? PyLong_AsLongLong(fields[2]) : 0;
+    if (!op || PyErr_Occurred() || !is_bare(op, op_nbytes)) {
+        PyErr_Clear(); /* half a character, or a number out of bounds */
+        return NULL;
+    }
+    PyObject *json = repeated_of(self, fields + NUM_FIELDS - NUM_REPEATED);
+    const char *rest = json ? PyUnicode_AsUTF8AndSize(json, &nbytes) : NULL;
+    char numbers[64];
+    int length = PyOS_snprintf(numbers, sizeof numbers, "\",%lld,%lld,", call, order);
+    Py_ssize_t total = 2 + op_nbytes + length + nbytes;
+    if (!rest || total > self->most_text)
+        return NULL;
+    Wording *told = (Wording *)blank(self->call_text);
+    if (!told)
+        return NULL;
+    told->text = PyBytes_FromStringAndSize(NULL, total);
+    told->_path = PyTuple_New(0);
+    if (!told->text || !told->_path) {
+        Py_DECREF(told);
+        return NULL;
+    }
+    char *to = PyBytes_AsString(told->text);
+    memcpy(to, "[\"", 2);
+    memcpy(to + 2, op, (size_t)op_nbytes);
+    memcpy(to + 2 + op_nbytes, numbers, (size_t)length);
+    memcpy(to + 2 + op_nbytes + length, rest, (size_t)nbytes);
+    return (PyObject *)told;
+}
+
+/* What is said of a call, as Staging.text_of has it: a new reference; NULL where that needs care. */
+static PyObject *text_of(Desk *self, PyObject *call)
+{
+    PyObject *fields[NUM_FIELDS], *facts[NUM_FIELDS - 1];
+    if (!fetch_all(&self->of_call, call, 0, NUM_FIELDS, fields))
+        return NULL;
+    for (int i = 0; i < NUM_FIELDS - 1; i++)
+        facts[i] = Py_NewRef(fields[i + (i >= PHASE)]);
+    PyObject *inner = tuple_of(facts, NUM_FIELDS - 1);
+    PyObject *pair[] = {inner, Py_NewRef(fields[PHASE] == self->forward ? Py_True : fields[PHASE])};
+    PyObject *known_by = tuple_of(pair, 2);
+    PyObject *told = known_by ? PyDict_GetItemWithError(self->texts, known_by) : NULL;
+    if (told) {
+        Py_INCREF(told);
+    } else if (known_by && !PyErr_Occurred() && (told = worded(self, fields))) {
+        if (PyDict_Size(self->texts) >= self->most_texts)
+            PyDict_Clear(self->texts);
+        if (PyDict_SetItem(self->texts, known_by, told) < 0)
+            Py_CLEAR(told);
+    }
+    CLEAR_EACH(fields);
+    Py_XDECREF(known_by);
+    int is_short = told && PyObject_TypeCheck(told, (PyTypeObject *)state->wording) &&
+                   ((Wording *)told)->text && PyBytes_Check(((Wording *)told)->text) &&
+                   PyBytes_Size(((Wording *)told)->text) <= self->most_text;
+    if (!is_short)
+        Py_CLEAR(told);
+    return told;
 }
 
 /* Lay down a call of which `told` tells; True where there is one of its name already. */
 static PyObject *lay_told(Desk *self, PyObject *call, PyObject *told)
 {
-    if (is_of_step(self->step, call) <= 0)
+    PyObject *fields[NUM_FIELDS - NUM_REPEATED], *done = NULL; /* op, call, order */
+    PyObject *model = PyObject_GetAttr(call, state->model);
+    PyObject *number = model ? PyObject_GetAttr(call, state->step) : NULL;
+    int is_ours = number && is_of_step(self, model, number);
+    Py_XDECREF(model);
+    Py_XDECREF(number);
+    if (!is_ours || !fetch_all(&self->of_call, call, 0, NUM_FIELDS - NUM_REPEATED, fields))
         return NULL;
-    PyObject *op = PyObject_GetAttr(call, state->op);
-    PyObject *number = op ? PyObject_GetAttr(call, state->call) : NULL;
-    PyObject *name = unseen(number ? PyTuple_Pack(2, op, number) : NULL);
-    PyObject *order = name ? PyObject_GetAttr(call, state->order) : NULL;
-    PyObject *calls = order ? PyObject_GetAttr(self->step, state->calls) : NULL, *done = NULL;
-    if (calls && PyDict_GetItemWithError(calls, name)) {
+    PyObject *name = unseen(PyTuple_Pack(2, fields[0], fields[1]));
+    PyObject *calls = ((StepPlace *)self->step)->calls;
+    if (name && PyDict_GetItemWithError(calls, name)) {
         done = Py_NewRef(Py_True);
-    } else if (calls && !PyErr_Occurred()) {
-        PyObject *args[] = {self->step, name, call, told, order};
+    } else if (name && !PyErr_Occurred()) {
+        PyObject *args[] = {self->step, name, call, told, fields[2]};
         done = lay_call(self, args);
     }
-    Py_XDECREF(op);
-    Py_XDECREF(number);
     Py_XDECREF(name);
-    Py_XDECREF(order);
-    Py_XDECREF(calls);
+    CLEAR_EACH(fields);
     return done;
 }
 
 /* Whether plain records are taken now. */
 static int takes(Desk *self)
 {
-    return self->is_open && self->step && self->step != Py_None; /* another thread may end a step */
+    return self->is_open && self->step; /* another thread may end a step */
 }
 
 typedef PyObject *(*Laying)(Desk *, PyObject *, PyObject *);
@@ -739,15 +1245,16 @@ static PyObject *told_of(Desk *self, PyObject *done)
     return Py_NewRef(!done ? Py_None : is_due ? Py_False : Py_True);
 }
 
-/* Lay down (call, told) at once. */
-static PyObject *desk_told(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
+/* Lay down a call at once. */
+static PyObject *desk_told(PyObject *object, PyObject *call)
 {
     Desk *self = (Desk *)object;
-    if (num_args != 2) {
-        PyErr_SetString(PyExc_TypeError, "lay_told: wrong number of arguments");
-        return NULL;
-    }
-    return told_of(self, takes(self) ? laid_alone(self, lay_told, args[0], args[1]) : NULL);
+    if (!takes(self) || !self->texts)
+        Py_RETURN_NONE;
+    PyObject *told = text_of(self, call);
+    PyObject *done = told ? laid_alone(self, lay_told, call, told) : NULL;
+    Py_XDECREF(told);
+    return told_of(self, done);
 }
 
 /* Lay down (record, source) at once. The program's code may run where the source says how it lies,
@@ -822,9 +1329,10 @@ static PyObject *desk_link(PyObject *self, PyObject *const *args, Py_ssize_t num
 
 static PyMethodDef desk_methods[] = {
     {"prepare", desk_prepare, METH_VARARGS, "Be ready to lay records into a ring."},
-    {"know", desk_know, METH_VARARGS, "Know records by (forms, names of what decides, full)."},
+    {"know", desk_know, METH_VARARGS, "Know records by their forms."},
+    {"tell", desk_tell, METH_VARARGS, "Know calls by what is said of them."},
     {"lay_record", FAST(desk_record), "Lay down (record, source); None, or whether none must wake."},
-    {"lay_told", FAST(desk_told), "Lay down (call, told); None, or whether none must wake."},
+    {"lay_told", desk_told, METH_O, "Lay down a call; None, or whether none must wake."},
     {"leave", desk_leave, METH_NOARGS, "Let go of the ring's memory."},
     {"lay_call", FAST(desk_call), "Lay down (step, name, call, told, order); its CallPlan, or None."},
     {"lay_value", FAST(desk_value), "Lay down a value and its bytes; its digest, or None."},
@@ -836,13 +1344,25 @@ static PyType_Slot positions_slots[] = {
     {Py_tp_members, positions_members}, {Py_tp_dealloc, free_plain},
     {Py_tp_doc, "Where a ring is in use."}, {0, NULL}};
 static PyType_Slot filling_slots[] = {
-    {Py_tp_members, filling_members}, {Py_tp_dealloc, free_plain},
+    {Py_tp_members, filling_members}, {Py_tp_dealloc, filling_free},
     {Py_tp_doc, "How far a part is filled."}, {0, NULL}};
 static PyType_Slot footprint_slots[] = {
     {Py_tp_members, footprint_members}, {Py_tp_dealloc, free_plain},
     {Py_tp_doc, "How much room a value takes."}, {0, NULL}};
+static PyType_Slot span_slots[] = {
+    {Py_bf_getbuffer, span_buffer}, {Py_tp_dealloc, free_plain},
+    {Py_tp_doc, "Bytes of the ring."}, {0, NULL}};
+static PyType_Slot wording_slots[] = {
+    {Py_tp_members, wording_members}, {Py_tp_dealloc, wording_free},
+    {Py_tp_doc, "What is said of a call."}, {0, NULL}};
+static PyType_Slot call_slots[] = {
+    {Py_tp_members, call_members}, {Py_tp_dealloc, call_free},
+    {Py_tp_doc, "Where a call is declared, and where its values lie."}, {0, NULL}};
+static PyType_Slot step_slots[] = {
+    {Py_tp_members, step_members}, {Py_tp_dealloc, step_free},
+    {Py_tp_doc, "Where goes what comes next of a step."}, {0, NULL}};
 static PyType_Slot desk_slots[] = {
-    {Py_tp_members, desk_members}, {Py_tp_methods, desk_methods}, {Py_tp_dealloc, desk_free},
+    {Py_tp_members, desk_members}, {Py_tp_getset, desk_getset}, {Py_tp_methods, desk_methods}, {Py_tp_dealloc, desk_free},
     {Py_tp_traverse, desk_traverse}, {Py_tp_clear, desk_clear},
     {Py_tp_doc, "Where records are laid into the ring."}, {0, NULL}};
 
@@ -852,6 +1372,10 @@ static PyType_Spec positions_spec = {"_desk.Positions", sizeof(Positions), 0, PL
                                      positions_slots};
 static PyType_Spec filling_spec = {"_desk.Filling", sizeof(Filling), 0, PLAIN, filling_slots};
 static PyType_Spec footprint_spec = {"_desk.Footprint", sizeof(Footprint), 0, PLAIN, footprint_slots};
+static PyType_Spec span_spec = {"_desk.Span", sizeof(Span), 0, PLAIN, span_slots};
+static PyType_Spec wording_spec = {"_desk.Wording", sizeof(Wording), 0, PLAIN, wording_slots};
+static PyType_Spec call_spec = {"_desk.CallPlace", sizeof(CallPlace), 0, PLAIN, call_slots};
+static PyType_Spec step_spec = {"_desk.StepPlace", sizeof(StepPlace), 0, PLAIN, step_slots};
 static PyType_Spec desk_spec = {"_desk.Desk", sizeof(Desk), 0, PLAIN | Py_TPFLAGS_HAVE_GC,
                                 desk_slots};
 
@@ -869,15 +1393,10 @@ static int name_all(void)
         PyObject **where;
         const char *name;
     } names[] = {
-        {&state->plan, "plan"},     {&state->calls, "calls"},   {&state->slots, "slots"},
-        {&state->number, "number"}, {&state->part, "part"},     {&state->forms, "forms"},
-        {&state->prefix, "prefix"}, {&state->asleep, "asleep"}, {&state->nudge, "nudge"},
-        {&state->locked, "locked"}, {&state->changes_lane, "changes_lane"},
-        {&state->text, "text"},     {&state->nothing, ""},      {&state->key, "key"},
-        {&state->model, "model"},   {&state->step, "step"},     {&state->op, "op"},
-        {&state->call, "call"},     {&state->slot, "slot"},     {&state->order, "order"},
-        {&state->kept, "kept"},     {&state->same_as, "same_as"}, {&state->stored, "stored"},
-        {&state->lying, "lying"},   {&state->error, "error"},   {&state->found, "digest"},
+        {&state->part, "part"},     {&state->number, "number"}, {&state->asleep, "asleep"},
+        {&state->nudge, "nudge"},   {&state->text, "text"},     {&state->nothing, ""},
+        {&state->model, "model"},   {&state->step, "step"},     {&state->lying, "lying"},
+        {&state->error, "error"},   {&state->found, "digest"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].where = PyUnicode_InternFromString(names[i].name)))
@@ -903,13 +1422,19 @@ static int set_up(PyObject *made)
     state->positions = add_type(made, "Positions", &positions_spec);
     state->filling = add_type(made, "Filling", &filling_spec);
     state->footprint = add_type(made, "Footprint", &footprint_spec);
+    state->span = add_type(made, "Span", &span_spec);
+    state->wording = add_type(made, "Wording", &wording_spec);
+    state->call_place = add_type(made, "CallPlace", &call_spec);
+    state->step_place = add_type(made, "StepPlace", &step_spec);
     state->desk = add_type(made, "Desk", &desk_spec);
     PyObject *functools = PyImport_ImportModule("functools");
     state->partial = functools ? PyObject_GetAttrString(functools, "partial") : NULL;
     Py_XDECREF(functools);
     if (!state->partial)
         return -1;
-    return state->desk && state->footprint && state->filling && state->positions ? name_all() : -1;
+    int are_there = state->desk && state->footprint && state->filling && state->positions &&
+                    state->wording && state->call_place && state->step_place && state->span;
+    return are_there ? name_all() : -1;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, set_up}, {0, NULL}};

@@ -798,6 +798,8 @@ static PyObject *new_group(Growing *all, PyObject *parent)
     Branch *group = (Branch *)allocate((PyTypeObject *)all->kind, 0);
     if (!group)
         return NULL;
+    if (PyType_GetFlags((PyTypeObject *)all->kind) & Py_TPFLAGS_HAVE_GC)
+        PyObject_GC_UnTrack((PyObject *)group); /* it is in no circle */
     group->parent = Py_NewRef(parent);
     group->depth = ((Branch *)parent)->depth + 1;
     group->links = PyByteArray_FromStringAndSize(NULL, 0);

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dumpcmp.nouns.built import built
+from dumpcmp.nouns.record import Call
 
 _core: Any = built("dumpcmp.archive.write._desk")
 
@@ -26,8 +27,10 @@ class Positions:
 class Filling:
     """How far a part is filled, once the ring is written."""
 
-    __slots__ = ("full", "most_nbytes", "nbytes", "nonce", "num_calls", "num_rows")
+    __slots__ = ("forms", "full", "most_nbytes", "nbytes", "nonce", "num_calls", "num_rows", "part")
 
+    part: Any
+    forms: dict[Any, int]  # those that it has, and their numbers
     nonce: int
     most_nbytes: int
     nbytes: int
@@ -47,6 +50,41 @@ class Footprint:
     blocks: int  # of the prefix
 
 
+class Wording:
+    """What is said of a call."""
+
+    __slots__ = ("_described", "_path", "text")
+
+    text: bytes
+    _path: tuple[str, ...]  # of its group; empty as long as nobody has asked
+    _described: tuple[bytes, int, tuple[tuple[str, str], ...]] | None
+
+
+class CallPlace:
+    """Where a call is declared, and where its values lie."""
+
+    __slots__ = ("call", "earlier", "number", "plan", "slots")
+
+    call: Call
+    plan: Any
+    number: int
+    slots: dict[str, Any]
+    earlier: dict[Any, int] | None  # its numbers in other parts
+
+
+class StepPlace:
+    """Where goes what comes next of a step."""
+
+    __slots__ = ("calls", "changes_lane", "lanes", "model", "number", "plan")
+
+    model: str
+    number: int
+    plan: Any
+    lanes: list[Any]
+    changes_lane: bool  # what comes next goes into the next of them
+    calls: dict[tuple[str, int], Any]
+
+
 class Desk:
     """Where records are laid into the ring, each by the way in Python."""
 
@@ -64,11 +102,14 @@ class Desk:
     def know(self, *_: object) -> None:
         """Know records by their forms."""
 
+    def tell(self, *_: object) -> None:
+        """Know calls by what is said of them."""
+
     def lay_record(self, *_: object) -> bool | None:
         """Lay down a Record at once, if it is plain; None, or whether nobody must be woken."""
 
     def lay_told(self, *_: object) -> bool | None:
-        """Lay down a call of which is known what is said of it; as `lay_record` does a Record."""
+        """Lay down a call of which little is said; as `lay_record` does a Record."""
 
     def leave(self) -> None:
         """Let go of the ring's memory."""
@@ -85,9 +126,12 @@ class Desk:
 
 
 if not TYPE_CHECKING and _core is not None:
-    Positions, Filling, Footprint, Desk = (
+    Positions, Filling, Footprint, Desk, Wording, CallPlace, StepPlace = (
         _core.Positions,
         _core.Filling,
         _core.Footprint,
         _core.Desk,
+        _core.Wording,
+        _core.CallPlace,
+        _core.StepPlace,
     )

@@ -22,7 +22,7 @@ from dumpcmp.archive.schema import (
     Form,
     call_json,
 )
-from dumpcmp.archive.write.desk import Footprint
+from dumpcmp.archive.write.desk import Footprint, Wording
 from dumpcmp.nouns.built import built
 from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.record import Call, Kept
@@ -42,19 +42,21 @@ def shared_attributes(*values: str | int) -> tuple[bytes, int]:
     return b"".join(encoder.attribute(*each) for each in told), len(told)
 
 
-class CallText:
+class CallText(Wording):
     """What a part says of a call, which may come again in the next step, laid out once.
 
     The program's thread needs its text; what its group is, the thread that writes finds out.
     """
 
-    __slots__ = ("_described", "_path", "prefix", "text")
+    __slots__ = ()
 
     def __init__(self, call: Call) -> None:
-        self.text = call_json(call)
-        self.prefix = schema.text_prefix(self.text)
-        self._path: tuple[str, ...] = ()
-        self._described: tuple[bytes, int, tuple[tuple[str, str], ...]] | None = None
+        self.text, self._path, self._described = call_json(call), (), None
+
+    @property
+    def prefix(self) -> bytes:
+        """That of its journal record."""
+        return schema.text_prefix(self.text)
 
     def path(self, call: Call) -> tuple[str, ...]:
         """Where in a part the group of `call` is."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.paths import RankDirectory, part_name, parts_in
 from dumpcmp.archive.schema import MAX_LINKS
-from dumpcmp.archive.write.desk import Filling
+from dumpcmp.archive.write.desk import CallPlace, Filling, StepPlace
 from dumpcmp.archive.write.drain import Drain
 from dumpcmp.archive.write.finishing import SEAL
 from dumpcmp.archive.write.objects import Template
@@ -28,13 +27,16 @@ MOST_IN_ALL = 64  # of all models, each of which may be in the midst of one on a
 class PartPlan(Filling):
     """A part as the producer sees it: what it will hold once the ring is written."""
 
-    __slots__ = ("forms", "part")
+    __slots__ = ()
+
+    part: Part
+    forms: dict[Template, int]
 
     def __init__(self, part: Part, nonce: int, most_nbytes: int) -> None:
         self.part, self.nonce, self.most_nbytes = part, nonce, most_nbytes
         self.nbytes = self.num_rows = self.num_calls = 0
         self.full = False
-        self.forms: dict[Template, int] = {}
+        self.forms = {}
 
     def count_call(self) -> int:
         """Count one more call; gives its number."""
@@ -46,15 +48,18 @@ class PartPlan(Filling):
 Holding = tuple[PartPlan, int, Where]  # the part and row of a value, and what it is called there
 
 
-@dataclass(slots=True, eq=False)
-class CallPlan:
+class CallPlan(CallPlace):
     """A call of a step: its number in the part that is being written, and where its slots lie."""
 
-    call: Call
-    plan: PartPlan | None = None
-    number: int = 0
-    slots: dict[str, Holding] = field(default_factory=dict)
-    earlier: dict[PartPlan, int] | None = None  # its numbers in other parts
+    __slots__ = ()
+
+    plan: PartPlan | None
+    slots: dict[str, Holding]
+    earlier: dict[PartPlan, int] | None
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.plan, self.number = call, None, 0
+        self.slots, self.earlier = {}, None
 
     def move_to(self, plan: PartPlan, number: int) -> None:
         """Have what comes next in `plan`, where the call has this number."""
@@ -63,19 +68,19 @@ class CallPlan:
         self.plan, self.number = plan, number
 
 
-@dataclass(slots=True, eq=False)
-class StepPlan:
+class StepPlan(StepPlace):
     """A step that is being written; of several parts, `plan` is the one that comes next."""
 
-    model: str
-    number: int
-    plan: PartPlan
-    lanes: list[PartPlan] = field(default_factory=list)
-    changes_lane: bool = False  # what comes next goes into the next of them
-    calls: dict[tuple[str, int], CallPlan] = field(default_factory=dict)
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        self.lanes.append(self.plan)
+    plan: PartPlan
+    lanes: list[PartPlan]
+    calls: dict[tuple[str, int], CallPlan]
+
+    def __init__(self, model: str, number: int, plan: PartPlan) -> None:
+        self.model, self.number, self.plan = model, number, plan
+        self.lanes, self.calls = [plan], {}
+        self.changes_lane = False
 
     def holding_of(self, key: Key) -> Holding | None:
         """Where the value `key` of this step lies, if it has been received."""

@@ -21,6 +21,7 @@ from dumpcmp.archive.write.drain import GATHER_NBYTES, Drain
 from dumpcmp.archive.write.objects import CallText, Template, trouble_with
 from dumpcmp.archive.write.part import Owner
 from dumpcmp.archive.write.plans import CallPlan, Holding, PartPlan, StepPlan, Steps
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Kept, Phase, Record, Source, Where
 
 WIDE_NBYTES = 16 << 20  # a value after which another part goes on, so that threads write at once
@@ -36,6 +37,9 @@ _PACK_LINK = Struct(f"{schema.HEADER.format}{ALIGNMENT}s").pack_into
 _MOST_TEXTS = 16_384
 
 
+# What the desk asks of each record, besides what decides its form.
+_OF_KEY = ("model", "step", "op", "call", "slot")
+_OF_RECORD = ("key", "order", "kept", "same_as")
 _told_of = attrgetter(*(name for name in schema.CALL_FIELDS if name != "phase"))
 
 
@@ -58,7 +62,15 @@ class Staging(Desk):
         if self._ring.path is not None:  # private memory must not get ahead of the disk
             able = (drain, _digest, xxh3_128, CallPlan, MAX_LINKS, HEADER_NBYTES)
             self.prepare(self._ring, self._room, locks, *able)
-            self.know(self._forms, schema.FORM_FACTS, Kept.FULL)
+            self._know_all()
+
+    def _know_all(self) -> None:
+        """Have plain records and calls be known, and laid down at once."""
+        names = (_OF_KEY, _OF_RECORD, schema.FORM_FACTS)
+        self.know(Record, Key, *names, self._forms, Kept.FULL)
+        limits = (_MOST_TEXTS, schema.MAX_CACHED)
+        able = (CallText, schema.repeated_json, Phase.FORWARD)
+        self.tell(Call, schema.CALL_FIELDS, self._texts, *limits, *able)
 
     def take_call(self, call: Call) -> None:
         """Take a call; the first of its name stays."""
@@ -281,6 +293,8 @@ class Staging(Desk):
             form = replace(form, kept=Kept.NOTHING, problem=trouble, stored=None)
         if len(self._forms) >= MOST_FORMS:
             self._forms.clear()
+            if self.is_open:
+                self._know_all()
         template = self._forms[form_key(record)] = Template(form)
         return template
 

@@ -140,11 +140,9 @@ class ArchiveWriter:
 
     def call(self, call: Call) -> None:
         """Receive a call, before the Records of its values. The first of its name stays."""
-        staging = self._staging
-        told = staging.text_of(call) if staging.is_open else None
-        laid = None if told is None else staging.lay_told(call, told)
+        laid = self._staging.lay_told(call)
         if laid is None:
-            (self._take if HOLD.depth else self._receive)(staging.take_call, call)
+            (self._take if HOLD.depth else self._receive)(self._staging.take_call, call)
         elif not laid:
             self._rouse()
 
