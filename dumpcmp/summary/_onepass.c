@@ -128,7 +128,6 @@ DEFINE_ABSORB(bfloat16, uint16_t, float, from_bfloat16)
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define WIDE __attribute__((target("avx2,fma")))
-#define HAS_WIDE 1
 
 typedef struct {
     __m256 low, high;
@@ -212,26 +211,6 @@ static WIDE void end_lanes(const Lanes *lanes, Totals *totals)
             }                                                                                   \
         }                                                                                       \
         end_lanes(&at, totals);                                                                 \
-    }                                                                                           \
-                                                                                                \
-    static WIDE Totals absorb_wide_##NAME(const STORED *x, Py_ssize_t count, uint64_t start,    \
-                                          const Sketch *sketch)                                 \
-    {                                                                                           \
-        Py_ssize_t head = (Py_ssize_t)((RUN - start % RUN) % RUN), i;                           \
-        if (count < head + RUN)                                                                 \
-            return absorb_##NAME(x, count, start, sketch);                                      \
-        Totals totals = absorb_##NAME(x, head ? head : RUN, start, sketch);                     \
-        for (i = head ? head : RUN; count - i >= RUN;) {                                        \
-            uint64_t at = start + (uint64_t)i, within = at % BLOCK;                             \
-            Py_ssize_t num_runs = (count - i) / RUN, left = (Py_ssize_t)(BLOCK - within) / RUN; \
-            num_runs = num_runs < left ? num_runs : left;                                       \
-            wide_##NAME(x + i, num_runs, within, mix(sketch->key + at / BLOCK), sketch,         \
-                        &totals);                                                               \
-            i += num_runs * RUN;                                                                \
-        }                                                                                       \
-        return i < count ? both(totals, absorb_##NAME(x + i, count - i, start + (uint64_t)i,    \
-                                                      sketch))                                  \
-                         : totals;                                                              \
     }
 
 static Totals both(Totals one, Totals other)
@@ -244,15 +223,128 @@ static Totals both(Totals one, Totals other)
     return one;
 }
 
+/* `absorb_<WIDTH>_<NAME>` does the same of any numbers, by `<WIDTH>_<NAME>` of whole runs. */
+#define DEFINE_ABSORB_BY(WIDTH, TARGET, NAME, STORED)                                           \
+    static TARGET Totals absorb_##WIDTH##_##NAME(const STORED *x, Py_ssize_t count,             \
+                                                 uint64_t start, const Sketch *sketch)          \
+    {                                                                                           \
+        Py_ssize_t head = (Py_ssize_t)((RUN - start % RUN) % RUN), i;                           \
+        if (count < head + RUN)                                                                 \
+            return absorb_##NAME(x, count, start, sketch);                                      \
+        Totals totals = absorb_##NAME(x, head ? head : RUN, start, sketch);                     \
+        for (i = head ? head : RUN; count - i >= RUN;) {                                        \
+            uint64_t at = start + (uint64_t)i, within = at % BLOCK;                             \
+            Py_ssize_t num_runs = (count - i) / RUN, left = (Py_ssize_t)(BLOCK - within) / RUN; \
+            num_runs = num_runs < left ? num_runs : left;                                       \
+            WIDTH##_##NAME(x + i, num_runs, within, mix(sketch->key + at / BLOCK), sketch,      \
+                           &totals);                                                            \
+            i += num_runs * RUN;                                                                \
+        }                                                                                       \
+        return i < count ? both(totals, absorb_##NAME(x + i, count - i, start + (uint64_t)i,    \
+                                                      sketch))                                  \
+                         : totals;                                                              \
+    }
+
 DEFINE_WIDE(float, float)
 DEFINE_WIDE(bfloat16, uint16_t)
+DEFINE_ABSORB_BY(wide, WIDE, float, float)
+DEFINE_ABSORB_BY(wide, WIDE, bfloat16, uint16_t)
+
+/* ---- and by AVX-512, eight at once ------------------------------------------------------ */
+
+#define WIDEST __attribute__((target("avx512f")))
+#define TURNED 0x78 /* the bits of the first, turned where those of both others are set */
+
+static inline WIDEST __m512 sixteen_float(const float *x) { return _mm512_loadu_ps(x); }
+static inline WIDEST __m512d doubles_float(const float *x)
+{
+    return _mm512_cvtps_pd(_mm256_loadu_ps(x));
+}
+static inline WIDEST __m512 sixteen_bfloat16(const uint16_t *x)
+{
+    __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)x));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+}
+static inline WIDEST __m512d doubles_bfloat16(const uint16_t *x)
+{
+    __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x));
+    return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16)));
+}
+
+static inline WIDEST void add_eight(__m512d numbers, __m512i *turns, double *sums, __m512d *sum,
+                                    __m512d *squares)
+{
+    const __m512i sign = _mm512_set1_epi64(INT64_MIN);
+    __m512i turned = _mm512_ternarylogic_epi64(_mm512_castpd_si512(numbers), *turns, sign, TURNED);
+    *turns = _mm512_slli_epi64(*turns, 8);
+    _mm512_storeu_pd(sums, _mm512_add_pd(_mm512_loadu_pd(sums), _mm512_castsi512_pd(turned)));
+    *sum = _mm512_add_pd(*sum, numbers);
+    *squares = _mm512_fmadd_pd(numbers, numbers, *squares);
+}
+
+#define DEFINE_WIDEST(NAME, STORED)                                                             \
+    static WIDEST void widest_##NAME(const STORED *x, Py_ssize_t num_runs, uint64_t within,     \
+                                     uint64_t z, const Sketch *sketch, Totals *totals)          \
+    {                                                                                           \
+        double *row = sketch->sums + (z >> 63 ? sketch->size + RUN : 0);                        \
+        const uint64_t *words = sketch->words + ((z >> 8) % 256 + within / RUN);                \
+        const __m512i moves = _mm512_set_epi64(0, 1, 2, 3, 4, 5, 6, 7);                         \
+        __m512 low = sixteen_##NAME(x), high = low;                                             \
+        __m512d sum[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()};                            \
+        __m512d squares[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()};                        \
+        int64_t zeros = 0;                                                                      \
+        for (Py_ssize_t run = 0; run < num_runs; run++, x += RUN) {                             \
+            uint64_t which = (within / RUN + (uint64_t)run + z) % 256;                          \
+            double *sums = row + (sketch->bases[which] & (sketch->size - 1));                   \
+            __m512i turns = _mm512_sllv_epi64(_mm512_set1_epi64((int64_t)words[run]), moves);   \
+            for (int ahead = 0; ahead < RUN; ahead += LINE / (int)sizeof *x)                    \
+                PREFETCH(x + CHUNK + ahead);                                                    \
+            for (int l = RUN - 16; l >= 0; l -= 16) {                                           \
+                __m512 numbers = sixteen_##NAME(x + l);                                         \
+                low = _mm512_min_ps(low, numbers);                                              \
+                high = _mm512_max_ps(high, numbers);                                            \
+                zeros += __builtin_popcount(                                                    \
+                    _mm512_cmp_ps_mask(numbers, _mm512_setzero_ps(), _CMP_EQ_OQ));              \
+                add_eight(doubles_##NAME(x + l + 8), &turns, sums + l + 8, sum, squares);       \
+                add_eight(doubles_##NAME(x + l), &turns, sums + l, sum + 1, squares + 1);       \
+            }                                                                                   \
+        }                                                                                       \
+        float least = _mm512_reduce_min_ps(low), most = _mm512_reduce_max_ps(high);             \
+        totals->low = least < totals->low ? least : totals->low;                                \
+        totals->high = most > totals->high ? most : totals->high;                               \
+        totals->zeros += zeros;                                                                 \
+        totals->sum += _mm512_reduce_add_pd(_mm512_add_pd(sum[0], sum[1]));                     \
+        totals->squares += _mm512_reduce_add_pd(_mm512_add_pd(squares[0], squares[1]));         \
+    }
+
+DEFINE_WIDEST(float, float)
+DEFINE_WIDEST(bfloat16, uint16_t)
+DEFINE_ABSORB_BY(widest, WIDEST, float, float)
+DEFINE_ABSORB_BY(widest, WIDEST, bfloat16, uint16_t)
+
+static int width_here(void)
+{
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return 0;
+    return 1 + (__builtin_cpu_supports("avx512f") != 0);
+}
 #else
-#define HAS_WIDE 0
 #define absorb_wide_float absorb_float
 #define absorb_wide_bfloat16 absorb_bfloat16
+#define absorb_widest_float absorb_float
+#define absorb_widest_bfloat16 absorb_bfloat16
+static int width_here(void) { return 0; }
 #endif
 
-static int is_wide; /* whether the processor has what the loops above need */
+/* Which loops are taken: 0 those for any processor, 1 by AVX2, 2 by AVX-512. */
+static int loops, most_loops;
+
+typedef Totals (*AbsorbFloat)(const float *, Py_ssize_t, uint64_t, const Sketch *);
+typedef Totals (*AbsorbBFloat16)(const uint16_t *, Py_ssize_t, uint64_t, const Sketch *);
+static const AbsorbFloat floats[] = {absorb_float, absorb_wide_float, absorb_widest_float};
+static const AbsorbBFloat16 bfloat16s[] = {absorb_bfloat16, absorb_wide_bfloat16,
+                                           absorb_widest_bfloat16};
 
 static PyObject *absorb(PyObject *self, PyObject *args)
 {
@@ -277,12 +369,10 @@ static PyObject *absorb(PyObject *self, PyObject *args)
         Py_BEGIN_ALLOW_THREADS
         if (width == 8)
             totals = absorb_double(numbers.buf, count, start, &sketch);
-        else if (is_wide)
-            totals = width == 2 ? absorb_wide_bfloat16(numbers.buf, count, start, &sketch)
-                                : absorb_wide_float(numbers.buf, count, start, &sketch);
+        else if (width == 4)
+            totals = floats[loops](numbers.buf, count, start, &sketch);
         else
-            totals = width == 2 ? absorb_bfloat16(numbers.buf, count, start, &sketch)
-                                : absorb_float(numbers.buf, count, start, &sketch);
+            totals = bfloat16s[loops](numbers.buf, count, start, &sketch);
         Py_END_ALLOW_THREADS
         found = Py_BuildValue("ddddL", totals.low, totals.high, totals.sum, totals.squares,
                               (long long)totals.zeros);
@@ -295,7 +385,20 @@ static PyObject *absorb(PyObject *self, PyObject *args)
     return found;
 }
 
+/* Take the loops of this number, or the widest that the processor has, so that each can be tried;
+   gives which are taken. */
+static PyObject *take_loops(PyObject *self, PyObject *number)
+{
+    (void)self;
+    long asked = PyLong_AsLong(number);
+    if (asked < 0)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no loops %ld", asked);
+    loops = asked < most_loops ? (int)asked : most_loops;
+    return PyLong_FromLong(loops);
+}
+
 static PyMethodDef methods[] = {
+    {"take_loops", take_loops, METH_O, "Take the loops for this width of vectors; gives which."},
     {"absorb", absorb, METH_VARARGS,
      "Add numbers to a sketch; their minimum, maximum, sum, sum of squares and number of zeros."},
     {NULL, NULL, 0, NULL},
@@ -308,9 +411,6 @@ static struct PyModuleDef module = {
 
 PyMODINIT_FUNC PyInit__onepass(void)
 {
-#if HAS_WIDE
-    __builtin_cpu_init();
-    is_wide = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
+    loops = most_loops = width_here();
     return PyModuleDef_Init(&module);
 }

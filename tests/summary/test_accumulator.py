@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumpcmp.measure.blocks import BLOCK
+from dumpcmp.nouns.built import built as made
 from dumpcmp.nouns.value import DTYPES, Portion, Value
 from dumpcmp.summary import sketch
 from dumpcmp.summary.sketch import SIZES, Accumulator, Totals, hash_of
 from dumpcmp.summary.summary import Recipe, Summary, summarise
 from tests.summary.test_summary import as_value, drawn, sums_of
 
-built = pytest.mark.skipif(sketch.absorb is None, reason="compiled code was not built")
+core: Any = made("dumpcmp.summary._onepass")
+built = pytest.mark.skipif(core is None, reason="compiled code was not built")
 
 
 @contextmanager
@@ -28,6 +30,15 @@ def uncompiled() -> Iterator[None]:
         yield
     finally:
         sketch.absorb = held
+
+
+@pytest.fixture(params=[0, 1, 2], ids=["any processor", "AVX2", "AVX-512"])
+def loops(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The loops for vectors of one width, where the processor has them."""
+    if core is None or core.take_loops(request.param) != request.param:
+        pytest.skip("the processor has no such vectors, or compiled code was not built")
+    yield request.param
+    core.take_loops(2)
 
 
 def by_numpy(value: Value, *given: Any) -> Summary:
@@ -66,7 +77,7 @@ HOLES = {
 }
 
 
-@built
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", HOLES)
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
@@ -104,7 +115,7 @@ def test_a_run_may_begin_and_end_anywhere(
     assert np.allclose(one.sketch().sums, two.sketch().sums, rtol=1e-12, atol=1e-11)
 
 
-@built
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("kind", ["<f4", "<u2"])
 @pytest.mark.parametrize("start", [0, 1, 63, 64, 16_383, 16_384, 2**40 + 77])
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 127, 128, 200, 16_384, 40_001])
@@ -122,6 +133,19 @@ def test_whole_numbers_add_up_exactly_however_a_run_is_cut(
         numbers.min(), numbers.max(), numbers.sum(), np.square(numbers, dtype=float).sum(),
         int((numbers == 0).sum()),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["<f4", "<u2"])
+def test_sketches_have_the_same_bits_whatever_the_width_of_vectors(loops: int, kind: str) -> None:
+    drawn = np.random.default_rng(5).standard_normal(3 * 16_384 + 777).astype(np.float32)
+    bits = drawn if kind == "<f4" else (drawn.view(np.uint32) >> 16).astype(np.uint16)
+    here, anywhere = Accumulator(256, 3), Accumulator(256, 3)
+    one = here.absorb(bits, 129)
+    core.take_loops(0)
+    other = anywhere.absorb(bits, 129)
+    assert here.sketch().sums.tobytes() == anywhere.sketch().sums.tobytes(), loops
+    assert one is not None and other is not None
+    assert (one.min, one.max, one.num_zero) == (other.min, other.max, other.num_zero)
 
 
 def test_numbers_may_lie_at_odd_addresses() -> None:
