@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, assemble
+from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, assemble, on_shared_ranks
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
 from dumpcmp.comparing.expanding import unexpanded
@@ -91,6 +91,8 @@ def _tried(task: Task) -> tuple[Assembled, Assembled] | AssemblyError:
 
 def _assembled(task: Task) -> tuple[Assembled, Assembled]:
     held = task.golden.held(), task.target.held()
+    if task.is_beside and (found := on_shared_ranks(*held, task.limit)) is not None:
+        return found
     return assemble(*held, task.limit, task.assumed, task.known)
 
 

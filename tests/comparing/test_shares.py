@@ -100,3 +100,43 @@ def test_of_ops_that_one_side_has_the_one_that_it_has_once_is_named(
     outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
     first = outcome.first_divergence
     assert (first.key.op if first else "") == op
+
+
+class Logging(nn.Module):
+    """A term of a product, of which a rank may log how large it is."""
+
+    def __init__(self, rank: int, *, logs: bool, is_wrong: bool) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.linear, self.logs, self.is_wrong = nn.Linear(WIDTH, WIDTH), logs, is_wrong
+
+    def forward(self, x: Tensor) -> Tensor:
+        term = self.linear(x)
+        if self.logs:
+            (term * 1.01 if self.is_wrong else term).norm()
+        out: Tensor = (term * 1.01 if self.is_wrong else term).tanh()
+        return out
+
+
+def _logged(path: Path, logger: int | None, wrong: int | None) -> Path:
+    rows = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(1))
+    for rank in range(3):
+        dumpcmp.set_rank(rank, 3)
+        model = Logging(rank, logs=rank == logger, is_wrong=rank == wrong)
+        with dumpcmp.capture(model, path), torch.no_grad():
+            model(rows)
+    return path
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1])
+@pytest.mark.parametrize("target_logs", [True, False])
+def test_what_one_rank_logs_is_held_against_the_value_of_that_rank(
+    target_logs: bool, wrong: int | None, tmp_path: Path
+) -> None:
+    golden = _logged(tmp_path / "golden", None if target_logs else 1, None)
+    target = _logged(tmp_path / "target", 1 if target_logs else None, wrong)
+    outcome = dumpcmp.compare(golden, target)
+    assert outcome.exit_code == (wrong is not None), outcome.word
+    found = outcome.first_divergence
+    if wrong is not None:
+        assert found is not None and found.key.op in ("<root>/mul", "<root>/tanh", "linear/linear")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -206,6 +206,29 @@ def _assembled(
         question = _question(target, golden.slot, ours.value, limit)
         theirs = _as_known(target, question, known) or _solved(target, question, assumed)
     return ours, theirs
+
+
+def on_shared_ranks(golden: Held, target: Held, limit: float) -> tuple[Assembled, Assembled] | None:
+    """Both values rank by rank where few ranks have one of them, if they agree there.
+
+    Of runs on as many ranks one may do more, such as to log what it has. None where all have both,
+    or somebody says how the value is laid out.
+    """
+    if not golden.facts.num_ranks == target.facts.num_ranks > 1 or golden.lost or target.lost:
+        return None
+    one, other = ({record.rank for record in held.records} for held in (golden, target))
+    if one == other or any(record.layout for record in (*golden.records, *target.records)):
+        return None
+    ours, theirs = (_on(held, one & other) for held in (golden, target))
+    shapes = [[record.shape for record in held.records] for held in (ours, theirs)]
+    if not ours.records or shapes[0] != shapes[1] or any(s.layout.dims for s in ours.shards()):
+        return None
+    sides = _side_by_side(ours, theirs), _side_by_side(theirs, theirs)
+    return sides if distance(sides[0].value, sides[1].value).rel_l2 <= limit else None
+
+
+def _on(held: Held, ranks: Set[int]) -> Held:
+    return replace(held, records=tuple(each for each in held.records if each.rank in ranks))
 
 
 def _as_known(held: Held, question: Question, known: Layout | None) -> Assembled | None:
