@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -19,18 +20,18 @@ transformers = pytest.importorskip("transformers")
 TOKENS = torch.arange(10)[None]
 
 
-def llama() -> nn.Module:
+def llama(layers: int = 1) -> nn.Module:
     config = transformers.LlamaConfig(
-        vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
     )  # fmt: skip
     model: nn.Module = transformers.LlamaForCausalLM(config)
     return model
 
 
-def gpt2() -> nn.Module:
+def gpt2(layers: int = 1) -> nn.Module:
     config = transformers.GPT2Config(
-        vocab_size=128, n_positions=64, n_embd=64, n_layer=2, n_head=4, bos_token_id=0,
+        vocab_size=128, n_positions=64, n_embd=64, n_layer=layers, n_head=4, bos_token_id=0,
         eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     model: nn.Module = transformers.GPT2LMHeadModel(config)
@@ -68,7 +69,13 @@ def ops(sink: MemorySink) -> set[tuple[int, str, int]]:
     return {(call.step, call.op, call.call) for call in sink.calls if "/" in call.op}
 
 
-SHARES = [(llama, train, 1.0), (gpt2, train, 1.0), (llama, generate, 0.95), (gpt2, generate, 0.95)]
+# Dynamo takes most of the time, and as long for each layer: two of them in each model, once.
+SHARES = [
+    (partial(llama, 2), train, 1.0),
+    (gpt2, train, 1.0),
+    (llama, generate, 0.95),
+    (partial(gpt2, 2), generate, 0.95),
+]
 NAMES = ["llama train", "gpt2 train", "llama generate", "gpt2 generate"]
 
 
@@ -76,7 +83,7 @@ NAMES = ["llama train", "gpt2 train", "llama generate", "gpt2 generate"]
 @pytest.mark.parametrize("build, run, share", SHARES, ids=NAMES)
 def test_eager_and_fx_agree(build: Build, run: Use, share: float) -> None:
     eager, fx = seen(ModuleCapture, build, run), seen(GraphCapture, build, run)
-    assert len(ops(eager)) > 100
+    assert len(ops(eager)) > 50
     assert len(ops(eager) & ops(fx)) >= share * len(ops(eager) | ops(fx))
     shared: set[Key] = {key for key in eager.records.keys() & fx.records.keys() if "/" in key.op}
     # Where dynamo leaves out a getitem, the later ones of that module have other numbers.
@@ -88,7 +95,7 @@ def test_eager_and_fx_agree(build: Build, run: Use, share: float) -> None:
 
 @pytest.mark.slow
 def test_model_outputs_and_keyword_calls_flatten_to_slots() -> None:
-    sink = seen(ModuleCapture, llama, train)
+    sink = seen(ModuleCapture, partial(llama, 2), train)
     slots = {(key.op, key.slot) for key in sink.records}
     assert {("<root>", "input.input_ids"), ("<root>", "input.labels"), ("<root>", "output.loss"),
             ("<root>", "output.logits"), ("model", "output.last_hidden_state"),

@@ -111,6 +111,8 @@ class Wandering(nn.Module):
 class Large(nn.Module):
     """Has values about as large as those for which other ways begin, dense and strided."""
 
+    num_steps = 3  # as all are alike: one is described, the next is inference, the last is known
+
     def forward(self, x: Tensor) -> Tensor:
         total = x.sum()
         for count in ((1 << 14) - 1, 1 << 14, 100_003, 1 << 20, (1 << 20) + 1):
@@ -226,7 +228,7 @@ def contents(path: Path) -> Any:
 def run(model: nn.Module, path: Path, **selection: Any) -> Any:
     torch.manual_seed(1)
     with dumpcmp.capture(model, path, **selection):
-        for step in range(STEPS):
+        for step in range(getattr(model, "num_steps", STEPS)):
             x = torch.randn(4, 6, requires_grad=True)
             try:
                 if step == 1:
@@ -267,7 +269,7 @@ def test_what_is_known_again_is_written_as_if_it_were_described(
             forgetting(patch)
             torch.manual_seed(0)
             slow = run(make(), tmp_path / f"slow-{number}", **way)
-        assert len(quick[0]) > 10
+        assert len(quick[0]) >= 10
         for one, other in zip(quick, slow, strict=True):
             assert one == other
 

@@ -44,10 +44,11 @@ def fresh_dynamo() -> Iterator[None]:
 class TwoConvs(nn.Module):
     """Two convolutions, with a graph break between them where `breaks` says so."""
 
-    def __init__(self, breaks: bool, dim: int = 64) -> None:
+    def __init__(self, breaks: bool, dim: int = 64, **how: Any) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, dim, kernel_size=3, stride=2, bias=False)
-        self.conv2 = nn.Conv2d(dim, dim, kernel_size=3, stride=2, bias=False)
+        how = how or {"stride": 2}
+        self.conv1 = nn.Conv2d(3, dim, kernel_size=3, bias=False, **how)
+        self.conv2 = nn.Conv2d(dim, dim, kernel_size=3, bias=False, **how)
         self.breaks = breaks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -146,7 +147,7 @@ def on_inductor() -> Callable[..., Any]:
 
 @pytest.mark.slow
 def test_inductor_with_a_graph_break(on_inductor: Any) -> None:
-    model = TwoConvs(breaks=True, dim=16)
+    model = TwoConvs(breaks=True, dim=3, padding=1)  # the kernels of both are the same
     verify([image()], model, on_inductor(model), TRAIN)
 
 

@@ -4,6 +4,7 @@ Run as ``python interrupted.py FOLDER MODE,MODE raises,calls,forks,exits``: one 
 each mode. Every mode has a process of its own, forked from one that has imported torch.
 """
 
+import importlib
 import os
 import random
 import signal
@@ -146,6 +147,7 @@ def main(folder: str, modes: str, what: str) -> int:
             return 0  # and end as any program does
         if status := os.waitpid(child, 0)[1]:
             return os.waitstatus_to_exitcode(status)
+        importlib.import_module("torch._dynamo")  # once for the modes that need it, not in each
     return 0
 
 
