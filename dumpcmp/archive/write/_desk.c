@@ -12,6 +12,7 @@
 #include <structmember.h>
 
 #include "_digest.h"
+#include "_fetch.h"
 
 #define ALIGNMENT 64
 #define LINK_NBYTES 128
@@ -67,21 +68,11 @@ typedef struct {
     Py_ssize_t nbytes;
 } Span;
 
-#define MOST_FIELDS 16
 #define NUM_FACTS 9     /* that decide the form of a record, besides its slot */
 #define NUM_FIELDS 10   /* of a call that are told, as schema.CALL_FIELDS names them */
 #define PHASE 5         /* which of them that is */
 #define NUM_REPEATED 7  /* the last of them, which many calls have in common */
 #define NUM_KEPT 16     /* of forms, and of what calls have in common: the same come again */
-
-/* Attributes of a class with slots. Each is had by its own descriptor, which takes half as long as
-   to look for that first. */
-typedef struct {
-    PyTypeObject *type;
-    descrgetfunc get;
-    Py_ssize_t count;
-    PyObject *names[MOST_FIELDS], *members[MOST_FIELDS];
-} Fetch;
 
 typedef struct {
     PyObject *slot, *facts[NUM_FACTS], *form;
@@ -216,65 +207,6 @@ static void step_free(PyObject *self)
     Py_CLEAR(((StepPlace *)self)->lanes);
     Py_CLEAR(((StepPlace *)self)->calls);
     free_plain(self);
-}
-
-static void clear_all(PyObject **objects, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        Py_CLEAR(objects[i]);
-}
-
-#define CLEAR_EACH(fields) clear_all((PyObject **)&(fields), sizeof(fields) / (sizeof(PyObject *)))
-
-static void clear_fetch(Fetch *fetch)
-{
-    CLEAR_EACH(fetch->names);
-    CLEAR_EACH(fetch->members);
-    Py_CLEAR(fetch->type);
-    fetch->get = NULL;
-    fetch->count = 0;
-}
-
-/* Be ready to fetch the attributes `names` of a class from its objects, behind those there are. */
-static int extend_fetch(Fetch *fetch, PyObject *type, PyObject *names)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++, fetch->count++) {
-        PyObject *name = PyTuple_GetItem(names, i);
-        PyObject *member = PyObject_GetAttr(type, name);
-        if (!member || fetch->count >= MOST_FIELDS) {
-            Py_XDECREF(member);
-            if (member)
-                PyErr_SetString(PyExc_ValueError, "know: too many names");
-            return -1;
-        }
-        fetch->names[fetch->count] = Py_NewRef(name);
-        fetch->members[fetch->count] = member;
-    }
-    return 0;
-}
-
-/* Whether all of them are slots; they are had in the usual way where they are not. */
-static int end_fetch(Fetch *fetch, PyObject *type)
-{
-    PyTypeObject *kind = Py_TYPE(fetch->members[0]);
-    PyObject *name = PyObject_GetAttrString((PyObject *)kind, "__name__");
-    int are_slots = name && !PyUnicode_CompareWithASCIIString(name, "member_descriptor");
-    Py_XDECREF(name);
-    for (Py_ssize_t i = 0; i < fetch->count; i++)
-        are_slots = are_slots && Py_TYPE(fetch->members[i]) == kind;
-    if (are_slots) {
-        fetch->get = (descrgetfunc)PyType_GetSlot(kind, Py_tp_descr_get);
-        fetch->type = (PyTypeObject *)Py_NewRef(type);
-    }
-    return name ? 0 : -1;
-}
-
-/* An attribute of an object, a new reference; NULL with an exception. */
-static inline PyObject *fetched(const Fetch *fetch, PyObject *object, int which)
-{
-    if (Py_TYPE(object) == fetch->type)
-        return fetch->get(fetch->members[which], object, (PyObject *)fetch->type);
-    return PyObject_GetAttr(object, fetch->names[which]);
 }
 
 /* Forget what is kept of records and calls before. */
@@ -935,19 +867,6 @@ end:
     Py_XDECREF(to);
     Py_XDECREF(holder);
     return done;
-}
-
-/* The fields that name a value or a call, from `first` on, new references; 0 where there is none. */
-static int fetch_all(const Fetch *fetch, PyObject *object, int first, int count, PyObject **to)
-{
-    for (int i = 0; i < count; i++) {
-        to[i] = fetched(fetch, object, first + i);
-        if (!to[i]) {
-            clear_all(to, (size_t)i);
-            return 0;
-        }
-    }
-    return 1;
 }
 
 /* Whether what is written now is the step `number` of `model`. */

@@ -13,6 +13,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_fetch.h"
+
 #define PREFIX_HEADER 64
 #define CRC_AT 4
 #define CRC_FROM 8
@@ -37,8 +39,8 @@ enum { ROW_CALL = 0, ROW_FORM = 4, ROW_ORDER = 8, ROW_PART = 16, ROW_SAME = 20, 
        ROW_OFFSET = 32, ROW_NUM = 40, ROW_DIGEST = 48 };
 
 static struct {
-    PyObject *stamp, *told, *forms, *rows, *number, *end, *popleft, *nothing, *op, *call, *order,
-        *arguments, *origins, *path, *described, *describe, *add_group;
+    PyObject *stamp, *told, *forms, *rows, *number, *end, *popleft, *nothing, *path,
+        *described, *describe, *add_group;
 } names;
 
 /* A group that grows, see objects.py. No circle leads through it: a group knows its parent alone. */
@@ -139,13 +141,20 @@ static uint32_t crc32_of(const unsigned char *at, size_t nbytes)
 
 /* What all values of a form have in common, see Template.stamp. */
 typedef struct {
-    PyObject *form;
+    PyObject_HEAD
     uint64_t prefix_nbytes, nbytes;
     char *header, *link;
     Py_ssize_t header_nbytes, link_nbytes, address_at, digest_at, order_at, target_at;
     int is_weight;
     PyObject *told; /* owns the bytes */
 } Stamp;
+
+static PyTypeObject *stamp_type;
+
+typedef struct {
+    PyObject *form;
+    Stamp *stamp;
+} KeptStamp;
 
 #define NUM_STAMPS 16 /* that are kept while a run is finished: the same forms come again */
 
@@ -159,7 +168,7 @@ typedef struct {
     Py_buffer room;
     uint64_t end;    /* of the part */
     uint32_t number; /* of the part */
-    Stamp stamps[NUM_STAMPS];
+    KeptStamp stamps[NUM_STAMPS];
 } Run;
 
 static void put4(char *at, uint32_t number) { memcpy(at, &number, 4); }
@@ -172,53 +181,71 @@ static char *grow(PyObject *octets, Py_ssize_t nbytes)
     return PyByteArray_Resize(octets, size + nbytes) < 0 ? NULL : PyByteArray_AsString(octets) + size;
 }
 
-static int read_stamp(PyObject *form, Stamp *stamp)
+/* Be made of what Template tells. */
+static int stamp_init(PyObject *object, PyObject *args, PyObject *keywords)
 {
-    stamp->told = PyObject_GetAttr(form, names.stamp);
+    (void)keywords;
+    Stamp *stamp = (Stamp *)object;
     unsigned long long prefix_nbytes, nbytes;
-    if (!stamp->told || !PyArg_ParseTuple(stamp->told, "KKy#nny#nnp", &prefix_nbytes, &nbytes,
-                                          &stamp->header, &stamp->header_nbytes,
-                                          &stamp->address_at, &stamp->digest_at, &stamp->link,
-                                          &stamp->link_nbytes, &stamp->order_at,
-                                          &stamp->target_at, &stamp->is_weight))
+    if (stamp->told) {
+        PyErr_SetString(PyExc_TypeError, "finish: a stamp is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(args, "KKy#nny#nnp", &prefix_nbytes, &nbytes, &stamp->header,
+                          &stamp->header_nbytes, &stamp->address_at, &stamp->digest_at,
+                          &stamp->link, &stamp->link_nbytes, &stamp->order_at, &stamp->target_at,
+                          &stamp->is_weight))
         return -1;
     stamp->prefix_nbytes = prefix_nbytes;
     stamp->nbytes = nbytes;
     if (stamp->prefix_nbytes != PREFIX_HEADER + (uint64_t)stamp->header_nbytes ||
-        stamp->address_at + 8 > stamp->header_nbytes ||
+        stamp->address_at < 0 || stamp->digest_at < 0 || stamp->order_at < 0 ||
+        stamp->target_at < 0 || stamp->address_at + 8 > stamp->header_nbytes ||
         stamp->digest_at + DIGEST_NBYTES > stamp->header_nbytes ||
         stamp->order_at + 8 > stamp->link_nbytes || stamp->target_at + 8 > stamp->link_nbytes) {
         PyErr_SetString(PyExc_ValueError, "finish: no stamp of a form");
         return -1;
     }
+    stamp->told = Py_NewRef(args);
     return 0;
 }
 
-static void drop_stamp(Stamp *stamp)
+static void stamp_free(PyObject *object)
 {
-    Py_CLEAR(stamp->form);
-    Py_CLEAR(stamp->told);
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    Py_CLEAR(((Stamp *)object)->told);
+    release(object);
+    Py_DECREF(type);
 }
 
-static void drop_stamps(Stamp *stamps)
+static void drop_stamps(KeptStamp *stamps)
 {
-    for (int i = 0; i < NUM_STAMPS; i++)
-        drop_stamp(&stamps[i]);
+    for (int i = 0; i < NUM_STAMPS; i++) {
+        Py_CLEAR(stamps[i].form);
+        Py_CLEAR(stamps[i].stamp);
+    }
 }
 
 /* The stamp of a form, of those that are kept; NULL with an exception. */
-static const Stamp *stamp_of(Stamp *stamps, PyObject *form)
+static const Stamp *stamp_of(KeptStamp *stamps, PyObject *form)
 {
-    Stamp *stamp = &stamps[((uintptr_t)form >> 4) % NUM_STAMPS];
-    if (stamp->form == form)
-        return stamp;
-    drop_stamp(stamp);
-    if (read_stamp(form, stamp) < 0) {
-        drop_stamp(stamp);
+    KeptStamp *kept = &stamps[((uintptr_t)form >> 4) % NUM_STAMPS];
+    if (kept->form == form)
+        return kept->stamp;
+    PyObject *found = PyObject_GetAttr(form, names.stamp);
+    if (!found || Py_TYPE(found) != stamp_type || !((Stamp *)found)->told) {
+        if (found)
+            PyErr_SetString(PyExc_TypeError, "finish: a form without a stamp");
+        Py_XDECREF(found);
         return NULL;
     }
-    stamp->form = Py_NewRef(form);
-    return stamp;
+    KeptStamp before = *kept;
+    kept->form = Py_NewRef(form);
+    kept->stamp = (Stamp *)found;
+    Py_XDECREF(before.form);
+    Py_XDECREF((PyObject *)before.stamp);
+    return kept->stamp;
 }
 
 /* The digest of the bytes, as it was given, or else found now. */
@@ -540,7 +567,7 @@ static int link_to(Branch *group, const Stamp *stamp, uint64_t header)
 
 typedef struct {
     PyObject *rows, *forms, *outside, *groups, *dirty, *link_outside;
-    Stamp stamps[NUM_STAMPS];
+    KeptStamp stamps[NUM_STAMPS];
 } Links;
 
 /* Have the group of the call of one row link to its value. */
@@ -597,42 +624,34 @@ static PyObject *link_rows(PyObject *self, PyObject *args)
 #define NUM_SHARED 7 /* attributes that many calls share, as objects.py names them */
 #define NUM_ALIKE 16 /* of which it is kept what they are, as long as groups are made */
 
+/* What is asked of a call, before what many share. */
+enum { OP, NUMBER, ORDER, ARGUMENTS, ORIGINS, SHARED };
+
 typedef struct {
     PyObject *facts[NUM_SHARED], *told; /* told: (messages, how many they are) */
 } Alike;
 
 typedef struct {
     PyObject *groups, *root, *dirty, *group_at;  /* of the tree */
-    PyObject *kind, *op_path, *shared_names, *shared; /* how groups are made and described */
+    PyObject *kind, *op_path, *shared; /* how groups are made and described */
+    Fetch of_call;
     char *order, *op; /* attributes as messages, whose content is still missing */
     Py_ssize_t order_nbytes, op_nbytes, most;
     Alike alike[NUM_ALIKE];
 } Growing;
 
-static void drop_alike(Alike *alike)
-{
-    for (int i = 0; i < NUM_SHARED; i++)
-        Py_CLEAR(alike->facts[i]);
-    Py_CLEAR(alike->told);
-}
-
 /* The attributes that many calls share, borrowed; NULL with an exception. */
 static PyObject *shared_of(Growing *all, PyObject *call)
 {
-    Alike now;
-    memset(&now, 0, sizeof now);
+    Alike now = {{NULL}, NULL};
+    if (!fetch_all(&all->of_call, call, SHARED, NUM_SHARED, now.facts))
+        return NULL;
     uintptr_t mixed = 0;
-    for (int i = 0; i < NUM_SHARED; i++) {
-        now.facts[i] = PyObject_GetAttr(call, PyTuple_GetItem(all->shared_names, i));
-        if (!now.facts[i]) {
-            drop_alike(&now);
-            return NULL;
-        }
+    for (int i = 0; i < NUM_SHARED; i++)
         mixed += (uintptr_t)now.facts[i] >> 4;
-    }
     Alike *kept = &all->alike[mixed % NUM_ALIKE];
     if (kept->told && !memcmp(kept->facts, now.facts, sizeof now.facts)) {
-        drop_alike(&now);
+        CLEAR_EACH(now);
         return kept->told;
     }
     PyObject *facts = PyTuple_New(NUM_SHARED);
@@ -641,12 +660,12 @@ static PyObject *shared_of(Growing *all, PyObject *call)
     now.told = facts ? PyObject_CallObject(all->shared, facts) : NULL;
     Py_XDECREF(facts);
     if (!now.told || !PyTuple_Check(now.told) || PyTuple_Size(now.told) != 2) {
-        drop_alike(&now);
+        CLEAR_EACH(now);
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_TypeError, "groups: no attributes");
         return NULL;
     }
-    drop_alike(kept);
+    CLEAR_EACH(*kept);
     *kept = now;
     return kept->told;
 }
@@ -656,7 +675,7 @@ static int describe_plain(Growing *all, Branch *group, PyObject *op, PyObject *c
 {
     Py_ssize_t op_nbytes, shared_nbytes;
     const char *name = PyUnicode_AsUTF8AndSize(op, &op_nbytes);
-    PyObject *order = name ? PyObject_GetAttr(call, names.order) : NULL;
+    PyObject *order = name ? fetched(&all->of_call, call, ORDER) : NULL;
     long long position = order ? PyLong_AsLongLong(order) : 0;
     Py_XDECREF(order);
     PyObject *told = PyErr_Occurred() ? NULL : shared_of(all, call);
@@ -689,8 +708,8 @@ static int describe_plain(Growing *all, Branch *group, PyObject *op, PyObject *c
 /* Whether the text of a call is short and without origins, so that it is plain; -1: an exception. */
 static int is_plain(Growing *all, PyObject *op, PyObject *call)
 {
-    PyObject *arguments = PyObject_GetAttr(call, names.arguments);
-    PyObject *origins = arguments ? PyObject_GetAttr(call, names.origins) : NULL;
+    PyObject *arguments = fetched(&all->of_call, call, ARGUMENTS);
+    PyObject *origins = arguments ? fetched(&all->of_call, call, ORIGINS) : NULL;
     Py_ssize_t length = origins ? PyUnicode_GetLength(arguments) : -1;
     int found = length < 0 ? -1 : length <= all->most;
     if (found > 0)
@@ -742,7 +761,7 @@ static PyObject *path_of(Growing *all, PyObject *op, PyObject *call, PyObject *t
         return path;
     Py_DECREF(path);
     PyObject *split = PyObject_CallFunctionObjArgs(all->op_path, op, NULL), *outer, *last;
-    PyObject *number = split ? PyObject_GetAttr(call, names.call) : NULL, *name = NULL;
+    PyObject *number = split ? fetched(&all->of_call, call, NUMBER) : NULL, *name = NULL;
     path = NULL;
     if (number && PyArg_ParseTuple(split, "O!U", &PyTuple_Type, &outer, &last))
         name = PyUnicode_FromFormat("%U#%S", last, number);
@@ -844,7 +863,7 @@ static PyObject *grown(Growing *all, PyObject *told)
     PyObject *call, *text;
     if (!PyTuple_Check(told) || !PyArg_ParseTuple(told, "OO", &call, &text))
         return NULL;
-    PyObject *op = PyObject_GetAttr(call, names.op);
+    PyObject *op = fetched(&all->of_call, call, OP);
     PyObject *path = op ? path_of(all, op, call, text) : NULL;
     PyObject *group = path ? group_at(all, path) : NULL;
     if (group && describe(all, group, op, call, text) < 0)
@@ -861,26 +880,30 @@ static PyObject *grow_calls(PyObject *self, PyObject *args)
     (void)self;
     Growing all;
     memset(&all, 0, sizeof all);
-    PyObject *told, *of_calls;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O(O!OO!Oy#y#n)", &PyList_Type, &told, &PyList_Type,
+    PyObject *told, *of_calls, *call, *call_names, *shared_names;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O(O!OO!O!O!Oy#y#n)", &PyList_Type, &told, &PyList_Type,
                           &of_calls, &PyDict_Type, &all.groups, branch, &all.root, &PyList_Type,
                           &all.dirty, &all.group_at, &PyType_Type, &all.kind, &all.op_path,
-                          &PyTuple_Type, &all.shared_names, &all.shared, &all.order,
+                          &PyType_Type, &call, &PyTuple_Type, &call_names, &PyTuple_Type,
+                          &shared_names, &all.shared, &all.order,
                           &all.order_nbytes, &all.op, &all.op_nbytes, &all.most))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)all.kind, branch) || all.op_nbytes < 12 ||
-        PyTuple_Size(all.shared_names) != NUM_SHARED) {
+        PyTuple_Size(call_names) != SHARED || PyTuple_Size(shared_names) != NUM_SHARED) {
         PyErr_SetString(PyExc_TypeError, "groups: not known how they are made");
         return NULL;
     }
     int done = 0;
+    if (extend_fetch(&all.of_call, call, call_names) < 0 ||
+        extend_fetch(&all.of_call, call, shared_names) < 0 || end_fetch(&all.of_call, call) < 0)
+        done = -1;
     for (Py_ssize_t i = PyList_Size(of_calls); done == 0 && i < PyList_Size(told); i++) {
         PyObject *group = grown(&all, PyList_GetItem(told, i));
         done = group ? PyList_Append(of_calls, group) : -1;
         Py_XDECREF(group);
     }
-    for (int i = 0; i < NUM_ALIKE; i++)
-        drop_alike(&all.alike[i]);
+    CLEAR_EACH(all.alike);
+    clear_fetch(&all.of_call);
     return done < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -1079,14 +1102,19 @@ static PyMethodDef methods[] = {
 static PyType_Slot branch_slots[] = {
     {Py_tp_members, branch_members}, {Py_tp_dealloc, branch_free},
     {Py_tp_doc, "What is known of a group that grows."}, {0, NULL}};
+static PyType_Slot stamp_slots[] = {
+    {Py_tp_init, stamp_init}, {Py_tp_dealloc, stamp_free},
+    {Py_tp_doc, "What all values of a form have in common."}, {0, NULL}};
+static PyType_Spec stamp_spec = {"_finish.Stamp", sizeof(Stamp), 0, Py_TPFLAGS_DEFAULT,
+                                 stamp_slots};
 static PyType_Spec branch_spec = {"_finish.Branch", sizeof(Branch), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, branch_slots};
 
 static int set_up(PyObject *made)
 {
     static const char *const words[] = {
-        "stamp", "told", "forms", "rows", "number", "end", "popleft", "", "op", "call", "order",
-        "arguments", "origins", "_path", "_described", "describe", "add_group",
+        "stamp", "told", "forms", "rows", "number", "end", "popleft", "", "_path",
+        "_described", "describe", "add_group",
     };
     PyObject **fields = (PyObject **)&names;
     _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");
@@ -1100,7 +1128,9 @@ static int set_up(PyObject *made)
         return -1;
     }
     branch = (PyTypeObject *)PyType_FromSpec(&branch_spec);
-    if (!branch || PyModule_AddObjectRef(made, "Branch", (PyObject *)branch) < 0)
+    stamp_type = (PyTypeObject *)PyType_FromSpec(&stamp_spec);
+    if (!branch || PyModule_AddObjectRef(made, "Branch", (PyObject *)branch) < 0 || !stamp_type ||
+        PyModule_AddObjectRef(made, "Stamp", (PyObject *)stamp_type) < 0)
         return -1;
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (!(fields[i] = PyUnicode_InternFromString(words[i])))

@@ -199,6 +199,10 @@ def _attributes(form: Form) -> list[tuple[str, Any]]:
     return [*told, ("kept", str(form.kept)), *beside, ("digest", _DIGEST)]
 
 
+def _stamp(*told: Any) -> Any:
+    return told if _core is None else _core.Stamp(*told)
+
+
 class Template(Footprint):
     """The templates for one form: the dataset's prefix and the link to it."""
 
@@ -227,7 +231,7 @@ class Template(Footprint):
         self.links, self.before_order, self.before_target, target_at = encoder.link_form(self.slot)
         # The same for the way in C: bytes, and where what differs is written into them.
         link = self.links.pack(self.before_order, 0, self.before_target, 0)
-        self.stamp = (
+        self.stamp = _stamp(
             self.prefix_nbytes, self.nbytes, self.prefix[PREFIX_HEADER:], at, end, link,
             len(self.before_order), target_at, self.is_weight,
         )  # fmt: skip

@@ -24,7 +24,8 @@ _DEPTH = attrgetter("depth")
 _EMPTY = encoder.group_header(b"", 0, b"", 0)
 # How groups of calls are made, for the way in C: attributes as messages without their content.
 _HOW = (
-    Group, op_path, SHARED_FACTS, shared_attributes, encoder.attribute("order", 0)[:-8],
+    Group, op_path, Call, ("op", "call", "order", "arguments", "origins"), SHARED_FACTS,
+    shared_attributes, encoder.attribute("order", 0)[:-8],
     encoder.attribute("op", "x")[:-8], MAX_CACHED,
 )  # fmt: skip
 
