@@ -15,7 +15,7 @@ from pathlib import Path
 from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.archive.clearing import clear_shared
 from dumpcmp.archive.ending import has_ended
-from dumpcmp.archive.paths import clear_rings, rank_directories
+from dumpcmp.archive.paths import clear_rings, no_archive, rank_directories
 from dumpcmp.archive.rewrite import (
     Condensing,
     Rewritten,
@@ -125,10 +125,7 @@ def compact(
     if watch:
         _await_run(root)
     if not rank_directories(root):
-        raise ArchiveError(
-            f"{root} is not an archive: it has no worldsize*_global_rank* directory",
-            hint="give the path that was given to dumpcmp dump --path",
-        )
+        raise no_archive(root)
     work, so_far = partial(compact_part, summarising), Compacted(root)
     settled: dict[Path, int] = {}  # part -> its size when all was done
     with _alone(root), workers_of(executor, jobs, roots=[root]) as workers:

@@ -125,6 +125,16 @@ def ring_claim(directory: Path) -> bytes:
     return RING_OWNER.pack(told.st_dev, told.st_ino, len(path)) + path
 
 
+def no_archive(path: Path) -> ArchiveError:
+    """Why `path`, which has no rank's directory, is no archive."""
+    hint = "give the path that was given to dumpcmp dump --path"
+    if not isinstance(path, RemotePath) and not path.exists():
+        return ArchiveError(f"{path} does not exist", hint=hint)
+    return ArchiveError(
+        f"{path} is not an archive: it has no worldsize*_global_rank* directory", hint=hint
+    )
+
+
 def rank_directories(root: Path) -> dict[Path, tuple[int, int]]:
     """The rank directories in `root`, each with its world size and rank, in order of rank."""
     found = {path: rank for path, rank in _named_ranks(root) if is_own_directory(path)}

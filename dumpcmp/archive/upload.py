@@ -18,6 +18,7 @@ from xxhash import xxh3_128
 from dumpcmp.archive.paths import (
     MOVED,
     models_in,
+    no_archive,
     parts_in,
     rank_directories,
     read_run,
@@ -86,10 +87,7 @@ def upload(
     root = here(spool, "uploaded from")
     ranks = {r: path for path, (_, r) in rank_directories(root).items() if rank in (None, r)}
     if not ranks:
-        raise ArchiveError(
-            f"{root} is not an archive: it has no worldsize*_global_rank* directory",
-            hint="give the directory that the dump was written to",
-        )
+        raise no_archive(root)
     rooms = [_Room(path, _remote(url) / path.name, spool_limit) for path in ranks.values()]
     for room in rooms:
         room.begin(overwrite=overwrite)

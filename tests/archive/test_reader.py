@@ -168,7 +168,8 @@ def test_what_is_no_archive_is_refused_with_a_hint(tmp_path: Path, name: str) ->
         path.mkdir()
     elif name == "file":
         path.write_text("x")
-    with pytest.raises(ArchiveError, match="is not an archive") as caught:
+    said = "does not exist" if name == "nothing" else "is not an archive"
+    with pytest.raises(ArchiveError, match=said) as caught:
         Archive(path)
     assert caught.value.hint
 

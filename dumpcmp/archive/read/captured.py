@@ -46,10 +46,7 @@ class Captured(Loader, Mapping[Key, Record]):
     def _find_ranks(self) -> dict[int, Path]:
         found = paths.rank_directories(self.path)
         if not found:
-            raise ArchiveError(
-                f"{self.path} is not an archive: it has no worldsize*_global_rank* directory",
-                hint="give the path that was given to dumpcmp dump --path",
-            )
+            raise paths.no_archive(self.path)
         if len(sizes := {world_size for world_size, _ in found.values()}) > 1:
             raise ArchiveError(
                 f"{self.path} mixes runs with world sizes {sorted(sizes)}",
