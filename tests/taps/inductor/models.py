@@ -51,10 +51,10 @@ class Net(nn.Module):
         return F.relu(self.head(x) - x) * 0.5
 
 
-def normed() -> tuple[nn.Module, Tensor]:
+def normed(affine: bool = True) -> tuple[nn.Module, Tensor]:
     """One op that becomes many, and sums over rows, in a model that is soon compiled."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.LayerNorm(8), nn.Tanh()), torch.randn(2, 8)
+    return nn.Sequential(nn.LayerNorm(8, elementwise_affine=affine), nn.Tanh()), torch.randn(2, 8)
 
 
 def net(seed: int = 0) -> tuple[Net, Tensor]:
