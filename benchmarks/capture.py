@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import random
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from benchmarks.bytes_alone import hand_over
+from benchmarks.bytes_alone import hand_over, handing_over
 from benchmarks.tables import Table
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.dumping.capturing import capture
@@ -61,8 +62,15 @@ class Transformer(nn.Module):
         return out
 
 
+See = Callable[[Tensor], None]
+
+
 class Onlooker(TorchFunctionMode):
-    """Is told of every function and of the gradient of what it gives, and does nothing."""
+    """Is told of every function, of what it gives, and of the gradient of that."""
+
+    def __init__(self, see: See) -> None:
+        super().__init__()
+        self._see = see
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -70,31 +78,52 @@ class Onlooker(TorchFunctionMode):
         given = func(*args, **(kwargs or {}))
         for tensor in given if isinstance(given, (tuple, list)) else (given,):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
-                tensor.register_hook(nothing)  # type: ignore[no-untyped-call]
+                self._see(tensor)
+                tensor.register_hook(self._see)  # type: ignore[no-untyped-call]
         return given
 
 
 def nothing(*_: object) -> None:
-    """What an Onlooker does."""
+    """What who only looks on does."""
 
 
-def looked_on(model: nn.Module) -> ExitStack:
-    """Have every function, module and gradient of `model` looked on by who does nothing."""
-    hooks = ExitStack()
-    for module in model.modules():
-        hooks.callback(module.register_forward_pre_hook(nothing).remove)
-        hooks.callback(module.register_forward_hook(nothing).remove)
-    for parameter in model.parameters():
-        hook: Any = parameter.register_post_accumulate_grad_hook(nothing)  # type: ignore[no-untyped-call]
-        hooks.callback(hook.remove)
-    hooks.enter_context(Onlooker())
-    return hooks
+@contextmanager
+def looked_on(model: nn.Module, see: See = nothing) -> Iterator[None]:
+    """Have `see` see what functions of `model` give, and gradients; hooks of modules do nothing."""
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(nothing).remove)
+            hooks.callback(module.register_forward_hook(nothing).remove)
+        for parameter in model.parameters():
+            take: Any = parameter.register_post_accumulate_grad_hook
+            hooks.callback(take(lambda each: see(each.grad)).remove)
+        hooks.enter_context(Onlooker(see))
+        yield
+
+
+@contextmanager
+def handed_on(model: nn.Module, sizes: list[int]) -> Iterator[None]:
+    """Have the bytes of all that copied, digested and written by another thread, and nothing else.
+
+    `sizes` gets those of each.
+    """
+    with tempfile.TemporaryFile(buffering=0) as file, handing_over(file.fileno()) as give:
+
+        def see(tensor: Tensor) -> None:
+            array = tensor.detach().contiguous().numpy()
+            sizes.append(array.nbytes)
+            give(array)
+
+        with looked_on(model, see):
+            yield
 
 
 LOOKED_ON = "functions, modules and gradients, seen by who does nothing"
+HANDED_ON = "functions and gradients, copied, digested and written as they are seen"
 VARIANTS: list[tuple[str, dict[str, Any] | None, str]] = [
     ("no capture", None, ""),
     (LOOKED_ON, None, ""),
+    (HANDED_ON, None, ""),
     ("eager, functions, all values and gradients", {"backward": True}, "1.6, 1.35"),
     ("eager, functions, all values, no gradients", {}, ""),
     ("eager, modules, all values and gradients", {"backward": True, "level": "modules"}, ""),
@@ -103,7 +132,7 @@ VARIANTS: list[tuple[str, dict[str, Any] | None, str]] = [
     ("fx, all values and gradients", {"mode": "fx", "backward": True}, ""),
 ]
 ALONE = "as many bytes as {}: copied, digested, and written by another thread"
-SHORT = {VARIANTS[2][0]: "all values and gradients", VARIANTS[5][0]: "outputs of modules"}
+SHORT = {VARIANTS[3][0]: "all values and gradients", VARIANTS[6][0]: "outputs of modules"}
 
 
 def table() -> Table:
@@ -114,11 +143,13 @@ def table() -> Table:
     cpu: dict[str, list[float]] = {name: [] for name, _, _ in VARIANTS}
     wall: dict[str, list[float]] = {name: [] for name, _, _ in VARIANTS}
     sizes: dict[str, list[int]] = {}
+    order = random.Random(0)  # what ran before decides what the caches hold
     for _ in range(NUM_ROUNDS):
-        for name, selection, _ in VARIANTS:
-            context = looked_on(model) if name == LOOKED_ON else nullcontext()
-            with context:
+        for name, selection, _ in order.sample(VARIANTS, len(VARIANTS)):
+            seen: list[int] = []
+            with around(name, model, seen):
                 seconds, sizes[name] = measured(model, tokens, selection)
+            sizes[name] = sizes[name] or seen[: len(seen) // 2]  # of a step that warms, and another
             cpu[name].append(seconds[0])
             wall[name].append(seconds[1])
     base = VARIANTS[0][0]
@@ -139,10 +170,17 @@ def table() -> Table:
         rows,
         f"Slow-down of one training step (forward and backward, {step * 1e3:.0f} ms uncaptured) of "
         f"a 4-layer transformer, d 256, sequence 128, batch 4, one thread: medians of "
-        f"{NUM_ROUNDS} interleaved rounds. CPU time is that of the whole process, with the thread "
-        "that writes; the archive lies on the local disk. The last rows capture nothing: to "
+        f"{NUM_ROUNDS} rounds in changing order. CPU time is that of the whole process, with the "
+        "thread that writes; the archive lies on the local disk. The last rows capture nothing: to "
         "the step they add what its bytes cost, in values of the same sizes that lie in the cache.",
     )
+
+
+def around(name: str, model: nn.Module, seen: list[int]) -> AbstractContextManager[None]:
+    """Who is around a step that is not captured."""
+    if name == HANDED_ON:
+        return handed_on(model, seen)
+    return looked_on(model) if name == LOOKED_ON else nullcontext()
 
 
 def measured(
