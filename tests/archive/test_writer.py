@@ -133,6 +133,25 @@ def test_the_part_of_the_next_step_is_there_before_it_begins(
     }
 
 
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_directory_of_the_next_step_that_is_there_keeps_what_it_holds(
+    has_file: bool, tmp_path: Path
+) -> None:
+    with ArchiveWriter(tmp_path / "d") as sink:
+        for step in range(2):
+            put(sink, key("op", step=step), np.full(4, step))
+            sink.finish_step("Model", step)
+        room = next((tmp_path / "d").glob("**/.new-2")).with_name("2")
+        room.mkdir()
+        if has_file:
+            (room / "notes.txt").write_text("mine")
+        put(sink, key("op", step=2), np.full(4, 2))
+    assert not has_file or (room / "notes.txt").read_text() == "mine"
+    assert drafts(tmp_path / "d") == []
+    archive = Archive(tmp_path / "d")
+    assert {k.step: archive.tensor(k)[0].item() for k in archive} == {0: 0, 1: 1, 2: 2}
+
+
 def test_a_new_part_begins_where_one_is_full_and_links_reach_across(tmp_path: Path) -> None:
     first = np.arange(100.0)
     with ArchiveWriter(tmp_path / "d", part_nbytes=20_000) as sink:

@@ -20,6 +20,8 @@ class _Spare(NamedTuple):
     step: int
     directory: Path
     part: Part
+    final: Path  # the directory of the step,
+    path: Path  # and the part there
 
 
 class Spares:
@@ -48,7 +50,8 @@ class Spares:
         draft = final.with_name(f".new-{final.name}")
         try:
             draft.mkdir()
-            self._spares[model] = _Spare(step, draft, self._new_part(draft, model, step, 0))
+            part = self._new_part(draft, model, step, 0)
+            self._spares[model] = _Spare(step, draft, part, final, final / part.path.name)
         except OSError:
             with suppress(OSError):
                 remove(draft)
@@ -58,11 +61,10 @@ class Spares:
         spare = self._spares.get(model)
         if spare is None:
             return None
-        final = self._directory.step_path(model, step)
-        if spare.step == step and not final.exists():
-            with suppress(OSError):
-                spare.directory.rename(final)
-                spare.part.path = final / spare.part.path.name
+        if spare.step == step:
+            with suppress(OSError):  # the step has a directory with something in it
+                spare.directory.rename(spare.final)
+                spare.part.path = spare.path
                 return self._spares.pop(model).part
         self._discard(model)
         return None
@@ -73,7 +75,7 @@ class Spares:
             self._discard(model)
 
     def _discard(self, model: str) -> None:
-        _, directory, part = self._spares.pop(model)
-        part.close()
+        spare = self._spares.pop(model)
+        spare.part.close()
         with suppress(OSError):  # an audit finds what is left
-            remove(directory)
+            remove(spare.directory)
