@@ -168,13 +168,7 @@ def room() -> Iterator[Path]:
         yield Path(place)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def both_clocks(work: Callable[[], float | None]) -> tuple[float, float | None]:
+def timed(work: Callable[[], float | None]) -> tuple[float, float | None]:
     """Seconds of `work`, and what it gives."""
     began = time.perf_counter()
     given = work()
@@ -203,12 +197,12 @@ def measure(case: Case) -> dict[str, float]:
 def run(name: str, load: Load, path: Path) -> dict[str, float]:
     """Seconds of one writer, and of reading back where that is compared."""
     found = {}
-    found[name], in_thread = both_clocks(lambda: WRITERS[name](load, path))
+    found[name], in_thread = timed(lambda: WRITERS[name](load, path))
     if in_thread is not None:
         found["thread"] = in_thread
-        found["read"] = seconds(lambda: read_archive(path))
+        found["read"], _ = timed(lambda: read_archive(path))
     if name == "safetensors":
-        found["read safetensors"] = seconds(lambda: read_safetensors(path))
+        found["read safetensors"], _ = timed(lambda: read_safetensors(path))
     return found
 
 
