@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -19,8 +20,8 @@ from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.errors import CaptureWarning
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept
-from dumpcmp.taps.recording import replays
-from dumpcmp.taps.recording.replays import BEYOND, FILLED, MIDDLE, ON_HOST
+from dumpcmp.taps.recording import reels
+from dumpcmp.taps.recording.reels import BEYOND, FILLED, ON_HOST
 from dumpcmp.taps.recording.sources import HostSource
 from dumpcmp.taps.recording.values import Values
 
@@ -97,37 +98,6 @@ def test_a_run_with_replays_that_nobody_saw_is_never_called_the_same(
     assert dumpcmp.compare(tmp_path / "golden", tmp_path / "mine", partial=True).passed
 
 
-class Middle(nn.Module):
-    """Captures and replays a graph in the middle of its own call."""
-
-    def __init__(self, graph: Pretended) -> None:
-        super().__init__()
-        self.net, self.graph = nn.Linear(3, 3), graph
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.graph.capture_begin()
-        y: Tensor = self.net(x)
-        self.graph.capture_end()
-        self.graph.replay()
-        return y + 1
-
-
-def test_a_graph_of_the_middle_of_a_step_is_told_as_such(
-    pretended: Pretended, tmp_path: Path
-) -> None:
-    model, x = Middle(pretended), torch.ones(2, 3)
-    with (
-        pytest.warns(CaptureWarning, match="1 replays of CUDA graphs .* in the middle of a step"),
-        dumpcmp.capture(model, tmp_path / "d"),
-    ):
-        model(x)
-    archive = Archive(tmp_path / "d")
-    assert archive[Key("Middle", 0, "net", 0, "output.0")].problem == MIDDLE
-    weight = archive[Key("Middle", 0, "net", 0, "param.weight")]
-    assert weight.kept is not Kept.NOTHING, "weighed when the graph was there, and not in it"
-    assert archive[Key("Middle", 0, "<root>", 0, "output.0")].kept is Kept.FULL
-
-
 class OnHost(HostSource):
     """Stands for a tensor of a device on a machine that has none."""
 
@@ -137,7 +107,7 @@ class OnHost(HostSource):
 
 @pytest.fixture
 def as_if_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "DeviceSource", OnHost)
+    monkeypatch.setattr(reels, "DeviceSource", OnHost)
     monkeypatch.setattr(Values, "_source", lambda _, tensor, own: OnHost(tensor, None, own))
 
 
@@ -285,6 +255,57 @@ def test_a_graph_of_a_module_is_part_of_the_step_that_calls_it(
     assert min(orders) > archive[Key("Around", 0, "<root>", 0, "input.0")].order
 
 
+class Middle(nn.Module):
+    """Captures a graph in the middle of its first call; replays it twice in every one."""
+
+    def __init__(self, graph: Pretended) -> None:
+        super().__init__()
+        self.net, self.graph, self.is_there = nn.Linear(3, 3), graph, False
+        self.replay: Callable[[], None] = graph.replay
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.net(x)
+        x = x + 1
+        if not self.is_there:
+            self.is_there = True
+            self.graph.capture_begin()
+            torch.mul(self.net(x) + 1, 2)
+            self.graph.capture_end()
+        self.replay()
+        self.replay()
+        return torch.mul(x + 1, 2)
+
+
+@pytest.mark.usefixtures("as_if_away")
+def test_a_graph_of_the_middle_of_a_step_is_part_of_each_step_that_replays_it(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    model, x, filled = Middle(pretended), torch.ones(2, 3), itertools.count(10)
+    with dumpcmp.capture(model, tmp_path / "d") as now:
+
+        def replay() -> None:
+            fill(now, pretended, next(filled))
+            pretended.replay()
+
+        model.replay = replay
+        for _ in range(2):
+            model(x)
+    archive = Archive(tmp_path / "d")
+    assert audit(tmp_path / "d").sound and {key.step for key in archive} == {0, 1}
+    wanted = {
+        ("net", 1): 0, ("net@1/linear", 0): 0, ("<root>/add", 1): 0, ("<root>/mul", 0): 0,
+        ("net", 2): 1, ("net@2/linear", 0): 1, ("<root>/add", 2): 1, ("<root>/mul", 1): 1,
+    }  # fmt: skip
+    for step in range(2):
+        for (op, call), replayed in wanted.items():
+            found = numbers(archive, "Middle", step, op, call, "output.0")
+            assert (found == 10 + 2 * step + replayed).all(), (step, op, call)
+        calls = [key.call for key in archive if key.step == step and key.op == "<root>/add"]
+        assert max(calls) == 3 and Key("Middle", step, "net", 3, "output.0") not in archive
+    weight = archive[Key("Middle", 0, "net", 0, "param.weight")]
+    assert weight.kept is Kept.FULL, "weighed when the graph was there, and not in it"
+
+
 def numbers(archive: Archive, *key: Any) -> np.ndarray:
     return archive.load(archive[Key(*key)]).numbers()
 
@@ -309,11 +330,14 @@ class Plain(Net):
         return last
 
 
-def graph_of(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+def graph_of(
+    model: Callable[[Tensor], Tensor], x: Tensor, warms: bool = True
+) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
-    with torch.no_grad(), torch.cuda.stream(side):
-        model(x)
+    if warms:
+        with torch.no_grad(), torch.cuda.stream(side):
+            model(x)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
@@ -467,37 +491,84 @@ def test_a_budget_that_is_spent_is_told(tmp_path: Path) -> None:
     assert problems == {"", BEYOND}
 
 
+class Pieces(nn.Module):
+    """Captures a graph of its middle in its first call, and replays it in every call."""
+
+    static: Tensor
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.net, self.last = nn.Linear(64, 64), Net(), nn.Linear(64, 64)
+        self.register_buffer("total", torch.zeros(64))
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.is_graphed = True
+
+    def middle(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        self.total.add_(y.sum(0))
+        z: Tensor = torch.tanh(y) + self.net.first(x)
+        return z
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(2):
+            x = self.replayed(x) if self.is_graphed else self.middle(x)
+            x = torch.sin(x)
+        y: Tensor = self.last(x)
+        return y
+
+    def replayed(self, x: Tensor) -> Tensor:
+        if self.graph is None:
+            self.static, total = x.clone(), self.total.clone()
+            self.graph, self.result = graph_of(self.middle, self.static, warms=False)
+            self.total.copy_(total)
+        self.static.copy_(x)
+        self.graph.replay()
+        return self.result
+
+
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize(
     "kept", [{}, {"keep": "summary"}, {"sample_rows": 4}, {"level": "modules"}]
 )
-def test_a_graph_captured_in_the_middle_of_a_step_says_so(
+def test_a_graph_of_the_middle_of_a_step_is_like_eager_code(
     kept: dict[str, Any], tmp_path: Path
 ) -> None:
-    class Inside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
+    torch.manual_seed(0)
+    inputs, results = [torch.randn(256, 64, device="cuda") for _ in range(3)], []
+    model = Pieces().cuda()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.sin(model.middle(inputs[0]))  # so that no library begins while a graph is captured
+    for is_graphed, name in ((False, "eager"), (True, "graphed")):
+        model.is_graphed = is_graphed
+        model.load_state_dict(state)
+        with torch.no_grad(), dumpcmp.capture(model, tmp_path / name, **kept):
+            results.append([model(x) for x in inputs])
+    assert all(map(torch.equal, *results))
+    graphed = Archive(tmp_path / "graphed")
+    ops: dict[str, set[Key]] = {"eager": set(), "graphed": set()}
+    for name, found in ops.items():
+        found |= {key for key in Archive(tmp_path / name) if "net" in key.op or "tanh" in key.op}
+    assert ops["eager"] == ops["graphed"] and {key.call for key in ops["eager"]} >= {0, 1}
+    assert not graphed.run[0]["run"].get("remarks")
+    outcome = dumpcmp.compare(tmp_path / "eager", tmp_path / "graphed")
+    wrong = [row for row in outcome.rows if row.verdict.fails]
+    assert not wrong, wrong[:3]
 
-        def forward(self, x: Tensor) -> Tensor:
-            graph, result = graph_of(self.net, x)
-            graph.replay()
-            return result + 1
 
-    model, x = Inside().cuda(), torch.randn(8, 64, device="cuda")
-    assert x.numel() <= 512, "which is kept whole"
-    with (
-        pytest.warns(CaptureWarning, match="1 replays of CUDA graphs .* middle of a step"),
-        torch.no_grad(),
-        dumpcmp.capture(model, tmp_path / "d", **kept),
-    ):
-        result = model(x)
+@pytest.mark.gpu
+@on_gpu
+def test_a_buffer_that_a_graph_writes_to_is_recorded_at_each_replay(tmp_path: Path) -> None:
+    model, x = Pieces().cuda(), torch.randn(8, 64, device="cuda")
+    totals = []
+    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "d"):
+        for _ in range(3):
+            totals.append(model.total.clone())
+            model(x)
     archive = Archive(tmp_path / "d")
-    problems = [
-        archive[key].problem for key in archive if "middle of this step" in archive[key].problem
-    ]
-    assert problems
-    assert np.array_equal(
-        numbers(archive, "Inside", 0, "<root>", 0, "output.0"), result.cpu().numpy()
-    )
+    for step, total in enumerate(totals):
+        found = numbers(archive, "Pieces", step, "<root>", 0, "buffer.total")
+        assert np.array_equal(found, total.cpu().numpy()), step
+    assert not torch.equal(totals[1], totals[2])

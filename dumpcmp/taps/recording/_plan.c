@@ -1556,11 +1556,18 @@ static PyMemberDef course_members[] = {
 static PyMethodDef look_methods[] = {
     {"settle", look_settle, METH_VARARGS, "Remember what such a tensor looks like, or forget it."},
     {NULL, NULL, 0, NULL}};
+static PyObject *course_forget(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    PyDict_Clear(((Course *)object)->made);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef course_methods[] = {
     {"take", FAST(course_take), "Record a call and what it takes, if its like is known."},
     {"enter", FAST(course_enter), "The same of a module, in the scope that was opened for it."},
     {"give", FAST(course_give), "Record what the call gave."},
     {"put_at", FAST(course_put_at), "Record a gradient at slots whose like had one before."},
+    {"forget", course_forget, METH_NOARGS, "Make anew what is kept in place of values."},
     {"follow", course_follow, METH_VARARGS, "Be told of the step whose modules are called."},
     {"watch_by", course_watch_by, METH_VARARGS, "Be told what is known of gradients."},
     {NULL, NULL, 0, NULL}};

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from dumpcmp.pytorch.trees import Slots
 
 _core: Any = built("dumpcmp.taps.recording._plan")
 _Version = tuple[int, int | None]
+_NEVER: _Version = (-1, None)  # of no tensor
 Ops = dict[str, dict[str, Op | None]]  # by scope and function; None where it is not selected
 _Numbered = dict[Callable[..., Any], tuple[str, dict[int, Any]]]  # by function: name, numbers
 Knowns = dict[str, _Numbered]  # by scope
@@ -86,6 +87,19 @@ class Model:
             found[path] = [(slot, tensor) for slot, tensor in slots if slot in news]
         return found
 
+    def versions(self, weights: Mapping[str, Slots]) -> dict[tuple[str, str], _Version]:
+        """What changes with every counted write to `weights`, by module and slot."""
+        return {
+            (path, slot): _version_of(tensor)
+            for path, slots in weights.items()
+            for slot, tensor in slots
+        }
+
+    def forget(self, weights: Collection[tuple[str, str]]) -> None:
+        """`weights` were written to, and torch has not counted it: they are to be looked at."""
+        self._weighed |= dict.fromkeys(weights, _NEVER)
+        self._versions = None if _core is None else _core.Versions()
+
     def is_unchanged(self, root: nn.Module) -> bool:
         """Whether all modules and tensors of `root` are as they were when this was asked last.
 
@@ -148,6 +162,11 @@ class Scope:
         self.known = knowns.setdefault(self.prefix, {})
         self._numbers: dict[str, int] = {}
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """How often each function was called in it."""
+        return self._numbers
+
     def count(self, function: str, selects: Callable[[str], bool]) -> tuple[Op, int] | None:
         """The op of `function` here and the number of this call of it; None if not selected.
 
@@ -181,6 +200,22 @@ class Scopes:
     @property
     def is_open(self) -> bool:
         return bool(self._outer)
+
+    @property
+    def around(self) -> list[Scope]:
+        """Those that are open, the innermost first."""
+        return [self.here, *reversed(self._outer)]
+
+    def kept(self) -> Callable[[], None]:
+        """What sets the numbers of all calls back to those of now."""
+        kept = [(table, dict(table)) for table in (self._calls, *(s.numbers for s in self.around))]
+
+        def set_back() -> None:
+            for table, before in kept:
+                table.clear()
+                table.update(before)
+
+        return set_back
 
     def next_of(self, path: str) -> Scope:
         """The scope of the next call of the module at `path`."""

@@ -20,9 +20,8 @@ from dumpcmp.taps.recording.weighing import weights_of
 class Reeling(Protocol):
     """What takes the place of the Sink while a CUDA graph is captured."""
 
-    @property
-    def steps(self) -> dict[tuple[str, int], Model]:
-        """Those that began meanwhile, by model and number."""
+    def take(self, model: Model, number: int) -> None:
+        """The step `number` of `model` has begun meanwhile."""
 
 
 class Recorder(Outlet):
@@ -55,7 +54,7 @@ class Recorder(Outlet):
             self._latest.pop(root, None)  # the latest stands last
             step = self._latest[root] = Step(self, model, number)
             if self.reel is not None:
-                self.reel.steps[model.name, number] = model
+                self.reel.take(model, number)
             else:
                 self._weigh(model, root, step)
             return step
@@ -65,6 +64,10 @@ class Recorder(Outlet):
         if self.weights is not Weights.NOTHING and not model.is_unchanged(root):
             is_again = model.is_weighed
             step.weighing.hold(model.changed(weights_of(root, model)), is_again)
+
+    def known_models(self) -> list[Model]:
+        """Those that have run, and still live."""
+        return list(self._models.values())
 
     def end_replay(self, model: Model, number: int) -> None:
         """A replayed graph has given all of this step but parameters and buffers."""

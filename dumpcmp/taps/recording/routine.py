@@ -131,6 +131,10 @@ class Routine:
         if (tables := step.watch_tables) is not None:
             self.quick.watch_by(*tables, step.calls, distributed.origins())
 
+    def forget(self) -> None:
+        """Memory may have been written to, uncounted: keep nothing that was made of it before."""
+        self.quick.forget()
+
     def end(self) -> None:
         """Count what was recorded; nothing more will be."""
         quick, counts = self.quick, self._outlet.counts

@@ -226,6 +226,34 @@ class Step:
         self.outlet.call(call)
         return call
 
+    def rehearse(self) -> Callable[[], None]:
+        """What comes next does not compute yet: a CUDA graph is captured in the middle of it.
+
+        It is linked to nothing before, and has no gradients. What this gives ends that: numbers
+        go on as if nothing had come.
+        """
+        first, watcher = dict(self._first_calls), self.watcher
+        undo = [self.scopes.kept(), self.values.forget()]
+        self.watcher = None
+
+        def end() -> None:
+            for each in undo:
+                each()
+            self._first_calls, self.watcher = first, watcher
+
+        return end
+
+    def forget(self) -> None:
+        """Memory may have been written to, and torch has not counted it: link to nothing before."""
+        self.values.forget()
+        if self.routine is not None:
+            self.routine.forget()
+
+    def replayed(self, call: Call) -> None:
+        """A replay of a CUDA graph has made `call` of this step, and told the Sink."""
+        if call.op.is_module:
+            self._first_calls.setdefault(call.op, call)
+
     def next_order(self) -> int:
         """The position in the execution of what comes next."""
         return next(self.orders)

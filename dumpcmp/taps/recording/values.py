@@ -156,6 +156,20 @@ class Values:
         """What was seen where, the storages that are held, and memory without values."""
         return self._seen, self._storages, self._blanks.known
 
+    def forget(self) -> Callable[[], None]:
+        """Link nothing to what came so far.
+
+        Gives what forgets all that came since, and knows again what was known before.
+        """
+        before = dict(self._seen)
+        self._seen.clear()
+
+        def know_again() -> None:
+            self._seen.clear()
+            self._seen.update(before)
+
+        return know_again
+
     def put_each(self, call: Call, found: Slots) -> None:
         """Record values of `call`, as `put` does one.
 

@@ -1,0 +1,322 @@
+"""What ran while a CUDA graph was captured, recorded at each of its replays."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from dumpcmp.nouns.key import ROOT, Key, Op
+from dumpcmp.nouns.record import Call, Kept, Record, Source
+from dumpcmp.taps.recording import padding
+from dumpcmp.taps.recording.models import Model, Scope, Scopes
+from dumpcmp.taps.recording.padding import Padding
+from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.step import Step
+from dumpcmp.taps.recording.transfers import DeviceSource
+from dumpcmp.taps.recording.weighing import weights_of
+
+MIDDLE = "a CUDA graph was captured in the middle of this step, so nobody sees what it computes"
+ON_HOST = "a CUDA graph does not compute again what lies on the host"
+BEYOND = "--graph-budget has no room for it in the CUDA graph"
+FILLED = "the CUDA graph chose what is kept of it among rows that only fill its bucket"
+
+
+ONE_STEP = frozenset({("", 0)})  # of which a graph has all but who calls it: the path, the call
+
+
+class Reel:
+    """What ran while a graph was captured: calls, and tensors which each replay fills anew.
+
+    It stands in for the Sink meanwhile. Of a step that began before the graph it has what comes on
+    its own thread: the graph is a part of that step.
+    """
+
+    def __init__(self, recorder: Recorder, budget: int) -> None:
+        self.num_beyond = 0  # values for which the budget has no room
+        self.num_middle = 0  # values of steps that began before it and are none of its own
+        self.num_filled = 0  # values of replays that were chosen with what fills a bucket
+        self.left = budget
+        self._recorder = recorder
+        self._steps: dict[tuple[str, int], Model] = {}
+        self._began: set[tuple[str, int]] = set()  # those of them that began while it ran
+        self._events: list[Call | tuple[Record, Tensor | None]] = []
+        self._thread = threading.get_ident()
+        self._before = recorder.sink, recorder.condense, replace(recorder.counts)
+        self._rewrites = Rewrites()
+        self._end_rehearsal: Callable[[], None] = lambda: None
+        self._around: frozenset[tuple[str, int]] = ONE_STEP  # calls that began before it
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._began and not self._events
+
+    def begin(self) -> None:
+        """Take what comes, in place of the Sink: whole, or what the graph can choose of it."""
+        recorder, active = self._recorder, self._recorder.active()
+        for model in recorder.known_models():
+            self._rewrites.look_at(model)
+        is_part = type(active) is Step
+        recorder.remembers = is_part or active is None  # no more of a compiled function's step
+        copies_whole = padding.in_force() is not None or not recorder.remembers
+        recorder.sink, recorder.condense = self, None if copies_whole else recorder.condense_taped
+        if active is not None and is_part:
+            self._steps[active.model.name, active.number] = active.model
+            self._around = frozenset((scope.path, scope.call) for scope in active.scopes.around)
+            self._end_rehearsal = active.rehearse()
+
+    def take(self, model: Model, number: int) -> None:
+        """The step `number` of `model` has begun while the graph is captured."""
+        self._steps[model.name, number] = model
+        self._began.add((model.name, number))
+        self._rewrites.look_at(model)
+
+    def end(self) -> None:
+        """Give the Sink its place back; what was captured has not run, and is no step."""
+        recorder = self._recorder
+        recorder.sink, recorder.condense, recorder.counts = self._before
+        recorder.remembers = True
+        self._end_rehearsal()
+        self._rewrites.end()
+        for name, number in self._began:
+            model = self._steps[name, number]
+            model.num_steps = min(model.num_steps, number)
+
+    def call(self, call: Call) -> None:
+        if self._is_own(call.model, call.step):
+            self._events.append(call)
+        else:
+            self._before[0].call(call)
+
+    def put(self, record: Record, source: Source | None) -> None:
+        key = record.key
+        if not self._is_own(key.model, key.step):
+            if source is not None and self._is_taped():
+                record, source = _without(record, MIDDLE), None
+                self.num_middle += 1
+            self._before[0].put(record, source)
+        elif source is None:
+            self._events.append((record, None))
+        elif not isinstance(source, DeviceSource):
+            self._events.append((_without(record, ON_HOST), None))
+        elif source.nbytes > self.left:
+            self.num_beyond += 1
+            self._events.append((_without(record, BEYOND), None))
+        else:
+            self.left -= source.nbytes
+            is_own = record.stored is not None  # what was chosen is nobody else's
+            self._events.append((record, source.tensor if is_own else source.tensor.clone()))
+
+    def text(self, model: str, name: str, text: str) -> None:
+        self._before[0].text(model, name, text)
+
+    def _is_taped(self) -> bool:
+        """Whether what runs on this thread now goes into the graph: a backward has its own."""
+        return threading.get_ident() == self._thread or torch.cuda.is_current_stream_capturing()
+
+    def _is_own(self, model: str, step: int) -> bool:
+        return (model, step) in self._steps and threading.get_ident() == self._thread
+
+    def play(self, active: Step | None) -> None:
+        """Record what the current stream has begun to replay: as steps of their own.
+
+        If a step is `active` that calls the very module which the graph was captured from, or in
+        the middle of, it is a part of that step.
+        """
+        self._rewrites.tell()
+        spots = {own: self._spot(*own, active) for own in self._steps if not self.is_empty}
+        for event in self._events:
+            if isinstance(event, Call):
+                if (spot := spots[event.model, event.step]) is not None:
+                    self._call(event, spot)
+            elif (spot := spots[event[0].key.model, event[0].key.step]) is not None:
+                self._put(*event, spot)
+        for own, spot in spots.items():
+            if spot is not None and spot.within is None:
+                self._recorder.end_replay(self._steps[own], spot.step)
+
+    def _spot(self, name: str, step: int, active: Step | None) -> Spot | None:
+        """Where a replay's step belongs; None where it is not selected."""
+        recorder, model = self._recorder, self._steps[name, step]
+        path = active.model.paths.get(id(model.root)) if active else None
+        if active is not None and path is not None:
+            within = active.model.name, active.number, path, active.scopes, recorder
+            return Spot(*within, self._around, active)
+        number = model.next_step()
+        recorder.num_steps = max(recorder.num_steps, model.num_steps)
+        if not recorder.tap.selects_step(number):
+            return None
+        recorder.counts.steps += 1
+        return Spot(name, number, "", Scopes(model.ops), recorder)
+
+    def _call(self, call: Call, spot: Spot) -> None:
+        named = spot.name(call.op, call.call)
+        if named is None:
+            return
+        order = spot.orders[call.order] = spot.next_order()
+        op, number = named
+        call = replace(call, model=spot.model, step=spot.step, op=op, call=number, order=order)
+        self._recorder.call(call)
+        if spot.within is not None:
+            spot.within.replayed(call)
+
+    def _put(self, record: Record, tensor: Tensor | None, spot: Spot) -> None:
+        recorder = self._recorder
+        record, tensor = spot.linked(record, tensor)
+        key = spot.key(record.key)
+        if key is None:
+            spot.skipped[record.key] = record, tensor
+            return
+        record = replace(record, key=key, order=spot.orders.get(record.order, record.order))
+        if (filled := padding.in_force()) is not None:
+            record, tensor = self._cut(record, tensor, filled)
+        recorder.counts.values += 1
+        recorder.counts.links += record.same_as is not None
+        if tensor is None:
+            recorder.sink.put(record, None)
+            return
+        condense = recorder.condense if record.stored is None else None
+        condensed = condense and condense(key, tensor, record.layout)
+        source: Source = DeviceSource(tensor, recorder.stagings)
+        if condensed is not None:
+            record = replace(record, kept=Kept.SUMMARY, stored=condensed.stored)
+            source = condensed.source or DeviceSource(condensed.numbers, recorder.stagings, True)
+        recorder.counts.nbytes += source.nbytes
+        recorder.sink.put(record, source)
+
+    def _cut(
+        self, record: Record, tensor: Tensor | None, filled: Padding
+    ) -> tuple[Record, Tensor | None]:
+        """What is real of a value in a bucket."""
+        dim = filled.dim_in(record.shape)
+        if dim is None:
+            return record, tensor
+        shape = list(record.shape)
+        shape[dim] = filled.rows
+        record = replace(record, shape=tuple(shape))
+        if record.stored is not None:
+            self.num_filled += 1
+            return _without(record, FILLED), None
+        return record, None if tensor is None else tensor.narrow(dim, 0, filled.rows).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where in the archive a replayed step goes: at `path` of the step `within`, or a new one.
+
+    Calls are numbered as the scopes there say: after those that ran before, eagerly or replayed.
+    """
+
+    model: str
+    step: int
+    path: str
+    scopes: Scopes
+    recorder: Recorder
+    outside: frozenset[tuple[str, int]] = frozenset()  # calls in the graph that began before it
+    within: Step | None = None
+    orders: dict[int, int] = field(default_factory=dict)  # that calls have, by those they had
+    skipped: dict[Key, tuple[Record, Tensor | None]] = field(default_factory=dict)
+    _moved: dict[Key, Key] = field(default_factory=dict)  # who holds what was skipped
+    _fresh: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
+    _names: dict[tuple[str, int], tuple[Op, int] | None] = field(default_factory=dict)
+    _scopes: dict[tuple[str, int], tuple[Scope, bool]] = field(default_factory=dict)
+
+    def next_order(self) -> int:
+        return self._fresh() if self.within is None else self.within.next_order()
+
+    def linked(self, record: Record, tensor: Tensor | None) -> tuple[Record, Tensor | None]:
+        """`record` with its link to what is recorded here, or with what it was linked to."""
+        origin = record.same_as
+        if origin is None:
+            return record, tensor
+        if (link := self._moved.get(origin) or self.key(origin)) is not None:
+            return replace(record, same_as=link), None
+        held, tensor = self.skipped[origin]
+        if held.same_as is None and (key := self.key(record.key)) is not None:
+            self._moved[origin] = key
+        kept, stored, problem = held.kept, held.stored, held.problem
+        linked = replace(record, same_as=held.same_as, kept=kept, stored=stored, problem=problem)
+        return linked, tensor
+
+    def key(self, key: Key) -> Key | None:
+        named = self.name(key.op, key.call)
+        return None if named is None else Key(self.model, self.step, *named, key.slot)
+
+    def name(self, op: Op, call: int) -> tuple[Op, int] | None:
+        """What `call` of `op` in the graph is here; None where that is not recorded from it.
+
+        Nobody wants it, or it is the call of a module around the graph, which is recorded itself.
+        """
+        if (op, call) not in self._names:
+            self._names[op, call] = self._named(op, call)
+        return self._names[op, call]
+
+    def _named(self, op: Op, call: int) -> tuple[Op, int] | None:
+        path, number, mark = _parts(op)
+        scope, is_around = self._scope(path, call if op.is_module else number)
+        if op.is_module:
+            named = Op((scope.path or ROOT) + mark)
+            return None if is_around or not self._selects(named) else (named, scope.call)
+        if mark:  # what ran beside the calls of a module has numbers of its own
+            return Op(f"{scope.prefix}{mark}/{op.function}"), call
+        return scope.count(op.function, self._selects)
+
+    def _scope(self, inner: str, number: int) -> tuple[Scope, bool]:
+        """The scope of a module's call in the graph, and whether it was open before the graph."""
+        if (inner, number) not in self._scopes:
+            path = ".".join(filter(None, (self.path, inner)))
+            around = [scope for scope in self.scopes.around if scope.path == path]
+            is_open = self.scopes.is_open and bool(around) and (inner, number) in self.outside
+            scope = around[0] if is_open else self.scopes.next_of(path)
+            self._scopes[inner, number] = scope, is_open
+        return self._scopes[inner, number]
+
+    def _selects(self, op: str) -> bool:
+        self.recorder.ops.add(op)
+        return self.recorder.tap.selects_op(op)
+
+
+def _parts(op: Op) -> tuple[str, int, str]:
+    """The module's path, which call of it, and the mark of what runs beside its calls."""
+    path, *marks = op.scope.split("@")
+    number = int(marks.pop(0)) if marks and marks[0].isdecimal() else 0
+    return "" if path == ROOT else path, number, "".join(f"@{mark}" for mark in marks)
+
+
+def _without(record: Record, problem: str) -> Record:
+    """`record` of a value of which nothing is kept."""
+    return replace(record, kept=Kept.NOTHING, problem=problem, same_as=None, stored=None)
+
+
+class Rewrites:
+    """Parameters and buffers that a graph writes to: its capture counts that, a replay does not."""
+
+    def __init__(self) -> None:
+        self._before: dict[Model, dict[tuple[str, str], tuple[int, int | None]]] = {}
+        self._found: dict[Model, list[tuple[str, str]]] = {}
+
+    def look_at(self, model: Model) -> None:
+        if model not in self._before:
+            self._before[model] = _versions(model)
+
+    def end(self) -> None:
+        """The graph is captured."""
+        for model, before in self._before.items():
+            now = _versions(model)
+            self._found[model] = [each for each in now if now[each] != before.get(each)]
+        self._before.clear()
+
+    def tell(self) -> None:
+        """The graph has written to them again."""
+        for model, found in self._found.items():
+            if found:
+                model.forget(found)
+
+
+def _versions(model: Model) -> dict[tuple[str, str], tuple[int, int | None]]:
+    root = model.root
+    return {} if root is None else model.versions(weights_of(root, model))
