@@ -572,3 +572,66 @@ def test_a_buffer_that_a_graph_writes_to_is_recorded_at_each_replay(tmp_path: Pa
         found = numbers(archive, "Pieces", step, "<root>", 0, "buffer.total")
         assert np.array_equal(found, total.cpu().numpy()), step
     assert not torch.equal(totals[1], totals[2])
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_graphs_that_share_their_memory_are_seen(tmp_path: Path) -> None:
+    pool, results = torch.cuda.graph_pool_handle(), []
+    models = [Net().cuda() for _ in range(3)]
+    inputs = [torch.randn(256, 64, device="cuda") for _ in models]
+    with torch.no_grad(), dumpcmp.capture(None, tmp_path / "d"):
+        graphs = [torch.cuda.CUDAGraph() for _ in models]
+        for graph, model, x in zip(graphs, models, inputs, strict=True):
+            model(x)
+            with torch.cuda.graph(graph, pool=pool):
+                results.append(model(x))
+        for _ in range(2):
+            for graph in graphs:
+                graph.replay()
+    archive = Archive(tmp_path / "d")
+    assert not archive.run[0]["run"].get("remarks")
+    for name, result in zip(("Net", "Net-1", "Net-2"), results, strict=True):
+        kept = [key for key in archive if key.model == name and key.op == "<root>"]
+        assert {key.step for key in kept} == {0, 1, 2}
+        found = [numbers(archive, name, step, "<root>", 0, "output.0") for step in range(3)]
+        assert all(np.array_equal(each, found[0]) for each in found) and result.shape == x.shape
+
+
+def trained(room: Path, is_graphed: bool) -> Path:
+    """A dump of three steps of training, the optimizer's among them, in one graph or in none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)).cuda()
+    x, *inputs = (torch.randn(8, 64, device="cuda") for _ in range(4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, capturable=True)
+
+    def train() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(side):
+        train()
+    torch.cuda.current_stream().wait_stream(side)
+    path = room / ("graphed" if is_graphed else "eager")
+    with dumpcmp.capture(model, path):
+        step, graph = train, torch.cuda.CUDAGraph()
+        if is_graphed:
+            with torch.cuda.graph(graph):
+                train()
+            step = graph.replay
+        for each in inputs:
+            x.copy_(each)
+            step()
+    return path
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_weights_that_a_graph_trains_are_those_before_each_replay(tmp_path: Path) -> None:
+    outcome = dumpcmp.compare(trained(tmp_path, False), trained(tmp_path, True))
+    assert outcome.passed, outcome
+    slots = {(row.key.step, row.key.slot) for row in outcome.rows}
+    assert {(step, "param.weight") for step in range(3)} <= slots
+    assert {(step, "buffer.running_var") for step in range(3)} <= slots

@@ -69,13 +69,17 @@ class Recorder(Outlet):
         """Those that have run, and still live."""
         return list(self._models.values())
 
-    def end_replay(self, model: Model, number: int) -> None:
-        """A replayed graph has given all of this step but parameters and buffers."""
+    def begin_replay(self, model: Model) -> Step | None:
+        """A new step of `model`, which a CUDA graph computes; None where it is not selected."""
+        number = model.next_step()
+        self.num_steps = max(self.num_steps, model.num_steps)
+        if not self.tap.selects_step(number):
+            return None
+        self.counts.steps += 1
         step = Step(self, model, number)
         if (root := model.root) is not None:
             self._weigh(model, root, step)
-            step.put_rest()
-        self.finish(step)
+        return step
 
     def begin_function(
         self, name: str, wanted: bool, begin: Callable[[nn.Module], Step | None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from torch import Tensor
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call, Kept, Record, Source
 from dumpcmp.taps.recording import padding
-from dumpcmp.taps.recording.models import Model, Scope, Scopes
+from dumpcmp.taps.recording.models import Model, Scope
 from dumpcmp.taps.recording.padding import Padding
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
@@ -121,48 +120,42 @@ class Reel:
     def _is_own(self, model: str, step: int) -> bool:
         return (model, step) in self._steps and threading.get_ident() == self._thread
 
-    def play(self, active: Step | None) -> None:
-        """Record what the current stream has begun to replay: as steps of their own.
+    def announce(self, active: Step | None) -> Spots:
+        """Tell of all calls that a replay is about to make: as steps of their own.
 
         If a step is `active` that calls the very module which the graph was captured from, or in
-        the middle of, it is a part of that step.
+        the middle of, they are a part of that step. Weights are recorded now: the graph may write
+        to them.
         """
-        self._rewrites.tell()
         spots = {own: self._spot(*own, active) for own in self._steps if not self.is_empty}
         for event in self._events:
+            if isinstance(event, Call) and (spot := spots[event.model, event.step]) is not None:
+                spot.announce(event)
+        for spot in spots.values():
+            if spot is not None and spot.is_new:
+                spot.within.put_rest()
+        return spots
+
+    def play(self, spots: Spots) -> None:
+        """Record what the current stream has begun to replay, which was announced."""
+        self._rewrites.tell()
+        for event in self._events:
             if isinstance(event, Call):
-                if (spot := spots[event.model, event.step]) is not None:
-                    self._call(event, spot)
-            elif (spot := spots[event[0].key.model, event[0].key.step]) is not None:
+                continue
+            if (spot := spots[event[0].key.model, event[0].key.step]) is not None:
                 self._put(*event, spot)
-        for own, spot in spots.items():
-            if spot is not None and spot.within is None:
-                self._recorder.end_replay(self._steps[own], spot.step)
+        for spot in spots.values():
+            if spot is not None and spot.is_new:
+                self._recorder.finish(spot.within)
 
     def _spot(self, name: str, step: int, active: Step | None) -> Spot | None:
         """Where a replay's step belongs; None where it is not selected."""
         recorder, model = self._recorder, self._steps[name, step]
         path = active.model.paths.get(id(model.root)) if active else None
         if active is not None and path is not None:
-            within = active.model.name, active.number, path, active.scopes, recorder
-            return Spot(*within, self._around, active)
-        number = model.next_step()
-        recorder.num_steps = max(recorder.num_steps, model.num_steps)
-        if not recorder.tap.selects_step(number):
-            return None
-        recorder.counts.steps += 1
-        return Spot(name, number, "", Scopes(model.ops), recorder)
-
-    def _call(self, call: Call, spot: Spot) -> None:
-        named = spot.name(call.op, call.call)
-        if named is None:
-            return
-        order = spot.orders[call.order] = spot.next_order()
-        op, number = named
-        call = replace(call, model=spot.model, step=spot.step, op=op, call=number, order=order)
-        self._recorder.call(call)
-        if spot.within is not None:
-            spot.within.replayed(call)
+            return Spot(active, path, self._around)
+        begun = recorder.begin_replay(model)
+        return None if begun is None else Spot(begun, "", self._around, is_new=True)
 
     def _put(self, record: Record, tensor: Tensor | None, spot: Spot) -> None:
         recorder = self._recorder
@@ -206,27 +199,29 @@ class Reel:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where in the archive a replayed step goes: at `path` of the step `within`, or a new one.
+    """Where in the archive a replayed step goes: at `path` of the step `within`.
 
-    Calls are numbered as the scopes there say: after those that ran before, eagerly or replayed.
+    Calls are numbered as its scopes say: after those that ran before, eagerly or replayed.
     """
 
-    model: str
-    step: int
+    within: Step
     path: str
-    scopes: Scopes
-    recorder: Recorder
-    outside: frozenset[tuple[str, int]] = frozenset()  # calls in the graph that began before it
-    within: Step | None = None
+    outside: frozenset[tuple[str, int]]  # calls in the graph that began before it
+    is_new: bool = False  # it begins with the replay, and ends there
     orders: dict[int, int] = field(default_factory=dict)  # that calls have, by those they had
     skipped: dict[Key, tuple[Record, Tensor | None]] = field(default_factory=dict)
     _moved: dict[Key, Key] = field(default_factory=dict)  # who holds what was skipped
-    _fresh: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
     _names: dict[tuple[str, int], tuple[Op, int] | None] = field(default_factory=dict)
     _scopes: dict[tuple[str, int], tuple[Scope, bool]] = field(default_factory=dict)
 
-    def next_order(self) -> int:
-        return self._fresh() if self.within is None else self.within.next_order()
+    def announce(self, call: Call) -> None:
+        """Tell of `call` of the graph, which is about to come."""
+        step, named = self.within, self.name(call.op, call.call)
+        if named is None:
+            return
+        order = self.orders[call.order] = step.next_order()
+        model, (op, number) = step.model.name, named
+        step.announce(replace(call, model=model, step=step.number, op=op, call=number, order=order))
 
     def linked(self, record: Record, tensor: Tensor | None) -> tuple[Record, Tensor | None]:
         """`record` with its link to what is recorded here, or with what it was linked to."""
@@ -244,7 +239,8 @@ class Spot:
 
     def key(self, key: Key) -> Key | None:
         named = self.name(key.op, key.call)
-        return None if named is None else Key(self.model, self.step, *named, key.slot)
+        step = self.within
+        return None if named is None else Key(step.model.name, step.number, *named, key.slot)
 
     def name(self, op: Op, call: int) -> tuple[Op, int] | None:
         """What `call` of `op` in the graph is here; None where that is not recorded from it.
@@ -269,15 +265,20 @@ class Spot:
         """The scope of a module's call in the graph, and whether it was open before the graph."""
         if (inner, number) not in self._scopes:
             path = ".".join(filter(None, (self.path, inner)))
-            around = [scope for scope in self.scopes.around if scope.path == path]
-            is_open = self.scopes.is_open and bool(around) and (inner, number) in self.outside
-            scope = around[0] if is_open else self.scopes.next_of(path)
+            scopes = self.within.scopes
+            around = [scope for scope in scopes.around if scope.path == path]
+            is_open = scopes.is_open and bool(around) and (inner, number) in self.outside
+            scope = around[0] if is_open else scopes.next_of(path)
             self._scopes[inner, number] = scope, is_open
         return self._scopes[inner, number]
 
     def _selects(self, op: str) -> bool:
-        self.recorder.ops.add(op)
-        return self.recorder.tap.selects_op(op)
+        outlet = self.within.outlet
+        outlet.ops.add(op)
+        return outlet.tap.selects_op(op)
+
+
+Spots = dict[tuple[str, int], Spot | None]  # by the steps of a Reel
 
 
 def _parts(op: Op) -> tuple[str, int, str]:

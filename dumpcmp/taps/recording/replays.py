@@ -18,22 +18,21 @@ BUDGET_SHARE = 8  # of the device's free memory, one part in so many may hold wh
 
 
 class Counted:
-    """A graph that counts its own replays, on its device, beside those that were heard of."""
+    """A graph that counts its own replays, on its device, beside those that were heard of.
+
+    The number lies outside of the graph's memory, which graphs may share and write over.
+    """
 
     def __init__(self) -> None:
-        """Take part in the capture that has just begun: memory of the graph's, and a kernel."""
+        """Before a capture: kernels must not be loaded meanwhile."""
         self.num_heard = 0
-        self._number = torch.empty((), dtype=torch.int64, device="cuda")
-        self._number.add_(1)
-
-    @staticmethod
-    def prepare() -> None:
-        """Have the kernel loaded, which may not be while a graph is captured."""
-        torch.zeros((), dtype=torch.int64, device="cuda").add_(1)
-
-    def begin(self) -> None:
-        """Count from now on: the capture has ended, and nothing was replayed."""
+        self._number = torch.zeros((), dtype=torch.int64, device="cuda")
+        self.take_part()
         self._number.zero_()
+
+    def take_part(self) -> None:
+        """Be counted by whatever runs, or is captured, now."""
+        self._number.add_(1)
 
     def num_unheard(self) -> int:
         """Replays that ran without anybody hearing of them; waits for the device."""
@@ -120,7 +119,7 @@ class Replays:
         recorder.reel = self._reels[graph] = reel = Reel(recorder, self._affordable())
         if self._counts_itself():
             with DisableTorchFunction(), DisableTorchDispatch():
-                Counted.prepare()
+                self._counted[graph] = Counted()
         reel.begin()
         try:
             result = original(graph, *args, **kwargs)
@@ -135,10 +134,10 @@ class Replays:
         return torch.cuda.is_available() and not self._compiles()
 
     def _count(self, graph: Any) -> None:
-        """Have `graph` count its replays from its capture on, which has just begun."""
-        if self._counts_itself():
+        """Have `graph` count its replays, now that its capture has begun."""
+        if (counted := self._counted.get(graph)) is not None:
             with DisableTorchFunction(), DisableTorchDispatch():
-                counted = self._counted[graph] = Counted()
+                counted.take_part()
             self._counts.append(counted)
 
     def _num_unheard(self) -> int:
@@ -146,11 +145,7 @@ class Replays:
 
     def _end(self, original: Callable[..., Any], graph: Any) -> Any:
         self._stop(graph)
-        result = original(graph)
-        if (counted := self._counted.get(graph)) is not None:
-            with DisableTorchFunction(), DisableTorchDispatch():
-                counted.begin()
-        return result
+        return original(graph)
 
     def _stop(self, graph: Any) -> None:
         reel = self._reels.get(graph)
@@ -159,23 +154,30 @@ class Replays:
             self._recorder.reel = None
 
     def _replay(self, original: Callable[..., Any], graph: Any) -> Any:
-        result = original(graph)
-        if (counted := self._counted.get(graph)) is not None:
-            counted.num_heard += 1
-        if self._recorder.is_inert:
-            return result
+        recorder, reel = self._recorder, self._reels.get(graph)
+        if recorder.is_inert:
+            return self._heard(original, graph)
         self.num_replays += 1
-        reel = self._reels.get(graph)
         if reel is None:
             self.num_unseen += 1
         elif reel.is_empty:
             self.num_middle += bool(reel.num_middle)
             self.num_empty += not (reel.num_middle or self._compiles())
-        with HOLD, self._recorder.lock, DisableTorchFunction(), DisableTorchDispatch():
-            for step in active.all_steps() if (active := self._recorder.active()) else ():
+        active = recorder.active()
+        with HOLD, recorder.lock, DisableTorchFunction(), DisableTorchDispatch():
+            spots = {} if reel is None else reel.announce(active)
+        result = self._heard(original, graph)
+        with HOLD, recorder.lock, DisableTorchFunction(), DisableTorchDispatch():
+            for step in active.all_steps() if active is not None else ():
                 step.forget()  # what the graph wrote to, which torch does not count
             if reel is not None:
-                reel.play(active)
+                reel.play(spots)
+        return result
+
+    def _heard(self, original: Callable[..., Any], graph: Any) -> Any:
+        result = original(graph)
+        if (counted := self._counted.get(graph)) is not None:
+            counted.num_heard += 1
         return result
 
     def _affordable(self) -> int:

@@ -249,10 +249,13 @@ class Step:
         if self.routine is not None:
             self.routine.forget()
 
-    def replayed(self, call: Call) -> None:
-        """A replay of a CUDA graph has made `call` of this step, and told the Sink."""
+    def announce(self, call: Call) -> None:
+        """A CUDA graph that is replayed next makes `call`, as a part of this step."""
+        self.outlet.call(call)
         if call.op.is_module:
             self._first_calls.setdefault(call.op, call)
+            if call.call == 0:
+                self._put_weights(call, "" if call.op == ROOT else call.op.module)
 
     def next_order(self) -> int:
         """The position in the execution of what comes next."""
