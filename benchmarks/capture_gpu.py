@@ -124,11 +124,11 @@ def table() -> Table:
         "hooks that do nothing": (seen(lambda _: None), disk),
         "aminmax of every output, by hooks": (seen(lambda output: output.aminmax()), disk),
         "pinned copies on a side stream, no file": (Pinned().around, disk),
-        "tensor.cpu() of every output": (seen(lambda output: output.cpu()), disk),
         "dump into /dev/shm": (dumped(), SHARED),
         "dump into /dev/shm, --buffer that holds the steps": (dumped(fits), SHARED),
         "dump onto the disk, --buffer that holds the steps": (dumped(fits), disk),
         "dump onto the disk": (dumped(), disk),
+        "tensor.cpu() of every output": (seen(lambda output: output.cpu()), disk),
     }
     rows, base, pinned = [], 0.0, 0.0
     for name, (way, where) in ways.items():
