@@ -69,9 +69,7 @@ class Load:
 
     arrays: list[NDArray[np.float32]]
     names: list[str]
-    records: list[Record]
-    calls: list[Call]
-    sources: list[Dense]
+    ops: list[tuple[Call, list[tuple[Record, Dense]]]]
 
 
 def load_of(case: Case) -> Load:
@@ -89,8 +87,10 @@ def load_of(case: Case) -> Load:
         Call("Model", 0, op, 0, n // PER_CALL, "torch.nn.functional.linear", "model.py:31")
         for op, n in ops[::PER_CALL]
     ]
+    values = list(zip(records, map(Dense, arrays), strict=True))
+    taken = [values[n : n + PER_CALL] for n in range(0, len(values), PER_CALL)]
     names = [f"{key.op}.{key.slot}" for key in keys]
-    return Load(arrays, names, records, calls, [Dense(array) for array in arrays])
+    return Load(arrays, names, list(zip(calls, taken, strict=True)))
 
 
 def write_raw(load: Load, path: Path) -> None:
@@ -134,11 +134,11 @@ def write_h5py(load: Load, path: Path) -> None:
 def write_archive(load: Load, path: Path) -> float:
     """Gives the CPU seconds of this thread until all is handed over."""
     with ArchiveWriter(path) as sink:
-        began = time.thread_time()
-        for number, (record, source) in enumerate(zip(load.records, load.sources, strict=True)):
-            if number % PER_CALL == 0:
-                sink.call(load.calls[number // PER_CALL])
-            sink.put(record, source)
+        began, put = time.thread_time(), sink.put
+        for call, given in load.ops:
+            sink.call(call)
+            for record, source in given:
+                put(record, source)
         return time.thread_time() - began
 
 
