@@ -360,6 +360,7 @@ def test_gradients_that_came_before_are_recorded_at_once(
     monkeypatch.setattr(values.Values, "put_at", counted)
     asked: list[int] = []
     monkeypatch.setattr(routine.Routine, "watch", lambda *_: asked.append(1))
+    monkeypatch.setattr(routine.Routine, "hook", lambda *_: asked.append(1))
     layers = (nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(4))
     model = nn.Sequential(*layers)
     taken = []
@@ -373,3 +374,39 @@ def test_gradients_that_came_before_are_recorded_at_once(
     assert taken[0] == sum(name.slot.is_gradient for name in last) > 30
     assert taken[2] < 0.25 * taken[0]  # the ring begins anew now and then
     assert not asked, "each is watched for by C, and hooked"
+
+
+@pytest.mark.skipif(not routine.IS_ABLE, reason="it was not compiled")
+def test_hooks_of_known_calls_are_taken_off(tmp_path: Path) -> None:
+    """When a gradient comes, when the capture ends, and also if the program has removed them."""
+    model, held = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), []
+    with dumpcmp.capture(model, tmp_path / "d", backward=True):
+        for _ in range(4):
+            held.append(model(torch.randn(2, 3)))
+            assert len(held[-1]._backward_hooks) == 1
+            if len(held) == 3:
+                held[-1]._backward_hooks.clear()
+            if len(held) < 4:
+                held[-1].sum().backward(retain_graph=True)
+                assert not held[-1]._backward_hooks
+                held[-1].sum().backward()  # which is recorded no more
+    assert not held[-1]._backward_hooks
+    found = [key for key in dumpcmp.Archive(tmp_path / "d") if key.slot == "grad_output.0"]
+    assert {key.step for key in found if key.op == "1"} == {0, 1}
+
+
+@pytest.mark.skipif(not routine.IS_ABLE, reason="it was not compiled")
+def test_gradients_of_steps_that_end_in_another_order(tmp_path: Path) -> None:
+    """What a parameter gets belongs to the step that the backward pass has come to."""
+    for way in ("quick", "slow"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+        with pytest.MonkeyPatch.context() as patch:
+            if way == "slow":
+                forgetting(patch)
+            with dumpcmp.capture(model, tmp_path / way, backward=True):
+                for _ in range(3):
+                    first, second = (model(torch.randn(2, 3)).sum() for _ in range(2))
+                    first.backward()
+                    second.backward()
+    assert contents(tmp_path / "quick") == contents(tmp_path / "slow")

@@ -57,6 +57,7 @@ typedef struct {
     PyObject *made; /* rows of this step, by where the bytes lie */
     PyObject *lay_call, *lay_value, *lay_link;
     PyObject *watched, *takers, *targets, *calls, *origins; /* NULL: no gradients are recorded */
+    PyObject *back;                          /* what hooks tensors at once, or None */
     PyObject *whole, *scope_type, *root_name, *slow; /* the step, for calls of modules */
     PyObject *first_calls, *ops, *module_ops, *knowns, *outer, *path_calls, *weights;
     unsigned long long num_calls, num_values, num_links, nbytes;
@@ -82,14 +83,38 @@ typedef struct {
     PyObject *course, *module, *run;
 } ModuleCall;
 
+/* The gradients of one step: what their hooks have in common. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *gradients, *step, *model;      /* the last is a name */
+    PyObject *hooked, *running;              /* tables of the whole capture, see Watches */
+    PyObject *recorded, *takers;             /* names of parameters, and who took them */
+    PyObject *find, *put;                    /* the ways in Python */
+    PyObject *course;                        /* NULL: not asked yet; None: all go the way in Python */
+    PyObject *writes, *looks, *first_calls, *counts, *number;
+} Backward;
+
+/* What is called with the gradient of a tensor, which is recorded at its targets. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *back, *targets;
+} TensorHook;
+
+/* What is called with a parameter that has its gradient, in whatever step. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *running, *latest, *model, *name; /* of the model, and of the parameter */
+    PyObject *op, *slot, *slow;                /* op: None where its module is not selected */
+} ParameterHook;
+
 static PyObject *course_type, *known_type, *look_type, *held_type, *versions_type,
-    *module_call_type;
+    *module_call_type, *backward_type, *tensor_hook_type, *parameter_hook_type;
 
 /* What torch and the package have, set once by `set_up`. */
 static struct {
     PyObject *tensor, *parameter, *keys_of, *data_ptr, *stride, *offset, *storage, *storage_nbytes,
         *weak_ref, *free_weak_ref, *num_modes, *is_autocast, *digest, *hasher, *foreign,
-        *no_function, *no_dispatch, *detach, *contiguous;
+        *no_function, *no_dispatch, *detach, *contiguous, *hooks_dict;
 } torch;
 
 static struct {
@@ -97,7 +122,8 @@ static struct {
         *raw_repr, *f_back, *co_filename, *step, *start, *stop, *step_of_slice, *begin, *put,
         *put_outputs, *watch, *tell, *condense, *parameters, *buffers, *modules, *op, *call, *order,
         *enter, *exit, *path, *prefix, *ops, *model, *paths, *leave, *hook, *requires_grad,
-        *is_param, *grad_fn, *sequence_nr, *output_nr;
+        *is_param, *grad_fn, *sequence_nr, *output_nr, *hooks, *register_dict, *grad, *number,
+        *calls, *values, *links, *nbytes;
 } names;
 
 static PyObject *call1(PyObject *callable, PyObject *arg)
@@ -629,8 +655,9 @@ static PyObject *list_of(PyObject *all, PyObject *key, int *is_new)
 
 /* By what the gradient of `tensor` is known: (number of its node, which output of it), a new
    reference; NULL without an exception where the way in Python has more to ask: of a leaf, of what
-   was made a parameter by hand, and of what a compiled graph gave. */
-static PyObject *gradient_of(PyObject *tensor)
+   was made a parameter by hand, and of what a compiled graph gave. The node is told, too, a new
+   reference. */
+static PyObject *gradient_of(PyObject *tensor, PyObject **made_by)
 {
     PyObject *mark = PyObject_GetAttr(tensor, names.is_param), *which = NULL;
     Py_XDECREF(mark);
@@ -647,8 +674,53 @@ static PyObject *gradient_of(PyObject *tensor)
         Py_XDECREF(output);
     }
     Py_XDECREF(name);
-    Py_XDECREF(node);
+    if (which)
+        *made_by = node;
+    else
+        Py_XDECREF(node);
     return which;
+}
+
+/* The hooks of `tensor`, which `node` made, a new reference: as Tensor.register_hook has them. */
+static PyObject *hooks_of(PyObject *tensor, PyObject *node)
+{
+    PyObject *hooks = PyObject_GetAttr(tensor, names.hooks);
+    if (hooks != Py_None)
+        return hooks;
+    Py_DECREF(hooks);
+    hooks = PyObject_CallNoArgs(torch.hooks_dict);
+    PyObject *done = NULL;
+    if (hooks && PyObject_SetAttr(tensor, names.hooks, hooks) == 0)
+        done = PyObject_CallMethodObjArgs(node, names.register_dict, tensor, NULL);
+    if (!done)
+        Py_CLEAR(hooks);
+    Py_XDECREF(done);
+    return hooks;
+}
+
+/* Have the gradient of `tensor` recorded at `targets`, which are added to meanwhile. The hook has
+   the address of `targets` for its number, which no other one has while it is there: those that
+   torch gives count from 0. */
+static int hook_tensor(Backward *back, PyObject *tensor, PyObject *node, PyObject *targets)
+{
+    PyTypeObject *type = (PyTypeObject *)tensor_hook_type;
+    PyObject *hooks = hooks_of(tensor, node);
+    PyObject *number = hooks ? PyLong_FromVoidPtr(targets) : NULL;
+    PyObject *table = number ? PyWeakref_NewRef(hooks, NULL) : NULL;
+    TensorHook *hook =
+        table ? (TensorHook *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0) : NULL;
+    int done = -1;
+    if (hook) {
+        hook->back = Py_NewRef((PyObject *)back);
+        hook->targets = Py_NewRef(targets);
+        if (PyObject_SetItem(hooks, number, (PyObject *)hook) == 0)
+            done = PyDict_SetItem(back->hooked, number, table);
+    }
+    Py_XDECREF((PyObject *)hook);
+    Py_XDECREF(table);
+    Py_XDECREF(number);
+    Py_XDECREF(hooks);
+    return done;
 }
 
 /* What Gradients.watch does of one value: 1, 0 where that has more to do, or -1 with an exception. */
@@ -664,7 +736,8 @@ static int watch_value(Course *course, PyObject *ticket, Look *value, PyObject *
     int is_parameter = (PyObject *)Py_TYPE(tensor) == torch.parameter, is_new;
     if (!is_parameter && PyDict_Size(course->origins))
         return 0;
-    PyObject *which = is_parameter ? PyLong_FromVoidPtr(tensor) : gradient_of(tensor);
+    PyObject *node = NULL;
+    PyObject *which = is_parameter ? PyLong_FromVoidPtr(tensor) : gradient_of(tensor, &node);
     if (!which)
         return PyErr_Occurred() ? -1 : 0;
     PyObject *targets = list_of(is_parameter ? course->takers : course->targets, which, &is_new);
@@ -673,10 +746,15 @@ static int watch_value(Course *course, PyObject *ticket, Look *value, PyObject *
     PyObject *target = value->grad_slot ? PyTuple_Pack(2, ticket, value->grad_slot) : NULL;
     int done = targets && target && PySet_Add(course->watched, value->where) == 0 ? 1 : -1;
     if (done > 0 && is_new && !is_parameter) {
-        PyObject *hooked = ask(course, names.hook, tensor, targets, NULL, NULL);
-        done = hooked ? 1 : -1;
-        Py_XDECREF(hooked);
+        if ((PyObject *)Py_TYPE(course->back) == backward_type) {
+            done = hook_tensor((Backward *)course->back, tensor, node, targets) < 0 ? -1 : 1;
+        } else {
+            PyObject *hooked = ask(course, names.hook, tensor, targets, NULL, NULL);
+            done = hooked ? 1 : -1;
+            Py_XDECREF(hooked);
+        }
     }
+    Py_XDECREF(node);
     if (done > 0 && PyList_Append(targets, target) < 0)
         done = -1;
     Py_XDECREF(target);
@@ -709,13 +787,15 @@ static int watch(Course *course, PyObject *ticket, PyObject *values, Found *foun
     return 0;
 }
 
-/* Be told what is known of gradients that are recorded: (watched, takers, targets, calls, origins). */
+/* Be told what is known of gradients that are recorded: (watched, takers, targets, calls, origins),
+   and what hooks tensors, or None. */
 static PyObject *course_watch_by(PyObject *object, PyObject *args)
 {
     Course *self = (Course *)object;
-    PyObject *watched, *takers, *targets, *calls, *origins;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!", &PySet_Type, &watched, &PyDict_Type, &takers,
-                          &PyDict_Type, &targets, &PyDict_Type, &calls, &PyDict_Type, &origins))
+    PyObject *watched, *takers, *targets, *calls, *origins, *back;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O", &PySet_Type, &watched, &PyDict_Type, &takers,
+                          &PyDict_Type, &targets, &PyDict_Type, &calls, &PyDict_Type, &origins,
+                          &back))
         return NULL;
     if (self->watched)
         return PyErr_Format(PyExc_RuntimeError, "watch_by: gradients are watched already");
@@ -724,6 +804,7 @@ static PyObject *course_watch_by(PyObject *object, PyObject *args)
     self->targets = Py_NewRef(targets);
     self->calls = Py_NewRef(calls);
     self->origins = Py_NewRef(origins);
+    self->back = Py_NewRef(back);
     Py_RETURN_NONE;
 }
 
@@ -1306,35 +1387,253 @@ static int put_target(Course *course, Target *target, Look *first, PyObject *ten
     return laid;
 }
 
-/* Record a gradient at as many of (targets, tensor, looks, calls) as are known, in their order;
-   gives their number, and where its bytes lie, or None. Whoever calls holds the outlet's lock. */
-static PyObject *course_put_at(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
+/* Record a gradient at as many of `targets` as are known, in their order; gives their number, or -1
+   with an exception, and where its bytes lie, a new reference. The outlet's lock is held. */
+static Py_ssize_t put_known(Course *course, PyObject *targets, PyObject *tensor, PyObject *looks,
+                            PyObject *calls, PyObject **lies)
 {
-    Course *course = (Course *)self;
-    if (num_args != 4 || !PyList_Check(args[0]) || !PyDict_Check(args[2]) || !PyDict_Check(args[3])) {
-        PyErr_SetString(PyExc_TypeError, "put_at(targets, tensor, looks, calls)");
-        return NULL;
-    }
-    PyObject *lies = NULL, *first = NULL;
+    PyObject *first = NULL;
     Py_ssize_t count = 0;
     int laid = 1;
     rest(course);
-    while (laid > 0 && count < PyList_Size(args[0])) {
+    while (laid > 0 && count < PyList_Size(targets)) {
         Target target = {NULL, NULL, NULL};
-        PyObject *named = Py_NewRef(PyList_GetItem(args[0], count));
-        laid = find_target(named, args[2], args[3], &target);
+        PyObject *named = Py_NewRef(PyList_GetItem(targets, count));
+        laid = find_target(named, looks, calls, &target);
         if (laid > 0)
-            laid = put_target(course, &target, (Look *)first, args[1], &lies);
+            laid = put_target(course, &target, (Look *)first, tensor, lies);
         if (laid > 0 && !count++)
             first = Py_NewRef((PyObject *)target.look);
         let_go(&target);
         Py_DECREF(named);
     }
     go_on(course);
-    PyObject *found = laid < 0 ? NULL : Py_BuildValue("(nO)", count, count ? lies : Py_None);
     Py_XDECREF(first);
+    if (!count)
+        Py_CLEAR(*lies);
+    return laid < 0 ? -1 : count;
+}
+
+/* The same of (targets, tensor, looks, calls); gives (number, where its bytes lie, or None). */
+static PyObject *course_put_at(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 4 || !PyList_Check(args[0]) || !PyDict_Check(args[2]) || !PyDict_Check(args[3])) {
+        PyErr_SetString(PyExc_TypeError, "put_at(targets, tensor, looks, calls)");
+        return NULL;
+    }
+    PyObject *lies = NULL;
+    Py_ssize_t count = put_known((Course *)self, args[0], args[1], args[2], args[3], &lies);
+    PyObject *found = count < 0 ? NULL : Py_BuildValue("(nO)", count, lies ? lies : Py_None);
     Py_XDECREF(lies);
     return found;
+}
+
+/* Ask once, when its first gradient has come, by what those of a step are recorded at once: (course,
+   writes, looks, first calls, counts, number of the step), or None. Code of Python runs here. */
+static int find_course(Backward *self)
+{
+    PyObject *found = self->course ? Py_NewRef(Py_None) : PyObject_CallNoArgs(self->find);
+    PyObject *course, *writes, *looks, *first_calls, *counts, *number;
+    if (!found)
+        return -1;
+    int done = 0;
+    if (self->course) { /* it is known, perhaps since another thread has asked */
+    } else if (found == Py_None) {
+        self->course = Py_NewRef(Py_None);
+    } else if (PyArg_ParseTuple(found, "O!O!O!O!OO", course_type, &course, &PyDict_Type, &writes,
+                                &PyDict_Type, &looks, &PyDict_Type, &first_calls, &counts,
+                                &number)) {
+        self->course = Py_NewRef(course);
+        self->writes = Py_NewRef(writes);
+        self->looks = Py_NewRef(looks);
+        self->first_calls = Py_NewRef(first_calls);
+        self->counts = Py_NewRef(counts);
+        self->number = Py_NewRef(number);
+    } else {
+        done = -1;
+    }
+    Py_DECREF(found);
+    return done;
+}
+
+/* The calls of this step, while it is the one that is being written, a new reference. */
+static PyObject *calls_now(Backward *self)
+{
+    PyObject *laid = PyObject_GetAttr(((Course *)self->course)->desk, names.step), *calls = NULL;
+    if (laid && laid != Py_None &&
+        is_object(self->number, PyObject_GetAttr(laid, names.number)) &&
+        is_object(self->model, PyObject_GetAttr(laid, names.model)))
+        calls = PyObject_GetAttr(laid, names.calls);
+    Py_XDECREF(laid);
+    if (calls && !PyDict_Check(calls))
+        Py_CLEAR(calls);
+    return calls;
+}
+
+static int add_count(PyObject *counts, PyObject *name, unsigned long long *more)
+{
+    if (!*more)
+        return 0;
+    PyObject *before = PyObject_GetAttr(counts, name), *number = PyLong_FromUnsignedLongLong(*more);
+    PyObject *sum = before && number ? PyNumber_Add(before, number) : NULL;
+    int done = sum ? PyObject_SetAttr(counts, name, sum) : -1;
+    *more = 0;
+    Py_XDECREF(before);
+    Py_XDECREF(number);
+    Py_XDECREF(sum);
+    return done;
+}
+
+/* Record a gradient at as many of `targets` as can be at once; as `put_known`. */
+static Py_ssize_t put_at_once(Backward *self, PyObject *targets, PyObject *tensor, PyObject **lies)
+{
+    if (find_course(self) < 0)
+        return -1;
+    Course *course = (Course *)self->course;
+    if (self->course == Py_None || PyDict_Size(self->writes) ||
+        taken(PyObject_CallNoArgs(torch.num_modes)) != 0)
+        return PyErr_Occurred() ? -1 : 0;
+    PyObject *sink = PyObject_GetAttr(course->outlet, names.sink);
+    Py_XDECREF(sink);
+    PyObject *calls = sink == course->sink ? calls_now(self) : NULL;
+    if (!calls || !acquire(course)) {
+        Py_XDECREF(calls);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    Py_ssize_t count = put_known(course, targets, tensor, self->looks, calls, lies);
+    if (count >= 0 && (add_count(self->counts, names.values, &course->num_values) < 0 ||
+                       add_count(self->counts, names.links, &course->num_links) < 0 ||
+                       add_count(self->counts, names.nbytes, &course->nbytes) < 0))
+        count = -1;
+    release(course);
+    Py_DECREF(calls);
+    return count;
+}
+
+/* Record a gradient at `targets`; by the way in Python from the first that is not known. */
+static PyObject *put_gradient(Backward *self, PyObject *targets, PyObject *tensor)
+{
+    PyObject *lies = NULL, *done = NULL;
+    Py_ssize_t count = put_at_once(self, targets, tensor, &lies);
+    if (count >= 0 && count == PyList_Size(targets)) {
+        done = Py_NewRef(Py_None);
+    } else if (count >= 0) {
+        PyObject *number = PyLong_FromSsize_t(count);
+        if (number)
+            done = PyObject_CallFunctionObjArgs(self->put, targets, tensor, number,
+                                                lies ? lies : Py_None, NULL);
+        Py_XDECREF(number);
+    }
+    Py_XDECREF(lies);
+    return done;
+}
+
+/* The only argument of a hook, borrowed. */
+static PyObject *only(PyObject *args, PyObject *kwargs)
+{
+    if (PyTuple_Size(args) == 1 && !(kwargs && PyDict_Size(kwargs)))
+        return PyTuple_GetItem(args, 0);
+    PyErr_SetString(PyExc_TypeError, "a hook takes one tensor");
+    return NULL;
+}
+
+/* Take a hook off its tensor, if it is still there: 1, 0, or -1 with an exception. */
+static int take_off(Backward *back, PyObject *targets)
+{
+    PyObject *number = PyLong_FromVoidPtr(targets);
+    PyObject *table = number ? PyDict_GetItemWithError(back->hooked, number) : NULL;
+    int done = table ? 1 : PyErr_Occurred() ? -1 : 0;
+    if (table) {
+        PyObject *hooks = Py_NewRef(PyWeakref_GetObject(table));
+        int is_in = hooks == Py_None ? 0 : PySequence_Contains(hooks, number);
+        if (is_in < 0 || PyDict_DelItem(back->hooked, number) < 0 ||
+            (is_in && PyObject_DelItem(hooks, number) < 0))
+            done = -1;
+        Py_DECREF(hooks);
+    }
+    Py_XDECREF(number);
+    return done;
+}
+
+/* The gradient of a tensor has come: what Watches._fired does. */
+static PyObject *tensor_hook(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    PyObject *grad = only(args, kwargs), *done = NULL;
+    if (!grad || grad == Py_None) /* compiled code gives none where nothing was computed from it */
+        return grad ? Py_NewRef(grad) : NULL;
+    Backward *back = (Backward *)Py_NewRef(((TensorHook *)object)->back);
+    PyObject *targets = Py_NewRef(((TensorHook *)object)->targets);
+    int is_there = take_off(back, targets);
+    if (is_there > 0 && PyDict_SetItem(back->running, back->model, (PyObject *)back) == 0)
+        done = put_gradient(back, targets, grad);
+    else if (is_there == 0)
+        done = Py_NewRef(Py_None);
+    Py_DECREF((PyObject *)back);
+    Py_DECREF(targets);
+    return done;
+}
+
+/* What a parameter's gradient is recorded at: the call of its module, and who took it, a new list;
+   NULL without an exception where the way in Python must tell of the module's call first. */
+static PyObject *parameter_targets(ParameterHook *self, Backward *back, PyObject *parameter)
+{
+    PyObject *number = PyLong_FromVoidPtr(parameter);
+    PyObject *takers = number ? PyDict_GetItemWithError(back->takers, number) : NULL;
+    Py_XDECREF(number);
+    PyObject *targets = PyErr_Occurred() ? NULL : PyList_New(0);
+    if (targets && self->op != Py_None) {
+        PyObject *first = PyDict_GetItemWithError(back->first_calls, self->op);
+        PyObject *target = first ? PyTuple_Pack(2, first, self->slot) : NULL;
+        if (!target || PyList_Append(targets, target) < 0)
+            Py_CLEAR(targets);
+        Py_XDECREF(target);
+    }
+    Py_ssize_t count = targets ? PyList_Size(targets) : 0;
+    if (targets && takers && PyList_SetSlice(targets, count, count, takers) < 0)
+        Py_CLEAR(targets);
+    return targets;
+}
+
+/* A parameter has its gradient: what Gradients.put_parameter does of a step whose gradients are
+   recorded at once; 1, 0 where that must do it, or -1 with an exception. */
+static int put_parameter(ParameterHook *self, Backward *back, PyObject *parameter)
+{
+    if (find_course(back) < 0)
+        return -1;
+    int before = back->course == Py_None ? -1 : PySet_Contains(back->recorded, self->name);
+    if (before)
+        return PyErr_Occurred() ? -1 : before > 0;
+    int is_usual = taken(PyObject_CallNoArgs(torch.num_modes)) == 0;
+    PyObject *grad = is_usual ? PyObject_GetAttr(parameter, names.grad) : NULL;
+    PyObject *targets = grad && grad != Py_None ? parameter_targets(self, back, parameter) : NULL;
+    PyObject *done = NULL;
+    if (targets && PySet_Add(back->recorded, self->name) == 0)
+        done = put_gradient(back, targets, grad);
+    int is_done = done || grad == Py_None;
+    Py_XDECREF(done);
+    Py_XDECREF(targets);
+    Py_XDECREF(grad);
+    return PyErr_Occurred() ? -1 : is_done;
+}
+
+static PyObject *parameter_hook(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    ParameterHook *self = (ParameterHook *)object;
+    PyObject *parameter = only(args, kwargs);
+    if (!parameter)
+        return NULL;
+    PyObject *back = PyDict_GetItemWithError(self->running, self->model);
+    if (!back && !PyErr_Occurred())
+        back = PyDict_GetItemWithError(self->latest, self->model);
+    int done = PyErr_Occurred() ? -1 : 0;
+    if (back && (PyObject *)Py_TYPE(back) == backward_type) {
+        Py_INCREF(back);
+        done = put_parameter(self, (Backward *)back, parameter);
+        Py_DECREF(back);
+    }
+    if (done)
+        return done < 0 ? NULL : Py_NewRef(Py_None);
+    return call1(self->slow, parameter);
 }
 
 /* ---- types ---- */
@@ -1381,8 +1680,24 @@ OBJECT(Course, course, &self->owner, &self->scopes, &self->orders, &self->outlet
        &self->whole, &self->scope_type, &self->root_name, &self->slow, &self->first_calls,
        &self->ops, &self->module_ops, &self->knowns, &self->outer, &self->path_calls,
        &self->weights, &self->made, &self->watched, &self->takers, &self->targets, &self->calls,
-       &self->origins)
+       &self->origins, &self->back)
 OBJECT(ModuleCall, module_call, &self->course, &self->module, &self->run)
+OBJECT(Backward, backward, &self->gradients, &self->step, &self->model, &self->hooked,
+       &self->running, &self->recorded, &self->takers, &self->find, &self->put, &self->course,
+       &self->writes, &self->looks, &self->first_calls, &self->counts, &self->number)
+OBJECT(ParameterHook, parameter_hook, &self->running, &self->latest, &self->model, &self->name,
+       &self->op, &self->slot, &self->slow)
+
+/* There are as many as tensors: the collector is not shown them, and they are in no circle, since
+   nothing that a step holds leads to a tensor. */
+static void tensor_hook_free(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    Py_CLEAR(((TensorHook *)object)->back);
+    Py_CLEAR(((TensorHook *)object)->targets);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
 
 static void held_free(PyObject *object)
 {
@@ -1530,6 +1845,47 @@ static PyObject *course_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
+static PyObject *backward_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *gradients, *step, *model, *hooked, *running, *recorded, *takers, *find, *put;
+    if (kwargs || !PyArg_ParseTuple(args, "OOUO!O!O!O!OO", &gradients, &step, &model, &PyDict_Type,
+                                    &hooked, &PyDict_Type, &running, &PySet_Type, &recorded,
+                                    &PyDict_Type, &takers, &find, &put))
+        return kwargs ? PyErr_Format(PyExc_TypeError, "Backward takes no keywords") : NULL;
+    Backward *self = (Backward *)new_object(type);
+    if (!self)
+        return NULL;
+    self->gradients = Py_NewRef(gradients);
+    self->step = Py_NewRef(step);
+    self->model = Py_NewRef(model);
+    self->hooked = Py_NewRef(hooked);
+    self->running = Py_NewRef(running);
+    self->recorded = Py_NewRef(recorded);
+    self->takers = Py_NewRef(takers);
+    self->find = Py_NewRef(find);
+    self->put = Py_NewRef(put);
+    return (PyObject *)self;
+}
+
+static PyObject *parameter_hook_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *running, *latest, *model, *name, *op, *slot, *slow;
+    if (kwargs || !PyArg_ParseTuple(args, "O!O!UUOUO", &PyDict_Type, &running, &PyDict_Type, &latest,
+                                    &model, &name, &op, &slot, &slow))
+        return kwargs ? PyErr_Format(PyExc_TypeError, "ParameterHook takes no keywords") : NULL;
+    ParameterHook *self = (ParameterHook *)new_object(type);
+    if (!self)
+        return NULL;
+    self->running = Py_NewRef(running);
+    self->latest = Py_NewRef(latest);
+    self->model = Py_NewRef(model);
+    self->name = Py_NewRef(name);
+    self->op = Py_NewRef(op);
+    self->slot = Py_NewRef(slot);
+    self->slow = Py_NewRef(slow);
+    return (PyObject *)self;
+}
+
 #define MEMBER(type, name, kind, flags) {#name, kind, offsetof(type, name), flags, NULL}
 
 static PyMemberDef look_members[] = {
@@ -1592,6 +1948,24 @@ static PyMemberDef module_call_members[] = {
     MEMBER(ModuleCall, module, T_OBJECT, READONLY), {NULL, 0, 0, 0, NULL}};
 TYPE(module_call, ModuleCall, "A module that is about to be called.", {Py_tp_call, module_call}, )
 
+static PyMemberDef backward_members[] = {
+    MEMBER(Backward, gradients, T_OBJECT, READONLY), MEMBER(Backward, step, T_OBJECT, READONLY),
+    {NULL, 0, 0, 0, NULL}};
+TYPE(backward, Backward, "The gradients of one step, and where each is recorded.")
+
+static PyMemberDef parameter_hook_members[] = {
+    MEMBER(ParameterHook, name, T_OBJECT, READONLY), {NULL, 0, 0, 0, NULL}};
+TYPE(parameter_hook, ParameterHook, "Is called with a parameter that has its gradient.",
+     {Py_tp_call, parameter_hook}, )
+
+static PyType_Slot tensor_hook_slots[] = {{Py_tp_dealloc, tensor_hook_free},
+                                          {Py_tp_call, tensor_hook},
+                                          {Py_tp_doc, "Is called with the gradient of a tensor."},
+                                          {0, NULL}};
+static PyType_Spec tensor_hook_spec = {"_plan.TensorHook", sizeof(TensorHook), 0,
+                                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                       tensor_hook_slots};
+
 static PyMethodDef versions_methods[] = {
     {"same", versions_same, METH_O, "Whether a model is as it was the last time."},
     {NULL, NULL, 0, NULL}};
@@ -1634,6 +2008,8 @@ static int name_all(void)
         "put", "put_outputs", "watch", "tell", "condense", "_parameters", "_buffers", "_modules",
         "op", "call", "order", "__enter__", "__exit__", "path", "prefix", "_ops", "model", "paths",
         "leave", "hook", "requires_grad", "_is_param", "grad_fn", "_sequence_nr", "output_nr",
+        "_backward_hooks", "_register_hook_dict", "grad", "number", "calls", "values", "links",
+        "nbytes",
     };
     PyObject **fields = (PyObject **)&names;
     _Static_assert(sizeof words / sizeof *words == sizeof names / sizeof(PyObject *), "one each");
@@ -1654,7 +2030,10 @@ static int make(PyObject *made)
                  {"Course", &course_spec, &course_type},
                  {"Held", &held_spec, &held_type},
                  {"Versions", &versions_spec, &versions_type},
-                 {"ModuleCall", &module_call_spec, &module_call_type}};
+                 {"ModuleCall", &module_call_spec, &module_call_type},
+                 {"Backward", &backward_spec, &backward_type},
+                 {"TensorHook", &tensor_hook_spec, &tensor_hook_type},
+                 {"ParameterHook", &parameter_hook_spec, &parameter_hook_type}};
     if (course_type) {
         PyErr_SetString(PyExc_ImportError, "one interpreter alone can have it");
         return -1;

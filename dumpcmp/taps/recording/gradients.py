@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,14 +12,22 @@ from torch.utils.hooks import RemovableHandle
 
 from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.key import ROOT
-from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.record import Call, Where
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import Slots
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.recording.routine import Targets, WatchTables
+from dumpcmp.taps.recording.routine import Targets, WatchTables, parameter_hook_of, way_back_of
 from dumpcmp.taps.recording.step import Step
 
-_Watched = tuple["Gradients", Step]
+_MOST_GONE = 4096  # hooks of which some may be of tensors that are gone
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A step and its gradients; where C records these, it has an object of its own for that."""
+
+    gradients: Gradients
+    step: Step
 
 
 class Watches:
@@ -26,8 +36,9 @@ class Watches:
     def __init__(self) -> None:
         self._parameters: dict[int, RemovableHandle] = {}
         self._tensors: dict[int, RemovableHandle] = {}
-        self._latest: dict[str, _Watched] = {}  # of each model, the step that began last
-        self._running: dict[str, _Watched] = {}  # and the one that the backward pass has come to
+        self._hooked: dict[int, weakref.ref[Any]] = {}  # by C: the hooks that each is among
+        self._latest: dict[str, Watched] = {}  # of each model, the step that began last
+        self._running: dict[str, Watched] = {}  # and the one that the backward pass has come to
 
     def begin(self, step: Step, root: nn.Module | None) -> None:
         """Watch the tensors of `step` and the parameters of `root`, where gradients are wanted."""
@@ -35,22 +46,53 @@ class Watches:
             return
         model = step.model.name
         gradients = Gradients(self)
-        self._latest[model] = gradients, step
+        self._latest[model] = self._watched(gradients, step)
         step.watched_by(gradients)
+        if len(self._hooked) > _MOST_GONE:  # forget those whose tensor is gone
+            gone = [number for number, hooks in self._hooked.items() if hooks() is None]
+            for number in gone:
+                del self._hooked[number]
         for name, parameter in root.named_parameters() if root is not None else ():
             if parameter.requires_grad and id(parameter) not in self._parameters:
-                hook = partial(self._parameter_fired, model, name.replace("_orig_mod.", ""))
+                hook = self._parameter_hook(step, name.replace("_orig_mod.", ""))
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self._parameters[id(parameter)] = handle
 
+    def _watched(self, gradients: Gradients, step: Step) -> Watched:
+        watched: Watched | None = way_back_of(
+            gradients, step, step.model.name, self._hooked, self._running, *gradients.recorded,
+            partial(_known_gradients, step), partial(_put, step),
+        )  # fmt: skip
+        return Watched(gradients, step) if watched is None else watched
+
+    def _parameter_hook(self, step: Step, name: str) -> Any:
+        """What is called with the parameter of this name of `step`'s model, in all its steps."""
+        model, (path, _, word) = step.model.name, name.rpartition(".")
+        slowly = partial(self._parameter_fired, model, name)
+        op = path or ROOT
+        selected = op if step.tap.selects_op(op) else None
+        tables = self._running, self._latest
+        return parameter_hook_of(*tables, model, name, selected, f"grad.{word}", slowly) or slowly
+
+    def way_back(self, step: Step) -> Watched | None:
+        """What hooks tensors of `step` in C, where that is so."""
+        latest = self._latest.get(step.model.name)
+        return latest if latest is not None and latest.step is step else None
+
     def running(self, gradients: Gradients, step: Step) -> None:
         """Remember that the backward pass has come to `step`, of its model."""
-        self._running[step.model.name] = gradients, step
+        model = step.model.name
+        if model not in self._running or self._running[model].step is not step:
+            self._running[model] = self.way_back(step) or self._watched(gradients, step)
 
     def remove(self) -> None:
         for handle in (*self._parameters.values(), *self._tensors.values()):
             handle.remove()
-        for known in (self._parameters, self._tensors, self._latest, self._running):
+        for number, hooks in self._hooked.items():
+            (hooks() or {}).pop(number, None)
+        for known in (
+            self._parameters, self._tensors, self._hooked, self._latest, self._running,
+        ):  # fmt: skip
             known.clear()
 
     def add(self, tensor: Tensor, gradients: Gradients, step: Step, targets: Targets) -> None:
@@ -72,11 +114,11 @@ class Watches:
             return
         handle.remove()
         self.running(gradients, step)
-        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
-            step.put_at(targets, grad)
+        _put(step, targets, grad)
 
     def _parameter_fired(self, model: str, name: str, parameter: Tensor) -> None:
-        gradients, step = self._running.get(model) or self._latest[model]
+        watched = self._running.get(model) or self._latest[model]
+        gradients, step = watched.gradients, watched.step
 
         def put() -> None:
             with HOLD, DisableTorchFunction(), DisableTorchDispatch():
@@ -86,6 +128,18 @@ class Watches:
             distributed.after_backward(parameter, put)
         else:
             put()
+
+
+def _put(
+    step: Step, targets: Targets, grad: Tensor, done: int = 0, where: Where | None = None
+) -> None:
+    with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+        step.put_at(targets, grad, done, where)
+
+
+def _known_gradients(step: Step) -> tuple[Any, ...] | None:
+    with HOLD:
+        return step.known_gradients()
 
 
 class Gradients:
@@ -137,6 +191,15 @@ class Gradients:
     def tables(self) -> WatchTables:
         """What `watch` fills, for who does the same of calls that are known."""
         return self._watched, self._takers, self._targets
+
+    @property
+    def recorded(self) -> tuple[set[str], dict[int, Targets]]:
+        """The parameters whose gradients are, and the functions that took each."""
+        return self._recorded, self._takers
+
+    def way_back(self, step: Step) -> Any:
+        """What hooks the tensors of `step` in C, where that is so."""
+        return self._watches.way_back(step)
 
     def begin(self, step: Step) -> None:
         """The backward pass has reached `step`: gradients of parameters now belong to it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -53,7 +54,7 @@ if _core is not None:
         Tensor, nn.Parameter, dispatch_keys, Tensor.data_ptr, Tensor.stride, Tensor.storage_offset,
         Tensor.untyped_storage, UntypedStorage.nbytes, weak_ref, free_weak_ref,
         num_function_modes, torch._C._is_any_autocast_enabled, xxh3, xxh3_128, FOREIGN,
-        DisableTorchFunction, DisableTorchDispatch, Tensor.detach, Tensor.contiguous,
+        DisableTorchFunction, DisableTorchDispatch, Tensor.detach, Tensor.contiguous, OrderedDict,
     )  # fmt: skip
 IS_ABLE = _core is not None and None not in (num_function_modes, weak_ref, free_weak_ref)
 
@@ -87,6 +88,20 @@ class Repeating(Protocol):
 
     def hook(self, tensor: Tensor, targets: Targets) -> None:
         """Have the gradient of `tensor` recorded at `targets`, which are still to be told."""
+
+    @property
+    def way_back(self) -> Any:
+        """What does so at once, where there is such a thing: see `way_back_of`."""
+
+
+def way_back_of(*facts: Any) -> Any:
+    """What hooks the tensors of a step, and records their gradients at once; None without C."""
+    return _core.Backward(*facts) if IS_ABLE else None
+
+
+def parameter_hook_of(*facts: Any) -> Any:
+    """What is called with a parameter that has its gradient; None without C."""
+    return _core.ParameterHook(*facts) if IS_ABLE else None
 
 
 def routine_of(step: Repeating) -> Routine | None:
@@ -129,7 +144,7 @@ class Routine:
             outlet.condense is not None, outlet.remembers,
         )  # fmt: skip
         if (tables := step.watch_tables) is not None:
-            self.quick.watch_by(*tables, step.calls, distributed.origins())
+            self.quick.watch_by(*tables, step.calls, distributed.origins(), step.way_back)
 
     def forget(self) -> None:
         """Memory may have been written to, uncounted: keep nothing that was made of it before."""
@@ -316,10 +331,21 @@ class BackwardRoutine:
             distributed.stated_layouts(), True, True, False, outlet.remembers,
         )  # fmt: skip
 
-    def put_at(self, targets: Targets, tensor: Tensor) -> None:
-        """Record one gradient at the first of `targets`, and links at others."""
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """What C needs to know to put those that are known by itself; see `_put_known`."""
+        return self._quick, self._values.writes, self._model.gradients
+
+    def put_at(
+        self, targets: Targets, tensor: Tensor, done: int = 0, where: Where | None = None
+    ) -> None:
+        """Record one gradient at the first of `targets`, and links at others.
+
+        At so many of them it is recorded, `done`, and lies at `where`.
+        """
         with self._outlet.lock:
-            done, where = self._put_known(targets, tensor)
+            if not done:
+                done, where = self._put_known(targets, tensor)
             if done < len(targets):
                 rest = calls_of(targets[done:], self._model.name, self._number)
                 self._values.put_at(rest, tensor, where)

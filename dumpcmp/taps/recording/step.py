@@ -51,6 +51,8 @@ class Watcher(Protocol):
     @property
     def tables(self) -> WatchTables: ...  # what `watch` fills
 
+    def way_back(self, step: Step) -> Any: ...  # what hooks in C, if anything does
+
     def begin(self, step: Step) -> None: ...  # the backward pass has reached it
 
 
@@ -345,16 +347,32 @@ class Step:
         place = self.values.put(call, slot, tensor, where, fresh, seen_in, unwritten)
         return Key(self.model.name, self.number, *place)
 
-    def put_at(self, targets: Targets, tensor: Tensor) -> None:
-        """Record one value, such as a gradient, at the first of `targets`, and links at others."""
+    def known_gradients(self) -> tuple[Any, ...] | None:
+        """By what gradients whose like came before are recorded at once; None where none are."""
+        recording = None if self.is_function else self._recording_gradients()
+        if recording is None or isinstance(recording, Values):
+            return None
+        return *recording.facts, self._first_calls, self.outlet.counts, self.number
+
+    def _recording_gradients(self) -> BackwardRoutine | Values:
+        if self._gradients is None:
+            is_plain = type(self) is Step and self.precision is None
+            self._gradients = (backward_routine_of(self) if is_plain else None) or self.values
+        return self._gradients
+
+    def put_at(
+        self, targets: Targets, tensor: Tensor, done: int = 0, where: Where | None = None
+    ) -> None:
+        """Record one value, such as a gradient, at the first of `targets`, and links at others.
+
+        At the first `done` of them it has been recorded already, and lies at `where`.
+        """
         if not self.is_function:
-            if self._gradients is None:
-                is_plain = type(self) is Step and self.precision is None
-                self._gradients = (backward_routine_of(self) if is_plain else None) or self.values
-            if isinstance(self._gradients, Values):
-                self._gradients.put_at(calls_of(targets, self.model.name, self.number), tensor)
+            recording = self._recording_gradients()
+            if isinstance(recording, Values):
+                recording.put_at(calls_of(targets, self.model.name, self.number), tensor)
             else:
-                self._gradients.put_at(targets, tensor)
+                recording.put_at(targets, tensor, done, where)
             return
         first = None
         for call, slot in calls_of(targets, self.model.name, self.number):
@@ -373,6 +391,11 @@ class Step:
         """Have the gradient of `tensor` recorded at `targets`, which are still to be told."""
         assert self.watcher is not None
         self.watcher.hook(self, tensor, targets)
+
+    @property
+    def way_back(self) -> Any:
+        """What hooks tensors and records their gradients at once; None where nothing does."""
+        return None if self.watcher is None else self.watcher.way_back(self)
 
     def watch_known(self, call: Call, found: Slots) -> None:
         """The same as `watch`, of a call that only its Routine has told of."""

@@ -187,6 +187,11 @@ class Values:
                 self._store(call, slot, tensor, version, condense=outlet.condense)
 
     @property
+    def writes(self) -> dict[int, int]:
+        """How often each storage was written to, as far as torch does not count that."""
+        return self._writes
+
+    @property
     def has_uncounted(self) -> bool:
         """Whether something was written to that torch does not count."""
         return bool(self._writes)
