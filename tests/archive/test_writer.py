@@ -24,6 +24,7 @@ from dumpcmp.archive.write import ring as rings
 from dumpcmp.archive.write.objects import Template
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.ring import Memory
+from dumpcmp.archive.write.spares import Spares
 from dumpcmp.archive.write.writer import ArchiveWriter
 from dumpcmp.nouns.errors import ArchiveError, CaptureWarning
 from dumpcmp.nouns.key import Op
@@ -131,6 +132,20 @@ def test_the_part_of_the_next_step_is_there_before_it_begins(
     assert {k.step: archive.tensor(k)[0].item() for k in archive} == {
         step: step for step in (*steps, 100)
     }
+
+
+def test_no_part_is_made_for_a_step_that_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where gradients may come: steps end when many later ones have begun."""
+    removed: list[str] = []
+    monkeypatch.setattr(Spares, "_discard", lambda _, model: removed.append(model))
+    with ArchiveWriter(tmp_path / "d") as sink:
+        for step in range(12):
+            put(sink, key("op", step=step), np.full(4, step))
+            assert not drafts(tmp_path / "d")
+    assert not removed
+    assert len(Archive(tmp_path / "d")) == 12
 
 
 @pytest.mark.parametrize("has_file", [True, False])

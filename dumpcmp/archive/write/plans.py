@@ -148,7 +148,8 @@ class Steps:
         if step := self._open.pop((model, number), None):
             for lane in step.lanes:
                 self._seal(lane.part)
-            self._spares.prepare(model, number)
+            if not any(other == model and later > number for other, later in self._open):
+                self._spares.prepare(model, number)  # else what comes next is not known by this
 
     @property
     def shared(self) -> tuple[int, int]:

@@ -153,6 +153,14 @@ static PyObject *ask(Course *course, PyObject *name, PyObject *one, PyObject *tw
     return answer;
 }
 
+/* A tuple that the garbage collector needs not look at: it is in no circle. */
+static PyObject *unseen(PyObject *tuple)
+{
+    if (tuple)
+        PyObject_GC_UnTrack(tuple);
+    return tuple;
+}
+
 /* A number that is taken; -1 with an exception where there is none. */
 static long long taken(PyObject *number)
 {
@@ -359,7 +367,7 @@ static int look_at(Look *value, PyObject *tensor, Looked *looked)
     looked->version = value->counted ? PyObject_GetAttr(tensor, names.version) : Py_NewRef(Py_None);
     if (!looked->held || !looked->version)
         return 0;
-    looked->place = PyTuple_Pack(3, looked->held, looked->address, value->geometry);
+    looked->place = unseen(PyTuple_Pack(3, looked->held, looked->address, value->geometry));
     return looked->place != NULL;
 }
 
@@ -604,7 +612,7 @@ static Outcome lay(Course *course, PyObject *planned, PyObject *order, Look *val
         done = store(course, planned, order, value, tensor, &looked);
         laid = done && done != Py_None ? LAID : LEFT;
         if (laid == LAID && course->remembers) {
-            PyObject *mark = PyTuple_Pack(3, value->where, looked.version, done);
+            PyObject *mark = unseen(PyTuple_Pack(3, value->where, looked.version, done));
             if (!mark || PyDict_SetItem(course->seen, looked.place, mark) < 0)
                 laid = FAILED;
             Py_XDECREF(mark);
@@ -659,17 +667,15 @@ static PyObject *list_of(PyObject *all, PyObject *key, int *is_new)
    reference. */
 static PyObject *gradient_of(PyObject *tensor, PyObject **made_by)
 {
-    PyObject *mark = PyObject_GetAttr(tensor, names.is_param), *which = NULL;
-    Py_XDECREF(mark);
-    if (mark || !PyErr_ExceptionMatches(PyExc_AttributeError))
+    PyObject *which = NULL;
+    if (PyObject_HasAttr(tensor, names.is_param)) /* which makes no exception where it is not */
         return NULL;
-    PyErr_Clear();
     PyObject *node = PyObject_GetAttr(tensor, names.grad_fn);
     PyObject *name = node && node != Py_None ? PyType_GetName(Py_TYPE(node)) : NULL;
     if (name && PyUnicode_CompareWithASCIIString(name, "CompiledFunctionBackward") != 0) {
         PyObject *number = PyObject_CallMethodObjArgs(node, names.sequence_nr, NULL);
         PyObject *output = number ? PyObject_GetAttr(tensor, names.output_nr) : NULL;
-        which = output ? PyTuple_Pack(2, number, output) : NULL;
+        which = output ? unseen(PyTuple_Pack(2, number, output)) : NULL;
         Py_XDECREF(number);
         Py_XDECREF(output);
     }
@@ -743,7 +749,7 @@ static int watch_value(Course *course, PyObject *ticket, Look *value, PyObject *
     PyObject *targets = list_of(is_parameter ? course->takers : course->targets, which, &is_new);
     if (!value->grad_slot)
         value->grad_slot = PyUnicode_FromFormat("grad_%U", value->slot);
-    PyObject *target = value->grad_slot ? PyTuple_Pack(2, ticket, value->grad_slot) : NULL;
+    PyObject *target = value->grad_slot ? unseen(PyTuple_Pack(2, ticket, value->grad_slot)) : NULL;
     int done = targets && target && PySet_Add(course->watched, value->where) == 0 ? 1 : -1;
     if (done > 0 && is_new && !is_parameter) {
         if ((PyObject *)Py_TYPE(course->back) == backward_type) {
@@ -886,7 +892,7 @@ static PyObject *declare(Course *course, Known *known)
         planned = ask(course, names.begin, (PyObject *)known, order, NULL, NULL);
     }
     if (planned)
-        ticket = PyTuple_Pack(3, known, planned, order);
+        ticket = unseen(PyTuple_Pack(3, known, planned, order));
     course->num_calls += ticket != NULL;
     Py_XDECREF(order);
     Py_XDECREF(text);
