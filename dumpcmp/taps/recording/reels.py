@@ -120,7 +120,7 @@ class Reel:
     def _is_own(self, model: str, step: int) -> bool:
         return (model, step) in self._steps and threading.get_ident() == self._thread
 
-    def announce(self, active: Step | None) -> Spots:
+    def announce(self, active: Step | None) -> ReelSpots:
         """Tell of all calls that a replay is about to make: as steps of their own.
 
         If a step is `active` that calls the very module which the graph was captured from, or in
@@ -136,7 +136,7 @@ class Reel:
                 spot.within.put_rest()
         return spots
 
-    def play(self, spots: Spots) -> None:
+    def play(self, spots: ReelSpots) -> None:
         """Record what the current stream has begun to replay, which was announced."""
         self._rewrites.tell()
         for event in self._events:
@@ -278,7 +278,7 @@ class Spot:
         return outlet.tap.selects_op(op)
 
 
-Spots = dict[tuple[str, int], Spot | None]  # by the steps of a Reel
+ReelSpots = dict[tuple[str, int], Spot | None]  # by the steps of a Reel
 
 
 def _parts(op: Op) -> tuple[str, int, str]:
