@@ -51,6 +51,17 @@ def test_the_demo_needs_no_arguments(options: list[str]) -> None:
     assert ("grad.norm.weight" in result.output) == bool(options)
 
 
+def test_without_options_it_is_the_demo_on_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose kernels take long to compile: `eager` stands in for it."""
+    asked: list[str] = []
+    stands_in = lambda name: asked.append(name) or "eager"  # noqa: E731
+    monkeypatch.setattr("dumpcmp.taps.modes.boundary.backend_named", stands_in)
+    result = run()
+    assert result.exit_code == 0, result.output
+    assert asked == ["inductor"]
+    assert "compiled TinyDecoder against TinyDecoder: all" in result.output
+
+
 CHECKERS = ["auto", "allclose", "full", "fp64", "cosine", "exact", "rounding"]
 
 

@@ -49,7 +49,7 @@ MODES: dict[str, dict[str, Any]] = {
     "whole": {"weights": True, "keep": "summary"},
     "fx": {"mode": "fx"},
     "aten": {"mode": "aten"},
-    "compiled": {"mode": "compiled"},
+    "compiled": {"mode": dumpcmp.Compiled(twin=False)},  # twins hold no weights of their own
     "boundary": {"mode": dumpcmp.Boundary("eager")},
 }
 
