@@ -3,8 +3,10 @@
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +72,23 @@ def linker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPILER_PATH", str(room), prepend=os.pathsep)
         yield found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unread() -> Iterator[None]:
+    """What torch works out and nobody reads here: most of the time of a small graph, and of a seed.
+
+    It empties the processor's caches to time the guards of each graph, for a log. Of each seed it
+    writes down the stack, for devices that this machine may lack.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if guards := sys.modules.get("torch._dynamo.guards"):
+            patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
+        for name in ("torch.cuda", "torch.mtia", "torch.xpu"):
+            device = sys.modules.get(name)
+            if device and not device.is_available():
+                patch.setattr(device, "traceback", SimpleNamespace(format_stack=list))
+        yield
 
 
 @pytest.fixture(scope="session")
