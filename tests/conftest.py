@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tests.taps.distributed.forking import RARELY
@@ -19,6 +20,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What the processor says it can do, the compiler can: Inductor tries it out, for ten seconds.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# Examples that come slowly tell of a busy machine, not of a fault.
+settings.register_profile("tests", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 TESTS = Path(__file__).parent
 

@@ -54,7 +54,11 @@ def test_the_demo_needs_no_arguments(options: list[str]) -> None:
 def test_without_options_it_is_the_demo_on_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose kernels take long to compile: `eager` stands in for it."""
     asked: list[str] = []
-    stands_in = lambda name: asked.append(name) or "eager"  # noqa: E731
+
+    def stands_in(name: str) -> str:
+        asked.append(name)
+        return "eager"
+
     monkeypatch.setattr("dumpcmp.taps.modes.boundary.backend_named", stands_in)
     result = run()
     assert result.exit_code == 0, result.output
