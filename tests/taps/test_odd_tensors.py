@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import dumpcmp
+from dumpcmp import Key, Verdict
 from dumpcmp.nouns.record import UNWRITTEN, Record
+from dumpcmp.taps.recording import blanks
 
 
 class Odd(nn.Module):
@@ -130,3 +133,41 @@ def test_memory_that_nobody_wrote_has_no_value(mode: str, tmp_path: Path) -> Non
     assert without >= {("fill", "input.0"), ("copy", "input.0"), ("tanh", "input.0")}
     assert not without & {("fill", "output.0"), ("copy", "output.0"), ("add", "output.0")}
     assert not without & {("sum", "input.0"), ("add", "input.0"), ("copy", "input.1")}
+
+
+class Inverse(nn.Module):
+    """Inverts an order as engines of experts do, and has a kernel that torch knows nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found, self.told = 0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = torch.argsort(x)
+        inverse = torch.empty_like(order)
+        inverse.numpy()[...] = self.found
+        inverse[order] = torch.arange(len(x))
+        made = torch.empty_like(order)
+        made.numpy()[...] = self.told
+        return inverse * made
+
+
+@pytest.mark.parametrize("kept", [{}, {"keep": "summary"}])
+def test_memory_that_cannot_be_looked_at_has_no_value_for_who_writes_to_it(
+    kept: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = Inverse(), torch.rand(4, 600)
+    monkeypatch.setattr(blanks, "_shows_bytes", lambda _: False)  # as on a GPU
+    for name, model.found, model.told in (("a", 1, 3), ("found", 2, 3), ("told", 1, 4)):
+        with dumpcmp.capture(model, tmp_path / name, **kept):
+            for x in inputs:  # known calls go another way
+                model(x)
+    outcome = dumpcmp.compare(tmp_path / "a", tmp_path / "found")
+    assert outcome.passed, outcome
+    skipped = {row.key for row in outcome.rows if row.verdict is Verdict.SKIPPED}
+    for step in range(len(inputs)):
+        assert Key("Inverse", step, "<root>/setitem", 0, "input.0") in skipped
+        assert Key("Inverse", step, "<root>/setitem", 0, "output.0") not in skipped
+    outcome = dumpcmp.compare(tmp_path / "a", tmp_path / "told")
+    root = outcome.first_divergence
+    assert root is not None and (root.key.op, root.key.slot) == ("<root>/mul", "input.1")

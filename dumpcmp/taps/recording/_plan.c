@@ -591,9 +591,11 @@ static Outcome lay(Course *course, PyObject *planned, PyObject *order, Look *val
     Looked looked = {NULL, NULL, NULL, NULL, NULL};
     PyObject *done = NULL;
     Outcome laid = STRANGE;
-    if (planned == Py_None || !value->form || PyDict_Size(course->blanks) ||
-        PyDict_Size(course->layouts) || !look_at(value, tensor, &looked))
+    if (planned == Py_None || !value->form || PyDict_Size(course->layouts) ||
+        !look_at(value, tensor, &looked))
         goto end;
+    if (PyDict_Size(course->blanks) && PyDict_GetItem(course->blanks, looked.held))
+        goto end; /* memory without a value, here or there */
     laid = LEFT;
     if (value->is_host && value->nbytes > MOST_AT_ONCE && !course->condenses)
         goto end;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +25,12 @@ class _Blank:
 
 
 class Blanks:
-    """The storages of one step without values of their own; a GPU cannot be asked, and has none.
+    """The storages of one step without values of their own.
 
     What writes there unseen changes the version or the bytes: then nobody knows where, and the
-    storage is like any other.
+    storage is like any other. The bytes of a GPU's memory are not looked at, and kernels of the
+    program's own write to it without a count: there it has no value for who is the first to take
+    it, if that only writes to it.
     """
 
     def __init__(self) -> None:
@@ -35,8 +38,6 @@ class Blanks:
 
     def leave(self, tensor: Tensor) -> None:
         """Remember what lies there, so that a write is noticed."""
-        if tensor.device.type != "cpu":
-            return
         storage = tensor.untyped_storage()
         alive = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         size = tensor.element_size()
@@ -49,7 +50,8 @@ class Blanks:
         if blank is None:
             return
         mark = _mark(tensor, storage)
-        if not _is_next(mark, blank.mark) or tensor.element_size() != blank.size:
+        is_next = _is_next(mark, blank.mark) and _shows_bytes(tensor)
+        if not is_next or tensor.element_size() != blank.size:
             del self.known[storage._cdata]
             return
         if blank.written is None:
@@ -59,12 +61,18 @@ class Blanks:
         if blank.written.all():  # a cache may be taken very often: it is like any other now
             del self.known[storage._cdata]
 
-    def has(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is memory that has no value yet, here or there."""
+    def has(self, tensor: Tensor, is_target: Callable[[], bool]) -> bool:
+        """Whether `tensor` is memory that has no value yet, here or there.
+
+        `is_target` says whether who takes it writes to it, whatever lies there.
+        """
         if not self.known:
             return False
         storage = tensor.untyped_storage()
         blank = self.known.get(storage._cdata)
+        if blank is not None and not _shows_bytes(tensor):
+            del self.known[storage._cdata]
+            return blank.mark[0] == _version(tensor) and is_target()
         if blank is None or not _is_next((_version(tensor), ""), blank.mark):
             return False  # without a look at all of its bytes
         mark = _mark(tensor, storage)
@@ -81,8 +89,12 @@ def _is_next(mark: _Mark, before: _Mark) -> bool:
     return now == then or (now is not None and then is not None and now == then + 1)
 
 
+def _shows_bytes(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
 def _mark(tensor: Tensor, storage: UntypedStorage) -> _Mark:
-    return _version(tensor), digest_of_all(storage)
+    return _version(tensor), digest_of_all(storage) if _shows_bytes(tensor) else ""
 
 
 def _version(tensor: Tensor) -> int | None:

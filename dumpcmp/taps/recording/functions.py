@@ -127,6 +127,19 @@ def fills(target: str) -> bool:
     return bool(_FILLS.fullmatch(target))
 
 
+_WRITES = re.compile(
+    r"(torch\.Tensor|aten)\.(copy_|fill_|zero_|__setitem__|index_put_|index_copy_|index_fill_|"
+    r"masked_fill_|masked_scatter_|scatter_|uniform_|normal_|random_|exponential_|bernoulli_|"
+    r"cauchy_|geometric_|log_normal_)(\..*)?"
+)
+
+
+@cache
+def is_target(target: str, slot: str) -> bool:
+    """Whether `target` writes to what it takes at `slot`, and does not compute with it."""
+    return slot == "input.out" or (slot == "input.0" and bool(_WRITES.fullmatch(target)))
+
+
 @cache
 def needs_care(target: str) -> bool:
     """Whether it matters for a value of `target` what lay in its memory before."""

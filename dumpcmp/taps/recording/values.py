@@ -32,6 +32,7 @@ from dumpcmp.nouns.value import DTYPES
 from dumpcmp.pytorch.trees import Slots
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.blanks import Blanks
+from dumpcmp.taps.recording.functions import is_target
 from dumpcmp.taps.recording.plain import WRAPPED, Plain, counts_writes, plain_of
 from dumpcmp.taps.recording.sources import HostSource, digest_of
 from dumpcmp.taps.recording.transfers import DeviceSource, Stagings
@@ -313,7 +314,7 @@ class Values:
             version += self._writes[held]
         plain = Plain(tensor, layout, "", seen_in)
         where = (call.op, call.call, slot)
-        if self._blanks.has(tensor):
+        if self._blanks.has(tensor, lambda: is_target(call.target, slot)):
             outlet.sink.put(self._record(call, slot, plain._replace(problem=UNWRITTEN)), None)
             return where
         seen = self._seen.get(place)
