@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # what mypy and editors know; at run time `__getattr__` bring
     )  # fmt: skip
     from dumpcmp.replay.references import reference
     from dumpcmp.summary.summary import Summary
-    from dumpcmp.taps.distributed.ranks import layout, set_rank
+    from dumpcmp.taps.distributed.ranks import layout, microbatch, set_rank
     from dumpcmp.taps.recording.padding import padded
     from dumpcmp.verifying import (
         Report, VerifyConfig, run_and_compare, same, verify, verify_correctness, verifying_backend,
@@ -54,8 +54,8 @@ __all__ = [
     "RoundingChecker", "Row", "SelectionError", "Slot", "Summary", "Tally", "TensorInfo", "Verdict",
     "VerificationError", "VerificationWarning", "VerifyConfig", "Why", "__version__", "audit",
     "capture", "check", "check_partition_options", "compact", "compare", "compiled_backend",
-    "explain", "fx_backend", "import_dump", "layout", "padded", "propose_mapping", "reference",
-    "register_annotation", "run_and_compare", "same", "save", "set_rank", "verify",
+    "explain", "fx_backend", "import_dump", "layout", "microbatch", "padded", "propose_mapping",
+    "reference", "register_annotation", "run_and_compare", "same", "save", "set_rank", "verify",
     "verify_correctness", "verify_graph", "verify_partition_options", "verifying_backend",
 ]  # fmt: skip
 
@@ -89,7 +89,7 @@ _HOMES = {
     "partitioning.annotation": "AnnotationError",
     "replay.references": "reference",
     "summary.summary": "Summary",
-    "taps.distributed.ranks": "layout set_rank",
+    "taps.distributed.ranks": "layout microbatch set_rank",
     "taps.recording.padding": "padded",
     "verifying": "Report VerifyConfig run_and_compare same verify verify_correctness "
     "verifying_backend",

@@ -352,17 +352,38 @@ def _numbered(run: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a stage's work on one microbatch, so that its values say which one it is."""
 
     def call(self: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
-        before = here.microbatch, here.stage
-        here.microbatch = Coordinate(MICROBATCH, chunk, self.chunks, known=False)
-        here.stage = self
-        _working.append((here.microbatch, self))
-        try:
+        with microbatch(chunk, of=self.chunks, stage=self):
             return run(self, chunk, *args, **kwargs)
-        finally:
-            _working.pop()
-            here.microbatch, here.stage = before
 
     return call
+
+
+@contextmanager
+def microbatch(number: int, *, of: int, stage: Any = None) -> Iterator[None]:
+    """Say that a model which is called in the block gets share `number` of `of` of its batch.
+
+    A run whose batch is divided compares with one that has it whole: shares are put together
+    along whichever dimension gives golden's values.
+
+        for number, share in enumerate(batch.chunk(4)):
+            with dumpcmp.microbatch(number, of=4):
+                losses.append(model(share))
+
+    Pipelines of torch say it themselves, and so does DataParallel. `stage` is a pipeline's.
+    """
+    if not 0 <= number < of:
+        raise CaptureError(
+            f"a batch in {of} shares has no share {number}",
+            hint="number the shares from 0, and give how many there are as `of`",
+        )
+    before = here.microbatch, here.stage
+    here.microbatch, here.stage = Coordinate(MICROBATCH, number, of, known=False), stage
+    _working.append((here.microbatch, stage))
+    try:
+        yield
+    finally:
+        _working.pop()
+        here.microbatch, here.stage = before
 
 
 def _scheduled(run: Callable[..., Any]) -> Callable[..., Any]:

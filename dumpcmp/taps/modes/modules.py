@@ -20,6 +20,7 @@ from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.call_door import module_calls
 from dumpcmp.taps.modes.function_mode import FunctionMode, enter_module, exit_module
+from dumpcmp.taps.modes.replicas import Parallels
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
@@ -57,6 +58,7 @@ class ModuleCapture:
         self._here = _Doing()
         recorder.active = lambda: self._here.step
         self.replays = Replays(recorder, recorder.graph_budget, lambda: self.compiles)
+        self._parallels = Parallels(recorder)
         self._collectives: CollectiveMode | None = None  # of a run on several ranks
         self.compiles = False  # whether what the program compiles stays compiled
         self.enter = enter_module
@@ -81,7 +83,7 @@ class ModuleCapture:
     def remarks(self) -> list[str]:
         """What the user must hear at the end."""
         unfinished = [] if self._collectives is None else self._collectives.remarks()
-        return [*unfinished, *self.replays.remarks()]
+        return [*unfinished, *self._parallels.remarks(), *self.replays.remarks()]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -91,6 +93,7 @@ class ModuleCapture:
             self._ends.enter_context(self._compiling())
             self._ends.enter_context(self._partitioned())
             self._ends.enter_context(self.replays.watched())
+            self._ends.enter_context(self._parallels.watched())
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
             yield
@@ -171,8 +174,11 @@ class ModuleCapture:
         with HOLD:
             if is_recomputing():
                 return self._recompute(module, run, args, kwargs)
-            if self._roots and id(module) not in self._roots:
+            if not self._is_root(module):
                 return let(run, args, kwargs)
+            if isinstance(module, nn.DataParallel):
+                with self._parallels.replicas.spreading(module):
+                    return let(run, args, kwargs)
             step = None if distributed.here.inferring else self.begin(module)
             if step is None:
                 with self._muting():
@@ -184,12 +190,20 @@ class ModuleCapture:
             with self._inside(step):
                 return self.run_root(step, module, run, args, kwargs)
 
+    def _is_root(self, module: nn.Module) -> bool:
+        """Whether a call of `module` that is inside of no other begins a step."""
+        is_named = not self._roots or id(module) in self._roots
+        return is_named or self._parallels.replicas.has(module)
+
     def _begin(self, module: nn.Module) -> Step | None:
-        if self._roots and id(module) not in self._roots:
+        if not self._is_root(module):
             return None
-        step = self.recorder.begin(module)
+        original = self._parallels.replicas.original_of(module)
+        step = self.recorder.begin(original)
+        if step is not None and original is not module:
+            step.model.learn(module)
         if step is not None and not self.recorder.is_taped:
-            self.watches.begin(step, module)
+            self.watches.begin(step, original)
         return step
 
     def run_root(
