@@ -94,8 +94,7 @@ def _disagreements(plan: Plan, held: list[Summary]) -> Iterator[Disagreement]:
     for first, other in plan.replicas():
         far = estimate(held[first], held[other])
         if not far.equal and far.rel_l2:
-            ranks = (plan.shards[first].rank, plan.shards[other].rank)
-            yield Disagreement(ranks, far.rel_l2, far.max_abs_diff)
+            yield plan.disagreement(first, other, far.rel_l2, far.max_abs_diff)
 
 
 def said_of_rows(golden: Summary, target: Summary) -> str:

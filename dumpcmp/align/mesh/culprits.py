@@ -18,7 +18,7 @@ from dumpcmp.align.mesh.solve import (
 )
 from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms, slices
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
-from dumpcmp.nouns.layouts import MICROBATCH, ReduceOp
+from dumpcmp.nouns.layouts import ReduceOp
 from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Kind, Value, widen
 
@@ -95,17 +95,15 @@ def about_ranks(question: Question, plan: Plan) -> Iterator[str]:
     if not wrong:
         return
     owners = _owners(question, plan, found)
-    places = _places(plan)
+    places = plan.places()
     for position, owner in list(owners.items())[:_SINGLY]:
         yield f"{places[position]} holds the shard of {places[owner]}"
     if len(owners) > _SINGLY:
         yield f"and {len(owners) - _SINGLY} more hold others' shards"
-    worst = {one.rank: one.rel_l2 for one in wrong if one.position not in owners}
+    worst = [one for one in wrong if one.position not in owners]
     if worst and (len(wrong) < len(found) or len(plan.tiles) > 1):
-        right = [one.rank for one in found if one.fits]
         replica = "REPLICA: " if len(plan.tiles) == 1 else ""
-        agree = f"; right: {ranks_named(right)}" if right else ""
-        yield f"{replica}wrong: {_listed(worst)}{agree}"
+        yield replica + _told_apart(worst, [one for one in found if one.fits], places)
     if len(plan.tiles) == 1 and _sum_fits(question, plan):
         yield "the sum over the ranks is golden's value: a reduction is missing"
 
@@ -113,6 +111,17 @@ def about_ranks(question: Question, plan: Plan) -> Iterator[str]:
 def errors_of_ranks(question: Question, plan: Plan) -> tuple[tuple[int, float], ...]:
     """The rel_l2 of each rank's shard against golden's region for it; none of partial terms."""
     return tuple((one.rank, one.rel_l2) for one in _fits(question, plan))
+
+
+def _told_apart(wrong: Sequence[Fit], right: Sequence[Fit], places: Sequence[str]) -> str:
+    """Who is wrong, and who is right: ranks, or microbatches where a rank has some of both."""
+    both = {one.rank for one in wrong} & {one.rank for one in right}
+    if not both or len(wrong) > _SINGLY:
+        agree = f"; right: {ranks_named(one.rank for one in right)}" if right else ""
+        return f"wrong: {_listed({one.rank: one.rel_l2 for one in wrong})}{agree}"
+    errors = ", ".join(f"{places[one.position]} (rel_l2 {one.rel_l2:.2g})" for one in wrong)
+    agree = ", ".join(places[one.position] for one in right[:_SINGLY])
+    return f"wrong: {errors}; right: {agree}{', …' * (len(right) > _SINGLY)}"
 
 
 def _listed(worst: Mapping[int, float]) -> str:
@@ -143,19 +152,6 @@ def _sum_fits(question: Question, plan: Plan) -> bool:
     if total.shape != question.golden.shape:
         return False
     return distance(question.golden, total).rel_l2 <= REGION * question.limit
-
-
-def _places(plan: Plan) -> list[str]:
-    """What the holder of each shard is called: its rank, or a microbatch of that."""
-    ranks = [f"rank {shard.rank}" for shard in plan.shards]
-    if len(set(ranks)) == len(ranks):
-        return ranks
-    numbers = (
-        next((c.index for c in shard.layout.coordinates if c.axis == MICROBATCH), None)
-        for shard in plan.shards
-    )
-    pairs = zip(ranks, numbers, strict=True)
-    return [rank if n is None else f"microbatch {n} on {rank}" for rank, n in pairs]
 
 
 def _owners(

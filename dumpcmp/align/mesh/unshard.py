@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dumpcmp.align.mesh.regions import Region, Shape, Shard, Stretch, corners, regions
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import Coordinates, Layout, Mode, ReduceOp
+from dumpcmp.nouns.layouts import MICROBATCH, Coordinates, Layout, Mode, ReduceOp
 from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.value import Dtype, Kind, Value, widen
 
@@ -64,6 +64,26 @@ class Plan:
         for first, *others in (term for tile in self.tiles for term in tile.terms):
             yield from ((first, other) for other in others)
 
+    def places(self) -> list[str]:
+        """What the holder of each shard is called: its rank, or a microbatch of that."""
+        ranks = [f"rank {shard.rank}" for shard in self.shards]
+        if len(set(ranks)) == len(ranks):
+            return ranks
+        numbers = (
+            next((c.index for c in shard.layout.coordinates if c.axis == MICROBATCH), None)
+            for shard in self.shards
+        )
+        pairs = zip(ranks, numbers, strict=True)
+        return [rank if n is None else f"microbatch {n} on {rank}" for rank, n in pairs]
+
+    def disagreement(
+        self, first: int, other: int, rel_l2: float, max_abs_diff: float
+    ) -> Disagreement:
+        """What is said of two shards that should be the same, by their positions."""
+        ranks = self.shards[first].rank, self.shards[other].rank
+        places = self.places()
+        return Disagreement(ranks, (places[first], places[other]), rel_l2, max_abs_diff)
+
     def of(self, shards: Sequence[Shard]) -> Plan:
         """The same for others that have these shapes and places: for the digests of `shards`."""
         pairs = zip(self.shards, shards, strict=True)
@@ -74,15 +94,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Replicas that are not the same: the two ranks, and how far the second is from the first."""
+    """Replicas that are not the same: who holds them, and how far the second is from the first."""
 
     ranks: tuple[int, int]
+    places: tuple[str, str]
     rel_l2: float
     max_abs_diff: float
 
     def __str__(self) -> str:
-        one, other = self.ranks
-        return f"REPLICA: rank {other} differs from rank {one} by rel_l2 {self.rel_l2:.3g}"
+        one, other = self.places
+        return f"REPLICA: {other} differs from {one} by rel_l2 {self.rel_l2:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +180,7 @@ def _disagreements(plan: Plan, load: Load) -> Iterator[Disagreement]:
         mine, theirs = load(first), load(other)
         if not mine.same_bits(theirs):
             far = distance(mine, theirs)
-            yield Disagreement((one.rank, two.rank), far.rel_l2, far.max_abs_diff)
+            yield plan.disagreement(first, other, far.rel_l2, far.max_abs_diff)
 
 
 def _all_of(shape: Shape) -> Region:
