@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from dumpcmp.align.mesh.assemble import Assembled, AssemblyError, assemble, on_shared_ranks
+from dumpcmp.align.mesh.assemble import Assembled, assemble, on_shared_ranks
+from dumpcmp.align.mesh.held import AssemblyError
 from dumpcmp.align.pieces import cut_out, part_shape
 from dumpcmp.align.turning import turned
 from dumpcmp.comparing.expanding import unexpanded

@@ -9,14 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from dumpcmp.align.mesh.added_up import added_up
-from dumpcmp.align.mesh.assemble import (
+from dumpcmp.align.mesh.assemble import added, times
+from dumpcmp.align.mesh.held import (
     AssemblyError,
     Held,
     LackingShardError,
     LostShardError,
     TermsError,
-    added,
-    times,
 )
 from dumpcmp.align.mesh.travelled import in_golden_order
 from dumpcmp.comparing.batches import run_batched

@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.mesh.assemble import Held, RunFacts
 from dumpcmp.align.mesh.declared import Declarations
+from dumpcmp.align.mesh.held import Held, RunFacts
 from dumpcmp.align.microbatches import merged
 from dumpcmp.align.unison import in_unison
 from dumpcmp.archive.read.reader import Archive

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dumpcmp.align.mesh.assemble import AssemblyError, Held
+from dumpcmp.align.mesh.held import AssemblyError, Held
 from dumpcmp.align.mesh.regions import portion_of
 from dumpcmp.align.mesh.unshard import Disagreement, Plan, Tile, plan_unshard, unshard
 from dumpcmp.archive.read.reader import Archive

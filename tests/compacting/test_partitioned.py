@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dumpcmp
-from dumpcmp.align.mesh.assemble import Held
+from dumpcmp.align.mesh.held import Held
 from dumpcmp.align.mesh.regions import Shard, portion_of
 from dumpcmp.align.mesh.unshard import plan_unshard
 from dumpcmp.archive.read.reader import Archive

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dumpcmp.align.mesh.assemble import AssemblyError, Basis, Held, RunFacts, assemble, explain
+from dumpcmp.align.mesh.assemble import Basis, assemble, explain
 from dumpcmp.align.mesh.declared import Declarations, read_stated
+from dumpcmp.align.mesh.held import AssemblyError, Held, RunFacts
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import LayoutError
 from dumpcmp.nouns.key import Key
