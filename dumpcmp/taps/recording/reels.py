@@ -23,8 +23,6 @@ MIDDLE = "a CUDA graph was captured in the middle of this step, so nobody sees w
 ON_HOST = "a CUDA graph does not compute again what lies on the host"
 BEYOND = "--graph-budget has no room for it in the CUDA graph"
 FILLED = "the CUDA graph chose what is kept of it among rows that only fill its bucket"
-
-
 ONE_STEP = frozenset({("", 0)})  # of which a graph has all but who calls it: the path, the call
 
 
