@@ -34,15 +34,27 @@ def hold(path: Path) -> int:
     """Make `path` and hold it; the descriptor that does. BlockingIOError where another does.
 
     The system lets go of it with the process, however that ends, and tells all processes of this
-    machine alike, whatever numbers they know each other by.
+    machine alike, whatever numbers they know each other by. A file that whoever held it before has
+    removed meanwhile holds nobody off: it is made anew.
     """
-    descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o644)
-    try:
-        lock(descriptor)
-    except BaseException:
+    while True:
+        descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o644)
+        try:
+            lock(descriptor)
+            if _is_at(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
-        raise
-    return descriptor
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file is the one at `path` still."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def is_held(path: Path) -> bool | None:
@@ -62,6 +74,14 @@ def is_held(path: Path) -> bool | None:
         os.close(descriptor)
 
 
+def _holder(path: Path) -> str:
+    """Who holds `path`, by its number; it may have let go since."""
+    try:
+        return path.read_text(errors="replace").strip() or "unknown"
+    except FileNotFoundError:
+        return "which has just ended"
+
+
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
     """Hold the archive at `root` against others that compact or repair it."""
@@ -69,9 +89,8 @@ def alone(root: Path) -> Iterator[None]:
     try:
         descriptor = hold(path)
     except BlockingIOError:
-        holder = path.read_text(errors="replace").strip() or "unknown"
         raise ArchiveError(
-            f"{root} is being compacted or repaired by another process ({holder})",
+            f"{root} is being compacted or repaired by another process ({_holder(path)})",
             hint="wait for it, or stop it; what it has done stays",
         ) from None
     except OSError as error:

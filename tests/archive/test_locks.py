@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -76,6 +77,31 @@ def test_one_repairs_or_compacts_at_a_time(tmp_path: Path) -> None:
         audit(tmp_path / "d", repair=True)
     with alone(tmp_path / "d"), pytest.raises(ArchiveError, match="written or compacted"):
         ArchiveWriter(tmp_path / "d", overwrite=True)
+
+
+def test_only_one_is_alone_however_many_come_and_go(tmp_path: Path) -> None:
+    """Each removes the file by which it held the archive: nobody may hold the removed one."""
+    inside, crowds, wrong = [], [], []  # type: ignore[var-annotated]
+
+    def come_and_go() -> None:
+        for _ in range(1_000):
+            try:
+                with alone(tmp_path):
+                    inside.append(None)
+                    time.sleep(0)
+                    crowds.append(len(inside))
+                    inside.pop()
+            except ArchiveError:
+                pass
+            except BaseException as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and crowds and max(crowds) == 1
 
 
 def test_rings_that_nobody_needs_are_cleared_and_others_stay(tmp_path: Path) -> None:
