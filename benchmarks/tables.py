@@ -26,6 +26,7 @@ TABLES: dict[str, str] = {
     "open": "opening",
     "pairing": "pairing",
     "ports": "ports",
+    "chunks": "chunks",
     "compiled": "compiled",
     "compiled-cost": "compiled_cost",
     "compiled-faults": "compiled_faults",

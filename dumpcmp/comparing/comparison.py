@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial as partly
 from pathlib import Path
 
+from dumpcmp.align.chunks import in_chunks
 from dumpcmp.align.counting import Counting
 from dumpcmp.align.followers import followers
 from dumpcmp.align.laps import in_laps
+from dumpcmp.align.listing import Listing
 from dumpcmp.align.mapfile import read_mapping
 from dumpcmp.align.mesh.declared import Declarations, read_stated
 from dumpcmp.align.pairing import in_golden_terms, pair_values
@@ -143,6 +145,7 @@ def compare(
         *counting.remarks,
         *(proposal.remarks if proposal else ()),
         *noted.laps(),
+        *noted.chunks(),
         *noted.idle_calls(),
         *caveats(comparing.rule, rows),
         *noted.own_metrics(),
@@ -205,6 +208,7 @@ class _Comparing:
         shortcuts = allowed(self.allow, theirs.archive, _devices(theirs))
         ours = _in_laps(ours, theirs, self.counting)
         self.noted.num_laps += len(span.golden.listing.values) - len(ours.listing.values)
+        ours, theirs = self._in_chunks(ours, theirs)
         turns = turns_between(ours, theirs, self.renaming)
         pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.counting, turns)
         ways = Ways.of(ours.listing, theirs.listing)
@@ -240,6 +244,22 @@ class _Comparing:
         self.nbytes += nbytes
         let_go()
 
+    def _in_chunks(self, golden: Side, target: Side) -> tuple[Side, Side]:
+        """Both sides, with what one puts through a loop and the other runs at once in one."""
+        terms = in_golden_terms(golden.listing, target.listing, self.counting)
+        ours, theirs = in_chunks(golden.listing, target.listing, terms)
+        self.noted.note_chunks(
+            *(
+                len(side.listing.values) - len(listing.values)
+                for side, listing in ((golden, ours), (target, theirs))
+            )
+        )
+        return _listing(golden, ours), _listing(target, theirs)
+
+
+def _listing(side: Side, listing: Listing) -> Side:
+    return side if listing is side.listing else replace(side, listing=listing)
+
 
 def _devices(side: Side) -> Iterator[str]:
     return (records[0].device for records in side.listing.values.values())
@@ -248,8 +268,7 @@ def _devices(side: Side) -> Iterator[str]:
 def _in_laps(golden: Side, target: Side, counting: Counting) -> Side:
     """`golden` with what it runs in a loop as one lap, where each rank of the target runs one."""
     terms = in_golden_terms(golden.listing, target.listing, counting)
-    listing = in_laps(golden.listing, target.listing, terms)
-    return golden if listing is golden.listing else replace(golden, listing=listing)
+    return _listing(golden, in_laps(golden.listing, target.listing, terms))
 
 
 def _chosen(checker: Checker | None, finer: OpenRun | None) -> Checker:

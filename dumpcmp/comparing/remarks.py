@@ -17,6 +17,7 @@ from dumpcmp.nouns.row import Measured, Pair, Row, void
 from dumpcmp.nouns.rows import Trait, marked
 from dumpcmp.nouns.selection import Tap
 
+_SIDES = ("golden", "the target")
 _MOST_CALLS = 3  # that differ for nothing, and are told of one by one
 
 
@@ -51,6 +52,10 @@ class Noted:
     ops: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
     shortcuts: frozenset[str] = frozenset()
     num_laps: int = 0  # values of golden that are later laps of a loop
+    num_chunks: tuple[int, int] = (
+        0,
+        0,
+    )  # golden's and the target's that are later chunks of a whole
     num_sampled: int = 0  # values of which some rows alone were compared
     kept_rows: tuple[int, int] = (0, 0)  # of those: how many were compared, and how many there are
 
@@ -94,6 +99,10 @@ class Noted:
             left = self.num_idle - len(self.idle)
             yield f"{left} more calls differ, and nothing fails for them alone"
 
+    def note_chunks(self, golden: int, target: int) -> None:
+        """Note how many values of either run are later chunks of a whole."""
+        self.num_chunks = self.num_chunks[0] + golden, self.num_chunks[1] + target
+
     def laps(self) -> Iterator[str]:
         """What golden runs in a loop and the ranks side by side."""
         if self.num_laps:
@@ -101,6 +110,15 @@ class Noted:
                 "golden runs in a loop what each rank runs once: "
                 f"{self.num_laps} of its values stand beside those of the first lap"
             )
+
+    def chunks(self) -> Iterator[str]:
+        """What one run puts through a loop and the other takes at once."""
+        for who, other, num in zip(_SIDES, reversed(_SIDES), self.num_chunks, strict=True):
+            if num:
+                yield (
+                    f"{who} runs in chunks what {other} runs at once: "
+                    f"{num} of its values stand beside those of the first chunk"
+                )
 
     def own_metrics(self) -> Iterator[str]:
         """What must be said of metrics that gave no number."""

@@ -208,7 +208,9 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
 
     got, golden = _tensor(reading, is_target=True), _tensor(reading, is_target=False)
     inherited = _distance(mine.gradient, golden)
-    replay = _as_it_rounds(task, hold(mine.plain(), GRADIENT, got), reading)
+    is_summed = not reading.in_terms and any(one.in_terms for one in task.grads.values())
+    plain = mine.plain(is_summed=is_summed)
+    replay = _as_it_rounds(task, hold(plain, GRADIENT, got), reading)
     if not replay.is_known:
         return replay
     replay = as_zeros_fit(replay, mine.gradient, got, reading)

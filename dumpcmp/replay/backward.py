@@ -87,9 +87,9 @@ class BackwardRerun:
         self.parts = dict(zip(slope.leaves, parts, strict=True))  # what each taker gave
         self.gradient = _sum(parts)
 
-    def plain(self) -> Rerun:
-        """What it gives, as if nothing cancelled."""
-        is_exact = _only_lays_out(self._slope, self._functions)
+    def plain(self, *, is_summed: bool = False) -> Rerun:
+        """What it gives, as if nothing cancelled; it may be a sum of what only moves it."""
+        is_exact = _only_lays_out(self._slope, self._functions) and not is_summed
         number = len(self._functions)
         return Rerun({GRADIENT: self.gradient}, is_exact=is_exact, num_ops=number)
 
@@ -324,6 +324,8 @@ def _dropped(
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
+    if len({part.shape for part in parts}) > 1:
+        raise Unreplayable("those that took it took it in different shapes")
     total = parts[0]
     for part in parts[1:]:
         total = total + part

@@ -18,7 +18,7 @@ from dumpcmp.align.mesh.solve import (
 )
 from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms, slices
 from dumpcmp.judge.tolerances import ACCIDENT, REGION
-from dumpcmp.nouns.layouts import ReduceOp
+from dumpcmp.nouns.layouts import CHUNK, ReduceOp
 from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Kind, Value, widen
 
@@ -116,12 +116,29 @@ def errors_of_ranks(question: Question, plan: Plan) -> tuple[tuple[int, float], 
 def _told_apart(wrong: Sequence[Fit], right: Sequence[Fit], places: Sequence[str]) -> str:
     """Who is wrong, and who is right: ranks, or microbatches where a rank has some of both."""
     both = {one.rank for one in wrong} & {one.rank for one in right}
+    if CHUNK in places[0]:
+        return _chunks_told_apart(wrong, right, places)
     if not both or len(wrong) > _SINGLY:
         agree = f"; right: {ranks_named(one.rank for one in right)}" if right else ""
         return f"wrong: {_listed({one.rank: one.rel_l2 for one in wrong})}{agree}"
-    errors = ", ".join(f"{places[one.position]} (rel_l2 {one.rel_l2:.2g})" for one in wrong)
+    return f"wrong: {_erring(wrong, places)}; right: {_placed(right, places)}"
+
+
+def _chunks_told_apart(wrong: Sequence[Fit], right: Sequence[Fit], places: Sequence[str]) -> str:
+    if len(wrong) <= _SINGLY:
+        agree = f"; right: {_placed(right, places)}" if right else ""
+        return f"wrong: {_erring(wrong, places)}{agree}"
+    worst = max(one.rel_l2 for one in wrong)
+    return f"wrong: {len(wrong)} of {len(places)} chunks (rel_l2 up to {worst:.2g})"
+
+
+def _erring(wrong: Sequence[Fit], places: Sequence[str]) -> str:
+    return ", ".join(f"{places[one.position]} (rel_l2 {one.rel_l2:.2g})" for one in wrong)
+
+
+def _placed(right: Sequence[Fit], places: Sequence[str]) -> str:
     agree = ", ".join(places[one.position] for one in right[:_SINGLY])
-    return f"wrong: {errors}; right: {agree}{', …' * (len(right) > _SINGLY)}"
+    return f"{agree}{', …' * (len(right) > _SINGLY)}"
 
 
 def _listed(worst: Mapping[int, float]) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dumpcmp.align.mesh.regions import Region, Shape, Shard, Stretch, corners, regions
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import MICROBATCH, Coordinates, Layout, Mode, ReduceOp
+from dumpcmp.nouns.layouts import CHUNK, MICROBATCH, STATE, Coordinates, Layout, Mode, ReduceOp
 from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.value import Dtype, Kind, Value, widen
 
@@ -39,6 +39,15 @@ class Tile:
 
     region: Region
     terms: tuple[tuple[int, ...], ...]  # positions in the sequence of shards
+
+
+def _place(rank: str, shard: Shard) -> str:
+    """Where one of several shards of a rank is from."""
+    at = {c.axis: c.index for c in shard.layout.coordinates}
+    chunk = at.get(CHUNK, at.get(STATE))
+    if chunk is not None:
+        return f"chunk {chunk}"
+    return f"microbatch {at[MICROBATCH]} on {rank}" if MICROBATCH in at else rank
 
 
 @quickly_made
@@ -65,16 +74,11 @@ class Plan:
             yield from ((first, other) for other in others)
 
     def places(self) -> list[str]:
-        """What the holder of each shard is called: its rank, or a microbatch of that."""
+        """What the holder of each shard is called: its rank, a microbatch of that, or a chunk."""
         ranks = [f"rank {shard.rank}" for shard in self.shards]
         if len(set(ranks)) == len(ranks):
             return ranks
-        numbers = (
-            next((c.index for c in shard.layout.coordinates if c.axis == MICROBATCH), None)
-            for shard in self.shards
-        )
-        pairs = zip(ranks, numbers, strict=True)
-        return [rank if n is None else f"microbatch {n} on {rank}" for rank, n in pairs]
+        return [_place(rank, shard) for rank, shard in zip(ranks, self.shards, strict=True)]
 
     def disagreement(
         self, first: int, other: int, rel_l2: float, max_abs_diff: float
