@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial as partly
@@ -56,6 +56,7 @@ from dumpcmp.judge import (
     judge_all,
 )
 from dumpcmp.nouns.errors import CheckError, SelectionError
+from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Judgement, Pair, Row, Verdict
 from dumpcmp.nouns.selection import make_tap
@@ -206,9 +207,10 @@ class _Comparing:
         if self.verify_digests:
             check_all((ours, theirs), workers)
         shortcuts = allowed(self.allow, theirs.archive, _devices(theirs))
-        ours = _in_laps(ours, theirs, self.counting)
+        terms = in_golden_terms(ours.listing, theirs.listing, self.counting)
+        ours = _listing(ours, in_laps(ours.listing, theirs.listing, terms))
         self.noted.num_laps += len(span.golden.listing.values) - len(ours.listing.values)
-        ours, theirs = self._in_chunks(ours, theirs)
+        ours, theirs = self._in_chunks(ours, theirs, terms)
         turns = turns_between(ours, theirs, self.renaming)
         pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.counting, turns)
         ways = Ways.of(ours.listing, theirs.listing)
@@ -244,15 +246,14 @@ class _Comparing:
         self.nbytes += nbytes
         let_go()
 
-    def _in_chunks(self, golden: Side, target: Side) -> tuple[Side, Side]:
+    def _in_chunks(
+        self, golden: Side, target: Side, terms: Mapping[Site, Site]
+    ) -> tuple[Side, Side]:
         """Both sides, with what one puts through a loop and the other runs at once in one."""
-        terms = in_golden_terms(golden.listing, target.listing, self.counting)
         ours, theirs = in_chunks(golden.listing, target.listing, terms)
         self.noted.note_chunks(
-            *(
-                len(side.listing.values) - len(listing.values)
-                for side, listing in ((golden, ours), (target, theirs))
-            )
+            len(golden.listing.values) - len(ours.values),
+            len(target.listing.values) - len(theirs.values),
         )
         return _listing(golden, ours), _listing(target, theirs)
 
@@ -263,12 +264,6 @@ def _listing(side: Side, listing: Listing) -> Side:
 
 def _devices(side: Side) -> Iterator[str]:
     return (records[0].device for records in side.listing.values.values())
-
-
-def _in_laps(golden: Side, target: Side, counting: Counting) -> Side:
-    """`golden` with what it runs in a loop as one lap, where each rank of the target runs one."""
-    terms = in_golden_terms(golden.listing, target.listing, counting)
-    return _listing(golden, in_laps(golden.listing, target.listing, terms))
 
 
 def _chosen(checker: Checker | None, finer: OpenRun | None) -> Checker:
