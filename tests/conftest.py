@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from dumpcmp.pytorch.imports import once_imported
+from tests.one_file import compile_together
 from tests.taps.distributed.forking import RARELY
 from tests.taps.distributed.launching import forked
 
@@ -77,6 +80,15 @@ def linker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COMPILER_PATH", str(room), prepend=os.pathsep)
         yield found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def together() -> Iterator[None]:
+    """Kernels of one graph are compiled together."""
+    patch = pytest.MonkeyPatch()
+    with once_imported("torch._inductor.async_compile", partial(compile_together, patch)):
+        yield
+    patch.undo()
 
 
 @pytest.fixture(scope="session", autouse=True)
