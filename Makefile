@@ -15,9 +15,11 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
+# The pip that came with Python may be old, and take twice the time to find what belongs together.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@$(BIN)/pip install -qq --disable-pip-version-check --upgrade pip || echo "pip stays as old as it is"
+	$(BIN)/pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
 
 demo: $(READY)  ## the main job on the embedded model: dump, break, compare, explain
