@@ -11,6 +11,7 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.looping import (
@@ -19,11 +20,13 @@ from dumpcmp.align.looping import (
     Merging,
     NamedCalls,
     OpName,
+    Timeline,
     calls_by_name,
     calls_in,
     lines_of,
     order_of,
     span_of,
+    timelines,
 )
 from dumpcmp.align.pieces import Extents, joined
 from dumpcmp.nouns.key import Key, Site
@@ -31,6 +34,7 @@ from dumpcmp.nouns.layouts import CHUNK, parse_layout
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Cut, Pair, PairedBy
 
+_Step = tuple[str, int]  # a model and a step
 _Laps = Sequence[Sequence[Site]]  # the calls of an op that run in each lap
 
 
@@ -139,33 +143,41 @@ class _Search:
         """The run with its chunks as shards."""
         laps: dict[int, dict[Site, tuple[Site, int]]] = defaultdict(dict)
         for loop in self.loops():
-            laps[len(loop.spans)] |= calls_in(self.divided, self.ours, loop)
+            laps[len(loop.spans)] |= calls_in(self._lines[loop.where], loop)
         found = self.divided
         for num, calls in laps.items():
             found = Merging(found, num, calls, CHUNK).merged()
         return found
 
+    @cached_property
+    def _lines(self) -> dict[_Step, Timeline]:
+        return timelines(self.divided, self.ours)
+
     def loops(self) -> Iterator[Loop]:
-        """The loops, with all calls that run in each of their laps."""
-        once = self._once()
-        found: dict[tuple[str, int, int], list[Loop]] = defaultdict(list)
+        """The loops, with all calls that run in each of their laps.
+
+        Loops are looked at together that no call which runs once lies between.
+        """
+        found: dict[tuple[_Step, int, int], list[Loop]] = defaultdict(list)
         for name, sites in self.ours.items():
-            for laps in self._divided(name, sites, once):
-                here = found[*name[:2], len(laps)]
+            where = name[:2]
+            for laps in self._divided(name, sites):
                 spans = [span_of(self.divided, lap) for lap in laps]
-                if not any(_takes(loop, spans, once) for loop in here):
-                    here.append(Loop(name[:2], spans))
+                here = found[where, len(laps), bisect(self._once.get(where, ()), spans[0][0])]
+                if not any(self._takes(loop, spans) for loop in here):
+                    here.append(Loop(where, spans))
         for loops in found.values():
             for loop in loops:
-                self._extend(loop, once)
+                self._extend(loop)
                 yield loop
 
-    def _once(self) -> Mapping[tuple[str, int], Sequence[int]]:
+    @cached_property
+    def _once(self) -> Mapping[_Step, Sequence[int]]:
         """When calls ran that the other run has as often: no loop goes around them.
 
         What takes nothing may begin a state, in the first lap.
         """
-        found: dict[tuple[str, int], list[int]] = defaultdict(list)
+        found: dict[_Step, list[int]] = defaultdict(list)
         for name, sites in self.ours.items():
             if len(sites) == len(self.theirs.get(name, ())):
                 taking = (site for site in sites if self._takes_any(site))
@@ -175,9 +187,7 @@ class _Search:
     def _takes_any(self, site: Site) -> bool:
         return any(key.slot.is_input for key in self.divided.sites[site])
 
-    def _divided(
-        self, name: OpName, sites: Sequence[Site], once: Mapping[tuple[str, int], Sequence[int]]
-    ) -> Sequence[_Laps]:
+    def _divided(self, name: OpName, sites: Sequence[Site]) -> Sequence[_Laps]:
         """The laps that an op runs in: of one loop around all of its calls, or of several."""
         mates = self.theirs.get(name, ())
         num, rest = divmod(len(sites), len(mates)) if mates else (0, 0)
@@ -187,15 +197,13 @@ class _Search:
             calls = _in_runs(mates, size)
             loops = [_in_runs(run, size) for run in _in_runs(sites, size * num)]
             fit = all(self._fits(laps, run) for laps, run in zip(loops, calls, strict=True))
-            if fit and all(self._is_clear(name, laps, once) for laps in loops):
+            if fit and all(self._is_clear(name[:2], laps) for laps in loops):
                 return loops
         return []
 
-    def _is_clear(
-        self, name: OpName, laps: _Laps, once: Mapping[tuple[str, int], Sequence[int]]
-    ) -> bool:
+    def _is_clear(self, where: _Step, laps: _Laps) -> bool:
         first, last = order_of(self.divided, laps[0][0]), order_of(self.divided, laps[-1][-1])
-        return _is_free(once.get(name[:2], ()), first, last)
+        return _is_free(self._once.get(where, ()), first, last)
 
     def _fits(self, laps: _Laps, calls: Sequence[Site]) -> bool:
         """Whether each line of code gives in all laps together what its call gives in the other."""
@@ -221,26 +229,28 @@ class _Search:
             return True
         return False if set(shapes) == {whole.shape} else None
 
-    def _extend(self, loop: Loop, once: Mapping[tuple[str, int], Sequence[int]]) -> None:
+    def _extend(self, loop: Loop) -> None:
         """Take in what the other run has not, and runs as often in each lap: what cuts a chunk."""
-        num, orders = len(loop.spans), once.get(loop.where, ())
-        first, last = loop.spans[0][0], loop.spans[-1][1]
-        before = orders[bisect(orders, first) - 1] if orders and orders[0] < first else -1
-        near = bisect(orders, last)
-        after = orders[near] if near < len(orders) else None
+        num, orders = len(loop.spans), self._once.get(loop.where, ())
+        near, far = bisect(orders, loop.spans[0][0]), bisect(orders, loop.spans[-1][1])
+        line = self._lines[loop.where]
+        after = orders[near - 1] + 1 if near else line.orders[0]
+        before = orders[far] - 1 if far < len(orders) else line.orders[-1]
         own: dict[str, list[Site]] = defaultdict(list)
-        for name, sites in self.ours.items():
-            for site in sites if name[:2] == loop.where else ():
-                order = order_of(self.divided, site)
-                if before < order and (after is None or order < after):
-                    own[site.op.plain].append(site)
+        for _, _, site in line.between(after, before):
+            own[site.op.plain].append(site)
         for sites in own.values():
             size, rest = divmod(len(sites), num)
             laps = [] if rest else _in_runs(sites, size)
             if laps and len({tuple(lines_of(self.divided, lap)) for lap in laps}) == 1:
                 spans = [span_of(self.divided, lap) for lap in laps]
                 if len({_side(*both) for both in zip(spans, loop.spans, strict=True)}) == 1:
-                    _takes(loop, spans, once)
+                    self._takes(loop, spans)
+
+    def _takes(self, loop: Loop, spans: Sequence[LapSpan]) -> bool:
+        """Take calls into a loop, unless what runs once would be in it then; whether it does."""
+        first, last = min(loop.spans[0][0], spans[0][0]), max(loop.spans[-1][1], spans[-1][1])
+        return _is_free(self._once.get(loop.where, ()), first, last) and loop.takes(spans)
 
 
 def _side(own: LapSpan, lap: LapSpan) -> int:
@@ -251,14 +261,6 @@ def _side(own: LapSpan, lap: LapSpan) -> int:
 def _in_runs(sites: Sequence[Site], size: int) -> list[Sequence[Site]]:
     """Calls in runs of so many."""
     return [sites[n : n + size] for n in range(0, len(sites), size)]
-
-
-def _takes(
-    loop: Loop, spans: Sequence[LapSpan], once: Mapping[tuple[str, int], Sequence[int]]
-) -> bool:
-    """Take calls into a loop, unless what runs once would be in it then; whether it does."""
-    first, last = min(loop.spans[0][0], spans[0][0]), max(loop.spans[-1][1], spans[-1][1])
-    return _is_free(once.get(loop.where, ()), first, last) and loop.takes(spans)
 
 
 def _is_free(orders: Sequence[int], first: int, last: int) -> bool:

@@ -20,6 +20,7 @@ from dumpcmp.align.looping import (
     lines_of,
     op_name,
     span_of,
+    timelines,
 )
 from dumpcmp.nouns.key import Site
 
@@ -37,8 +38,9 @@ def in_laps(golden: Listing, target: Listing, terms: Mapping[Site, Site]) -> Lis
     ours = calls_by_name(golden.sites)
     theirs = Counter(op_name(site) for site in terms.values())
     laps: dict[Site, tuple[Site, int]] = {}
+    lines = timelines(golden, ours)
     for loop in _loops(golden, ours, theirs, num):
-        laps |= calls_in(golden, ours, loop)
+        laps |= calls_in(lines[loop.where], loop)
     return Merging(golden, num, laps).merged() if laps else golden
 
 

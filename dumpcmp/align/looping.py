@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.renaming import unwrapped
@@ -51,12 +53,6 @@ class Loop:
             self.spans = both
         return apart
 
-    def lap_of(self, order: int) -> int | None:
-        """The lap that a call belongs to; the last ends with the last call that is known."""
-        if not self.spans[0][0] <= order <= self.spans[-1][1]:
-            return None
-        return max(n for n, (first, _) in enumerate(self.spans) if first <= order)
-
 
 def order_of(listing: Listing, site: Site) -> int:
     """When a call ran."""
@@ -75,20 +71,43 @@ def span_of(listing: Listing, sites: Sequence[Site]) -> LapSpan:
     return order_of(listing, sites[0]), order_of(listing, sites[-1])
 
 
-def calls_in(listing: Listing, ours: NamedCalls, loop: Loop) -> dict[Site, tuple[Site, int]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """The calls of one step in the order in which they ran."""
+
+    orders: list[int]
+    calls: list[tuple[str, Site]]  # the op that each is a call of, and the call
+
+    def between(self, first: int, last: int) -> Iterator[tuple[int, str, Site]]:
+        """The calls that ran from `first` to `last`, and when."""
+        for at in range(bisect_left(self.orders, first), bisect_right(self.orders, last)):
+            yield self.orders[at], *self.calls[at]
+
+
+def timelines(listing: Listing, ours: NamedCalls) -> dict[tuple[str, int], Timeline]:
+    """The calls of each model and step."""
+    found: dict[tuple[str, int], list[tuple[int, str, Site]]] = defaultdict(list)
+    for (model, step, op), sites in ours.items():
+        found[model, step] += [(order_of(listing, site), op, site) for site in sites]
+    lines = {where: sorted(calls, key=itemgetter(0)) for where, calls in found.items()}
+    return {
+        where: Timeline([order for order, *_ in calls], [(op, site) for _, op, site in calls])
+        for where, calls in lines.items()
+    }
+
+
+def calls_in(timeline: Timeline, loop: Loop) -> dict[Site, tuple[Site, int]]:
     """The calls in a loop: each with the first lap's call that it is, and its own lap.
 
     What does not run as often in every lap is no part of the loop.
     """
+    starts = [first for first, _ in loop.spans]
+    named: dict[str, list[list[Site]]] = {}
+    for order, op, site in timeline.between(loop.spans[0][0], loop.spans[-1][1]):
+        laps = named.setdefault(op, [[] for _ in loop.spans])
+        laps[bisect_right(starts, order) - 1].append(site)
     found: dict[Site, tuple[Site, int]] = {}
-    for name, sites in ours.items():
-        if name[:2] != loop.where:
-            continue
-        laps: list[list[Site]] = [[] for _ in loop.spans]
-        for site in sites:
-            lap = loop.lap_of(order_of(listing, site))
-            if lap is not None:
-                laps[lap].append(site)
+    for laps in named.values():
         if len({len(lap) for lap in laps}) == 1:
             for number, calls in enumerate(laps):
                 mates = zip(calls, laps[0], strict=True)
