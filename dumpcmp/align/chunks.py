@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from dumpcmp.align.listing import Listing
@@ -28,7 +28,7 @@ from dumpcmp.align.looping import (
     span_of,
     timelines,
 )
-from dumpcmp.align.pieces import Extents, joined
+from dumpcmp.align.pieces import Extents, joined, stacked_along
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.layouts import CHUNK, parse_layout
 from dumpcmp.nouns.record import Record
@@ -138,6 +138,7 @@ class _Search:
     whole: Listing
     ours: NamedCalls  # by golden's names of models and steps, as theirs
     theirs: NamedCalls
+    _wholes: dict[Site, Site] = field(default_factory=dict)  # a first lap's call -> the other's
 
     def merged(self) -> Listing:
         """The run with its chunks as shards."""
@@ -147,7 +148,19 @@ class _Search:
         found = self.divided
         for num, calls in laps.items():
             found = Merging(found, num, calls, CHUNK).merged()
-        return found
+        return self._with_dims(found) if laps else found
+
+    def _with_dims(self, found: Listing) -> Listing:
+        """`found`, whose chunks have the dim that they are cut along where their calls lack it."""
+        values = dict(found.values)
+        for first, call in self._wholes.items():
+            for key in found.sites.get(first, ()):
+                whole, chunks = self.whole.values.get(call.key(key.slot)), values[key]
+                shapes = [chunk.shape for chunk in chunks]
+                axis = stacked_along(shapes, whole[0].shape) if whole else None
+                if len(chunks) > 1 and axis is not None:
+                    values[key] = tuple(_with_dim(chunk, axis) for chunk in chunks)
+        return replace(found, values=values)
 
     @cached_property
     def _lines(self) -> dict[_Step, Timeline]:
@@ -161,7 +174,8 @@ class _Search:
         found: dict[tuple[_Step, int, int], list[Loop]] = defaultdict(list)
         for name, sites in self.ours.items():
             where = name[:2]
-            for laps in self._divided(name, sites):
+            for laps, calls in self._divided(name, sites):
+                self._wholes.update(zip(laps[0], calls, strict=True))
                 spans = [span_of(self.divided, lap) for lap in laps]
                 here = found[where, len(laps), bisect(self._once.get(where, ()), spans[0][0])]
                 if not any(self._takes(loop, spans) for loop in here):
@@ -187,8 +201,11 @@ class _Search:
     def _takes_any(self, site: Site) -> bool:
         return any(key.slot.is_input for key in self.divided.sites[site])
 
-    def _divided(self, name: OpName, sites: Sequence[Site]) -> Sequence[_Laps]:
-        """The laps that an op runs in: of one loop around all of its calls, or of several."""
+    def _divided(self, name: OpName, sites: Sequence[Site]) -> list[tuple[_Laps, Sequence[Site]]]:
+        """The laps that an op runs in, of one loop around all of its calls, or of several.
+
+        Each with the calls of the other run that its laps are.
+        """
         mates = self.theirs.get(name, ())
         num, rest = divmod(len(sites), len(mates)) if mates else (0, 0)
         if num < 2 or rest:
@@ -198,7 +215,7 @@ class _Search:
             loops = [_in_runs(run, size) for run in _in_runs(sites, size * num)]
             fit = all(self._fits(laps, run) for laps, run in zip(loops, calls, strict=True))
             if fit and all(self._is_clear(name[:2], laps) for laps in loops):
-                return loops
+                return list(zip(loops, calls, strict=True))
         return []
 
     def _is_clear(self, where: _Step, laps: _Laps) -> bool:
@@ -225,7 +242,7 @@ class _Search:
         if not all(one in self.divided.values for one in keys):
             return None
         shapes, whole = [self.divided.record(one).shape for one in keys], self.whole.record(key)
-        if joined(shapes, whole.shape):
+        if joined(shapes, whole.shape) or stacked_along(shapes, whole.shape) is not None:
             return True
         return False if set(shapes) == {whole.shape} else None
 
@@ -251,6 +268,12 @@ class _Search:
         """Take calls into a loop, unless what runs once would be in it then; whether it does."""
         first, last = min(loop.spans[0][0], spans[0][0]), max(loop.spans[-1][1], spans[-1][1])
         return _is_free(self._once.get(loop.where, ()), first, last) and loop.takes(spans)
+
+
+def _with_dim(record: Record, axis: int) -> Record:
+    """`record` with a dim of one element more."""
+    stride = record.stride and (*record.stride[:axis], 1, *record.stride[axis:])
+    return replace(record, shape=(*record.shape[:axis], 1, *record.shape[axis:]), stride=stride)
 
 
 def _side(own: LapSpan, lap: LapSpan) -> int:

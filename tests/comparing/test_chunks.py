@@ -116,6 +116,40 @@ def test_a_layer_that_is_called_twice_has_two_loops(tmp_path: Path) -> None:
     assert outcome.exit_code == 0, outcome
 
 
+class Rows(nn.Module):
+    """One row at a time, without the dim of rows."""
+
+    def __init__(self, is_looping: bool, fault: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(WIDTH, 12), nn.Linear(12, WIDTH)
+        self.is_looping, self.fault = is_looping, fault
+
+    def row(self, x: Tensor, number: int = 0) -> Tensor:
+        how = "tanh" if self.fault and number == 2 else "none"
+        return self.down(F.gelu(self.up(x), approximate=how))  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_looping:
+            return self.row(x)
+        return torch.stack([self.row(one, n) for n, one in enumerate(x)])
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("looping", [(False, True), (True, False)], ids=["target", "golden"])
+def test_one_row_at_a_time(tmp_path: Path, looping: tuple[bool, bool], backward: bool) -> None:
+    golden, target = map(Rows, looping)
+    outcome = compared(tmp_path, golden, target, rows_of(4, WIDTH), backward=backward)
+    assert outcome.exit_code == 0, outcome
+
+
+def test_a_row_that_is_wrong_is_named(tmp_path: Path) -> None:
+    outcome = compared(tmp_path, Rows(False), Rows(True, fault=True), rows_of(4, WIDTH))
+    assert outcome.exit_code == 1
+    first = outcome.first_divergence
+    assert first and first.key.op == "<root>/gelu" and "wrong: chunk 2 (" in first.reason
+
+
 def faulty(**edits: Any) -> Net:
     net = Net(size=3)
     for name, edit in edits.items():

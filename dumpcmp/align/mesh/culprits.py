@@ -17,7 +17,7 @@ from dumpcmp.align.mesh.solve import (
     random_weights,
 )
 from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms, slices
-from dumpcmp.judge.tolerances import ACCIDENT, REGION
+from dumpcmp.judge.tolerances import ACCIDENT, BESIDE, REGION
 from dumpcmp.nouns.layouts import CHUNK, ReduceOp
 from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Kind, Value, widen
@@ -125,11 +125,16 @@ def _told_apart(wrong: Sequence[Fit], right: Sequence[Fit], places: Sequence[str
 
 
 def _chunks_told_apart(wrong: Sequence[Fit], right: Sequence[Fit], places: Sequence[str]) -> str:
-    if len(wrong) <= _SINGLY:
-        agree = f"; right: {_placed(right, places)}" if right else ""
-        return f"wrong: {_erring(wrong, places)}{agree}"
+    """Which chunks are wrong; one that is off by a hundredth of another may be so by rounding."""
     worst = max(one.rel_l2 for one in wrong)
-    return f"wrong: {len(wrong)} of {len(places)} chunks (rel_l2 up to {worst:.2g})"
+    far = [one for one in wrong if one.rel_l2 >= BESIDE * worst]
+    if len(far) > _SINGLY:
+        return f"wrong: {len(far)} of {len(places)} chunks (rel_l2 up to {worst:.2g})"
+    agree = sorted(
+        (*right, *(one for one in wrong if one not in far)), key=lambda one: one.position
+    )
+    told = f"; right: {_placed(agree, places)}" if agree else ""
+    return f"wrong: {_erring(far, places)}{told}"
 
 
 def _erring(wrong: Sequence[Fit], places: Sequence[str]) -> str:
