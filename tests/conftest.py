@@ -86,7 +86,7 @@ def linker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | None]:
 def together() -> Iterator[None]:
     """Kernels of one graph are compiled together."""
     patch = pytest.MonkeyPatch()
-    with once_imported("torch._inductor.async_compile", partial(compile_together, patch)):
+    with once_imported("torch._inductor.async_compile", partial(compile_together, patch.setattr)):
         yield
     patch.undo()
 

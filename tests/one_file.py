@@ -10,13 +10,14 @@ from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import pytest
-
 Kernel = Callable[..., None]
 
 
-def compile_together(patch: pytest.MonkeyPatch) -> None:
-    """Let Inductor's kernels of a graph be compiled when all of them were asked for."""
+def compile_together(put: Callable[[object, str, object], None] = setattr) -> None:
+    """Let Inductor's kernels of a graph be compiled when all of them were asked for.
+
+    `put` takes the place of attributes, for good or for a while.
+    """
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import LambdaFuture
 
@@ -33,8 +34,8 @@ def compile_together(patch: pytest.MonkeyPatch) -> None:
                 scope[name] = asked.result()
         wait(self, scope)
 
-    patch.setattr(AsyncCompile, "cpp_pybinding", ask)
-    patch.setattr(AsyncCompile, "wait", load)
+    put(AsyncCompile, "cpp_pybinding", ask)
+    put(AsyncCompile, "wait", load)
 
 
 class KernelFile:

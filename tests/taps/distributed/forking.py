@@ -16,6 +16,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
 
+from dumpcmp.pytorch.imports import once_imported
+from tests.one_file import compile_together
+
 SHARED = ("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor")
 RARELY = (10_000, 20, 50)  # objects more, and collections of younger ones, before the next
 
@@ -26,11 +29,12 @@ def serve() -> None:
         import_module(name)
     gc.freeze()
     gc.set_threshold(*RARELY)
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            _end(_follow, *json.loads(line))
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    with once_imported("torch._inductor.async_compile", compile_together):
+        for line in sys.stdin:
+            pid = os.fork()
+            if pid == 0:
+                _end(_follow, *json.loads(line))
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 def _follow(num_ranks: int, words: list[str], environment: dict[str, str], said: str) -> int:
