@@ -199,7 +199,7 @@ class _Search:
         return {where: sorted(orders) for where, orders in found.items()}
 
     def _takes_any(self, site: Site) -> bool:
-        return any(key.slot.is_input for key in self.divided.sites[site])
+        return any(key.slot.kind == "input" for key in self.divided.sites[site])
 
     def _divided(self, name: OpName, sites: Sequence[Site]) -> list[tuple[_Laps, Sequence[Site]]]:
         """The laps that an op runs in, of one loop around all of its calls, or of several.

@@ -80,7 +80,9 @@ def rows_of(num: int, *shape: int) -> Tensor:
     return torch.randn(num, *shape, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("how", [{}, {"backward": True}, {"level": "modules"}, {"mode": "aten"}])
+@pytest.mark.parametrize(
+    "how", [{}, {"backward": True}, {"level": "modules"}, {"mode": "aten"}, {"mode": "fx"}]
+)
 @pytest.mark.parametrize("cut", [split, sliced])
 def test_chunks_are_as_good_as_the_whole(tmp_path: Path, cut: Any, how: dict[str, Any]) -> None:
     chunked = Net(size=3)
