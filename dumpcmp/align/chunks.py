@@ -67,16 +67,18 @@ def beside_parts(pairs: Sequence[Pair], golden: Listing, target: Listing) -> Ite
     if not (_has_chunks(golden) or _has_chunks(target)):
         yield from pairs
         return
-    placed = [pair for pair in pairs if pair.by is not PairedBy.VALUE]
+    parts = [(pair, _as_part(pair, golden, target)) for pair in pairs]
+    placed = [part for _, part in parts if part is not None]
     ours, theirs = {pair.golden for pair in placed}, {pair.target for pair in placed}
-    for pair in pairs:
-        found = _as_part(pair, golden, target)
-        if found is not None:
-            yield found
+    for pair, part in parts:
+        if part is not None:
+            yield part
             continue
         if pair.golden not in ours:
+            ours.add(pair.golden)
             yield Pair(pair.golden, None)
         if pair.target not in theirs:
+            theirs.add(pair.target)
             yield Pair(None, pair.target)
 
 

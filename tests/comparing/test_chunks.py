@@ -1,5 +1,6 @@
 """One run puts through a loop what the other runs at once: chunks are compared as one."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,21 @@ def test_a_fault_in_a_chunk_is_named(tmp_path: Path, target: Net, module: str, t
     assert outcome.exit_code == 1
     assert outcome.first_divergence and outcome.first_divergence.key.op.module.startswith(module)
     assert told in str(outcome)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_no_value_is_lost_and_none_stands_alone_that_has_a_partner(
+    tmp_path: Path, backward: bool
+) -> None:
+    target = Net(size=3, shared=True)
+    target.layers[0].edit = lambda number, hidden: hidden * 1.01 if number else hidden  # type: ignore[assignment]
+    golden = Net(shared=True)
+    outcome = compared(tmp_path, golden, target, rows_of(6, WIDTH), backward=backward)
+    assert outcome.exit_code == 1
+    rows = Counter(row.golden_key for row in outcome.rows)
+    assert set(rows) >= set(dumpcmp.Archive(tmp_path / "golden"))
+    alone = (row.golden_key for row in outcome.rows if row.target_key is None)
+    assert all(rows[key] == 1 for key in alone)
 
 
 def test_the_chunk_that_is_wrong_is_named(tmp_path: Path) -> None:

@@ -130,9 +130,8 @@ def _chunks_told_apart(wrong: Sequence[Fit], right: Sequence[Fit], places: Seque
     far = [one for one in wrong if one.rel_l2 >= BESIDE * worst]
     if len(far) > _SINGLY:
         return f"wrong: {len(far)} of {len(places)} chunks (rel_l2 up to {worst:.2g})"
-    agree = sorted(
-        (*right, *(one for one in wrong if one not in far)), key=lambda one: one.position
-    )
+    near = [one for one in wrong if one.rel_l2 < BESIDE * worst]
+    agree = sorted((*right, *near), key=lambda one: one.position)
     told = f"; right: {_placed(agree, places)}" if agree else ""
     return f"wrong: {_erring(far, places)}{told}"
 
