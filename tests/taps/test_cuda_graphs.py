@@ -18,7 +18,7 @@ from dumpcmp.archive.integrity import audit
 from dumpcmp.dumping.capturing import Capture
 from dumpcmp.dumping.retention import Retention
 from dumpcmp.nouns.errors import CaptureWarning
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.record import Kept
 from dumpcmp.taps.recording import reels
 from dumpcmp.taps.recording.reels import BEYOND, FILLED, ON_HOST
@@ -598,7 +598,7 @@ def test_graphs_that_share_their_memory_are_seen(tmp_path: Path) -> None:
         assert all(np.array_equal(each, found[0]) for each in found) and result.shape == x.shape
 
 
-def trained(room: Path, is_graphed: bool) -> Path:
+def trained(room: Path, is_graphed: bool, **kept: Any) -> Path:
     """A dump of three steps of training, the optimizer's among them, in one graph or in none."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)).cuda()
@@ -615,7 +615,7 @@ def trained(room: Path, is_graphed: bool) -> Path:
         train()
     torch.cuda.current_stream().wait_stream(side)
     path = room / ("graphed" if is_graphed else "eager")
-    with dumpcmp.capture(model, path):
+    with dumpcmp.capture(model, path, backward=True, **kept):
         step, graph = train, torch.cuda.CUDAGraph()
         if is_graphed:
             with torch.cuda.graph(graph):
@@ -635,3 +635,112 @@ def test_weights_that_a_graph_trains_are_those_before_each_replay(tmp_path: Path
     slots = {(row.key.step, row.key.slot) for row in outcome.rows}
     assert {(step, "param.weight") for step in range(3)} <= slots
     assert {(step, "buffer.running_var") for step in range(3)} <= slots
+
+
+def gradients_of(archive: Archive, model: str, step: int) -> set[tuple[str, int, str]]:
+    keys = [key for key in archive if key.model == model and key.step == step]
+    return {(str(key.op), key.call, key.slot) for key in keys if "grad" in key.slot}
+
+
+@pytest.mark.usefixtures("as_if_away")
+@pytest.mark.parametrize("is_apart", [False, True], ids=["one graph", "a graph of its own"])
+def test_gradients_that_a_graph_computes_are_recorded_at_each_replay(
+    pretended: Pretended, is_apart: bool, tmp_path: Path
+) -> None:
+    model, x, back = Plain(), torch.ones(2, 64), Pretended() if is_apart else pretended
+    with dumpcmp.capture(model, tmp_path / "d", backward=True) as now:
+        model(x).sum().backward()
+        model.zero_grad()
+        pretended.capture_begin()
+        loss = model(x).sum()
+        if is_apart:
+            pretended.capture_end()
+            back.capture_begin()
+        loss.backward()
+        back.capture_end()
+        for number in (5, 7):
+            for graph in dict.fromkeys((pretended, back)):
+                fill(now, graph, number)
+                graph.replay()
+        model.zero_grad()
+        model(x).sum().backward()
+    archive = Archive(tmp_path / "d")
+    assert archive.steps("Plain") == (0, 1, 2, 3) and audit(tmp_path / "d").sound
+    assert not archive.run[0]["run"].get("remarks")
+    eager = gradients_of(archive, "Plain", 0)
+    assert len(eager) > 10 and all(gradients_of(archive, "Plain", step) == eager for step in (1, 2))
+    for step, number in ((1, 5), (2, 7)):
+        for op, call, slot in eager:
+            assert (numbers(archive, "Plain", step, Op(op), call, slot) == number).all(), (op, slot)
+    assert dumpcmp.compare(tmp_path / "d", tmp_path / "d").passed
+    for op, call, slot in eager:  # what came before and after the graphs is as it would be
+        first, last = (numbers(archive, "Plain", step, Op(op), call, slot) for step in (0, 3))
+        assert np.array_equal(first, last), (op, slot)
+
+
+@pytest.mark.usefixtures("as_if_away")
+def test_gradients_of_a_graph_that_none_computes_are_told_of(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+    told = "1 gradients of values inside of CUDA graphs are not recorded"
+    with (
+        pytest.warns(CaptureWarning, match=told),
+        dumpcmp.capture(model, tmp_path / "d", backward=True),
+    ):
+        pretended.capture_begin()
+        loss = model(x)
+        pretended.capture_end()
+        pretended.replay()
+        torch.autograd.grad(loss.sum(), loss)
+
+
+def trained_by_callables(room: Path, is_graphed: bool, **kept: Any) -> Path:
+    """A dump of three steps of training, in which the middle runs by graphs or does not."""
+    torch.manual_seed(0)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.block, self.after = nn.Linear(64, 64), Plain(), nn.Linear(64, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.after(torch.tanh(self.block(self.before(x))))
+            return y
+
+    model, path = Block().cuda(), room / ("graphed" if is_graphed else "eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    inputs = [torch.randn(256, 64, device="cuda") for _ in range(3)]
+    sample = torch.randn(256, 64, device="cuda", requires_grad=True)
+    with dumpcmp.capture(None, path, backward=True, **kept):
+        if is_graphed:
+            model.block = cast(Plain, torch.cuda.make_graphed_callables(model.block, (sample,)))
+        for x in inputs:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    return path
+
+
+KEEPS: list[dict[str, Any]] = [{}, {"keep": "summary"}, {"sample_rows": 8}, {"level": "modules"}]
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("kept", KEEPS, ids=["full", "summary", "rows", "modules"])
+@pytest.mark.parametrize("train", [trained, trained_by_callables])
+def test_gradients_of_graphs_are_like_those_of_eager_code(
+    train: Callable[..., Path], kept: dict[str, Any], tmp_path: Path
+) -> None:
+    eager = Archive(train(tmp_path, False, **kept))
+    graphed = Archive(train(tmp_path, True, **kept))
+    name = next(iter(eager)).model
+    for step in range(3):
+        wanted = gradients_of(eager, name, step)
+        assert wanted and gradients_of(graphed, name, step) == wanted
+    outcome = dumpcmp.compare(eager.path, graphed.path)
+    assert outcome.passed, outcome
+    compared = {(row.key.step, str(row.key.op), row.key.call, row.key.slot) for row in outcome.rows}
+    assert {
+        (step, *each) for step in range(3) for each in gradients_of(eager, name, step)
+    } <= compared

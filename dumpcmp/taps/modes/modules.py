@@ -57,7 +57,7 @@ class ModuleCapture:
         self.precision: Precision | None = None
         self._here = _Doing()
         recorder.active = lambda: self._here.step
-        self.replays = Replays(recorder, recorder.graph_budget, lambda: self.compiles)
+        self.replays = Replays(recorder, self.watches, recorder.graph_budget, lambda: self.compiles)
         self._parallels = Parallels(recorder)
         self._collectives: CollectiveMode | None = None  # of a run on several ranks
         self.compiles = False  # whether what the program compiles stays compiled
@@ -202,7 +202,7 @@ class ModuleCapture:
         step = self.recorder.begin(original)
         if step is not None and original is not module:
             step.model.learn(module)
-        if step is not None and not self.recorder.is_taped:
+        if step is not None:
             self.watches.begin(step, original)
         return step
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -16,8 +17,15 @@ from dumpcmp.nouns.record import Call, Where
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import Slots
 from dumpcmp.taps.distributed import ranks as distributed
-from dumpcmp.taps.recording.routine import Targets, WatchTables, parameter_hook_of, way_back_of
+from dumpcmp.taps.recording.routine import (
+    Targets,
+    WatchTables,
+    calls_of,
+    parameter_hook_of,
+    way_back_of,
+)
 from dumpcmp.taps.recording.step import Step
+from dumpcmp.taps.recording.values import Values
 
 _MOST_GONE = 4096  # hooks of which some may be of tensors that are gone
 
@@ -30,10 +38,22 @@ class Watched:
     step: Step
 
 
+class Tape(Protocol):
+    """A CUDA graph that is captured: what comes meanwhile is recorded whenever it is replayed."""
+
+    @property
+    def takers(self) -> dict[tuple[str, int], dict[int, Targets]]: ...  # of parameters, by step
+
+    def put_back(self, origin: Any, put: Callable[[], None]) -> None:
+        """Have `put` record gradients of what the graph `origin` computes, this one or another."""
+
+
 class Watches:
     """The hooks of a whole capture, so that all can be removed at its end."""
 
     def __init__(self) -> None:
+        self.num_lost = 0  # gradients of what a CUDA graph computes that no graph computes
+        self._tape: Tape | None = None  # while a CUDA graph is captured
         self._parameters: dict[int, RemovableHandle] = {}
         self._tensors: dict[int, RemovableHandle] = {}
         self._hooked: dict[int, weakref.ref[Any]] = {}  # by C: the hooks that each is among
@@ -44,10 +64,7 @@ class Watches:
         """Watch the tensors of `step` and the parameters of `root`, where gradients are wanted."""
         if not step.tap.backward or step.is_silent:
             return
-        model = step.model.name
-        gradients = Gradients(self)
-        self._latest[model] = self._watched(gradients, step)
-        step.watched_by(gradients)
+        step.watched_by(self._gradients_of(step))
         if len(self._hooked) > _MOST_GONE:  # forget those whose tensor is gone
             gone = [number for number, hooks in self._hooked.items() if hooks() is None]
             for number in gone:
@@ -58,7 +75,46 @@ class Watches:
                 handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
                 self._parameters[id(parameter)] = handle
 
+    def tape(self, tape: Tape) -> Callable[[], None]:
+        """What comes now goes into a CUDA graph, until what this gives is called."""
+        before, tables = self._tape, (self._latest, self._running)
+        kept = [dict(table) for table in tables]
+        self._tape = tape
+        for table in tables:
+            table.clear()
+
+        def end() -> None:
+            self._tape = before
+            for table, known in zip(tables, kept, strict=True):
+                table.clear()
+                table.update(known)
+
+        return end
+
+    def put_back(self, origin: Tape, put: Callable[[], None]) -> None:
+        """Have `put` record a gradient of what the graph `origin` computes."""
+        if self._tape is None:
+            self.num_lost += 1
+        else:
+            self._tape.put_back(origin, put)
+
+    def steps(self) -> list[Step]:
+        """Those whose gradients may be coming."""
+        watched = (*self._latest.values(), *self._running.values())
+        return list({id(each.step): each.step for each in watched}.values())
+
+    def _gradients_of(self, step: Step) -> Gradients:
+        """What watches `step`, or that part of it which goes into a CUDA graph now."""
+        model, tape = step.model.name, None if step.is_function else self._tape
+        gradients = Gradients(self, tape)
+        self._latest[model] = self._watched(gradients, step)
+        if tape is not None:
+            tape.takers[model, step.number] = gradients.tables[1]
+        return gradients
+
     def _watched(self, gradients: Gradients, step: Step) -> Watched:
+        if gradients.tape is not None:
+            return Watched(gradients, step)
         watched: Watched | None = way_back_of(
             gradients, step, step.model.name, self._hooked, self._running, *gradients.recorded,
             partial(_known_gradients, step), partial(_put, step),
@@ -114,10 +170,13 @@ class Watches:
             return
         handle.remove()
         self.running(gradients, step)
-        _put(step, targets, grad)
+        gradients.put(step, targets, grad)
 
     def _parameter_fired(self, model: str, name: str, parameter: Tensor) -> None:
-        watched = self._running.get(model) or self._latest[model]
+        watched = self._running.get(model) or self._latest.get(model)
+        if watched is None:  # a CUDA graph is captured of a backward pass alone
+            self.num_lost += 1
+            return
         gradients, step = watched.gradients, watched.step
 
         def put() -> None:
@@ -148,8 +207,9 @@ class Gradients:
     It does not hold its step, which holds it: hooks do, as long as gradients may come.
     """
 
-    def __init__(self, watches: Watches) -> None:
+    def __init__(self, watches: Watches, tape: Tape | None = None) -> None:
         self._watches = watches
+        self.tape = tape  # the CUDA graph that computes what it watches, if one does
         self._targets: dict[Any, Targets] = {}
         self._takers: dict[int, Targets] = {}  # of parameters: the functions that took them
         self._watched: set[tuple[str, int, str]] = set()
@@ -201,6 +261,20 @@ class Gradients:
         """What hooks the tensors of `step` in C, where that is so."""
         return self._watches.way_back(step)
 
+    def rehearsing(self, step: Step) -> Gradients:
+        """What watches that part of `step` which a CUDA graph will compute."""
+        return self._watches._gradients_of(step)
+
+    def put(self, step: Step, targets: Targets, grad: Tensor) -> None:
+        """Record a gradient at `targets`."""
+        if self.tape is None:
+            _put(step, targets, grad)
+            return
+        values = Values(step.outlet, step.model.name, step.number)  # its own know no graph
+        found = calls_of(targets, step.model.name, step.number)
+        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+            self._watches.put_back(self.tape, lambda: values.put_at(found, grad))
+
     def begin(self, step: Step) -> None:
         """The backward pass has reached `step`: gradients of parameters now belong to it."""
         self._watches.running(self, step)
@@ -218,4 +292,4 @@ class Gradients:
         targets = [] if distributed.is_distributed() else self._takers.get(id(parameter), [])
         if step.tap.selects_op(path or ROOT):
             targets = [(step.module_call(path or ROOT), f"grad.{word}"), *targets]
-        step.put_at(targets, parameter.grad)
+        self.put(step, targets, parameter.grad)

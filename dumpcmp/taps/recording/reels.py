@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,9 +13,11 @@ from torch import Tensor
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call, Kept, Record, Source
 from dumpcmp.taps.recording import padding
+from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.models import Model, Scope
 from dumpcmp.taps.recording.padding import Padding
 from dumpcmp.taps.recording.recorder import Recorder
+from dumpcmp.taps.recording.routine import Targets, calls_of
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.transfers import DeviceSource
 from dumpcmp.taps.recording.weighing import weights_of
@@ -33,19 +36,22 @@ class Reel:
     its own thread: the graph is a part of that step.
     """
 
-    def __init__(self, recorder: Recorder, budget: int) -> None:
+    def __init__(self, recorder: Recorder, watches: Watches, budget: int) -> None:
         self.num_beyond = 0  # values for which the budget has no room
         self.num_middle = 0  # values of steps that began before it and are none of its own
         self.num_filled = 0  # values of replays that were chosen with what fills a bucket
         self.left = budget
-        self._recorder = recorder
+        self.takers: dict[tuple[str, int], dict[int, Targets]] = {}  # of parameters, by its steps
+        self.spots: ReelSpots = {}  # of the latest replay
+        self._recorder, self._watches = recorder, watches
         self._steps: dict[tuple[str, int], Model] = {}
         self._began: set[tuple[str, int]] = set()  # those of them that began while it ran
-        self._events: list[Call | tuple[Record, Tensor | None]] = []
+        self._events: list[Call | Frame] = []
+        self._origin: Reel | None = None  # what computes the values whose gradients come now
         self._thread = threading.get_ident()
         self._before = recorder.sink, recorder.condense, replace(recorder.counts)
         self._rewrites = Rewrites()
-        self._end_rehearsal: Callable[[], None] = lambda: None
+        self._ends: list[Callable[[], None]] = []
         self._around: frozenset[tuple[str, int]] = ONE_STEP  # calls that began before it
 
     @property
@@ -55,6 +61,7 @@ class Reel:
     def begin(self) -> None:
         """Take what comes, in place of the Sink: whole, or what the graph can choose of it."""
         recorder, active = self._recorder, self._recorder.active()
+        self._ends.append(self._watches.tape(self))
         for model in recorder.known_models():
             self._rewrites.look_at(model)
         is_part = type(active) is Step
@@ -64,7 +71,7 @@ class Reel:
         if active is not None and is_part:
             self._steps[active.model.name, active.number] = active.model
             self._around = frozenset((scope.path, scope.call) for scope in active.scopes.around)
-            self._end_rehearsal = active.rehearse()
+            self._ends.append(active.rehearse())
 
     def take(self, model: Model, number: int) -> None:
         """The step `number` of `model` has begun while the graph is captured."""
@@ -77,11 +84,21 @@ class Reel:
         recorder = self._recorder
         recorder.sink, recorder.condense, recorder.counts = self._before
         recorder.remembers = True
-        self._end_rehearsal()
+        while self._ends:
+            self._ends.pop()()
         self._rewrites.end()
         for name, number in self._began:
             model = self._steps[name, number]
             model.num_steps = min(model.num_steps, number)
+
+    def put_back(self, origin: Reel, put: Callable[[], None]) -> None:
+        """Have `put` record gradients, which this graph computes, of what `origin` computes."""
+        with self._recorder.lock:
+            self._origin = origin
+            try:
+                put()
+            finally:
+                self._origin = None
 
     def call(self, call: Call) -> None:
         if self._is_own(call.model, call.step):
@@ -96,17 +113,21 @@ class Reel:
                 record, source = _without(record, MIDDLE), None
                 self.num_middle += 1
             self._before[0].put(record, source)
-        elif source is None:
-            self._events.append((record, None))
-        elif not isinstance(source, DeviceSource):
-            self._events.append((_without(record, ON_HOST), None))
-        elif source.nbytes > self.left:
-            self.num_beyond += 1
-            self._events.append((_without(record, BEYOND), None))
         else:
-            self.left -= source.nbytes
-            is_own = record.stored is not None  # what was chosen is nobody else's
-            self._events.append((record, source.tensor if is_own else source.tensor.clone()))
+            self._events.append(Frame(*self._copied(record, source), self._origin or self))
+
+    def _copied(self, record: Record, source: Source | None) -> tuple[Record, Tensor | None]:
+        """`record`, and what each replay fills anew of its value."""
+        if source is None:
+            return record, None
+        if not isinstance(source, DeviceSource):
+            return _without(record, ON_HOST), None
+        if source.nbytes > self.left:
+            self.num_beyond += 1
+            return _without(record, BEYOND), None
+        self.left -= source.nbytes
+        is_own = record.stored is not None  # what was chosen is nobody else's
+        return record, source.tensor if is_own else source.tensor.clone()
 
     def text(self, model: str, name: str, text: str) -> None:
         self._before[0].text(model, name, text)
@@ -116,35 +137,45 @@ class Reel:
         return threading.get_ident() == self._thread or torch.cuda.is_current_stream_capturing()
 
     def _is_own(self, model: str, step: int) -> bool:
+        if self._origin is not None:
+            return True
         return (model, step) in self._steps and threading.get_ident() == self._thread
 
-    def announce(self, active: Step | None) -> ReelSpots:
+    def announce(self, active: Step | None) -> None:
         """Tell of all calls that a replay is about to make: as steps of their own.
 
         If a step is `active` that calls the very module which the graph was captured from, or in
         the middle of, they are a part of that step. Weights are recorded now: the graph may write
         to them.
         """
-        spots = {own: self._spot(*own, active) for own in self._steps if not self.is_empty}
+        steps = () if self.is_empty else self._steps
+        self.spots = spots = {own: self._spot(*own, active) for own in steps}
         for event in self._events:
             if isinstance(event, Call) and (spot := spots[event.model, event.step]) is not None:
                 spot.announce(event)
-        for spot in spots.values():
+        for own, spot in spots.items():
             if spot is not None and spot.is_new:
                 spot.within.put_rest()
-        return spots
+            elif spot is not None:
+                spot.hand_on(self.takers.get(own, {}))
 
-    def play(self, spots: ReelSpots) -> None:
+    def play(self) -> None:
         """Record what the current stream has begun to replay, which was announced."""
         self._rewrites.tell()
         for event in self._events:
-            if isinstance(event, Call):
-                continue
-            if (spot := spots[event[0].key.model, event[0].key.step]) is not None:
-                self._put(*event, spot)
-        for spot in spots.values():
-            if spot is not None and spot.is_new:
+            if not isinstance(event, Call):
+                self._play(event)
+        for spot in self.spots.values():
+            if spot is not None and spot.is_new and not spot.within.tap.backward:
                 self._recorder.finish(spot.within)
+
+    def _play(self, frame: Frame) -> None:
+        """Record a value in the step of the graph that computes it, or whose gradient it is."""
+        key, spots = frame.record.key, frame.origin.spots
+        if (key.model, key.step) not in spots:
+            self._watches.num_lost += 1
+        elif (spot := spots[key.model, key.step]) is not None:
+            self._put(frame.record, frame.tensor, spot)
 
     def _spot(self, name: str, step: int, active: Step | None) -> Spot | None:
         """Where a replay's step belongs; None where it is not selected."""
@@ -162,7 +193,8 @@ class Reel:
         if key is None:
             spot.skipped[record.key] = record, tensor
             return
-        record = replace(record, key=key, order=spot.orders.get(record.order, record.order))
+        call = spot.calls.get(record.order)
+        record = replace(record, key=key, order=record.order if call is None else call.order)
         if (filled := padding.in_force()) is not None:
             record, tensor = self._cut(record, tensor, filled)
         recorder.counts.values += 1
@@ -195,6 +227,14 @@ class Reel:
         return record, None if tensor is None else tensor.narrow(dim, 0, filled.rows).contiguous()
 
 
+class Frame(NamedTuple):
+    """A value of a graph: what is known of it, and memory that each replay fills anew."""
+
+    record: Record
+    tensor: Tensor | None
+    origin: Reel  # whose values it is of: another's where it is the gradient of one
+
+
 @dataclass(frozen=True, slots=True)
 class Spot:
     """Where in the archive a replayed step goes: at `path` of the step `within`.
@@ -206,7 +246,7 @@ class Spot:
     path: str
     outside: frozenset[tuple[str, int]]  # calls in the graph that began before it
     is_new: bool = False  # it begins with the replay, and ends there
-    orders: dict[int, int] = field(default_factory=dict)  # that calls have, by those they had
+    calls: dict[int, Call] = field(default_factory=dict)  # by the order that each had
     skipped: dict[Key, tuple[Record, Tensor | None]] = field(default_factory=dict)
     _moved: dict[Key, Key] = field(default_factory=dict)  # who holds what was skipped
     _names: dict[tuple[str, int], tuple[Op, int] | None] = field(default_factory=dict)
@@ -217,9 +257,19 @@ class Spot:
         step, named = self.within, self.name(call.op, call.call)
         if named is None:
             return
-        order = self.orders[call.order] = step.next_order()
-        model, (op, number) = step.model.name, named
-        step.announce(replace(call, model=model, step=step.number, op=op, call=number, order=order))
+        order, model, (op, number) = step.next_order(), step.model.name, named
+        here = replace(call, model=model, step=step.number, op=op, call=number, order=order)
+        self.calls[call.order] = here
+        step.announce(here)
+
+    def hand_on(self, takers: dict[int, Targets]) -> None:
+        """Tell the step around the graph who took parameters: it may see their gradients."""
+        if (tables := self.within.watch_tables) is None:
+            return
+        for number, targets in takers.items():
+            own = calls_of(targets, self.within.model.name, self.within.number)
+            here = [(self.calls.get(call.order), slot) for call, slot in own]
+            tables[1].setdefault(number, []).extend((call, slot) for call, slot in here if call)
 
     def linked(self, record: Record, tensor: Tensor | None) -> tuple[Record, Tensor | None]:
         """`record` with its link to what is recorded here, or with what it was linked to."""

@@ -11,6 +11,7 @@ import torch
 
 from dumpcmp.handlers import HOLD
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, patched
+from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.reels import Reel
 
@@ -45,12 +46,13 @@ class Replays:
     def __init__(
         self,
         recorder: Recorder,
+        watches: Watches,
         budget: int | None = None,
         compiles: Callable[[], bool] = lambda: False,
     ) -> None:
         self._compiles = compiles  # whether graphs that call no module may be the compiler's own
         self.num_replays = self.num_unseen = self.num_empty = self.num_middle = 0
-        self._recorder = recorder
+        self._recorder, self._watches = recorder, watches
         self._budget = budget
         self._reels = weakref.WeakKeyDictionary[Any, Reel]()
         self._counted = weakref.WeakKeyDictionary[Any, Counted]()
@@ -96,6 +98,11 @@ class Replays:
                 f"{beyond} values inside of CUDA graphs are not recorded: --graph-budget has no "
                 "room for them"
             )
+        if lost := self._watches.num_lost:
+            remarks.append(
+                f"{lost} gradients of values inside of CUDA graphs are not recorded: no graph "
+                "computes them, or one that is replayed before those of the values"
+            )
         if filled := sum(reel.num_filled for reel in self._reels.values()):
             remarks.append(
                 f"{filled} values inside of CUDA graphs are not recorded: the graphs chose rows or "
@@ -116,7 +123,9 @@ class Replays:
             return original(graph, *args, **kwargs)
         if settle := getattr(recorder.sink, "settle", None):
             settle()  # other threads must not ask the device for anything meanwhile
-        recorder.reel = self._reels[graph] = reel = Reel(recorder, self._affordable())
+        recorder.reel = self._reels[graph] = reel = Reel(
+            recorder, self._watches, self._affordable()
+        )
         if self._counts_itself():
             with DisableTorchFunction(), DisableTorchDispatch():
                 self._counted[graph] = Counted()
@@ -165,13 +174,14 @@ class Replays:
             self.num_empty += not (reel.num_middle or self._compiles())
         active = recorder.active()
         with HOLD, recorder.lock, DisableTorchFunction(), DisableTorchDispatch():
-            spots = {} if reel is None else reel.announce(active)
+            if reel is not None:
+                reel.announce(active)
         result = self._heard(original, graph)
         with HOLD, recorder.lock, DisableTorchFunction(), DisableTorchDispatch():
-            for step in active.all_steps() if active is not None else ():
+            for step in self._watches.steps() if active is None else active.all_steps():
                 step.forget()  # what the graph wrote to, which torch does not count
             if reel is not None:
-                reel.play(spots)
+                reel.play()
         return result
 
     def _heard(self, original: Callable[..., Any], graph: Any) -> Any:

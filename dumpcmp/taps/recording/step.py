@@ -55,6 +55,8 @@ class Watcher(Protocol):
 
     def begin(self, step: Step) -> None: ...  # the backward pass has reached it
 
+    def rehearsing(self, step: Step) -> Watcher: ...  # for what a CUDA graph will compute of it
+
 
 class Step:
     """One call of a root module. Only its own methods change what it is in the middle of."""
@@ -231,17 +233,22 @@ class Step:
     def rehearse(self) -> Callable[[], None]:
         """What comes next does not compute yet: a CUDA graph is captured in the middle of it.
 
-        It is linked to nothing before, and has no gradients. What this gives ends that: numbers
-        go on as if nothing had come.
+        It is linked to nothing before, and its gradients are the graph's. What this gives ends
+        that: numbers go on as if nothing had come.
         """
-        first, watcher = dict(self._first_calls), self.watcher
+        tables: list[dict[Any, Any]] = [self.calls, self._first_calls]
+        kept = [(table, dict(table)) for table in tables]
+        watcher = self.watcher
         undo = [self.scopes.kept(), self.values.forget()]
-        self.watcher = None
+        self.watcher = None if watcher is None else watcher.rehearsing(self)
 
         def end() -> None:
             for each in undo:
                 each()
-            self._first_calls, self.watcher = first, watcher
+            for table, before in kept:
+                table.clear()
+                table.update(before)
+            self.watcher = watcher
 
         return end
 
