@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -695,7 +696,100 @@ def test_gradients_of_a_graph_that_none_computes_are_told_of(
         torch.autograd.grad(loss.sum(), loss)
 
 
-def trained_by_callables(room: Path, is_graphed: bool, **kept: Any) -> Path:
+class Graphed(torch.autograd.Function):
+    """Runs a block, and its backward, by graphs."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, x: Tensor, *_parameters: Tensor) -> Tensor:
+        ctx.run = run
+        run.replay(run.graph)
+        result: Tensor = run.y.detach() + x * 0
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, _grad: Tensor) -> Any:
+        ctx.run.replay(ctx.run.back)
+        return None, *(each.clone() for each in ctx.run.grads)
+
+
+class Lazily(nn.Module):
+    """Captures two graphs of its block: in the middle of its first call, or when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.block, self.after = nn.Linear(64, 64), Plain(), nn.Linear(64, 64)
+        self.graph, self.back, self.is_there = Pretended(), Pretended(), False
+        self.replay: Callable[[Pretended], None] | None = None
+
+    def capture(self, x: Tensor) -> None:
+        self.is_there = True
+        x = x.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            self.graph.capture_begin()
+            self.y = self.block(x)
+            self.graph.capture_end()
+            self.back.capture_begin()
+            wanted = (x, *self.block.parameters())
+            self.grads = torch.autograd.grad(self.y, wanted, torch.ones_like(self.y))
+            self.back.capture_end()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x)
+        if self.replay is None:
+            y = self.block(y)
+        else:
+            if not self.is_there:
+                self.capture(y)
+            with torch._C.DisableTorchFunction():
+                y = Graphed.apply(self, y, *self.block.parameters())  # type: ignore[no-untyped-call]
+        z: Tensor = self.after(y)
+        return z
+
+
+@pytest.mark.usefixtures("as_if_away", "pretended")
+@pytest.mark.parametrize("is_early", [False, True], ids=["in the middle", "before"])
+@pytest.mark.parametrize("is_named", [False, True], ids=["all models", "this model"])
+def test_gradients_of_graphs_are_in_the_steps_around_them(
+    is_early: bool, is_named: bool, tmp_path: Path
+) -> None:
+    model, x = Lazily(), torch.ones(2, 64)
+    filled = itertools.count(10)
+    with dumpcmp.capture(model if is_named else None, tmp_path / "d", backward=True) as now:
+
+        def replay(graph: Pretended) -> None:
+            fill(now, graph, next(filled))
+            graph.replay()
+
+        model(x).sum().backward()
+        model.zero_grad()
+        if is_early:
+            model.capture(x)
+        model.replay = replay
+        for _ in range(2):
+            model(x).sum().backward()
+            model.zero_grad()
+    archive = Archive(tmp_path / "d")
+    assert {key.model for key in archive} == {"Lazily"} and archive.steps("Lazily") == (0, 1, 2)
+    assert audit(tmp_path / "d").sound and not archive.run[0]["run"].get("remarks")
+    eager = gradients_of(archive, "Lazily", 0)
+    assert len(eager) > 20
+    for step, number in ((1, 11), (2, 13)):
+        assert gradients_of(archive, "Lazily", step) >= eager
+        for op in ("block.first", "block.act/relu", "block.last/linear", "block/add"):
+            assert (numbers(archive, "Lazily", step, Op(op), 0, "grad_output.0") == number).all()
+
+
+def test_a_parameter_has_its_gradient_in_the_model_that_took_it_last(tmp_path: Path) -> None:
+    whole = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    with dumpcmp.capture(None, tmp_path / "d", backward=True):
+        whole[0](torch.ones(2, 3))  # a part, alone, which nothing is computed back from
+        whole(torch.ones(2, 3)).sum().backward()
+    archive = Archive(tmp_path / "d")
+    found = [key.model for key in archive if key.slot == "grad.weight"]
+    assert found == ["Sequential"]
+
+
+def trained_by_callables(room: Path, is_graphed: bool, is_named: bool = False, **kept: Any) -> Path:
     """A dump of three steps of training, in which the middle runs by graphs or does not."""
     torch.manual_seed(0)
 
@@ -712,7 +806,7 @@ def trained_by_callables(room: Path, is_graphed: bool, **kept: Any) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     inputs = [torch.randn(256, 64, device="cuda") for _ in range(3)]
     sample = torch.randn(256, 64, device="cuda", requires_grad=True)
-    with dumpcmp.capture(None, path, backward=True, **kept):
+    with dumpcmp.capture(model if is_named else None, path, backward=True, **kept):
         if is_graphed:
             model.block = cast(Plain, torch.cuda.make_graphed_callables(model.block, (sample,)))
         for x in inputs:
@@ -728,7 +822,10 @@ KEEPS: list[dict[str, Any]] = [{}, {"keep": "summary"}, {"sample_rows": 8}, {"le
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("kept", KEEPS, ids=["full", "summary", "rows", "modules"])
-@pytest.mark.parametrize("train", [trained, trained_by_callables])
+@pytest.mark.parametrize(
+    "train", [trained, trained_by_callables, partial(trained_by_callables, is_named=True)],
+    ids=["whole", "callables", "parts"],
+)  # fmt: skip
 def test_gradients_of_graphs_are_like_those_of_eager_code(
     train: Callable[..., Path], kept: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -737,7 +834,9 @@ def test_gradients_of_graphs_are_like_those_of_eager_code(
     name = next(iter(eager)).model
     for step in range(3):
         wanted = gradients_of(eager, name, step)
-        assert wanted and gradients_of(graphed, name, step) == wanted
+        extra = gradients_of(graphed, name, step) - wanted
+        assert wanted and wanted <= gradients_of(graphed, name, step)
+        assert {op for op, _, _ in extra} <= {"block/copy"}, "into the graph's memory"
     outcome = dumpcmp.compare(eager.path, graphed.path)
     assert outcome.passed, outcome
     compared = {(row.key.step, str(row.key.op), row.key.call, row.key.slot) for row in outcome.rows}

@@ -40,6 +40,8 @@ class CompiledCapture(ModuleCapture):
     compiles and is tapped, as `Provenance` takes it.
     """
 
+    traces = True
+
     def __init__(
         self,
         recorder: Recorder,

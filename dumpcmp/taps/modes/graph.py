@@ -141,6 +141,8 @@ class GraphCapture(ModuleCapture):
     recorded as in eager mode; the nodes inside get their module from the graph.
     """
 
+    traces = True
+
     def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
         super().__init__(recorder, roots, mode=untraced_mode)
         self.enter = untraced(self.enter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -44,6 +45,8 @@ class _Doing(threading.local):
 class ModuleCapture:
     """Captures steps on whatever thread they run: modules, and functions by `mode` inside them."""
 
+    traces = False  # whether it has dynamo trace what it captures
+
     def __init__(
         self,
         recorder: Recorder,
@@ -52,7 +55,7 @@ class ModuleCapture:
     ) -> None:
         self.recorder = recorder
         self.watches = Watches()
-        self._roots = frozenset(id(root) for root in roots)
+        self._roots = {id(root): weakref.ref(root) for root in roots}
         self.mode = mode if recorder.tap.level is Level.FUNCTIONS else None
         self.precision: Precision | None = None
         self._here = _Doing()
@@ -193,17 +196,26 @@ class ModuleCapture:
     def _is_root(self, module: nn.Module) -> bool:
         """Whether a call of `module` that is inside of no other begins a step."""
         is_named = not self._roots or id(module) in self._roots
-        return is_named or self._parallels.replicas.has(module)
+        is_other = self._parallels.replicas.has(module) or self._whole_of(module) is not None
+        return is_named or is_other
+
+    def _whole_of(self, module: nn.Module) -> nn.Module | None:
+        """The model that `module` is a part of, of which alone a CUDA graph is captured now."""
+        if not self.recorder.is_taped or self.traces or id(module) in self._roots:
+            return None
+        roots = [root for ref in self._roots.values() if (root := ref()) is not None]
+        return next((root for root in roots if any(module is m for m in root.modules())), None)
 
     def _begin(self, module: nn.Module) -> Step | None:
         if not self._is_root(module):
             return None
         original = self._parallels.replicas.original_of(module)
-        step = self.recorder.begin(original)
+        whole = self._whole_of(original)
+        step = self.recorder.begin(whole or original, original if whole else None)
         if step is not None and original is not module:
             step.model.learn(module)
         if step is not None:
-            self.watches.begin(step, original)
+            self.watches.begin(step, whole or original)
         return step
 
     def run_root(

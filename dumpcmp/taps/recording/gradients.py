@@ -54,7 +54,7 @@ class Watches:
     def __init__(self) -> None:
         self.num_lost = 0  # gradients of what a CUDA graph computes that no graph computes
         self._tape: Tape | None = None  # while a CUDA graph is captured
-        self._parameters: dict[int, RemovableHandle] = {}
+        self._parameters: dict[int, tuple[str, RemovableHandle]] = {}  # whose steps they are of
         self._tensors: dict[int, RemovableHandle] = {}
         self._hooked: dict[int, weakref.ref[Any]] = {}  # by C: the hooks that each is among
         self._latest: dict[str, Watched] = {}  # of each model, the step that began last
@@ -70,10 +70,19 @@ class Watches:
             for number in gone:
                 del self._hooked[number]
         for name, parameter in root.named_parameters() if root is not None else ():
-            if parameter.requires_grad and id(parameter) not in self._parameters:
-                hook = self._parameter_hook(step, name.replace("_orig_mod.", ""))
-                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-                self._parameters[id(parameter)] = handle
+            if parameter.requires_grad:
+                self._watch_parameter(step, name.replace("_orig_mod.", ""), parameter)
+
+    def _watch_parameter(self, step: Step, name: str, parameter: nn.Parameter) -> None:
+        """Record the gradient of `parameter` in steps of this model, which took it last."""
+        model, handle = self._parameters.get(id(parameter), ("", None))
+        if model == step.model.name:
+            return
+        if handle is not None:
+            handle.remove()
+        hook = self._parameter_hook(step, name)
+        handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._parameters[id(parameter)] = step.model.name, handle
 
     def tape(self, tape: Tape) -> Callable[[], None]:
         """What comes now goes into a CUDA graph, until what this gives is called."""
@@ -142,7 +151,8 @@ class Watches:
             self._running[model] = self.way_back(step) or self._watched(gradients, step)
 
     def remove(self) -> None:
-        for handle in (*self._parameters.values(), *self._tensors.values()):
+        handles = [handle for _, handle in self._parameters.values()]
+        for handle in (*handles, *self._tensors.values()):
             handle.remove()
         for number, hooks in self._hooked.items():
             (hooks() or {}).pop(number, None)

@@ -20,8 +20,8 @@ from dumpcmp.taps.recording.weighing import weights_of
 class Reeling(Protocol):
     """What takes the place of the Sink while a CUDA graph is captured."""
 
-    def take(self, model: Model, number: int) -> None:
-        """The step `number` of `model` has begun meanwhile."""
+    def take(self, model: Model, number: int, part: str) -> None:
+        """The step `number` of `model`, or of the `part` at that path, has begun meanwhile."""
 
 
 class Recorder(Outlet):
@@ -42,8 +42,8 @@ class Recorder(Outlet):
     def is_taped(self) -> bool:
         return self.reel is not None
 
-    def begin(self, root: nn.Module) -> Step | None:
-        """A new step of `root`; None where it is not selected."""
+    def begin(self, root: nn.Module, part: nn.Module | None = None) -> Step | None:
+        """A new step of `root`, or of a `part` of it alone; None where it is not selected."""
         with self.lock:
             model = self.model_of(root)
             number = model.next_step()
@@ -54,7 +54,7 @@ class Recorder(Outlet):
             self._latest.pop(root, None)  # the latest stands last
             step = self._latest[root] = Step(self, model, number)
             if self.reel is not None:
-                self.reel.take(model, number)
+                self.reel.take(model, number, "" if part is None else model.path_of(part, ""))
             else:
                 self._weigh(model, root, step)
             return step

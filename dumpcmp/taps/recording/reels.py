@@ -44,7 +44,9 @@ class Reel:
         self.takers: dict[tuple[str, int], dict[int, Targets]] = {}  # of parameters, by its steps
         self.spots: ReelSpots = {}  # of the latest replay
         self._recorder, self._watches = recorder, watches
+        self._num_steps = recorder.num_steps
         self._steps: dict[tuple[str, int], Model] = {}
+        self._parts: set[tuple[str, int]] = set()  # those of which it has but a part
         self._began: set[tuple[str, int]] = set()  # those of them that began while it ran
         self._events: list[Call | Frame] = []
         self._origin: Reel | None = None  # what computes the values whose gradients come now
@@ -73,16 +75,20 @@ class Reel:
             self._around = frozenset((scope.path, scope.call) for scope in active.scopes.around)
             self._ends.append(active.rehearse())
 
-    def take(self, model: Model, number: int) -> None:
-        """The step `number` of `model` has begun while the graph is captured."""
+    def take(self, model: Model, number: int, part: str) -> None:
+        """The step `number` of `model`, or of its `part`, has begun while the graph is captured."""
         self._steps[model.name, number] = model
         self._began.add((model.name, number))
+        if part:
+            self._parts.add((model.name, number))
+            self._around |= {(part, 0)}
         self._rewrites.look_at(model)
 
     def end(self) -> None:
         """Give the Sink its place back; what was captured has not run, and is no step."""
         recorder = self._recorder
         recorder.sink, recorder.condense, recorder.counts = self._before
+        recorder.num_steps = self._num_steps
         recorder.remembers = True
         while self._ends:
             self._ends.pop()()
@@ -177,12 +183,19 @@ class Reel:
         elif (spot := spots[key.model, key.step]) is not None:
             self._put(frame.record, frame.tensor, spot)
 
+    def _is_backward(self) -> bool:
+        """Whether it computes gradients of what another graph computes."""
+        return any(isinstance(each, Frame) and each.origin is not self for each in self._events)
+
     def _spot(self, name: str, step: int, active: Step | None) -> Spot | None:
         """Where a replay's step belongs; None where it is not selected."""
         recorder, model = self._recorder, self._steps[name, step]
         path = active.model.paths.get(id(model.root)) if active else None
         if active is not None and path is not None:
             return Spot(active, path, self._around)
+        is_apart = (name, step) not in self._began and self._is_backward()
+        if is_apart or (name, step) in self._parts:
+            return None
         begun = recorder.begin_replay(model)
         return None if begun is None else Spot(begun, "", self._around, is_new=True)
 
