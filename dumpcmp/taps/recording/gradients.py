@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from dumpcmp.nouns.record import Call, Where
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import Slots
 from dumpcmp.taps.distributed import ranks as distributed
+from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.routine import (
     Targets,
     WatchTables,
@@ -44,8 +46,11 @@ class Tape(Protocol):
     @property
     def takers(self) -> dict[tuple[str, int], dict[int, Targets]]: ...  # of parameters, by step
 
-    def put_back(self, origin: Any, put: Callable[[], None]) -> None:
-        """Have `put` record gradients of what the graph `origin` computes, this one or another."""
+    def returning(self, origin: Any, step: Step) -> AbstractContextManager[Values]:
+        """What comes now are gradients of what `origin`, this or another, computes of `step`."""
+
+    def scope_beside(self, scope: Scope) -> Scope:
+        """Where ops of the backward pass are counted that belong to `scope`."""
 
 
 class Watches:
@@ -100,12 +105,20 @@ class Watches:
 
         return end
 
-    def put_back(self, origin: Tape, put: Callable[[], None]) -> None:
-        """Have `put` record a gradient of what the graph `origin` computes."""
-        if self._tape is None:
-            self.num_lost += 1
-        else:
-            self._tape.put_back(origin, put)
+    def returning(self, origin: Tape, step: Step) -> AbstractContextManager[Values | None]:
+        """What comes now are gradients of what the graph `origin` computes of `step`.
+
+        Gives what records them; None if no graph computes them, so that they are lost.
+        """
+        if self._tape is not None:
+            return self._tape.returning(origin, step)
+        self.num_lost += 1
+        return nullcontext()
+
+    @property
+    def latest_tape(self) -> Tape | None:
+        """The CUDA graph that is captured now."""
+        return self._tape
 
     def steps(self) -> list[Step]:
         """Those whose gradients may be coming."""
@@ -280,10 +293,13 @@ class Gradients:
         if self.tape is None:
             _put(step, targets, grad)
             return
-        values = Values(step.outlet, step.model.name, step.number)  # its own know no graph
         found = calls_of(targets, step.model.name, step.number)
-        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
-            self._watches.put_back(self.tape, lambda: values.put_at(found, grad))
+        with (
+            HOLD, DisableTorchFunction(), DisableTorchDispatch(),
+            self._watches.returning(self.tape, step) as values,
+        ):  # fmt: skip
+            if values is not None:
+                values.put_at(found, grad)
 
     def begin(self, step: Step) -> None:
         """The backward pass has reached `step`: gradients of parameters now belong to it."""

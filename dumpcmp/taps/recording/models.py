@@ -6,6 +6,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from typing import Any
 
 from torch import Tensor, nn
@@ -161,6 +162,12 @@ class Scope:
         self._ops = ops.setdefault(self.prefix, {})
         self.known = knowns.setdefault(self.prefix, {})
         self._numbers: dict[str, int] = {}
+
+    def anew(self) -> Scope:
+        """The same, in which nothing was called yet."""
+        scope = copy(self)
+        scope._numbers = {}
+        return scope
 
     @property
     def numbers(self) -> dict[str, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.routine import Targets, calls_of
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.transfers import DeviceSource
+from dumpcmp.taps.recording.values import Values
 from dumpcmp.taps.recording.weighing import weights_of
 
 MIDDLE = "a CUDA graph was captured in the middle of this step, so nobody sees what it computes"
@@ -48,8 +50,10 @@ class Reel:
         self._steps: dict[tuple[str, int], Model] = {}
         self._parts: set[tuple[str, int]] = set()  # those of which it has but a part
         self._began: set[tuple[str, int]] = set()  # those of them that began while it ran
-        self._events: list[Call | Frame] = []
-        self._origin: Reel | None = None  # what computes the values whose gradients come now
+        self._events: list[Heard | Frame] = []
+        self._here = _Returning()
+        self._values: dict[tuple[str, int], Values] = {}  # gradients, by the steps they are of
+        self._scopes: dict[int, tuple[Scope, Scope]] = {}
         self._thread = threading.get_ident()
         self._before = recorder.sink, recorder.condense, replace(recorder.counts)
         self._rewrites = Rewrites()
@@ -97,18 +101,26 @@ class Reel:
             model = self._steps[name, number]
             model.num_steps = min(model.num_steps, number)
 
-    def put_back(self, origin: Reel, put: Callable[[], None]) -> None:
-        """Have `put` record gradients, which this graph computes, of what `origin` computes."""
-        with self._recorder.lock:
-            self._origin = origin
-            try:
-                put()
-            finally:
-                self._origin = None
+    @contextmanager
+    def returning(self, origin: Reel, step: Step) -> Iterator[Values]:
+        """What comes on this thread now are gradients, which this graph computes, of `origin`'s.
+
+        They are of `step`, and go to what this gives: its own values know none of a graph's.
+        """
+        before, self._here.origin = self._here.origin, origin
+        of = step.model.name, step.number
+        try:
+            yield self._values.setdefault(of, Values(self._recorder, *of))
+        finally:
+            self._here.origin = before
+
+    def scope_beside(self, scope: Scope) -> Scope:
+        """Where ops of the backward pass are counted: a step that goes on has `scope` itself."""
+        return self._scopes.setdefault(id(scope), (scope, scope.anew()))[1]
 
     def call(self, call: Call) -> None:
         if self._is_own(call.model, call.step):
-            self._events.append(call)
+            self._events.append(Heard(call, self._here.origin or self))
         else:
             self._before[0].call(call)
 
@@ -120,7 +132,7 @@ class Reel:
                 self.num_middle += 1
             self._before[0].put(record, source)
         else:
-            self._events.append(Frame(*self._copied(record, source), self._origin or self))
+            self._events.append(Frame(*self._copied(record, source), self._here.origin or self))
 
     def _copied(self, record: Record, source: Source | None) -> tuple[Record, Tensor | None]:
         """`record`, and what each replay fills anew of its value."""
@@ -143,7 +155,7 @@ class Reel:
         return threading.get_ident() == self._thread or torch.cuda.is_current_stream_capturing()
 
     def _is_own(self, model: str, step: int) -> bool:
-        if self._origin is not None:
+        if self._here.origin is not None:
             return True
         return (model, step) in self._steps and threading.get_ident() == self._thread
 
@@ -157,8 +169,8 @@ class Reel:
         steps = () if self.is_empty else self._steps
         self.spots = spots = {own: self._spot(*own, active) for own in steps}
         for event in self._events:
-            if isinstance(event, Call) and (spot := spots[event.model, event.step]) is not None:
-                spot.announce(event)
+            if isinstance(event, Heard) and (spot := event.spot()) is not None:
+                spot.announce(event.call)
         for own, spot in spots.items():
             if spot is not None and spot.is_new:
                 spot.within.put_rest()
@@ -169,7 +181,7 @@ class Reel:
         """Record what the current stream has begun to replay, which was announced."""
         self._rewrites.tell()
         for event in self._events:
-            if not isinstance(event, Call):
+            if isinstance(event, Frame):
                 self._play(event)
         for spot in self.spots.values():
             if spot is not None and spot.is_new and not spot.within.tap.backward:
@@ -185,7 +197,7 @@ class Reel:
 
     def _is_backward(self) -> bool:
         """Whether it computes gradients of what another graph computes."""
-        return any(isinstance(each, Frame) and each.origin is not self for each in self._events)
+        return any(each.origin is not self for each in self._events)
 
     def _spot(self, name: str, step: int, active: Step | None) -> Spot | None:
         """Where a replay's step belongs; None where it is not selected."""
@@ -238,6 +250,23 @@ class Reel:
             self.num_filled += 1
             return _without(record, FILLED), None
         return record, None if tensor is None else tensor.narrow(dim, 0, filled.rows).contiguous()
+
+
+class _Returning(threading.local):
+    """What computes the values whose gradients come on this thread now, if they do."""
+
+    origin: Reel | None = None
+
+
+class Heard(NamedTuple):
+    """A call that a graph makes."""
+
+    call: Call
+    origin: Reel  # in whose step it is
+
+    def spot(self) -> Spot | None:
+        """Where it goes at the latest replay of its step; None where that is not recorded."""
+        return self.origin.spots.get((self.call.model, self.call.step))
 
 
 class Frame(NamedTuple):

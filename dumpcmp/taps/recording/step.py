@@ -112,14 +112,18 @@ class Step:
             self.routine = None
 
     @contextmanager
-    def aside_in(self, scope: Scope, phase: Phase) -> Iterator[None]:
-        """Record what runs in the block in `scope`, as part of `phase`, without its gradients."""
-        before = self.scopes.here, self._phase, self.watcher, self.routine
+    def aside_in(self, scope: Scope, phase: Phase, values: Values | None = None) -> Iterator[None]:
+        """Record what runs in the block in `scope`, as part of `phase`, without its gradients.
+
+        It goes to `values`, if they are given, of which the step itself knows nothing.
+        """
+        before = self.scopes.here, self._phase, self.watcher, self.routine, self.values
         self.scopes.here, self._phase, self.watcher, self.routine = scope, phase, None, None
+        self.values = values or self.values
         try:
             yield
         finally:
-            self.scopes.here, self._phase, self.watcher, self.routine = before
+            self.scopes.here, self._phase, self.watcher, self.routine, self.values = before
 
     def begin_inner(self, root: nn.Module) -> Step | None:  # noqa: ARG002
         """A step of `root`, which one of this step's graphs computes; only functions have those."""
