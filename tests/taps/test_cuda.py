@@ -160,3 +160,28 @@ def test_gradients_and_random_states(tmp_path: Path) -> None:
     again = nn.functional.dropout(torch.from_numpy(hidden.copy()).cuda(), 0.5)
     drawn = numbers(archive, "Sequential", 0, "1/dropout", 0, "output.0")
     assert np.array_equal(again.cpu().numpy(), drawn)
+
+
+@pytest.mark.parametrize("keep", ["full", "summary"])
+def test_moments_that_a_batch_norm_wrote_are_not_those_before(keep: str, tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.norm(self.norm(x) + 1)
+            return y
+
+    torch.manual_seed(0)
+    model, x = Twice(), torch.randn(16, 8)
+    for device in ("cpu", "cuda"):
+        model.norm.reset_running_stats()
+        model.to(device)
+        with dumpcmp.capture(model, tmp_path / device, keep=keep, backward=True):
+            for _ in range(3):
+                model(x.to(device)).square().sum().backward()
+    outcome = dumpcmp.compare(tmp_path / "cpu", tmp_path / "cuda")
+    assert outcome.passed, outcome
+    found = [row for row in outcome.rows if str(row.key.op) == "norm@1/batch_norm"]
+    assert {"input.1", "input.2"} <= {row.key.slot for row in found}

@@ -17,7 +17,7 @@ from dumpcmp.nouns.selection import Level
 from dumpcmp.taps.modes.function_mode import run_recorded
 from dumpcmp.taps.modes.modules import ModuleCapture, is_recomputing
 from dumpcmp.taps.recording.functions import NO_OP, Function
-from dumpcmp.taps.recording.gradients import Tape
+from dumpcmp.taps.recording.gradients import Spool
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
@@ -80,7 +80,7 @@ class AtenCapture(ModuleCapture):
         super().__init__(recorder, roots, mode=None)
         self._op_mode = AtenMode(self)
         # who made an autograd node: the step, its scope, and the CUDA graph it is in, if any
-        self._claims: dict[int, tuple[Step, Scope, Tape | None]] = {}
+        self._claims: dict[int, tuple[Step, Scope, Spool | None]] = {}
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -96,11 +96,11 @@ class AtenCapture(ModuleCapture):
     def claim(self, step: Step) -> None:
         """Remember in which scope the autograd node that was made last was made."""
         if self.recorder.tap.backward and torch.is_grad_enabled():
-            latest, tape = torch._C._autograd._get_sequence_nr() - 1, self.watches.latest_tape
+            latest, spool = torch._C._autograd._get_sequence_nr() - 1, self.watches.spool
             scope = step.scopes.here
-            if tape is not None and latest not in self._claims:
-                scope = tape.scope_beside(scope)
-            self._claims.setdefault(latest, (step, scope, tape))
+            if spool is not None and latest not in self._claims:
+                scope = spool.scope_beside(scope)
+            self._claims.setdefault(latest, (step, scope, spool))
             if len(self._claims) > _MOST_CLAIMS:  # the oldest graph is long gone
                 del self._claims[next(iter(self._claims))]
 
@@ -112,11 +112,11 @@ class AtenCapture(ModuleCapture):
         owner = None if node is None or is_recomputing() else self._claims.get(node._sequence_nr())
         if owner is None:
             return func(*args, **kwargs)
-        step, scope, tape = owner
-        if tape is None:
+        step, scope, spool = owner
+        if spool is None:
             with step.aside_in(scope, Phase.BACKWARD):
                 return run_recorded(step, _in_backward(function), func, args, kwargs)
-        with self.watches.returning(tape, step) as values:
+        with self.watches.returning(spool, step) as values:
             if values is None:
                 return func(*args, **kwargs)
             with step.aside_in(scope, Phase.BACKWARD, values):

@@ -14,7 +14,7 @@ from dumpcmp.nouns.record import Call
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
-from dumpcmp.taps.recording.functions import Function, function_of
+from dumpcmp.taps.recording.functions import Function, function_of, moments_written
 from dumpcmp.taps.recording.routine import Ticket
 from dumpcmp.taps.recording.step import Step
 
@@ -84,7 +84,9 @@ def run_recorded(
         with HOLD, DisableTorchFunction(), DisableTorchDispatch():
             given = args[0] if function.returns_nothing else result
             step.outputs(call, given, watches=not is_beneath_autograd)
-            if step.routine is not None and not is_beneath_autograd:
+            if moments := moments_written(function.target, args, kwargs):
+                step.forget_each(call, moments)
+            elif step.routine is not None and not is_beneath_autograd:
                 step.routine.learn(func, function, args, kwargs, call, given)
     return result
 

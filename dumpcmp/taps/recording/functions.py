@@ -140,6 +140,28 @@ def is_target(target: str, slot: str) -> bool:
     return slot == "input.out" or (slot == "input.0" and bool(_WRITES.fullmatch(target)))
 
 
+_MOMENTS = re.compile(
+    r"torch\.(nn\.functional\.)?batch_norm|aten\.(native|cudnn|miopen)_batch_norm(\..*)?"
+)
+
+
+@cache
+def _writes_moments(target: str) -> bool:
+    return bool(_MOMENTS.fullmatch(target))
+
+
+def moments_written(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The moments that a batch norm may have written to, which torch does not count.
+
+    On the host nothing needs to be told of them: there the bytes decide whether a value is still
+    what it was.
+    """
+    if not _writes_moments(target):
+        return []
+    taken = [each for each in (*args[1:5], *kwargs.values()) if isinstance(each, Tensor)]
+    return [each for each in taken if each.dim() == 1 and not each.is_cpu]
+
+
 @cache
 def needs_care(target: str) -> bool:
     """Whether it matters for a value of `target` what lay in its memory before."""

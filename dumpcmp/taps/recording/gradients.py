@@ -40,7 +40,7 @@ class Watched:
     step: Step
 
 
-class Tape(Protocol):
+class Spool(Protocol):
     """A CUDA graph that is captured: what comes meanwhile is recorded whenever it is replayed."""
 
     @property
@@ -58,7 +58,7 @@ class Watches:
 
     def __init__(self) -> None:
         self.num_lost = 0  # gradients of what a CUDA graph computes that no graph computes
-        self._tape: Tape | None = None  # while a CUDA graph is captured
+        self._spool: Spool | None = None  # while a CUDA graph is captured
         self._parameters: dict[int, tuple[str, RemovableHandle]] = {}  # whose steps they are of
         self._tensors: dict[int, RemovableHandle] = {}
         self._hooked: dict[int, weakref.ref[Any]] = {}  # by C: the hooks that each is among
@@ -89,36 +89,36 @@ class Watches:
         handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._parameters[id(parameter)] = step.model.name, handle
 
-    def tape(self, tape: Tape) -> Callable[[], None]:
+    def wind(self, spool: Spool) -> Callable[[], None]:
         """What comes now goes into a CUDA graph, until what this gives is called."""
-        before, tables = self._tape, (self._latest, self._running)
+        before, tables = self._spool, (self._latest, self._running)
         kept = [dict(table) for table in tables]
-        self._tape = tape
+        self._spool = spool
         for table in tables:
             table.clear()
 
         def end() -> None:
-            self._tape = before
+            self._spool = before
             for table, known in zip(tables, kept, strict=True):
                 table.clear()
                 table.update(known)
 
         return end
 
-    def returning(self, origin: Tape, step: Step) -> AbstractContextManager[Values | None]:
+    def returning(self, origin: Spool, step: Step) -> AbstractContextManager[Values | None]:
         """What comes now are gradients of what the graph `origin` computes of `step`.
 
         Gives what records them; None if no graph computes them, so that they are lost.
         """
-        if self._tape is not None:
-            return self._tape.returning(origin, step)
+        if self._spool is not None:
+            return self._spool.returning(origin, step)
         self.num_lost += 1
         return nullcontext()
 
     @property
-    def latest_tape(self) -> Tape | None:
+    def spool(self) -> Spool | None:
         """The CUDA graph that is captured now."""
-        return self._tape
+        return self._spool
 
     def steps(self) -> list[Step]:
         """Those whose gradients may be coming."""
@@ -127,15 +127,15 @@ class Watches:
 
     def _gradients_of(self, step: Step) -> Gradients:
         """What watches `step`, or that part of it which goes into a CUDA graph now."""
-        model, tape = step.model.name, None if step.is_function else self._tape
-        gradients = Gradients(self, tape)
+        model, spool = step.model.name, None if step.is_function else self._spool
+        gradients = Gradients(self, spool)
         self._latest[model] = self._watched(gradients, step)
-        if tape is not None:
-            tape.takers[model, step.number] = gradients.tables[1]
+        if spool is not None:
+            spool.takers[model, step.number] = gradients.tables[1]
         return gradients
 
     def _watched(self, gradients: Gradients, step: Step) -> Watched:
-        if gradients.tape is not None:
+        if gradients.spool is not None:
             return Watched(gradients, step)
         watched: Watched | None = way_back_of(
             gradients, step, step.model.name, self._hooked, self._running, *gradients.recorded,
@@ -230,9 +230,9 @@ class Gradients:
     It does not hold its step, which holds it: hooks do, as long as gradients may come.
     """
 
-    def __init__(self, watches: Watches, tape: Tape | None = None) -> None:
+    def __init__(self, watches: Watches, spool: Spool | None = None) -> None:
         self._watches = watches
-        self.tape = tape  # the CUDA graph that computes what it watches, if one does
+        self.spool = spool  # the CUDA graph that computes what it watches, if one does
         self._targets: dict[Any, Targets] = {}
         self._takers: dict[int, Targets] = {}  # of parameters: the functions that took them
         self._watched: set[tuple[str, int, str]] = set()
@@ -290,13 +290,13 @@ class Gradients:
 
     def put(self, step: Step, targets: Targets, grad: Tensor) -> None:
         """Record a gradient at `targets`."""
-        if self.tape is None:
+        if self.spool is None:
             _put(step, targets, grad)
             return
         found = calls_of(targets, step.model.name, step.number)
         with (
             HOLD, DisableTorchFunction(), DisableTorchDispatch(),
-            self._watches.returning(self.tape, step) as values,
+            self._watches.returning(self.spool, step) as values,
         ):  # fmt: skip
             if values is not None:
                 values.put_at(found, grad)

@@ -67,7 +67,7 @@ class Reel:
     def begin(self) -> None:
         """Take what comes, in place of the Sink: whole, or what the graph can choose of it."""
         recorder, active = self._recorder, self._recorder.active()
-        self._ends.append(self._watches.tape(self))
+        self._ends.append(self._watches.wind(self))
         for model in recorder.known_models():
             self._rewrites.look_at(model)
         is_part = type(active) is Step

@@ -306,6 +306,11 @@ class Step:
         for tensor in tensors:
             self.owner_of(call).values.rewritten(tensor)
 
+    def forget_each(self, call: Call, tensors: Iterable[Tensor]) -> None:
+        """`call` may have written to `tensors`, uncounted: link to none of them as they were."""
+        for tensor in tensors:
+            self.owner_of(call).values.forget_one(tensor)
+
     def leave(self, call: Call | Ticket, result: object) -> None:
         """Record the outputs of a module call."""
         if isinstance(call, Call):

@@ -371,6 +371,14 @@ class Values:
             held = plain.tensor.untyped_storage()._cdata
             self._writes[held] = self._writes.get(held, 0) + 1
 
+    def forget_one(self, tensor: Tensor) -> None:
+        """Something may have written to `tensor` that torch does not count: link it to nothing."""
+        plain = plain_of(tensor)
+        if not plain.problem:
+            own = plain.tensor
+            held = own.untyped_storage()._cdata
+            self._seen.pop((held, own.data_ptr(), _geometry(own)), None)
+
     def filled(self, tensor: Tensor) -> None:
         """A function has written to all of `tensor`."""
         plain = plain_of(tensor)
