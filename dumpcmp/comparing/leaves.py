@@ -18,7 +18,7 @@ from dumpcmp.judge.tolerances import (
     LEAF_WIDE,
     SHORT_EPS,
 )
-from dumpcmp.nouns.arithmetic import CREATES, weight_name
+from dumpcmp.nouns.arithmetic import CREATES, is_moment_of_before, weight_name
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.leaf import LeafFinding, LeafKind
@@ -174,6 +174,8 @@ class _Looking:
         if slot.is_output:
             return LeafKind.CONSTANT if golden.op.function in CREATES else None
         if not slot.is_input or any(run.record(k).digest in run.given_out for run, k in sides):
+            return None
+        if is_moment_of_before(golden):
             return None
         if is_first and (weight_name(golden) or self.golden.digest(golden) in self.golden.weights):
             return LeafKind.PARAMETER

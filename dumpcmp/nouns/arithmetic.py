@@ -94,6 +94,15 @@ _WEIGHTS: dict[str, dict[str, str]] = {
 }
 
 
+def is_moment_of_before(key: Key) -> bool:
+    """Whether `key` is a moment that an earlier call of its batch norm has written to."""
+    function = key.op.function
+    if not key.slot.is_input or "batch_norm" not in function:
+        return False
+    is_again = key.call > 0 or "@" in key.op.scope or "backward" in function
+    return is_again and key.slot.name in (("1", "2") if function == "batch_norm" else ("3", "4"))
+
+
 def weight_name(key: Key) -> str:
     """What a module calls the weight that is given to a function as `key`; empty for others."""
     if not key.slot.is_input or key.op.is_module:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -172,3 +173,37 @@ def test_what_a_filter_hides_is_no_leaf(tmp_path: Path) -> None:
     outcome = compared(tmp_path, edit, layers="layers.1*")
     assert not outcome.passed
     assert not any(row.judgement.why is Why.LEAF for row in outcome.rows)
+
+
+class Shared(nn.Module):
+    """Calls one batch norm twice; what it has written to its moments is off by `factor` between."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.norm, self.factor = nn.BatchNorm1d(8), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        for moment in (self.norm.running_mean, self.norm.running_var):
+            assert moment is not None
+            numbers = moment.numpy()
+            numbers *= np.float32(self.factor)
+        z: Tensor = self.norm(y + 1)
+        return z
+
+
+@pytest.mark.parametrize("factor", [1 + 1.2e-7, 1.01], ids=["rounding", "a fault"])
+def test_moments_of_a_call_before_are_no_leaves(factor: float, tmp_path: Path) -> None:
+    for name, each in ("golden", 1.0), ("mine", factor):
+        torch.manual_seed(0)
+        model, x = Shared(each), torch.randn(16, 8)
+        with dumpcmp.capture(model, tmp_path / name, backward=True):
+            for _ in range(2):
+                model(x).square().sum().backward()
+    outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "mine")
+    if factor < 1.001:
+        assert outcome.passed, outcome
+    else:
+        root = outcome.first_divergence
+        assert root is not None and root.key.op == "norm@1/batch_norm" and root.key.step == 0
+        assert "is above" in root.reason, "what was computed differs, not what was given"
