@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import dumpcmp
 from dumpcmp import set_rank
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Call, Record
@@ -296,3 +298,35 @@ def test_a_collective_that_never_says_that_it_ended_is_told_of(
         "1 collective had not finished when the capture ended, and what it gave was not recorded: "
         "<root>/all_reduce, step 0"
     ]
+
+
+class Writer(nn.Module):
+    """Writes to its values in every way that torch counts, and keeps what they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        self.kept.append(y.add_(1).clone())
+        self.kept.append(y.relu_().clone())
+        self.kept.append(y.clamp_(max=2).clone())
+        return y
+
+
+@pytest.mark.parametrize("mode", ["eager", "aten"])
+def test_what_was_written_in_place_is_new_where_bytes_are_not_read(
+    mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def by_version(seen: Any, _tensor: Tensor, version: int | None) -> bool:  # as on a GPU
+        return seen[1] == version and version is not None
+
+    monkeypatch.setattr("dumpcmp.taps.recording.values._is_still", by_version)
+    model, x = Writer(), torch.randn(4, 8)
+    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "d", mode=mode):
+        model(x)
+    archive, prefix = dumpcmp.Archive(tmp_path / "d"), "aten." if mode == "aten" else ""
+    for op, kept in zip(("add", "relu", "clamp"), model.kept, strict=True):
+        found = archive[Key("Writer", 0, f"<root>/{prefix}{op}", 0, "output.0")]
+        assert np.array_equal(archive.load(found).numbers(), kept.numpy()), op

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -47,6 +47,20 @@ def _in_backward(function: Function) -> Function:
     return Function(_BACKWARD + function.name, target=function.target, random=function.random)
 
 
+@cache
+def _written_at(func: OpOverload) -> tuple[tuple[int, str], ...]:
+    """Where `func` takes what it writes to: by position and by name."""
+    arguments = enumerate(func._schema.arguments)
+    return tuple((at, one.name) for at, one in arguments if one.is_write)
+
+
+def written_by(func: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that `func` writes to: torch counts that only when its mode is through."""
+    found = [args[at] if at < len(args) else kwargs.get(name) for at, name in _written_at(func)]
+    each = [one for some in found for one in (some if isinstance(some, (list, tuple)) else [some])]
+    return [one for one in each if isinstance(one, Tensor)]
+
+
 class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records each op of the dispatcher in the step, or the backward pass, that it belongs to."""
 
@@ -69,7 +83,8 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if step is not None:
             self.capture.claim(step)
-            return run_recorded(step, function, func, args, kwargs, is_beneath_autograd=True)
+            written = written_by(func, args, kwargs)
+            return run_recorded(step, function, func, args, kwargs, True, written)
         return self.capture.backward_op(function, func, args, kwargs)
 
 
@@ -104,20 +119,21 @@ class AtenCapture(ModuleCapture):
             if len(self._claims) > _MOST_CLAIMS:  # the oldest graph is long gone
                 del self._claims[next(iter(self._claims))]
 
-    def backward_op(
-        self, function: Function, func: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
+    def backward_op(self, function: Function, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """Run an op outside of any step; one that autograd runs belongs to a forward op's scope."""
         node = torch._C._current_autograd_node()
         owner = None if node is None or is_recomputing() else self._claims.get(node._sequence_nr())
         if owner is None:
             return func(*args, **kwargs)
         step, scope, spool = owner
-        if spool is None:
-            with step.aside_in(scope, Phase.BACKWARD):
-                return run_recorded(step, _in_backward(function), func, args, kwargs)
-        with self.watches.returning(spool, step) as values:
+        returning = (
+            nullcontext(step.values) if spool is None else self.watches.returning(spool, step)
+        )
+        with returning as values:
             if values is None:
                 return func(*args, **kwargs)
+            written = written_by(func, args, kwargs)
             with step.aside_in(scope, Phase.BACKWARD, values):
-                return run_recorded(step, _in_backward(function), func, args, kwargs)
+                return run_recorded(
+                    step, _in_backward(function), func, args, kwargs, written=written
+                )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -71,11 +71,13 @@ def run_recorded(
     args: Any,
     kwargs: Any,
     is_beneath_autograd: bool = False,
+    written: Iterable[Tensor] = (),
 ) -> Any:
     """Run `func`, which is `function`, and record in `step` what it takes and gives.
 
     Beneath autograd an output has no node yet, and what was changed in place still has its old one:
-    the gradient of what is given out is known at who takes it.
+    the gradient of what is given out is known at who takes it. Torch counts writes to `written`
+    later than this is done, or never.
     """
     with HOLD, DisableTorchFunction(), DisableTorchDispatch():
         call = step.function(function, args, kwargs)
@@ -83,10 +85,10 @@ def run_recorded(
     if call is not None:
         with HOLD, DisableTorchFunction(), DisableTorchDispatch():
             given = args[0] if function.returns_nothing else result
+            moments = moments_written(function.target, args, kwargs)
+            step.forget_each(call, (*written, *moments))
             step.outputs(call, given, watches=not is_beneath_autograd)
-            if moments := moments_written(function.target, args, kwargs):
-                step.forget_each(call, moments)
-            elif step.routine is not None and not is_beneath_autograd:
+            if not moments and step.routine is not None and not is_beneath_autograd:
                 step.routine.learn(func, function, args, kwargs, call, given)
     return result
 
