@@ -17,7 +17,7 @@ from dumpcmp.nouns.selection import Level
 from dumpcmp.taps.modes.function_mode import run_recorded
 from dumpcmp.taps.modes.modules import ModuleCapture, is_recomputing
 from dumpcmp.taps.recording.functions import NO_OP, Function
-from dumpcmp.taps.recording.gradients import Spool
+from dumpcmp.taps.recording.gradients import GraphReel
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
@@ -95,7 +95,7 @@ class AtenCapture(ModuleCapture):
         super().__init__(recorder, roots, mode=None)
         self._op_mode = AtenMode(self)
         # who made an autograd node: the step, its scope, and the CUDA graph it is in, if any
-        self._claims: dict[int, tuple[Step, Scope, Spool | None]] = {}
+        self._claims: dict[int, tuple[Step, Scope, GraphReel | None]] = {}
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -111,11 +111,11 @@ class AtenCapture(ModuleCapture):
     def claim(self, step: Step) -> None:
         """Remember in which scope the autograd node that was made last was made."""
         if self.recorder.tap.backward and torch.is_grad_enabled():
-            latest, spool = torch._C._autograd._get_sequence_nr() - 1, self.watches.spool
+            latest, reel = torch._C._autograd._get_sequence_nr() - 1, self.watches.reel
             scope = step.scopes.here
-            if spool is not None and latest not in self._claims:
-                scope = spool.scope_beside(scope)
-            self._claims.setdefault(latest, (step, scope, spool))
+            if reel is not None and latest not in self._claims:
+                scope = reel.scope_beside(scope)
+            self._claims.setdefault(latest, (step, scope, reel))
             if len(self._claims) > _MOST_CLAIMS:  # the oldest graph is long gone
                 del self._claims[next(iter(self._claims))]
 
@@ -125,10 +125,8 @@ class AtenCapture(ModuleCapture):
         owner = None if node is None or is_recomputing() else self._claims.get(node._sequence_nr())
         if owner is None:
             return func(*args, **kwargs)
-        step, scope, spool = owner
-        returning = (
-            nullcontext(step.values) if spool is None else self.watches.returning(spool, step)
-        )
+        step, scope, reel = owner
+        returning = nullcontext(step.values) if reel is None else self.watches.returning(reel, step)
         with returning as values:
             if values is None:
                 return func(*args, **kwargs)

@@ -40,7 +40,7 @@ class Watched:
     step: Step
 
 
-class Spool(Protocol):
+class GraphReel(Protocol):
     """A CUDA graph that is captured: what comes meanwhile is recorded whenever it is replayed."""
 
     @property
@@ -58,7 +58,7 @@ class Watches:
 
     def __init__(self) -> None:
         self.num_lost = 0  # gradients of what a CUDA graph computes that no graph computes
-        self._spool: Spool | None = None  # while a CUDA graph is captured
+        self._reel: GraphReel | None = None  # while a CUDA graph is captured
         self._parameters: dict[int, tuple[str, RemovableHandle]] = {}  # whose steps they are of
         self._tensors: dict[int, RemovableHandle] = {}
         self._hooked: dict[int, weakref.ref[Any]] = {}  # by C: the hooks that each is among
@@ -89,36 +89,36 @@ class Watches:
         handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._parameters[id(parameter)] = step.model.name, handle
 
-    def wind(self, spool: Spool) -> Callable[[], None]:
+    def wind(self, reel: GraphReel) -> Callable[[], None]:
         """What comes now goes into a CUDA graph, until what this gives is called."""
-        before, tables = self._spool, (self._latest, self._running)
+        before, tables = self._reel, (self._latest, self._running)
         kept = [dict(table) for table in tables]
-        self._spool = spool
+        self._reel = reel
         for table in tables:
             table.clear()
 
         def end() -> None:
-            self._spool = before
+            self._reel = before
             for table, known in zip(tables, kept, strict=True):
                 table.clear()
                 table.update(known)
 
         return end
 
-    def returning(self, origin: Spool, step: Step) -> AbstractContextManager[Values | None]:
+    def returning(self, origin: GraphReel, step: Step) -> AbstractContextManager[Values | None]:
         """What comes now are gradients of what the graph `origin` computes of `step`.
 
         Gives what records them; None if no graph computes them, so that they are lost.
         """
-        if self._spool is not None:
-            return self._spool.returning(origin, step)
+        if self._reel is not None:
+            return self._reel.returning(origin, step)
         self.num_lost += 1
         return nullcontext()
 
     @property
-    def spool(self) -> Spool | None:
+    def reel(self) -> GraphReel | None:
         """The CUDA graph that is captured now."""
-        return self._spool
+        return self._reel
 
     def steps(self) -> list[Step]:
         """Those whose gradients may be coming."""
@@ -127,15 +127,15 @@ class Watches:
 
     def _gradients_of(self, step: Step) -> Gradients:
         """What watches `step`, or that part of it which goes into a CUDA graph now."""
-        model, spool = step.model.name, None if step.is_function else self._spool
-        gradients = Gradients(self, spool)
+        model, reel = step.model.name, None if step.is_function else self._reel
+        gradients = Gradients(self, reel)
         self._latest[model] = self._watched(gradients, step)
-        if spool is not None:
-            spool.takers[model, step.number] = gradients.tables[1]
+        if reel is not None:
+            reel.takers[model, step.number] = gradients.tables[1]
         return gradients
 
     def _watched(self, gradients: Gradients, step: Step) -> Watched:
-        if gradients.spool is not None:
+        if gradients.reel is not None:
             return Watched(gradients, step)
         watched: Watched | None = way_back_of(
             gradients, step, step.model.name, self._hooked, self._running, *gradients.recorded,
@@ -230,9 +230,9 @@ class Gradients:
     It does not hold its step, which holds it: hooks do, as long as gradients may come.
     """
 
-    def __init__(self, watches: Watches, spool: Spool | None = None) -> None:
+    def __init__(self, watches: Watches, reel: GraphReel | None = None) -> None:
         self._watches = watches
-        self.spool = spool  # the CUDA graph that computes what it watches, if one does
+        self.reel = reel  # the CUDA graph that computes what it watches, if one does
         self._targets: dict[Any, Targets] = {}
         self._takers: dict[int, Targets] = {}  # of parameters: the functions that took them
         self._watched: set[tuple[str, int, str]] = set()
@@ -290,13 +290,13 @@ class Gradients:
 
     def put(self, step: Step, targets: Targets, grad: Tensor) -> None:
         """Record a gradient at `targets`."""
-        if self.spool is None:
+        if self.reel is None:
             _put(step, targets, grad)
             return
         found = calls_of(targets, step.model.name, step.number)
         with (
             HOLD, DisableTorchFunction(), DisableTorchDispatch(),
-            self._watches.returning(self.spool, step) as values,
+            self._watches.returning(self.reel, step) as values,
         ):  # fmt: skip
             if values is not None:
                 values.put_at(found, grad)
