@@ -162,6 +162,7 @@ _NORMS: dict[str, tuple[str, ...]] = {
     "batch_norm": ("input", "running_mean", "running_var", "weight", "bias", "training"),
     "native_batch_norm": _BATCH,
     "_native_batch_norm_legit": _BATCH,
+    "cudnn_batch_norm": _BATCH,
 }
 
 

@@ -23,90 +23,114 @@ class FunctionKind(StrEnum):
 
 _WORDS = {
     FunctionKind.MOVES: """
-    H T _conj _neg_view _reshape_alias _reshape_copy _shape_as_tensor _to_copy _unsafe_index
-    _unsafe_index_put _unsafe_masked_index _unsafe_view abs adjoint alias alias_copy amax amin
-    and argwhere as_strided as_strided_copy as_strided_scatter atleast_1d atleast_2d atleast_3d
-    bfloat16 bincount bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
-    bitwise_xor block_diag bool broadcast_tensors broadcast_to bucketize byte cat ceil cfloat
-    channel_shuffle char chunk clamp clamp_max clamp_min clip clone column_stack combinations
-    complex conj conj_physical constant_pad_nd contiguous copy copysign count_nonzero cpu cuda
-    data dequantize detach detach_copy diag diag_embed diagflat diagonal diagonal_copy
-    diagonal_scatter double dsplit dstack embedding empty_permuted expand expand_as expand_copy
-    eye fill fill_diagonal fix flatten flip fliplr flipud float floor fmax fmin frac full
-    full_like gather getitem half hardtanh heaviside histc hsplit hstack imag index index_copy
-    index_fill index_put index_select int invert isfinite isin isinf isnan isneginf isposinf
-    isreal lift lift_fresh lift_fresh_copy logical_and logical_not logical_or logical_xor long
-    lshift mH mT masked_fill masked_scatter masked_select max max_pool1d max_pool2d max_pool3d
-    maximum meshgrid min minimum moveaxis movedim narrow narrow_copy neg negative new_full
-    new_ones new_tensor new_zeros not one_hot ones ones_like or pad permute permute_copy
-    pixel_shuffle pixel_unshuffle pos positive ravel real reflection_pad1d reflection_pad2d
-    reflection_pad3d relu relu6 repeat repeat_interleave replication_pad1d replication_pad2d
-    replication_pad3d reshape reshape_as resolve_conj resolve_neg roll rot90 round rshift
-    scalar_tensor scatter select select_copy select_scatter setitem sgn short sign signbit slice
-    slice_copy slice_scatter split split_copy split_with_sizes split_with_sizes_copy squeeze
-    squeeze_copy stack swapaxes swapdims t t_copy take take_along_dim tensor tensor_split
-    threshold tile to transpose transpose_copy tril tril_indices triu triu_indices trunc type
-    type_as unbind unbind_copy unflatten unfold unfold_copy unsafe_chunk unsafe_split
-    unsafe_split_with_sizes unsqueeze unsqueeze_copy view view_as view_as_complex view_as_real
-    view_copy vsplit vstack where xor zero zeros zeros_like
+    H T _conj _neg_view _reshape_alias _reshape_copy _shape_as_tensor _to_copy
+    _unsafe_index _unsafe_index_put _unsafe_masked_index _unsafe_view abs adjoint alias
+    alias_copy amax amin and argwhere as_strided as_strided_copy as_strided_scatter
+    atleast_1d atleast_2d atleast_3d bfloat16 bincount bitwise_and bitwise_left_shift
+    bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag bool
+    broadcast_tensors broadcast_to bucketize byte cat ceil cfloat channel_shuffle char
+    chunk clamp clamp_max clamp_min clip clone column_stack combinations complex conj
+    conj_physical constant_pad_nd contiguous copy copysign count_nonzero cpu cuda data
+    dequantize detach detach_copy diag diag_embed diagflat diagonal diagonal_backward
+    diagonal_copy diagonal_scatter double dsplit dstack embedding empty_permuted expand
+    expand_as expand_copy eye fill fill_diagonal fix flatten flip fliplr flipud float
+    floor fmax fmin frac full full_like gather getitem half hardtanh hardtanh_backward
+    heaviside histc hsplit hstack imag index index_copy index_fill index_put
+    index_select int invert isfinite isin isinf isnan isneginf isposinf isreal lift
+    lift_fresh lift_fresh_copy logical_and logical_not logical_or logical_xor long
+    lshift mH mT masked_fill masked_scatter masked_select max max_pool1d max_pool2d
+    max_pool3d maximum meshgrid min minimum moveaxis movedim narrow narrow_copy neg
+    negative new_full new_ones new_tensor new_zeros not one_hot ones ones_like or pad
+    permute permute_copy pixel_shuffle pixel_unshuffle pos positive ravel real
+    reflection_pad1d reflection_pad2d reflection_pad3d relu relu6 repeat
+    repeat_interleave replication_pad1d replication_pad2d replication_pad3d reshape
+    reshape_as resolve_conj resolve_neg roll rot90 round rshift scalar_tensor scatter
+    select select_backward select_copy select_scatter setitem sgn short sign signbit
+    slice slice_backward slice_copy slice_scatter split split_copy split_with_sizes
+    split_with_sizes_copy squeeze squeeze_copy stack swapaxes swapdims t t_copy take
+    take_along_dim tensor tensor_split threshold threshold_backward tile to transpose
+    transpose_copy tril tril_indices triu triu_indices trunc type type_as unbind
+    unbind_copy unflatten unfold unfold_copy unsafe_chunk unsafe_split
+    unsafe_split_with_sizes unsqueeze unsqueeze_copy view view_as view_as_complex
+    view_as_real view_copy vsplit vstack where xor zero zeros zeros_like
     """,
     FunctionKind.ELEMENTWISE: """
-    _prelu_kernel acos acosh angle arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh
-    asin asinh atan atan2 atanh celu cos cosh deg2rad div divide elu erf erfc exp exp2 expm1
-    float_power gelu hardshrink hardsigmoid hardswish hypot ldexp leaky_relu linspace log log10
-    log1p log2 log_sigmoid log_sigmoid_forward logsigmoid logspace mish mul multiply nan_to_num
-    outer polar pow prelu rad2deg reciprocal rrelu rsqrt selu sigmoid silu sin sinh softplus
-    softshrink softsign special_erf special_erfc special_exp2 special_expit special_expm1
-    special_log1p sqrt square tan tanh true_divide
+    _prelu_kernel _prelu_kernel_backward acos acosh angle arange arccos arccosh arcsin
+    arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh celu cos cosh deg2rad div
+    divide elu erf erfc exp exp2 expm1 float_power gelu gelu_backward hardshrink
+    hardsigmoid hardsigmoid_backward hardswish hardswish_backward hypot ldexp leaky_relu
+    leaky_relu_backward linspace log log10 log1p log2 log_sigmoid log_sigmoid_backward
+    log_sigmoid_forward logit_backward logsigmoid logspace mish mish_backward mul
+    multiply nan_to_num native_dropout_backward outer polar pow prelu rad2deg reciprocal
+    rrelu rrelu_with_noise_backward rsqrt selu sigmoid sigmoid_backward silu
+    silu_backward sin sinh softplus softplus_backward softshrink softsign special_erf
+    special_erfc special_exp2 special_expit special_expm1 special_log1p sqrt square tan
+    tanh tanh_backward true_divide
     """,
     FunctionKind.ADDS: """
     add addcdiv addcmul addr lerp rsub sub subtract
     """,
     FunctionKind.CONTRACTS: """
-    _addmm_activation _convolution _grouped_mm _int_mm addbmm addmm addmv baddbmm bilinear bmm
-    chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d
-    conv_transpose3d convolution cudnn_convolution dot einsum grouped_mm grouped_mm_fallback
-    inner kron linalg_matmul linalg_multi_dot linalg_vecdot linear matmul mkldnn_convolution mm
-    mv tensordot trapezoid vdot vecdot
+    _addmm_activation _convolution _grouped_mm _int_mm addbmm addmm addmv baddbmm
+    bilinear bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d
+    conv_transpose2d conv_transpose3d convolution convolution_backward cudnn_convolution
+    dot einsum grouped_mm grouped_mm_fallback inner kron linalg_matmul linalg_multi_dot
+    linalg_vecdot linear matmul mkldnn_convolution mm mv tensordot trapezoid vdot vecdot
     """,
     FunctionKind.SUMS: """
-    _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag adaptive_avg_pool1d
-    adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d embedding_bag
-    index_add index_reduce mean nanmean nansum scatter_add scatter_reduce segment_reduce sum
-    sum_to_size trace
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
+    _adaptive_avg_pool3d_backward _embedding_bag adaptive_avg_pool1d adaptive_avg_pool2d
+    adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d
+    avg_pool3d_backward embedding_bag embedding_dense_backward index_add index_reduce
+    max_pool2d_with_indices_backward max_pool3d_with_indices_backward mean nanmean
+    nansum scatter_add scatter_reduce segment_reduce sum sum_to_size trace
+    unfold_backward upsample_nearest1d_backward upsample_nearest2d_backward
+    upsample_nearest3d_backward
     """,
     FunctionKind.NORMALISES: """
-    _fused_rms_norm _native_batch_norm_legit _native_batch_norm_legit_no_training batch_norm
-    group_norm instance_norm layer_norm native_batch_norm native_group_norm native_layer_norm
-    rms_norm
+    _fused_rms_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
+    batch_norm cudnn_batch_norm group_norm instance_norm layer_norm native_batch_norm
+    native_group_norm native_layer_norm rms_norm
     """,
     FunctionKind.COMPOSES: """
-    _log_softmax _safe_softmax _scaled_dot_product_attention_math
-    _scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention
-    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu _softmax
-    affine_grid binary_cross_entropy binary_cross_entropy_with_logits cdist cholesky col2im
-    corrcoef cosine_embedding_loss cosine_similarity cov cross cross_entropy cross_entropy_loss
-    ctc_loss det diff digamma dist elu_backward erfinv fft_fft fft_fft2 fft_fftfreq fft_fftn
-    fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ifftshift fft_ihfft fft_irfft
-    fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftfreq fft_rfftn floor_divide fmod fold
-    gaussian_nll_loss glu gradient grid_sample gru gru_cell hinge_embedding_loss huber_loss i0
-    im2col interpolate inverse istft kl_div l1_loss lgamma linalg_cholesky linalg_cross
-    linalg_det linalg_eigvalsh linalg_inv linalg_matrix_norm linalg_matrix_power linalg_norm
-    linalg_pinv linalg_slogdet linalg_solve linalg_solve_triangular linalg_vector_norm
-    local_response_norm log_softmax logaddexp logaddexp2 logdet logit logsumexp lp_pool1d
-    lp_pool2d lstm lstm_cell margin_ranking_loss matrix_exp matrix_power mse_loss
+    _fused_rms_norm_backward _log_softmax _log_softmax_backward_data _safe_softmax
+    _scaled_dot_product_attention_math _scaled_dot_product_cudnn_attention
+    _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention
+    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention
+    _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data
+    affine_grid binary_cross_entropy binary_cross_entropy_backward
+    binary_cross_entropy_with_logits cdist cholesky col2im corrcoef
+    cosine_embedding_loss cosine_similarity cov cross cross_entropy cross_entropy_loss
+    ctc_loss cudnn_batch_norm_backward det diff digamma dist elu_backward erfinv fft_fft
+    fft_fft2 fft_fftfreq fft_fftn fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn
+    fft_ifftshift fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2
+    fft_rfftfreq fft_rfftn floor_divide fmod fold gaussian_nll_loss glu glu_backward
+    gradient grid_sample gru gru_cell hinge_embedding_loss huber_loss
+    huber_loss_backward i0 im2col interpolate inverse istft kl_div l1_loss lgamma
+    linalg_cholesky linalg_cross linalg_det linalg_eigvalsh linalg_inv
+    linalg_matrix_norm linalg_matrix_power linalg_norm linalg_pinv linalg_slogdet
+    linalg_solve linalg_solve_triangular linalg_vector_norm local_response_norm
+    log_softmax logaddexp logaddexp2 logdet logit logsumexp lp_pool1d lp_pool2d lstm
+    lstm_cell margin_ranking_loss matrix_exp matrix_power mse_loss mse_loss_backward
     multi_head_attention_forward multi_margin_loss multilabel_margin_loss
-    multilabel_soft_margin_loss mvlgamma nll_loss nll_loss2d nll_loss2d_forward nll_loss_forward
-    nll_loss_nd norm normalize pairwise_distance pdist pinverse poisson_nll_loss polygamma prod
-    remainder renorm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell scaled_dot_product_attention
-    sinc slogdet smooth_l1_loss soft_margin_loss softmax softmin special_digamma special_entr
-    special_erfcx special_erfinv special_gammaln special_i0 special_i0e special_i1 special_i1e
+    multilabel_soft_margin_loss mvlgamma native_batch_norm_backward
+    native_group_norm_backward native_layer_norm_backward nll_loss nll_loss2d
+    nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward
+    nll_loss_nd norm normalize pairwise_distance pdist pinverse poisson_nll_loss
+    polygamma prod remainder renorm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell
+    scaled_dot_product_attention sinc slogdet smooth_l1_loss smooth_l1_loss_backward
+    soft_margin_loss softmax softmin special_digamma special_entr special_erfcx
+    special_erfinv special_gammaln special_i0 special_i0e special_i1 special_i1e
     special_log_ndtr special_log_softmax special_logit special_logsumexp special_ndtr
-    special_ndtri special_polygamma special_psi special_sinc special_softmax special_xlog1py
-    special_xlogy special_zeta std std_mean stft tanhshrink triangular_solve triplet_margin_loss
-    triplet_margin_with_distance_loss upsample upsample_bicubic2d upsample_bilinear2d
-    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
-    upsample_trilinear3d var var_mean xlogy
+    special_ndtri special_polygamma special_psi special_sinc special_softmax
+    special_xlog1py special_xlogy special_zeta std std_mean stft tanhshrink
+    triangular_solve triplet_margin_loss triplet_margin_with_distance_loss upsample
+    upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d
+    upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+    upsample_trilinear3d_backward var var_mean xlogy
     """,
     FunctionKind.SCANS: "cumsum cumprod logcumsumexp cumulative_trapezoid",
     FunctionKind.CHOOSES: """

@@ -38,9 +38,14 @@ _NO_LARGER = frozenset(
 # Functions that give out no more than their first tensor has, as values and as indices.
 _LIKE_FIRST = frozenset(
     """
-    argmax argmin argsort batch_norm cross_entropy cumsum dropout group_norm index_add index_copy
-    index_put layer_norm log_softmax logsumexp mean nll_loss norm rms_norm scatter
-    scatter_add setitem softmax sort std sum topk var
+    _log_softmax_backward_data _scaled_dot_product_cudnn_attention_backward
+    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_flash_attention_for_cpu_backward _softmax_backward_data argmax argmin
+    argsort avg_pool2d_backward batch_norm convolution_backward cross_entropy cudnn_batch_norm
+    cudnn_batch_norm_backward cumsum dropout group_norm index_add index_copy index_put layer_norm
+    log_softmax logsumexp max_pool2d_with_indices_backward mean native_batch_norm_backward
+    native_group_norm_backward native_layer_norm_backward nll_loss nll_loss_backward norm rms_norm
+    scatter scatter_add setitem softmax sort std sum threshold_backward topk var
     """.split()  # noqa: SIM905
 )
 _PRODUCTS = frozenset(("addmm", "baddbmm", "bmm", "dot", "matmul", "mm", "mv"))

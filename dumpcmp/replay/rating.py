@@ -27,7 +27,11 @@ from dumpcmp.replay.unreplayable import Unreplayable
 
 _SINGLE = 2.0**-24  # the rounding of one float32
 _SHORT = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
-_SCATTERED = ("index_add", "scatter_add", "index_put", "scatter_reduce", "index_reduce", "scatter")
+_SCATTERED = (
+    "index_add", "scatter_add", "index_put", "scatter_reduce", "index_reduce", "scatter",
+    "embedding_dense_backward", "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,91 @@ def masked_attention(
     return (attention(query, key, value, attn_bias, 0.0, is_causal, scale=scale),)
 
 
+def _attention_slopes(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None,
+    dropout_p: float, is_causal: bool, scale: float | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gradients of what attention is given, and of a mask that is added."""
+    if dropout_p:
+        raise Unreplayable("it draws random numbers")
+    given = [query, key, value] if bias is None else [query, key, value, bias]
+    with torch.enable_grad():
+        leaves = [each.detach().requires_grad_() for each in given]
+        q, k, v, mask = (*leaves, None)[:4]
+        assert q is not None and k is not None and v is not None
+        is_grouped = query.shape[-3] != key.shape[-3]
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=is_grouped
+        )
+        return torch.autograd.grad(out, leaves, grad)
+
+
+def attention_on_cpu_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+    dropout_p: float, is_causal: bool, *,
+    attn_mask: Tensor | None = None, scale: float | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Of attention on a CPU."""
+    del out, logsumexp
+    slopes = _attention_slopes(grad, query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return slopes[:3]
+
+
+def flash_attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+    starts_q: Any, starts_k: Any, max_q: Any, max_k: Any, dropout_p: float, is_causal: bool,
+    *drawn: Any, scale: float | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Of attention without a mask."""
+    del out, logsumexp, starts_q, starts_k, max_q, max_k, drawn
+    return _attention_slopes(grad, query, key, value, None, dropout_p, is_causal, scale)
+
+
+def efficient_attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, out: Tensor,
+    logsumexp: Tensor, seed: Any, offset: Any, dropout_p: float, wanted: Any,
+    is_causal: bool = False, *, scale: float | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Of attention with a mask that is added."""
+    del out, logsumexp, seed, offset, wanted
+    return _attention_slopes(grad, query, key, value, attn_bias, dropout_p, is_causal, scale)
+
+
+def cudnn_attention_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+    seed: Any, offset: Any, attn_bias: Tensor | None, starts_q: Any, starts_k: Any, max_q: Any,
+    max_k: Any, dropout_p: float, is_causal: bool, *, scale: float | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The same by cuDNN."""
+    del out, logsumexp, seed, offset, starts_q, starts_k, max_q, max_k
+    slopes = _attention_slopes(grad, query, key, value, attn_bias, dropout_p, is_causal, scale)
+    return slopes[:3]
+
+
+def cudnn_batch_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mean: Tensor | None, var: Tensor | None,
+    training: bool, momentum: float, eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """A batch norm; what it reserves for its backward is nobody's."""
+    moments = [None if each is None else each.clone() for each in (mean, var)]
+    found: tuple[Tensor, ...] = torch.ops.aten.native_batch_norm(
+        x, weight, bias, *moments, training, momentum, eps
+    )
+    return found
+
+
+def cudnn_batch_norm_backward(
+    x: Tensor, grad: Tensor, weight: Tensor, mean: Tensor | None, var: Tensor | None,
+    saved_mean: Tensor, saved_spread: Tensor, eps: float, *reserved: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Of a batch norm in training."""
+    del reserved
+    found: tuple[Tensor, ...] = torch.ops.aten.native_batch_norm_backward(
+        grad, x, weight, mean, var, saved_mean, saved_spread, True, eps, [True] * 3
+    )
+    return found
+
+
 def cudnn_convolution(
     x: Tensor, weight: Tensor, padding: Any, stride: Any, dilation: Any, groups: int, *flags: bool
 ) -> Tensor:
@@ -84,4 +169,10 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_efficient_attention": masked_attention,
     "_scaled_dot_product_cudnn_attention": masked_attention,
     "cudnn_convolution": cudnn_convolution,
+    "cudnn_batch_norm": cudnn_batch_norm,
+    "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": attention_on_cpu_backward,
+    "_scaled_dot_product_flash_attention_backward": flash_attention_backward,
+    "_scaled_dot_product_efficient_attention_backward": efficient_attention_backward,
+    "_scaled_dot_product_cudnn_attention_backward": cudnn_attention_backward,
 }
