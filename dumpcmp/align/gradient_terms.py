@@ -16,6 +16,8 @@ from dumpcmp.align.partners import Partners
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.row import Pair
 
+_GRADIENTS = ("grad_input", "grad_output")
+
 
 def is_at_maker(golden: Key, target: Key) -> bool:
     """Whether a pair of gradients is of what two calls gave out."""
@@ -23,30 +25,46 @@ def is_at_maker(golden: Key, target: Key) -> bool:
 
 
 def without_terms(sides: Partners, pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """`pairs`, in which golden's gradient of a value and a term of the target's stand alone."""
-    terms = _terms(sides, pairs)
+    """`pairs`, in which one side's gradient of a value and a term of the other's stand alone."""
+    both = [(pair.golden, pair.target) for pair in pairs if pair.golden and pair.target]
+    terms = _terms(sides.golden, sides.target, both)
+    golden_terms = _terms(sides.target, sides.golden, [(theirs, ours) for ours, theirs in both])
     for pair in pairs:
-        if pair.target in terms and pair.both:
+        if pair.both and (pair.target in terms or pair.golden in golden_terms):
             yield from (Pair(pair.golden, None), Pair(None, pair.target))
         else:
             yield pair
 
 
-def _terms(sides: Partners, pairs: Sequence[Pair]) -> set[Key | None]:
-    """The target's gradients that are terms: takers have several where golden has one."""
+def _terms(one: Listing, other: Listing, pairs: Sequence[tuple[Key, Key]]) -> set[Key]:
+    """Gradients of the `other` run that are terms: takers have several where this `one` has one."""
     whole: dict[Key, Key] = {}
     takers: dict[Key, list[Key]] = defaultdict(list)
-    for golden, target in ((pair.golden, pair.target) for pair in pairs):
-        if golden and target and is_at_maker(golden, target):
-            whole[sides.golden.first(golden)] = target
-        elif golden and target and golden.slot.kind == target.slot.kind == "grad_input":
-            takers[sides.golden.first(golden)].append(target)
-    found: set[Key | None] = set()
+    for ours, theirs in pairs:
+        if is_at_maker(ours, theirs) and not _is_copied(one, other, ours, theirs):
+            whole[one.first(ours)] = theirs
+        elif ours.slot.kind == theirs.slot.kind and ours.slot.kind in _GRADIENTS:
+            takers[one.first(ours)].append(theirs)
+    found: set[Key] = set()
     for first, keys in takers.items():
-        contents = {content_of(sides.target.record(key)) for key in keys}
+        contents = {content_of(other.record(key)) for key in keys}
         if first in whole and len(contents) > 1:
-            found.update(key for key in keys if _is_part(sides.target, key, whole[first]))
+            found.update(key for key in keys if _is_part(other, key, whole[first]))
     return found
+
+
+def _is_copied(one: Listing, other: Listing, ours: Key, theirs: Key) -> bool:
+    """Whether a call gives out what it was given in `one` run, and something new in the `other`.
+
+    A cast to the dtype that a value has already is such a call: who takes what it gives takes the
+    value itself in this run, and a copy in the other.
+    """
+    return _is_passed_on(one, ours) and not _is_passed_on(other, theirs)
+
+
+def _is_passed_on(listing: Listing, gradient: Key) -> bool:
+    value = gradient.site.key(gradient.slot.value)
+    return value in listing.values and listing.first(value) != value
 
 
 def _is_part(listing: Listing, gradient: Key, whole: Key) -> bool:
