@@ -14,6 +14,7 @@ from dumpcmp.comparing.carrying_out import rerun_tasks
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.flips import NO_FLIPS, Flips
 from dumpcmp.comparing.laying import Job
+from dumpcmp.comparing.least_numbers import with_own_limits
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.reruns import Planner, Replaying, Rerunning
 from dumpcmp.comparing.slopes import Sloping, plan_slopes
@@ -44,7 +45,8 @@ def replay_all(
     """
     if how is Replaying.OFF:
         return {}
-    planner = Planner(flow, work, measured, how, flips.own, flips.trails)
+    own = {**with_own_limits(flow), **flips.own}
+    planner = Planner(flow, work, measured, how, own, flips.trails)
     forward, found = planner.plans()
     backward, unknown = plan_slopes(planner)
     plans: list[Rerunning | Sloping] = [*forward, *backward]
