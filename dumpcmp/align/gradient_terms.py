@@ -25,41 +25,41 @@ def is_at_maker(golden: Key, target: Key) -> bool:
 
 
 def without_terms(sides: Partners, pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """`pairs`, in which one side's gradient of a value and a term of the other's stand alone."""
-    both = [(pair.golden, pair.target) for pair in pairs if pair.golden and pair.target]
-    terms = _terms(sides.golden, sides.target, both)
-    golden_terms = _terms(sides.target, sides.golden, [(theirs, ours) for ours, theirs in both])
+    """`pairs`, in which golden's gradient of a value and a term of the target's stand alone."""
+    terms = _terms(sides, pairs)
     for pair in pairs:
-        if pair.both and (pair.target in terms or pair.golden in golden_terms):
+        if pair.target in terms and pair.both:
             yield from (Pair(pair.golden, None), Pair(None, pair.target))
         else:
             yield pair
 
 
-def _terms(one: Listing, other: Listing, pairs: Sequence[tuple[Key, Key]]) -> set[Key]:
-    """Gradients of the `other` run that are terms: takers have several where this `one` has one."""
+def _terms(sides: Partners, pairs: Sequence[Pair]) -> set[Key | None]:
+    """The target's gradients that are terms: takers have several where golden has one."""
     whole: dict[Key, Key] = {}
     takers: dict[Key, list[Key]] = defaultdict(list)
-    for ours, theirs in pairs:
-        if is_at_maker(ours, theirs) and not _is_copied(one, other, ours, theirs):
-            whole[one.first(ours)] = theirs
-        elif ours.slot.kind == theirs.slot.kind and ours.slot.kind in _GRADIENTS:
-            takers[one.first(ours)].append(theirs)
-    found: set[Key] = set()
+    for golden, target in ((pair.golden, pair.target) for pair in pairs):
+        if golden is None or target is None or golden.slot.kind != target.slot.kind:
+            continue
+        if is_at_maker(golden, target) and not _is_copied(sides, golden, target):
+            whole[sides.golden.first(golden)] = target
+        elif golden.slot.kind in _GRADIENTS:
+            takers[sides.golden.first(golden)].append(target)
+    found: set[Key | None] = set()
     for first, keys in takers.items():
-        contents = {content_of(other.record(key)) for key in keys}
+        contents = {content_of(sides.target.record(key)) for key in keys}
         if first in whole and len(contents) > 1:
-            found.update(key for key in keys if _is_part(other, key, whole[first]))
+            found.update(key for key in keys if _is_part(sides.target, key, whole[first]))
     return found
 
 
-def _is_copied(one: Listing, other: Listing, ours: Key, theirs: Key) -> bool:
-    """Whether a call gives out what it was given in `one` run, and something new in the `other`.
+def _is_copied(sides: Partners, golden: Key, target: Key) -> bool:
+    """Whether golden's call gives out what it was given, and the target's something new.
 
     A cast to the dtype that a value has already is such a call: who takes what it gives takes the
-    value itself in this run, and a copy in the other.
+    value itself in golden, and a copy in the target.
     """
-    return _is_passed_on(one, ours) and not _is_passed_on(other, theirs)
+    return _is_passed_on(sides.golden, golden) and not _is_passed_on(sides.target, target)
 
 
 def _is_passed_on(listing: Listing, gradient: Key) -> bool:
