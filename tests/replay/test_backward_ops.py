@@ -54,7 +54,8 @@ def bent(_: Any, x: Tensor) -> Tensor:
         F.relu, F.gelu, F.silu, torch.tanh, torch.sigmoid, F.hardswish, F.hardsigmoid, F.mish,
         F.leaky_relu, F.softplus, F.elu, F.hardtanh, F.logsigmoid,
     ]  # fmt: skip
-    return x + sum(curve(x) for curve in curves)
+    y: Tensor = x + sum(curve(x) for curve in curves)
+    return y
 
 
 def lost(_: Any, x: Tensor) -> Tensor:
