@@ -12,7 +12,7 @@ from dumpcmp.comparing.terms import terms_left
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import Evidence
 from dumpcmp.judge.conditions import Conditions
-from dumpcmp.nouns.arithmetic import is_reduction, is_sum
+from dumpcmp.nouns.arithmetic import is_reduction, is_sum, variance_beside
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import Key, Op, Site
 from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
@@ -32,7 +32,7 @@ def gather(
     found = {pair: measured.get(first, UNMEASURED) for pair, first in stands_for.items()}
     found |= {pair: UNMEASURED for pair in pairs if pair.unwritten is Unwritten.WHOLLY}
     clean = clean_pairs(found, ways.golden, ways.target)
-    cancelled = cancellations(found, ways.golden)
+    cancelled, moments = cancellations(found, ways.golden), moments_of(found)
     left = terms_left(found, ways.target)
     touched = clues.flips.touched
 
@@ -42,6 +42,7 @@ def gather(
             inputs_equal=first in clean,
             cancellation=cancelled.get(first.golden.site, 1.0) if first.golden else 1.0,
             reference=one.reference,
+            **moments.get(first, {}),
         )
 
     # a value is judged under the same conditions wherever it appears again
@@ -157,6 +158,44 @@ def cancellations(found: Mapping[Pair, Measured], golden: Listing) -> dict[Site,
         for site, terms in given.items()
         if gives.get(site)
     }
+
+
+def moments_of(found: Mapping[Pair, Measured]) -> dict[Pair, dict[str, float]]:
+    """What the moments that batch norms keep are judged under, besides what all values are.
+
+    The `spread` of means: where what is normalised has no mean but by rounding, as behind another
+    norm, nothing is left of it but that. And how far `apart` the numbers are that they are moments
+    of, in any step: no data flow leads from those to what is kept of them.
+    """
+    kept = [(pair, beside) for pair in found if (beside := _variance_of(pair))]
+    if not kept:
+        return {}
+    wanted = {beside for _, beside in kept}
+    variances = {pair.golden: _rms(one) for pair, one in found.items() if pair.golden in wanted}
+    apart: dict[tuple[str, str], float] = defaultdict(float)
+    for pair, one in found.items():
+        key = pair.golden
+        if key and one.metrics and key.slot == "input.0" and "batch_norm" in key.op.function:
+            where = key.model, key.op.module
+            apart[where] = max(apart[where], one.metrics.rel_l2)
+    told: dict[Pair, dict[str, float]] = {}
+    for pair, beside in kept:
+        rms = _rms(found[pair])
+        is_mean = pair.golden != beside and rms > 0
+        spread = max(1.0, math.sqrt(variances.get(beside, 0.0)) / rms) if is_mean else 1.0
+        told[pair] = {"spread": spread, "apart": apart[beside.model, beside.op.module]}
+    return told
+
+
+def _variance_of(pair: Pair) -> Key | None:
+    return None if pair.golden is None else variance_beside(pair.golden)
+
+
+def _rms(one: Measured) -> float:
+    metrics = one.metrics
+    if metrics is None or not metrics.num_finite:
+        return 0.0
+    return metrics.golden.norm / math.sqrt(metrics.num_finite)
 
 
 def _terms(op: Op, given: Sequence[tuple[float, int]]) -> float:

@@ -13,6 +13,7 @@ from dumpcmp.judge.tolerances import (
     FLOAT32_EPS,
     GAIN,
     LEAF_HALF,
+    MOMENTS,
     SHORT_EPS,
     SUBNORMAL,
     WHOLE,
@@ -37,7 +38,9 @@ class RoundingChecker:
 
     def limit(self, conditions: Conditions) -> float:
         """The largest rel_l2 that rounding explains."""
-        return max(noise(conditions.eps, conditions.depth), self._wide_limit(conditions))
+        apart = max(noise(conditions.eps, conditions.depth), MOMENTS * conditions.apart)
+        usual = apart * conditions.spread
+        return max(usual, self._wide_limit(conditions))
 
     def _wide_limit(self, conditions: Conditions) -> float:
         """What one op rounds that sums in float32: more where its terms all but cancel."""

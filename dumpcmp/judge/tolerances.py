@@ -11,6 +11,7 @@ FLOAT32_EPS = 2.0**-23
 SHORT_EPS = 2.0**-20  # eps above it: a dtype of 16 bits or fewer, whose sums are wider than itself
 SHORT_NOISE = 4.0  # of eps, at depth 0: in dtypes that are summed in a wider one
 WIDE_NOISE = 16.0  # of eps, at depth 0: in dtypes that are summed in themselves
+MOMENTS = 4.0  # of what numbers are apart: what their moments may be, a variance twice as far
 WHOLE = 1.0  # of eps: what one op on equal inputs may round in a short dtype, over all or in a row
 GAIN = 1 / 64  # of eps: how much larger or smaller than golden its output may be on the whole,
 CHANCE = 8.0  # unless the rows' gains differ so much that it is within so many standard errors

@@ -96,11 +96,27 @@ _WEIGHTS: dict[str, dict[str, str]] = {
 
 def is_moment_of_before(key: Key) -> bool:
     """Whether `key` is a moment that an earlier call of its batch norm has written to."""
-    function = key.op.function
-    if not key.slot.is_input or "batch_norm" not in function:
+    if not key.slot.is_input or key.slot not in _moments(key.op):
         return False
-    is_again = key.call > 0 or "@" in key.op.scope or "backward" in function
-    return is_again and key.slot.name in (("1", "2") if function == "batch_norm" else ("3", "4"))
+    return key.call > 0 or "@" in key.op.scope or "backward" in key.op.function
+
+
+def variance_beside(key: Key) -> Key | None:
+    """The variance that belongs to `key`, which is a moment that a batch norm keeps; or None.
+
+    A variance belongs to itself.
+    """
+    moments = _moments(key.op)
+    return key.site.key(moments[1]) if key.slot in moments else None
+
+
+def _moments(op: Op) -> tuple[str, str]:
+    """The slots of mean and variance that a batch norm keeps, be it a module or a function."""
+    if op.is_module:
+        return "buffer.running_mean", "buffer.running_var"
+    if "batch_norm" not in op.function:
+        return "", ""
+    return ("input.1", "input.2") if op.function == "batch_norm" else ("input.3", "input.4")
 
 
 def weight_name(key: Key) -> str:

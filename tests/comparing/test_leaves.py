@@ -207,3 +207,45 @@ def test_moments_of_a_call_before_are_no_leaves(factor: float, tmp_path: Path) -
         root = outcome.first_divergence
         assert root is not None and root.key.op == "norm@1/batch_norm" and root.key.step == 0
         assert "is above" in root.reason, "what was computed differs, not what was given"
+
+
+class Cancelling(nn.Module):
+    """A batch norm of what has no mean but by rounding, behind another one."""
+
+    def __init__(self, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.first, self.mix = nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False)
+        self.second = nn.BatchNorm1d(8, momentum=momentum)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.mix(self.first(x)))
+        return y
+
+
+def moments(room: Path, wrong: Cancelling, mode: str) -> Outcome:
+    torch.manual_seed(0)
+    golden = Cancelling()
+    wrong.load_state_dict(golden.state_dict())
+    x = torch.randn(64, 8)
+    for name, model, given in (
+        ("golden", golden, x), ("mine", wrong, x.t().contiguous().t()),
+    ):  # fmt: skip
+        with dumpcmp.capture(model, room / name, mode=mode, backward=True):
+            for _ in range(3):
+                model(given * 3 + 1).logsumexp(-1).sum().backward()
+                model.zero_grad()
+    return dumpcmp.compare(room / "golden", room / "mine")
+
+
+@pytest.mark.parametrize("mode", ["eager", "aten"])
+def test_a_mean_of_which_rounding_is_left_is_judged_by_the_deviation(
+    mode: str, tmp_path: Path
+) -> None:
+    outcome = moments(tmp_path, Cancelling(), mode)
+    kept = {row.key.step for row in outcome.rows if row.key.slot == "buffer.running_mean"}
+    assert outcome.passed and kept == {0, 1, 2}, outcome
+
+
+def test_another_momentum_is_told(tmp_path: Path) -> None:
+    root = moments(tmp_path, Cancelling(momentum=0.3), "eager").first_divergence
+    assert root is not None and root.key.op.module == "second", root
