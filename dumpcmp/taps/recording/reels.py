@@ -97,6 +97,8 @@ class Reel:
         while self._ends:
             self._ends.pop()()
         self._rewrites.end()
+        self._values.clear()
+        self._scopes.clear()
         for name, number in self._began:
             model = self._steps[name, number]
             model.num_steps = min(model.num_steps, number)
