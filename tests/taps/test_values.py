@@ -22,6 +22,7 @@ from dumpcmp.nouns.selection import make_tap
 from dumpcmp.taps.distributed import ranks
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.calls import arguments_of
+from dumpcmp.taps.recording.functions import moments_written
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.sources import HostSource
 from tests.taps.memory import MemorySink
@@ -330,3 +331,12 @@ def test_what_was_written_in_place_is_new_where_bytes_are_not_read(
     for op, kept in zip(("add", "relu", "clamp"), model.kept, strict=True):
         found = archive[Key("Writer", 0, f"<root>/{prefix}{op}", 0, "output.0")]
         assert np.array_equal(archive.load(found).numbers(), kept.numpy()), op
+
+
+@pytest.mark.parametrize("is_training, num", [(True, 4), (False, 0)])
+def test_batch_norms_write_to_their_moments_where_they_train(is_training: bool, num: int) -> None:
+    x, *others = torch.empty(4, 3, device="meta"), *torch.empty(4, 3, device="meta")
+    args = (x, *others, is_training, 0.1, 1e-5)
+    for target in ("torch.nn.functional.batch_norm", "aten.native_batch_norm.default"):
+        assert len(moments_written(target, args, {})) == num
+    assert not moments_written("torch.nn.functional.layer_norm", args, {})

@@ -195,9 +195,9 @@ class ModuleCapture:
 
     def _is_root(self, module: nn.Module) -> bool:
         """Whether a call of `module` that is inside of no other begins a step."""
-        is_named = not self._roots or id(module) in self._roots
-        is_other = self._parallels.replicas.has(module) or self._whole_of(module) is not None
-        return is_named or is_other
+        if not self._roots or id(module) in self._roots or self._parallels.replicas.has(module):
+            return True
+        return self._whole_of(module) is not None
 
     def _whole_of(self, module: nn.Module) -> nn.Module | None:
         """The model that `module` is a part of, of which alone a CUDA graph is captured now."""

@@ -143,6 +143,7 @@ def is_target(target: str, slot: str) -> bool:
 _MOMENTS = re.compile(
     r"torch\.(nn\.functional\.)?batch_norm|aten\.(native|cudnn|miopen)_batch_norm(\..*)?"
 )
+_TRAINING = 5  # where all of these are told whether they train
 
 
 @cache
@@ -157,6 +158,9 @@ def moments_written(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     what it was.
     """
     if not _writes_moments(target):
+        return []
+    is_training = args[_TRAINING] if len(args) > _TRAINING else kwargs.get("training", False)
+    if not is_training:
         return []
     taken = [each for each in (*args[1:5], *kwargs.values()) if isinstance(each, Tensor)]
     return [each for each in taken if each.dim() == 1 and not each.is_cpu]

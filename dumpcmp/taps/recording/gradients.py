@@ -74,17 +74,16 @@ class Watches:
             gone = [number for number, hooks in self._hooked.items() if hooks() is None]
             for number in gone:
                 del self._hooked[number]
+        model, watched = step.model.name, self._parameters
         for name, parameter in root.named_parameters() if root is not None else ():
-            if parameter.requires_grad:
+            known = watched.get(id(parameter))
+            if parameter.requires_grad and (known is None or known[0] != model):
                 self._watch_parameter(step, name.replace("_orig_mod.", ""), parameter)
 
     def _watch_parameter(self, step: Step, name: str, parameter: nn.Parameter) -> None:
         """Record the gradient of `parameter` in steps of this model, which took it last."""
-        model, handle = self._parameters.get(id(parameter), ("", None))
-        if model == step.model.name:
-            return
-        if handle is not None:
-            handle.remove()
+        if id(parameter) in self._parameters:
+            self._parameters[id(parameter)][1].remove()
         hook = self._parameter_hook(step, name)
         handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._parameters[id(parameter)] = step.model.name, handle
