@@ -129,6 +129,9 @@ def chosen_program(
         raise SelectionError("--model and a program exclude each other", hint="give one of them")
     if factory:
         return programs.factory_program(factory, backward)
+    if module and not programs.has_module(module):
+        hint = "it is looked for here, and where Python finds packages; a file is given without -m"
+        raise SelectionError(f"there is no module {module}", hint=hint)
     if module:
         return lambda: programs.run_module(module, program)
     if program and not Path(program[0]).is_file():

@@ -147,7 +147,7 @@ def cancellations(found: Mapping[Pair, Measured], golden: Listing) -> dict[Site,
         metrics = one.metrics
         if pair.golden is None or metrics is None or not metrics.num_finite:
             continue
-        rms = metrics.golden.norm / math.sqrt(metrics.num_finite)
+        rms = _rms(one)
         if pair.golden.slot.is_input:
             shape = golden.record(pair.golden).shape
             given[pair.golden.site].append((rms, shape[-1] if shape else 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import runpy
@@ -10,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -154,6 +156,15 @@ def run_script(script: str, arguments: tuple[str, ...]) -> None:
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     runpy.run_path(script, run_name="__main__")
+
+
+def has_module(module: str) -> bool:
+    """Whether ``python -m`` would find the package of `module`; nothing is imported."""
+    package, here = module.partition(".")[0], [str(Path.cwd())]
+    if not package or package in sys.modules:
+        return bool(package)
+    found = importlib.util.find_spec(package) or PathFinder.find_spec(package, here)
+    return found is not None
 
 
 def run_module(module: str, arguments: tuple[str, ...]) -> None:

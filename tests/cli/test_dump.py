@@ -203,6 +203,7 @@ NONSENSE = [
     (["--mode", "slow"], "valid are: eager, fx, aten"),
     (["--dtype", "int8"], "valid are: float64, float32, float16, bfloat16"),
     (["nowhere.py"], "nowhere.py is not a file"),
+    (["-m", "no_such_package.module"], "there is no module no_such_package.module"),
     (["--model", "factories"], "write pkg.mod:function"),
     (["--model", "factories:build", "x.py"], "exclude each other"),
     (["--model", "no_such_module:build"], "No module named 'no_such_module'"),

@@ -105,7 +105,7 @@ def test_strided_and_overwritten_whatever_memory_there_is(
 
 
 def test_a_tensor_of_gigabytes(tmp_path: Path) -> None:
-    dump(tmp_path / "d", [random_bits(3 << 30, torch.bfloat16)])
+    dump(tmp_path / "d", [random_bits((8 << 30) + 6, torch.bfloat16)])
     dump(tmp_path / "e", [random_bits(2 << 30, torch.float32)], buffer=64 << 20)
 
 
