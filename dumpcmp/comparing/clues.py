@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.flips import Flips, follow_flips
@@ -16,6 +17,8 @@ from dumpcmp.comparing.rerunning import replay_all
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.staleness import WeightHistory
+from dumpcmp.comparing.trained import Courses, replay_updates
+from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.leaf import LeafFinding
@@ -43,6 +46,7 @@ class Inquiry:
     allow: frozenset[str]  # shortcuts in arithmetic that the target may have taken
     is_apart: bool = False  # the sides differ in earlier steps
     history: WeightHistory = field(default_factory=WeightHistory)
+    courses: Courses = field(default_factory=Courses)
     tell: Tell | None = None  # is told how many bytes were run again
 
 
@@ -61,9 +65,19 @@ def find_clues(
     leaves = leaf_findings(flow.pairs, measured, golden, target, inquiry.is_apart)
     stale = inquiry.history.stale(flow.pairs, golden, target)
     how, allow, tell = inquiry.how, inquiry.allow, inquiry.tell
+    made = inquiry.courses.updates(flow.pairs, golden, target, partial(_is_equal, measured))
+    updates = {} if is_off else replay_updates(made, workers)
+    right = {pair for pair, one in updates.items() if one.is_known and not wrong(one)}
     return Clues(
-        replay_all(flow, work, measured, workers, how, allow, flips, tell),
+        updates | replay_all(flow, work, measured, workers, how, allow, flips, tell),
         flips,
-        leaves | stale,
+        leaves | {pair: each for pair, each in stale.items() if pair not in right},
         {site: each for site, each in calls.items() if site not in flips.own},
     )
+
+
+def _is_equal(measured: Mapping[Pair, Measured], pair: Pair) -> bool:
+    """Whether both sides of a pair are the same to the bit."""
+    first = pair if pair in measured or pair.repeats is None else pair.repeats
+    metrics = measured[first].metrics if first in measured else None
+    return metrics is not None and metrics.equal

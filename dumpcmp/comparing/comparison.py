@@ -43,6 +43,7 @@ from dumpcmp.comparing.spans import Collected, Span, span_of, spans
 from dumpcmp.comparing.staleness import WeightHistory
 from dumpcmp.comparing.stepping import counted_steps
 from dumpcmp.comparing.stopped import open_for
+from dumpcmp.comparing.trained import Courses
 from dumpcmp.comparing.uncompared import alone, not_compared
 from dumpcmp.comparing.updates import with_updates
 from dumpcmp.comparing.ways import Ways
@@ -180,6 +181,7 @@ class _Comparing:
     latest_root: Row | None = None
     is_apart: bool = False  # the sides differ in something that an op gave out
     history: WeightHistory = field(default_factory=WeightHistory)
+    courses: Courses = field(default_factory=Courses)
     nbytes: int = 0  # measured
 
     def sorts_out(self, golden: OpenRun, target: OpenRun, finer: OpenRun | None) -> bool:
@@ -194,6 +196,7 @@ class _Comparing:
         """Take the rows of a step that both sides have bit for bit: nothing is wrong in it."""
         step.pass_by()
         self.history.remember(step.weights, step.golden.archive, step.target.archive)
+        self.courses.pass_by()
         self.gathered.add(step.rows)
         self.noted.shortcuts |= allowed(self.allow, step.target.archive, step.devices)
         if tell := step.telling(progress, self.nbytes):
@@ -224,8 +227,9 @@ class _Comparing:
         if isinstance(rule, ReferenceChecker | RoundingChecker):
             tell = span.telling(progress, self.nbytes + nbytes)
             inquiry = Inquiry(
-                ours, theirs, self.replaying, shortcuts, self.is_apart, self.history, tell
-            )
+                ours, theirs, self.replaying, shortcuts, self.is_apart, self.history,
+                self.courses, tell,
+            )  # fmt: skip
             clues = find_clues(inquiry, flow, work, measured, workers)
         self.is_apart |= differ_anywhere(pairs, measured)
         measured = clues.flips.measured(work, measured, rule.closeness)

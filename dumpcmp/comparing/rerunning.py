@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.batches import run_batched
 from dumpcmp.comparing.carrying_out import rerun_tasks
@@ -18,14 +17,13 @@ from dumpcmp.comparing.least_numbers import with_own_limits
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.reruns import Planner, Replaying, Rerunning
 from dumpcmp.comparing.slopes import Sloping, plan_slopes
-from dumpcmp.judge.tolerances import IN_PARTS, SHORTCUTS
-from dumpcmp.nouns.arithmetic import multiplies_in_parts, shortcuts_of
+from dumpcmp.comparing.spare_inputs import without_spare_inputs
+from dumpcmp.judge.replaying import wrong
+from dumpcmp.judge.tolerances import ACTIVATED, IN_PARTS, SHORTCUTS
+from dumpcmp.nouns.arithmetic import activates_in_short, multiplies_in_parts, shortcuts_of
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Measured, Pair
-
-if TYPE_CHECKING:  # torch is imported where there is something to run
-    pass
 
 
 def replay_all(
@@ -45,7 +43,7 @@ def replay_all(
     """
     if how is Replaying.OFF:
         return {}
-    own = {**with_own_limits(flow), **flips.own}
+    own = {**with_own_limits(flow), **without_spare_inputs(flow), **flips.own}
     planner = Planner(flow, work, measured, how, own, flips.trails)
     forward, found = planner.plans()
     backward, unknown = plan_slopes(planner)
@@ -61,7 +59,26 @@ def replay_all(
         done += nbytes
         if tell and nbytes:
             tell(done, total)
-    return found
+    return found | _again_beside(flow, found)
+
+
+def _again_beside(flow: DataFlow, found: Mapping[Pair, Replay]) -> dict[Pair, Replay]:
+    """The replays of what stands beside golden's value once more, where it is the same, and right.
+
+    A call of the target may take a value in another place than golden's does, where it has its row.
+    """
+    told: dict[Pair, Replay] = {}
+    for pair in flow.pairs:
+        if pair.golden is None or pair.target is None or pair in found:
+            continue
+        main = flow.ours[pair.golden]
+        if main is pair or main not in found or main.target is None:
+            continue
+        if wrong(found[main]) or not found[main].is_known:
+            continue
+        if flow.target.first(pair.target) == flow.target.first(main.target):
+            told[pair] = found[main]
+    return told
 
 
 def _declared(
@@ -72,6 +89,9 @@ def _declared(
         return replay
     record = flow.target.record(pair.target)
     words = frozenset(word for op in ops for word in shortcuts_of(op, record.dtype)) & allow
-    parts = any(multiplies_in_parts(op, record.dtype, record.device) for op in ops)
-    rounds = [SHORTCUTS[word] for word in words] + ([IN_PARTS] if parts else [])
+    rounds = [SHORTCUTS[word] for word in words]
+    if any(multiplies_in_parts(op, record.dtype, record.device) for op in ops):
+        rounds.append(IN_PARTS)
+    if any(activates_in_short(op, record.dtype, record.device) for op in ops):
+        rounds.append(ACTIVATED)
     return replay._replace(shortcut=max(rounds)) if rounds else replay

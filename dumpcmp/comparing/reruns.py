@@ -13,6 +13,7 @@ import numpy as np
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.kept_rows import incomparable, places_of
 from dumpcmp.comparing.laying import Job, Task, is_partial
+from dumpcmp.comparing.spare_inputs import needs
 from dumpcmp.judge.tolerances import IN_KERNEL
 from dumpcmp.nouns.arithmetic import puts
 from dumpcmp.nouns.errors import AlignError
@@ -332,6 +333,7 @@ class _Region:
     dtypes: dict[_Place, str] = field(default_factory=dict)
     apart: float = 0.0
     _numbers: dict[Site, int] = field(default_factory=dict)
+    _num_begun: int = 0  # calls that wait for those before them
 
     def add(self, site: Site) -> int:
         """Add the call at `site` after all that it needs; its number."""
@@ -343,10 +345,12 @@ class _Region:
             raise UnknownError("golden's call was not recorded")
         if flow.golden.is_batched(site):
             raise UnknownError(IN_VMAP)
-        if len(self.calls) >= MOST_CALLS:
+        if len(self.calls) + self._num_begun >= MOST_CALLS:
             raise UnknownError(f"more than {MOST_CALLS} ops lie between values of both sides")
-        slots = [key for key in flow.golden.sites[site] if key.slot.is_input]
+        slots = [k for k in flow.golden.sites[site] if k.slot.is_input and needs(call, k)]
+        self._num_begun += 1
         found = {key: self.source(key) for key in slots}
+        self._num_begun -= 1
         number = self._numbers[site] = len(self.calls)
         self.calls.append(call)
         for key, source in found.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cache
 
 from dumpcmp.nouns.key import Key, Op, Slot
 
@@ -47,6 +48,7 @@ _REDUCTIONS = frozenset(
     conv_transpose3d einsum linear matmul mm mv scaled_dot_product_attention tensordot
     """.split()  # noqa: SIM905
 )
+_SHORTENED = _REDUCTIONS | {"convolution", "grouped_mm", "addmm_activation"}
 
 # Functions whose derivative is the same whatever the values are.
 _CONSTANT_SLOPE = frozenset(
@@ -153,15 +155,27 @@ def is_reduction(op: Op) -> bool:
     return op.function in _REDUCTIONS
 
 
-_RECURRENT = frozenset(("gru", "lstm", "rnn_relu", "rnn_tanh"))
+_RECURRENT = frozenset(("gru", "lstm", "rnn", "rnn_relu", "rnn_tanh"))
+
+
+@cache
+def _plainly(function: str) -> str:
+    """The function that the dispatcher calls by another name, be it in the backward pass.
+
+    >>> _plainly("backward.aten.convolution_backward"), _plainly("aten._cudnn_rnn")
+    ('convolution', 'rnn')
+    """
+    name = function.removeprefix("backward.").removeprefix("aten.").removesuffix("_backward")
+    return name.removeprefix("_").removeprefix("cudnn_").removeprefix("mkldnn_")
 
 
 def shortcuts_of(op: Op, dtype: str) -> frozenset[str]:
     """The declared shortcuts in arithmetic that `op` may take where it gives out `dtype`."""
-    is_recurrent = op.function in _RECURRENT
-    if not (is_reduction(op) or is_recurrent):
+    name = _plainly(op.function)
+    is_recurrent = name in _RECURRENT
+    if not (name in _SHORTENED or is_recurrent):
         return frozenset()
-    by_cudnn = is_recurrent or op.function.startswith("conv")
+    by_cudnn = is_recurrent or name.startswith("conv")
     wide = "tf32-conv" if by_cudnn else "tf32"
     words = {"float32": [wide], "bfloat16": ["bf16-reduction"],
              "float16": ["fp16-reduction", "fp16-accumulation"]}  # fmt: skip
@@ -175,6 +189,15 @@ def multiplies_in_parts(op: Op, dtype: str, device: str) -> bool:
     """
     is_attention = "scaled_dot_product" in op.function or "efficient_attention" in op.function
     return is_attention and dtype == "float32" and device.startswith("cuda")
+
+
+def activates_in_short(op: Op, dtype: str, device: str) -> bool:
+    """Whether a kernel of `device` takes tanh and sigmoid less precisely than `dtype` could.
+
+    cuDNN's recurrent layers do so in float32.
+    """
+    is_recurrent = _plainly(op.function) in _RECURRENT
+    return is_recurrent and dtype == "float32" and device.startswith("cuda")
 
 
 def is_sum(op: Op) -> bool:

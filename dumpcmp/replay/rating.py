@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from dumpcmp.replay.cancelling import (
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import ReplayFunction
 from dumpcmp.replay.making import making_float64
+from dumpcmp.replay.standins import ATTENTION_BACKWARD, attention_terms
 from dumpcmp.replay.unreplayable import Unreplayable
 
 _SINGLE = 2.0**-24  # the rounding of one float32
@@ -105,13 +106,30 @@ def rated(
     else:
         single = _errors(function, wide.mapped(_to(torch.float32)), outputs)
     condition = {slot: max(1.0, error / _SINGLE) for slot, error in single.items()}
+    if function.name in ATTENTION_BACKWARD:
+        sums = attention_terms(function.name, *wide.args, **wide.kwargs)
+        for slot in sums.keys() & outputs.keys():
+            left = ratio_of(sums[slot], outputs[slot])
+            condition[slot] = max(left, condition.get(slot, 1.0))
     if function.kind is FunctionKind.NORMALISES:
         told = norm_condition(function, wide, outputs["output.0"])
         condition["output.0"] = max(told, condition.get("output.0", 1.0))
+        condition |= _mean_condition(function, wide, outputs)
         if device == "cuda" and "group_norm" in function.name:
             own = moments_noise(function, wide, outputs["output.0"], arguments.tensors()[0].dtype)
             noise["output.0"] = max(own, noise.get("output.0", 0.0))
     return Rerun(outputs, condition, noise, terms=terms, is_pointwise=is_pointwise(function))
+
+
+def _mean_condition(
+    function: ReplayFunction, wide: CallArguments, outputs: dict[str, Tensor]
+) -> dict[str, float]:
+    """How much larger what a norm takes the mean of is than the mean, where it gives that out."""
+    if "output.1" not in outputs or not wide.args or not isinstance(wide.args[0], Tensor):
+        return {}
+    sizes = run_as_told(function, replace(wide, args=(wide.args[0].abs(), *wide.args[1:])))
+    mean = outputs["output.1"]
+    return {"output.1": ratio_of(sizes["output.1"], mean)} if mean.numel() else {}
 
 
 def _scalar_noise(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -68,65 +69,118 @@ def masked_attention(
     return (attention(query, key, value, attn_bias, 0.0, is_causal, scale=scale),)
 
 
-def _attention_slopes(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None,
-    dropout_p: float, is_causal: bool, scale: float | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients of what attention is given, and of a mask that is added."""
-    if dropout_p:
-        raise Unreplayable("it draws random numbers")
-    given = [query, key, value] if bias is None else [query, key, value, bias]
-    with torch.enable_grad():
-        leaves = [each.detach().requires_grad_() for each in given]
-        q, k, v, mask = (*leaves, None)[:4]
-        assert q is not None and k is not None and v is not None
-        is_grouped = query.shape[-3] != key.shape[-3]
-        out = F.scaled_dot_product_attention(
-            q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=is_grouped
-        )
-        return torch.autograd.grad(out, leaves, grad)
+class AttentionBackward(NamedTuple):
+    """What the backward pass of attention is given, whatever kernel takes it."""
+
+    grad: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None  # a mask that is added
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+
+    def slopes(self) -> tuple[Tensor, ...]:
+        """The gradients of query, key and value, and of a mask that is added."""
+        if self.dropout_p:
+            raise Unreplayable("it draws random numbers")
+        given = [self.query, self.key, self.value, *([] if self.bias is None else [self.bias])]
+        with torch.enable_grad():
+            leaves = [each.detach().requires_grad_() for each in given]
+            q, k, v, mask = (*leaves, None)[:4]
+            assert q is not None and k is not None and v is not None
+            out = F.scaled_dot_product_attention(
+                q, k, v, mask, 0.0, self.is_causal, scale=self.scale, enable_gqa=self._share > 1
+            )
+            return torch.autograd.grad(out, leaves, self.grad)
+
+    def terms(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sums of absolute values that the gradients of query, key and value are left of.
+
+        A score is as much off as its product rounds, and so is the share that it has, relatively.
+        """
+        query, keys, values = self.query, self._of_heads(self.key), self._of_heads(self.value)
+        factor = query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        scores = query @ keys.mT * factor + (0.0 if self.bias is None else self.bias)
+        if self.is_causal:
+            scores = scores.masked_fill(torch.ones_like(scores).tril() == 0, -torch.inf)
+        is_idle = torch.isneginf(scores).all(-1, keepdim=True)  # nothing is seen from there
+        shares = torch.where(is_idle, 0.0, scores.softmax(-1))
+        shares = shares * (1 + abs(factor) * query.abs() @ keys.mT.abs())
+        slopes = self.grad.abs() @ values.mT.abs()
+        moved = shares * (slopes + (shares * slopes).sum(-1, keepdim=True)) * abs(factor)
+        in_heads = moved.mT @ query.abs(), shares.mT @ self.grad.abs()
+        return moved @ keys.abs(), *map(self._in_groups, in_heads)
+
+    @property
+    def _share(self) -> int:
+        """How many heads of the query have one of the key in common."""
+        return self.query.shape[-3] // self.key.shape[-3] if self.query.ndim > 2 else 1
+
+    def _of_heads(self, shared: Tensor) -> Tensor:
+        return shared.repeat_interleave(self._share, -3) if self._share > 1 else shared
+
+    def _in_groups(self, terms: Tensor) -> Tensor:
+        *batch, heads, rows, width = terms.shape
+        in_groups = (*batch, heads // self._share, self._share, rows, width)
+        return terms.reshape(in_groups).sum(-3) if self._share > 1 else terms
 
 
-def attention_on_cpu_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+def _on_cpu(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Any, logsumexp: Any,
     dropout_p: float, is_causal: bool, *,
     attn_mask: Tensor | None = None, scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Of attention on a CPU."""
+) -> AttentionBackward:  # fmt: skip
     del out, logsumexp
-    slopes = _attention_slopes(grad, query, key, value, attn_mask, dropout_p, is_causal, scale)
-    return slopes[:3]
+    return AttentionBackward(grad, query, key, value, attn_mask, dropout_p, is_causal, scale)
 
 
-def flash_attention_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+def _flash(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Any, logsumexp: Any,
     starts_q: Any, starts_k: Any, max_q: Any, max_k: Any, dropout_p: float, is_causal: bool,
     *drawn: Any, scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Of attention without a mask."""
+) -> AttentionBackward:  # fmt: skip
     del out, logsumexp, starts_q, starts_k, max_q, max_k, drawn
-    return _attention_slopes(grad, query, key, value, None, dropout_p, is_causal, scale)
+    return AttentionBackward(grad, query, key, value, None, dropout_p, is_causal, scale)
 
 
-def efficient_attention_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, out: Tensor,
-    logsumexp: Tensor, seed: Any, offset: Any, dropout_p: float, wanted: Any,
+def _efficient(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, out: Any,
+    logsumexp: Any, seed: Any, offset: Any, dropout_p: float, wanted: Any,
     is_causal: bool = False, *, scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """Of attention with a mask that is added."""
+) -> AttentionBackward:  # fmt: skip
     del out, logsumexp, seed, offset, wanted
-    return _attention_slopes(grad, query, key, value, attn_bias, dropout_p, is_causal, scale)
+    return AttentionBackward(grad, query, key, value, attn_bias, dropout_p, is_causal, scale)
 
 
-def cudnn_attention_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+def _by_cudnn(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Any, logsumexp: Any,
     seed: Any, offset: Any, attn_bias: Tensor | None, starts_q: Any, starts_k: Any, max_q: Any,
     max_k: Any, dropout_p: float, is_causal: bool, *, scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """The same by cuDNN."""
+) -> AttentionBackward:  # fmt: skip
     del out, logsumexp, seed, offset, starts_q, starts_k, max_q, max_k
-    slopes = _attention_slopes(grad, query, key, value, attn_bias, dropout_p, is_causal, scale)
-    return slopes[:3]
+    return AttentionBackward(grad, query, key, value, attn_bias, dropout_p, is_causal, scale)
+
+
+# How each of them is called, and how many gradients it gives out.
+ATTENTION_BACKWARD: dict[str, tuple[Callable[..., AttentionBackward], int]] = {
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (_on_cpu, 3),
+    "_scaled_dot_product_flash_attention_backward": (_flash, 3),
+    "_scaled_dot_product_efficient_attention_backward": (_efficient, 4),
+    "_scaled_dot_product_cudnn_attention_backward": (_by_cudnn, 3),
+}
+
+
+def _attention_slopes(name: str, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    called, count = ATTENTION_BACKWARD[name]
+    return called(*args, **kwargs).slopes()[:count]
+
+
+def attention_terms(name: str, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    """The terms of what the backward pass of attention gives out, by slot."""
+    found = ATTENTION_BACKWARD[name][0](*args, **kwargs).terms()
+    return {f"output.{number}": each for number, each in enumerate(found)}
 
 
 def cudnn_batch_norm(
@@ -171,8 +225,5 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "cudnn_convolution": cudnn_convolution,
     "cudnn_batch_norm": cudnn_batch_norm,
     "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": attention_on_cpu_backward,
-    "_scaled_dot_product_flash_attention_backward": flash_attention_backward,
-    "_scaled_dot_product_efficient_attention_backward": efficient_attention_backward,
-    "_scaled_dot_product_cudnn_attention_backward": cudnn_attention_backward,
+    **{name: partial(_attention_slopes, name) for name in ATTENTION_BACKWARD},
 }

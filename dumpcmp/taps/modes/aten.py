@@ -21,6 +21,7 @@ from dumpcmp.taps.recording.gradients import GraphReel
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
+from dumpcmp.taps.recording.values import Shared
 
 _NO_OPS = frozenset(("aten::_local_scalar_dense", "aten::equal", "aten::is_same_size"))
 _MOST_CLAIMS = 1 << 17
@@ -61,6 +62,25 @@ def written_by(func: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
     return [one for one in each if isinstance(one, Tensor)]
 
 
+@cache
+def _writes_to_shared(func: OpOverload) -> int | None:
+    """How often `func` writes to its first argument, whose memory it gives out; None: it does not.
+
+    What gives out a view of it writes to nothing.
+    """
+    aliases = [
+        (at, one.is_write) for at, one in enumerate(func._schema.arguments) if one.alias_info
+    ]
+    gives = any(one.alias_info for one in func._schema.returns)
+    return int(aliases[0][1]) if gives and len(aliases) == 1 and aliases[0][0] == 0 else None
+
+
+def shared_by(func: OpOverload, args: Any) -> Shared | None:
+    """The tensor whose memory `func` gives out, and how often it writes to it, if it is one."""
+    num_writes = _writes_to_shared(func) if args and isinstance(args[0], Tensor) else None
+    return None if num_writes is None else (args[0], num_writes)
+
+
 class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records each op of the dispatcher in the step, or the backward pass, that it belongs to."""
 
@@ -83,8 +103,8 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if step is not None:
             self.capture.claim(step)
-            written = written_by(func, args, kwargs)
-            return run_recorded(step, function, func, args, kwargs, True, written)
+            written, shared = written_by(func, args, kwargs), shared_by(func, args)
+            return run_recorded(step, function, func, args, kwargs, True, written, shared)
         return self.capture.backward_op(function, func, args, kwargs)
 
 
@@ -130,8 +150,8 @@ class AtenCapture(ModuleCapture):
         with returning as values:
             if values is None:
                 return func(*args, **kwargs)
-            written = written_by(func, args, kwargs)
+            written, shared = written_by(func, args, kwargs), shared_by(func, args)
             with step.aside_in(scope, Phase.BACKWARD, values):
                 return run_recorded(
-                    step, _in_backward(function), func, args, kwargs, written=written
+                    step, _in_backward(function), func, args, kwargs, False, written, shared
                 )

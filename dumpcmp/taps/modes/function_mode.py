@@ -17,6 +17,7 @@ from dumpcmp.taps.modes import callables
 from dumpcmp.taps.recording.functions import Function, function_of, moments_written
 from dumpcmp.taps.recording.routine import Ticket
 from dumpcmp.taps.recording.step import Step
+from dumpcmp.taps.recording.values import Shared
 
 # Torch takes a mode off its stack there before it is ready to put it back.
 SWALLOWING.update(
@@ -72,12 +73,13 @@ def run_recorded(
     kwargs: Any,
     is_beneath_autograd: bool = False,
     written: Iterable[Tensor] = (),
+    shared: Shared | None = None,
 ) -> Any:
     """Run `func`, which is `function`, and record in `step` what it takes and gives.
 
     Beneath autograd an output has no node yet, and what was changed in place still has its old one:
     the gradient of what is given out is known at who takes it. Torch counts writes to `written`
-    later than this is done, or never.
+    later than this is done, or never; and so do outputs that have memory which is `shared`.
     """
     with HOLD, DisableTorchFunction(), DisableTorchDispatch():
         call = step.function(function, args, kwargs)
@@ -87,7 +89,10 @@ def run_recorded(
             given = args[0] if function.returns_nothing else result
             moments = moments_written(function.target, args, kwargs)
             step.forget_each(call, (*written, *moments))
-            step.outputs(call, given, watches=not is_beneath_autograd)
+            if shared is None:
+                step.outputs(call, given, not is_beneath_autograd)
+            else:
+                step.outputs_of(call, given, not is_beneath_autograd, shared)
             if not moments and step.routine is not None and not is_beneath_autograd:
                 step.routine.learn(func, function, args, kwargs, call, given)
     return result

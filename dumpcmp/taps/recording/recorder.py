@@ -59,11 +59,10 @@ class Recorder(Outlet):
                 self._weigh(model, root, step)
             return step
 
-    def _weigh(self, model: Model, root: nn.Module, step: Step) -> None:
+    def _weigh(self, model: Model, root: nn.Module, step: Step, in_brief: bool = False) -> None:
         """Have `step` record the parameters and buffers of `root` that it has not recorded yet."""
         if self.weights is not Weights.NOTHING and not model.is_unchanged(root):
-            is_again = model.is_weighed
-            step.weighing.hold(model.changed(weights_of(root, model)), is_again)
+            step.weighing.hold(model.changed(weights_of(root, model)), in_brief)
 
     def known_models(self) -> list[Model]:
         """Those that have run, and still live."""
@@ -78,7 +77,7 @@ class Recorder(Outlet):
         self.counts.steps += 1
         step = Step(self, model, number)
         if (root := model.root) is not None:
-            self._weigh(model, root, step)
+            self._weigh(model, root, step, in_brief=model.is_weighed)
         return step
 
     def begin_function(

@@ -35,7 +35,7 @@ from dumpcmp.taps.recording.routine import (
     calls_of,
     routine_of,
 )
-from dumpcmp.taps.recording.values import Outlet, Values
+from dumpcmp.taps.recording.values import Outlet, Shared, Values
 from dumpcmp.taps.recording.weighing import Weighing
 
 Asked = list[tuple["Step", Call, str]]  # where a gradient is wanted that a compiled graph computes
@@ -300,6 +300,13 @@ class Step:
         """Record the outputs of `call`, and watch for their gradients where `watches` says so."""
         if self.tap.outputs:
             self._record(call, slots_of("output", result), watches)
+
+    def outputs_of(self, call: Call, result: object, watches: bool, shared: Shared) -> None:
+        """The same of outputs that have the memory of an input, and do not count its writes yet."""
+        values = self.owner_of(call).values
+        values.count_ahead(*shared)
+        self.outputs(call, result, watches)
+        values.count_ahead(None)
 
     def rewritten(self, call: Call, tensors: Iterable[Tensor]) -> None:
         """`call` has written to `tensors`, and torch did not count that."""

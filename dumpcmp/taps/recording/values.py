@@ -63,6 +63,9 @@ class Condensed(Protocol):
 Condense = Callable[[Key, Tensor, str], Condensed | None]
 
 
+Shared = tuple[Tensor, int]  # whose memory an op gives out, and how often it writes to it
+
+
 class Weights(StrEnum):
     """How much is kept of parameters and buffers, which are recorded once a run."""
 
@@ -150,6 +153,7 @@ class Values:
         self._seen: dict[tuple[Any, ...], _Seen] = {}
         self._storages: dict[int, StorageWeakRef] = {}
         self._writes: dict[int, int] = {}  # by storage: those that torch does not count
+        self._ahead: tuple[int, int] | None = None  # a storage, and the version it will have
         self._blanks = Blanks()
 
     @property
@@ -267,13 +271,13 @@ class Values:
                 )
         return same_as or (call.op, call.call, slot)
 
-    def put_weight(self, call: Call, slot: str, tensor: Tensor, is_again: bool) -> None:
+    def put_weight(self, call: Call, slot: str, tensor: Tensor, in_brief: bool) -> None:
         """Record a parameter or buffer, as much of it as the outlet keeps of those.
 
-        Of one that was recorded before and has changed, a Summary is enough to know it by.
+        Where no function could link to it, a Summary is enough to know it by: that is `in_brief`.
         """
         outlet = self._outlet
-        is_short = is_again and outlet.weights is not Weights.WHOLE
+        is_short = in_brief and outlet.weights is not Weights.WHOLE
         if not (is_short or outlet.weights is Weights.SUMMARY) or outlet.weigh is None:
             weigh = outlet.weigh if outlet.condense else None
             self.put(call, slot, tensor, by=None if outlet.weights is Weights.WHOLE else weigh)
@@ -310,6 +314,8 @@ class Values:
         held = storage._cdata
         geometry = (tensor.shape, tensor.stride(), tensor.dtype)
         place = (held, tensor.data_ptr(), geometry)
+        if self._ahead is not None and version is not None and held == self._ahead[0]:
+            version = self._ahead[1]
         if version is not None and held in self._writes:
             version += self._writes[held]
         plain = Plain(tensor, layout, "", seen_in)
@@ -370,6 +376,17 @@ class Values:
         if not plain.problem:
             held = plain.tensor.untyped_storage()._cdata
             self._writes[held] = self._writes.get(held, 0) + 1
+
+    def count_ahead(self, tensor: Tensor | None, num_writes: int = 0) -> None:
+        """What comes now has the memory of `tensor`, whose writes it will count: and so many more.
+
+        Torch tells tensors so when it is done with what computes them. None: it is done.
+        """
+        plain = None if tensor is None else plain_of(tensor)
+        self._ahead = None
+        if plain is not None and not plain.problem and not plain.tensor.is_inference():
+            own = plain.tensor
+            self._ahead = own.untyped_storage()._cdata, own._version + num_writes
 
     def forget_one(self, tensor: Tensor) -> None:
         """Something may have written to `tensor` that torch does not count: link it to nothing."""

@@ -19,21 +19,18 @@ class Weighing:
 
     def __init__(self, values: Values) -> None:
         self.left: dict[str, Slots] = {}
-        self._values, self._is_again = values, False
+        self._values, self._in_brief = values, False
 
-    def hold(self, weights: dict[str, Slots], is_again: bool) -> None:
-        """Record `weights`, each as its module comes up.
-
-        They are recorded `is_again` where this run has recorded them before, as they were then.
-        """
+    def hold(self, weights: dict[str, Slots], in_brief: bool) -> None:
+        """Record `weights`, each as its module comes up; `in_brief`, unless all are kept whole."""
         self.left.update(weights)  # C knows this dictionary
-        self._is_again = is_again
+        self._in_brief = in_brief
 
     def put(self, call: Call, path: str) -> None:
         """Record those of the module at `path`, which `call` is the first call of."""
         with DisableTorchFunction(), DisableTorchDispatch():
             for slot, tensor in self.left.pop(path, ()):
-                self._values.put_weight(call, slot, tensor, self._is_again)
+                self._values.put_weight(call, slot, tensor, self._in_brief)
 
 
 def weights_of(root: nn.Module, model: Model) -> dict[str, Slots]:

@@ -1,0 +1,152 @@
+"""Weights that an optimizer made: what each was in both runs, and the gradients in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dumpcmp.comparing.batches import run_batched
+from dumpcmp.comparing.side import Shares, Side, archive_at
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import Key, Op, Slot
+from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.row import Pair
+from dumpcmp.nouns.value import Kind, dtype_named, to_torch
+
+if TYPE_CHECKING:  # torch is imported where there is something to run
+    from torch import Tensor
+
+    from dumpcmp.replay.updating import Course
+
+_Name = tuple[str, Op, Slot]  # of a weight, whatever the step
+_MOST = 16  # updates that are looked back on
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What one run had of a weight, up to one step of it."""
+
+    weights: tuple[Shares, ...] = ()
+    gradients: tuple[tuple[Shares, ...], ...] = ()  # since each of `weights`
+    is_whole: bool = True  # nothing comes before
+
+    def with_weight(self, weight: Shares) -> _Past:
+        """The same and what the weight is now."""
+        weights, gradients = (*self.weights, weight), (*self.gradients, ())
+        is_whole = self.is_whole and len(weights) <= _MOST
+        return _Past(weights[-_MOST:], gradients[-_MOST:], is_whole)
+
+    def with_gradient(self, gradient: Shares) -> _Past:
+        """The same and a gradient since."""
+        *before, latest = self.gradients
+        return _Past(self.weights, (*before, (*latest, gradient)), self.is_whole)
+
+    @property
+    def shares(self) -> Iterator[Shares]:
+        """All that is to be read."""
+        yield from self.weights
+        for some in self.gradients:
+            yield from some
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A weight that both runs have made of gradients, for a worker to read."""
+
+    slot: str
+    golden: _Past
+    target: _Past
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to read."""
+        return sum(each.nbytes for past in (self.golden, self.target) for each in past.shares)
+
+
+@dataclass(slots=True, eq=False)
+class Courses:
+    """The weights of two runs on one rank each, while a comparison goes through the steps."""
+
+    _known: dict[_Name, tuple[_Past, _Past]] = field(default_factory=dict)
+    _is_whole: bool = True  # no step was passed by
+
+    def pass_by(self) -> None:
+        """Steps come whose gradients nobody looks at: what was before tells nothing any more."""
+        self._known.clear()
+        self._is_whole = False
+
+    def updates(
+        self,
+        pairs: Sequence[Pair],
+        golden: Side,
+        target: Side,
+        is_equal: Callable[[Pair], bool],
+    ) -> dict[Pair, Update]:
+        """Weights among `pairs`, in order of execution, that were made and are not the same."""
+        if golden.facts.num_ranks > 1 or target.facts.num_ranks > 1:
+            return {}
+        found: dict[Pair, Update] = {}
+        for pair in pairs:
+            key = pair.golden
+            if key is None or pair.target is None:
+                continue
+            if key.slot.kind == "param":
+                update = self._grown(key, golden.shares(key), target.shares(pair.target))
+                if update is not None and not is_equal(pair):
+                    found[pair] = update
+            elif key.slot.is_parameter_gradient:
+                self._taken(key, golden.shares(key), target.shares(pair.target))
+        return found
+
+    def _grown(self, key: Key, ours: Shares, theirs: Shares) -> Update | None:
+        """Know what a weight is now; how it was made, where that is known."""
+        name = key.model, key.op, key.slot
+        before = self._known.get(name) or (_Past(is_whole=self._is_whole),) * 2
+        now = self._known[name] = before[0].with_weight(ours), before[1].with_weight(theirs)
+        is_made = bool(before[0].weights) and bool(before[0].gradients[-1])
+        return Update(str(key.slot), *now) if is_made else None
+
+    def _taken(self, key: Key, ours: Shares, theirs: Shares) -> None:
+        name = key.model, key.op, key.slot.value
+        if (before := self._known.get(name)) is not None:
+            self._known[name] = before[0].with_gradient(ours), before[1].with_gradient(theirs)
+
+
+def replay_updates(updates: Mapping[Pair, Update], executor: Executor) -> dict[Pair, Replay]:
+    """What golden's optimizer makes of the target's gradients, beside what the target has."""
+    return dict(zip(updates, run_batched(_replayed, [*updates.values()], executor), strict=True))
+
+
+def _replayed(updates: Sequence[Update]) -> Iterator[Replay]:
+    for update in updates:
+        try:
+            yield _replay(update)
+        except DumpcmpError as error:
+            yield Replay(unknown=error.message)
+
+
+def _replay(update: Update) -> Replay:
+    from dumpcmp.replay.updating import replayed_update
+
+    pasts = update.golden, update.target
+    if not all(_is_stored(each.first) for past in pasts for each in past.shares):
+        return Replay(unknown="not all is kept of it that an optimizer made it of")
+    return replayed_update(_course(update.golden), _course(update.target), update.slot)
+
+
+def _is_stored(record: Record) -> bool:
+    return record.kept is Kept.FULL and dtype_named(record.dtype).kind is Kind.FLOAT
+
+
+def _course(past: _Past) -> Course:
+    from dumpcmp.replay.updating import Course
+
+    gradients = [[_flat(each) for each in some] for some in past.gradients[:-1]]
+    return Course([_flat(each) for each in past.weights], gradients, past.is_whole)
+
+
+def _flat(shares: Shares) -> Tensor:
+    return to_torch(archive_at(shares.path).load(shares.first)).reshape(-1)

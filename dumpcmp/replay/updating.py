@@ -1,0 +1,141 @@
+"""Runs what an optimizer did again: the rule that made golden's weight, on the target's gradients.
+
+Which optimizer it was nobody recorded. But a rule that gives golden's weight to the last bits, of
+its gradients and of what it was before, is the one that ran, as far as these numbers can tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dumpcmp.judge.replaying import wrong
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.replay.holding import hold
+from dumpcmp.replay.limits import MOST_BYTES
+from dumpcmp.replay.rating import Rerun, norm_of
+
+_WIDTH = 8  # bytes of an element
+_EACH = 4  # elements for each number that is fitted: with fewer, any rule fits
+_SAMPLE = 1 << 16  # elements on which rules are tried first
+_LEAST = 1e-12  # of the largest direction: one below it is made of the others
+# What is customary, the default of torch first: nobody can tell two of them apart that fit both.
+_BETAS = ((0.9, 0.999), (0.9, 0.95), (0.9, 0.98), (0.9, 0.99), (0.95, 0.95), (0.8, 0.99))
+_FLOORS = (1e-8, 1e-6, 1e-5, 1e-10, 1e-15)
+
+
+class Course(NamedTuple):
+    """A weight of one run, flat: all that it was, and the gradients that came in between."""
+
+    weights: list[Tensor]
+    gradients: list[list[Tensor]]  # since each of `weights` but the last; they are added up
+    is_whole: bool = False  # nothing of the run comes before
+
+    def sampled(self) -> Course:
+        """Some elements of it."""
+        stride = max(1, self.weights[0].numel() // _SAMPLE)
+        weights = [each[::stride] for each in self.weights]
+        return Course(weights, [[g[::stride] for g in some] for some in self.gradients], *self[2:])
+
+
+class _Rule(NamedTuple):
+    """How an optimizer may have made a weight: a sum of directions, times numbers that are fit."""
+
+    decays: bool = False  # a share of the weight itself is taken away
+    goes_on: bool = False  # as it went in the last update
+    betas: tuple[float, float] | None = None  # of Adam
+    floor: float = 0.0
+
+    def fits(self, course: Course) -> bool:
+        """Whether all that it needs was recorded."""
+        if self.goes_on and len(course.weights) < 3:
+            return False
+        is_known = all(course.gradients if self.betas else course.gradients[-1:])
+        return is_known and (self.betas is None or course.is_whole)
+
+    def directions(self, course: Course) -> Tensor:
+        """Those that a weight may have gone, in columns."""
+        before = course.weights[-2].double()
+        if self.betas is None:
+            found = [gradient.double() for gradient in course.gradients[-1]]
+        else:
+            found = [_adam([some[-1] for some in course.gradients], self.betas, self.floor)]
+        found += [before] if self.decays else []
+        found += [before - course.weights[-3].double()] if self.goes_on else []
+        return torch.stack(found, 1)
+
+
+def _adam(gradients: Sequence[Tensor], betas: tuple[float, float], floor: float) -> Tensor:
+    """The direction of Adam after so many gradients."""
+    first = second = torch.zeros_like(gradients[0], dtype=torch.float64)
+    for gradient in gradients:
+        wide = gradient.double()
+        first = betas[0] * first + (1 - betas[0]) * wide
+        second = betas[1] * second + (1 - betas[1]) * wide * wide
+    number = len(gradients)
+    spread = (second / (1 - betas[1] ** number)).sqrt()
+    return first / (1 - betas[0] ** number) / (spread + floor)
+
+
+def _rules() -> Iterator[_Rule]:
+    for goes_on in (False, True):
+        for decays in (False, True):
+            yield _Rule(decays, goes_on)
+    for betas in _BETAS:
+        for floor in _FLOORS:
+            yield _Rule(True, False, betas, floor)
+
+
+def replayed_update(golden: Course, target: Course, slot: str) -> Replay:
+    """What the target's weight differs in from what golden's optimizer makes of its gradients."""
+    size = golden.weights[-1].numel()
+    if _WIDTH * _EACH * size > MOST_BYTES:
+        return Replay(unknown="it is too large for its optimizer to be looked for")
+    for rule in _rules():
+        if not (rule.fits(golden) and rule.fits(target)):
+            continue
+        if _fit(rule, golden.sampled(), slot) is None:
+            continue
+        factors = _fit(rule, golden, slot)
+        if factors is not None:
+            return _held(rule, target, factors, slot)
+    return Replay(unknown="how golden's optimizer made it of its gradients cannot be told")
+
+
+class _Factors(NamedTuple):
+    """The numbers of a rule, and how much is known of them."""
+
+    numbers: Tensor
+    doubt: Tensor  # their covariance, over the variance of what a weight rounds
+
+
+def _fit(rule: _Rule, course: Course, slot: str) -> _Factors | None:
+    """The numbers with which `rule` made the weight of `course`; None where it did not."""
+    directions = rule.directions(course)
+    if course.weights[-1].numel() < _EACH * directions.shape[1]:
+        return None
+    if not bool(torch.isfinite(directions).all()):
+        return None
+    went = course.weights[-1].double() - course.weights[-2].double()
+    scale = torch.linalg.vector_norm(directions, dim=0)
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    unit = directions / scale
+    inverse = torch.linalg.pinv(unit.T @ unit, rtol=_LEAST, hermitian=True)
+    numbers = inverse @ (unit.T @ went) / scale
+    factors = _Factors(numbers, inverse / torch.outer(scale, scale))
+    return None if wrong(_held(rule, course, factors, slot)) else factors
+
+
+def _held(rule: _Rule, course: Course, factors: _Factors, slot: str) -> Replay:
+    """The weight of `course` against what the rule makes of it with these numbers."""
+    directions, weight = rule.directions(course), course.weights[-1]
+    expected = course.weights[-2].double() + directions @ factors.numbers
+    gram = directions.T @ directions
+    # Each element of golden's was rounded, by half a spacing or less: the numbers vary with that.
+    share = math.sqrt(max(0.0, float((gram * factors.doubt).sum())) / max(1, weight.numel()))
+    noise = torch.finfo(weight.dtype).eps / 2 * share if norm_of(expected) else 0.0
+    return hold(Rerun({slot: expected}, noise={slot: noise}), slot, weight)
