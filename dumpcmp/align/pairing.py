@@ -167,15 +167,15 @@ def _in_order(sides: Partners, pairs: Sequence[Pair]) -> list[Pair]:
 
 def _with_repeats(pairs: Sequence[Pair], golden: Listing, target: Listing) -> list[Pair]:
     """`pairs`, which know where they first appeared, if both sides had the value before."""
-    ours = {pair.golden: pair for pair in pairs if pair.golden}
-    theirs = {pair.target: pair for pair in pairs if pair.target}
+    known: dict[tuple[Key | None, Key | None], Pair] = {}
+    for pair in pairs:  # a value may stand beside several
+        known.setdefault((pair.golden, pair.target), pair)
     first: dict[Pair, Pair] = {}
     for pair in pairs:
         before = golden.links.get(pair.golden) if pair.golden else None
         beside = target.links.get(pair.target) if pair.target else None
-        found = ours.get(before) if before else None
-        other = theirs.get(beside) if beside else None
-        if found is not None and found is other is not pair and _held_alike(pair, found, target):
+        found = known.get((before, beside)) if before and beside else None
+        if found is not None and found is not pair and _held_alike(pair, found, target):
             first[pair] = found
     return [
         pair.repeating(first[pair]) if pair in first and first[pair] not in first else pair

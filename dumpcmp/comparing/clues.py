@@ -13,7 +13,7 @@ from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.leaves import leaf_findings
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.paired_calls import call_differences
-from dumpcmp.comparing.rerunning import replay_all
+from dumpcmp.comparing.rerunning import again_beside, replay_all
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.staleness import WeightHistory
@@ -68,8 +68,9 @@ def find_clues(
     made = inquiry.courses.updates(flow.pairs, golden, target, partial(_is_equal, measured))
     updates = {} if is_off else replay_updates(made, workers)
     right = {pair for pair, one in updates.items() if one.is_known and not wrong(one)}
+    replays = updates | replay_all(flow, work, measured, workers, how, allow, flips, tell)
     return Clues(
-        updates | replay_all(flow, work, measured, workers, how, allow, flips, tell),
+        replays | again_beside(flow, replays),
         flips,
         leaves | {pair: each for pair, each in stale.items() if pair not in right},
         {site: each for site, each in calls.items() if site not in flips.own},

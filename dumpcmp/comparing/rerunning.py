@@ -59,10 +59,10 @@ def replay_all(
         done += nbytes
         if tell and nbytes:
             tell(done, total)
-    return found | _again_beside(flow, found)
+    return found
 
 
-def _again_beside(flow: DataFlow, found: Mapping[Pair, Replay]) -> dict[Pair, Replay]:
+def again_beside(flow: DataFlow, found: Mapping[Pair, Replay]) -> dict[Pair, Replay]:
     """The replays of what stands beside golden's value once more, where it is the same, and right.
 
     A call of the target may take a value in another place than golden's does, where it has its row.
