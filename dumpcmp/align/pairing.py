@@ -25,7 +25,7 @@ from dumpcmp.align.renaming import Renaming
 from dumpcmp.align.sweeping import Sweep
 from dumpcmp.align.turning import Turns
 from dumpcmp.align.unwritten import unwritten
-from dumpcmp.nouns.key import Site
+from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.row import Pair, Unwritten
 
 _ROUNDS = 4  # by order and by flow in turn, while either finds partners
