@@ -118,7 +118,9 @@ class Sweep:
             for expression in self._expressions(self.ours, doing, site, lambda strand: strand):
                 self._doing[expression].append(site)
             for key, base, lie in self.ours.geometries(site):
+                shape = self.sides.golden.record(key).shape
                 self._lying.setdefault((base, lie), key)
+                self._lying.setdefault((base, lie, shape), key)
 
     def _expressions(
         self, flow: Flow, doing: Doing, terms: Site, known: Mated
@@ -152,12 +154,17 @@ class Sweep:
     def _visit(self, site: Site, doing: Doing) -> None:
         for key, base, lie in self.theirs.geometries(site):
             root = self.mate(base)
-            found = self._lying.get((root, lie)) if root is not None else None
+            found = None if root is None else self._lies_as(root, lie, key)
             if found is not None:
                 self.join(self.ours.strand(found), self.theirs.strand(key))
         partner = self._same_doing(site, doing) or self._namesake(site, doing)
         if partner is not None:
             self.pair(partner, site)
+
+    def _lies_as(self, root: Strand, lie: Expression, target: Key) -> Key | None:
+        """Golden's view that shows the same: in the same shape, if there is one."""
+        shape = self.sides.target.record(target).shape
+        return self._lying.get((root, lie, shape)) or self._lying.get((root, lie))
 
     def pair(self, golden: Site, target: Site, by: PairedBy | None = None) -> None:
         """Let two calls be partners, and what they take and give the same strands."""

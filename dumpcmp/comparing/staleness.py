@@ -16,7 +16,7 @@ from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Metrics, Pair
 from dumpcmp.summary.estimates import estimate
 
-_Name = tuple[str, Op, Slot]  # of a weight, whatever the step
+WeightName = tuple[str, Op, Slot]  # of a weight, whatever the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class WeightHistory:
     were written to. One that the other run did not write to is as it was there.
     """
 
-    golden: dict[_Name, _Weight] = field(default_factory=dict)
-    target: dict[_Name, _Weight] = field(default_factory=dict)
+    golden: dict[WeightName, _Weight] = field(default_factory=dict)
+    target: dict[WeightName, _Weight] = field(default_factory=dict)
 
     def stale(self, pairs: Sequence[Pair], golden: Side, target: Side) -> dict[Pair, LeafFinding]:
         """The weights among `pairs`, in order of execution, that are new on one side alone."""
@@ -119,7 +119,7 @@ def _digest(side: Side, record: Record) -> str:
     return summary.digest or summary.checksum or str(record.key)
 
 
-def _name(key: Key) -> _Name:
+def _name(key: Key) -> WeightName:
     return key.model, key.op, key.slot
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.batches import run_batched
 from dumpcmp.comparing.side import Shares, Side, archive_at
+from dumpcmp.comparing.staleness import WeightName
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import Key, Op, Slot
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Pair
@@ -21,8 +22,8 @@ if TYPE_CHECKING:  # torch is imported where there is something to run
 
     from dumpcmp.replay.updating import Course
 
-_Name = tuple[str, Op, Slot]  # of a weight, whatever the step
 _MOST = 16  # updates that are looked back on
+_LARGE = 1 << 26  # bytes of all that is read of a weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Update:
     slot: str
     golden: _Past
     target: _Past
+    peer: _Past | None = None  # another weight that golden's optimizer made
 
     @property
     def nbytes(self) -> int:
@@ -70,7 +72,7 @@ class Update:
 class Courses:
     """The weights of two runs on one rank each, while a comparison goes through the steps."""
 
-    _known: dict[_Name, tuple[_Past, _Past]] = field(default_factory=dict)
+    _known: dict[WeightName, tuple[_Past, _Past]] = field(default_factory=dict)
     _is_whole: bool = True  # no step was passed by
 
     def pass_by(self) -> None:
@@ -99,7 +101,7 @@ class Courses:
                     found[pair] = update
             elif key.slot.is_parameter_gradient:
                 self._taken(key, golden.shares(key), target.shares(pair.target))
-        return found
+        return _with_peers(found)
 
     def _grown(self, key: Key, ours: Shares, theirs: Shares) -> Update | None:
         """Know what a weight is now; how it was made, where that is known."""
@@ -113,6 +115,18 @@ class Courses:
         name = key.model, key.op, key.slot.value
         if (before := self._known.get(name)) is not None:
             self._known[name] = before[0].with_gradient(ours), before[1].with_gradient(theirs)
+
+
+def _with_peers(updates: dict[Pair, Update]) -> dict[Pair, Update]:
+    """`updates`, each with the largest weight of its model and step that is no large one."""
+    peers: dict[tuple[str, int], Update] = {}
+    for pair, update in updates.items():
+        before = peers.get((pair.key.model, pair.key.step))
+        if update.nbytes <= _LARGE and (before is None or before.nbytes < update.nbytes):
+            peers[(pair.key.model, pair.key.step)] = update
+    found = {pair: peers.get((pair.key.model, pair.key.step)) for pair in updates}
+    return {pair: replace(one, peer=p.golden if (p := found[pair]) else None)
+            for pair, one in updates.items()}  # fmt: skip
 
 
 def replay_updates(updates: Mapping[Pair, Update], executor: Executor) -> dict[Pair, Replay]:
@@ -134,7 +148,15 @@ def _replay(update: Update) -> Replay:
     pasts = update.golden, update.target
     if not all(_is_stored(each.first) for past in pasts for each in past.shares):
         return Replay(unknown="not all is kept of it that an optimizer made it of")
-    return replayed_update(_course(update.golden), _course(update.target), update.slot)
+    return replayed_update(
+        _course(update.golden), _course(update.target), update.slot, lambda: _peer(update)
+    )
+
+
+def _peer(update: Update) -> Course | None:
+    past = update.peer
+    is_stored = past is not None and all(_is_stored(each.first) for each in past.shares)
+    return _course(past) if past is not None and is_stored else None
 
 
 def _is_stored(record: Record) -> bool:

@@ -21,6 +21,7 @@ from dumpcmp.judge.tolerances import (
 from dumpcmp.nouns.replay import Choice, Flip, Replay
 
 _GIVEN = "the op in float64 on the same inputs"
+_MADE = "what golden's optimizer makes of the same gradients"
 
 
 def bound(replay: Replay) -> float:
@@ -70,7 +71,8 @@ def _errors(replay: Replay) -> Iterator[str]:
         ("an element", replay.worst_element, replay.eps + sums),
     ):
         if found > most:
-            yield f"{what} is {found:.3g} off {_GIVEN}, where rounding explains {most:.3g}"
+            given = _given(replay)
+            yield f"{what} is {found:.3g} off {given}, where rounding explains {most:.3g}"
 
 
 def _biases(replay: Replay) -> Iterator[str]:
@@ -81,12 +83,19 @@ def _biases(replay: Replay) -> Iterator[str]:
     most = max(REPLAY_GAIN * replay.eps + max(sums, REPLAY_NOISE / 2 * replay.noise), chance)
     most += replay.leeway
     if abs(replay.gain) > most:
-        yield f"it is 1{replay.gain:+.3g} times {_GIVEN}, where rounding explains {most:.3g}"
+        given = _given(replay)
+        yield f"it is 1{replay.gain:+.3g} times {given}, where rounding explains {most:.3g}"
     chance = error / math.sqrt(max(1, replay.count))
     most = max(REPLAY_OFFSET * replay.eps + max(sums, REPLAY_NOISE / 2 * replay.noise), chance)
     most += replay.leeway
     if abs(replay.offset) > most:
-        yield f"it is {_GIVEN} {replay.offset:+.3g} of its rms, where rounding explains {most:.3g}"
+        given = _given(replay)
+        yield f"it is {given} {replay.offset:+.3g} of its rms, where rounding explains {most:.3g}"
+
+
+def _given(replay: Replay) -> str:
+    """What a value was held against."""
+    return _GIVEN if replay.num_ops else _MADE
 
 
 def _unit(replay: Replay) -> float:

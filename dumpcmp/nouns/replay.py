@@ -104,7 +104,7 @@ class Replay(NamedTuple):
     is_exact: bool = False  # the op only moves or casts: every bit is known
     is_nearest: bool = False  # it computes once and rounds once: one result is the nearest
     mismatched: int = 0  # elements that are not as they must be, of an op that is either
-    num_ops: int = 1  # golden's ops that were run: more than one for a region
+    num_ops: int = 1  # golden's ops that were run: several for a region, none for an optimizer
     scatter: float = 0.0  # of an op inside a kernel: rel_l2 with what unrounded inputs explain
     leeway: float = 0.0  # of the same: how far its gain and offset may be off because of them
     choice: Choice | None = None  # of an op that chooses

@@ -7,7 +7,7 @@ its gradients and of what it was before, is the one that ran, as far as these nu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,7 +42,7 @@ class Course(NamedTuple):
         return Course(weights, [[g[::stride] for g in some] for some in self.gradients], *self[2:])
 
 
-class _Rule(NamedTuple):
+class _UpdateRule(NamedTuple):
     """How an optimizer may have made a weight: a sum of directions, times numbers that are fit."""
 
     decays: bool = False  # a share of the weight itself is taken away
@@ -81,27 +81,32 @@ def _adam(gradients: Sequence[Tensor], betas: tuple[float, float], floor: float)
     return first / (1 - betas[0] ** number) / (spread + floor)
 
 
-def _rules() -> Iterator[_Rule]:
+def _rules() -> Iterator[_UpdateRule]:
     for goes_on in (False, True):
         for decays in (False, True):
-            yield _Rule(decays, goes_on)
+            yield _UpdateRule(decays, goes_on)
     for betas in _BETAS:
         for floor in _FLOORS:
-            yield _Rule(True, False, betas, floor)
+            yield _UpdateRule(True, False, betas, floor)
 
 
-def replayed_update(golden: Course, target: Course, slot: str) -> Replay:
-    """What the target's weight differs in from what golden's optimizer makes of its gradients."""
+def replayed_update(
+    golden: Course, target: Course, slot: str, peer: Callable[[], Course | None]
+) -> Replay:
+    """What the target's weight differs in from what golden's optimizer makes of its gradients.
+
+    Zeros tell nothing: where golden's gradients are, `peer` is asked for another of its weights.
+    """
     size = golden.weights[-1].numel()
     if _WIDTH * _EACH * size > MOST_BYTES:
         return Replay(unknown="it is too large for its optimizer to be looked for")
+    is_idle = not any(bool(gradient.any()) for gradient in golden.gradients[-1])
+    teller = peer() if is_idle else golden
     for rule in _rules():
-        if not (rule.fits(golden) and rule.fits(target)):
+        if teller is None or not all(rule.fits(one) for one in (golden, target, teller)):
             continue
-        if _fit(rule, golden.sampled(), slot) is None:
-            continue
-        factors = _fit(rule, golden, slot)
-        if factors is not None:
+        factors = _fit(rule, teller, slot) if _fit(rule, teller.sampled(), slot) else None
+        if factors is not None and not wrong(_held(rule, golden, factors, slot)):
             return _held(rule, target, factors, slot)
     return Replay(unknown="how golden's optimizer made it of its gradients cannot be told")
 
@@ -113,7 +118,7 @@ class _Factors(NamedTuple):
     doubt: Tensor  # their covariance, over the variance of what a weight rounds
 
 
-def _fit(rule: _Rule, course: Course, slot: str) -> _Factors | None:
+def _fit(rule: _UpdateRule, course: Course, slot: str) -> _Factors | None:
     """The numbers with which `rule` made the weight of `course`; None where it did not."""
     directions = rule.directions(course)
     if course.weights[-1].numel() < _EACH * directions.shape[1]:
@@ -130,7 +135,7 @@ def _fit(rule: _Rule, course: Course, slot: str) -> _Factors | None:
     return None if wrong(_held(rule, course, factors, slot)) else factors
 
 
-def _held(rule: _Rule, course: Course, factors: _Factors, slot: str) -> Replay:
+def _held(rule: _UpdateRule, course: Course, factors: _Factors, slot: str) -> Replay:
     """The weight of `course` against what the rule makes of it with these numbers."""
     directions, weight = rule.directions(course), course.weights[-1]
     expected = course.weights[-2].double() + directions @ factors.numbers
@@ -138,4 +143,4 @@ def _held(rule: _Rule, course: Course, factors: _Factors, slot: str) -> Replay:
     # Each element of golden's was rounded, by half a spacing or less: the numbers vary with that.
     share = math.sqrt(max(0.0, float((gram * factors.doubt).sum())) / max(1, weight.numel()))
     noise = torch.finfo(weight.dtype).eps / 2 * share if norm_of(expected) else 0.0
-    return hold(Rerun({slot: expected}, noise={slot: noise}), slot, weight)
+    return hold(Rerun({slot: expected}, noise={slot: noise}, num_ops=0), slot, weight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import itemgetter
@@ -127,7 +128,12 @@ _WHYS = {
 }
 
 
+_BY_OPTIMIZER = "golden's optimizer makes something else of my side's gradients, and of its weights"
+
+
 def _why(outcome: Outcome, row: Row) -> str:
+    if row.replay is not None and row.replay.num_ops == 0:
+        return _BY_OPTIMIZER
     if row.judgement.why in _WHYS:
         return _WHYS[row.judgement.why]
     if row.golden_key is None:
@@ -149,7 +155,9 @@ def _has_inputs(outcome: Outcome, key: Key) -> bool:
 
 def _parts(replay: Replay) -> str:
     """What of the difference is the op's own, and what it was given."""
-    parts = [f"introduced {replay.introduced:.3g}", f"inherited {replay.inherited:.3g}"]
+    parts = [f"introduced {replay.introduced:.3g}"]
+    if not math.isnan(replay.inherited):
+        parts.append(f"inherited {replay.inherited:.3g}")
     if replay.amplification > 1:
         parts.append(f"amplified {replay.amplification:.3g} times")
     if replay.condition > 1:

@@ -238,3 +238,23 @@ def test_a_view_that_is_a_copy_on_one_side_has_its_own_gradient(tmp_path: Path) 
     outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
     assert not [(str(row.key), row.reason) for row in outcome.rows if row.verdict.fails]
     assert outcome.exit_code == 0
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.RNN(8, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.layer(x)[0])
+        return y
+
+
+def test_thousands_of_ops_against_one_that_does_the_same(tmp_path: Path) -> None:
+    for mode in ("aten", "eager"):
+        torch.manual_seed(0)
+        model = Recurrent()
+        with torch.no_grad(), dumpcmp.capture(model, tmp_path / mode, mode=mode):
+            model(torch.randn(2, 400, 8))
+    outcome = dumpcmp.compare(tmp_path / "aten", tmp_path / "eager")
+    assert outcome.conclusion is dumpcmp.Conclusion.SAME, outcome.headline

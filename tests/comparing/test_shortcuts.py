@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp.faults import Fault, planted
-from dumpcmp.nouns.arithmetic import multiplies_in_parts
+from dumpcmp.nouns.arithmetic import activates_in_short, multiplies_in_parts, shortcuts_of
 from dumpcmp.nouns.key import Op
 
 
@@ -60,3 +60,25 @@ def test_fused_attention_multiplies_in_parts_on_one_kind_of_device() -> None:
     assert not multiplies_in_parts(op, "float32", "cpu")
     assert not multiplies_in_parts(op, "bfloat16", "cuda:0")
     assert not multiplies_in_parts(Op("layers.0.attn/matmul"), "float32", "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("function", "word"),
+    [
+        ("conv2d", "tf32-conv"), ("aten.convolution", "tf32-conv"), ("lstm", "tf32-conv"),
+        ("backward.aten.convolution_backward", "tf32-conv"), ("aten._cudnn_rnn", "tf32-conv"),
+        ("linear", "tf32"), ("aten.addmm", "tf32"), ("backward.aten.mm", "tf32"),
+        ("aten._grouped_mm", "tf32"), ("add", ""), ("aten.relu", ""),
+        ("backward.aten.native_batch_norm_backward", ""),
+    ],
+)  # fmt: skip
+def test_ops_take_shortcuts_under_whatever_name(function: str, word: str) -> None:
+    assert shortcuts_of(Op(f"block/{function}"), "float32") == ({"fp8", word} if word else set())
+
+
+def test_recurrent_layers_are_less_precise_on_one_kind_of_device() -> None:
+    for function in ("rnn_tanh", "lstm", "gru", "aten._cudnn_rnn"):
+        assert activates_in_short(Op(f"r/{function}"), "float32", "cuda:1")
+        assert not activates_in_short(Op(f"r/{function}"), "float32", "cpu")
+        assert not activates_in_short(Op(f"r/{function}"), "float64", "cuda:0")
+    assert not activates_in_short(Op("r/tanh"), "float32", "cuda:0")

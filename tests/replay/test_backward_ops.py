@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp.judge.replaying import wrong
+from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call
 from dumpcmp.replay.arguments import slots_in
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.running import rerun
+from dumpcmp.replay.standins import AttentionBackward
 from dumpcmp.replay.unreplayable import Unreplayable
 
 Body = Callable[[Any, Tensor], Tensor]  # of a Net and its embedded tokens
@@ -118,3 +120,36 @@ def test_sound_ops_are_right_and_others_are_not(
                 assert wrong(other), f"{call.op} {slot}: a quarter more is not seen: {other}"
                 num_wrong += 1
     assert num_wrong >= 3
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("heads", [2, 4])
+def test_gradients_of_attention_are_left_of_larger_terms(heads: int, is_causal: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    grad, query = (torch.randn(1, 4, 6, 8, generator=generator).double() for _ in range(2))
+    key, value = (torch.randn(1, heads, 6, 8, generator=generator).double() for _ in range(2))
+    given = AttentionBackward(grad, query, key, value, None, 0.0, is_causal, None)
+    for slope, terms in zip(given.slopes(), given.terms(), strict=True):
+        assert slope.shape == terms.shape and bool((terms >= slope.abs() * (1 - 1e-12)).all())
+    first = given.slopes()[0][0, :, 0].abs().max()
+    assert (float(first) < 1e-12) is is_causal  # who sees nobody else is pulled by nothing
+    assert float(given.terms()[0][0, :, 0].min()) > 1e-3
+
+
+@pytest.mark.parametrize("op", ["native_layer_norm", "native_batch_norm"])
+def test_a_mean_that_is_nothing_but_rounding_is_right(op: str) -> None:
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    x = x - x.mean(0 if "batch" in op else 1, keepdim=True)
+    slots = "".join(f',{{"slot":"input.{number}"}}' for number in (1, 2))
+    rest = ",null,null,true,0.1,1e-05" if "batch" in op else ",1e-05"
+    shape = "" if "batch" in op else ",[16]"
+    call = Call(
+        "M", 0, Op(f"m/aten.{op}"), 0, 0, f"aten.{op}.default",
+        arguments=f'{{"args":[{{"slot":"input.0"}}{shape}{slots}{rest}]}}',
+    )  # fmt: skip
+    given = {"input.0": x, "input.1": torch.ones(16), "input.2": torch.zeros(16)}
+    again = rerun(call, given)
+    mean = again.outputs["output.1"]
+    moved = (mean + 2.0**-25 * torch.randn(mean.shape).sign() * x.abs().mean()).float()
+    assert not wrong(hold(again, "output.1", moved))
+    assert wrong(hold(again, "output.1", (mean + 1e-4).float()))

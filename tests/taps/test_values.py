@@ -340,3 +340,44 @@ def test_batch_norms_write_to_their_moments_where_they_train(is_training: bool, 
     for target in ("torch.nn.functional.batch_norm", "aten.native_batch_norm.default"):
         assert len(moments_written(target, args, {})) == num
     assert not moments_written("torch.nn.functional.layer_norm", args, {})
+
+
+class InPlace(nn.Module):
+    """Writes to what it computed, and to a view of it; its weight was written to before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        y += x
+        y.view(-1).mul_(2)
+        return torch.relu_(y) + 1
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_the_dispatcher_shows_hangs_together_where_memory_is_written_to(
+    grad: bool, tmp_path: Path
+) -> None:
+    model, x = InPlace(), torch.randn(3, 8)
+    with torch.no_grad():
+        model.linear.weight.mul_(2)
+    with torch.set_grad_enabled(grad), dumpcmp.capture(model, tmp_path / "d", mode="aten"):
+        model(x)
+    archive = dumpcmp.Archive(tmp_path / "d")
+
+    def source(op: str, slot: str) -> str:
+        found = archive[Key("InPlace", 0, op, 0, slot)].same_as
+        return "" if found is None else f"{found.op} {found.slot}"
+
+    assert source("linear/aten.addmm", "input.2") == "linear/aten.t output.0"
+    assert source("<root>/aten.view", "input.0") == "<root>/aten.add output.0"
+    assert source("<root>/aten.mul", "input.0") == "<root>/aten.view output.0"
+    assert source("<root>/aten.relu", "input.0") == ""  # its memory is of another shape than mul's
+    after = Key("InPlace", 0, "<root>/aten.add", 1, "input.0")
+    assert str(archive[after].same_as) == "InPlace[0] <root>/aten.relu#0 output.0"
+    doubled = archive.tensor("<root>/aten.mul", step=0, call=0, slot="output.0")
+    assert torch.equal(
+        archive.tensor("<root>/aten.relu", step=0, slot="input.0"), doubled.view(3, 8)
+    )

@@ -145,6 +145,19 @@ def test_functions_link_to_the_weights_that_they_take(tmp_path: Path) -> None:
     assert (taken.same_as.op, taken.same_as.slot) == ("up", "param.weight")
 
 
+def test_functions_link_to_weights_that_were_written_since_however_large(tmp_path: Path) -> None:
+    model = nn.Linear(200, 200)
+    with torch.no_grad(), dumpcmp.capture(model, tmp_path / "d"):
+        for _ in range(2):
+            model(torch.ones(1, 200))
+            model.weight.mul_(0.5)
+    archive = Archive(tmp_path / "d")
+    (key,) = (k for k in archive if (k.op, k.slot, k.step) == ("<root>/linear", "input.1", 1))
+    (taken,) = archive.shards(key)
+    assert taken.same_as is not None and taken.same_as.slot == "param.weight"
+    assert taken.same_as.step == 1 and archive[taken.same_as].kept is Kept.FULL
+
+
 def test_a_run_is_the_same_with_its_weights_recorded(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = Net()
