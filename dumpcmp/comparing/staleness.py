@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,11 +10,14 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.leaves import name_of
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.summaries import load_summary
+from dumpcmp.judge.tolerances import noise
+from dumpcmp.nouns.arithmetic import variance_beside
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key, Op, Slot
 from dumpcmp.nouns.leaf import LeafFinding, LeafKind
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Metrics, Pair
+from dumpcmp.nouns.value import dtype_named
 from dumpcmp.summary.estimates import estimate
 
 WeightName = tuple[str, Op, Slot]  # of a weight, whatever the step
@@ -84,7 +88,7 @@ class WeightHistory:
         if before is None or _digest(target, now.other) != _digest(target, before.other):
             return None
         far = _change(golden, before.record, now.record)
-        if far is None or far.equal:
+        if far is None or far.equal or _is_rounding(golden, now.record, far):
             return None
         return _told(pair.key, far, "golden's", "the target's")
 
@@ -100,6 +104,22 @@ class WeightHistory:
             return None
         who, whom = ("golden's", "the target's") if is_golden else ("the target's", "golden's")
         return _told(key, far, who, whom)
+
+
+def _is_rounding(side: Side, record: Record, far: Metrics) -> bool:
+    """Whether a mean that a batch norm keeps moved by no more than the mean of its batch rounds.
+
+    What is normalised behind another norm has the mean zero, but for that.
+    """
+    beside = variance_beside(record.key)
+    if beside is None or beside == record.key or beside not in side.listing.values:
+        return False
+    try:
+        variance = load_summary(side.archive, side.listing.record(beside)).mean
+    except DumpcmpError:  # which the row of the value tells
+        return False
+    eps = dtype_named(record.dtype).eps
+    return variance > 0 and far.rmse <= noise(eps, 0) * math.sqrt(variance)
 
 
 def _told(key: Key, far: Metrics, who: str, whom: str) -> LeafFinding:

@@ -203,6 +203,7 @@ class HeldValue:
         squares, count = self.squares, max(1, self.count)
         norm = max(math.sqrt(squares.expected), LEAST * math.sqrt(self.terms_squared))
         weight = squares.expected or 1.0
+        gone = 1 / LEAST if self.terms_squared and not squares.expected else 1.0
         grain = grain_of(getattr(torch, self.dtype.name)) * math.sqrt(count)
         error, least = math.sqrt(squares.error), 2 * math.sqrt(squares.ideal) + grain
         if not norm:  # what must be zero may be off by the least number, and by no share of zero
@@ -220,7 +221,7 @@ class HeldValue:
             * (squares.expected / math.sqrt(squares.fourth))
             if squares.fourth
             else 0.0,
-            condition=max(1.0, math.sqrt(self.condition_squared / weight)),
+            condition=max(1.0, math.sqrt(self.condition_squared / weight), gone),
             noise=math.sqrt(self.noise_squared / weight),
             nonfinite_agree=self.agree,
             is_nearest=self.is_nearest,

@@ -34,6 +34,9 @@ _SCATTERED = (
     "max_pool3d_with_indices_backward",
 )  # fmt: skip
 
+_SLOPES = ("_backward", "_backward_data")
+_VANISHED = 2.0**-20  # of the gradient that is given: less is left of what cancels
+
 # Kernels for tensors with gaps round more often, in the dtype of the run.
 _BY_LAYOUT = ("native_batch_norm_backward",)
 
@@ -118,7 +121,31 @@ def rated(
         if device == "cuda" and "group_norm" in function.name:
             own = moments_noise(function, wide, outputs["output.0"], arguments.tensors()[0].dtype)
             noise["output.0"] = max(own, noise.get("output.0", 0.0))
+    if function.name.endswith(_SLOPES):
+        terms |= _vanished(function, wide, outputs)
+        condition |= {slot: ratio_of(terms[slot], outputs[slot]) for slot in terms}
     return Rerun(outputs, condition, noise, terms=terms, is_pointwise=is_pointwise(function))
+
+
+def _vanished(
+    function: ReplayFunction, wide: CallArguments, outputs: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Of gradients that cancel all but wholly: the size of what they are left of.
+
+    It is the same with signs at random, of which nothing cancels.
+    """
+    grad = next((leaf for leaf in wide.args if isinstance(leaf, Tensor)), None)
+    least = 0.0 if grad is None else _VANISHED * norm_of(grad)
+    gone = [slot for slot, out in outputs.items() if is_inexact(out) and norm_of(out) < least]
+    if grad is None or not gone:
+        return {}
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, grad.shape, generator=generator, dtype=torch.int8) * 2 - 1
+    at = next(place for place, leaf in enumerate(wide.args) if leaf is grad)
+    args = (*wide.args[:at], grad * signs.to(grad.device), *wide.args[at + 1 :])
+    found = run_as_told(function, replace(wide, args=args))
+    sizes = {slot: norm_of(found[slot]) / max(1, found[slot].numel()) ** 0.5 for slot in gone}
+    return {slot: torch.full_like(outputs[slot], size) for slot, size in sizes.items() if size}
 
 
 def _mean_condition(

@@ -21,6 +21,7 @@ from dumpcmp.replay.rating import Rerun, norm_of
 
 _WIDTH = 8  # bytes of an element
 _EACH = 4  # elements for each number that is fitted: with fewer, any rule fits
+_FEW = 32  # elements that leave it to others to tell their rule
 _SAMPLE = 1 << 16  # elements on which rules are tried first
 _LEAST = 1e-12  # of the largest direction: one below it is made of the others
 # What is customary, the default of torch first: nobody can tell two of them apart that fit both.
@@ -95,13 +96,14 @@ def replayed_update(
 ) -> Replay:
     """What the target's weight differs in from what golden's optimizer makes of its gradients.
 
-    Zeros tell nothing: where golden's gradients are, `peer` is asked for another of its weights.
+    Zeros tell nothing, and a few elements little: for those another of its weights, `peer`, is
+    asked.
     """
     size = golden.weights[-1].numel()
     if _WIDTH * _EACH * size > MOST_BYTES:
         return Replay(unknown="it is too large for its optimizer to be looked for")
     is_idle = not any(bool(gradient.any()) for gradient in golden.gradients[-1])
-    teller = peer() if is_idle else golden
+    teller = peer() if is_idle or size < _FEW else golden
     for rule in _rules():
         if teller is None or not all(rule.fits(one) for one in (golden, target, teller)):
             continue
@@ -115,7 +117,7 @@ class _Factors(NamedTuple):
     """The numbers of a rule, and how much is known of them."""
 
     numbers: Tensor
-    doubt: Tensor  # their covariance, over the variance of what a weight rounds
+    doubt: Tensor  # their covariance: each element of the weight was rounded, by half a spacing
 
 
 def _fit(rule: _UpdateRule, course: Course, slot: str) -> _Factors | None:
@@ -131,7 +133,9 @@ def _fit(rule: _UpdateRule, course: Course, slot: str) -> _Factors | None:
     unit = directions / scale
     inverse = torch.linalg.pinv(unit.T @ unit, rtol=_LEAST, hermitian=True)
     numbers = inverse @ (unit.T @ went) / scale
-    factors = _Factors(numbers, inverse / torch.outer(scale, scale))
+    latest = course.weights[-1]
+    rounded = torch.finfo(latest.dtype).eps / 2 * norm_of(latest.double()) / latest.numel() ** 0.5
+    factors = _Factors(numbers, inverse / torch.outer(scale, scale) * rounded**2)
     return None if wrong(_held(rule, course, factors, slot)) else factors
 
 
@@ -139,8 +143,7 @@ def _held(rule: _UpdateRule, course: Course, factors: _Factors, slot: str) -> Re
     """The weight of `course` against what the rule makes of it with these numbers."""
     directions, weight = rule.directions(course), course.weights[-1]
     expected = course.weights[-2].double() + directions @ factors.numbers
-    gram = directions.T @ directions
-    # Each element of golden's was rounded, by half a spacing or less: the numbers vary with that.
-    share = math.sqrt(max(0.0, float((gram * factors.doubt).sum())) / max(1, weight.numel()))
-    noise = torch.finfo(weight.dtype).eps / 2 * share if norm_of(expected) else 0.0
+    doubt = math.sqrt(max(0.0, float((directions.T @ directions * factors.doubt).sum())))
+    norm = norm_of(expected)
+    noise = doubt / norm if norm else 0.0
     return hold(Rerun({slot: expected}, noise={slot: noise}, num_ops=0), slot, weight)

@@ -153,3 +153,23 @@ def test_a_mean_that_is_nothing_but_rounding_is_right(op: str) -> None:
     moved = (mean + 2.0**-25 * torch.randn(mean.shape).sign() * x.abs().mean()).float()
     assert not wrong(hold(again, "output.1", moved))
     assert wrong(hold(again, "output.1", (mean + 1e-4).float()))
+
+
+def test_a_gradient_that_vanishes_is_left_of_what_cancels() -> None:
+    call = Call(
+        "M", 0, Op("m/backward.aten.native_layer_norm_backward"), 0, 0,
+        "aten.native_layer_norm_backward.default",
+        arguments='{"args":[{"slot":"input.0"},{"slot":"input.1"},[16],{"slot":"input.2"},'
+        '{"slot":"input.3"},{"slot":"input.4"},{"slot":"input.5"},[true,true,true]]}',
+    )  # fmt: skip
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    half = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    given = {
+        "input.0": torch.cat([half, -half]), "input.1": x, "input.2": x.mean(1, keepdim=True),
+        "input.3": x.var(1, unbiased=False, keepdim=True).add(1e-5).rsqrt(),
+        "input.4": torch.ones(16), "input.5": torch.zeros(16),
+    }  # fmt: skip
+    again = rerun(call, given)
+    assert float(again.outputs["output.2"].abs().max()) == 0.0
+    assert not wrong(hold(again, "output.2", torch.full((16,), 1e-8)))
+    assert wrong(hold(again, "output.2", torch.full((16,), 1e-3)))
