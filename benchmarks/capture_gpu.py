@@ -125,6 +125,7 @@ def table() -> Table:
         "aminmax of every output, by hooks": (seen(lambda output: output.aminmax()), disk),
         "pinned copies on a side stream, no file": (Pinned().around, disk),
         "dump into /dev/shm": (dumped(), SHARED),
+        "dump into /dev/shm once more, of memory that was used": (dumped(), SHARED),
         "dump into /dev/shm, --buffer that holds the steps": (dumped(fits), SHARED),
         "dump onto the disk, --buffer that holds the steps": (dumped(fits), disk),
         "dump onto the disk": (dumped(), disk),
