@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from dumpcmp.nouns.background import CloseUp
 from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import Row
@@ -20,6 +22,11 @@ _ORIGINS = {
     Origin.AMPLIFIED: "The op is right for what it was given, and makes the difference larger.",
     Origin.FLIPPED: "A choice on the way to it was another, so that it is another computation.",
     Origin.UNKNOWN: "Whether it began here or before is not known: the op was not run again.",
+}
+
+_MADE = {
+    Origin.INTRODUCED: "The difference begins here: golden's optimizer makes another of those.",
+    Origin.INHERITED: "Golden's optimizer makes the same of those: it was there before.",
 }
 
 
@@ -42,11 +49,14 @@ def words_of(outcome: Outcome, place: int) -> Iterator[str]:
     row = outcome.rows[place]
     yield f"{row.key}"
     yield f"  {row.verdict}{', root' if row.root else ''}: {row.reason or 'nothing is wrong'}"
-    if row.source:
+    if row.source and not row.key.slot.is_weight:
         yield f"  computed at {row.source}"
-    yield from (f"  {line}" for line in _taken(outcome, row))
+    taken = _made_of if row.key.slot.is_weight else _taken
+    yield from (f"  {line}" for line in taken(outcome, row))
     yield from (f"  {line}" for line in _given(row))
-    yield f"  {_ORIGINS[row.origin]}{_parts(row)}"
+    is_made = row.replay is not None and row.replay.num_ops == 0
+    made = _MADE.get(row.origin) if is_made else None
+    yield f"  {made or _ORIGINS[row.origin]}{_parts(row)}"
     if row.cause is not None:
         yield f"  It inherits from {row.cause}."
     heirs = sum(other.cause == row.key for other in outcome.rows)
@@ -60,10 +70,30 @@ def _taken(outcome: Outcome, row: Row) -> Iterator[str]:
     """What the call took in, and how far the sides agree on it."""
     for other in outcome.rows:
         if other.key.site == row.key.site and other.key.slot.is_input and other.key != row.key:
-            shape = list(other.golden_shape or other.target_shape or ())
-            dtype = other.golden_dtype or other.target_dtype
-            how = _apart(other)
-            yield f"took {other.key.slot} {dtype} {shape}: {other.verdict.value}, {how}"
+            yield f"took {other.key.slot} {_agrees(other)}"
+
+
+def _made_of(outcome: Outcome, row: Row) -> Iterator[str]:
+    """What a weight was in the step before that has it, and its gradients since."""
+    key = row.key
+    alike = {key.slot, Slot(f"grad.{key.slot.name}")}
+    earlier = [
+        other
+        for other in outcome.rows
+        if (other.key.model, other.key.op) == (key.model, key.op)
+        and other.key.slot in alike
+        and other.key.step < key.step
+    ]
+    before = max((other.key.step for other in earlier if other.key.slot == key.slot), default=0)
+    for other in earlier:
+        if other.key.step >= before:
+            word = "was" if other.key.slot == key.slot else "had the gradient"
+            yield f"{word} at token {other.key.step} {_agrees(other)}"
+
+
+def _agrees(row: Row) -> str:
+    shape = list(row.golden_shape or row.target_shape or ())
+    return f"{row.golden_dtype or row.target_dtype} {shape}: {row.verdict.value}, {_apart(row)}"
 
 
 def _apart(row: Row) -> str:
@@ -94,7 +124,9 @@ def _given(row: Row) -> Iterator[str]:
 def _parts(row: Row) -> str:
     if row.replay is None or not row.replay.is_known:
         return ""
-    return f" Introduced {row.replay.introduced:.3g}, inherited {row.replay.inherited:.3g}."
+    inherited = row.replay.inherited
+    more = "" if math.isnan(inherited) else f", inherited {inherited:.3g}"
+    return f" Introduced {row.replay.introduced:.3g}{more}."
 
 
 def _looks(one: CloseUp | None) -> Iterator[str]:

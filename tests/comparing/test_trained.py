@@ -16,6 +16,7 @@ from dumpcmp import Conclusion
 from dumpcmp.comparing import spans
 from dumpcmp.faults import Fault, planted
 from dumpcmp.nouns.outcome import Outcome
+from dumpcmp.report.telling import meant, words_of
 
 Optimizer = torch.optim.Optimizer
 Make = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -98,6 +99,16 @@ def test_gradients_of_tf32_make_other_weights_and_another_rate_is_a_fault(
     outcome = dumpcmp.compare(golden, slipped, allow="tf32")
     assert outcome.conclusion is Conclusion.WRONG and first(outcome) == ("0", "param.weight", 2)
     assert "golden's optimizer" in outcome.headline
+
+
+def test_a_weight_is_told_with_what_it_was_made_of(tmp_path: Path) -> None:
+    make = OPTIMIZERS["SGD"]
+    golden, target = trained(tmp_path / "g", make), trained(tmp_path / "t", make, slip=faster)
+    outcome = dumpcmp.compare(golden, target, replay="all")
+    said = "\n".join(words_of(outcome, meant(outcome, "")[0]))
+    assert "was at token 1 float32 [64, 32]: PASS, the same" in said
+    assert "had the gradient at token 1 float32 [64, 32]: PASS, the same" in said
+    assert "nan" not in said and "took" not in said
 
 
 def test_steps_that_are_compared_one_by_one_know_what_was_before(
