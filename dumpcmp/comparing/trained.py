@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # torch is imported where there is something to run
 
     from dumpcmp.replay.updating import Course
 
-_MOST = 16  # updates that are looked back on
+_MOST, _LATELY = 16, 3  # weights that are looked back on: if need be, and at first
 _LARGE = 1 << 26  # bytes of all that is read of a weight
 
 
@@ -45,6 +45,11 @@ class _Past:
         *before, latest = self.gradients
         return _Past(self.weights, (*before, (*latest, gradient)), self.is_whole)
 
+    def lately(self) -> _Past:
+        """The last of it, which is all that most optimizers need."""
+        is_whole = self.is_whole and len(self.weights) <= _LATELY
+        return _Past(self.weights[-_LATELY:], self.gradients[-_LATELY:], is_whole)
+
     @property
     def shares(self) -> Iterator[Shares]:
         """All that is to be read."""
@@ -66,6 +71,11 @@ class Update:
     def nbytes(self) -> int:
         """Bytes to read."""
         return sum(each.nbytes for past in (self.golden, self.target) for each in past.shares)
+
+    def lately(self) -> Update:
+        """The same by the last of what is known."""
+        peer = None if self.peer is None else self.peer.lately()
+        return Update(self.slot, self.golden.lately(), self.target.lately(), peer)
 
 
 @dataclass(slots=True, eq=False)
@@ -135,9 +145,13 @@ def replay_updates(updates: Mapping[Pair, Update], executor: Executor) -> dict[P
 
 
 def _replayed(updates: Sequence[Update]) -> Iterator[Replay]:
+    from dumpcmp.replay.updating import CANNOT_TELL
+
     for update in updates:
         try:
-            yield _replay(update)
+            found = _replay(update.lately())
+            is_all = update.lately() == update
+            yield _replay(update) if found.unknown == CANNOT_TELL and not is_all else found
         except DumpcmpError as error:
             yield Replay(unknown=error.message)
 

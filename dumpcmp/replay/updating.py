@@ -15,14 +15,14 @@ from torch import Tensor
 
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.replay.holding import hold
-from dumpcmp.replay.limits import MOST_BYTES
+from dumpcmp.replay.holding import HeldValue
 from dumpcmp.replay.rating import Rerun, norm_of
 
-_WIDTH = 8  # bytes of an element
+CANNOT_TELL = "how golden's optimizer made it of its gradients cannot be told"
 _EACH = 4  # elements for each number that is fitted: with fewer, any rule fits
 _FEW = 32  # elements that leave it to others to tell their rule
-_SAMPLE = 1 << 16  # elements on which rules are tried first
+_SAMPLE = 1 << 16  # elements by which the numbers of a rule are found
+_AT_ONCE = 1 << 22  # elements
 _LEAST = 1e-12  # of the largest direction: one below it is made of the others
 # What is customary, the default of torch first: nobody can tell two of them apart that fit both.
 _BETAS = ((0.9, 0.999), (0.9, 0.95), (0.9, 0.98), (0.9, 0.99), (0.95, 0.95), (0.8, 0.99))
@@ -37,10 +37,17 @@ class Course(NamedTuple):
     is_whole: bool = False  # nothing of the run comes before
 
     def sampled(self) -> Course:
-        """Some elements of it."""
-        stride = max(1, self.weights[0].numel() // _SAMPLE)
-        weights = [each[::stride] for each in self.weights]
-        return Course(weights, [[g[::stride] for g in some] for some in self.gradients], *self[2:])
+        """Some elements of it, from all over."""
+        return self._at(slice(None, None, max(1, self.weights[0].numel() // _SAMPLE)))
+
+    def pieces(self) -> Iterator[Course]:
+        """All of it, some elements at a time."""
+        for start in range(0, max(1, self.weights[0].numel()), _AT_ONCE):
+            yield self._at(slice(start, start + _AT_ONCE))
+
+    def _at(self, some: slice) -> Course:
+        gradients = [[each[some] for each in since] for since in self.gradients]
+        return Course([each[some] for each in self.weights], gradients, self.is_whole)
 
 
 class _UpdateRule(NamedTuple):
@@ -99,18 +106,15 @@ def replayed_update(
     Zeros tell nothing, and a few elements little: for those another of its weights, `peer`, is
     asked.
     """
-    size = golden.weights[-1].numel()
-    if _WIDTH * _EACH * size > MOST_BYTES:
-        return Replay(unknown="it is too large for its optimizer to be looked for")
     is_idle = not any(bool(gradient.any()) for gradient in golden.gradients[-1])
-    teller = peer() if is_idle or size < _FEW else golden
+    teller = peer() if is_idle or golden.weights[-1].numel() < _FEW else golden
     for rule in _rules():
         if teller is None or not all(rule.fits(one) for one in (golden, target, teller)):
             continue
-        factors = _fit(rule, teller, slot) if _fit(rule, teller.sampled(), slot) else None
+        factors = _fit(rule, teller.sampled(), slot)
         if factors is not None and not wrong(_held(rule, golden, factors, slot)):
             return _held(rule, target, factors, slot)
-    return Replay(unknown="how golden's optimizer made it of its gradients cannot be told")
+    return Replay(unknown=CANNOT_TELL)
 
 
 class _Factors(NamedTuple):
@@ -141,9 +145,14 @@ def _fit(rule: _UpdateRule, course: Course, slot: str) -> _Factors | None:
 
 def _held(rule: _UpdateRule, course: Course, factors: _Factors, slot: str) -> Replay:
     """The weight of `course` against what the rule makes of it with these numbers."""
-    directions, weight = rule.directions(course), course.weights[-1]
-    expected = course.weights[-2].double() + directions @ factors.numbers
-    doubt = math.sqrt(max(0.0, float((directions.T @ directions * factors.doubt).sum())))
-    norm = norm_of(expected)
-    noise = doubt / norm if norm else 0.0
-    return hold(Rerun({slot: expected}, noise={slot: noise}, num_ops=0), slot, weight)
+    held = HeldValue(slot, course.weights[-1])
+    for piece in course.pieces():
+        directions = rule.directions(piece)
+        expected = piece.weights[-2].double() + directions @ factors.numbers
+        doubt = math.sqrt(max(0.0, float((directions.T @ directions * factors.doubt).sum())))
+        norm = norm_of(expected)
+        noise = {slot: doubt / norm if norm else 0.0}
+        unfit = held.add(Rerun({slot: expected}, noise=noise, num_ops=0), piece.weights[-1])
+        if unfit is not None:
+            return unfit
+    return held.replay()

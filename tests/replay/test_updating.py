@@ -65,3 +65,12 @@ def test_a_weight_that_hardly_moved_leaves_its_rate_open() -> None:
     golden, target = slightly(noise * 2.0**-24, 1.0), slightly(noise * 2.0**-14, 1.0)
     found = held(golden, target)
     assert found.is_known and not wrong(found)
+
+
+def test_a_large_weight_is_held_as_a_whole() -> None:
+    size = (1 << 22) + 1000
+    golden, target = course("SGD", 0, size, steps=1), course("SGD", 1, size, steps=1)
+    found = held(golden, target)
+    assert found.is_known and not wrong(found) and found.count == size
+    target.weights[-1][-1] += 4.0
+    assert wrong(held(golden, target))
