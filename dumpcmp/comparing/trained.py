@@ -162,6 +162,8 @@ def _replay(update: Update) -> Replay:
     pasts = update.golden, update.target
     if not all(_is_stored(each.first) for past in pasts for each in past.shares):
         return Replay(unknown="not all is kept of it that an optimizer made it of")
+    if len({each.first.shape for past in pasts for each in past.shares}) > 1:
+        return Replay(unknown="it had another shape before")
     return replayed_update(
         _course(update.golden), _course(update.target), update.slot, lambda: _peer(update)
     )

@@ -249,3 +249,25 @@ def test_a_mean_of_which_rounding_is_left_is_judged_by_the_deviation(
 def test_another_momentum_is_told(tmp_path: Path) -> None:
     root = moments(tmp_path, Cancelling(momentum=0.3), "eager").first_divergence
     assert root is not None and root.key.op.module == "second", root
+
+
+class Idle(nn.Module):
+    """Has a parameter without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.idle = nn.Linear(8, 8), nn.Parameter(torch.zeros(0, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x) + self.idle.sum()
+        return y
+
+
+def test_a_parameter_without_elements_is_no_other_in_another_dtype(tmp_path: Path) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        model, x = Idle().to(dtype), torch.ones(4, 8, dtype=dtype)
+        with torch.no_grad(), dumpcmp.capture(model, tmp_path / str(dtype)):
+            model(x)
+    outcome = dumpcmp.compare(tmp_path / "torch.float32", tmp_path / "torch.bfloat16")
+    assert outcome.exit_code == 0, outcome.headline

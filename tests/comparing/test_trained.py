@@ -167,3 +167,23 @@ def test_a_bias_whose_gradient_is_rounding_may_stay_as_it_was(tmp_path: Path) ->
     assert sound.conclusion is Conclusion.SAME, sound.headline
     wrong = dumpcmp.compare(golden, run(tmp_path / "t", "down.bias"))
     assert first(wrong) == ("down/linear", "grad_input.2", 0), wrong.headline
+
+
+def test_a_weight_that_grew_is_not_judged_by_what_it_was(tmp_path: Path) -> None:
+    def run(path: Path, factor: float) -> Path:
+        torch.manual_seed(3)
+        model = nn.Embedding(10, 8)
+        with dumpcmp.capture(model, path, backward=True):
+            for step in range(2):
+                out = model(torch.arange(6))
+                out.backward(
+                    factor * torch.randn(6, 8, generator=torch.Generator().manual_seed(step))
+                )
+                assert model.weight.grad is not None
+                moved = model.weight.detach() - 0.1 * model.weight.grad
+                model.weight = nn.Parameter(torch.cat([moved, moved[:2]]))
+        return path
+
+    outcome = dumpcmp.compare(run(tmp_path / "g", 1.0), run(tmp_path / "t", 1 + 2.0**-20))
+    told = [row.replay for row in outcome.rows if row.key.slot.is_weight and row.key.step == 1]
+    assert [replay.unknown for replay in told if replay] == ["it had another shape before"]
