@@ -19,6 +19,8 @@ from dumpcmp.replay.holding import HeldValue
 from dumpcmp.replay.rating import Rerun, norm_of
 
 CANNOT_TELL = "how golden's optimizer made it of its gradients cannot be told"
+STAYED = "it is as it was, and golden's optimizer would have changed it"
+_MISSED = 1 / 8  # of the elements that golden changed: as many others may be a matter of rounding
 _EACH = 4  # elements for each number that is fitted: with fewer, any rule fits
 _FEW = 32  # elements that leave it to others to tell their rule
 _SAMPLE = 1 << 16  # elements by which the numbers of a rule are found
@@ -113,8 +115,28 @@ def replayed_update(
             continue
         factors = _fit(rule, teller.sampled(), slot)
         if factors is not None and not wrong(_held(rule, golden, factors, slot)):
+            if _should_have_moved(rule, golden, target, factors):
+                return Replay(unknown=STAYED)
             return _held(rule, target, factors, slot)
     return Replay(unknown=CANNOT_TELL)
+
+
+def _should_have_moved(
+    rule: _UpdateRule, golden: Course, target: Course, factors: _Factors
+) -> bool:
+    """Whether the target's weight is as it was, where the rule would have changed it like golden's.
+
+    However small an update is: that nothing was added is known by every bit.
+    """
+    if not torch.equal(target.weights[-1], target.weights[-2]):
+        return False
+    moved = int((golden.weights[-1] != golden.weights[-2]).sum())
+    missed = 0
+    for piece in target.pieces():
+        before = piece.weights[-2]
+        made = before.double() + rule.directions(piece) @ factors.numbers
+        missed += int((made.to(before.dtype) != before).sum())
+    return missed > _MISSED * moved
 
 
 class _Factors(NamedTuple):

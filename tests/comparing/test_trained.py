@@ -169,6 +169,37 @@ def test_a_bias_whose_gradient_is_rounding_may_stay_as_it_was(tmp_path: Path) ->
     assert first(wrong) == ("down/linear", "grad_input.2", 0), wrong.headline
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rate"), [(torch.float32, 3e-9), (torch.bfloat16, 1e-4), (torch.float16, 1e-5)]
+)
+def test_however_small_an_update_is_one_that_was_left_out_is_named(
+    dtype: torch.dtype, rate: float, tmp_path: Path
+) -> None:
+    def run(path: Path, skips: bool, factor: float = 1.0) -> Path:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)).to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        with dumpcmp.capture(model, path, backward=True):
+            for step in range(3):
+                generator = torch.Generator().manual_seed(step)
+                out = model(torch.randn(16, 32, generator=generator).to(dtype))
+                seed = torch.randn(out.shape, generator=generator).to(dtype)
+                out.backward(seed + (factor - 1) * torch.eye(16, 8, dtype=dtype) * seed)
+                if skips and step == 1:
+                    model.get_parameter("2.weight").grad = None
+                optimizer.step()
+                optimizer.zero_grad()
+        return path
+
+    factor = 1 + 2 * torch.finfo(dtype).eps
+    golden = run(tmp_path / "g", skips=False)
+    sound = dumpcmp.compare(golden, run(tmp_path / "s", skips=False, factor=factor))
+    assert sound.exit_code == 0, sound.headline
+    outcome = dumpcmp.compare(golden, run(tmp_path / "t", skips=True, factor=factor))
+    assert first(outcome) == ("2", "param.weight", 2), outcome.headline
+    assert "the target's did not" in outcome.headline
+
+
 def test_a_weight_that_grew_is_not_judged_by_what_it_was(tmp_path: Path) -> None:
     def run(path: Path, factor: float) -> Path:
         torch.manual_seed(3)
