@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,11 +23,14 @@ from benchmarks.bytes_alone import hand_over
 from benchmarks.tables import Table
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.write.writer import ArchiveWriter
+from dumpcmp.nouns.built import built
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.record import Call, Record
 
+IS_BUILT = built("dumpcmp.archive.write._desk") is not None
 PER_CALL = 4  # values of one op: two inputs, a weight, an output
 SMALL_NBYTES = 64 << 10
+KNOWN_NBYTES = 1 << 20  # larger values are left to the ordinary way
 POOL_NBYTES = 64 << 20  # distinct tensors; larger cases use them again
 
 
@@ -63,13 +68,16 @@ class Dense:
             np.copyto(np.frombuffer(room, np.uint8), self._array)
 
 
+Handed = tuple[Call, list[tuple[Record, Dense]]]  # a call, and its values
+
+
 @dataclass(frozen=True)
 class Load:
     """The tensors of a case, in the forms that the writers take."""
 
     arrays: list[NDArray[np.float32]]
     names: list[str]
-    ops: list[tuple[Call, list[tuple[Record, Dense]]]]
+    ops: list[Handed]
 
 
 def load_of(case: Case) -> Load:
@@ -142,6 +150,43 @@ def write_archive(load: Load, path: Path) -> float:
         return time.thread_time() - began
 
 
+def hand_known(load: Load, path: Path) -> float:
+    """CPU seconds of this thread to hand over what is known, as a capture does from C."""
+    with ArchiveWriter(path) as sink:
+        first, *others = load.ops
+        hand_over_plainly(sink, first)
+        desk: Any = sink.desk
+        step, forms = desk.step, [*desk.step.plan.forms]
+        prepared = [(op, *known(desk, op, forms)) for op in others]
+        gc.collect()  # of what was prepared, which a capture has long done
+        lay_call, lay_value, began = desk.lay_call, desk.lay_value, time.thread_time()
+        for op, declared, values in prepared:
+            planned = lay_call(step, *declared)
+            if planned is None:  # the ring is at its end, or somebody is at it
+                hand_over_plainly(sink, op)
+                continue
+            for value, plainly in zip(values, op[1], strict=True):
+                if lay_value(planned, *value) is None:
+                    sink.put(*plainly)
+        return time.thread_time() - began
+
+
+def hand_over_plainly(sink: ArchiveWriter, op: Handed) -> None:
+    sink.call(op[0])
+    for record, source in op[1]:
+        sink.put(record, source)
+
+
+def known(desk: Any, op: Handed, forms: list[Any]) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
+    """What a capture keeps of a call and its values from step to step."""
+    call, name = op[0], (op[0].op, op[0].call)
+    values = [
+        (record.key.slot, (*name, record.key.slot), form, record.order, *source.lying)
+        for form, (record, source) in zip(forms, op[1], strict=True)
+    ]
+    return (name, call, desk.text_of(call), call.order), values
+
+
 WRITERS: dict[str, Callable[[Load, Path], float | None]] = {
     "os.write": write_raw,
     "dumpcmp": write_archive,
@@ -189,6 +234,9 @@ def measure(case: Case) -> dict[str, float]:
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with room() as place:
                 found |= run(name, load, place / "written")
+        if turn and IS_BUILT and case.nbytes <= KNOWN_NBYTES:
+            with room() as place:
+                found["known"] = hand_known(load, place / "written")
         for name, time_taken in found.items() if turn else ():
             taken.setdefault(name, []).append(time_taken)
     return {name: statistics.median(times) for name, times in taken.items()}
@@ -211,7 +259,10 @@ def row(case: Case) -> list[str]:
     raw = found["os.write"]
     times = [f"{found[name] / raw:.2f}" for name in list(WRITERS)[1:]]
     reading = f"{found['read'] / found['read safetensors']:.2f}"
-    each = [f"{1e6 * found[name] / case.count:.1f} us" for name in ("os.write", "thread")]
+    each = [
+        f"{1e6 * found[name] / case.count:.1f} us" if name in found else ""
+        for name in ("os.write", "thread", "known")
+    ]
     return [case.name, *each, *times, reading]
 
 
@@ -219,14 +270,22 @@ def table() -> Table:
     others = [f"{name} / raw" for name in list(WRITERS)[1:]]
     return Table(
         "archive",
-        ["tensors", "raw os.write, each", "program's thread, each", *others, "read / safetensors"],
+        [
+            "tensors",
+            "raw os.write, each",
+            "program's thread, each",
+            "of known calls",
+            *others,
+            "read / safetensors",
+        ],
         [row(case) for case in CASES],
         how=(
             "Time to write the tensors, as a ratio to os.write of the same bytes into one file; "
             "medians, the writers taking turns in changing order. dumpcmp: through the sink, from "
             f"opening it to the end of close(), a call and {PER_CALL} values an op, every value "
-            "digested and indexed; program's thread: its CPU time until all is handed over. bytes "
-            "alone: copied and digested by pieces, and written by another thread. read: open, map "
+            "digested and indexed; program's thread: its CPU time until all is handed over, as "
+            "Records, and of known calls as a capture does it. bytes alone: copied and digested by "
+            "pieces, and written by another thread. read: open, map "
             "and sum every tensor, as a ratio to safetensors' load_file."
         ),
     )

@@ -140,7 +140,7 @@ def table() -> Table:
         step = statistics.median(spent[1:])
         base, pinned = base or step, pinned or step * name.startswith("pinned")
         rates = [
-            f"{nbytes / seconds / 1e9:.1f} GB/s" if nbytes else ""
+            f"{nbytes / seconds / 1e9:.2f} GB/s" if nbytes else ""
             for seconds in (STEPS * step, whole, synced)
         ]
         beside = f"{step / pinned:.2f} ×" if pinned else ""

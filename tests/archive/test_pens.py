@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from dumpcmp.archive.write.flights import THREAD_NBYTES, Flights
+from dumpcmp.archive.write.flights import CALM_FLYING, MOST_FLYING, THREAD_NBYTES, Flights
 from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.pens import Flight, Pens
 
@@ -70,3 +70,26 @@ def test_nothing_is_written_behind_a_run_that_has_failed(nbytes: int) -> None:
         flights.launch_run(part, Flight(1, 1, lambda: None), lambda: done.append(1), nbytes)
     pens.stop()
     assert not done
+
+
+@pytest.mark.parametrize(
+    ("in_haste", "nbytes", "is_due"),
+    [
+        (True, CALM_FLYING + 1, False),
+        (True, MOST_FLYING + 1, True),
+        (False, CALM_FLYING, False),
+        (False, CALM_FLYING + 1, True),
+    ],
+)
+def test_less_is_under_way_at_once_while_there_is_room(
+    in_haste: bool, nbytes: int, is_due: bool
+) -> None:
+    pens, may_end = Pens(1), threading.Event()
+    flights = Flights(pens)
+    flights.in_haste = in_haste
+    flights.launch(Flight(nbytes, 1, lambda: None), lambda: [may_end.wait(10)].clear())
+    found = flights.is_due
+    may_end.set()
+    flights.land()
+    pens.stop()
+    assert found == is_due

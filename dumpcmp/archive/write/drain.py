@@ -181,6 +181,7 @@ class Drain:
                 self._flights.launch(Flight(0, 0, partial(self._unwrap, nbytes)))
             else:
                 self._scribe.write_run(part)
+            self._flights.in_haste = self._stopping or self.ring.is_half_full
             while self._flights.is_due:
                 self._land()
             late = time.monotonic() - self._committed_at

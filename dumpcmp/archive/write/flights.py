@@ -8,6 +8,7 @@ from dumpcmp.archive.write.part import Part
 from dumpcmp.archive.write.pens import Errand, Flight, Pens
 
 MOST_FLYING = 2 << 30  # bytes under way at once
+CALM_FLYING = 256 << 20  # and while there is much room left: a program's own copies come first
 THREAD_NBYTES = 1 << 17  # bytes worth another thread
 
 
@@ -23,6 +24,7 @@ class Flights:
         self._pens = pens
         self._flights: deque[Flight] = deque()
         self._flying = 0  # bytes of them
+        self.in_haste = True  # whoever fills the ring may soon have to wait
         self._runs: dict[Part, Flight] = {}  # records in one piece that are being written
 
     def __len__(self) -> int:
@@ -81,8 +83,8 @@ class Flights:
     @property
     def is_due(self) -> bool:
         """Whether the oldest is to land: it is written, or too much is under way."""
-        flights = self._flights
-        return bool(flights) and (not flights[0].num_left or self._flying > MOST_FLYING)
+        flights, most = self._flights, MOST_FLYING if self.in_haste else CALM_FLYING
+        return bool(flights) and (not flights[0].num_left or self._flying > most)
 
     def land(self) -> Flight:
         """Wait for the oldest flight, and have it land."""

@@ -203,6 +203,11 @@ class Ring(Positions):
         self.reach = wanted
 
     @property
+    def is_half_full(self) -> bool:
+        """Whether half of what is in use holds records that are not written yet."""
+        return self.used > self.reach // 2
+
+    @property
     def is_idle(self) -> bool:
         """Whether all was written, so that it can begin again at its start.
 
