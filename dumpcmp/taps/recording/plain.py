@@ -28,6 +28,8 @@ _counted: dict[int, bool | None] = {}  # by dispatch keys
 def plain_of(tensor: Tensor) -> Plain:
     """Unwrap `tensor`, without running any code of a tensor subclass."""
     layout = distributed.layout_of(tensor)
+    if counts_writes(tensor) is not None:
+        return Plain(tensor, layout)
     if type(tensor) not in _PLAIN:
         if (held := distributed.unwrapped(tensor)) is not None:
             return Plain(*held)
@@ -85,6 +87,13 @@ def counts_writes(tensor: Tensor) -> bool | None:
         return None
     last = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
     return counted if last <= tensor.untyped_storage().nbytes() else None
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """How often torch has counted a write to a plain tensor; None where it does not count."""
+    counted = counts_writes(tensor)
+    is_counted = not tensor.is_inference() if counted is None else counted
+    return tensor._version if is_counted else None
 
 
 def _counts(tensor: Tensor) -> bool | None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, UntypedStorage, nn
-from xxhash import xxh3_128
+from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.built import built
@@ -28,7 +28,6 @@ from dumpcmp.taps.recording.calls import FOREIGN, arguments_of, current_place
 from dumpcmp.taps.recording.functions import Function, in_order, needs_care
 from dumpcmp.taps.recording.models import Model, Scope, Scopes
 from dumpcmp.taps.recording.plain import counts_writes
-from dumpcmp.taps.recording.sources import xxh3
 from dumpcmp.taps.recording.values import Outlet, Values
 
 _core: Any = built("dumpcmp.taps.recording._plan")
@@ -53,8 +52,9 @@ if _core is not None:
     _core.set_up(
         Tensor, nn.Parameter, dispatch_keys, Tensor.data_ptr, Tensor.stride, Tensor.storage_offset,
         Tensor.untyped_storage, UntypedStorage.nbytes, weak_ref, free_weak_ref,
-        num_function_modes, torch._C._is_any_autocast_enabled, xxh3, xxh3_128, FOREIGN,
-        DisableTorchFunction, DisableTorchDispatch, Tensor.detach, Tensor.contiguous, OrderedDict,
+        num_function_modes, torch._C._is_any_autocast_enabled, xxh3_128_hexdigest,
+        xxh3_128, FOREIGN, DisableTorchFunction, DisableTorchDispatch, Tensor.detach,
+        Tensor.contiguous, OrderedDict,
     )  # fmt: skip
 IS_ABLE = _core is not None and None not in (num_function_modes, weak_ref, free_weak_ref)
 

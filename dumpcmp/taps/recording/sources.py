@@ -13,7 +13,22 @@ from dumpcmp.nouns.built import built
 
 GATHER: Any = getattr(built("dumpcmp.taps.recording._gather"), "gather", None)
 _SMALL = 1 << 16  # bytes that are copied element by element as fast as torch does it by blocks
-xxh3 = xxhash.xxh3_128_hexdigest
+_PIECE = 1 << 15  # bytes for which xxhash keeps Python's lock
+_AT_ONCE = 4 << 20  # bytes for which other threads of Python may wait, a millisecond
+
+
+def xxh3(room: Any) -> str:
+    """xxh3_128 of the bytes of a buffer.
+
+    Who lets go of Python's lock waits for the thread that writes, much longer than a digest takes.
+    """
+    view = memoryview(room)
+    if not _SMALL <= view.nbytes <= _AT_ONCE:
+        return xxhash.xxh3_128_hexdigest(view)
+    octets, hashing = view.cast("B"), xxhash.xxh3_128()
+    for start in range(0, len(octets), _PIECE):
+        hashing.update(octets[start : start + _PIECE])
+    return hashing.hexdigest()
 
 
 def digest_of(tensor: Tensor) -> str:

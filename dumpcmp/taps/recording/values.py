@@ -33,7 +33,7 @@ from dumpcmp.pytorch.trees import Slots
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.blanks import Blanks
 from dumpcmp.taps.recording.functions import is_target
-from dumpcmp.taps.recording.plain import WRAPPED, Plain, counts_writes, plain_of
+from dumpcmp.taps.recording.plain import WRAPPED, Plain, counts_writes, plain_of, version_of
 from dumpcmp.taps.recording.sources import HostSource, digest_of
 from dumpcmp.taps.recording.transfers import DeviceSource, Stagings
 from dumpcmp.taps.recording.transforms import can_look_inside, held_by, outside
@@ -264,7 +264,7 @@ class Values:
                 self._hand(call, slot, plain, _geometry(plain.tensor), same_as=same_as)
             else:
                 own = plain.tensor
-                version = None if own.is_inference() else own._version
+                version = version_of(own)
                 condense = outlet.condense if by is False else by
                 return self._store(
                     call, slot, own, version, fresh, condense, plain.layout, plain.seen_in
