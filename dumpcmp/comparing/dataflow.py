@@ -57,6 +57,10 @@ class DataFlow:
         """What the call of `pair` was given in the forward pass."""
         return [other for other in self.calls[pair.key.site] if other.key.slot.is_input]
 
+    def _drawn_for(self, pair: Pair) -> Iterator[Pair]:
+        """The generators that the call of `pair` may have drawn from."""
+        return (other for other in self.calls[pair.key.site] if other.key.slot.is_generator)
+
     @cached_property
     def sources(self) -> dict[Pair, tuple[Pair, ...]]:
         """What each value was computed from, or the earlier appearance of it."""
@@ -85,6 +89,7 @@ class DataFlow:
             yield from (source for source in self._behind(pair) if source is not pair)
         elif not slot.is_input:
             yield from self.given_to(pair)
+            yield from self._drawn_for(pair) if slot.is_output else ()
         elif slot.is_weight and pair.golden is not None:
             yield from self._written_from(pair.golden)
 

@@ -33,7 +33,7 @@ class _Settled:
     taint: _Taint = _Taint.NOTHING
     is_flipped: bool = False  # a choice on the way was another
     is_apart: bool = False  # it differs from golden although nothing is wrong
-    is_open: bool = False  # nobody could judge it, or anything after what nobody could judge
+    is_open: bool = False  # nobody could judge it, or it may draw other numbers than golden's
 
 
 def settle(
@@ -82,7 +82,7 @@ def _settled(one: Evidence, judgement: Judgement, before: Sequence[_Settled]) ->
     if one.touched is not None and judgement.verdict in (Verdict.PASS, Verdict.DTYPE):
         return _touched(one, one.touched, judgement, taint)
     if not judgement.verdict.fails or not one.pair.both:
-        is_open = judgement.verdict is Verdict.INCONCLUSIVE and not one.pair.key.slot.is_generator
+        is_open = judgement.verdict is Verdict.INCONCLUSIVE or one.pair.key.slot.is_generator
         is_apart = any(each.is_apart for each in before)
         return _Settled(judgement, taint, is_flipped, is_apart, is_open)
     doubt = _Taint.DOUBT if any(each.is_open for each in before) else _Taint.NOTHING

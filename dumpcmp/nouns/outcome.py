@@ -299,8 +299,9 @@ class Outcome(Answer):
             return f"what was compared agrees, but {self.missing[0]}"
         kind = Verdict.ERROR if self.failures else Verdict.INCONCLUSIVE
         rows = having(self.rows, kind)
+        first = next((row for row in rows if not row.key.op.is_module), rows[0])  # or what has it
         return (
-            f"{len(rows)} values could not be judged, the first is {rows[0].key}: {rows[0].reason}"
+            f"{len(rows)} values could not be judged, the first is {first.key}: {first.reason}"
         )
 
     @property
