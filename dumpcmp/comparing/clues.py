@@ -9,6 +9,7 @@ from functools import partial
 
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.flips import Flips, follow_flips
+from dumpcmp.comparing.hidden import usual_errors
 from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.leaves import leaf_findings
 from dumpcmp.comparing.measuring import Tell
@@ -34,6 +35,7 @@ class Clues:
     flips: Flips = field(default_factory=Flips)
     leaves: Mapping[Pair, LeafFinding] = field(default_factory=dict)
     calls: Mapping[Site, CallDifference] = field(default_factory=dict)
+    usual: Mapping[Pair, float] = field(default_factory=dict)  # what half of what differs is off
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,13 @@ def find_clues(
     updates = {} if is_off else replay_updates(made, workers)
     right = {pair for pair, one in updates.items() if one.is_known and not wrong(one)}
     replays = updates | replay_all(flow, work, measured, workers, how, allow, flips, tell)
+    replays |= again_beside(flow, replays)
     return Clues(
-        replays | again_beside(flow, replays),
+        replays,
         flips,
         leaves | {pair: each for pair, each in stale.items() if pair not in right},
         {site: each for site, each in calls.items() if site not in flips.own},
+        usual_errors(flow, measured, replays, golden, target),
     )
 
 

@@ -41,6 +41,7 @@ def gather(
             first,
             inputs_equal=first in clean,
             cancellation=cancelled.get(first.golden.site, 1.0) if first.golden else 1.0,
+            usual=clues.usual.get(first, 0.0),
             reference=one.reference,
             **moments.get(first, {}),
         )

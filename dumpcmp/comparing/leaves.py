@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from dumpcmp.comparing.hidden import farthest
 from dumpcmp.comparing.looks import arithmetic_likeness, likeness, sketched_likeness
 from dumpcmp.comparing.side import Side, given_out
 from dumpcmp.comparing.summaries import load_summary
 from dumpcmp.judge.tolerances import (
+    ELEMENT_SHORT,
+    ELEMENT_WIDE,
     LEAF_ESTIMATE,
     LEAF_HALF,
     LEAF_SHORT,
@@ -22,7 +25,7 @@ from dumpcmp.nouns.arithmetic import CREATES, is_moment_of_before, weight_name
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.leaf import LeafFinding, LeafKind
-from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import Measured, Metrics, Pair, Trouble
 from dumpcmp.nouns.value import Dtype, Value, dtype_named
 from dumpcmp.summary.summary import DEFAULT, Recipe, Summary
@@ -138,12 +141,7 @@ class _Run:
         return load_summary(self.side.archive, self.record(key), recipe)
 
     def load(self, key: Key) -> Value | None:
-        """The elements of a value that some rank holds whole."""
-        records = self.side.listing.values[key]
-        digests = {record.digest for record in records}
-        if any(record.kept is not Kept.FULL for record in records) or len(digests) > 1:
-            return None
-        return self.side.archive.load(records[0]) if not records[0].layout else None
+        return self.side.load(key)
 
 
 def _shows_all(run: Mapping[str, object]) -> bool:
@@ -201,9 +199,27 @@ class _Looking:
         if dtypes[0] != dtypes[1]:
             said = _cast(metrics, *dtypes)
             return self._told(kind, golden, target, said, metrics) if said else None
+        how = f"rel_l2 {metrics.rel_l2:.3g}"
         if _is_excused(kind, metrics, dtypes[0]):
-            return None
-        return self._told(kind, golden, target, f"rel_l2 {metrics.rel_l2:.3g}", metrics)
+            worst = self._worst(golden, target, metrics, dtypes[0])
+            if not worst:
+                return None
+            how = f"{how}, but an element is {worst:.3g} off"
+        return self._told(kind, golden, target, how, metrics)
+
+    def _worst(self, golden: Key, target: Key, metrics: Metrics, dtype: Dtype) -> float:
+        """How far off an element is that is no rounding, and that larger ones hide; else 0."""
+        limit = (ELEMENT_SHORT if dtype.eps > SHORT_EPS else ELEMENT_WIDE) * dtype.eps
+        if not metrics.exact or not dtype.eps or metrics.max_rel_err_plain <= limit:
+            return 0.0
+        try:
+            ours, theirs = self.golden.load(golden), self.target.load(target)
+        except DumpcmpError:  # which the row of the value tells
+            return 0.0
+        if ours is None or theirs is None:
+            return 0.0
+        worst = farthest(ours, theirs)
+        return worst if worst > limit else 0.0
 
     def _told(
         self, kind: LeafKind, golden: Key, target: Key, how: str, metrics: Metrics | None = None

@@ -25,6 +25,7 @@ from dumpcmp.nouns.layouts import MICROBATCH, parse_layout
 from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap
+from dumpcmp.nouns.value import Value
 
 _MOST_GIVEN = 1 << 14  # digests of earlier steps that are kept in mind
 
@@ -112,6 +113,14 @@ class Side:
     def shares(self, key: Key) -> Shares:
         """What the ranks hold of a value."""
         return Shares(self.archive.path, self.listing.values[key], self.facts)
+
+    def load(self, key: Key) -> Value | None:
+        """The elements of a value that some rank holds whole."""
+        records = self.listing.values[key]
+        digests = {record.digest for record in records}
+        if any(record.kept is not Kept.FULL for record in records) or len(digests) > 1:
+            return None
+        return self.archive.load(records[0]) if not records[0].layout else None
 
     def states(self, key: Key) -> bool:
         """Whether the user says how a value lies over the ranks."""

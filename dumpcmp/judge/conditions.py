@@ -38,6 +38,7 @@ class Conditions:
     cancellation: float = 1.0  # how much larger the terms of the op's sums are than its output
     spread: float = 1.0  # of a mean: how much larger the numbers are that it is the mean of
     apart: float = 0.0  # of moments: how far apart those numbers are
+    usual: float = 0.0  # what half of what differs is off, where few large elements may hide that
     shape: tuple[int, ...] = ()
     reference: ReferenceErrors | None = None  # where there was a run in higher precision
     on_the_way: Dtype | None = None  # the coarsest dtype that the value was computed from, if known

@@ -12,6 +12,7 @@ from dumpcmp.judge.tolerances import (
     DOUBT,
     FLOAT32_EPS,
     GAIN,
+    HIDDEN,
     LEAF_HALF,
     MOMENTS,
     SHORT_EPS,
@@ -48,6 +49,15 @@ class RoundingChecker:
 
     def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
         """PASS within the limit; integers, booleans and moved values must be equal."""
+        judgement = self._whole(metrics, conditions)
+        limit = max(conditions.own_eps, HIDDEN * judgement.limit)  # which may be no number
+        if judgement.verdict is not Verdict.PASS or conditions.usual <= limit:
+            return judgement
+        said = f"rel_l2 is {metrics.rel_l2:.3g} by its largest elements alone: half of those that"
+        return Judgement(Verdict.FAIL, f"{said} differ are {conditions.usual:.3g} off", limit)
+
+    def _whole(self, metrics: Metrics, conditions: Conditions) -> Judgement:
+        """The same by what the whole is off."""
         if not conditions.eps:
             return exact(metrics)
         if conditions.inputs_equal and conditions.arithmetic is Arithmetic.MOVES:

@@ -86,6 +86,8 @@ def _settled(one: Evidence, judgement: Judgement, before: Sequence[_Settled]) ->
         is_apart = any(each.is_apart for each in before)
         return _Settled(judgement, taint, is_flipped, is_apart, is_open)
     doubt = _Taint.DOUBT if any(each.is_open for each in before) else _Taint.NOTHING
+    if _is_hidden(one, judgement):
+        return _unknown(judgement, max(taint, doubt), is_flipped, before)
     if one.replay is not None and one.replay.is_known and not _is_plain(one):
         return _right(judgement, max(taint, doubt), is_flipped, one)
     if one.touched is not None and (one.pair.key.slot.is_input or one.pair.key.op.is_module):
@@ -105,6 +107,15 @@ def _repeated(judgement: Judgement) -> Judgement:
     if judgement.why not in _OWN:
         return judgement
     return replace(judgement, why=Why.PLAIN, origin=Origin.INHERITED)
+
+
+def _is_hidden(one: Evidence, judgement: Judgement) -> bool:
+    """Whether most elements that differ are off, which the whole does not show.
+
+    A replay does not show it either: what it was given is not what golden's op was given.
+    """
+    metrics = one.measured.metrics
+    return metrics is not None and metrics.rel_l2 <= judgement.limit < one.conditions.usual
 
 
 def _is_plain(one: Evidence) -> bool:

@@ -16,6 +16,7 @@ WHOLE = 1.0  # of eps: what one op on equal inputs may round in a short dtype, o
 GAIN = 1 / 64  # of eps: how much larger or smaller than golden its output may be on the whole,
 CHANCE = 8.0  # unless the rows' gains differ so much that it is within so many standard errors
 SUBNORMAL = {"float16": 2.0**-12, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-12}  # least rms
+HIDDEN = 4.0  # times what rounding explains of the whole: what half of what differs may be off
 DOUBT = 4.0  # standard deviations by which an estimate from Summaries must exceed a limit
 
 # What an op may introduce, held against itself in float64 on what it was given.
@@ -60,6 +61,8 @@ FLIP = 2.0 * (1 + 2.0**-40)
 # eps in wide dtypes; in short ones that is a rounding to the other side in one of many elements.
 LEAF_WIDE = 2.0  # of eps: two libraries' sines and powers in float32 are an ulp or two apart
 LEAF_SHORT = 1 / 16  # of eps: a factor of 1.002 in bfloat16 leaves a third
+ELEMENT_WIDE = 16.0  # of eps: one element of such a leaf, and of what its small ones are
+ELEMENT_SHORT = 2.0  # the same in short dtypes, where one element is an ulp off or none
 LEAF_ESTIMATE = 1e-5  # rel_l2 of sketches without digests, above what their own sums round
 LEAF_HALF = 0.5 + 1e-6  # spacings: what a cast to nearest may be off
 LEAF_FIT = 0.5  # of eps: what rounding leaves of a value that was scaled or shifted

@@ -300,9 +300,7 @@ class Outcome(Answer):
         kind = Verdict.ERROR if self.failures else Verdict.INCONCLUSIVE
         rows = having(self.rows, kind)
         first = next((row for row in rows if not row.key.op.is_module), rows[0])  # or what has it
-        return (
-            f"{len(rows)} values could not be judged, the first is {first.key}: {first.reason}"
-        )
+        return f"{len(rows)} values could not be judged, the first is {first.key}: {first.reason}"
 
     @property
     def headline(self) -> str:

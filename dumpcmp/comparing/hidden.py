@@ -1,0 +1,107 @@
+"""What the few largest elements of a value hide: how far off the others are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.side import Side
+from dumpcmp.judge.tolerances import HIDDEN, noise
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.row import Measured, Metrics, Pair
+from dumpcmp.nouns.value import Value, dtype_named
+
+_LARGEST = 1 << 22  # elements that are looked at, spread over the value
+_FEWEST = 8  # elements that differ, with which anything is told of the usual one,
+_PART = 1 / 16  # and of all: single ones may be what is left after cancellation
+_SMALL = 0.1  # of the elements are smaller than what small ones are
+
+
+def usual_errors(
+    flow: DataFlow,
+    measured: Mapping[Pair, Measured],
+    replays: Mapping[Pair, Replay],
+    golden: Side,
+    target: Side,
+) -> dict[Pair, float]:
+    """What half of the elements that differ are off, where nobody knows what they were made of.
+
+    Of a residual stream with one activation of thousands rel_l2 tells no more than that one; so a
+    value is looked at where the mean error of its elements is above what rounding explains.
+    """
+    found = {}
+    for pair, one in measured.items():
+        if one.metrics is None or _is_explained(flow, pair, replays.get(pair)):
+            continue
+        if _may_hide(one.metrics, golden, pair) and _is_own(flow, pair):
+            found[pair] = _usual(pair, golden, target)
+    return found
+
+
+def _is_explained(flow: DataFlow, pair: Pair, replay: Replay | None) -> bool:
+    """Whether the op was run again, and what it was given was compared."""
+    is_known = replay is not None and replay.is_known
+    return is_known and all(given.both for given in flow.given_to(pair))
+
+
+def _may_hide(metrics: Metrics, golden: Side, pair: Pair) -> bool:
+    """Whether the mean error of elements, which is half of their median at least, is large."""
+    if pair.golden is None or pair.target is None or metrics.equal or not metrics.exact:
+        return False
+    slot = pair.golden.slot
+    if slot.is_gradient or slot.is_weight or slot.is_generator or not metrics.nonfinite_agree:
+        return False
+    eps = dtype_named(golden.listing.record(pair.golden).dtype).eps
+    return bool(eps) and metrics.mean_rel_err_plain > HIDDEN / 2 * noise(eps)
+
+
+def _is_own(flow: DataFlow, pair: Pair) -> bool:
+    """Whether a value is no other one again: it was given out, or is another on either side."""
+    ours, theirs = flow.taken_from(pair)
+    return ours is None or not flow.are_one(ours, theirs)
+
+
+def _usual(pair: Pair, golden: Side, target: Side) -> float:
+    """What half of the elements of a pair are off; 0 where nobody can read it, as its row tells."""
+    if pair.golden is None or pair.target is None:
+        return 0.0
+    try:
+        ours, theirs = golden.load(pair.golden), target.load(pair.target)
+    except DumpcmpError:
+        return 0.0
+    if ours is None or theirs is None or ours.shape != theirs.shape:
+        return 0.0
+    return usual_error(ours, theirs)
+
+
+def usual_error(golden: Value, target: Value) -> float:
+    """What half of the elements that differ are off, of the larger of both; 0 where few differ."""
+    ours, apart = _apart(golden, target)
+    differ = apart != 0
+    if np.count_nonzero(differ) < max(_FEWEST, _PART * np.count_nonzero(ours)):
+        return 0.0
+    larger = np.maximum(np.abs(ours[differ]), np.abs(ours[differ] + apart[differ]))
+    return float(np.median(np.abs(apart[differ]) / larger))
+
+
+def farthest(golden: Value, target: Value) -> float:
+    """How far off the worst element is, of itself and of what small ones are."""
+    ours, apart = _apart(golden, target)
+    sizes = np.abs(ours)
+    small = float(np.quantile(sizes[sizes > 0], _SMALL)) if sizes.any() else 0.0
+    told = sizes + small > 0
+    return float((np.abs(apart[told]) / (sizes[told] + small)).max(initial=0.0))
+
+
+def _apart(golden: Value, target: Value) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Golden's elements and how far the target's are off, in float64, where both are finite."""
+    step = -(-golden.numel // _LARGEST) or 1
+    lines = (value.line().numbers()[::step] for value in (golden, target))
+    ours, theirs = (line.astype(np.float64) for line in lines)
+    is_finite = np.isfinite(ours) & np.isfinite(theirs)
+    return ours[is_finite], theirs[is_finite] - ours[is_finite]
