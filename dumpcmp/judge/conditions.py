@@ -110,6 +110,16 @@ class Checker(Protocol):
         ...
 
 
+def _void(metrics: Metrics) -> Judgement:
+    """Of what is nowhere finite: infinities are numbers, as in a mask, and NaN is none."""
+    count, num_nan = metrics.count, metrics.golden.num_nan
+    if num_nan:
+        said = f"{num_nan} of {count} elements are NaN, and no other is finite, on both sides"
+        return Judgement(Verdict.INCONCLUSIVE, said, why=Why.VOID)
+    said = f"not one of {count} elements is finite, on either side"
+    return Judgement(Verdict.PASS, said, why=Why.VOID)
+
+
 def judge(metrics: Metrics, conditions: Conditions, checker: Checker) -> Judgement:
     """Hold `metrics` against `checker`. Only PASS passes; absence of evidence is not PASS.
 
@@ -121,8 +131,7 @@ def judge(metrics: Metrics, conditions: Conditions, checker: Checker) -> Judgeme
     if not metrics.nonfinite_agree:
         return Judgement(Verdict.NONFINITE, _nonfinite(metrics))
     if not metrics.num_finite:
-        said = f"not one of {metrics.count} elements is finite, on either side"
-        judgement = Judgement(Verdict.PASS, said, why=Why.VOID)
+        judgement = _void(metrics)
     elif metrics.equal:
         return Judgement(Verdict.PASS)
     else:

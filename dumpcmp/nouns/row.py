@@ -164,7 +164,7 @@ class Why(StrEnum):
     PLAIN = ""  # the reason says it all
     REMOVED = "removed"  # FUSED: no kernel of the target computes the op at all
     BLIND = "blind"  # PASS by a rule that other numbers contradict
-    VOID = "void"  # PASS: no element of either side is finite
+    VOID = "void"  # no element of either side is finite: PASS, or INCONCLUSIVE where any is NaN
     INTRODUCED = "introduced"  # FAIL: the op did something wrong with what it was given
     LEAF = "leaf"  # FAIL: a value that no op computed is not the same
     CALL = "call"  # FAIL: the sides call other functions, or with other arguments
