@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dumpcmp.align.letters import Letters
 from dumpcmp.align.listing import Listing
+from dumpcmp.nouns.arithmetic import Arithmetic, arithmetic_of, writes_in_place
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.row import Following, Pair, PairedBy
+
+_WRITTEN = "input.0"  # where whatever writes in place has what it writes to
 
 
 def followers(
@@ -22,7 +25,8 @@ def followers(
     So also of one that both have and that nobody could put together from its shards (`unsolved`),
     on either side, and of what a collective only moves. What a run gives out at its end, and what
     was taken by a call whose outputs are not recorded, is an end: nothing after it can tell. Where
-    a call takes the value and has a partner, both sides have it.
+    a call takes the value and has a partner, both sides have it. What golden alone writes into its
+    weights, or into what it was given, is `left` to later steps, and to the program.
     """
     ours = _Side(golden, _by_key((pair.golden, pair) for pair in pairs))
     theirs = _Side(target, _by_key((pair.target, pair) for pair in pairs))
@@ -47,7 +51,8 @@ def followers(
             found[pair] += [other for other in made if other is not pair]
             if after is None or side.is_end(key):
                 ends.add(pair)
-    return Following(found, frozenset(ends), taken)
+    left = {one for one in found if one.golden and not one.both and ours.leaves_behind(one.golden)}
+    return Following(found, frozenset(ends), taken, frozenset(left))
 
 
 def _is_share(key: Key, listing: Listing) -> bool:
@@ -93,6 +98,19 @@ class _Side:
         slot = key.slot
         given = slot.is_output or slot.kind == "grad_input"
         return slot.is_parameter_gradient or (key.op == ROOT and given)
+
+    def leaves_behind(self, key: Key) -> bool:
+        """Whether a value is written into a parameter, a buffer, or what the model was given."""
+        while key.slot.is_output and not key.op.is_module:
+            call = self.listing.calls.get(key.site)
+            given = key.site.key(_WRITTEN)
+            is_view = arithmetic_of(key.op) is Arithmetic.MOVES
+            if call is None or given not in self.listing.values:
+                return False
+            if not writes_in_place(call.target) and not is_view:
+                return False
+            key = self.listing.first(given)
+        return key.slot.is_weight or (key.op == ROOT and key.slot.is_input)
 
     def shown(self, key: Key) -> Iterator[Pair]:
         """The pairs in which the value of `key` appears once more."""

@@ -77,6 +77,8 @@ def _way(
     if pair in following.ends:
         found.append(_Way.UNSEEN)
     worst = max(found, default=_Way.NOWHERE)
+    if worst is _Way.NOWHERE and pair in following.left:
+        worst = _Way.UNSEEN
     is_known = any(_is_same(judgements.get(other)) for other in following.taken.get(pair, ()))
     return _Way.ITSELF if is_known and worst > _Way.AGREEING else worst
 

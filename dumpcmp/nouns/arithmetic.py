@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from functools import cache
 
@@ -142,6 +143,19 @@ def puts(op: Op) -> bool:
     """Whether `op` puts values into places of its first argument, whatever was there."""
     name = op.function.removeprefix("aten.")
     return name in ("setitem", "index_put", "index_copy", "index_fill", "masked_scatter", "scatter")
+
+
+_WRITING = re.compile(
+    r"(.*\.)?([a-z]\w*[^\W_]_|"
+    r"__(setitem|i(add|sub|mul|div|truediv|floordiv|mod|pow|matmul|and|or|xor|lshift|rshift))__)"
+    r"(\.\w+)?"
+)
+
+
+@cache
+def writes_in_place(target: str) -> bool:
+    """Whether a function gives out its first argument, which it has written to."""
+    return bool(_WRITING.fullmatch(target))
 
 
 def gives_memory(op: Op) -> bool:

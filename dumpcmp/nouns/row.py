@@ -338,6 +338,7 @@ class Following(NamedTuple):
     made: Mapping[Pair, Sequence[Pair]]
     ends: frozenset[Pair] = frozenset()  # nothing comes after them that could tell
     taken: Mapping[Pair, Sequence[Pair]] = MappingProxyType({})  # where both sides have it
+    left: frozenset[Pair] = frozenset()  # golden writes it into what later steps may read
 
 
 NOWHERE = Following({})
