@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.side import Side
 from dumpcmp.judge.tolerances import HIDDEN, noise
+from dumpcmp.measure.elements import usual_error
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Measured, Metrics, Pair
-from dumpcmp.nouns.value import Value, dtype_named
-
-_LARGEST = 1 << 22  # elements that are looked at, spread over the value
-_FEWEST = 8  # elements that differ, with which anything is told of the usual one,
-_PART = 1 / 16  # and of all: single ones may be what is left after cancellation
-_SMALL = 0.1  # of the elements are smaller than what small ones are
+from dumpcmp.nouns.value import dtype_named
 
 
 def usual_errors(
@@ -77,31 +69,3 @@ def _usual(pair: Pair, golden: Side, target: Side) -> float:
     if ours is None or theirs is None or ours.shape != theirs.shape:
         return 0.0
     return usual_error(ours, theirs)
-
-
-def usual_error(golden: Value, target: Value) -> float:
-    """What half of the elements that differ are off, of the larger of both; 0 where few differ."""
-    ours, apart = _apart(golden, target)
-    differ = apart != 0
-    if np.count_nonzero(differ) < max(_FEWEST, _PART * np.count_nonzero(ours)):
-        return 0.0
-    larger = np.maximum(np.abs(ours[differ]), np.abs(ours[differ] + apart[differ]))
-    return float(np.median(np.abs(apart[differ]) / larger))
-
-
-def farthest(golden: Value, target: Value) -> float:
-    """How far off the worst element is, of itself and of what small ones are."""
-    ours, apart = _apart(golden, target)
-    sizes = np.abs(ours)
-    small = float(np.quantile(sizes[sizes > 0], _SMALL)) if sizes.any() else 0.0
-    told = sizes + small > 0
-    return float((np.abs(apart[told]) / (sizes[told] + small)).max(initial=0.0))
-
-
-def _apart(golden: Value, target: Value) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Golden's elements and how far the target's are off, in float64, where both are finite."""
-    step = -(-golden.numel // _LARGEST) or 1
-    lines = (value.line().numbers()[::step] for value in (golden, target))
-    ours, theirs = (line.astype(np.float64) for line in lines)
-    is_finite = np.isfinite(ours) & np.isfinite(theirs)
-    return ours[is_finite], theirs[is_finite] - ours[is_finite]

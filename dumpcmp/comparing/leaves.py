@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dumpcmp.comparing.hidden import farthest
 from dumpcmp.comparing.looks import arithmetic_likeness, likeness, sketched_likeness
 from dumpcmp.comparing.side import Side, given_out
 from dumpcmp.comparing.summaries import load_summary
@@ -21,6 +20,7 @@ from dumpcmp.judge.tolerances import (
     LEAF_WIDE,
     SHORT_EPS,
 )
+from dumpcmp.measure.elements import farthest
 from dumpcmp.nouns.arithmetic import CREATES, is_moment_of_before, weight_name
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT, Key

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from dumpcmp.judge import INEXACT, Checker, Conditions, Fp64Checker, ReferenceErrors, judge
+from dumpcmp.judge.tolerances import noise
+from dumpcmp.measure.elements import usual_error
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import ROOT, Key, Slot
@@ -129,7 +131,7 @@ def row_of(pair: Sides, model: str, order: int, config: VerifyConfig, way: Way) 
         return replace(row, judgement=_unlike(Verdict.FAIL, "strides", *strides))
     way = Way(2 * way.depth, way.coarsest) if key.slot.is_gradient else way
     try:
-        values = _Values.of(golden, target, _as_tensor(pair.reference), way)
+        values = _Values.of(golden, target, _as_tensor(pair.reference), way, key.slot)
     except DumpcmpError as error:
         return replace(row, judgement=Judgement(Verdict.ERROR, error.message))
     return _valued(row, values, config)
@@ -231,11 +233,14 @@ class _Values:
     target: Value
     errors: ReferenceErrors | None
     way: Way
+    is_gradient: bool
 
     @classmethod
-    def of(cls, golden: torch.Tensor, target: torch.Tensor, reference: Any, way: Way) -> _Values:
+    def of(
+        cls, golden: torch.Tensor, target: torch.Tensor, reference: Any, way: Way, slot: Slot
+    ) -> _Values:
         ours, theirs = value_of(golden), value_of(target.reshape(golden.shape))
-        return cls(ours, theirs, _errors(ours, theirs, reference), way)
+        return cls(ours, theirs, _errors(ours, theirs, reference), way, slot.is_gradient)
 
     def judged(self, config: VerifyConfig) -> tuple[Metrics, Judgement]:
         """The Metrics, and the judgement of the first checker that does not pass."""
@@ -249,13 +254,22 @@ class _Values:
     def _judged_by(self, checker: Checker, metrics: Metrics, config: VerifyConfig) -> Judgement:
         conditions = Conditions(
             self.golden.dtype, self.target.dtype, self.way.depth, shape=self.golden.shape,
-            reference=self.errors, on_the_way=self.way.coarsest,
+            reference=self.errors, on_the_way=self.way.coarsest, usual=self._usual(metrics),
         )  # fmt: skip
         if config.reference and metrics.mismatched and conditions.kinds & INEXACT:
             if self.errors is None:
                 return Judgement(Verdict.INCONCLUSIVE, "golden gives no float64 value to refer to")
             checker = Fp64Checker() if not isinstance(checker, Fp64Checker) else checker
         return judge(metrics, conditions, checker)
+
+    def _usual(self, metrics: Metrics) -> float:
+        """What most elements are off, where that may be more than rounding.
+
+        Of gradients parts may be zero but for rounding, such as those of the biases of keys.
+        """
+        eps = max(self.golden.dtype.eps, self.target.dtype.eps)
+        is_small = metrics.equal or not eps or metrics.mean_rel_err_plain <= noise(eps)
+        return 0.0 if is_small or self.is_gradient else usual_error(self.golden, self.target)
 
 
 def _errors(golden: Value, target: Value, reference: Any) -> ReferenceErrors | None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dumpcmp
-from dumpcmp.comparing.hidden import farthest, usual_error
+from dumpcmp.measure.elements import farthest, usual_error
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.value import Value, dtype_named
 
@@ -120,7 +120,10 @@ def test_the_usual_error_is_that_of_what_differs() -> None:
     ours = [1e9] * 100 + [1.0] * 20
     assert usual_error(value(ours), value([1e9] * 100 + [1.25] * 20)) == pytest.approx(0.2)
     assert usual_error(value(ours), value([1e9] * 100 + [1.25] * 3 + [1.0] * 17)) == 0  # too few
+    evenly = [1.0 + number / 8 for number in range(64)]
+    assert usual_error(value(evenly), value([2 * each for each in evenly])) == 0  # nothing hides it
     assert usual_error(value([0.0] * 64), value([0.0] * 64)) == 0
+    assert usual_error(value([0.0] * 64), value([1.0] * 64)) == 0
     assert usual_error(value([]), value([])) == 0
 
 

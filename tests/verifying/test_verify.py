@@ -98,7 +98,7 @@ CHECKERS: dict[str, tuple[torch.Tensor, torch.Tensor, Checker | Sequence[Checker
     "nan and other constants": (CONSTANT_AND_NAN, CONSTANT_AND_NAN * 7, AUTO(), "FAIL"),
     "integers, close": (torch.arange(3), torch.tensor([0, 1, 3]), CLOSE(atol=9.0), "FAIL"),
     "equal integers, close": (torch.arange(3), torch.arange(3), CLOSE(), "PASS"),
-    "all nan": (torch.full((3,), torch.nan), torch.full((3,), torch.nan), AUTO(), "PASS"),
+    "all nan": (torch.full((3,), torch.nan), torch.full((3,), torch.nan), AUTO(), "INCONCLUSIVE"),
     "inf of another sign": (torch.tensor([1.0, torch.inf]), torch.tensor([1.0, -torch.inf]),
                             AUTO(), "NONFINITE"),
     "integers off by one": (torch.tensor([5, 9, 1000]), torch.tensor([5, 9, 1001]), AUTO(), "FAIL"),
@@ -535,3 +535,11 @@ def test_a_function_over_a_module_has_a_reference_and_leaves_the_module_as_it_wa
     assert all(row.reference_errors for row in report.rows)
     assert torch.equal(model.weight, weight)
     assert torch.equal(model.weight.grad, torch.ones(2, 64))
+
+
+@pytest.mark.parametrize("fill", [-1e9, torch.finfo(torch.float32).min])
+def test_the_fill_of_a_mask_hides_no_other_scale(fill: float) -> None:
+    is_hidden = X > 1
+    golden, same, scaled = (each.masked_fill(is_hidden, fill) for each in (X, X * 7 / 7, X * 1.2))
+    assert report_on([X], giving(golden), giving(same)).passed
+    assert not report_on([X], giving(golden), giving(scaled)).passed
