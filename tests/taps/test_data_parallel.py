@@ -1,11 +1,15 @@
-"""torch.nn.DataParallel: what its replicas compute compares with one device."""
+"""Wrappers that spread a batch: what is inside of them compares with the model on one device."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 import dumpcmp
 from dumpcmp.archive.read.reader import Archive
@@ -129,6 +133,56 @@ def test_one_device_is_its_module(tmp_path: Path) -> None:
     dumped(net, net, tmp_path / "one", False)
     dumped(parallel := nn.DataParallel(net), parallel, tmp_path / "same", False)
     assert dumpcmp.compare(tmp_path / "one", tmp_path / "same").passed
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    made: nn.Module = torch.compile(model, backend="eager")  # type: ignore[assignment]
+    return made
+
+
+def compiled_inside(model: nn.Module) -> nn.Module:
+    model.norm = compiled(model.get_submodule("norm"))
+    return DistributedDataParallel(model)
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "DDP": DistributedDataParallel,
+    "FSDP": lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")),
+    "compiled": compiled,
+    "DDP of compiled": lambda model: DistributedDataParallel(compiled(model)),
+    "compiled DDP": lambda model: compiled(DistributedDataParallel(model)),
+    "compiled inside": compiled_inside,
+}
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_that_is_captured_is_its_module(wrapper: str, tmp_path: Path) -> None:
+    net = Net()
+    dumped(net, net, tmp_path / "one", False)
+    wrapped = WRAPPERS[wrapper](net)
+    dumped(wrapped, wrapped, tmp_path / "same", False)
+    one, same = Archive(tmp_path / "one"), Archive(tmp_path / "same")
+    ran = {(key.model, key.op) for key in one if not key.slot.is_weight}
+    assert ran == {(key.model, key.op) for key in same if not key.slot.is_weight}
+    assert dumpcmp.compare(tmp_path / "one", tmp_path / "same").passed
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_wrapper_that_is_checked_is_its_module() -> None:
+    wrapped = DistributedDataParallel(Net())
+    with dumpcmp.check(wrapped) as checkup:
+        wrapped(torch.randn(7, 8))
+    assert checkup.headline.startswith("SAME")
 
 
 @pytest.mark.gpu

@@ -50,8 +50,7 @@ class CompiledCapture(ModuleCapture):
         tapped: bool = True,
         **way: Any,
     ) -> None:
-        inner = [getattr(root, "_orig_mod", root) for root in roots]  # of what torch.compile gave
-        super().__init__(recorder, inner, mode=untraced_mode if tapped else None)
+        super().__init__(recorder, roots, mode=untraced_mode if tapped else None)
         self.enter = untraced(self.enter)
         self.exit = untraced(self.exit)
         self.begin = untraced(self.begin)

@@ -55,7 +55,8 @@ class ModuleCapture:
     ) -> None:
         self.recorder = recorder
         self.watches = Watches()
-        self._roots = {id(root): weakref.ref(root) for root in roots}
+        given = [layer for root in roots for layer in wrapped_in(root)]
+        self._roots = {id(layer): weakref.ref(layer) for layer in given}
         self.mode = mode if recorder.tap.level is Level.FUNCTIONS else None
         self.precision: Precision | None = None
         self._here = _Doing()
@@ -317,6 +318,15 @@ def pointed_at(mode: Any, step: Step | None) -> Iterator[None]:
     finally:
         if mode is not None:
             mode.step = before
+
+
+def wrapped_in(module: nn.Module) -> list[nn.Module]:
+    """The model inside of `module`, and what compiles it or spreads its batch, ending with that."""
+    if callables.is_compile_wrapper(module):
+        return [*wrapped_in(module._orig_mod), module]  # type: ignore[arg-type]
+    if distributed.is_parallel_wrapper(module):
+        return [*wrapped_in(module.module), module]  # type: ignore[arg-type]
+    return [module]
 
 
 def is_recomputing() -> bool:
