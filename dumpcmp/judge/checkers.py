@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dumpcmp.judge.conditions import INEXACT, Conditions, exact, verdict
-from dumpcmp.judge.tolerances import credible
+from dumpcmp.judge.tolerances import check_tolerances, credible
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import (
     EXACTLY,
@@ -35,6 +35,9 @@ class AllCloseValueChecker:
 
     rtol: float = 1e-5
     atol: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_tolerances(rtol=self.rtol, atol=self.atol)
 
     @property
     def closeness(self) -> Closeness:
@@ -74,6 +77,16 @@ class Fp64Checker:
     floor: float = 1e-5  # error that is always admissible, relative to the reference's rms
     credible: float | None = None  # None: half of golden's digits, the root of its dtype's eps
     closeness: Closeness = USUAL
+
+    def __post_init__(self) -> None:
+        check_tolerances(
+            multiplier=self.multiplier,
+            short_multiplier=self.short_multiplier,
+            small_multiplier=self.small_multiplier,
+            small=self.small,
+            floor=self.floor,
+            credible=self.credible or 0.0,
+        )
 
     def check(self, metrics: Metrics, conditions: Conditions) -> Judgement:
         """PASS where the target's error is not much larger than golden's."""

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from dumpcmp.judge.checkers import AllCloseValueChecker
 from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, exact, verdict
 from dumpcmp.judge.rounding import RoundingChecker
-from dumpcmp.judge.tolerances import OUTLIER, SCALE, credible
+from dumpcmp.judge.tolerances import (
+    OUTLIER,
+    SCALE,
+    check_likeness,
+    check_tolerances,
+    credible,
+)
 from dumpcmp.nouns.row import USUAL, Closeness, Judgement, Metrics, Verdict, Why
 from dumpcmp.nouns.value import Kind
 
@@ -26,6 +32,12 @@ class AutomaticValueChecker:
     rtol: float = 1e-5
     atol: float = 1e-8
     dissimilarity_threshold: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_likeness(pcc=self.pcc)
+        check_tolerances(
+            rtol=self.rtol, atol=self.atol, dissimilarity_threshold=self.dissimilarity_threshold
+        )
 
     @property
     def closeness(self) -> Closeness:
@@ -92,6 +104,9 @@ class CosineChecker:
 
     cosine: float = 0.999
     closeness: Closeness = USUAL
+
+    def __post_init__(self) -> None:
+        check_likeness(cosine=self.cosine)
 
     @property
     def unseen(self) -> str:

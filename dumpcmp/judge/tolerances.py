@@ -6,6 +6,8 @@ Checker, such as its `pcc`, is the user's to state and stands there.
 
 import math
 
+from dumpcmp.nouns.errors import CheckError
+
 # What rounding explains, in multiples of a dtype's eps.
 FLOAT32_EPS = 2.0**-23
 SHORT_EPS = 2.0**-20  # eps above it: a dtype of 16 bits or fewer, whose sums are wider than itself
@@ -116,3 +118,23 @@ def one_op(eps: float) -> float:
 def credible(eps: float) -> float:
     """How far golden may be off a finer run of itself and prove something: half its digits."""
     return math.sqrt(eps)
+
+
+def check_tolerances(**stated: float) -> None:
+    """Refuse numbers that bound no error: each must be finite and not negative."""
+    for name, number in stated.items():
+        if not 0 <= number < math.inf:
+            raise CheckError(
+                f"{name} is {number:g}, which bounds no error",
+                hint="give a finite number that is not negative, such as 1e-5",
+            )
+
+
+def check_likeness(**stated: float) -> None:
+    """Refuse numbers that no correlation or cosine is."""
+    for name, number in stated.items():
+        if not -1 <= number <= 1:
+            raise CheckError(
+                f"{name} is {number:g}, which no likeness can be",
+                hint="give a number from -1 to 1, such as 0.99",
+            )

@@ -12,7 +12,7 @@ from dumpcmp.judge import (
     FullValueChecker,
     RoundingChecker,
 )
-from dumpcmp.judge.tolerances import GRADIENT_NOISE
+from dumpcmp.judge.tolerances import GRADIENT_NOISE, check_tolerances
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.row import Verdict
 
@@ -50,6 +50,7 @@ class VerifyConfig:
             )
         if not self.checkers:
             raise CheckError("no value checker is given", hint="see dumpcmp.RoundingChecker")
+        check_tolerances(noise=self.noise)
 
     @property
     def checkers(self) -> tuple[Checker, ...]:

@@ -1,7 +1,7 @@
 """One run of a callable, and everything it gave or changed, by path."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -51,10 +51,23 @@ def observe(
 
 
 def named_outputs(result: Any) -> dict[str, Any]:
-    """The leaves of a result: ``output.0`` for a lone value, ``output.logits`` in a mapping."""
+    """The leaves of a result: ``output.0`` for a lone value, ``output.logits`` in a mapping.
+
+    A nested tensor has no one shape: its components are leaves, ``output.0.0`` is the first.
+    """
     return {
-        "output.0" if path == "output" else path: leaf for path, leaf in leaves(result, "output")
+        name: part
+        for path, leaf in leaves(result, "output")
+        for name, part in _components("output.0" if path == "output" else path, leaf)
     }
+
+
+def _components(path: str, leaf: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_nested:
+        yield path, leaf
+        return
+    for number, component in enumerate(leaf.unbind()):
+        yield f"{path}.{number}", component
 
 
 def send_back(outputs: Mapping[str, Any], cotangents: Cotangents | None) -> Cotangents:

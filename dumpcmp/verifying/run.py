@@ -114,6 +114,12 @@ def _checked(inputs: Any, golden: Any, target: Any) -> Inputs:
     arguments = as_inputs(inputs)
     if not arguments.args and not arguments.kwargs:
         raise VerificationError("no inputs are given", hint="verify([x], golden, target)")
+    for path, tensor in arguments.tensors().items():
+        if tensor.is_nested:
+            raise CheckError(
+                f"input {path} is a nested tensor, which torch cannot copy for each side",
+                hint="give its components, and nest them in a function around each model",
+            )
     return arguments
 
 

@@ -1,5 +1,8 @@
 """Checkers by name: one meaning for each in every command, and tolerances that are heeded."""
 
+import math
+from collections.abc import Callable
+
 import pytest
 
 from dumpcmp.judge import (
@@ -14,7 +17,7 @@ from dumpcmp.judge import (
     RoundingChecker,
     checker_named,
 )
-from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.errors import CheckError, SelectionError
 
 NAMED: list[tuple[str, dict[str, float | None], Checker]] = [
     ("auto", {}, ReferenceChecker()),
@@ -50,3 +53,24 @@ def test_what_a_checker_does_not_heed_is_refused(
 ) -> None:
     with pytest.raises(SelectionError, match=said):
         checker_named(name, given)
+
+
+SENSELESS: list[tuple[Callable[..., Checker], str, float]] = [
+    *((AllCloseValueChecker, "rtol", n) for n in (math.nan, math.inf, -1.0)),
+    *((AllCloseValueChecker, "atol", n) for n in (math.nan, math.inf, -1e-9)),
+    *((AutomaticValueChecker, "pcc", n) for n in (math.nan, 2.0, -1.5)),
+    (AutomaticValueChecker, "dissimilarity_threshold", math.nan),
+    (FullValueChecker, "rtol", math.nan),
+    (CosineChecker, "cosine", math.nan),
+    (CosineChecker, "cosine", 1.01),
+    *((Fp64Checker, name, math.nan) for name in ("multiplier", "floor", "credible", "small")),
+    (Fp64Checker, "short_multiplier", math.inf),
+]
+
+
+@pytest.mark.parametrize("checker, name, number", SENSELESS)
+def test_a_number_that_makes_no_sense_is_refused(
+    checker: Callable[..., Checker], name: str, number: float
+) -> None:
+    with pytest.raises(CheckError, match=f"{name} is {number:g}"):
+        checker(**{name: number})

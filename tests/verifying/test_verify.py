@@ -166,6 +166,19 @@ CONFIGS = {
     "arrays": (X.numpy(), X.numpy() + 0, VerifyConfig(), "PASS"),
     "another array": (X.numpy(), -X.numpy(), VerifyConfig(), "output.0: FAIL"),
     "sparse tensors": (X.to_sparse(), (-X).to_sparse(), VerifyConfig(), "output.0: FAIL"),
+    "nested tensors": (
+        torch.nested.nested_tensor([X, X[:2]]), torch.nested.nested_tensor([X, X[:2]]),
+        VerifyConfig(), "PASS PASS",
+    ),
+    "another component": (
+        torch.nested.nested_tensor([X, X[:2]]), torch.nested.nested_tensor([X, -X[:2]]),
+        VerifyConfig(), "output.0.1: FAIL",
+    ),
+    "a component less, jagged": (
+        torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged),
+        torch.nested.nested_tensor([X], layout=torch.jagged),
+        VerifyConfig(), "output.0.1: UNPAIRED",
+    ),
     "a dtype that cannot be measured": (
         X.to(torch.float8_e4m3fnuz), X.to(torch.float8_e4m3fnuz), VerifyConfig(),
         "output.0: ERROR",
@@ -226,6 +239,18 @@ class Answer:
 
 
 Point = namedtuple("Point", "x y")
+
+
+def test_gradients_through_a_nested_output_are_compared() -> None:
+    def nested(x: torch.Tensor) -> torch.Tensor:
+        return torch.nested.as_nested_tensor([x, 2 * x[:2]])
+
+    def wrong(x: torch.Tensor) -> torch.Tensor:
+        return torch.nested.as_nested_tensor([x, x[:2] + x[:2].detach()])
+
+    x = torch.randn(3, 4).requires_grad_()
+    report = report_on([x], nested, wrong, VerifyConfig(backward=True))
+    assert [row.key.slot for row in report.failures] == ["grad_input.0"]
 
 
 def test_nested_outputs_are_compared_by_path() -> None:
@@ -314,6 +339,8 @@ WRONG_USES: dict[str, tuple[Callable[[], object], type[Exception]]] = {
                     CheckError),
     "unknown reference": (lambda: VerifyConfig(reference="float32"), CheckError),  # type: ignore[arg-type]
     "no checker": (lambda: VerifyConfig(value_checker=()), CheckError),
+    "no noise": (lambda: VerifyConfig(noise=float("nan")), CheckError),
+    "a nested input": (lambda: verify([torch.nested.nested_tensor([X])], Add(), Add()), CheckError),
 }  # fmt: skip
 
 
