@@ -6,7 +6,6 @@ and where an op only moves elements, the digests of its input and output.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from functools import cached_property, lru_cache
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.pieces import lie_of
 from dumpcmp.align.synonyms import canonical, contracts, gives_views, keeps_elements
+from dumpcmp.nouns.given import parsed, told_by
 from dumpcmp.nouns.key import Key, Site, Slot
 from dumpcmp.nouns.record import VMAP, Record
 
@@ -124,7 +124,7 @@ class Flow:
             return gives_views(site.op.function)
         call = self.listing.calls.get(site)
         is_alone = sum(key.slot.is_input for key in keys) == 1
-        return is_alone and not (call and _picks(call.arguments))
+        return is_alone and not (call and told_by(call, _picks))
 
     def _do_again(self, done: dict[Expression, list[Strand]], site: Site, keys: list[Key]) -> None:
         """Where a call does once more what one before it did, and gives the same bytes."""
@@ -153,7 +153,7 @@ class Flow:
             canonical(site.op.function),
             tuple(self.strand(key) for key in taken),
             tuple(self.strand(key) for key in keys if key.slot.is_output),
-            _literals(call.arguments) + VMAP * self.listing.is_batched(site) if call else "",
+            told_by(call, _literals) + VMAP * self.listing.is_batched(site) if call else "",
         )
 
     def geometries(self, site: Site) -> Iterator[tuple[Key, Strand, Expression]]:
@@ -212,7 +212,7 @@ def _literals(arguments: str) -> str:
     if not arguments:
         return ""
     found: list[str] = []
-    _collect(json.loads(arguments), found)
+    _collect(parsed(arguments), found)
     return " ".join(found) or "-"
 
 
@@ -221,7 +221,7 @@ def _picks(arguments: str) -> bool:
     """Whether an index holds lists or truth values, which pick elements as a tensor does."""
     if not arguments:
         return False
-    _, *index = json.loads(arguments).get("args", [None])
+    _, *index = parsed(arguments).get("args", [None])
     return any(map(_is_list, index))
 
 

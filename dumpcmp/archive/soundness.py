@@ -13,6 +13,7 @@ from xxhash import xxh3_128
 
 from dumpcmp.archive import encoder, paths
 from dumpcmp.archive.paths import gaps, listed
+from dumpcmp.archive.read.agreement import clashes
 from dumpcmp.archive.read.contents import Contents
 from dumpcmp.archive.read.partfile import PartFile, dataset
 from dumpcmp.archive.read.remote import opened
@@ -158,6 +159,7 @@ class _StepChecking:
         """Check what every row says against the bytes that it points to."""
         try:
             with opened(contents.path) as file:
+                self._check_index(file, contents)
                 for number, row in enumerate(contents.rows.tolist()):
                     for problem in self._check_row(file, contents, number, row, known):
                         there = contents.has_row(number)
@@ -165,6 +167,12 @@ class _StepChecking:
                         self.find(contents.path, f"{name}: {problem}")
         except ArchiveError as error:
             self.find(contents.path, error.message)
+
+    def _check_index(self, file: PartFile, contents: Contents) -> None:
+        """Check that the index can be read, and says what the journal says, where that has it."""
+        for problem in clashes(file, contents) if contents.sealed else ():
+            self.find(contents.path, problem)
+        contents.calls()
 
     def _check_row(
         self, file: PartFile, contents: Contents, number: int, row: tuple[Any, ...],

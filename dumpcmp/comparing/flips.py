@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Touched
@@ -238,7 +238,7 @@ class _FlipWalk:
 
     def _chose_numbers(self, call: Call, other: Call) -> bool:
         """Whether the arguments of two calls differ by nothing but numbers that were touched."""
-        differing = _differing(json.loads(call.arguments), json.loads(other.arguments))
+        differing = _differing(argument_tree(call), argument_tree(other))
         if not differing:
             return False
         return any(

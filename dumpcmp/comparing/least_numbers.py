@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.row import Pair
@@ -40,7 +41,7 @@ def _found(flow: DataFlow) -> Iterator[tuple[Site, Call]]:
         limits = _limits(flow, pairs)
         if other is None or limits is None or other.arguments == call.arguments:
             continue
-        told = _exchanged(json.loads(call.arguments), json.loads(other.arguments), *limits)
+        told = _exchanged(argument_tree(call), argument_tree(other), *limits)
         yield site, replace(call, arguments=json.dumps(told, separators=(",", ":")))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call
 
@@ -40,7 +41,7 @@ def _spared(flow: DataFlow) -> Iterator[tuple[Site, Call]]:
         call = flow.golden.calls.get(site) if spare else None
         if spare is None or call is None or not call.arguments:
             continue
-        told = json.loads(call.arguments)
+        told = argument_tree(call)
         args = told.get("args", [])
         if _is_told(site, args):
             told["args"] = [None if at in spare else arg for at, arg in enumerate(args)]

@@ -12,7 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.record import Call
+
+_Told = TypeVar("_Told")
 
 
 class Stand(Enum):
@@ -44,6 +49,36 @@ class CallInputs:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     autocast: tuple[str, ...] = ()  # dtypes that autocast was computing in
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The arguments that `text` tells of, as their JSON does; ValueError where it tells of none."""
+    tree = json.loads(text) if text else {}
+    is_tree = isinstance(tree, dict) and isinstance(tree.get("args", []), list)
+    if not is_tree or not isinstance(tree.get("kwargs", {}), dict):
+        raise ValueError(f"{text!r} are no arguments")
+    return dict(tree)
+
+
+def told_by(call: Call, read: Callable[[str], _Told]) -> _Told:
+    """What `read` makes of the arguments of `call`, which must be what a capture writes."""
+    try:
+        return read(call.arguments)
+    except (ValueError, RecursionError):
+        raise damaged_arguments(call) from None
+
+
+def argument_tree(call: Call) -> dict[str, Any]:
+    """The arguments of `call` as their JSON tells them; empty where it tells of none."""
+    return told_by(call, parsed)
+
+
+def damaged_arguments(call: Call) -> ArchiveError:
+    """The error of a call whose arguments are not what a capture writes."""
+    return ArchiveError(
+        f"{call.site.place}: its arguments are damaged: {call.arguments[:80]!r}",
+        hint="dumpcmp audit says which part of the archive has them",
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,6 @@ one than golden's is then a flip, and golden's margin says what explains it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Choice
 from dumpcmp.replay import deciding, selecting
@@ -86,7 +86,7 @@ def chooses(call: Call, given: Mapping[str, object], got: Mapping[str, object]) 
 
 def arguments_by_name(call: Call, names: tuple[str, ...]) -> dict[str, Any]:
     """The arguments of a call by their names, as its JSON tells them."""
-    told = json.loads(call.arguments) if call.arguments else {}
+    told = argument_tree(call)
     given = zip(names, told.get("args", ()), strict=False)
     return {**dict(given), **told.get("kwargs", {})}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.record import Call
 from dumpcmp.replay.kinds import KINDS, FunctionKind
 
@@ -40,7 +40,7 @@ def unfit_for_rows(call: Call, sampled: _Shapes, whole: _Shapes) -> str:
         fits = bool(taken) and all(len(shape) < 2 for shape in whole.values())
     else:
         fits = taken == {_BY_ROW[name]} and all(len(shape) < 3 for shape in whole.values())
-        fits = fits and _spares_rows(name, json.loads(call.arguments))
+        fits = fits and _spares_rows(name, argument_tree(call))
     return "" if fits else f"only some rows are kept, and {name} was not given them row by row"
 
 

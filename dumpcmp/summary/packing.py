@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dumpcmp.nouns.errors import CheckError, SelectionError
+from dumpcmp.nouns.errors import ArchiveError, CheckError, SelectionError
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.record import Stored
 from dumpcmp.nouns.value import Value
@@ -89,6 +89,16 @@ def _words(digest: str) -> list[float]:
 
 def unpack(stored: Stored, numbers: Floats, dtype: str, shape: tuple[int, ...]) -> Summary:
     """The Summary of a tensor of `dtype` and `shape` that `pack` made."""
+    try:
+        return _unpacked(stored, numbers, dtype, shape)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise ArchiveError(
+            f"a summary of {dtype} {list(shape)} is damaged: {str(stored.attributes)[:80]}",
+            hint="dumpcmp audit says which part of the archive has it",
+        ) from None
+
+
+def _unpacked(stored: Stored, numbers: Floats, dtype: str, shape: tuple[int, ...]) -> Summary:
     told = dict(stored.attributes)
     if told.get("summary") != VERSION:
         raise CheckError(

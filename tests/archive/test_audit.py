@@ -117,6 +117,34 @@ def break_index(path: Path) -> str:
     return "not sealed"
 
 
+def change_index(path: Path, name: str, at: int) -> None:
+    part = parts(rank0(path))[0]
+    with h5py.File(part) as file:
+        start = file[f"_index/{name}"].id.get_offset()
+    change(part, start + at)
+
+
+def index_text(path: Path, name: str) -> bytes:
+    with h5py.File(parts(rank0(path))[0]) as file:
+        text: bytes = file[f"_index/{name}"][()]
+    return text
+
+
+def change_call(path: Path) -> str:
+    change_index(path, "calls", index_text(path, "calls").index(b"first"))
+    return "call 0 of the index has op 'virst', its journal 'first'"
+
+
+def change_form(path: Path) -> str:
+    change_index(path, "forms", index_text(path, "forms").index(b"cpu"))
+    return "form 0 of the index has device 'spu', its journal 'cpu'"
+
+
+def change_row(path: Path) -> str:
+    change_index(path, "records", 8)  # after the numbers of its call and its form
+    return "row 0 of the index has order 16, its journal 0"
+
+
 DAMAGE: dict[Callable[[Path], str], bool] = {  # what is done -> whether it can be repaired
     flip_value: False,
     cut_part: True,
@@ -131,6 +159,9 @@ DAMAGE: dict[Callable[[Path], str], bool] = {  # what is done -> whether it can 
     leave_empty_step: True,
     break_object_header: False,
     break_index: True,
+    change_call: False,
+    change_form: False,
+    change_row: False,
 }
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dumpcmp.measure.metrics import measure
-from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.errors import ArchiveError, CheckError
 from dumpcmp.nouns.value import DTYPES, Kind, Portion, Value
 from dumpcmp.summary.estimates import estimate, locate, worst_rows
 from dumpcmp.summary.packing import ATTRIBUTES, COUNTS, NUMBERS, pack, reduced, unpack
@@ -182,6 +183,15 @@ def test_packing_keeps_everything(dtype: str, recipe: Recipe) -> None:
         assert getattr(after, name) == getattr(before, name)
     assert after.recipe == before.recipe
     assert recipe.size == 0 or np.array_equal(sums_of(after), sums_of(before))
+
+
+@pytest.mark.parametrize("name", ["whole", "sketch_size", "sketch_seed"])
+def test_a_summary_whose_attributes_are_damaged_says_so(name: str) -> None:
+    stored, numbers = pack(summarise(Value(DTYPES["float32"], np.zeros(4, np.float32))))
+    told = dict(stored.attributes)
+    for damaged in ({**told, name: "[1,"}, {n: v for n, v in told.items() if n != name}):
+        with pytest.raises(ArchiveError, match="a summary of float32"):
+            unpack(replace(stored, attributes=tuple(damaged.items())), numbers, "float32", (4,))
 
 
 def test_a_reduction_that_fails_leaves_the_summary_and_says_why() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.unshard import reduce_terms
 from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.errors import LayoutError
+from dumpcmp.nouns.given import argument_tree, damaged_arguments
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.layouts import ReduceOp
 from dumpcmp.nouns.record import Call, Record
@@ -88,7 +88,7 @@ def source_of(key: Key, listing: Listing) -> Key | None:
     if collective.is_letter or not (collective.keeps_shape or key.slot.kind == "input"):
         return None
     call = listing.calls.get(key.site)
-    if call and _words(call).get("op", "sum") not in (ReduceOp.SUM, ReduceOp.AVG):
+    if call and _Words(call).get("op", "sum") not in (ReduceOp.SUM, ReduceOp.AVG):
         return None
     given = [k for k in listing.sites[key.site] if k.slot.kind == "input"]
     if len(given) != 1:
@@ -136,7 +136,7 @@ class Traffic:
         """
         found: dict[str, dict[tuple[int, ...], None]] = {}
         for calls in self.calls.values():
-            words = _words(calls[site]) if site in calls else {}
+            words = _Words(calls[site]) if site in calls else {}
             if "group" in words:
                 found.setdefault(words.get("axis", ""), {})[tuple(words["group"])] = None
         return ", ".join(_named(axis, list(groups)) for axis, groups in found.items())
@@ -144,7 +144,7 @@ class Traffic:
     def group_size(self, site: Site) -> int:
         """How many ranks ran the collective at `site` together."""
         calls = (calls[site] for calls in self.calls.values() if site in calls)
-        return max((len(_words(call).get("group", ())) for call in calls), default=0)
+        return max((len(_Words(call).get("group", ())) for call in calls), default=0)
 
     def _posted(self, record: Record) -> Delivery:
         """The letter that `record` is one end of, as it was sent and received."""
@@ -176,7 +176,7 @@ class Traffic:
 
     def _expected(self, record: Record) -> Value:
         """What the rank of `record` must get, by what all ranks of the group gave."""
-        words = _words(self.calls[record.rank][record.key.site])
+        words = _Words(self.calls[record.rank][record.key.site])
         group: list[int] = words["group"]
         mine = group.index(record.rank)
         given = [self._given(record.key.site, rank) for rank in group]
@@ -198,7 +198,7 @@ class Traffic:
     def _cuts(self, site: Site, group: Sequence[int]) -> list[list[int]]:
         """The sizes of the parts that each rank sends; none where they are even."""
         calls = (self.calls[rank].get(site) for rank in group)
-        return [(_words(call).get("input_split_sizes") if call else None) or [] for call in calls]
+        return [(_Words(call).get("input_split_sizes") if call else None) or [] for call in calls]
 
     def _given(self, site: Site, rank: int) -> list[Value]:
         """All that `rank` gave to the collective, in order."""
@@ -217,10 +217,16 @@ class Traffic:
         return values
 
 
-def _words(call: Call) -> dict[str, Any]:
-    """What the call says besides its tensors: group, reduction, root, splits."""
-    said = json.loads(call.arguments).get("kwargs", {})
-    return {word: value for word, value in said.items() if not isinstance(value, dict)}
+class _Words(dict[str, Any]):
+    """What a call says besides its tensors: group, reduction, root, splits."""
+
+    def __init__(self, call: Call) -> None:
+        said = argument_tree(call).get("kwargs", {})
+        super().__init__((w, value) for w, value in said.items() if not isinstance(value, dict))
+        self._call = call
+
+    def __missing__(self, word: str) -> NoReturn:
+        raise damaged_arguments(self._call)
 
 
 def _named(axis: str, groups: Sequence[tuple[int, ...]]) -> str:
@@ -230,7 +236,7 @@ def _named(axis: str, groups: Sequence[tuple[int, ...]]) -> str:
 
 def _letter(call: Call, rank: int) -> _Letter:
     """Which letter it is: both ends have the same number between two ranks of a group."""
-    words = _words(call)
+    words = _Words(call)
     mine = words["group"].index(rank)
     ends = words.get("src", mine), words.get("dst", mine)
     return tuple(words["group"]), *ends, words["tag"], words["number"]

@@ -208,12 +208,18 @@ def _line(record: Record, call: Call | None) -> dict[str, Any]:
 def own_numbers(archive: Archive, record: Record) -> dict[str, float]:
     """The numbers that a user's own function gave of a value of which a Summary is kept."""
     told = dict(record.stored.attributes) if record.stored else {}
-    names = json.loads(str(told.get("reduced", "[]")))
-    if not names:
+    if "reduced" not in told:
         return {}
-    first = len(str(told["fields"]).split())
-    numbers = archive.load(record).bits.reshape(-1)[first : first + len(names)]
-    return dict(zip(names, numbers.tolist(), strict=True))
+    numbers = archive.load(record).bits.reshape(-1)
+    try:
+        names = json.loads(str(told["reduced"]))
+        first = len(str(told["fields"]).split())
+        return dict(zip(names, numbers[first : first + len(names)].tolist(), strict=True))
+    except (KeyError, TypeError, ValueError):
+        raise ArchiveError(
+            f"{record.key}: the names of its numbers are damaged: {str(told['reduced'])[:80]!r}",
+            hint="dumpcmp audit says which part of the archive has them",
+        ) from None
 
 
 _EMPTY = _line(Record(Key("", 0, "", 0, ""), 0, "", ()), None)  # for the columns of an empty table
