@@ -180,7 +180,8 @@ def unpacked_golden(fixture: Path) -> Iterator[tuple[dict[str, Any], Path]]:
             version = manifest["version"]
         except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, EOFError) as error:
             hint = "write one: dumpcmp golden pack d1 golden.tar"
-            raise ArchiveError(f"{fixture} is no golden fixture: {error}", hint=hint) from error
+            problem = str(error).partition("\n")[0].removesuffix(":")  # tarfile says all it tried
+            raise ArchiveError(f"{fixture} is no golden fixture: {problem}", hint=hint) from error
         if version != FIXTURE_VERSION:
             raise ArchiveError(
                 f"{fixture} has version {version}, this dumpcmp knows {FIXTURE_VERSION}",

@@ -1,6 +1,7 @@
 """``dumpcmp dump``: run a program and record what every op of its models takes in and gives out."""
 
 import runpy
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -195,8 +196,9 @@ def report(dumped: "Dumped", path: str) -> int:
     if dumped.is_empty:
         click.echo("dumpcmp: nothing was recorded", err=True)
     else:
-        click.echo(f"  look inside: dumpcmp show {path}", err=True)
-        click.echo(f"  compare:     dumpcmp compare --golden-path {path} --my-path ...", err=True)
+        here = visible(shlex.quote(path))
+        click.echo(f"  look inside: dumpcmp show {here}", err=True)
+        click.echo(f"  compare:     dumpcmp compare --golden-path {here} --my-path ...", err=True)
     return 2 if dumped.error is not None or dumped.is_empty or dumped.problem else 0
 
 

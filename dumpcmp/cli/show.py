@@ -67,8 +67,18 @@ def command(
                 console.print(_tree(archive, f"{model}, token {step}", keys, values))
             num_shown += len(keys)
     if not num_shown:
+        _check_holds(archive)
         raise SelectionError(
             f"nothing in {path} is called {key_glob!r}", hint="quote the glob: 'layers.0.*'"
+        )
+
+
+def _check_holds(archive: Archive) -> None:
+    """Refuse an archive without values, in which there is nothing to look for."""
+    if not len(archive):
+        raise ArchiveError(
+            f"nothing is recorded in {archive.path}",
+            hint="dump the program again: what it says at its end tells why nothing was recorded",
         )
 
 
@@ -89,6 +99,8 @@ def _show_pairs(
     glob = rest[0] if rest else "*"
     console = Screen(soft_wrap=True)
     chosen = [one for one in found.found if _names(glob, one.golden, one.target)]
+    if not found.found:
+        raise ArchiveError("nothing is recorded on either side", hint="dump both programs again")
     if not chosen:
         raise SelectionError(f"no call is named {glob!r}", hint="quote the glob: 'layers.0.*'")
     for remark in found.remarks:
@@ -117,6 +129,7 @@ def _show_kernels(archive: Archive, glob: str) -> None:
     for told in dict.fromkeys(kernel_of(archive, call) for call in calls):
         click.echo(visible(told, keep="\n\t") + "\n")
     if not calls:
+        _check_holds(archive)
         raise SelectionError(f"no op in {archive.path} is called {glob!r}", hint="quote the glob")
 
 

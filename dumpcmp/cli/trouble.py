@@ -18,6 +18,7 @@ NO_VERDICT = 2
 TRACEBACK = "DUMPCMP_TRACEBACK"  # set in the environment, it shows where an error came from
 
 _PRINTERS = {__name__, "click.utils", "rich.console", "dumpcmp.report.terminal"}
+_HELP = getattr(click.exceptions, "NoArgsIsHelpError", click.exceptions.Exit)  # since click 8.2
 _ROOM = "make room there, or choose another place"
 _FILES = "raise the limit with `ulimit -n 4096`, or use fewer --jobs"
 _ALLOWED = "choose another place, or ask for the right to use this one"
@@ -37,7 +38,7 @@ def told() -> Iterator[None]:
         yield
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be printed fails here, and not when Python ends
-    except (click.exceptions.Exit, click.UsageError):
+    except (click.exceptions.Exit, _HELP):
         raise  # click says these itself, with the codes that they have
     except BaseException as error:
         if os.getpid() != owner:
@@ -69,6 +70,9 @@ def explained(error: BaseException) -> DumpcmpError:
     match error:
         case DumpcmpError():
             return error
+        case click.UsageError(ctx=click.Context() as ctx):
+            hint = f"{ctx.command_path} --help lists what it takes"
+            return DumpcmpError(error.format_message(), hint=hint)
         case click.ClickException():
             return DumpcmpError(error.format_message())
         case KeyboardInterrupt() | click.Abort():

@@ -153,6 +153,7 @@ def compare(
         *noted.own_metrics(),
         *facts_to_know(tap, ours, theirs, finer),
         *comparing.renaming.idle(*noted.ops),
+        *stated.idle(ours.ops, theirs.ops),
         *said_of(noted.shortcuts),
         *alone(rows),
         *not_compared(rows),

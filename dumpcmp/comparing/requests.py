@@ -16,6 +16,7 @@ from dumpcmp.nouns.rows import having
 from dumpcmp.nouns.selection import Io, Level, Tap, spelled
 
 _ALL = Tap(backward=True, weights=True)
+_UNASKED = "not recorded by request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,15 @@ class Asking:
 
     tap: Tap = _ALL
     counting: Counting = AS_COUNTED  # from the steps of the side's own count
+    follows_weights: bool = False  # it records them unasked
 
     @classmethod
     def of(cls, archive: Archive, counting: Counting = AS_COUNTED) -> Asking:
         """What the archive says of its filters; one that says nothing has none."""
         runs = (facts.get("run", {}) for facts in archive.run.values())
-        stated: dict[str, Any] = next(
-            (run["filters"] for run in runs if isinstance(run.get("filters"), dict)), {}
-        )
-        return cls(_tap(stated) if stated else _ALL, counting)
+        run: dict[str, Any] = next((r for r in runs if isinstance(r.get("filters"), dict)), {})
+        stated = run.get("filters")
+        return cls(_tap(stated) if stated else _ALL, counting, bool(run.get("follows_weights")))
 
     def leaves_out(self, key: Key) -> str:
         """The option by which a value of this name was left out; empty where none did."""
@@ -46,7 +47,7 @@ class Asking:
             return "--level modules"
         if slot.is_gradient and not tap.backward:
             return "no --backward"
-        if slot.kind in ("param", "buffer") and not tap.weights:
+        if slot.kind in ("param", "buffer") and not tap.weights and not self.follows_weights:
             return "no --weights"
         left = {Io.INPUT: "output", Io.OUTPUT: "input"}.get(tap.io)
         return f"--io {tap.io}" if left and left in slot.kind else ""
@@ -90,10 +91,11 @@ def _unasked(pair: Pair, golden: Asking, target: Asking, models: Mapping[str, st
         return said
     side, asked = ("golden", golden) if pair.golden is None else ("my side", target)
     option = asked.leaves_out(pair.key)
-    return f"not recorded by request: {side} was dumped with {option}" if option else ""
+    return f"{_UNASKED}: {side} was dumped with {option}" if option else ""
 
 
 def said_of_requests(rows: Sequence[Row]) -> Iterator[str]:
-    """What must be said of values that one side was not asked to record."""
-    found = Counter(row.reason for row in having(rows, Verdict.SKIPPED))
-    yield from (f"{count} values were {reason}" for reason, count in found.items())
+    """What must be said of values that were skipped, above all since one side was not asked."""
+    for reason, count in Counter(row.reason for row in having(rows, Verdict.SKIPPED)).items():
+        is_unasked = reason.startswith(_UNASKED)
+        yield f"{count} values were {reason if is_unasked else f'skipped: {reason}'}"

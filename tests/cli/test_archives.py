@@ -58,6 +58,14 @@ def test_show_of_nothing_is_trouble(path: Path) -> None:
     assert shown.exit_code == 2 and "is called 'nowhere'" in shown.output
 
 
+@pytest.mark.parametrize("options", [(), ("--kernel",), ("nowhere",)])
+def test_show_of_an_empty_archive_says_that_it_is(tmp_path: Path, options: tuple[str, ...]) -> None:
+    ArchiveWriter(tmp_path / "empty").close()
+    shown = run("show", tmp_path / "empty", *options)
+    assert shown.exit_code == 2
+    assert "nothing is recorded in" in shown.output and "glob" not in shown.output
+
+
 def test_audit_exits_with_0_1_and_2(path: Path, tmp_path: Path) -> None:
     assert run("audit", path).exit_code == 0
     content = parts(path)[0].read_bytes()

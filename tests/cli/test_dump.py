@@ -244,6 +244,11 @@ def test_an_empty_dump_is_never_silent(
     assert said in ran.stderr and "nothing was recorded" in ran.stderr
 
 
+def test_what_to_do_next_is_written_as_a_shell_reads_it(here: Callable[..., Ended]) -> None:
+    ran = here("--path", "my dump", str(PROGRAMS / "saves.py"))
+    assert "dumpcmp show 'my dump'" in ran.stderr and "--golden-path 'my dump'" in ran.stderr
+
+
 def test_a_path_is_not_reused_unless_told(tmp_path: Path, here: Callable[..., Ended]) -> None:
     words = ["--path", "d1", str(PROGRAMS / "saves.py")]
     assert here(*words).returncode == 0

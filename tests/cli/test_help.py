@@ -38,6 +38,32 @@ def test_the_docs_explain_every_command_and_option(name: str) -> None:
     assert [option for option in sorted(options) if option not in sections[name]] == []
 
 
+MISUSES = [
+    ("frobnicate", "No such command 'frobnicate'."),
+    ("--nope", "No such option '--nope'."),
+    ("compare", "Missing option '--my-path'."),
+    ("compare --rtol x", "Invalid value for '--rtol': 'x' is not a valid float."),
+    ("golden nope", "No such command 'nope'."),
+    ("audit", "Missing argument 'PATH'."),
+]
+
+
+@pytest.mark.parametrize("words, said", MISUSES)
+def test_a_misuse_is_told_like_all_trouble(words: str, said: str) -> None:
+    told = CliRunner().invoke(main, words.split())
+    assert told.exit_code == 2
+    first, then = told.stderr.splitlines()
+    assert first == f"dumpcmp: {said}" and then.endswith("--help lists what it takes")
+
+
+@pytest.mark.parametrize("option", ["--rtol nan", "--atol inf", "--rtol -1", "--pcc 2"])
+def test_a_tolerance_that_makes_no_sense_is_refused(option: str) -> None:
+    words = f"compare --my-path nowhere --golden-path nowhere {option}"
+    told = CliRunner().invoke(main, words.split())
+    name, number = option.removeprefix("--").split()
+    assert told.exit_code == 2 and told.stderr.startswith(f"dumpcmp: {name} is {number}, which")
+
+
 def run(code: str) -> str:
     command = [sys.executable, "-X", "importtime", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -9,6 +9,7 @@ from torch import nn
 
 import dumpcmp
 from dumpcmp import Verdict
+from dumpcmp.nouns.errors import CaptureWarning
 
 
 class Block(nn.Module):
@@ -99,6 +100,29 @@ def test_what_was_to_be_recorded_and_is_not_there_is_unpaired(tmp_path: Path) ->
             net(torch.ones(4, 8))
     outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
     assert outcome.tally[Verdict.UNPAIRED] > 0
+
+
+def test_weights_that_an_empty_side_lacks_were_not_left_out_by_request(tmp_path: Path) -> None:
+    """Captures record them unasked."""
+    net = Net()
+    with dumpcmp.capture(net, tmp_path / "golden"):
+        net(torch.ones(4, 8))
+    with pytest.warns(CaptureWarning), dumpcmp.capture(net, tmp_path / "target"):
+        pass
+    outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target")
+    assert outcome.exit_code == 2
+    told = "values were skipped: only golden has such a weight, or tells of it"
+    assert any(told in remark for remark in outcome.remarks)
+    assert not any("by request" in remark for remark in outcome.remarks)
+
+
+def test_a_layout_of_no_op_is_told_of(tmp_path: Path) -> None:
+    net = Net()
+    with dumpcmp.capture(net, tmp_path / "d"):
+        net(torch.ones(4, 8))
+    outcome = dumpcmp.compare(tmp_path / "d", tmp_path / "d", layouts="layer.0.mlp=b h[tp]")
+    said = [remark for remark in outcome.remarks if "--layout" in remark]
+    assert len(said) == 1 and said[0].startswith("--layout 'layer.0.mlp' matched nothing; closest:")
 
 
 @pytest.mark.parametrize(

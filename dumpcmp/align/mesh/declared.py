@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import Any
 from dumpcmp.align.named_lines import UnreadableLinesError, read_named_lines
 from dumpcmp.archive.stores.urls import place
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import Dim, Layout, Mesh, parse_layout, parse_mesh
+from dumpcmp.nouns.selection import closest
 
 _HINT = (
     "a layout file has lines such as\n"
@@ -60,6 +61,16 @@ class Stated:
 
     def __add__(self, later: Stated) -> Stated:
         return Stated(self.golden + later.golden, self.target + later.target)
+
+    def idle(self, golden: Collection[Op], target: Collection[Op]) -> Iterator[str]:
+        """A sentence for each op that is named, and that no run of which it is told has."""
+        runs = ((self.golden, golden), (self.target, target))
+        for name in dict.fromkeys(line.op for stated, _ in runs for line in stated.lines):
+            told = (ops for stated, ops in runs if any(line.op == name for line in stated.lines))
+            meant = {op.plain for ops in told for op in ops}
+            if not any(fnmatchcase(op, name) for op in meant):
+                near = ", ".join(closest(name, meant)) or "none"
+                yield f"--layout {name!r} matched nothing; closest: {near}"
 
 
 def _is_file(option: str) -> bool:

@@ -14,7 +14,7 @@ from dumpcmp.align.mesh.declared import Declarations, read_stated
 from dumpcmp.align.mesh.held import AssemblyError, Held, RunFacts
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import parse_layout, parse_mesh
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.value import DTYPES, Value
@@ -226,6 +226,13 @@ def test_an_option_speaks_of_ops_and_slots(
 ) -> None:
     found = read_stated([option]).target.layout_of(Key("M", 0, op, 0, slot))
     assert found == (parse_layout(layout) if layout else None)
+
+
+def test_a_line_is_idle_where_no_run_that_it_speaks_of_has_its_op(tmp_path: Path) -> None:
+    path = tmp_path / "layouts.yaml"
+    path.write_text("'a*': b s\n'c': b s\ngolden: {'b': b s}\ntarget: {'b2': b s}\n")
+    said = list(read_stated([str(path)]).idle([Op("a.1")], [Op("b"), Op("b2@1")]))
+    assert [line.split("'")[1] for line in said] == ["c", "b"]
 
 
 def test_a_file_may_speak_of_one_side_and_the_last_line_holds(tmp_path: Path) -> None:
