@@ -74,6 +74,7 @@ class Assembled:
     plan: Plan | None = None  # None where no layout was needed
     load: Load | None = None
     ranks: tuple[int, ...] = ()  # whose values were laid one upon the other, each for itself
+    counts: tuple[int, ...] = ()  # of the elements that each of `ranks` has
 
     @property
     def layout(self) -> str:
@@ -169,10 +170,9 @@ def explain(golden: Assembled, target: Assembled, metrics: Metrics, limit: float
 def by_rank(golden: Assembled, target: Assembled, limit: float) -> tuple[tuple[int, float], ...]:
     """How far each rank's shard is from golden's region for it."""
     if target.basis is Basis.BY_RANK:
-        return tuple(
-            (rank, distance(_at(golden.value, n), _at(target.value, n)).rel_l2)
-            for n, rank in enumerate(target.ranks)
-        )
+        sides = zip(_by_themselves(golden), _by_themselves(target), strict=True)
+        errors = [distance(*values).rel_l2 for values in sides]
+        return tuple(zip(target.ranks, errors, strict=True))
     if target.plan is None or target.load is None or len(target.plan.shards) < 2:
         return ()
     question = Question(golden.value, target.plan.shards, target.load, limit)
@@ -356,11 +356,19 @@ def _jointly(
 
 
 def _side_by_side(held: Held, target: Held) -> Assembled:
+    """What each rank has, one upon the other; in one line where some have more than others."""
     values = [held.load(record) for record in held.records]
-    stacked = Value(values[0].dtype, np.stack([value.bits for value in values]))
+    bits = [value.bits for value in values]
+    is_even = len({value.shape for value in values}) == 1
+    laid = np.stack(bits) if is_even else np.concatenate([each.reshape(-1) for each in bits])
     ranks = tuple(record.rank for record in target.records)
-    return Assembled(stacked, Basis.BY_RANK, Basis.BY_RANK, ranks=ranks)
+    counts = tuple(value.numel for value in values)
+    whole = Value(values[0].dtype, laid)
+    return Assembled(whole, Basis.BY_RANK, Basis.BY_RANK, ranks=ranks, counts=counts)
 
 
-def _at(stacked: Value, number: int) -> Value:
-    return Value(stacked.dtype, stacked.bits[number])
+def _by_themselves(beside: Assembled) -> list[Value]:
+    """The elements of each rank, of values that were laid one upon the other."""
+    line = beside.value.line()
+    ends = np.cumsum(beside.counts)[:-1]
+    return [Value(line.dtype, bits) for bits in np.split(line.bits, ends)]

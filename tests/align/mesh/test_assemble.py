@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dumpcmp.align.mesh.assemble import Basis, assemble, explain
+from dumpcmp.align.mesh.assemble import Basis, assemble, by_rank, explain
 from dumpcmp.align.mesh.declared import Declarations, read_stated
 from dumpcmp.align.mesh.held import AssemblyError, Held, RunFacts
 from dumpcmp.measure.metrics import measure
@@ -139,6 +139,14 @@ def test_sides_of_the_same_ranks_and_shapes_are_compared_rank_by_rank() -> None:
     golden, target = assemble(_sharded("b[dp] s h", "dp=2"), _sharded("b[dp] s h", "dp=2"), LIMIT)
     assert target.basis is Basis.BY_RANK
     assert golden.value.shape == (2, 2, 6, 24)
+
+
+def test_ranks_of_which_some_have_more_are_compared_each_by_itself() -> None:
+    parts = [_value(WHOLE.bits[:3]), _value(WHOLE.bits[3:])]
+    golden, target = assemble(_held(parts, ["", ""]), _held(_one_off(parts), ["", ""]), LIMIT)
+    assert target.basis is Basis.BY_RANK and golden.value.numel == WHOLE.numel
+    (first, error), (last, other) = by_rank(golden, target, LIMIT)
+    assert (first, last, error) == (0, 1, 0.0) and other > 0.5
 
 
 @pytest.mark.parametrize("recorded", [True, False])
