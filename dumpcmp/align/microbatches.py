@@ -11,7 +11,10 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.align.stages import microbatch_of
 from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.layouts import Coordinate, parse_layout
 from dumpcmp.nouns.record import Call, Record
+
+_OwnStep = tuple[str, int]  # a model and its own number of a step
 
 
 def merged(listing: Listing) -> Listing:
@@ -20,9 +23,10 @@ def merged(listing: Listing) -> Listing:
     Stages that lie on one rank are models of their own there: they are merged, too. Records keep
     their own keys; their layouts say which microbatch they are.
     """
-    steps = _steps(listing.values)
-    if not steps:
+    numbers = _numbers(listing.values)
+    if not numbers:
         return listing
+    steps = _steps(numbers)
     whole = _Whole(steps, _stages(listing.values, {model for model, _ in steps}))
     values: dict[Key, list[Record]] = {}
     for key, records in listing.values.items():
@@ -30,7 +34,7 @@ def merged(listing: Listing) -> Listing:
     calls: dict[Site, Call] = {}
     for site, call in listing.calls.items():
         calls.setdefault(site._replace(**whole.place(*site[:3])), call)
-    merged_values = {key: tuple(records) for key, records in values.items()}
+    merged_values = {key: _told(records, numbers) for key, records in values.items()}
     return replace(listing, values=merged_values, calls=calls)
 
 
@@ -38,7 +42,7 @@ def merged(listing: Listing) -> Listing:
 class _Whole:
     """Which step each microbatch is a part of, and which model each stage."""
 
-    steps: Mapping[tuple[str, int], int]
+    steps: Mapping[_OwnStep, int]
     models: Mapping[str, str]
 
     def place(self, model: str, step: int, op: Op) -> dict[str, Any]:
@@ -73,17 +77,38 @@ def _stages(values: Iterable[Key], staged: set[str]) -> dict[str, str]:
     return found
 
 
-def _steps(values: Mapping[Key, tuple[Record, ...]]) -> dict[tuple[str, int], int]:
-    """The step that each step with a microbatch is a part of: a new one begins at number 0."""
-    numbers: dict[tuple[str, int], int] = {}
+def _numbers(values: Mapping[Key, tuple[Record, ...]]) -> dict[_OwnStep, Coordinate]:
+    """The microbatch that each step is, where one is."""
+    numbers: dict[_OwnStep, Coordinate] = {}
     for key, records in values.items():
-        if (key.model, key.step) not in numbers and (
-            number := microbatch_of(records[0])
-        ) is not None:
+        if (key.model, key.step) not in numbers and (number := microbatch_of(records[0])):
             numbers[key.model, key.step] = number
-    steps: dict[tuple[str, int], int] = {}
+    return numbers
+
+
+def _steps(numbers: Mapping[_OwnStep, Coordinate]) -> dict[_OwnStep, int]:
+    """The step that each step with a microbatch is a part of: a new one begins at number 0."""
+    steps: dict[_OwnStep, int] = {}
     begun: dict[str, int] = {}
-    for (model, step), number in sorted(numbers.items()):
-        begun[model] = begun.get(model, 0 if number else -1) + (number == 0)
+    for (model, step), number in sorted(numbers.items(), key=lambda item: item[0]):
+        is_first = number.index == 0
+        begun[model] = begun.get(model, -1 if is_first else 0) + is_first
         steps[model, step] = begun[model]
     return steps
+
+
+def _told(records: list[Record], numbers: Mapping[_OwnStep, Coordinate]) -> tuple[Record, ...]:
+    """`records` of one value, each with its microbatch, also where autograd ran after that.
+
+    What a rank has once is of all microbatches, as a gradient at the end of a schedule.
+    """
+    if len({record.rank for record in records}) == len(records):
+        return tuple(records)
+    return tuple(_placed(one, numbers.get((one.key.model, one.key.step))) for one in records)
+
+
+def _placed(record: Record, number: Coordinate | None) -> Record:
+    if number is None or microbatch_of(record) is not None:
+        return record
+    layout = parse_layout(record.layout)
+    return replace(record, layout=str(replace(layout, coordinates=(*layout.coordinates, number))))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dumpcmp.nouns.key import ROOT, Key
-from dumpcmp.nouns.layouts import MICROBATCH, parse_layout
+from dumpcmp.nouns.layouts import MICROBATCH, Coordinate, parse_layout
 from dumpcmp.nouns.record import Record
 
 
@@ -44,10 +44,10 @@ def stages_of(values: Mapping[Key, tuple[Record, ...]]) -> dict[Holder, int]:
     return {holder: n for n, stage in enumerate(found) for holder in stage.holders}
 
 
-def microbatch_of(record: Record) -> int | None:
-    """The number of the microbatch that a value belongs to."""
+def microbatch_of(record: Record) -> Coordinate | None:
+    """The microbatch that a value belongs to, as a place on the axis of them all."""
     coordinates = parse_layout(record.layout).coordinates if record.layout else ()
-    return next((c.index for c in coordinates if c.axis == MICROBATCH), None)
+    return next((c for c in coordinates if c.axis == MICROBATCH), None)
 
 
 def _modules(values: Mapping[Key, tuple[Record, ...]]) -> dict[Holder, frozenset[str]]:

@@ -67,7 +67,7 @@ def find_clues(
     leaves = leaf_findings(flow.pairs, measured, golden, target, inquiry.is_apart)
     stale = inquiry.history.stale(flow.pairs, golden, target)
     how, allow, tell = inquiry.how, inquiry.allow, inquiry.tell
-    made = inquiry.courses.updates(flow.pairs, golden, target, partial(_is_equal, measured))
+    made = inquiry.courses.updates(flow.pairs, golden, target, partial(_found, measured))
     updates = {} if is_off else replay_updates(made, workers)
     right = {pair for pair, one in updates.items() if one.is_known and not wrong(one)}
     replays = updates | replay_all(flow, work, measured, workers, how, allow, flips, tell)
@@ -81,8 +81,7 @@ def find_clues(
     )
 
 
-def _is_equal(measured: Mapping[Pair, Measured], pair: Pair) -> bool:
-    """Whether both sides of a pair are the same to the bit."""
+def _found(measured: Mapping[Pair, Measured], pair: Pair) -> Measured | None:
+    """What measuring found of a pair, or of the one that it repeats."""
     first = pair if pair in measured or pair.repeats is None else pair.repeats
-    metrics = measured[first].metrics if first in measured else None
-    return metrics is not None and metrics.equal
+    return measured.get(first)

@@ -109,12 +109,14 @@ def lay_out(
         ):
             continue
         other = partners.get(pair.golden)
+        ours, theirs = golden.shares(pair.golden), target.shares(pair.target)
+        in_shares = partitioned or ours.is_in_microbatches or theirs.is_in_microbatches
         work[pair] = Task(
-            golden.shares(pair.golden),
-            target.shares(pair.target),
+            ours,
+            theirs,
             closeness,
             Shares(finer.archive.path, finer.listing.values[other]) if finer and other else None,
-            FIT * rule.limit(ways.conditions(pair)) if partitioned else 0.0,
+            FIT * rule.limit(ways.conditions(pair)) if in_shares else 0.0,
             golden_part=pair.golden_part,
             target_part=pair.target_part,
             turn=pair.turn,

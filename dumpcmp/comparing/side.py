@@ -84,6 +84,13 @@ class Shares:
             return False
         return parse_layout(self.first.layout).is_in_laps
 
+    @property
+    def is_in_microbatches(self) -> bool:
+        """Whether several microbatches have it."""
+        return len(self.records) > 1 and any(
+            at.axis == MICROBATCH for at in parse_layout(self.first.layout).coordinates
+        )
+
     def of_rank(self, rank: int) -> Shares:
         """What one rank has, or what a run on one rank has for it, as a value by itself."""
         if self.facts.num_ranks == 1:

@@ -12,9 +12,10 @@ from dumpcmp.comparing.side import Shares, Side, archive_at
 from dumpcmp.comparing.staleness import WeightName
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import Pair
+from dumpcmp.nouns.row import Measured, Pair
 from dumpcmp.nouns.value import Kind, dtype_named, to_torch
 
 if TYPE_CHECKING:  # torch is imported where there is something to run
@@ -95,7 +96,7 @@ class Courses:
         pairs: Sequence[Pair],
         golden: Side,
         target: Side,
-        is_equal: Callable[[Pair], bool],
+        found_of: Callable[[Pair], Measured | None],
     ) -> dict[Pair, Update]:
         """Weights among `pairs`, in order of execution, that were made and are not the same."""
         if golden.facts.num_ranks > 1 or target.facts.num_ranks > 1:
@@ -107,10 +108,11 @@ class Courses:
                 continue
             if key.slot.kind == "param":
                 update = self._grown(key, golden.shares(key), target.shares(pair.target))
-                if update is not None and not is_equal(pair):
+                if update is not None and not _is_equal(found_of(pair)):
                     found[pair] = update
             elif key.slot.is_parameter_gradient:
-                self._taken(key, golden.shares(key), target.shares(pair.target))
+                theirs = _at_last(target.shares(pair.target), found_of(pair))
+                self._taken(key, _at_last(golden.shares(key)), theirs)
         return _with_peers(found)
 
     def _grown(self, key: Key, ours: Shares, theirs: Shares) -> Update | None:
@@ -125,6 +127,18 @@ class Courses:
         name = key.model, key.op, key.slot.value
         if (before := self._known.get(name)) is not None:
             self._known[name] = before[0].with_gradient(ours), before[1].with_gradient(theirs)
+
+
+def _is_equal(found: Measured | None) -> bool:
+    """Whether both sides of a pair are the same to the bit."""
+    return found is not None and found.metrics is not None and found.metrics.equal
+
+
+def _at_last(gradient: Shares, found: Measured | None = None) -> Shares:
+    """What a gradient was when all microbatches had gone back: the others have sums so far."""
+    layout = parse_layout(found.laid.layout) if found and found.laid else Layout()
+    goes_back = any(placement.mode is Mode.REWINDING for placement in layout.over)
+    return replace(gradient, records=(gradient.records[0 if goes_back else -1],))
 
 
 def _with_peers(updates: dict[Pair, Update]) -> dict[Pair, Update]:

@@ -19,6 +19,7 @@ class Mode(StrEnum):
     REPLICATED = "replicated"
     PARTIAL = "partial"  # every rank holds a term; reducing the terms gives the value
     RUNNING = "running"  # sums so far, as microbatches give them; the last is the value
+    REWINDING = "rewinding"  # the same from the last microbatch to the first, which has the value
     INTERLEAVED = "interleaved"  # a shard of each part of a merged dim: (q k v)
     ZIGZAG = "zigzag"  # 2n slices; rank i holds slices i and 2n - 1 - i
     CYCLIC = "cyclic"  # index j lies on rank j mod n
@@ -35,7 +36,8 @@ class ReduceOp(StrEnum):
     PRODUCT = "product"
 
 
-_WHOLE = (Mode.PARTIAL, Mode.RUNNING, Mode.REPLICATED)  # of the value; the others belong to one dim
+# Of the value; the others belong to one dim.
+_WHOLE = (Mode.PARTIAL, Mode.RUNNING, Mode.REWINDING, Mode.REPLICATED)
 AS_GOLDEN = 0  # a dim's size written as "?": cut the padding to golden's size
 ELLIPSIS = "..."
 RANKS = "ranks"  # the axis of all ranks, where nobody names one

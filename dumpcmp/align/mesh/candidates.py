@@ -171,9 +171,11 @@ class _Option:
     names: tuple[Name, ...] = ()
 
     def sees_fewer(self, outline: Outline) -> bool:
-        """Whether a mean over this axis's samples may have made the values too large."""
-        running = self.placement.mode is Mode.RUNNING
-        return running or (outline.may_be_scaled and self.dim == outline.sample_dim)
+        """Whether a mean over this axis's samples may have made the values too large.
+
+        Not the last of running sums: that is the gradient which an optimizer takes.
+        """
+        return outline.may_be_scaled and self.dim == outline.sample_dim
 
     def applied(self, layout: Layout) -> Layout:
         if self.dim is None:
@@ -223,6 +225,8 @@ def _options(outline: Outline, axis: str, size: int, splits: _Splits) -> Iterato
             yield from splits(axis, size, n)
     if axis in (MICROBATCH, STATE):
         yield _Option(Placement(axis, Mode.RUNNING), 3)
+    if axis == MICROBATCH:
+        yield _Option(Placement(axis, Mode.REWINDING), 4)
     if outline.may_be_partial:
         yield _Option(Placement(axis, Mode.PARTIAL), 6)
         yield _Option(Placement(axis, Mode.PARTIAL, "avg"), 7)

@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 
 from dumpcmp.align.mesh.regions import Region, Shape, Shard, Stretch, corners, regions
 from dumpcmp.nouns.errors import LayoutError
-from dumpcmp.nouns.layouts import CHUNK, MICROBATCH, STATE, Coordinates, Layout, Mode, ReduceOp
+from dumpcmp.nouns.layouts import (
+    CHUNK,
+    MICROBATCH,
+    STATE,
+    Coordinate,
+    Coordinates,
+    Layout,
+    Mode,
+    ReduceOp,
+)
 from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.value import Dtype, Kind, Value, widen
 
@@ -274,14 +283,19 @@ def _held(
     shards: Sequence[Shard], layout: Layout, axes: Sequence[str]
 ) -> dict[Coordinates, tuple[int, ...]]:
     """The positions of the shards at each corner of `axes`."""
-    running = {p.axis for p in layout.over if p.mode is Mode.RUNNING}
+    sums = {p.axis: p.mode for p in layout.over if p.mode in (Mode.RUNNING, Mode.REWINDING)}
     held: dict[Coordinates, tuple[int, ...]] = {}
     for position, one in enumerate(shards):
-        if any(c.axis in running and c.index + 1 < c.size for c in one.layout.coordinates):
-            continue  # a sum so far, which the last one includes
+        if any(_is_so_far(c, sums[c.axis]) for c in one.layout.coordinates if c.axis in sums):
+            continue  # the last sum includes it
         corner = one.layout.at(axes)
         held[corner] = (*held.get(corner, ()), position)
     return held
+
+
+def _is_so_far(at: Coordinate, mode: Mode) -> bool:
+    """Whether a sum lacks what microbatches that come later add to it."""
+    return at.index != (at.size - 1 if mode is Mode.RUNNING else 0)
 
 
 def reduce_terms(terms: Sequence[Value], reduction: ReduceOp, divisor: int = 1) -> Value:

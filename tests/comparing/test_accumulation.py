@@ -1,0 +1,94 @@
+"""Gradients that are added up over microbatches: held against those of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import dumpcmp
+from dumpcmp.nouns.outcome import Outcome
+
+Going = Callable[[list[Tensor]], None]  # back from the losses of all microbatches
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a small net is trained on batches in `num` shares."""
+
+    num: int = 1
+    divisor: float = 1.0  # of each share's loss
+    steps: int = 1
+    reduction: str = "mean"
+    lr: float = 0.1
+    back: Going | None = None  # after all microbatches; None: inside of each
+
+
+def in_order(losses: list[Tensor]) -> None:
+    for loss in losses:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def rewinding(losses: list[Tensor]) -> None:
+    in_order(losses[::-1])
+
+
+def at_once(losses: list[Tensor]) -> None:
+    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def train(path: Path, how: Training) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=how.lr)
+    with dumpcmp.capture(model, path, backward=True):
+        for _ in range(how.steps):
+            shares = zip(*(torch.randn(8, n).chunk(how.num) for n in (8, 3)), strict=True)
+            losses = []
+            for n, (share, wanted) in enumerate(shares):
+                with dumpcmp.microbatch(n, of=how.num) if how.num > 1 else nullcontext():
+                    loss = functional.mse_loss(model(share), wanted, reduction=how.reduction)
+                    losses.append(loss / how.divisor)
+                    if how.back is None:
+                        losses.pop().backward()  # type: ignore[no-untyped-call]
+            (how.back or in_order)(losses)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def compared(folder: Path, golden: Training, target: Training) -> Outcome:
+    train(folder / "golden", golden)
+    train(folder / "target", target)
+    return dumpcmp.compare(folder / "golden", folder / "target")
+
+
+@pytest.mark.parametrize("back", [None, in_order, rewinding, at_once])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_mean_losses_are_divided_by_the_number_of_microbatches(
+    tmp_path: Path, back: Going | None, steps: int
+) -> None:
+    whole = Training(steps=steps)
+    assert compared(tmp_path / "right", whole, Training(4, 4.0, steps, back=back)).passed
+    outcome = compared(tmp_path / "wrong", whole, Training(4, 1.0, steps, back=back))
+    root = outcome.first_divergence
+    assert outcome.exit_code == 1 and root is not None
+    assert str(root.key) == "Sequential[0] 2/linear#0 grad_input.1"  # the gradient of its weight
+    assert "3 off the op in float64" in root.reason
+
+
+def test_sums_need_no_division(tmp_path: Path) -> None:
+    summed = Training(reduction="sum", steps=2, lr=0.01)
+    assert compared(tmp_path, summed, Training(4, 1.0, 2, "sum", 0.01)).passed
+
+
+def test_an_optimizer_is_held_against_the_last_sum(tmp_path: Path) -> None:
+    outcome = compared(tmp_path, Training(steps=2), Training(4, 4.0, 2, lr=0.05))
+    root = outcome.first_divergence
+    assert outcome.exit_code == 1 and root is not None and root.key.slot.kind == "param"
+    assert "golden's optimizer makes of the same gradients" in root.reason
