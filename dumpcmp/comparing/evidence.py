@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.clues import Clues
-from dumpcmp.comparing.terms import terms_left
+from dumpcmp.comparing.terms import terms_given, terms_left
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import Evidence
 from dumpcmp.judge.conditions import Conditions
@@ -33,7 +33,7 @@ def gather(
     found |= {pair: UNMEASURED for pair in pairs if pair.unwritten is Unwritten.WHOLLY}
     clean = clean_pairs(found, ways.golden, ways.target)
     cancelled, moments = cancellations(found, ways.golden), moments_of(found)
-    left = terms_left(found, ways.target)
+    left, given = terms_left(found, ways.target), terms_given(found, ways.target)
     touched = clues.flips.touched
 
     def conditions(first: Pair, one: Measured) -> Conditions:
@@ -55,6 +55,7 @@ def gather(
             found[pair],
             known[first] if firsts.get(first) is found[pair] else conditions(first, found[pair]),
             unsummed=left.get(pair, ""),
+            in_terms=given.get(pair, ""),
             replay=clues.replays.get(pair) or clues.replays.get(first),
             touched=touched.get(pair),
             leaf=clues.leaves[pair].said if pair in clues.leaves else "",

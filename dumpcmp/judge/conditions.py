@@ -76,6 +76,7 @@ class Evidence:
     measured: Measured
     conditions: Conditions
     unsummed: str = ""  # of partial terms: how it is known that they should have been added up
+    in_terms: str = ""  # of what a model gives out: that nobody is seen to add up its terms
     replay: Replay | None = None  # what running the op again told, where it was
     touched: Touched | None = None  # how much of it is another computation, after another choice
     leaf: str = ""  # of a value that no op computed: in what it is not the same

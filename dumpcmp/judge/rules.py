@@ -139,6 +139,11 @@ def _by_terms(evidence: Evidence) -> Judgement | None:
     return Judgement(Verdict.FAIL, said, why=Why.WIRED, origin=Origin.INTRODUCED)
 
 
+def _by_result(evidence: Evidence) -> Judgement | None:
+    """Terms are no result, unless somebody means them to be."""
+    return Judgement(Verdict.INCONCLUSIVE, evidence.in_terms) if evidence.in_terms else None
+
+
 def _by_delivery(evidence: Evidence) -> Judgement | None:
     """What a collective gave, against what the ranks gave to it: only rounding may differ."""
     metrics, rank = evidence.measured.metrics, evidence.measured.rank
@@ -198,6 +203,7 @@ _RULES = (
     _by_terms,
     _by_replay,
     _by_trouble,
+    _by_result,
     _by_delivery,
     _by_generator,
     _by_absence,

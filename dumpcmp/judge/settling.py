@@ -51,7 +51,8 @@ def settle(
             continue
         before = [settled[source] for source in sources.get(pair, ()) if source in settled]
         one, repeated = known[pair], known.get(pair.repeats) if pair.repeats else None
-        same = repeated is not None and repeated.measured is one.measured and not one.unsummed
+        is_other = bool(one.unsummed or one.in_terms)
+        same = repeated is not None and repeated.measured is one.measured and not is_other
         if repeated is not None and same and repeated.pair in settled:
             first = settled[repeated.pair]
             judgement = _repeated(first.judgement)
