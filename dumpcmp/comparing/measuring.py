@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -9,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from dumpcmp.align.mesh.added_up import added_up
-from dumpcmp.align.mesh.assemble import added, times
+from dumpcmp.align.mesh.assemble import Assembled, added, times
 from dumpcmp.align.mesh.held import (
     AssemblyError,
     Held,
@@ -18,6 +19,7 @@ from dumpcmp.align.mesh.held import (
     TermsError,
 )
 from dumpcmp.align.mesh.travelled import in_golden_order
+from dumpcmp.align.mesh.unshard import distance
 from dumpcmp.comparing.batches import run_batched
 from dumpcmp.comparing.both_sides import (
     assembled_sides,
@@ -209,11 +211,26 @@ def _measured(task: Task) -> Measured:
         measured = _measured_pair(task, sides[0].value, sides[1].value)
         if measured.metrics is None:
             return as_share(task, measured, *(side.value.shape for side in sides))
+        if task.is_beside and (said := _summed_means(task, sides, measured.metrics)):
+            return Measured(trouble=Trouble.UNSOLVED, said=said)
         laid = how_laid(*sides, measured.metrics, task.limit)
         return replace(measured, laid=with_holders(laid, task.target, measured.metrics))
     same = task.turn is None and same_bytes(task.golden, task.target)
     golden = golden_part(task)
     return _measured_pair(task, golden, golden if same else target_part(task))
+
+
+def _summed_means(task: Task, sides: Sequence[Assembled], metrics: Metrics) -> str:
+    """That the target's value is as many times golden's as ranks have added up their means.
+
+    Nobody says that they are one value: what is made of it shows whether a division comes next.
+    """
+    golden, target = (side.value for side in sides)
+    num = round(1 + metrics.gain) if math.isfinite(metrics.gain) else 0
+    may_be = golden.dtype.kind in INEXACT and 1 < num <= task.target.facts.num_ranks
+    if not may_be or distance(golden, target, num).rel_l2 > task.limit:
+        return ""
+    return f"it is {num} times golden's, as a sum of {num} means is"
 
 
 def _measured_pair(task: Task, golden: Value, target: Value) -> Measured:

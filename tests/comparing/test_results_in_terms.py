@@ -15,6 +15,8 @@ from dumpcmp.nouns.outcome import Conclusion
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.row import LaidOut, Measured, Metrics, Pair, Verdict
 from dumpcmp.taps.distributed import ranks
+from tests.taps.distributed.launching import forked
+from tests.taps.distributed.programs.pooled import dump, samples
 
 WIDTH = 8
 
@@ -46,16 +48,16 @@ def dumped(folder: Path, is_trained: bool) -> tuple[Path, Path]:
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
     whole = Net()(x).detach()
 
-    def dump(path: Path, net: Net) -> None:
+    def run(path: Path, net: Net) -> None:
         with dumpcmp.capture(net, path, backward=is_trained):
             given = net(x)
             if is_trained:  # as if the terms had been added up
                 (given * whole).sum().backward()
 
-    dump(folder / "golden", Net())
+    run(folder / "golden", Net())
     for rank in range(2):
         dumpcmp.set_rank(rank, 2)
-        dump(folder / "target", Net(rank, 2))
+        run(folder / "target", Net(rank, 2))
     return folder / "golden", folder / "target"
 
 
@@ -72,6 +74,31 @@ def test_a_missing_last_reduction_is_open_until_somebody_means_it(tmp_path: Path
 def test_gradients_that_agree_show_that_terms_were_meant(tmp_path: Path) -> None:
     outcome = dumpcmp.compare(*dumped(tmp_path, is_trained=True))
     assert outcome.conclusion is Conclusion.SAME, outcome.word
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Means over tokens that lie on two ranks, and of all tokens on one."""
+    path = tmp_path_factory.mktemp("pooled")
+    forked(2, "tests.taps.distributed.programs.pooled", str(path))
+    dump(path / "golden", "", samples())
+    return path
+
+
+def test_a_sum_of_means_is_right_where_it_is_divided_next(pooled: Path) -> None:
+    assert dumpcmp.compare(pooled / "golden", pooled / "averaged").conclusion is Conclusion.SAME
+    outcome = dumpcmp.compare(pooled / "golden", pooled / "not divided")
+    root = outcome.first_divergence
+    assert outcome.exit_code == 1 and root is not None
+    assert root.key.op.function == "all_reduce" and "2 times golden" in root.reason
+
+
+def test_terms_may_be_added_up_after_the_model(pooled: Path) -> None:
+    found = {
+        way: dumpcmp.compare(pooled / "golden", pooled / way).conclusion
+        for way in ("not added up", "added up after")
+    }
+    assert found == {"not added up": Conclusion.UNKNOWN, "added up after": Conclusion.SAME}
 
 
 def given(count: int, taken: str) -> dict[Pair, str]:
