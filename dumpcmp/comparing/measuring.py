@@ -221,10 +221,12 @@ def _measured(task: Task) -> Measured:
 
 
 def _summed_means(task: Task, sides: Sequence[Assembled], metrics: Metrics) -> str:
-    """That the target's value is as many times golden's as ranks have added up their means.
+    """That what an op takes is as many times golden's as ranks have added up their means.
 
     Nobody says that they are one value: what is made of it shows whether a division comes next.
     """
+    if task.target.first.key.slot.kind != "input":
+        return ""
     golden, target = (side.value for side in sides)
     num = round(1 + metrics.gain) if math.isfinite(metrics.gain) else 0
     may_be = golden.dtype.kind in INEXACT and 1 < num <= task.target.facts.num_ranks
