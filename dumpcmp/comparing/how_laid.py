@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dumpcmp.align.mesh.assemble import Assembled, Basis, by_rank, explain
+from dumpcmp.align.mesh.culprits import about_whole
 from dumpcmp.align.mesh.regions import Shape
 from dumpcmp.comparing.laying import Task
 from dumpcmp.comparing.side import Shares
@@ -19,7 +20,8 @@ def how_laid(golden: Assembled, target: Assembled, metrics: Metrics, limit: floa
     remark = ""
     if apart or not (metrics.equal or metrics.rel_l2 <= limit):
         remark = explain(golden, target, metrics, limit)
-    finding = remark or str(apart[0]) if apart else ""
+    multiple = about_whole(golden.value, target.value, metrics.gain, limit) if golden.plan else ()
+    finding = remark or str(apart[0]) if apart else next(iter(multiple), "")
     note = golden.note or target.note
     if golden.note and target.note:
         note = f"golden: {golden.note}; target: {target.note}"

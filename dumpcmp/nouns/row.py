@@ -363,7 +363,7 @@ class LaidOut:
     note: str = ""  # how the shards became whole
     layout: str = ""  # the target's, as a sentence
     is_solved: bool = False  # nobody stated it
-    finding: str = ""  # replicas that differ, whatever the metrics say
+    finding: str = ""  # replicas that differ, or golden's shards too large: whatever ops did
     remark: str = ""  # what a difference looks like, rank by rank
     by_rank: ByRank = ()
     holders: str = ""  # who has it, where not all ranks do

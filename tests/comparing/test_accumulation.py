@@ -82,6 +82,13 @@ def test_mean_losses_are_divided_by_the_number_of_microbatches(
     assert "3 off the op in float64" in root.reason
 
 
+def test_golden_may_be_the_run_that_divides_nothing(tmp_path: Path) -> None:
+    assert compared(tmp_path / "right", Training(4, 4.0), Training()).passed
+    outcome = compared(tmp_path / "wrong", Training(4, 1.0), Training())
+    root = outcome.first_divergence
+    assert outcome.exit_code == 1 and root is not None and "1/4 times golden" in root.reason
+
+
 def test_sums_need_no_division(tmp_path: Path) -> None:
     summed = Training(reduction="sum", steps=2, lr=0.01)
     assert compared(tmp_path, summed, Training(4, 1.0, 2, "sum", 0.01)).passed
