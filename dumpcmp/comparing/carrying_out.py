@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.both_sides import side_of
-from dumpcmp.comparing.placing import loaded
+from dumpcmp.comparing.placing import loaded, loaded_for
 from dumpcmp.comparing.reruns import Loading, Rerunning
 from dumpcmp.comparing.slopes import Sloping, slope_task
 from dumpcmp.comparing.taping import Place
@@ -186,7 +186,7 @@ def _chosen(plan: Rerunning) -> dict[Key, Replay] | None:
 
 def _again(plan: Rerunning) -> Rerun:
     """What the target should have given out, by slot."""
-    return _run_again(plan, {place: _tensor(reading) for place, reading in plan.given.items()})
+    return _run_again(plan, {place: _given(plan, place) for place in plan.given})
 
 
 def _run_again(plan: Rerunning, given: Mapping[Place, Tensor]) -> Rerun:
@@ -233,7 +233,7 @@ def _in_kernel(
     def run(given: Mapping[Place, Tensor]) -> Tensor:
         return _run_again(plan, given).outputs[slot]
 
-    given = {place: _tensor(each) for place, each in plan.given.items()}
+    given = {place: _given(plan, place) for place in plan.given}
     room = leeway(run, given, units, again.outputs[slot])
     return room.held(again, slot, got, before)
 
@@ -241,6 +241,14 @@ def _in_kernel(
 def _tensors(readings: Mapping[str, Loading], is_target: bool) -> dict[str, Tensor]:
     """What one side has, on the CPU: choices are judged there."""
     return {slot: to_torch(side_of(each.task, is_target)) for slot, each in readings.items()}
+
+
+def _given(plan: Rerunning, place: Place) -> Tensor:
+    """What a call of `plan` is given; without a call it is one value."""
+    reading = plan.given[place]
+    if not plan.calls:
+        return _tensor(reading)
+    return loaded_for(plan.calls[place[0]], reading, reading.is_target)
 
 
 def _tensor(reading: Loading) -> Tensor:

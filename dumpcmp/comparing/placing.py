@@ -14,6 +14,7 @@ from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.execute import P, R, SerialExecutor, executor_for, num_workers
 from dumpcmp.measure import core
 from dumpcmp.nouns.errors import SelectionError
+from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.row import Pair
 from dumpcmp.nouns.value import to_torch
 
@@ -88,6 +89,15 @@ def loaded(reading: Loading, is_target: bool) -> Tensor:
     """One side of a pair as a tensor, where its task is done."""
     found = to_torch(side_of(reading.task, is_target))
     return found if reading.task.on == "cpu" else found.to(reading.task.on)
+
+
+def loaded_for(call: Call, reading: Loading, is_target: bool) -> Tensor:
+    """The same as `call` took it: as it lay in memory, where that decides how it rounds."""
+    from dumpcmp.replay.lying import laid_as, rounds_by_layout
+
+    found = loaded(reading, is_target)
+    shares = reading.task.target if is_target else reading.task.golden
+    return laid_as(found, shares.first.stride) if rounds_by_layout(call) else found
 
 
 @contextmanager

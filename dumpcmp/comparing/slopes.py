@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.dataflow import DataFlow
-from dumpcmp.comparing.placing import loaded
+from dumpcmp.comparing.placing import loaded, loaded_for
 from dumpcmp.comparing.reruns import (
     IN_VMAP,
     Loading,
@@ -323,7 +323,7 @@ def _again(
     task: Sloping, is_target: bool, recorded: Mapping[Place, Loading] | None = None
 ) -> BackwardRerun:
     given, grads, known = (
-        {place: _tensor(reading, is_target) for place, reading in readings.items()}
+        {place: _taken(task, place, reading, is_target) for place, reading in readings.items()}
         for readings in (task.given, task.grads, recorded or {})
     )
     return _differentiated(task, given, grads, known)
@@ -364,6 +364,13 @@ def _computed(value: Computing, is_target: bool) -> Tensor:
     wanted = {value.slot: (len(plan.calls) - 1, value.slot)}
     region = Chain(plan.calls, plan.wires, dtypes)
     return rerun_region(region, given, wanted, device=plan.device).outputs[value.slot]
+
+
+def _taken(task: Sloping, place: Place, reading: Loading | Computing, is_target: bool) -> Tensor:
+    """What a call of `task` took, forward or backward."""
+    if isinstance(reading, Computing):
+        return _computed(reading, is_target)
+    return loaded_for(task.calls[place[0]], reading, is_target)
 
 
 def _tensor(reading: Loading | Computing, is_target: bool) -> Tensor:
