@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from dumpcmp.comparing.dataflow import DataFlow
@@ -14,6 +14,7 @@ from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.leaves import leaf_findings
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.paired_calls import call_differences
+from dumpcmp.comparing.read_off import with_read_numbers
 from dumpcmp.comparing.rerunning import again_beside, replay_all
 from dumpcmp.comparing.reruns import Replaying
 from dumpcmp.comparing.side import Side
@@ -64,6 +65,8 @@ def find_clues(
     is_off = inquiry.how is Replaying.OFF
     calls = call_differences(flow.pairs, golden.listing, target.listing)
     flips = Flips() if is_off else follow_flips(flow, work, measured)
+    read = with_read_numbers(flow, calls.values(), work, measured)
+    flips = replace(flips, own={**read, **flips.own})
     leaves = leaf_findings(flow.pairs, measured, golden, target, inquiry.is_apart)
     stale = inquiry.history.stale(flow.pairs, golden, target)
     how, allow, tell = inquiry.how, inquiry.allow, inquiry.tell

@@ -55,7 +55,7 @@ class Flips:
     """All that other choices than golden's led to."""
 
     trails: Mapping[Pair, Trail] = field(default_factory=dict)
-    own: Mapping[Site, Call] = field(default_factory=dict)  # calls with numbers that it chose
+    own: Mapping[Site, Call] = field(default_factory=dict)  # calls with numbers that it made
 
     @property
     def touched(self) -> dict[Pair, Touched]:

@@ -58,6 +58,9 @@ GROWTH = 2.0  # a difference that grows by more in an op was amplified there
 # are: each of the two that changed places moved by no more than the noise. The rest is float64.
 FLIP = 2.0 * (1 + 2.0**-40)
 
+# Numbers that both runs read off a tensor, and went on computing with in Python, which is float64.
+SAME_RATIO = 2.0**-48  # of a ratio: what a few such operations round
+
 # Leaves: what no op of a run computed. A parameter is the same or not. What a program may have
 # computed outside of its modules, such as a table of sines, may be rounded otherwise: by so many
 # eps in wide dtypes; in short ones that is a rounding to the other side in one of many elements.

@@ -1,0 +1,126 @@
+"""Numbers that a program reads off tensors and calls with: they are judged where they are made."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
+
+from dumpcmp.comparing.both_sides import side_of
+from dumpcmp.comparing.dataflow import DataFlow
+from dumpcmp.comparing.laying import Job, Task
+from dumpcmp.judge.tolerances import SAME_RATIO
+from dumpcmp.nouns.calling import CallDifference
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import Site
+from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.row import Measured, Pair
+from dumpcmp.nouns.value import Kind, dtype_named
+
+
+def with_read_numbers(
+    flow: DataFlow,
+    differences: Iterable[CallDifference],
+    work: Mapping[Pair, Job],
+    measured: Mapping[Pair, Measured],
+) -> dict[Site, Call]:
+    """Golden's calls with the target's numbers, where those they differ in were read off tensors.
+
+    What they were read off is a pair before the call, and how its sides differ has its own row.
+    """
+    readable = _ReadOff(flow, work, measured)
+    found = ((each.golden_site, readable.call_of(each)) for each in differences)
+    return {site: call for site, call in found if call is not None}
+
+
+class _BothNumbers(NamedTuple):
+    """One number of golden, and the target's in its place."""
+
+    golden: float
+    target: float
+
+
+@dataclass(frozen=True)
+class _ReadOff:
+    """The values that numbers may have been read off."""
+
+    flow: DataFlow
+    work: Mapping[Pair, Job]
+    measured: Mapping[Pair, Measured]
+
+    def call_of(self, difference: CallDifference) -> Call | None:
+        """Golden's call with the target's numbers; None if one of them was not read off."""
+        ours = self.flow.golden.calls[difference.golden_site]
+        theirs = self.flow.target.calls[difference.target_site]
+        if ours.op.function != theirs.op.function:
+            return None
+        differing = _differing(json.loads(ours.arguments), json.loads(theirs.arguments))
+        if not differing or not all(self._is_read(ours, numbers) for numbers in differing):
+            return None
+        return replace(ours, arguments=theirs.arguments)
+
+    def _is_read(self, call: Call, numbers: _BothNumbers) -> bool:
+        where = call.site.step, call.order
+        before = (each for place, each in self._singles.get(call.site.model, ()) if place < where)
+        return any(_are_made_of(numbers, each) for each in before)
+
+    @cached_property
+    def _singles(self) -> dict[str, list[tuple[tuple[int, int], _BothNumbers]]]:
+        """The values of one number that differ, by golden's model, with step and place in it."""
+        found: dict[str, list[tuple[tuple[int, int], _BothNumbers]]] = {}
+        for pair in self.flow.pairs:
+            numbers = self._numbers(pair)
+            if pair.golden is not None and numbers is not None:
+                place = pair.golden.step, self.flow.golden.record(pair.golden).order
+                found.setdefault(pair.golden.model, []).append((place, numbers))
+        return found
+
+    def _numbers(self, pair: Pair) -> _BothNumbers | None:
+        task, found = self.work.get(pair), self.measured.get(pair)
+        if pair.unwritten or pair.key.slot.is_gradient or not isinstance(task, Task):
+            return None
+        if found is None or found.metrics is None or found.metrics.equal or not _is_single(task):
+            return None
+        try:
+            ours, theirs = (side_of(task, side).numbers().item() for side in (False, True))
+        except DumpcmpError:  # which the row of the value tells
+            return None
+        return _BothNumbers(float(ours), float(theirs))
+
+
+def _is_single(task: Task) -> bool:
+    """Whether both sides are one real number, and kept as such."""
+    sides = task.golden, task.target
+    if any(side.is_summarised or side.problem for side in sides):
+        return False
+    return all(
+        math.prod(side.first.shape) == 1 and dtype_named(side.first.dtype).kind is Kind.FLOAT
+        for side in sides
+    )
+
+
+def _are_made_of(numbers: _BothNumbers, read: _BothNumbers) -> bool:
+    """Whether `numbers` are what was `read`, times some number, or some number divided by it."""
+    if not all(each and math.isfinite(each) for each in (*numbers, *read)):
+        return False
+    ratio, own = numbers.target / numbers.golden, read.target / read.golden
+    return any(math.isclose(ratio, each, rel_tol=SAME_RATIO) for each in (own, 1 / own))
+
+
+def _differing(golden: Any, target: Any) -> list[_BothNumbers] | None:
+    """The floats in which two argument trees differ; None where anything else does."""
+    if isinstance(golden, dict) and isinstance(target, dict) and golden.keys() == target.keys():
+        parts = [_differing(golden[word], target[word]) for word in golden]
+    elif isinstance(golden, list) and isinstance(target, list) and len(golden) == len(target):
+        parts = [_differing(ours, theirs) for ours, theirs in zip(golden, target, strict=True)]
+    elif golden == target:
+        return []
+    else:
+        are_floats = type(golden) is float and type(target) is float
+        return [_BothNumbers(golden, target)] if are_floats else None
+    known = [part for part in parts if part is not None]
+    return list(chain(*known)) if len(known) == len(parts) else None
