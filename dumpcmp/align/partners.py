@@ -12,7 +12,7 @@ from dumpcmp.align.turning import Turns
 from dumpcmp.align.varying import varying, without
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Key, Op, Site
-from dumpcmp.nouns.record import Call
+from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.row import DimOrder, Pair, PairedBy
 
 
@@ -99,11 +99,14 @@ class Partners:
         return all(self.fit(ours[slot], theirs[slot]) for slot in ours.keys() & theirs.keys())
 
     def fit(self, golden: Key, target: Key) -> bool:
-        """Whether two values can be the same, as far as their shapes tell.
+        """Whether two values can be the same, of one shape, and both complex or not.
 
         What a partitioned run holds are shards, of which shapes tell nothing.
         """
-        return not self.is_whole or self.have_one_shape(golden, target)
+        if not self.is_whole:
+            return True
+        ours, theirs = self.golden.record(golden), self.target.record(target)
+        return _is_complex(ours) == _is_complex(theirs) and self.have_one_shape(golden, target)
 
     def have_one_shape(self, golden: Key, target: Key) -> bool:
         """Whether two values are kept alike and have one shape, but for what depends on values.
@@ -183,6 +186,10 @@ class Partners:
     @cached_property
     def _varying(self) -> tuple[dict[Key, int], dict[Key, int]]:
         return varying(self.golden), varying(self.target)
+
+
+def _is_complex(record: Record) -> bool:
+    return record.dtype.startswith("complex")
 
 
 def _source(call: Call | None) -> str:
