@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dumpcmp.nouns.value import Value
+from dumpcmp.nouns.value import Kind, Value
 
 _LARGEST = 1 << 22  # elements that are looked at, spread over the value
 _SMALL = 0.1  # of the elements are smaller than what small ones are
@@ -46,9 +46,18 @@ def _small(sizes: NDArray[Any]) -> float:
 
 
 def _apart(golden: Value, target: Value) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Golden's elements and how far the target's are off, in float64, where both are finite."""
+    """Golden's elements and how far the target's are off, in float64, where both are finite.
+
+    Of complex ones the parts are looked at; of a real one beside them the other part is zero.
+    """
     step = -(-golden.numel // _LARGEST) or 1
-    lines = (value.line().numbers()[::step] for value in (golden, target))
-    ours, theirs = (line.astype(np.float64) for line in lines)
+    is_complex = Kind.COMPLEX in (golden.dtype.kind, target.dtype.kind)
+    lines = (value.numbers().reshape(-1)[::step] for value in (golden, target))
+    ours, theirs = (_parts(line) if is_complex else line.astype(np.float64) for line in lines)
     is_finite = np.isfinite(ours) & np.isfinite(theirs)
     return ours[is_finite], theirs[is_finite] - ours[is_finite]
+
+
+def _parts(line: NDArray[Any]) -> NDArray[np.float64]:
+    """The real and imaginary parts of some numbers."""
+    return line.astype(np.complex128).view(np.float64)
