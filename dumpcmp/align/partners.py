@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from dumpcmp.align.constants import Constants
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.pieces import Extents
 from dumpcmp.align.renaming import Renaming, unwrapped
@@ -99,12 +100,14 @@ class Partners:
         return all(self.fit(ours[slot], theirs[slot]) for slot in ours.keys() & theirs.keys())
 
     def fit(self, golden: Key, target: Key) -> bool:
-        """Whether two values can be the same, of one shape, and both complex or not.
+        """Whether two values can be the same: of one shape, both complex or not, no other constant.
 
         What a partitioned run holds are shards, of which shapes tell nothing.
         """
         if not self.is_whole:
             return True
+        if golden.slot.is_output and self._constants.are_others(golden.site, target.site):
+            return False
         ours, theirs = self.golden.record(golden), self.target.record(target)
         return _is_complex(ours) == _is_complex(theirs) and self.have_one_shape(golden, target)
 
@@ -182,6 +185,10 @@ class Partners:
             return False
         shapes = self.golden.record(golden).shape, self.target.record(target).shape
         return without(shapes[0], one) == without(shapes[1], other)
+
+    @cached_property
+    def _constants(self) -> Constants:
+        return Constants(self.golden, self.target)
 
     @cached_property
     def _varying(self) -> tuple[dict[Key, int], dict[Key, int]]:

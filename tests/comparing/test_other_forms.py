@@ -1,11 +1,13 @@
 """Programs that compute the same in another form: one place does not make one value."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import dumpcmp
 from dumpcmp import Outcome
@@ -66,3 +68,72 @@ def test_what_is_wrong_in_real_parts_is_found(wrong: Body, tmp_path: Path) -> No
 def test_the_real_part_is_not_the_whole(tmp_path: Path) -> None:
     outcome = compared(tmp_path, torch.fft.fft, lambda y: torch.fft.fft(y).real)
     assert outcome.conclusion is dumpcmp.Conclusion.WRONG, outcome.headline
+
+
+def slopes_by_powers(fill: float) -> Body:
+    """A bias for each distance, of slopes that are powers; what lies ahead is filled."""
+
+    def body(y: Tensor) -> Tensor:
+        slopes = torch.pow(torch.tensor(2.0), -torch.arange(1, 3).float())[:, None, None]
+        places = torch.arange(12)
+        bias = (places[None] - places[:, None]).float() * slopes
+        ahead = torch.ones(12, 12, dtype=torch.bool).triu(1)
+        return attended(y, bias.masked_fill(ahead, fill))
+
+    return body
+
+
+def slopes_by_exponentials(fill: float, rate: float = math.log(2)) -> Body:
+    """The same in another form, which has a tensor of what it fills with, and of nothing else."""
+
+    def body(y: Tensor) -> Tensor:
+        slopes = torch.exp(torch.linspace(-1, -2, 2) * rate)
+        shares = torch.einsum("h,i->hi", slopes, torch.arange(12, dtype=torch.float32))
+        bias = shares[:, None, :] - shares[:, :, None]
+        behind = torch.ones(12, 12, dtype=torch.bool).tril()
+        return attended(y, torch.where(behind, bias, torch.tensor(fill)))
+
+    return body
+
+
+def attended(y: Tensor, mask: Tensor) -> Tensor:
+    q = y.reshape(2, 12, 2, 16).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("fill", [-1e9, -math.inf])
+def test_a_constant_in_anothers_place_may_be_golden_s_number_elsewhere(
+    fill: float, tmp_path: Path
+) -> None:
+    outcome = compared(tmp_path, slopes_by_powers(fill), slopes_by_exponentials(fill))
+    assert outcome.conclusion is dumpcmp.Conclusion.SAME, outcome.headline
+    again = dumpcmp.compare(tmp_path / "target", tmp_path / "golden")
+    assert again.conclusion is dumpcmp.Conclusion.SAME, again.headline
+
+
+@pytest.mark.parametrize("golden, target, rate", [(-1e9, -1e9, 0.8), (-1e9, -10.0, math.log(2))])
+def test_what_is_computed_otherwise_beside_it_is_found(
+    golden: float, target: float, rate: float, tmp_path: Path
+) -> None:
+    wrong = slopes_by_exponentials(target, rate)
+    assert not compared(tmp_path, slopes_by_powers(golden), wrong).passed
+
+
+def added(number: float) -> Body:
+    return lambda y: torch.rsqrt(y.square() + torch.tensor(number)) * torch.tensor(1e-6)
+
+
+def swapped(y: Tensor) -> Tensor:
+    return torch.rsqrt(y.square() + torch.tensor(1e-6)) * torch.tensor(1e-5)
+
+
+@pytest.mark.parametrize("target", [added(1e-7), added(1.001e-5)])
+def test_another_constant_is_another_program(target: Body, tmp_path: Path) -> None:
+    outcome = compared(tmp_path, added(1e-5), target)
+    assert outcome.conclusion is dumpcmp.Conclusion.PROGRAM, outcome.headline
+    assert "is not the same constant" in outcome.headline
+
+
+@pytest.mark.parametrize("target", [added(1e-6), swapped])
+def test_a_constant_in_the_wrong_place_is_found(target: Body, tmp_path: Path) -> None:
+    assert not compared(tmp_path, added(1e-5), target).passed
