@@ -13,7 +13,7 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.pieces import Extents
 from dumpcmp.align.sweeping import Sweep
-from dumpcmp.nouns.key import Key, Site, Slot
+from dumpcmp.nouns.key import ROOT, Key, Site, Slot
 from dumpcmp.nouns.row import Pair, PairedBy
 from dumpcmp.nouns.value import dtype_named
 
@@ -77,7 +77,26 @@ def _belong(
         if sweep and golden.slot.is_input:  # each function takes them in its own order and views
             return sweep.mate(sweep.theirs.strand(target)) == sweep.ours.strand(golden)
         return dtype_named(one).kind is dtype_named(other).kind
+    if _are_apart(sides, golden, target):
+        return False  # each stands where it was given out, and what is made of it tells
     return by in _NAMED and (sweep is None or _are_known(sweep, golden, target))
+
+
+def _are_apart(sides: Partners, golden: Key, target: Key) -> bool:
+    """Whether both are earlier values of the step, which no calls that are partners gave out."""
+    if not (_is_again(sides.golden, golden) and _is_again(sides.target, target)):
+        return False
+    ours, theirs = sides.golden.first(golden), sides.target.first(target)
+    return ours.slot != theirs.slot or sides.partner.get(ours.site) != theirs.site
+
+
+def _is_again(listing: Listing, key: Key) -> bool:
+    """Whether it is an earlier value of the step, which a call took or a module hands on.
+
+    What the model itself gives out is what must be the same, wherever it stood before.
+    """
+    handed = key.slot.is_output and key.op.is_module and key.op != ROOT
+    return key in listing.links and (key.slot.kind == "input" or handed)
 
 
 def _are_known(sweep: Sweep, golden: Key, target: Key) -> bool:

@@ -137,3 +137,76 @@ def test_another_constant_is_another_program(target: Body, tmp_path: Path) -> No
 @pytest.mark.parametrize("target", [added(1e-6), swapped])
 def test_a_constant_in_the_wrong_place_is_found(target: Body, tmp_path: Path) -> None:
     assert not compared(tmp_path, added(1e-5), target).passed
+
+
+class Attending(nn.Module):
+    def forward(self, y: Tensor, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        weights = (y @ keys.transpose(1, 2) + mask).softmax(-1)
+        return weights @ keys, weights
+
+
+class Padding(nn.Module):
+    """Attends to its keys, or puts them into room for more, of which `seen` are not masked."""
+
+    def __init__(self, seen: int | None) -> None:
+        super().__init__()
+        self.first, self.attend, self.seen = nn.Linear(32, 32), Attending(), seen
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = keys = self.first(x)
+        mask = torch.zeros(12, 12)
+        if self.seen is not None:
+            keys = torch.zeros(2, 16, 32).index_copy(1, torch.arange(12), y)
+            mask = torch.where(torch.arange(16) < self.seen, 0.0, -math.inf).expand(12, -1)
+        attended: Tensor = self.attend(y, keys, mask)[0]
+        return attended
+
+
+class Bagging(nn.Module):
+    """Takes the means of bags, as rows of one matrix, or one after the other from `offset` on."""
+
+    def __init__(self, offset: int | None) -> None:
+        super().__init__()
+        self.bag, self.last, self.offset = nn.EmbeddingBag(40, 8), nn.Linear(8, 3), offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        bags = x.argsort(-1)
+        if self.offset is None:
+            means = self.bag(bags)
+        else:
+            begins = (torch.arange(0, bags.numel(), bags.shape[-1]) + self.offset).clamp_min(0)
+            means = self.bag(bags.flatten(), begins)
+        found: Tensor = self.last(means)
+        return found
+
+
+def run_both(room: Path, golden: nn.Module, target: nn.Module, *shape: int) -> Outcome:
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    for parameter, other in zip(golden.parameters(), target.parameters(), strict=True):
+        other.data.copy_(parameter)
+    for name, model in (("golden", golden), ("target", target)):
+        with dumpcmp.capture(model, room / name), torch.no_grad():
+            model(x)
+    return dumpcmp.compare(room / "golden", room / "target")
+
+
+def test_what_is_given_in_another_shape_is_judged_by_what_is_made_of_it(tmp_path: Path) -> None:
+    padded = run_both(tmp_path / "padded", Padding(None), Padding(12), 2, 12, 32)
+    assert padded.conclusion is dumpcmp.Conclusion.SAME, padded.headline
+    flat = run_both(tmp_path / "flat", Bagging(None), Bagging(0), 4, 5)
+    assert flat.conclusion is dumpcmp.Conclusion.SAME, flat.headline
+
+
+@pytest.mark.parametrize("seen", [11, 13])
+def test_a_wrong_mask_of_another_shape_is_found(seen: int, tmp_path: Path) -> None:
+    outcome = run_both(tmp_path, Padding(None), Padding(seen), 2, 12, 32)
+    assert outcome.conclusion is dumpcmp.Conclusion.WRONG, outcome.headline
+
+
+def test_wrong_offsets_of_bags_are_found(tmp_path: Path) -> None:
+    assert not run_both(tmp_path, Bagging(None), Bagging(-1), 4, 5).passed
+
+
+def test_a_result_of_another_shape_is_none(tmp_path: Path) -> None:
+    assert not compared(tmp_path, lambda y: y, lambda y: y.flatten(1)).passed
