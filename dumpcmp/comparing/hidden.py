@@ -49,7 +49,8 @@ def _may_hide(metrics: Metrics, golden: Side, pair: Pair) -> bool:
     if slot.is_gradient or slot.is_weight or slot.is_generator or not metrics.nonfinite_agree:
         return False
     eps = dtype_named(golden.listing.record(pair.golden).dtype).eps
-    return bool(eps) and metrics.mean_rel_err_plain > HIDDEN / 2 * noise(eps)
+    least = max(HIDDEN / 2 * noise(eps), 2 * metrics.rel_l2)
+    return bool(eps) and metrics.mean_rel_err_plain > least
 
 
 def _is_own(flow: DataFlow, pair: Pair) -> bool:
