@@ -58,8 +58,12 @@ class DataFlow:
         return [other for other in self.calls[pair.key.site] if other.key.slot.is_input]
 
     def _drawn_for(self, pair: Pair) -> Iterator[Pair]:
-        """The generators that the call of `pair` may have drawn from."""
-        return (other for other in self.calls[pair.key.site] if other.key.slot.is_generator)
+        """The generators that a dropout drew from, which is run again with what it has drawn.
+
+        Others that draw are not run again; a recurrent layer tells of a generator in any case.
+        """
+        if "dropout" in pair.key.op.function:
+            yield from (one for one in self.calls[pair.key.site] if one.key.slot.is_generator)
 
     @cached_property
     def sources(self) -> dict[Pair, tuple[Pair, ...]]:
