@@ -179,6 +179,8 @@ _REARRANGING = frozenset(
     tril triu unbind unflatten unfold unique view
     """.split()  # noqa: SIM905
 )
+# Functions that may drop elements of what they are given: what is left tells not how that lay.
+_DROPPING = frozenset("index_fill masked_fill masked_scatter mul where".split())  # noqa: SIM905
 _Likeness = Callable[[Task], Sequence[Hashable]]  # what it has in common with others
 
 
@@ -229,7 +231,10 @@ def _by_value(task: Task) -> Sequence[Hashable]:
 def _by_call(task: Task) -> Sequence[Hashable]:
     """What an op that keeps elements in their places was given, and gave, of one size."""
     key, shapes = task.target.first.key, (task.golden.first.shape, task.target.first.shape)
-    if key.op.is_module or canonical(key.op.function) in _REARRANGING:
+    function = canonical(key.op.function)
+    if key.op.is_module or function in _REARRANGING:
+        return []
+    if function in _DROPPING and key.slot.is_input:
         return []
     return [(key.site, key.slot.is_gradient, *shapes)]
 
