@@ -85,6 +85,10 @@ class _Side:
             call = listing.call(key) if key.slot.is_output else None
             if call is not None and call.kernel and not call.is_removed:
                 self.kernels[key.model, key.step, call.kernel].append(key)
+        self.laps: dict[Site, list[Key]] = defaultdict(list)  # what later laps gave, by their calls
+        for key, records in listing.values.items():
+            for site in {record.key.site for record in records} if key.slot.is_output else ():
+                self.laps[site] += [key] if site != key.site else []
         self.results: dict[tuple[str, int], list[Key]] = defaultdict(list)
         for key in listing.values:
             if key.op == ROOT and key.slot.is_output:
@@ -140,7 +144,7 @@ class _Side:
         if not slot.is_input or site.op.is_module:
             return ()
         made = [other for other in self.listing.sites[site] if other.slot.is_output]
-        made = made or self._stored(site) or self._given_out(site)
+        made = made or self.laps.get(site) or self._stored(site) or self._given_out(site)
         return made or self.letters.delivered(self.listing.values[key]) or None
 
     def _stored(self, site: Site) -> list[Key]:
