@@ -105,9 +105,11 @@ class _Side:
 
     def leaves_behind(self, key: Key) -> bool:
         """Whether a value is written into a parameter, a buffer, or what the model was given."""
+        call = self.listing.calls.get(key.site)
+        if call is None or not writes_in_place(call.target) or not key.slot.is_output:
+            return False
         while key.slot.is_output and not key.op.is_module:
-            call = self.listing.calls.get(key.site)
-            given = key.site.key(_WRITTEN)
+            call, given = self.listing.calls.get(key.site), key.site.key(_WRITTEN)
             is_view = arithmetic_of(key.op) is Arithmetic.MOVES
             if call is None or given not in self.listing.values:
                 return False

@@ -19,9 +19,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         query, key = self.query(x), self.key(x)
         seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-        if self.fault is None:
-            return (query @ key.mT / 4).masked_fill(~seen, LEAST).softmax(-1) @ x
-        return self.in_blocks(query, key, x, seen)
+        if self.fault is not None:
+            return self.in_blocks(query, key, x, seen)
+        out: Tensor = (query @ key.mT / 4).masked_fill(~seen, LEAST).softmax(-1) @ x
+        return out
 
     def in_blocks(self, query: Tensor, key: Tensor, x: Tensor, seen: Tensor) -> Tensor:
         given, total = torch.zeros_like(x), torch.zeros(4, LENGTH, 1)
