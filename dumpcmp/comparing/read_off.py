@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.judge.tolerances import SAME_RATIO
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.row import Measured, Pair
@@ -54,11 +54,11 @@ class _ReadOff:
 
     def call_of(self, difference: CallDifference) -> Call | None:
         """Golden's call with the target's numbers; None if one of them was not read off."""
-        ours = self.flow.golden.calls[difference.golden_site]
-        theirs = self.flow.target.calls[difference.target_site]
-        if ours.op.function != theirs.op.function:
-            return None
-        differing = _differing(json.loads(ours.arguments), json.loads(theirs.arguments))
+        ours = self.flow.golden.calls.get(difference.golden_site)
+        theirs = self.flow.target.calls.get(difference.target_site)
+        if ours is None or theirs is None or ours.op.function != theirs.op.function:
+            return None  # such as a call of some ranks alone
+        differing = _differing(argument_tree(ours), argument_tree(theirs))
         if not differing or not all(self._is_read(ours, numbers) for numbers in differing):
             return None
         return replace(ours, arguments=theirs.arguments)
