@@ -171,3 +171,27 @@ def test_memory_that_cannot_be_looked_at_has_no_value_for_who_writes_to_it(
     outcome = dumpcmp.compare(tmp_path / "a", tmp_path / "told")
     root = outcome.first_divergence
     assert root is not None and (root.key.op, root.key.slot) == ("<root>/mul", "input.1")
+
+
+@torch.library.custom_op("dumpcmp_tests::write_again", mutates_args=("room",))
+def write_again(room: Tensor) -> None:
+    """Write what lies there already, as who gathers a weight into memory that held it before."""
+    room.copy_(room.clone())
+
+
+class Gathering(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        room = torch.empty(3, dtype=torch.int32)
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(room):
+            write_again(room)
+        return x + room
+
+
+def test_memory_that_is_written_to_as_it_was_has_a_value(tmp_path: Path) -> None:
+    model = Gathering()
+    with dumpcmp.capture(model, tmp_path / "d", mode="aten"), torch.no_grad():
+        model(torch.ones(3))
+    found = dumpcmp.Archive(tmp_path / "d").values()
+    taken = [record for record in found if record.key.op.endswith("aten.add")]
+    assert len(taken) == 3
+    assert not any(record.problem for record in taken)

@@ -100,12 +100,20 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         function = aten_function(func)
         step = None if self.capture.is_muted else self.capture.step
         if not function.name:
-            return func(*args, **kwargs)
+            return self._written_only(step, func, args, kwargs)
         if step is not None:
             self.capture.claim(step)
             written, shared = written_by(func, args, kwargs), shared_by(func, args)
             return run_recorded(step, function, func, args, kwargs, True, written, shared)
         return self.capture.backward_op(function, func, args, kwargs)
+
+    def _written_only(self, step: Step | None, func: OpOverload, args: Any, kwargs: Any) -> Any:
+        """Run what gives out no tensor; it may write to memory that nobody had written to."""
+        given = func(*args, **kwargs)
+        if step is not None:
+            for tensor in written_by(func, args, kwargs):
+                step.values.written_somewhere(tensor)
+        return given
 
 
 class AtenCapture(ModuleCapture):

@@ -61,6 +61,10 @@ class Blanks:
         if blank.written.all():  # a cache may be taken very often: it is like any other now
             del self.known[storage._cdata]
 
+    def forget(self, tensor: Tensor) -> None:
+        """Take the memory of `tensor` for written."""
+        self.known.pop(tensor.untyped_storage()._cdata, None)
+
     def has(self, tensor: Tensor, is_target: Callable[[], bool]) -> bool:
         """Whether `tensor` is memory that has no value yet, here or there.
 

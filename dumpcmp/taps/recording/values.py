@@ -402,6 +402,12 @@ class Values:
         if not plain.problem:
             self._blanks.write(plain.tensor)
 
+    def written_somewhere(self, tensor: Tensor) -> None:
+        """Something has written to `tensor`, nobody knows where: maybe what lay there before."""
+        plain = plain_of(tensor)
+        if not plain.problem:
+            self._blanks.forget(plain.tensor)
+
     def _source(self, tensor: Tensor, own: bool) -> Source:
         if tensor.is_cpu:
             return HostSource(tensor)
