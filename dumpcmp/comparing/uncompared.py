@@ -48,7 +48,8 @@ class _Group(NamedTuple):
 def not_compared(rows: Sequence[Row]) -> Iterator[str]:
     """What of golden could not be compared, in a sentence for each reason, the most frequent first.
 
-    States of generators and memory that nobody has written to are no results, and do not count.
+    States of generators and memory that nobody has written to are no results, and do not count;
+    nor does what was compared and is open, which its row tells.
     """
     some = having(rows, *_AFTER)
     ops = _by_reason(islice(some, _MOST))
@@ -85,10 +86,16 @@ def _by_reason(rows: Iterator[Row]) -> Mapping[_Group, Counter[str]]:
     """The ops whose values were not compared, with what they have in common between layers."""
     found: dict[_Group, Counter[str]] = defaultdict(Counter)
     for row in rows:
-        if row.golden_key is not None:
+        if row.golden_key is not None and not _is_open(row):
             group = _Group(row.verdict, _because(row))
             found[group][_NUMBER.sub("*", row.golden_key.op)] += 1
     return found
+
+
+def _is_open(row: Row) -> bool:
+    """Whether a value was compared, whole as it is, and is open for what it was computed from."""
+    is_measured = row.verdict is Verdict.INCONCLUSIVE and row.metrics is not None
+    return is_measured and not row.layout
 
 
 def _because(row: Row) -> _Because:

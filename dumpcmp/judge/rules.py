@@ -167,7 +167,7 @@ def _by_generator(evidence: Evidence) -> Judgement | None:
     if metrics is not None and metrics.equal:
         return Judgement(Verdict.PASS)
     reason = "the generators were in different states, so that random ops draw other numbers"
-    return Judgement(Verdict.INCONCLUSIVE, reason)
+    return Judgement(Verdict.INCONCLUSIVE, f"{reason}: seed both runs alike")
 
 
 def _by_absence(evidence: Evidence) -> Judgement | None:

@@ -50,3 +50,9 @@ def test_the_same_seed_still_passes(tmp_path: Path) -> None:
 def test_a_generator_that_nobody_draws_from_is_no_doubt(tmp_path: Path) -> None:
     golden = dumped(tmp_path / "golden", nn.Dropout(0.3).eval(), 5)
     assert dumpcmp.compare(golden, dumped(tmp_path / "target", nn.Dropout(0.3).eval(), 6)).passed
+
+
+def test_what_is_open_is_not_told_as_not_compared(tmp_path: Path) -> None:
+    golden = dumped(tmp_path / "golden", nn.Dropout(0.3), 5)
+    outcome = dumpcmp.compare(golden, dumped(tmp_path / "target", nn.Dropout(0.3), 6))
+    assert not any("ranks" in remark or "not compared" in remark for remark in outcome.remarks)
