@@ -87,8 +87,9 @@ class _Side:
                 self.kernels[key.model, key.step, call.kernel].append(key)
         self.laps: dict[Site, list[Key]] = defaultdict(list)  # what later laps gave, by their calls
         for key, records in listing.values.items():
-            for site in {record.key.site for record in records} if key.slot.is_output else ():
-                self.laps[site] += [key] if site != key.site else []
+            for record in records if key.slot.is_output else ():
+                if record.key is not key and record.key.site != key.site:
+                    self.laps[record.key.site].append(key)
         self.results: dict[tuple[str, int], list[Key]] = defaultdict(list)
         for key in listing.values:
             if key.op == ROOT and key.slot.is_output:

@@ -197,7 +197,7 @@ def _rms(one: Measured) -> float:
     metrics = one.metrics
     if metrics is None or not metrics.num_finite:
         return 0.0
-    return metrics.golden.norm / math.sqrt(metrics.num_finite)
+    return metrics.golden_rms
 
 
 def _terms(op: Op, given: Sequence[tuple[float, int]]) -> float:

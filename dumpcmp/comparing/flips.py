@@ -13,7 +13,7 @@ from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.given import argument_tree
+from dumpcmp.nouns.given import argument_tree, differing
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Touched
@@ -238,11 +238,11 @@ class _FlipWalk:
 
     def _chose_numbers(self, call: Call, other: Call) -> bool:
         """Whether the arguments of two calls differ by nothing but numbers that were touched."""
-        differing = _differing(argument_tree(call), argument_tree(other))
-        if not differing:
+        found = differing(argument_tree(call), argument_tree(other), int)
+        if not found:
             return False
         return any(
-            all(g in ours and t in theirs for g, t in differing) for ours, theirs in self.numbers
+            all(g in ours and t in theirs for g, t in found) for ours, theirs in self.numbers
         )
 
     def _note(self, key: Key, found: Counterparts, after: Key) -> None:
@@ -312,26 +312,6 @@ class _FlipWalk:
 
 
 _SIDES = (False, True)
-
-
-def _differing(golden: Any, target: Any) -> list[tuple[int, int]] | None:
-    """The integers in which two argument trees differ; None where anything else does."""
-    if isinstance(golden, dict) and isinstance(target, dict) and golden.keys() == target.keys():
-        parts = [_differing(golden[word], target[word]) for word in golden]
-    elif isinstance(golden, list) and isinstance(target, list) and len(golden) == len(target):
-        parts = [_differing(g, t) for g, t in zip(golden, target, strict=True)]
-    elif golden == target:
-        return []
-    elif type(golden) is int and type(target) is int:
-        return [(golden, target)]
-    else:
-        return None
-    found: list[tuple[int, int]] = []
-    for part in parts:
-        if part is None:
-            return None
-        found += part
-    return found
 
 
 def measure_untouched(

@@ -28,10 +28,11 @@ def usual_errors(
     """
     found = {}
     for pair, one in measured.items():
-        if one.metrics is None or _is_explained(flow, pair, replays.get(pair)):
+        metrics = one.metrics
+        if metrics is None or not _may_hide(metrics, golden, pair):
             continue
-        if _may_hide(one.metrics, golden, pair) and _is_own(flow, pair):
-            found[pair] = _usual(pair, golden, target)
+        if _is_own(flow, pair) and not _is_explained(flow, pair, replays.get(pair)):
+            found[pair] = _usual(pair, metrics.golden_rms, golden, target)
     return found
 
 
@@ -59,7 +60,7 @@ def _is_own(flow: DataFlow, pair: Pair) -> bool:
     return ours is None or not flow.are_one(ours, theirs)
 
 
-def _usual(pair: Pair, golden: Side, target: Side) -> float:
+def _usual(pair: Pair, rms: float, golden: Side, target: Side) -> float:
     """What half of the elements of a pair are off; 0 where nobody can read it, as its row tells."""
     if pair.golden is None or pair.target is None:
         return 0.0
@@ -69,4 +70,4 @@ def _usual(pair: Pair, golden: Side, target: Side) -> float:
         return 0.0
     if ours is None or theirs is None or ours.shape != theirs.shape:
         return 0.0
-    return usual_error(ours, theirs)
+    return usual_error(ours, theirs, rms)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dumpcmp.comparing.both_sides import side_of
 from dumpcmp.comparing.dataflow import DataFlow
@@ -15,7 +14,7 @@ from dumpcmp.comparing.laying import Job, Task
 from dumpcmp.judge.tolerances import SAME_RATIO
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.given import argument_tree
+from dumpcmp.nouns.given import argument_tree, differing
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.row import Measured, Pair
@@ -58,8 +57,8 @@ class _ReadOff:
         theirs = self.flow.target.calls.get(difference.target_site)
         if ours is None or theirs is None or ours.op.function != theirs.op.function:
             return None  # such as a call of some ranks alone
-        differing = _differing(argument_tree(ours), argument_tree(theirs))
-        if not differing or not all(self._is_read(ours, numbers) for numbers in differing):
+        found = differing(argument_tree(ours), argument_tree(theirs), float)
+        if not found or not all(self._is_read(ours, _BothNumbers(*both)) for both in found):
             return None
         return replace(ours, arguments=theirs.arguments)
 
@@ -109,18 +108,3 @@ def _are_made_of(numbers: _BothNumbers, read: _BothNumbers) -> bool:
         return False
     ratio, own = numbers.target / numbers.golden, read.target / read.golden
     return any(math.isclose(ratio, each, rel_tol=SAME_RATIO) for each in (own, 1 / own))
-
-
-def _differing(golden: Any, target: Any) -> list[_BothNumbers] | None:
-    """The floats in which two argument trees differ; None where anything else does."""
-    if isinstance(golden, dict) and isinstance(target, dict) and golden.keys() == target.keys():
-        parts = [_differing(golden[word], target[word]) for word in golden]
-    elif isinstance(golden, list) and isinstance(target, list) and len(golden) == len(target):
-        parts = [_differing(ours, theirs) for ours, theirs in zip(golden, target, strict=True)]
-    elif golden == target:
-        return []
-    else:
-        are_floats = type(golden) is float and type(target) is float
-        return [_BothNumbers(golden, target)] if are_floats else None
-    known = [part for part in parts if part is not None]
-    return list(chain(*known)) if len(known) == len(parts) else None

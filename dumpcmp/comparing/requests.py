@@ -11,12 +11,11 @@ from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.judge import Evidence
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.row import Pair, Row, Verdict
+from dumpcmp.nouns.row import Pair, Row, Verdict, Why
 from dumpcmp.nouns.rows import having
 from dumpcmp.nouns.selection import Io, Level, Tap, spelled
 
 _ALL = Tap(backward=True, weights=True)
-_UNASKED = "not recorded by request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +90,11 @@ def _unasked(pair: Pair, golden: Asking, target: Asking, models: Mapping[str, st
         return said
     side, asked = ("golden", golden) if pair.golden is None else ("my side", target)
     option = asked.leaves_out(pair.key)
-    return f"{_UNASKED}: {side} was dumped with {option}" if option else ""
+    return f"not recorded by request: {side} was dumped with {option}" if option else ""
 
 
 def said_of_requests(rows: Sequence[Row]) -> Iterator[str]:
     """What must be said of values that were skipped, above all since one side was not asked."""
-    for reason, count in Counter(row.reason for row in having(rows, Verdict.SKIPPED)).items():
-        is_unasked = reason.startswith(_UNASKED)
-        yield f"{count} values were {reason if is_unasked else f'skipped: {reason}'}"
+    told = Counter((row.reason, row.judgement.why) for row in having(rows, Verdict.SKIPPED))
+    for (reason, why), count in told.items():
+        yield f"{count} values were {reason if why is Why.UNASKED else f'skipped: {reason}'}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from dumpcmp.judge.checkers import Fp64Checker
@@ -84,8 +83,7 @@ class RoundingChecker:
             limit = self._wide_limit(conditions)
             reason = f"inputs are equal, but rel_l2 {metrics.rel_l2:.3g} is above {limit:.3g}"
             return verdict(metrics.rel_l2 <= limit, reason, limit)
-        rms = metrics.golden.norm / math.sqrt(max(1, metrics.num_finite))
-        if rms < SUBNORMAL.get(conditions.golden.name, 0.0):
+        if metrics.golden_rms < SUBNORMAL.get(conditions.golden.name, 0.0):
             return None
         for name, found, limit in (
             ("rel_l2", metrics.rel_l2, WHOLE * eps),

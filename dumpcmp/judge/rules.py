@@ -175,7 +175,7 @@ def _by_absence(evidence: Evidence) -> Judgement | None:
     if pair.both:
         return None
     if evidence.unasked:
-        return Judgement(Verdict.SKIPPED, evidence.unasked)
+        return Judgement(Verdict.SKIPPED, evidence.unasked, why=Why.UNASKED)
     some = f"the target on {evidence.holders}" if evidence.holders else "the target"
     side = "golden" if pair.golden else some
     if pair.key.slot.is_weight:  # what is computed with it is compared

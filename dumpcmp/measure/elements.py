@@ -18,17 +18,17 @@ _FEWEST = 8  # elements that differ, with which anything is told of the usual on
 _PART = 1 / 16  # and of all: single ones may be what is left after cancellation
 
 
-def usual_error(golden: Value, target: Value) -> float:
+def usual_error(golden: Value, target: Value, rms: float) -> float:
     """What half of the elements that differ are off, of the larger of both.
 
-    It is 0 where few of them differ, and where the norm of golden is not that of a few large ones.
+    It is 0 where few of them differ, and where the `rms` of golden, all of it, is not that of a few
+    large ones, which may stand anywhere.
     """
     ours, apart = _apart(golden, target)
     differ = apart != 0
     if np.count_nonzero(differ) < max(_FEWEST, _PART * np.count_nonzero(ours)):
         return 0.0
-    largest = float(np.abs(ours).max()) or 1.0
-    if largest * np.sqrt(np.mean(np.square(ours / largest))) <= _HIDES * _small(np.abs(ours)):
+    if rms <= _HIDES * _small(np.abs(ours)):
         return 0.0
     larger = np.maximum(np.abs(ours[differ]), np.abs(ours[differ] + apart[differ]))
     return float(np.median(np.abs(apart[differ]) / larger))
@@ -58,8 +58,7 @@ def _small(sizes: NDArray[Any]) -> float:
 
 def _apart(golden: Value, target: Value) -> tuple[NDArray[Any], NDArray[Any]]:
     """Golden's elements and how far the target's are off, where both are finite: some of many."""
-    sides = (_wide(value, _sample(value.bits.reshape(-1))) for value in (golden, target))
-    ours, theirs = sides
+    ours, theirs = (_wide(one, _sample(one.bits.reshape(-1))) for one in (golden, target))
     if ours.size != theirs.size:  # a real one beside a complex one: its other part is zero
         ours, theirs = (_with_zeros(each, max(ours.size, theirs.size)) for each in (ours, theirs))
     return _finite(ours, theirs)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from dumpcmp.nouns.errors import ArchiveError
@@ -71,6 +72,20 @@ def told_by(call: Call, read: Callable[[str], _Told]) -> _Told:
 def argument_tree(call: Call) -> dict[str, Any]:
     """The arguments of `call` as their JSON tells them; empty where it tells of none."""
     return told_by(call, parsed)
+
+
+def differing(golden: Any, target: Any, kind: type[_Told]) -> list[tuple[_Told, _Told]] | None:
+    """The numbers of one kind in which two argument trees differ; None where anything else does."""
+    if isinstance(golden, dict) and isinstance(target, dict) and golden.keys() == target.keys():
+        parts = [differing(golden[word], target[word], kind) for word in golden]
+    elif isinstance(golden, list) and isinstance(target, list) and len(golden) == len(target):
+        parts = [differing(*both, kind) for both in zip(golden, target, strict=True)]
+    elif golden == target:
+        return []
+    else:
+        return [(golden, target)] if type(golden) is kind and type(target) is kind else None
+    known = [part for part in parts if part is not None]
+    return [*chain(*known)] if len(known) == len(parts) else None
 
 
 def damaged_arguments(call: Call) -> ArchiveError:

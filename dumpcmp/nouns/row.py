@@ -102,6 +102,11 @@ class Metrics(NamedTuple):
     confidence: float = 0.0  # relative standard deviation of an estimate
     sample: Sample | None = None  # the rows that were compared, where nobody has the others
 
+    @property
+    def golden_rms(self) -> float:
+        """The root mean square of golden's elements that are finite on both sides."""
+        return self.golden.norm / math.sqrt(max(1, self.num_finite))
+
     @classmethod
     def of_equals(cls, count: int, num_finite: int, side: Extent) -> Metrics:
         """Of two sides with the same bits, of which `side` tells: every error is 0."""
@@ -131,8 +136,7 @@ class ReferenceErrors(NamedTuple):
         """The errors, from both sides measured against the reference; None without numbers."""
         if not (golden.nonfinite_agree and target.nonfinite_agree):
             return None
-        rms = golden.golden.norm / math.sqrt(max(1, golden.num_finite))
-        return cls(golden.rmse, target.rmse, rms)
+        return cls(golden.rmse, target.rmse, golden.golden_rms)
 
     @property
     def ratio(self) -> float:
@@ -171,6 +175,7 @@ class Why(StrEnum):
     WIRED = "wired"  # FAIL: the target took another value than golden took
     RIGHT = "right"  # PASS, though the sides differ: every op on the way is right
     ILL = "ill"  # the same, of what is left after cancellation: it agrees with nothing
+    UNASKED = "unasked"  # SKIPPED: one side was not asked to record it
     TERMS = "terms"  # INCONCLUSIVE: ranks hold terms of a gradient, and who adds them up is open
 
 
@@ -261,7 +266,7 @@ _CAUSE_AT = _ROW_FIELDS.index("cause")
 
 
 def void(rows: Iterable[Row]) -> Iterator[str]:
-    """What must be said of rows that pass though there was no number in them to compare."""
+    """What must be said of rows in which there was no number to compare."""
     found = [row for row in rows if row.judgement.why is Why.VOID]
     if found:
         others = f", and {len(found) - 1} more" if len(found) > 1 else ""

@@ -31,7 +31,7 @@ class Trait(IntFlag):
     END = 1  # what the model gave out in the end: results, and gradients of parameters
     APART = 2  # it was measured, and its bits are not golden's
     TOUCHED = 4  # another choice led to it
-    VOID = 8  # it passes without a number
+    VOID = 8  # there was no number to compare
     BLIND = 16  # it passes by a rule that other numbers contradict
     CALL = 32  # it fails for how it was called
     MEASURED = 64  # it has numbers

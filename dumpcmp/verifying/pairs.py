@@ -269,7 +269,9 @@ class _Values:
         """
         eps = max(self.golden.dtype.eps, self.target.dtype.eps)
         is_small = metrics.equal or not eps or metrics.mean_rel_err_plain <= noise(eps)
-        return 0.0 if is_small or self.is_gradient else usual_error(self.golden, self.target)
+        if is_small or self.is_gradient:
+            return 0.0
+        return usual_error(self.golden, self.target, metrics.golden_rms)
 
 
 def _errors(golden: Value, target: Value, reference: Any) -> ReferenceErrors | None:

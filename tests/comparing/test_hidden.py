@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp.measure.elements import farthest, usual_error
+from dumpcmp.measure.metrics import measure
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.value import Value, dtype_named
 
@@ -116,15 +117,30 @@ def value(numbers: list[float]) -> Value:
     return Value(dtype_named("float32"), np.array(numbers, np.float32))
 
 
+def usual(ours: list[float], theirs: list[float]) -> float:
+    golden, target = value(ours), value(theirs)
+    return usual_error(golden, target, measure(golden, target).golden_rms)
+
+
 def test_the_usual_error_is_that_of_what_differs() -> None:
     ours = [1e9] * 100 + [1.0] * 20
-    assert usual_error(value(ours), value([1e9] * 100 + [1.25] * 20)) == pytest.approx(0.2)
-    assert usual_error(value(ours), value([1e9] * 100 + [1.25] * 3 + [1.0] * 17)) == 0  # too few
+    assert usual(ours, [1e9] * 100 + [1.25] * 20) == pytest.approx(0.2)
+    assert usual(ours, [1e9] * 100 + [1.25] * 3 + [1.0] * 17) == 0  # too few
     evenly = [1.0 + number / 8 for number in range(64)]
-    assert usual_error(value(evenly), value([2 * each for each in evenly])) == 0  # nothing hides it
-    assert usual_error(value([0.0] * 64), value([0.0] * 64)) == 0
-    assert usual_error(value([0.0] * 64), value([1.0] * 64)) == 0
-    assert usual_error(value([]), value([])) == 0
+    assert usual(evenly, [2 * each for each in evenly]) == 0  # nothing hides it
+    assert usual([0.0] * 64, [0.0] * 64) == 0
+    assert usual([0.0] * 64, [1.0] * 64) == 0
+    assert usual([], []) == 0
+
+
+@pytest.mark.parametrize("place", [0, 12_345, (1 << 20) - 1])
+def test_a_large_element_hides_others_wherever_it_stands(place: int) -> None:
+    ours = np.ones(1 << 20, np.float32)
+    theirs = ours * np.float32(1.25)
+    ours[place] = theirs[place] = 1e9
+    golden, target = (Value(dtype_named("float32"), bits) for bits in (ours, theirs))
+    rms = measure(golden, target).golden_rms
+    assert usual_error(golden, target, rms) == pytest.approx(0.2)
 
 
 def test_the_farthest_element_is_held_against_small_ones() -> None:
