@@ -24,7 +24,7 @@ from dumpcmp.dumping.retention import Retention
 
 LAYERS, STEPS = 8, 4  # 21.5 GB in all
 BUFFER = 24 << 30  # which holds them
-DD_MEGABYTES = 4096
+DD_MEGABYTES = 8192
 SHARED = Path("/dev/shm")
 Way = Callable[[nn.Module, Path], AbstractContextManager[object]]
 
@@ -132,6 +132,7 @@ def table() -> Table:
         "tensor.cpu() of every output": (seen(lambda output: output.cpu()), disk),
     }
     rows, base, pinned = [], 0.0, 0.0
+    dd_before = dd_rate(disk)  # a disk may write the first gigabytes faster than those after
     for name, (way, where) in ways.items():
         room = Path(tempfile.mkdtemp(dir=where))
         spent, whole, synced = steps(model, x, way, room / "d")
@@ -153,7 +154,8 @@ def table() -> Table:
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; median of {STEPS - 1} steps "
         f"after the first, each until the device is idle. Rates: of a step; with opening, the "
         f"first step and closing; and until all is on the disk. dd with direct I/O "
-        f"writes {dd_rate(disk) / 1e9:.2f} GB/s onto the same disk, "
+        f"writes {dd_before / 1e9:.2f} GB/s onto the same disk before all this and "
+        f"{dd_rate(disk) / 1e9:.2f} after, "
         f"{dd_rate(SHARED) / 1e9:.2f} GB/s into /dev/shm."
     )
     times = ["step", "of no capture", "of pinned copies", "first step"]
