@@ -26,6 +26,7 @@ TABLES: dict[str, str] = {
     "open": "opening",
     "pairing": "pairing",
     "ports": "ports",
+    "quantised": "quantised",
     "chunks": "chunks",
     "compiled": "compiled",
     "compiled-cost": "compiled_cost",

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.both_sides import side_of
 from dumpcmp.comparing.placing import loaded, loaded_for
+from dumpcmp.comparing.quantised import quantised
 from dumpcmp.comparing.reruns import Loading, Rerunning
 from dumpcmp.comparing.slopes import Sloping, slope_task
 from dumpcmp.comparing.taping import Place
 from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
-from dumpcmp.judge.replaying import wrong
+from dumpcmp.judge.replaying import said_of_factors, wrong
+from dumpcmp.judge.tolerances import QUANTISED, REPLAY_CHANCE
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.levels import Levels
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.value import Kind, dtype_named, to_torch
+from dumpcmp.nouns.value import Kind, dtype_named, to_torch, value_of
 
 if TYPE_CHECKING:  # torch is imported where there is something to run
     from torch import Tensor
@@ -155,6 +158,8 @@ def _in_its_light(one: _Begun, key: Key, replay: Replay) -> Replay:
     units = {place: each.unit for place, each in plan.given.items() if each.unit}
     if units and wrong(replay):
         replay = _in_kernel(one.again, slot, got, plan, units, replay)
+    if plan.levels and wrong(replay):
+        replay = _in_levels(one, slot, got, replay)
     replay = as_zeros_fit(replay, one.again.outputs[slot], got, reading)
     replay = as_terms_round(replay, (*plan.given.values(), reading))
     is_nearest = replay.is_nearest and plan.is_alone
@@ -236,6 +241,46 @@ def _in_kernel(
     given = {place: _given(plan, place) for place in plan.given}
     room = leeway(run, given, units, again.outputs[slot])
     return room.held(again, slot, got, before)
+
+
+def _in_levels(one: _Begun, slot: str, got: Tensor, before: Replay) -> Replay:
+    """What is wrong with what may have been rounded to declared levels: itself, or its factors."""
+    known = one.again.outputs[slot]
+    found = quantised(value_of(known.cpu()), value_of(got.cpu()), one.plan.levels)
+    if found is not None:
+        return before._replace(levels=found.said)
+    replay = before
+    for word in one.plan.levels:
+        replay = _of_factors(one, slot, got, QUANTISED[word], before)
+        if not wrong(replay):
+            return replay._replace(levels=said_of_factors(word, replay))
+    return replay
+
+
+def _of_factors(one: _Begun, slot: str, got: Tensor, levels: Levels, before: Replay) -> Replay:
+    """The same of a product whose weights are out of sight, in the light of what they stand for."""
+    from dumpcmp.replay.rounded_factors import error_of_product, rounded_product
+
+    plan, known = one.plan, one.again.outputs[slot]
+    given = {place: _given(plan, place) for place in plan.given}
+    factors = {
+        place: levels if not plan.given[place].is_target else QUANTISED.get(levels.factor)
+        for place, each in given.items()
+        if each.is_floating_point() and each.ndim > 1
+    }
+    if levels not in factors.values() or not any(
+        not each.is_target for each in plan.given.values()
+    ):
+        return before
+
+    def run(moved: Mapping[Place, Tensor]) -> Tensor:
+        return _run_again(plan, moved).outputs[slot]
+
+    rounded = {place: each for place, each in factors.items() if each}
+    room, found = rounded_product(run, given, rounded, known), error_of_product(got, known)
+    chance = REPLAY_CHANCE * before.introduced / math.sqrt(max(1, known.shape[-1]))
+    columns = found.columns / room.columns if room.columns else 0.0
+    return before._replace(factors=room.whole, leeway=before.leeway + chance, columns=columns)
 
 
 def _tensors(readings: Mapping[str, Loading], is_target: bool) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +14,7 @@ from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.leaves import leaf_findings
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.paired_calls import call_differences
+from dumpcmp.comparing.quantised import codes_among, quantised_weights, rounded_again
 from dumpcmp.comparing.read_off import with_read_numbers
 from dumpcmp.comparing.rerunning import again_beside, replay_all
 from dumpcmp.comparing.reruns import Replaying
@@ -37,6 +38,7 @@ class Clues:
     leaves: Mapping[Pair, LeafFinding] = field(default_factory=dict)
     calls: Mapping[Site, CallDifference] = field(default_factory=dict)
     usual: Mapping[Pair, float] = field(default_factory=dict)  # what half of what differs is off
+    codes: Container[Pair] = frozenset()  # integers that stand for golden's numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,17 @@ def find_clues(
     read = with_read_numbers(flow, calls.values(), work, measured)
     flips = replace(flips, own={**read, **flips.own})
     leaves = leaf_findings(flow.pairs, measured, golden, target, inquiry.is_apart)
+    rounded = quantised_weights(leaves, golden, target, inquiry.allow)
+    leaves = {pair: leaf for pair, leaf in leaves.items() if pair not in rounded}
     stale = inquiry.history.stale(flow.pairs, golden, target)
     how, allow, tell = inquiry.how, inquiry.allow, inquiry.tell
     made = inquiry.courses.updates(flow.pairs, golden, target, partial(_found, measured))
     updates = {} if is_off else replay_updates(made, workers)
     right = {pair for pair, one in updates.items() if one.is_known and not wrong(one)}
-    replays = updates | replay_all(flow, work, measured, workers, how, allow, flips, tell)
+    replays = updates | replay_all(flow, work, measured, workers, how, allow, flips, golden, tell)
+    replays |= rounded
+    replays |= rounded_again(replays, flow.pairs, golden.listing, target.listing)
+    replays |= {pair: Replay() for pair in flow.again if pair not in replays}
     replays |= again_beside(flow, replays)
     return Clues(
         replays,
@@ -81,6 +88,7 @@ def find_clues(
         leaves | {pair: each for pair, each in stale.items() if pair not in right},
         {site: each for site, each in calls.items() if site not in flips.own},
         usual_errors(flow, measured, replays, golden, target),
+        codes_among(flow.pairs, golden.listing, target.listing, allow),
     )
 
 

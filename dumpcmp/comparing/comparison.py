@@ -21,6 +21,7 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.stores.urls import place
 from dumpcmp.comparing.blame import blame_after, in_order
 from dumpcmp.comparing.both_sides import let_go
+from dumpcmp.comparing.carried import Carried
 from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.digests import check_all, check_ends
@@ -99,7 +100,8 @@ def compare(
     its mesh: files, or lines such as ``"layers.*.o=b s h[tp:partial]"``. `replay` says which ops
     are run again in float64 on what the target was given: ``"auto"`` those that need it, ``"all"``,
     or ``"off"``. `allow` names shortcuts in arithmetic that the target took, such as ``"tf32"``,
-    besides those that its run had leave to take. Runs that are known not to be whole are never
+    besides those that its run had leave to take, and levels that it is quantised to, such as
+    ``"int8"``. Runs that are known not to be whole are never
     called the same, unless `partial` says that this is known. What is measured is held against its
     digest; `verify_digests` does so with values, too, that need not be read because their digests
     are the same. `closely` is the number of rows, the roots and the worst ones, that the outcome's
@@ -155,6 +157,7 @@ def compare(
         *comparing.renaming.idle(*noted.ops),
         *stated.idle(ours.ops, theirs.ops),
         *said_of(noted.shortcuts),
+        *noted.levels(),
         *alone(rows),
         *not_compared(rows),
     ]
@@ -183,6 +186,7 @@ class _Comparing:
     is_apart: bool = False  # the sides differ in something that an op gave out
     history: WeightHistory = field(default_factory=WeightHistory)
     courses: Courses = field(default_factory=Courses)
+    carried: Carried = field(default_factory=Carried)
     nbytes: int = 0  # measured
 
     def sorts_out(self, golden: OpenRun, target: OpenRun, finer: OpenRun | None) -> bool:
@@ -223,7 +227,8 @@ class _Comparing:
         tell = span.telling(progress, self.nbytes)
         work, measured = measure_all(work, workers, tell)
         nbytes = sum(job.nbytes for job in work.values())
-        flow = DataFlow(pairs, ours.listing, theirs.listing)
+        again = self.carried.again(pairs, ours.listing, theirs.listing)
+        flow = DataFlow(pairs, ours.listing, theirs.listing, again)
         clues = Clues()
         if isinstance(rule, ReferenceChecker | RoundingChecker):
             tell = span.telling(progress, self.nbytes + nbytes)
@@ -241,7 +246,8 @@ class _Comparing:
         evidence = with_zeros(evidence, ours, theirs)
         following = followers(pairs, ours.listing, theirs.listing, unsolved_in(measured))
         following = with_updates(following, pairs, measured, ours.listing)
-        judgements = judge_all(evidence, rule, flow.sources, following)
+        judgements = judge_all(evidence, rule, flow.sources, following, self.carried.settled)
+        self.carried.let_go()
         rows = [_row(one, judgements[one.pair], ways) for one in evidence]
         rows, self.latest_root = blame_after(self.latest_root, rows, ours.listing, theirs.listing)
         self.showing.add(rows, flow, work, after=len(self.gathered.rows))

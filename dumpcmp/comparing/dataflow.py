@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dumpcmp.align.listing import Listing
@@ -20,6 +20,7 @@ class DataFlow:
     pairs: Sequence[Pair]
     golden: Listing
     target: Listing
+    again: Mapping[Pair, Pair] = field(default_factory=dict)  # what a step was given, by earlier
 
     @cached_property
     def ours(self) -> dict[Key, Pair]:
@@ -88,6 +89,8 @@ class DataFlow:
 
     def _sources(self, pair: Pair) -> Iterator[Pair]:
         yield from (source for source in self.taken_from(pair) if source is not None)
+        if pair in self.again:
+            yield self.again[pair]
         slot = pair.key.slot
         if slot.is_gradient:
             yield from (source for source in self._behind(pair) if source is not pair)

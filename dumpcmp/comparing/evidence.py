@@ -58,6 +58,7 @@ def gather(
             in_terms=given.get(pair, ""),
             replay=clues.replays.get(pair) or clues.replays.get(first),
             touched=touched.get(pair),
+            is_code=pair in clues.codes,
             leaf=clues.leaves[pair].said if pair in clues.leaves else "",
             call=_said_of_call(pair, clues.calls),
             holders=_holders(pair, ways.target),

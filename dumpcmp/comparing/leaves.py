@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dumpcmp.comparing.looks import arithmetic_likeness, likeness, sketched_likeness
+from dumpcmp.comparing.quantised import quantised
 from dumpcmp.comparing.side import Side, given_out
 from dumpcmp.comparing.summaries import load_summary
 from dumpcmp.judge.tolerances import (
@@ -18,6 +19,7 @@ from dumpcmp.judge.tolerances import (
     LEAF_HALF,
     LEAF_SHORT,
     LEAF_WIDE,
+    QUANTISED,
     SHORT_EPS,
 )
 from dumpcmp.measure.elements import farthest
@@ -241,7 +243,7 @@ class _Looking:
                 return f"it is golden's {name_of(self.golden.weight(other))}{when}"
             ours, theirs = self.golden.load(golden), self.target.load(target)
             if ours is not None and theirs is not None:
-                return likeness(ours, theirs)
+                return likeness(ours, theirs) or _on_levels(ours, theirs)
             return self._sketched(golden, target)
         except DumpcmpError:  # which the row of the value tells
             return ""
@@ -256,6 +258,14 @@ class _Looking:
         known = next(run.summary(key) for run, key in sides if run.record(key).stored)
         ours, theirs = (run.summary(key, known.recipe) for run, key in sides)
         return sketched_likeness(ours, theirs, dtype_named(ours.dtype).eps)
+
+
+def _on_levels(golden: Value, target: Value) -> str:
+    """What a tensor looks like that was quantised, where nobody has declared that."""
+    found = quantised(golden, target, QUANTISED)
+    if found is None:
+        return ""
+    return f"it is {found.said}: --allow {found.levels.name}, if that is meant"
 
 
 _WORDS = {

@@ -13,7 +13,7 @@ from dumpcmp.comparing.stopped import said_of_ranks
 from dumpcmp.judge import Checker, unseen_by
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.row import Measured, Pair, Row, void
+from dumpcmp.nouns.row import Measured, Pair, Row, Why, void
 from dumpcmp.nouns.rows import Trait, marked
 from dumpcmp.nouns.selection import Tap
 
@@ -57,6 +57,9 @@ class Noted:
         0,
     )  # golden's and the target's that are later chunks of a whole
     num_sampled: int = 0  # values of which some rows alone were compared
+    num_rounded: int = 0  # values that were rounded to declared levels
+    rounded_most: Row | None = None  # the one of them that is farthest from golden's
+    end_apart: float = 0.0  # how far from golden's the farthest is that a model gave out in the end
     kept_rows: tuple[int, int] = (0, 0)  # of those: how many were compared, and how many there are
 
     def note(
@@ -72,6 +75,7 @@ class Noted:
         self.own += failed[: 1 - len(self.own)]
         self.num_own += len(failed)
         self._note_samples(rows)
+        self._note_levels(rows)
         for ops, side in zip(self.ops, (span.golden, span.target), strict=True):
             ops.update(key.op.plain for key in side.listing.values)
 
@@ -81,6 +85,23 @@ class Noted:
         kept += sum(sample.num_kept for sample in found)
         self.kept_rows = kept, total + sum(sample.num_rows for sample in found)
         self.num_sampled += len(found)
+
+    def _note_levels(self, rows: Sequence[Row]) -> None:
+        found = [row for row in rows if row.judgement.why is Why.LEVELS]
+        self.num_rounded += len(found)
+        known = found if self.rounded_most is None else [self.rounded_most, *found]
+        self.rounded_most = max(known, key=_rel_l2, default=None)
+        self.end_apart = max([self.end_apart, *map(_rel_l2, marked(rows, Trait.END))])
+
+    def levels(self) -> Iterator[str]:
+        """What quantising changed, where it is declared."""
+        most = self.rounded_most
+        if most is not None:
+            yield (
+                f"quantised: {self.num_rounded} values were rounded to declared levels, the "
+                f"farthest {most.key.site.place} {most.key.slot} (rel_l2 {_rel_l2(most):.2g}); "
+                f"what the model gives is up to {self.end_apart:.2g} off"
+            )
 
     def samples(self) -> Iterator[str]:
         """That rows were sampled: what passes does so by those alone."""
@@ -124,6 +145,12 @@ class Noted:
         """What must be said of metrics that gave no number."""
         others = f", and {self.num_own - 1} more" if self.num_own > 1 else ""
         yield from (f"{key}{others}: {problem}" for key, problem in self.own)
+
+
+def _rel_l2(row: Row) -> float:
+    """How far apart the sides are, where that is a number."""
+    found = row.metrics.rel_l2 if row.metrics is not None else 0.0
+    return found if found > 0 else 0.0
 
 
 def facts_to_know(

@@ -16,10 +16,11 @@ from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.least_numbers import with_own_limits
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.reruns import Planner, Replaying, Rerunning
+from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.slopes import Sloping, plan_slopes
 from dumpcmp.comparing.spare_inputs import without_spare_inputs
 from dumpcmp.judge.replaying import wrong
-from dumpcmp.judge.tolerances import ACTIVATED, IN_PARTS, SHORTCUTS
+from dumpcmp.judge.tolerances import ACTIVATED, IN_PARTS, QUANTISED, SHORTCUTS
 from dumpcmp.nouns.arithmetic import activates_in_short, multiplies_in_parts, shortcuts_of
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.replay import Replay
@@ -34,17 +35,20 @@ def replay_all(
     how: Replaying = Replaying.AUTO,
     allow: frozenset[str] = frozenset(),
     flips: Flips = NO_FLIPS,
+    golden: Side | None = None,
     tell: Tell | None = None,
 ) -> dict[Pair, Replay]:
     """What running each op again tells of what it gave out; nothing of those that need it not.
 
     `allow` are shortcuts in arithmetic that the target may have taken.
     Where `flips` made only numbers in a call differ, the target's is run in place of golden's.
+    Weights that the target has quantised, and that nobody can see, are taken from `golden`.
     """
     if how is Replaying.OFF:
         return {}
     own = {**with_own_limits(flow), **without_spare_inputs(flow), **flips.own}
-    planner = Planner(flow, work, measured, how, own, flips.trails)
+    levels = tuple(sorted(allow & QUANTISED.keys()))
+    planner = Planner(flow, work, measured, how, own, flips.trails, levels, golden)
     forward, found = planner.plans()
     backward, unknown = plan_slopes(planner)
     plans: list[Rerunning | Sloping] = [*forward, *backward]

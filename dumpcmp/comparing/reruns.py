@@ -13,6 +13,8 @@ import numpy as np
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.kept_rows import incomparable, places_of
 from dumpcmp.comparing.laying import Job, Task, is_partial
+from dumpcmp.comparing.quantised import are_codes
+from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.spare_inputs import needs
 from dumpcmp.judge.tolerances import IN_KERNEL
 from dumpcmp.nouns.arithmetic import puts
@@ -21,7 +23,7 @@ from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.row import UNMEASURED, Measured, Pair, Unwritten
+from dumpcmp.nouns.row import UNMEASURED, USUAL, Measured, Pair, PairedBy, Unwritten
 from dumpcmp.nouns.value import dtype_named
 
 IN_VMAP = "golden's op ran inside of torch.func.vmap, on one example of a batch at a time"
@@ -88,6 +90,7 @@ class Rerunning:
     apart: float = 0.0  # the largest rel_l2 between the sides of what is given
     device: str = "cpu"  # its type: where the target ran them
     is_alone: bool = False  # it is one call, and the target ran it as such, on what it has stored
+    levels: tuple[str, ...] = ()  # those that the target may have rounded numbers to
 
     @property
     def nbytes(self) -> int:
@@ -141,6 +144,8 @@ class Planner:
     how: Replaying
     own: Mapping[Site, Call] = field(default_factory=dict)  # calls with numbers that it chose
     touched: Container[Pair] = frozenset()  # by other choices: they differ for that alone
+    levels: tuple[str, ...] = ()  # that are declared: what the target may have rounded numbers to
+    golden: Side | None = None  # where weights are that the target has in a form of its own
     _readings: dict[tuple[Pair, bool], Loading] = field(default_factory=dict, init=False)
 
     def plans(self) -> tuple[list[Rerunning], dict[Pair, Replay]]:
@@ -191,6 +196,7 @@ class Planner:
             region.apart,
             device,
             len(region.calls) == 1 and all(map(self._is_alone, outputs)),
+            self.levels,
         )
 
     def _is_alone(self, pair: Pair) -> bool:
@@ -204,17 +210,22 @@ class Planner:
     def _rewired(self) -> Iterator[tuple[Pair, Pair]]:
         """Inputs that differ and are not one value on both sides, with what golden takes there."""
         for pair in self.flow.pairs:
-            if not pair.both or pair.repeats or not pair.key.slot.is_input or self.is_equal(pair):
+            if not pair.both or not pair.key.slot.is_input or self.is_equal(pair):
+                continue
+            if pair.repeats and not self.levels:
                 continue
             ours, theirs = self.flow.taken_from(pair)
-            if ours is not None and ours.both and not self.flow.are_one(ours, theirs):
+            is_one = ours is not None and self.flow.are_one(ours, theirs)
+            if is_one and self.levels:  # what was rounded on the way may stand beside golden's, too
+                is_one = theirs is ours
+            if ours is not None and ours.both and not is_one:
                 yield pair, ours
 
     def _taken(self, pair: Pair, source: Pair) -> Rerunning:
         """The plan to hold what the target took against its own partner of what golden took."""
         assert pair.golden
         taken, given = (replace(self.read(one), is_by_rank=False) for one in (pair, source))
-        return Rerunning((), {(0, ""): given}, {pair.golden: taken})
+        return Rerunning((), {(0, ""): given}, {pair.golden: taken}, levels=self.levels)
 
     def is_equal(self, pair: Pair) -> bool:
         """Whether both sides of a pair are the same to the bit."""
@@ -271,6 +282,31 @@ class Planner:
             return Loading(task, is_by_rank=in_laps, unit=unit)
         apart = in_laps or laid.is_by_rank
         return Loading(task, True, is_partial(laid), apart, in_laps and laid.is_joined, unit)
+
+    def own_weight(self, key: Key) -> Loading | None:
+        """Golden's weight `key`, in place of one that the target holds quantised and out of sight.
+
+        None of what is no weight, of what the target takes as well, and without declared levels.
+        """
+        if not self.levels or self.golden is None or not self.flow.golden.first(key).slot.is_weight:
+            return None
+        pair = self.flow.ours.get(key)
+        if pair is not None and self._is_taken(pair) and not self.is_coded(pair):
+            return None
+        shares = self.golden.shares(key)
+        device = next((job.on for job in self.work.values() if isinstance(job, Task)), "cpu")
+        return Loading(Task(shares, shares, USUAL, on=device), is_target=False)
+
+    def _is_taken(self, pair: Pair) -> bool:
+        """Whether the target's call takes the value; one elsewhere may be a weight by its bytes."""
+        if pair.target is None:
+            return False
+        is_elsewhere = pair.by is PairedBy.VALUE
+        return not (is_elsewhere and self.flow.target.first(pair.target).slot.is_weight)
+
+    def is_coded(self, pair: Pair) -> bool:
+        """Whether the target has the codes of a weight where golden has its numbers."""
+        return bool(self.levels) and are_codes(pair, self.flow.golden, self.flow.target)
 
     def _unit(self, pair: Pair) -> float:
         """How far a value may be from what a kernel of the target took in its place.
@@ -381,9 +417,11 @@ class _Region:
             return self.planner.read(result, self.takes_rows)
         flow = self.planner.flow
         first = flow.golden.first(key)
+        if (weight := self.planner.own_weight(key)) is not None:
+            return weight
         for name in (key, first):
             pair = flow.ours.get(name)
-            if pair is not None and pair.both:
+            if pair is not None and pair.both and not self.planner.is_coded(pair):
                 self._note(pair)
                 return self.planner.read(pair, self.takes_rows)
         if not first.slot.is_output:

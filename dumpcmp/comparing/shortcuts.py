@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.judge.tolerances import SHORTCUTS
+from dumpcmp.judge.tolerances import QUANTISED, SHORTCUTS
 from dumpcmp.nouns.errors import SelectionError
 
 # Torch has leave to sum partial sums of short dtypes in those, unless it is taken away. What that
@@ -19,9 +19,10 @@ def allowed(asked: str | Sequence[str], target: Archive, devices: Iterable[str])
     `devices` are those on which its values lay.
     """
     words = (asked,) if isinstance(asked, str) else tuple(asked)
+    known = [*SHORTCUTS, *(word for word in QUANTISED if word not in SHORTCUTS)]
     for word in words:
-        if word not in SHORTCUTS:
-            hint = f"valid are: {', '.join(SHORTCUTS)}"
+        if word not in known:
+            hint = f"valid are: {', '.join(known)}"
             raise SelectionError(f"--allow {word!r} is not known", hint=hint)
     on_gpu = any(device.startswith("cuda") for device in devices)
     facts = [facts.get("run", {}) for facts in target.run.values()] if on_gpu else []
@@ -31,6 +32,6 @@ def allowed(asked: str | Sequence[str], target: Archive, devices: Iterable[str])
 
 def said_of(shortcuts: frozenset[str]) -> Iterator[str]:
     """What a reader must know of wider bounds."""
-    if shortcuts:
-        words = ", ".join(sorted(shortcuts))
+    words = ", ".join(sorted(shortcuts & SHORTCUTS.keys()))
+    if words:
         yield f"my side may take shortcuts in its sums of products: {words}; bounds are wider there"

@@ -79,6 +79,7 @@ class Evidence:
     in_terms: str = ""  # of what a model gives out: that nobody is seen to add up its terms
     replay: Replay | None = None  # what running the op again told, where it was
     touched: Touched | None = None  # how much of it is another computation, after another choice
+    is_code: bool = False  # integers that stand for golden's numbers, by levels that are declared
     leaf: str = ""  # of a value that no op computed: in what it is not the same
     call: str = ""  # of an output: in what the two calls differ
     unasked: str = ""  # of one side alone: why the other was not asked to record it

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from dumpcmp.judge.tolerances import (
     FLIP,
     FLOAT32_EPS,
+    QUANTISED_CHANCE,
+    QUANTISED_GAIN,
+    QUANTISED_PRODUCT,
+    QUANTISED_UNEVEN,
     REPLAY_CHANCE,
     REPLAY_ELEMENT,
     REPLAY_GAIN,
@@ -18,6 +22,7 @@ from dumpcmp.judge.tolerances import (
     REPLAY_ROW,
     REPLAY_SUM,
 )
+from dumpcmp.nouns.levels import Quantised
 from dumpcmp.nouns.replay import Choice, Flip, Replay
 
 _GIVEN = "the op in float64 on the same inputs"
@@ -27,12 +32,13 @@ _MADE = "what golden's optimizer makes of the same gradients"
 def bound(replay: Replay) -> float:
     """The error that rounding explains: of the output's dtype, and of sums in float32."""
     sums = (REPLAY_SUM * _unit(replay) + replay.shortcut) * replay.condition
-    return REPLAY_ROUND * replay.eps + max(sums, REPLAY_NOISE * replay.noise)
+    noise = max(sums, REPLAY_NOISE * replay.noise)
+    return REPLAY_ROUND * replay.eps + noise + QUANTISED_PRODUCT * replay.factors
 
 
 def wrong(replay: Replay) -> str:
     """What the op did wrong with what it was given, in a sentence; empty where it is right."""
-    return next(_wrongs(replay), "")
+    return "" if replay.levels else next(_wrongs(replay), "")
 
 
 def _wrongs(replay: Replay) -> Iterator[str]:
@@ -49,6 +55,19 @@ def _wrongs(replay: Replay) -> Iterator[str]:
         yield from _roundings(replay)
         yield from _errors(replay)
         yield from _biases(replay)
+        yield from _columns(replay)
+
+
+def is_unbiased(found: Quantised) -> bool:
+    """Whether what was rounded to levels is as large as it was: a scale may be off, not a level."""
+    uneven = QUANTISED_UNEVEN * found.levels.half
+    return abs(found.gain) <= max(QUANTISED_GAIN, uneven) + QUANTISED_CHANCE * found.chance
+
+
+def said_of_factors(word: str, replay: Replay) -> str:
+    """That a product is as near as factors make it that were rounded to declared levels."""
+    most = bound(replay)
+    return f"{replay.introduced:.3g} off, where factors in {word} explain {most:.3g}"
 
 
 def _roundings(replay: Replay) -> Iterator[str]:
@@ -64,7 +83,7 @@ def _errors(replay: Replay) -> Iterator[str]:
     """What is off by more than rounding explains: the whole, a row or an element."""
     limit = bound(replay)
     unit = _unit(replay) + replay.shortcut
-    sums = REPLAY_ELEMENT * max(unit * replay.condition, replay.noise)
+    sums = REPLAY_ELEMENT * max(unit * replay.condition, replay.noise, replay.factors)
     for what, found, most in (
         ("it", replay.introduced, limit),
         ("a row", replay.worst_row, REPLAY_ROW * limit),
@@ -91,6 +110,15 @@ def _biases(replay: Replay) -> Iterator[str]:
     if abs(replay.offset) > most:
         given = _given(replay)
         yield f"it is {given} {replay.offset:+.3g} of its rms, where rounding explains {most:.3g}"
+
+
+def _columns(replay: Replay) -> Iterator[str]:
+    """Each column of a quantised product may have a scale of its own, and it may be another's."""
+    if replay.columns > QUANTISED_PRODUCT:
+        yield (
+            f"its columns are larger and smaller than {_given(replay)} makes them, "
+            f"{replay.columns:.2g} times as much as rounded factors explain: scales may be others'"
+        )
 
 
 def _given(replay: Replay) -> str:

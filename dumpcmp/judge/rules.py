@@ -9,7 +9,7 @@ from dumpcmp.judge.checkers import ExactChecker
 from dumpcmp.judge.conditions import INEXACT, Checker, Evidence, judge, verdict
 from dumpcmp.judge.covering import cover
 from dumpcmp.judge.replaying import flipped, wrong
-from dumpcmp.judge.settling import Sources, settle
+from dumpcmp.judge.settling import Settled, Sources, settle
 from dumpcmp.judge.tolerances import STANDS_OUT, noise
 from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.errors import CheckError
@@ -34,15 +34,18 @@ def judge_all(
     checker: Checker,
     sources: Sources | None = None,
     following: Following = NOWHERE,
+    earlier: dict[Pair, Settled] | None = None,
 ) -> dict[Pair, Judgement]:
     """One judgement for each pair: each by itself first, then in the light of its `sources`.
 
     What one side alone has is judged by what was made of it there (`following`).
+    Sources may be of `earlier` steps, and what is known of these is added to that.
     What a collective moved may differ because the program meant it to. It is a failure where
     anything that the model computed is one.
     """
     computed = [one for one in evidence if not one.is_moved]
-    own = settle(computed, lambda one: judge_pair(one, checker), sources or {})
+    known = {} if earlier is None else earlier
+    own = settle(computed, lambda one: judge_pair(one, checker), sources or {}, known)
     counted = {one.pair for one in evidence if one.measured.laid and one.measured.laid.is_own}
     own |= cover(own, following, counted)
     own |= _by_rows(computed, own, checker)
@@ -84,6 +87,13 @@ def _by_leaf(evidence: Evidence) -> Judgement | None:
     if not evidence.leaf:
         return None
     return Judgement(Verdict.FAIL, evidence.leaf, why=Why.LEAF, origin=Origin.INTRODUCED)
+
+
+def _by_codes(evidence: Evidence) -> Judgement | None:
+    """Codes are no numbers: what is computed with them is compared."""
+    if not evidence.is_code:
+        return None
+    return Judgement(Verdict.SKIPPED, "the target has codes here, by levels that are declared")
 
 
 def _by_memory(evidence: Evidence) -> Judgement | None:
@@ -199,6 +209,7 @@ def _by_absence(evidence: Evidence) -> Judgement | None:
 
 _RULES = (
     _by_leaf,
+    _by_codes,
     _by_memory,
     _by_terms,
     _by_replay,

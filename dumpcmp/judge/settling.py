@@ -26,7 +26,7 @@ class _Taint(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Settled:
+class Settled:
     """A judgement, and what those must know who were computed from the value."""
 
     judgement: Judgement
@@ -37,15 +37,18 @@ class _Settled:
 
 
 def settle(
-    evidence: Sequence[Evidence], judged: Callable[[Evidence], Judgement], sources: Sources
+    evidence: Sequence[Evidence],
+    judged: Callable[[Evidence], Judgement],
+    sources: Sources,
+    settled: dict[Pair, Settled],
 ) -> dict[Pair, Judgement]:
     """The judgements in the light of what each value was computed from, `judged` by itself.
 
     What differs from golden although its op is right fails where a fault lies on the way to it,
     is inconclusive where something lies there that nobody could judge, and passes elsewhere.
+    What was `settled` before may be a source; what is settled now is added to it.
     """
     known = {one.pair: one for one in evidence}
-    settled: dict[Pair, _Settled] = {}
     for pair in each_after(known, sources):
         if pair not in known:  # it was moved by a collective
             continue
@@ -63,37 +66,42 @@ def settle(
     return {pair: settled[pair].judgement for pair in known}
 
 
-def _settled(one: Evidence, judgement: Judgement, before: Sequence[_Settled]) -> _Settled:
+def _settled(one: Evidence, judgement: Judgement, before: Sequence[Settled]) -> Settled:
     taint = max((each.taint for each in before), default=_Taint.NOTHING)
     choice = one.replay.choice if one.replay else None
     is_flipped = one.touched is not None or bool(choice and choice.decides)
     if judgement.why in _OWN:
-        return _Settled(judgement, _Taint.FAULT, is_flipped, True)
+        return Settled(judgement, _Taint.FAULT, is_flipped, True)
     if judgement.verdict is Verdict.FLIP:
-        return _Settled(judgement, taint, True, True)
+        return Settled(judgement, taint, True, True)
     if one.is_equal:
-        return _Settled(judgement.coming(Origin.EQUAL))
+        return Settled(judgement.coming(Origin.EQUAL))
     laid = one.measured.laid
     if laid and laid.finding and judgement.verdict.fails:  # a replay sees one of the replicas
-        return _Settled(judgement, _Taint.FAULT, is_flipped, True)
+        return Settled(judgement, _Taint.FAULT, is_flipped, True)
     judgement = judgement.coming(_origin(one.replay, is_flipped))
     if one.call and taint is not _Taint.FAULT and _differs(one.measured):
         fault = Judgement(Verdict.FAIL, one.call, why=Why.CALL, origin=Origin.INTRODUCED)
-        return _Settled(fault, _Taint.FAULT, is_flipped, True)
+        return Settled(fault, _Taint.FAULT, is_flipped, True)
     if one.touched is not None and judgement.verdict in (Verdict.PASS, Verdict.DTYPE):
         return _touched(one, one.touched, judgement, taint)
     if not judgement.verdict.fails or not one.pair.both:
         is_open = judgement.verdict is Verdict.INCONCLUSIVE or one.pair.key.slot.is_generator
         is_apart = any(each.is_apart for each in before)
-        return _Settled(judgement, taint, is_flipped, is_apart, is_open)
+        return Settled(judgement, taint, is_flipped, is_apart, is_open)
     doubt = _Taint.DOUBT if any(each.is_open for each in before) else _Taint.NOTHING
     if _is_hidden(one, judgement):
         return _unknown(judgement, max(taint, doubt), is_flipped, before)
-    if one.replay is not None and one.replay.is_known and not _is_plain(one):
+    if (one.replay is not None and one.replay.is_known and not _is_plain(one)) or _levels(one):
         return _right(judgement, max(taint, doubt), is_flipped, one)
     if one.touched is not None and (one.pair.key.slot.is_input or one.pair.key.op.is_module):
         return _right(judgement, max(taint, doubt), is_flipped, one)  # it was given out before
     return _unknown(judgement, taint, is_flipped, before)
+
+
+def _levels(one: Evidence) -> str:
+    """The levels that a value was rounded to, where that is all that it differs by."""
+    return one.replay.levels if one.replay else ""
 
 
 def _differs(measured: Measured) -> bool:
@@ -135,7 +143,7 @@ def _origin(replay: Replay | None, is_flipped: bool) -> Origin:
     return Origin.AMPLIFIED if replay.amplification > GROWTH else Origin.INHERITED
 
 
-def _touched(one: Evidence, touched: Touched, judgement: Judgement, taint: _Taint) -> _Settled:
+def _touched(one: Evidence, touched: Touched, judgement: Judgement, taint: _Taint) -> Settled:
     """Of a value that agrees with golden as far as no other choice has touched it."""
     slot, op = one.pair.key.slot, one.pair.key.op
     if slot.is_output and not op.is_module and not (one.replay and one.replay.is_known):
@@ -143,37 +151,40 @@ def _touched(one: Evidence, touched: Touched, judgement: Judgement, taint: _Tain
     if taint is _Taint.DOUBT and touched.num_touched:
         said = f"{touched.said}, and what computed them could not be judged"
         doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
-        return _Settled(doubt, taint, True, True)
-    return _Settled(replace(judgement, reason=touched.said, why=Why.RIGHT), taint, True, True)
+        return Settled(doubt, taint, True, True)
+    return Settled(replace(judgement, reason=touched.said, why=Why.RIGHT), taint, True, True)
 
 
-def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, one: Evidence) -> _Settled:
+def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, one: Evidence) -> Settled:
     """Of a value that differs although its op is right."""
     measured, condition = one.measured, one.replay.condition if one.replay else 1.0
     is_other = measured.metrics is None and not is_flipped  # of another shape, and nobody chose it
     if taint is _Taint.FAULT or is_other:
-        return _Settled(judgement, taint, is_flipped, True)
+        return Settled(judgement, taint, is_flipped, True)
+    if taint is _Taint.NOTHING and _levels(one):
+        stands = replace(judgement, verdict=Verdict.DTYPE, reason=_levels(one), why=Why.LEVELS)
+        return Settled(stands, taint, is_flipped, True)
     if taint is _Taint.DOUBT:
         said = f"{judgement.reason}; the op is right, but one before it could not be judged"
         doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
-        return _Settled(doubt, taint, is_flipped, True)
+        return Settled(doubt, taint, is_flipped, True)
     how, why = "another choice was made" if is_flipped else "rounding grew", Why.RIGHT
     if not is_flipped and condition * one.conditions.eps > ILL:
         left = f"this is what is left after cancellation (condition {condition:.1g})"
         how, why = f"{left}, and agrees with nothing", Why.ILL
     said = f"{judgement.reason}; every op on the way is right: {how}"
     absolved = replace(judgement, verdict=Verdict.PASS, reason=said, why=why)
-    return _Settled(absolved, taint, is_flipped, True)
+    return Settled(absolved, taint, is_flipped, True)
 
 
 def _unknown(
-    judgement: Judgement, taint: _Taint, is_flipped: bool, before: Sequence[_Settled]
-) -> _Settled:
+    judgement: Judgement, taint: _Taint, is_flipped: bool, before: Sequence[Settled]
+) -> Settled:
     """Of a value that differs, and nobody knows what its op should have made of what it got."""
     if taint is _Taint.FAULT:
-        return _Settled(judgement, taint, is_flipped, True)
+        return Settled(judgement, taint, is_flipped, True)
     if taint is _Taint.DOUBT or any(each.is_apart for each in before):
         said = f"{judgement.reason}; what it was given differs, and the op could not be run again"
         doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
-        return _Settled(doubt, _Taint.DOUBT, is_flipped, True)
-    return _Settled(judgement, _Taint.FAULT, is_flipped, True)
+        return Settled(doubt, _Taint.DOUBT, is_flipped, True)
+    return Settled(judgement, _Taint.FAULT, is_flipped, True)

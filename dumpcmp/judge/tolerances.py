@@ -7,6 +7,7 @@ Checker, such as its `pcc`, is the user's to state and stands there.
 import math
 
 from dumpcmp.nouns.errors import CheckError
+from dumpcmp.nouns.levels import Levels, Spacing
 
 # What rounding explains, in multiples of a dtype's eps.
 FLOAT32_EPS = 2.0**-23
@@ -44,6 +45,27 @@ SHORTCUTS = {
     "fp16-accumulation": 2.0**-9,
     "fp8": 2.0**-3,
 }
+# What declared levels explain: of a group's largest number the half of a step, of 127 or 7 to each
+# side or the widest of a table; of a number itself what a scale is rounded that is kept in
+# bfloat16. Floats of 8 bits have 8 levels from one power of two to the next.
+# The levels of NormalFloat in 4 bits, the scales of which are rounded to 8 bits themselves.
+NORMAL_FLOAT = (
+    -1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
+)  # fmt: skip
+QUANTISED = {
+    levels.name: levels
+    for levels in (
+        Levels("int8", 256, 1 / 254, 2.0**-9, factor="int8"),
+        Levels("int4", 16, 1 / 14, 2.0**-9, factor="int8"),
+        Levels("nf4", 16, 0.153, 2.0**-7, Spacing.LISTED, table=NORMAL_FLOAT),
+        Levels("fp8", 8, 2.0**-18, 2.0**-4 + 2.0**-9, Spacing.FLOATING, factor="fp8"),
+    )
+}
+QUANTISED_GAIN = 2.0**-9  # how much larger a quantised tensor may be on the whole: as its scale is,
+QUANTISED_UNEVEN = 1 / 16  # and of half a step: what lies beyond the last level, and uneven ones
+QUANTISED_CHANCE = 4.0  # standard errors of that, by chance
+QUANTISED_PRODUCT = 3.0  # times what factors that are moved by half a step make of a product
 IN_PARTS = 2.0**-21  # what a product of float32 rounds that is made of three products of TF32
 # What a recurrent layer of cuDNN rounds in float32: its tanh is 4e-6 off at the first step already,
 # and layers of three kinds are 3.7e-6 to 5.4e-6 off as a whole.

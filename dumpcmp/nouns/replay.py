@@ -107,6 +107,9 @@ class Replay(NamedTuple):
     num_ops: int = 1  # golden's ops that were run: several for a region, none for an optimizer
     scatter: float = 0.0  # of an op inside a kernel: rel_l2 with what unrounded inputs explain
     leeway: float = 0.0  # of the same: how far its gain and offset may be off because of them
+    levels: str = ""  # of what was rounded to declared levels, and is right for that: to which
+    factors: float = 0.0  # of a product: what factors make of it that were rounded to such levels
+    columns: float = 0.0  # of the same: how much more its columns are scaled than by such rounding
     choice: Choice | None = None  # of an op that chooses
     blamed: tuple[str, ...] = ()  # of a wrong gradient: the calls whose parts of it may be, by Site
 

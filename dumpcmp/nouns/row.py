@@ -174,6 +174,7 @@ class Why(StrEnum):
     CALL = "call"  # FAIL: the sides call other functions, or with other arguments
     WIRED = "wired"  # FAIL: the target took another value than golden took
     RIGHT = "right"  # PASS, though the sides differ: every op on the way is right
+    LEVELS = "levels"  # DTYPE: it was rounded to levels that are declared, and is right for that
     ILL = "ill"  # the same, of what is left after cancellation: it agrees with nothing
     UNASKED = "unasked"  # SKIPPED: one side was not asked to record it
     TERMS = "terms"  # INCONCLUSIVE: ranks hold terms of a gradient, and who adds them up is open

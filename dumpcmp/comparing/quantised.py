@@ -1,0 +1,83 @@
+"""Finds what a quantised run rounded to levels that are declared: weights, and what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dumpcmp.align.listing import Listing
+from dumpcmp.comparing.carried import two_digests
+from dumpcmp.comparing.side import Side
+from dumpcmp.judge.replaying import is_unbiased
+from dumpcmp.judge.tolerances import QUANTISED
+from dumpcmp.measure.nearest_levels import quantised_from
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.leaf import LeafFinding, LeafKind
+from dumpcmp.nouns.levels import Quantised
+from dumpcmp.nouns.replay import Replay
+from dumpcmp.nouns.row import Pair
+from dumpcmp.nouns.value import Kind, Value, dtype_named
+
+_WEIGHTS = (LeafKind.PARAMETER, LeafKind.BUFFER)
+
+
+def quantised(golden: Value, target: Value, words: Iterable[str]) -> Quantised | None:
+    """How `target` is golden's, rounded to levels that go by one of `words`; None where it is not.
+
+    Words that no levels go by have nothing to say.
+    """
+    for word in sorted(QUANTISED.keys() & set(words)):
+        found = quantised_from(golden, target, QUANTISED[word])
+        if found is not None and is_unbiased(found):
+            return found
+    return None
+
+
+def quantised_weights(
+    leaves: Mapping[Pair, LeafFinding], golden: Side, target: Side, words: Iterable[str]
+) -> dict[Pair, Replay]:
+    """The weights among `leaves` that are golden's but for levels that are declared."""
+    words = QUANTISED.keys() & set(words)
+    found = {}
+    for pair, leaf in leaves.items() if words else ():
+        if leaf.kind in _WEIGHTS and (one := _of_pair(pair, golden, target, words)):
+            found[pair] = Replay(introduced=one.rel_l2, gain=one.gain, levels=one.said)
+    return found
+
+
+def codes_among(
+    pairs: Iterable[Pair], golden: Listing, target: Listing, words: Iterable[str]
+) -> frozenset[Pair]:
+    """The pairs in which the target has integers and golden numbers, where levels are declared."""
+    if not QUANTISED.keys() & set(words):
+        return frozenset()
+    return frozenset(pair for pair in pairs if are_codes(pair, golden, target))
+
+
+def are_codes(pair: Pair, golden: Listing, target: Listing) -> bool:
+    """Whether the target has integers where golden has the numbers that they stand for."""
+    if pair.golden is None or pair.target is None:
+        return False
+    ours = dtype_named(golden.record(pair.golden).dtype)
+    theirs = dtype_named(target.record(pair.target).dtype)
+    return ours.kind is Kind.FLOAT and theirs.kind is Kind.INT
+
+
+def rounded_again(
+    replays: Mapping[Pair, Replay], pairs: Iterable[Pair], golden: Listing, target: Listing
+) -> dict[Pair, Replay]:
+    """The same of what stands beside golden's value once more, as its bytes tell."""
+    known = {two_digests(pair, golden, target): one for pair, one in replays.items() if one.levels}
+    if not known:
+        return {}
+    others = ((pair, two_digests(pair, golden, target)) for pair in pairs if pair not in replays)
+    return {pair: known[digests] for pair, digests in others if digests and digests in known}
+
+
+def _of_pair(pair: Pair, golden: Side, target: Side, words: Iterable[str]) -> Quantised | None:
+    if pair.golden is None or pair.target is None:
+        return None
+    try:
+        ours, theirs = golden.load(pair.golden), target.load(pair.target)
+    except DumpcmpError:  # which the row of the value tells
+        return None
+    return None if ours is None or theirs is None else quantised(ours, theirs, words)

@@ -1,0 +1,152 @@
+"""A quantised run: levels that are declared explain what rounding to them does, and no more."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dumpcmp
+from benchmarks.quantised import SCHEMES, Scheme, decoder, dumped, is_named, quantised
+from dumpcmp.nouns.row import Verdict
+
+AT = "layers.1.up"
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return decoder().build()
+
+
+@pytest.fixture(scope="module")
+def golden(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return dumped(model, decoder().given, tmp_path_factory.mktemp("golden") / "g")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_sound_is_the_same(scheme: Scheme, model: nn.Module, golden: Path, tmp_path: Path) -> None:
+    target = dumped(quantised(model, scheme), decoder().given, tmp_path / "t")
+    outcome = dumpcmp.compare(golden, target, allow=scheme.word)
+    assert outcome.passed, outcome.headline
+    plain = dumpcmp.compare(golden, target)
+    assert not plain.passed, "nobody has said that it is quantised"
+
+
+CASES = [
+    (scheme, fault)
+    for at, scheme in enumerate(SCHEMES)
+    for fault in scheme.faults[at % 2 :: 2]  # the others are in the benchmark
+]
+
+
+@pytest.mark.parametrize(("scheme", "fault"), CASES, ids=lambda one: getattr(one, "name", one))
+def test_faults_are_named(
+    scheme: Scheme, fault: str, model: nn.Module, golden: Path, tmp_path: Path
+) -> None:
+    target = dumped(quantised(model, scheme, AT, fault), decoder().given, tmp_path / "t")
+    outcome = dumpcmp.compare(golden, target, allow=scheme.word)
+    assert is_named(outcome, AT), outcome.headline
+
+
+def test_levels_are_told_where_nobody_declared_them(
+    model: nn.Module, golden: Path, tmp_path: Path
+) -> None:
+    target = dumped(quantised(model, SCHEMES[0]), decoder().given, tmp_path / "t")
+    outcome = dumpcmp.compare(golden, target)
+    assert "to the nearest level of int8" in outcome.headline
+    assert "--allow int8" in outcome.headline
+
+
+def test_what_was_rounded_says_to_what(model: nn.Module, golden: Path, tmp_path: Path) -> None:
+    target = dumped(quantised(model, SCHEMES[0]), decoder().given, tmp_path / "t")
+    outcome = dumpcmp.compare(golden, target, allow="int8")
+    weights = [row for row in outcome.rows if row.key.slot == "param.weight" and row.key.op == AT]
+    assert {row.verdict for row in weights} == {Verdict.DTYPE}
+    assert {row.judgement.reason for row in weights} == {
+        "golden's to the nearest level of int8, a scale for each row"
+    }
+    assert any("quantised" in remark for remark in outcome.remarks)
+
+
+class Cached(nn.Module):
+    """Attention over what it keeps of earlier steps, which `keep` may round."""
+
+    def __init__(self, keep: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.qkv = nn.Embedding(50, 32), nn.Linear(32, 96)
+        self.head, self.keep = nn.Linear(32, 50), keep
+
+    def forward(self, ids: Tensor, kept: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        q, k, v = self.qkv(self.words(ids)).chunk(3, -1)
+        kept = [torch.cat([old, self.keep(new)], 1) for old, new in zip(kept, (k, v), strict=True)]
+        return self.head(F.scaled_dot_product_attention(q, kept[0], kept[1])), kept
+
+
+def rounded(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round().to(torch.int8).to(x.dtype) * scale
+
+
+def badly(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round().to(torch.int8).to(x.dtype) * scale.roll(1, 1)
+
+
+def decoded(keep: Callable[[Tensor], Tensor], path: Path) -> Path:
+    model, kept = Cached(keep).eval(), [torch.zeros(1, 0, 32)] * 2
+    with torch.no_grad(), dumpcmp.capture(model, path):
+        for ids in ([[3, 1, 4, 1, 5]], [[9]], [[2]], [[6]]):
+            _, kept = model(torch.tensor(ids), kept)
+    return path
+
+
+def test_a_cache_that_was_rounded_is_carried_on(tmp_path: Path) -> None:
+    golden = decoded(lambda x: x, tmp_path / "g")
+    outcome = dumpcmp.compare(golden, decoded(rounded, tmp_path / "t"), allow="int8")
+    assert outcome.passed, outcome.headline
+    wrong = dumpcmp.compare(golden, decoded(badly, tmp_path / "w"), allow="int8")
+    assert not wrong.passed
+    assert wrong.first_divergence is not None
+    assert wrong.first_divergence.key.step == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_dynamic_layer_of_torch_hides_its_weight(
+    model: nn.Module, golden: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch.ao.quantization")
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("torch has no kernels for it here")
+    for spoil, is_sound in ((1.0, True), (1.05, False)):
+        other = copy.deepcopy(model)
+        other.get_parameter(f"{AT}.weight").data.mul_(spoil)
+        to_dynamic: Callable[..., nn.Module] = torch.ao.quantization.quantize_dynamic
+        other = to_dynamic(other, {nn.Linear}, torch.qint8)
+        target = dumped(other, decoder().given, tmp_path / str(spoil))
+        outcome = dumpcmp.compare(golden, target, allow="int8")
+        assert outcome.passed is is_sound, outcome.headline
+        assert is_sound or is_named(outcome, AT)
+
+
+def test_tied_weights_are_out_of_sight_once(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.words, self.head = nn.Embedding(64, 32), nn.Linear(32, 64, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            given: Tensor = self.head(self.words(ids))
+            return given
+
+    model, given = Tied().eval(), {"ids": torch.arange(12)[None]}
+    golden = dumped(model, given, tmp_path / "g")
+    inner = next(scheme for scheme in SCHEMES if scheme.name == "int8 weights and inputs")
+    target = dumped(quantised(model, inner), given, tmp_path / "t")
+    assert dumpcmp.compare(golden, target, allow="int8").passed

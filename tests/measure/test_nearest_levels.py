@@ -1,0 +1,84 @@
+"""Whether a tensor is another one, rounded to levels: in groups, and to each of them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.quantised import affine, normal, short, symmetric
+from dumpcmp.judge.tolerances import QUANTISED
+from dumpcmp.measure.nearest_levels import quantised_from
+from dumpcmp.nouns.value import value_of
+
+
+def weight() -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(96, 128, generator=draw) * torch.exp(torch.randn(96, 1, generator=draw) / 3)
+
+
+def group_of(golden: Tensor, target: Tensor, word: str) -> str:
+    found = quantised_from(value_of(golden), value_of(target), QUANTISED[word])
+    return found.group if found else ""
+
+
+@pytest.mark.parametrize(
+    ("encode", "size", "most", "word", "group"),
+    [
+        (symmetric, 128, 127, "int8", "each row"),
+        (symmetric, 96 * 128, 127, "int8", "the whole"),
+        (affine, 128, 255, "int8", "each row"),
+        (symmetric, 32, 7, "int4", "groups of 32"),
+        (affine, 64, 15, "int4", "groups of 64"),
+        (normal, 64, 1, "nf4", "groups of 64"),
+        (short, 128, 448, "fp8", "groups of 16"),  # they have scales that are smaller, too
+    ],
+)
+def test_levels_are_found(
+    encode: Callable[..., object], size: int, most: int, word: str, group: str
+) -> None:
+    golden = weight()
+    codes = encode(golden, size, most)
+    target = codes.dequantised(golden.shape, golden.dtype)  # type: ignore[attr-defined]
+    assert group_of(golden, target, word) == group
+    other = "int4" if word != "int4" else "int8"
+    assert not group_of(golden, target, other)
+
+
+def test_columns_have_scales_too() -> None:
+    golden = weight()
+    codes = symmetric(golden.T.contiguous(), 96, 127)
+    target = codes.dequantised(golden.T.shape, golden.dtype).T.contiguous()
+    assert group_of(golden, target, "int8") == "each column"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda golden, target: target * 1.01,
+        lambda golden, target: target.roll(1, 0),
+        lambda golden, target: golden + 1e-4 * torch.sin(golden * 1e5),  # near, and on no levels
+        lambda golden, target: target.index_fill(0, torch.tensor([5]), 0.0),
+        lambda golden, target: torch.where(target == target.max(), -target, target),
+        lambda golden, target: torch.where(target == target.max(), torch.nan, target),
+        lambda golden, target: golden * 1.002,
+    ],
+)
+def test_what_is_off_is_not_on_levels(spoil: Callable[[Tensor, Tensor], Tensor]) -> None:
+    golden = weight()
+    target = symmetric(golden, 128, 127).dequantised(golden.shape, golden.dtype)
+    assert group_of(golden, target, "int8")
+    assert not group_of(golden, spoil(golden, target), "int8")
+
+
+def test_in_a_short_dtype_levels_are_rounded_once_more() -> None:
+    golden = weight().bfloat16()
+    target = symmetric(golden, 128, 127).dequantised(golden.shape, torch.bfloat16)
+    assert group_of(golden, target, "int8") == "each row"
+
+
+def test_vectors_integers_and_other_shapes_are_none() -> None:
+    golden = weight()
+    assert not group_of(golden[0], golden[0], "int8")
+    assert not group_of(golden, golden.to(torch.int32), "int8")
+    assert not group_of(golden, golden[:1], "int8")
