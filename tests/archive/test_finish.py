@@ -161,16 +161,37 @@ def test_both_ways_write_the_same_parts(
 ) -> None:
     monkeypatch.setattr(drain, "COMMIT_SECONDS", float("inf"))  # or parts differ by the clock
     written = []
-    for way in ("quick", "slow"):
+    for way in ("quick", "laid quickly", "slow"):
+        if way == "slow":
+            for name in ("lay_record", "lay_told"):
+                monkeypatch.setattr(Staging, name, lambda *_: None)
         monkeypatch.setattr(secrets, "randbits", partial(_next, count(1)))
         fill(tmp_path / way, seed, part_nbytes)
         written.append([(*each.parts[-2:], each.read_bytes()) for each in parts(tmp_path / way)])
         for module in (finishing, part_tree, dense):
             monkeypatch.setattr(module, "_core", None)
-        for name in ("lay_record", "lay_told"):
-            monkeypatch.setattr(Staging, name, lambda *_: None)
     assert len(written[0]) == 3 if part_nbytes > 1 << 20 else len(written[0]) > 5
-    assert written[0] == written[1]
+    assert written[0] == written[1] == written[2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_pending_is_taken_in_the_order_it_came(seed: int) -> None:
+    draw, pending = random.Random(seed), desk.Pending()
+    expected: deque[tuple[int, ...]] = deque()
+    for number in range(2000):
+        if draw.random() < (0.7 if number < 1000 else 0.4):
+            pending.append((number,))
+            expected.append((number,))
+        elif expected:
+            assert pending.popleft() == expected.popleft()
+        assert len(pending) == len(expected) and bool(pending) == bool(expected)
+    pending.append((2000,))
+    expected.append((2000,))
+    assert [*pending] == [*expected] and pending[0] == expected[0]
+    pending.clear()
+    assert not pending
+    with pytest.raises(IndexError):
+        pending.popleft()
 
 
 @pytest.mark.skipif(not hasattr(desk._core, "Desk"), reason="the compiled core is not built")

@@ -12,14 +12,13 @@
 #include <structmember.h>
 
 #include "_digest.h"
+#include "_entries.h"
 #include "_fetch.h"
 
 #define ALIGNMENT 64
 #define LINK_NBYTES 128
 #define TAIL_AT 24 /* where the ring's first page says which record is the oldest */
 #define AT_ONCE (1 << 20) /* bytes in the ring that are worth waking the writer */
-
-enum { CALL = 2, FORM = 3, VALUE = 4, LINK = 5 };
 
 typedef unsigned long long Count;
 
@@ -47,11 +46,22 @@ typedef struct {
     PyObject *text, *_path, *_described;
 } Wording;
 
-/* Where a call is declared, and where its values lie. */
+/* Where the value of a slot lies: the part and row, and what it is called there; NULL: what its own
+   call says. */
+typedef struct {
+    PyObject *slot, *plan, *where;
+    Count row;
+} Held;
+
+#define NUM_HELD 4 /* that lie with their call; most calls have no more */
+
+/* Where a call is declared, and where its values lie: the last ones in `held`, others in a dict. */
 typedef struct {
     PyObject_HEAD
     PyObject *call, *plan, *slots, *earlier;
     Count number;
+    int num_held;
+    Held held[NUM_HELD];
 } CallPlace;
 
 /* Where goes what comes next of a step. */
@@ -60,6 +70,12 @@ typedef struct {
     PyObject *model, *number, *plan, *lanes, *calls;
     char changes_lane;
 } StepPlace;
+
+/* Records that are not written yet. */
+typedef struct {
+    PyObject_HEAD
+    Entries entries;
+} Pending;
 
 /* Bytes of the ring that are being digested: a memoryview for each would take as long. */
 typedef struct {
@@ -92,7 +108,7 @@ typedef struct {
     Count num_records, nbytes, most_links, before_room;
     char is_open;
     PyObject *step;                                          /* that is being written */
-    PyObject *ring, *append, *drain, *locks, *digest, *hasher, *call_plan, *span;
+    PyObject *ring, *pending, *drain, *locks, *digest, *hasher, *call_plan, *span;
     PyObject *forms, *full; /* by which records are known, see schema.form_key */
     PyObject *texts, *call_text, *repeated_json, *forward; /* by which calls are, see text_of */
     Py_ssize_t most_text, most_texts;
@@ -105,10 +121,9 @@ typedef struct {
 
 typedef struct {
     PyObject *positions, *filling, *footprint, *desk, *partial; /* types */
-    PyObject *wording, *call_place, *step_place, *span;
-    PyObject *part, *number, *asleep, *nudge, *text, *nothing, *model, *step, *lying, *error,
-        *found; /* the last is an attribute of a source: its digest */
-    PyObject *kinds[8];
+    PyObject *wording, *call_place, *step_place, *span, *pending;
+    PyObject *number, *asleep, *nudge, *text, *model, *step, *lying, *error,
+        *op, *call, *found; /* the last is an attribute of a source: its digest */
 } State;
 
 /* Where the fields lie that are asked of a record, before what decides its form, and of a key. */
@@ -142,8 +157,8 @@ static PyMemberDef wording_members[] = {
 
 static PyMemberDef call_members[] = {
     MEMBER(CallPlace, call, T_OBJECT_EX),    MEMBER(CallPlace, plan, T_OBJECT),
-    MEMBER(CallPlace, slots, T_OBJECT_EX),   MEMBER(CallPlace, earlier, T_OBJECT),
-    MEMBER(CallPlace, number, T_ULONGLONG),  {NULL, 0, 0, 0, NULL},
+    MEMBER(CallPlace, earlier, T_OBJECT),    MEMBER(CallPlace, number, T_ULONGLONG),
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyMemberDef step_members[] = {
@@ -190,8 +205,139 @@ static void wording_free(PyObject *self)
     free_plain(self);
 }
 
+static void drop_held(Held *held)
+{
+    Py_CLEAR(held->slot);
+    Py_CLEAR(held->plan);
+    Py_CLEAR(held->where);
+}
+
+/* A tuple or a dict that the garbage collector needs not look at: it is in no circle. There are
+   several for each call, and to look at them all took a tenth of the time. */
+static PyObject *unseen(PyObject *object)
+{
+    if (object)
+        PyObject_GC_UnTrack(object);
+    return object;
+}
+
+/* What the value of a slot is called, borrowed; NULL with an exception. */
+static PyObject *name_held(CallPlace *planned, Held *held)
+{
+    if (held->where)
+        return held->where;
+    PyObject *op = planned->call ? PyObject_GetAttr(planned->call, state->op) : NULL;
+    PyObject *call = op ? PyObject_GetAttr(planned->call, state->call) : NULL;
+    if (call)
+        held->where = unseen(PyTuple_Pack(3, op, call, held->slot));
+    Py_XDECREF(op);
+    Py_XDECREF(call);
+    return held->where;
+}
+
+/* Have all slots in the dict; 0, or -1 with an exception. */
+static int settle_slots(CallPlace *planned)
+{
+    if (!planned->slots && !(planned->slots = PyDict_New()))
+        return -1;
+    int done = 0;
+    for (int i = 0; i < planned->num_held && done == 0; i++) {
+        Held *held = &planned->held[i];
+        PyObject *where = name_held(planned, held);
+        PyObject *holding =
+            where ? unseen(Py_BuildValue("(OKO)", held->plan, held->row, where)) : NULL;
+        done = holding ? PyDict_SetItem(planned->slots, held->slot, holding) : -1;
+        Py_XDECREF(holding);
+    }
+    while (planned->num_held && done == 0)
+        drop_held(&planned->held[--planned->num_held]);
+    unseen(planned->slots);
+    return done;
+}
+
+/* Note where the value of a slot lies that is not there yet. `where` may be NULL. */
+static int hold_slot(CallPlace *planned, PyObject *slot, PyObject *plan, PyObject *where, Count row)
+{
+    if (planned->num_held == NUM_HELD && settle_slots(planned) < 0)
+        return -1;
+    Held held = {Py_NewRef(slot), Py_NewRef(plan), Py_XNewRef(where), row};
+    planned->held[planned->num_held++] = held;
+    return 0;
+}
+
+static inline int is_same(PyObject *one, PyObject *other)
+{
+    return one == other || PyObject_RichCompareBool(one, other, Py_EQ) > 0;
+}
+
+/* Which of the slots that lie with the call it is; NULL where it is none of them. */
+static Held *held_at(CallPlace *planned, PyObject *slot)
+{
+    for (int i = planned->num_held; i--;)
+        if (is_same(planned->held[i].slot, slot))
+            return &planned->held[i];
+    return NULL;
+}
+
+/* Whether the call has a value of this slot; not 0 with an exception. */
+static int has_slot(CallPlace *planned, PyObject *slot)
+{
+    return held_at(planned, slot) || PyErr_Occurred() ||
+           (planned->slots && PyDict_Contains(planned->slots, slot));
+}
+
+/* Where the value of a slot lies, with new references but to the slot; 0 where there is none. */
+static int find_slot(CallPlace *planned, PyObject *slot, Held *found)
+{
+    Held *held = held_at(planned, slot);
+    PyObject *to = !held && planned->slots ? PyDict_GetItem(planned->slots, slot) : NULL;
+    if (held && name_held(planned, held)) {
+        found->plan = held->plan;
+        found->where = held->where;
+        found->row = held->row;
+    } else if (to && PyTuple_Check(to) && PyTuple_Size(to) == 3) {
+        found->plan = PyTuple_GetItem(to, 0);
+        found->row = PyLong_AsUnsignedLongLong(PyTuple_GetItem(to, 1));
+        found->where = PyTuple_GetItem(to, 2);
+    }
+    Py_XINCREF(found->plan);
+    Py_XINCREF(found->where);
+    return found->plan && PyObject_TypeCheck(found->plan, (PyTypeObject *)state->filling);
+}
+
+static PyObject *call_slots(PyObject *object, void *unused)
+{
+    (void)unused;
+    CallPlace *self = (CallPlace *)object;
+    return settle_slots(self) < 0 ? NULL : Py_NewRef(self->slots);
+}
+
+static int call_set_slots(PyObject *object, PyObject *slots, void *unused)
+{
+    (void)unused;
+    CallPlace *self = (CallPlace *)object;
+    if (!slots || !PyDict_Check(slots)) {
+        PyErr_SetString(PyExc_TypeError, "desk: slots are a dict");
+        return -1;
+    }
+    while (self->num_held)
+        drop_held(&self->held[--self->num_held]);
+    PyObject *before = self->slots;
+    self->slots = Py_NewRef(slots);
+    Py_XDECREF(before);
+    return 0;
+}
+
+static PyGetSetDef call_getset[] = {
+    {"slots", call_slots, call_set_slots, "Where its values lie, by slot.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static void call_free(PyObject *self)
 {
+    CallPlace *planned = (CallPlace *)self;
+    while (planned->num_held)
+        drop_held(&planned->held[--planned->num_held]);
     Py_CLEAR(((CallPlace *)self)->call);
     Py_CLEAR(((CallPlace *)self)->plan);
     Py_CLEAR(((CallPlace *)self)->slots);
@@ -223,7 +369,7 @@ static int desk_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->step);
     Py_VISIT(self->ring);
-    Py_VISIT(self->append);
+    Py_VISIT(self->pending);
     Py_VISIT(self->drain);
     Py_VISIT(self->locks);
     Py_VISIT(self->digest);
@@ -248,7 +394,7 @@ static int desk_clear(PyObject *object)
     }
     Py_CLEAR(self->step);
     Py_CLEAR(self->ring);
-    Py_CLEAR(self->append);
+    Py_CLEAR(self->pending);
     Py_CLEAR(self->drain);
     Py_CLEAR(self->locks);
     Py_CLEAR(self->digest);
@@ -313,6 +459,82 @@ static PyObject *blank(PyObject *object)
     return made;
 }
 
+static Entries *entries_of(PyObject *object) { return &((Pending *)object)->entries; }
+
+static PyObject *pending_append(PyObject *object, PyObject *told)
+{
+    if (!PyTuple_Check(told)) {
+        PyErr_SetString(PyExc_TypeError, "pending: a record is told by a tuple");
+        return NULL;
+    }
+    if (!has_room(entries_of(object)))
+        return NULL;
+    Entry entry = {0};
+    entry.told = Py_NewRef(told);
+    add_entry(entries_of(object), &entry);
+    Py_RETURN_NONE;
+}
+
+static PyObject *pending_popleft(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    if (!entries_of(object)->count) {
+        PyErr_SetString(PyExc_IndexError, "pending: nothing is");
+        return NULL;
+    }
+    Entry entry = take_entry(entries_of(object));
+    PyObject *told = unseen(told_entry(&entry));
+    drop_entry(&entry);
+    return told;
+}
+
+static PyObject *pending_clear(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    drop_entries(entries_of(object));
+    Py_RETURN_NONE;
+}
+
+static Py_ssize_t pending_length(PyObject *object)
+{
+    return (Py_ssize_t)entries_of(object)->count;
+}
+
+static PyObject *pending_item(PyObject *object, Py_ssize_t which)
+{
+    if (which < 0 || (size_t)which >= entries_of(object)->count) {
+        PyErr_SetString(PyExc_IndexError, "pending: there are not so many");
+        return NULL;
+    }
+    return unseen(told_entry(entry_at(entries_of(object), (size_t)which)));
+}
+
+/* They themselves, for who finishes them. */
+static PyObject *pending_entries(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyCapsule_New(entries_of(object), ENTRIES, NULL);
+}
+
+static void pending_free(PyObject *object)
+{
+    drop_entries(entries_of(object));
+    PyMem_Free(entries_of(object)->entries);
+    free_plain(object);
+}
+
+static PyMethodDef pending_methods[] = {
+    {"append", pending_append, METH_O, "Add a record, which a tuple tells of."},
+    {"popleft", pending_popleft, METH_NOARGS, "Take the oldest."},
+    {"clear", pending_clear, METH_NOARGS, "Forget them all."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef pending_getset[] = {
+    {"entries", pending_entries, NULL, "They themselves, for who finishes them.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static int span_buffer(PyObject *object, Py_buffer *view, int flags)
 {
     Span *self = (Span *)object;
@@ -346,19 +568,21 @@ static PyObject *desk_prepare(PyObject *object, PyObject *args)
         return NULL;
     }
     PyObject *pending = PyObject_GetAttrString(drain, "pending");
-    PyObject *append = pending ? PyObject_GetAttrString(pending, "append") : NULL;
-    Py_XDECREF(pending);
-    if (!append || PyObject_GetBuffer(room, &self->room, PyBUF_WRITABLE) < 0) {
-        Py_XDECREF(append);
+    if (pending && Py_TYPE(pending) != (PyTypeObject *)state->pending) {
+        PyErr_SetString(PyExc_TypeError, "prepare: nothing that takes records");
+        Py_CLEAR(pending);
+    }
+    if (!pending || PyObject_GetBuffer(room, &self->room, PyBUF_WRITABLE) < 0) {
+        Py_XDECREF(pending);
         return NULL;
     }
     self->span = blank(state->span);
     if (!self->span) {
-        Py_DECREF(append);
+        Py_DECREF(pending);
         return NULL;
     }
     self->ring = Py_NewRef(ring);
-    self->append = append;
+    self->pending = pending;
     self->locks = Py_NewRef(locks);
     self->drain = Py_NewRef(drain);
     self->digest = Py_NewRef(digest);
@@ -463,12 +687,12 @@ static int is_free(Desk *self)
     return 1;
 }
 
-/* Where `nbytes` can lie behind the last record; an empty ring begins again at its start, and says
-   so where whoever finds it after a kill looks. */
+/* Where `nbytes` can lie behind the last record, if the writer can be told of them; an empty ring
+   begins again at its start, and says so where whoever finds it after a kill looks. */
 static char *place_for(Desk *self, Count nbytes)
 {
     Positions *ring = (Positions *)self->ring;
-    if (!self->is_open || !self->room.buf)
+    if (!self->is_open || !self->room.buf || !has_room(&((Pending *)self->pending)->entries))
         return NULL;
     if (!ring->used && !ring->wrapped && ring->head) {
         uint64_t tail[2] = {0, ring->sequence};
@@ -477,15 +701,6 @@ static char *place_for(Desk *self, Count nbytes)
     }
     Count end = ring->wrapped ? ring->tail : ring->reach;
     return end < ring->head + nbytes ? NULL : (char *)self->room.buf + ring->head;
-}
-
-/* A tuple or a dict that the garbage collector needs not look at: it is in no circle. There are
-   several for each value, and to look at them all took a tenth of the time. */
-static PyObject *unseen(PyObject *object)
-{
-    if (object)
-        PyObject_GC_UnTrack(object);
-    return object;
 }
 
 /* A tuple of `count` objects, all of which it takes, be they NULL; the collector is not shown it. */
@@ -524,19 +739,22 @@ static void write_fields(char *at, const Fields *fields, const char *magic, uint
     __atomic_store_n((uint64_t *)(at + 16), sequence, __ATOMIC_RELEASE); /* which makes it valid */
 }
 
-/* Hand the record on, which is complete; takes `entry`. 0, or -1 with an exception. */
-static int publish(Desk *self, PyObject *entry, Count nbytes)
+/* Hand the record on, which is complete, and which `entry` tells of; takes its objects. */
+static void publish(Desk *self, const Entry *entry, Count nbytes)
 {
     Positions *ring = (Positions *)self->ring;
-    PyObject *done = PyObject_CallFunctionObjArgs(self->append, entry, NULL);
-    Py_DECREF(entry);
-    if (!done)
-        return -1;
-    Py_DECREF(done);
+    add_entry(&((Pending *)self->pending)->entries, entry);
     ring->sequence++;
     ring->head += nbytes;
     ring->used += nbytes;
-    return 0;
+}
+
+/* The beginning of what is told of a record at `place`. */
+static Entry entry_of(Desk *self, Filling *plan, int kind, char *place, Py_ssize_t total)
+{
+    Entry entry = {NULL, Py_NewRef(plan->part), NULL, (uint32_t)kind, 0, 0,
+                   place - (char *)self->room.buf, total, 0, {{0}}};
+    return entry;
 }
 
 /* Whether the writer sleeps, or has much to do, and was not woken yet; -1 with an exception. */
@@ -597,9 +815,6 @@ static PyObject *planned_in(Desk *self, PyObject *call, Filling *plan)
     planned->call = Py_NewRef(call);
     planned->plan = Py_NewRef((PyObject *)plan);
     planned->number = plan->num_calls;
-    planned->slots = PyDict_New();
-    if (!planned->slots)
-        Py_CLEAR(planned);
     return (PyObject *)planned;
 }
 
@@ -613,7 +828,7 @@ static PyObject *lay_call(Desk *self, PyObject *const *args)
         !PyObject_TypeCheck(told, (PyTypeObject *)state->wording) || !((Wording *)told)->text)
         return NULL;
     Filling *plan = part_of(step);
-    PyObject *planned = NULL, *entry = NULL;
+    PyObject *planned = NULL;
     Py_ssize_t length;
     char *text;
     if (!plan || PyDict_Contains(calls, name) ||
@@ -624,21 +839,19 @@ static PyObject *lay_call(Desk *self, PyObject *const *args)
     if (!place)
         goto end;
     planned = planned_in(self, call, plan);
-    entry = Py_BuildValue("(OOnnOO)", state->kinds[CALL], plan->part,
-                          place - (char *)self->room.buf, total, call, told);
-    if (!planned || !entry || PyDict_SetItem(calls, name, planned) < 0) {
+    if (!planned || PyDict_SetItem(calls, name, planned) < 0) {
         Py_CLEAR(planned);
-        Py_XDECREF(entry);
         goto end;
     }
-    unseen(entry);
     Fields fields = {CALL, (uint16_t)(total / ALIGNMENT), (uint32_t)plan->num_calls, 0, 0,
                      plan->nonce, 0, order};
     memcpy(place + ALIGNMENT, text, (size_t)length);
     memset(place + ALIGNMENT + length, ' ', (size_t)(total - ALIGNMENT - length));
     write_fields(place, &fields, "dcR1", ((Positions *)self->ring)->sequence);
-    if (publish(self, entry, (Count)total) < 0)
-        Py_CLEAR(planned);
+    Entry entry = entry_of(self, plan, CALL, place, total);
+    entry.what = Py_NewRef(call);
+    entry.wording = Py_NewRef(told);
+    publish(self, &entry, (Count)total);
     plan->num_calls++;
     plan->full = plan->num_calls >= self->most_links / 2;
     plan->nbytes += (Count)total;
@@ -651,24 +864,22 @@ end:
 static int declare_form(Desk *self, Filling *plan, PyObject *forms, PyObject *form)
 {
     PyObject *text = PyObject_GetAttr(form, state->text);
-    PyObject *number = PyLong_FromSsize_t(PyDict_Size(forms)), *entry = NULL;
+    PyObject *number = PyLong_FromSsize_t(PyDict_Size(forms));
     char *content, *place = NULL;
     Py_ssize_t total = 0;
     if (text && number && PyBytes_AsStringAndSize(text, &content, &total) == 0)
         place = place_for(self, (Count)total);
-    if (place)
-        entry = Py_BuildValue("(OOnnO)", state->kinds[FORM], plan->part,
-                              place - (char *)self->room.buf, total, form);
-    int done = entry && PyDict_SetItem(forms, form, number) == 0;
+    int done = place && PyDict_SetItem(forms, form, number) == 0;
     if (done) {
         Fields fields = {FORM, (uint16_t)(total / ALIGNMENT), 0,
                          (uint32_t)PyLong_AsUnsignedLong(number), 0, plan->nonce, 0, 0};
         memcpy(place + ALIGNMENT, content + ALIGNMENT, (size_t)total - ALIGNMENT);
         write_fields(place, &fields, "dcR1", ((Positions *)self->ring)->sequence);
-        done = publish(self, Py_NewRef(entry), (Count)total) == 0;
+        Entry entry = entry_of(self, plan, FORM, place, total);
+        entry.what = Py_NewRef(form);
+        publish(self, &entry, (Count)total);
         plan->nbytes += (Count)total;
     }
-    Py_XDECREF(entry);
     Py_XDECREF(number);
     Py_XDECREF(text);
     return done;
@@ -678,7 +889,6 @@ typedef struct {
     Filling *plan; /* owned */
     CallPlace *planned;
     Footprint *form;
-    PyObject *numbered; /* the number of the form, borrowed */
     Count form_number, row;
 } Row;
 
@@ -696,17 +906,14 @@ static int begin_row(Desk *self, PyObject *planned, PyObject *slot, PyObject *fo
         return 0;
     row->plan = part_of(self->step);
     row->planned = (CallPlace *)planned;
-    PyObject *slots = row->planned->slots;
-    if (!row->plan || row->planned->plan != (PyObject *)row->plan || !slots ||
-        !PyDict_Check(slots) || PyDict_Contains(slots, slot))
+    if (!row->plan || row->planned->plan != (PyObject *)row->plan || has_slot(row->planned, slot))
         return 0;
-    PyObject *forms = row->plan->forms;
-    row->numbered = PyDict_GetItemWithError(forms, form);
-    if (!row->numbered && !PyErr_Occurred() && declare_form(self, row->plan, forms, form))
-        row->numbered = PyDict_GetItemWithError(forms, form);
-    if (!row->numbered)
+    PyObject *forms = row->plan->forms, *numbered = PyDict_GetItemWithError(forms, form);
+    if (!numbered && !PyErr_Occurred() && declare_form(self, row->plan, forms, form))
+        numbered = PyDict_GetItemWithError(forms, form);
+    if (!numbered)
         return 0;
-    row->form_number = PyLong_AsUnsignedLongLong(row->numbered);
+    row->form_number = PyLong_AsUnsignedLongLong(numbered);
     row->form = (Footprint *)form;
     row->row = row->plan->num_rows;
     return !PyErr_Occurred();
@@ -730,13 +937,82 @@ static Fields fields_of(const Row *row, int kind, Count blocks, Count nbytes, Co
     return fields;
 }
 
+/* What is told of the row that lies at `place`; takes no objects but its own. */
+static Entry entry_of_row(Desk *self, const Row *row, int kind, char *place, Count total, Count order)
+{
+    Entry entry = entry_of(self, row->plan, kind, place, (Py_ssize_t)total);
+    entry.what = Py_NewRef((PyObject *)row->form);
+    entry.call = (uint32_t)row->planned->number;
+    entry.number = (uint32_t)row->form_number;
+    entry.order = order;
+    return entry;
+}
+
+/* Tell of a value whose bytes are there; 0 where its digest is none. */
+static int tell_value(Desk *self, const Row *row, char *place, Count order, PyObject *digest,
+                      Entry *entry)
+{
+    Py_ssize_t length = 0;
+    const char *digits = PyUnicode_AsUTF8AndSize(digest, &length);
+    if (!digits || length != DIGEST_NBYTES)
+        return 0;
+    *entry = entry_of_row(self, row, VALUE, place, row->form->total, order);
+    memcpy(entry->digest, digits, DIGEST_NBYTES);
+    return 1;
+}
+
+/* Tell of a value whose bytes are there once `wait` was called; 0 with an exception. */
+static int tell_waiting(Desk *self, const Row *row, char *place, Count order, PyObject *wait,
+                        Entry *entry)
+{
+    entry->told = unseen(Py_BuildValue(
+        "(iOnKKOKKOs)", VALUE, row->plan->part, place - (char *)self->room.buf, row->form->total,
+        row->planned->number, (PyObject *)row->form, row->form_number, order, wait, ""));
+    return entry->told != NULL;
+}
+
+/* Copy the elements of (address, itemsize, shape, stride) to where they belong; their digest, or NULL
+   where they are not those of the form. */
+static PyObject *copied(Desk *self, const Footprint *form, char *to, PyObject *const *lying)
+{
+    Dim dims[MOST_DIMS];
+    int size = (int)PyLong_AsLong(lying[1]);
+    int num_dims = read_dims(lying[2], lying[3], size, dims);
+    Count nbytes = (Count)size;
+    for (int i = 0; i < num_dims; i++)
+        nbytes *= (Count)dims[i].count;
+    int known = size == 1 || size == 2 || size == 4 || size == 8 || size == 16;
+    if (num_dims <= 0 || !known || nbytes != form->nbytes)
+        return NULL;
+    const char *from = (const char *)(uintptr_t)PyLong_AsUnsignedLongLong(lying[0]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (nbytes < LONG) {
+        copy_all(to, from, dims, num_dims, size);
+        return digest_of(self, to, (Py_ssize_t)nbytes);
+    }
+    return has_rows(dims, num_dims, size)
+               ? copy_digested(self->hasher, to, from, dims, num_dims, size)
+               : NULL;
+}
+
+/* What fills the room at `to` with the bytes of the form later. */
+static PyObject *filled_later(const Footprint *form, char *to, PyObject *fill)
+{
+    PyObject *later = PyMemoryView_FromMemory(to, (Py_ssize_t)form->nbytes, PyBUF_WRITE);
+    PyObject *wait = later ? PyObject_CallFunctionObjArgs(state->partial, fill, later, NULL) : NULL;
+    Py_XDECREF(later);
+    return wait;
+}
+
 /* Lay down a value of (planned, slot, where, form, order, then address, itemsize, shape, stride, or
-   what fills a room with the bytes later); the digest, or True where they come later, or None. */
+   what fills a room with the bytes later); the digest, or True where they come later, or None.
+   `where` may be NULL. */
 static PyObject *lay_value(Desk *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    PyObject *planned = args[0], *slot = args[1], *where = args[2];
+    PyObject *planned = args[0], *slot = args[1];
     Row row;
-    PyObject *digest = NULL, *holding = NULL, *entry = NULL;
+    PyObject *digest = NULL;
     int waits = num_args == 6;
     if (!begin_row(self, planned, slot, args[3], &row))
         goto end;
@@ -748,84 +1024,45 @@ static PyObject *lay_value(Desk *self, PyObject *const *args, Py_ssize_t num_arg
     char *to = place + form->prefix_nbytes;
     if (form->nbytes % ALIGNMENT)
         memset(place + form->total - ALIGNMENT, 0, ALIGNMENT);
-    PyObject *wait = NULL;
-    if (waits) {
-        PyObject *later = PyMemoryView_FromMemory(to, (Py_ssize_t)form->nbytes, PyBUF_WRITE);
-        wait = later ? PyObject_CallFunctionObjArgs(state->partial, args[5], later, NULL) : NULL;
-        Py_XDECREF(later);
-        digest = wait ? Py_NewRef(Py_True) : NULL;
-        if (!wait)
-            goto end;
-    } else {
-        Dim dims[MOST_DIMS];
-        int size = (int)PyLong_AsLong(args[6]);
-        int num_dims = read_dims(args[7], args[8], size, dims);
-        Count nbytes = (Count)size;
-        for (int i = 0; i < num_dims; i++)
-            nbytes *= (Count)dims[i].count;
-        int known = size == 1 || size == 2 || size == 4 || size == 8 || size == 16;
-        if (num_dims <= 0 || !known || nbytes != form->nbytes)
-            goto end;
-        const char *from = (const char *)(uintptr_t)PyLong_AsUnsignedLongLong(args[5]);
-        if (PyErr_Occurred())
-            goto end;
-        if (nbytes < LONG) {
-            copy_all(to, from, dims, num_dims, size);
-            digest = digest_of(self, to, (Py_ssize_t)nbytes);
-        } else if (has_rows(dims, num_dims, size)) {
-            digest = copy_digested(self->hasher, to, from, dims, num_dims, size);
-        }
-        if (!digest)
-            goto end;
-    }
     Count order = PyLong_AsUnsignedLongLong(args[4]);
-    PyObject *held[] = {Py_NewRef((PyObject *)row.plan), PyLong_FromUnsignedLongLong(row.row),
-                        Py_NewRef(where)};
-    holding = tuple_of(held, 3);
-    PyObject *told[] = {
-        Py_NewRef(state->kinds[VALUE]),
-        Py_NewRef(row.plan->part),
-        PyLong_FromSsize_t(place - (char *)self->room.buf),
-        PyLong_FromUnsignedLongLong(form->total),
-        PyLong_FromUnsignedLongLong(row.planned->number),
-        Py_NewRef((PyObject *)form),
-        Py_NewRef(row.numbered),
-        Py_NewRef(args[4]),
-        waits ? wait : Py_NewRef(Py_None),
-        Py_NewRef(waits ? state->nothing : digest),
-    };
-    entry = tuple_of(told, 10);
-    if (!holding || !entry || PyDict_SetItem(row.planned->slots, slot, holding) < 0) {
+    Entry entry = {0};
+    int is_told = 0;
+    if (waits) {
+        PyObject *wait = filled_later(form, to, args[5]);
+        is_told = wait && tell_waiting(self, &row, place, order, wait, &entry);
+        Py_XDECREF(wait);
+        digest = is_told ? Py_NewRef(Py_True) : NULL;
+    } else {
+        digest = copied(self, form, to, args + 5);
+        is_told = digest && tell_value(self, &row, place, order, digest, &entry);
+    }
+    if (!is_told || PyErr_Occurred() ||
+        hold_slot(row.planned, slot, (PyObject *)row.plan, args[2], row.row) < 0) {
+        drop_entry(&entry);
         Py_CLEAR(digest);
-        Py_XDECREF(entry);
         goto end;
     }
-    unseen(row.planned->slots);
     Fields fields = fields_of(&row, VALUE, form->blocks, form->nbytes, order);
     write_fields(place, &fields, waits ? "dcW1" : "dcR1", ((Positions *)self->ring)->sequence);
-    if (publish(self, entry, form->total) < 0)
-        Py_CLEAR(digest);
+    publish(self, &entry, form->total);
     count(self, &row, form->total);
     self->nbytes += form->nbytes;
 end:
     forget(&row);
-    Py_XDECREF(holding);
     return digest;
 }
 
-/* Where the value lies that is called `where`, a new reference. */
-static PyObject *holding_of(PyObject *step, PyObject *where)
+/* Where the value lies that is called `where`, as `held` has it, with new references; 0 where it is
+   not known. */
+static int holding_of(PyObject *step, PyObject *where, Held *held)
 {
     PyObject *calls = ((StepPlace *)step)->calls;
     PyObject *name = calls ? PyTuple_GetSlice(where, 0, 2) : NULL;
     PyObject *call = name ? PyDict_GetItem(calls, name) : NULL;
-    PyObject *slots = NULL;
-    if (call && PyObject_TypeCheck(call, (PyTypeObject *)state->call_place))
-        slots = ((CallPlace *)call)->slots;
-    PyObject *found = slots ? PyDict_GetItem(slots, PyTuple_GetItem(where, 2)) : NULL;
-    Py_XINCREF(found);
     Py_XDECREF(name);
-    return found;
+    if (!call || !PyObject_TypeCheck(call, (PyTypeObject *)state->call_place))
+        return 0;
+    return find_slot((CallPlace *)call, PyTuple_GetItem(where, 2), held);
 }
 
 /* Write a number in digits; gives where they end. */
@@ -856,46 +1093,33 @@ static PyObject *lay_link(Desk *self, PyObject *const *args)
 {
     PyObject *planned = args[0], *slot = args[1], *form = args[2], *where = args[4];
     Row row;
-    PyObject *to = NULL, *holder = NULL, *entry = NULL, *done = NULL;
+    Held to = {NULL, NULL, NULL, 0};
+    PyObject *holder = NULL, *done = NULL;
     if (!begin_row(self, planned, slot, form, &row))
         goto end;
     char *place = place_for(self, LINK_NBYTES);
-    to = place && PyTuple_Check(where) ? holding_of(self->step, where) : NULL;
-    holder = to ? PyObject_GetAttr(PyTuple_GetItem(to, 0), state->part) : NULL;
+    if (place && PyTuple_Check(where) && holding_of(self->step, where, &to))
+        holder = ((Filling *)to.plan)->part;
     if (!holder)
         goto end;
     Count part = number_in(PyObject_GetAttr(holder, state->number));
-    Count target = PyLong_AsUnsignedLongLong(PyTuple_GetItem(to, 1));
     Count order = PyLong_AsUnsignedLongLong(args[3]);
-    PyObject *named[] = {PyLong_FromUnsignedLongLong(row.planned->number), Py_NewRef(form),
-                         Py_NewRef(row.numbered), Py_NewRef(args[3])};
-    PyObject *told[] = {
-        Py_NewRef(state->kinds[LINK]),
-        Py_NewRef(row.plan->part),
-        PyLong_FromSsize_t(place - (char *)self->room.buf),
-        PyLong_FromLong(LINK_NBYTES),
-        tuple_of(named, 4),
-        Py_NewRef(holder),
-        Py_NewRef(PyTuple_GetItem(to, 1)),
-        Py_NewRef(PyTuple_GetItem(to, 2)),
-    };
-    entry = tuple_of(told, 8);
-    if (PyErr_Occurred() || !entry || PyDict_SetItem(row.planned->slots, slot, to) < 0) {
-        Py_XDECREF(entry);
+    if (PyErr_Occurred() || hold_slot(row.planned, slot, to.plan, to.where, to.row) < 0)
         goto end;
-    }
-    unseen(row.planned->slots);
     Fields fields = fields_of(&row, LINK, LINK_NBYTES / ALIGNMENT, 0, order);
     memset(place + ALIGNMENT, ' ', ALIGNMENT);
-    write_pair(place + ALIGNMENT, part, target);
+    write_pair(place + ALIGNMENT, part, to.row);
     write_fields(place, &fields, "dcR1", ((Positions *)self->ring)->sequence);
-    if (publish(self, entry, LINK_NBYTES) == 0)
-        done = Py_NewRef(Py_True);
+    Entry entry = entry_of_row(self, &row, LINK, place, LINK_NBYTES, order);
+    entry.to.holder = Py_NewRef(holder);
+    entry.to.first = Py_NewRef(to.where);
+    entry.to.row = to.row;
+    publish(self, &entry, LINK_NBYTES);
     count(self, &row, LINK_NBYTES);
+    done = Py_NewRef(Py_True);
 end:
     forget(&row);
-    Py_XDECREF(to);
-    Py_XDECREF(holder);
+    drop_held(&to);
     return done;
 }
 
@@ -937,11 +1161,6 @@ static KnownForm *kept_for(Desk *self, PyObject *slot)
     Py_ssize_t length = PyUnicode_Check(slot) ? PyUnicode_GetLength(slot) : 0;
     Py_UCS4 last = length > 0 ? PyUnicode_ReadChar(slot, length - 1) : 0;
     return &self->known[((size_t)length + last) % NUM_KEPT];
-}
-
-static inline int is_same(PyObject *one, PyObject *other)
-{
-    return one == other || PyObject_RichCompareBool(one, other, Py_EQ) > 0;
 }
 
 /* The form of a record, borrowed; NULL where none like it has come. One that is not kept in full,
@@ -1004,7 +1223,7 @@ static PyObject *lay_same(Desk *self, PyObject *planned, PyObject *slot, PyObjec
 /* Lay down a Record, whose elements are `lying` there, or which is a link; like lay_value. */
 static PyObject *lay_record(Desk *self, PyObject *record, PyObject *lying)
 {
-    PyObject *named[SLOT + 1], *where = NULL, *order = NULL, *same = NULL, *done = NULL;
+    PyObject *named[SLOT + 1], *order = NULL, *same = NULL, *done = NULL;
     PyObject *key = fetched(&self->of_record, record, KEY);
     int is_named = key && fetch_all(&self->of_key, key, MODEL, SLOT + 1, named);
     Py_XDECREF(key);
@@ -1019,16 +1238,14 @@ static PyObject *lay_record(Desk *self, PyObject *record, PyObject *lying)
     if (same && same != Py_None) {
         done = lay_same(self, planned, slot, form, order, same);
     } else if (same && lying && PyTuple_Check(lying) && PyTuple_Size(lying) == 4) {
-        where = unseen(PyTuple_Pack(3, named[OP], named[NUMBER], slot));
-        PyObject *args[] = {planned, slot, where, form, order, PyTuple_GetItem(lying, 0),
+        PyObject *args[] = {planned, slot, NULL, form, order, PyTuple_GetItem(lying, 0),
                             PyTuple_GetItem(lying, 1), PyTuple_GetItem(lying, 2),
                             PyTuple_GetItem(lying, 3)};
-        done = where ? lay_value(self, args, 9) : NULL;
+        done = lay_value(self, args, 9);
     }
     CLEAR_EACH(named);
     Py_XDECREF(planned);
     Py_XDECREF(form);
-    Py_XDECREF(where);
     Py_XDECREF(order);
     Py_XDECREF(same);
     return done;
@@ -1301,11 +1518,15 @@ static PyType_Slot footprint_slots[] = {
 static PyType_Slot span_slots[] = {
     {Py_bf_getbuffer, span_buffer}, {Py_tp_dealloc, free_plain},
     {Py_tp_doc, "Bytes of the ring."}, {0, NULL}};
+static PyType_Slot pending_slots[] = {
+    {Py_tp_methods, pending_methods}, {Py_tp_getset, pending_getset},
+    {Py_sq_length, pending_length}, {Py_sq_item, pending_item}, {Py_tp_dealloc, pending_free},
+    {Py_tp_doc, "Records that are not written yet, the oldest first."}, {0, NULL}};
 static PyType_Slot wording_slots[] = {
     {Py_tp_members, wording_members}, {Py_tp_dealloc, wording_free},
     {Py_tp_doc, "What is said of a call."}, {0, NULL}};
-static PyType_Slot call_slots[] = {
-    {Py_tp_members, call_members}, {Py_tp_dealloc, call_free},
+static PyType_Slot call_place_slots[] = {
+    {Py_tp_members, call_members}, {Py_tp_getset, call_getset}, {Py_tp_dealloc, call_free},
     {Py_tp_doc, "Where a call is declared, and where its values lie."}, {0, NULL}};
 static PyType_Slot step_slots[] = {
     {Py_tp_members, step_members}, {Py_tp_dealloc, step_free},
@@ -1322,8 +1543,11 @@ static PyType_Spec positions_spec = {"_desk.Positions", sizeof(Positions), 0, PL
 static PyType_Spec filling_spec = {"_desk.Filling", sizeof(Filling), 0, PLAIN, filling_slots};
 static PyType_Spec footprint_spec = {"_desk.Footprint", sizeof(Footprint), 0, PLAIN, footprint_slots};
 static PyType_Spec span_spec = {"_desk.Span", sizeof(Span), 0, PLAIN, span_slots};
+static PyType_Spec pending_spec = {"_desk.Pending", sizeof(Pending), 0, Py_TPFLAGS_DEFAULT,
+                                   pending_slots};
 static PyType_Spec wording_spec = {"_desk.Wording", sizeof(Wording), 0, PLAIN, wording_slots};
-static PyType_Spec call_spec = {"_desk.CallPlace", sizeof(CallPlace), 0, PLAIN, call_slots};
+static PyType_Spec call_spec = {"_desk.CallPlace", sizeof(CallPlace), 0, PLAIN,
+                                call_place_slots};
 static PyType_Spec step_spec = {"_desk.StepPlace", sizeof(StepPlace), 0, PLAIN, step_slots};
 static PyType_Spec desk_spec = {"_desk.Desk", sizeof(Desk), 0, PLAIN | Py_TPFLAGS_HAVE_GC,
                                 desk_slots};
@@ -1342,16 +1566,14 @@ static int name_all(void)
         PyObject **where;
         const char *name;
     } names[] = {
-        {&state->part, "part"},     {&state->number, "number"}, {&state->asleep, "asleep"},
-        {&state->nudge, "nudge"},   {&state->text, "text"},     {&state->nothing, ""},
+        {&state->number, "number"}, {&state->asleep, "asleep"},
+        {&state->nudge, "nudge"},   {&state->text, "text"},     
         {&state->model, "model"},   {&state->step, "step"},     {&state->lying, "lying"},
-        {&state->error, "error"},   {&state->found, "digest"},
+        {&state->error, "error"},   {&state->found, "digest"},  {&state->op, "op"},
+        {&state->call, "call"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].where = PyUnicode_InternFromString(names[i].name)))
-            return -1;
-    for (int kind = 0; kind < 8; kind++)
-        if (!(state->kinds[kind] = PyLong_FromLong(kind)))
             return -1;
     return 0;
 }
@@ -1372,6 +1594,7 @@ static int set_up(PyObject *made)
     state->filling = add_type(made, "Filling", &filling_spec);
     state->footprint = add_type(made, "Footprint", &footprint_spec);
     state->span = add_type(made, "Span", &span_spec);
+    state->pending = add_type(made, "Pending", &pending_spec);
     state->wording = add_type(made, "Wording", &wording_spec);
     state->call_place = add_type(made, "CallPlace", &call_spec);
     state->step_place = add_type(made, "StepPlace", &step_spec);
@@ -1382,7 +1605,8 @@ static int set_up(PyObject *made)
     if (!state->partial)
         return -1;
     int are_there = state->desk && state->footprint && state->filling && state->positions &&
-                    state->wording && state->call_place && state->step_place && state->span;
+                    state->wording && state->call_place && state->step_place && state->span &&
+                    state->pending;
     return are_there ? name_all() : -1;
 }
 

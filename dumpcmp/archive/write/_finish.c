@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_entries.h"
 #include "_fetch.h"
 
 #define PREFIX_HEADER 64
@@ -20,7 +21,6 @@
 #define CRC_FROM 8
 #define ADDRESS_AT 24
 #define ROW_NBYTES 80
-#define DIGEST_NBYTES 32
 #define NO_ROW 0xFFFFFFFFu /* and as a call: the value was lost */
 #define MAGIC "dcR1"
 #define LINK_COUNT_AT 4     /* of an object header, as encoder.py has them */
@@ -32,14 +32,12 @@
 #define LINK_MESSAGE 6
 #define LINK_FIELDS 13      /* bytes of a link before its name, if that has no more than 255 */
 
-enum { CALL = 2, FORM = 3, VALUE = 4, LINK = 5 };
-
 /* Where the columns of a row lie, as schema.py has them. */
 enum { ROW_CALL = 0, ROW_FORM = 4, ROW_ORDER = 8, ROW_PART = 16, ROW_SAME = 20, ROW_HEADER = 24,
        ROW_OFFSET = 32, ROW_NUM = 40, ROW_DIGEST = 48 };
 
 static struct {
-    PyObject *stamp, *told, *forms, *rows, *number, *end, *popleft, *nothing, *path,
+    PyObject *stamp, *told, *forms, *rows, *number, *end, *popleft, *entries, *nothing, *path,
         *described, *describe, *add_group;
 } names;
 
@@ -313,30 +311,42 @@ static int comes_again(Run *run, const char *digits, int lasts)
     return again;
 }
 
-/* (VALUE, part, place, total, call, form, number, order, wait, digest); 1: it came before, or lasts. */
-static int finish_value(Run *run, PyObject *entry, char *record, Py_ssize_t total)
+/* Read what a tuple tells of a value, once its bytes are there: (VALUE, part, place, total, call,
+   form, number, order, wait, digest). What is read is borrowed. Gives the digest, or None. */
+static PyObject *read_value(Entry *entry, char *record)
 {
-    if (PyTuple_Size(entry) != 10) {
+    PyObject *told = entry->told;
+    if (PyTuple_Size(told) != 10) {
         PyErr_SetString(PyExc_TypeError, "finish: no value");
-        return -1;
+        return NULL;
     }
-    unsigned long long call = PyLong_AsUnsignedLongLong(PyTuple_GetItem(entry, 4));
-    unsigned long long number = PyLong_AsUnsignedLongLong(PyTuple_GetItem(entry, 6));
-    unsigned long long order = PyLong_AsUnsignedLongLong(PyTuple_GetItem(entry, 7));
-    if (PyErr_Occurred() || receive(PyTuple_GetItem(entry, 8), record) < 0)
-        return -1;
-    const Stamp *stamp = stamp_of(run->stamps, PyTuple_GetItem(entry, 5));
+    entry->call = (uint32_t)PyLong_AsUnsignedLongLong(PyTuple_GetItem(told, 4));
+    entry->what = PyTuple_GetItem(told, 5);
+    entry->number = (uint32_t)PyLong_AsUnsignedLongLong(PyTuple_GetItem(told, 6));
+    entry->order = PyLong_AsUnsignedLongLong(PyTuple_GetItem(told, 7));
+    if (PyErr_Occurred() || receive(PyTuple_GetItem(told, 8), record) < 0)
+        return NULL;
+    return PyTuple_GetItem(told, 9);
+}
+
+/* Finish a value; 1: it came before, or lasts. */
+static int finish_value(Run *run, Entry *entry, char *record)
+{
+    PyObject *given = entry->told ? read_value(entry, record) : Py_None;
+    const Stamp *stamp = given ? stamp_of(run->stamps, entry->what) : NULL;
     if (!stamp)
         return -1;
-    if (stamp->prefix_nbytes + stamp->nbytes > (uint64_t)total) {
+    if (stamp->prefix_nbytes + stamp->nbytes > (uint64_t)entry->total) {
         PyErr_SetString(PyExc_ValueError, "finish: a value larger than its record");
         return -1;
     }
     char row[ROW_NBYTES];
-    if (read_digest(run, PyTuple_GetItem(entry, 9), record + stamp->prefix_nbytes, stamp->nbytes,
-                    row + ROW_DIGEST) < 0)
+    if (!entry->told)
+        memcpy(row + ROW_DIGEST, entry->digest, DIGEST_NBYTES);
+    else if (read_digest(run, given, record + stamp->prefix_nbytes, stamp->nbytes,
+                         row + ROW_DIGEST) < 0)
         return -1;
-    if (run->known && total > run->least) {
+    if (run->known && entry->total > run->least) {
         int again = comes_again(run, row + ROW_DIGEST, run->is_first && stamp->is_weight);
         if (again != 0)
             return again;
@@ -347,9 +357,9 @@ static int finish_value(Run *run, PyObject *entry, char *record, Py_ssize_t tota
     put8(to + stamp->address_at, stamp->nbytes ? offset : UINT64_MAX);
     memcpy(to + stamp->digest_at, row + ROW_DIGEST, DIGEST_NBYTES);
     seal_prefix(run, record, PREFIX_HEADER);
-    put4(row + ROW_CALL, (uint32_t)call);
-    put4(row + ROW_FORM, (uint32_t)number);
-    put8(row + ROW_ORDER, order);
+    put4(row + ROW_CALL, entry->call);
+    put4(row + ROW_FORM, entry->number);
+    put8(row + ROW_ORDER, entry->order);
     put4(row + ROW_PART, run->number);
     put4(row + ROW_SAME, NO_ROW);
     put8(row + ROW_HEADER, header);
@@ -358,122 +368,171 @@ static int finish_value(Run *run, PyObject *entry, char *record, Py_ssize_t tota
     return add_row(run, row);
 }
 
-/* (LINK, part, place, total, (call, form, number, order), holder, row, first) */
-static int finish_link(Run *run, PyObject *entry)
+/* Read what a tuple tells of a link: (LINK, part, place, total, (call, form, number, order), holder,
+   row, first). What is read is borrowed. */
+static int read_link(Entry *entry)
 {
-    PyObject *owner = PyTuple_GetItem(entry, 4), *holder = PyTuple_GetItem(entry, 5),
-             *row = PyTuple_GetItem(entry, 6), *first = PyTuple_GetItem(entry, 7);
-    if (!owner || !holder || !row || !first)
+    PyObject *owner = PyTuple_GetItem(entry->told, 4), *row = PyTuple_GetItem(entry->told, 6);
+    unsigned long long call, number, order;
+    entry->to.holder = PyTuple_GetItem(entry->told, 5);
+    entry->to.first = PyTuple_GetItem(entry->told, 7);
+    if (!owner || !row || !entry->to.holder || !entry->to.first)
         return -1;
-    unsigned long long call, number, order, target = PyLong_AsUnsignedLongLong(row);
+    entry->to.row = PyLong_AsUnsignedLongLong(row);
+    if (PyErr_Occurred() || !PyArg_ParseTuple(owner, "KOKK", &call, &entry->what, &number, &order))
+        return -1;
+    entry->call = (uint32_t)call;
+    entry->number = (uint32_t)number;
+    entry->order = order;
+    return 0;
+}
+
+/* Have Python add a link to what lies in another part, or needs care. */
+static int add_link(Run *run, const Entry *entry)
+{
+    PyObject *done = PyObject_CallFunction(
+        run->add_link, "O(IOIK)OKO", run->part, entry->call, entry->what, entry->number,
+        (unsigned long long)entry->order, entry->to.holder, (unsigned long long)entry->to.row,
+        entry->to.first);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+static int finish_link(Run *run, Entry *entry)
+{
+    if (entry->told && read_link(entry) < 0)
+        return -1;
+    uint64_t target = entry->to.row;
     uint64_t num_rows = (uint64_t)PyByteArray_Size(run->rows) / ROW_NBYTES;
-    PyObject *form;
-    if (PyErr_Occurred() || !PyArg_ParseTuple(owner, "KOKK", &call, &form, &number, &order))
-        return -1;
     char own[ROW_NBYTES];
     uint32_t held_by = 0, in_part = 0;
-    int is_here = holder == run->part && target < num_rows && !PyDict_Size(run->undigested);
+    int is_here =
+        entry->to.holder == run->part && target < num_rows && !PyDict_Size(run->undigested);
     if (is_here) {
         memcpy(own, PyByteArray_AsString(run->rows) + target * ROW_NBYTES, ROW_NBYTES);
         memcpy(&held_by, own + ROW_CALL, 4);
         memcpy(&in_part, own + ROW_PART, 4);
     }
-    if (!is_here || held_by == NO_ROW || in_part != run->number) {
-        PyObject *done = PyObject_CallFunctionObjArgs(run->add_link, run->part, owner, holder, row,
-                                                      first, NULL);
-        Py_XDECREF(done);
-        return done ? 0 : -1;
-    }
-    put4(own + ROW_CALL, (uint32_t)call);
-    put4(own + ROW_FORM, (uint32_t)number);
-    put8(own + ROW_ORDER, order);
+    if (!is_here || held_by == NO_ROW || in_part != run->number)
+        return add_link(run, entry);
+    put4(own + ROW_CALL, entry->call);
+    put4(own + ROW_FORM, entry->number);
+    put8(own + ROW_ORDER, entry->order);
     put4(own + ROW_SAME, (uint32_t)target);
     return add_row(run, own);
 }
 
 /* Give a record that is all text its address and checksum, and its part what it says. */
-static int finish_text(Run *run, PyObject *entry, long kind, char *record, Py_ssize_t total)
+static int finish_text(Run *run, Entry *entry, char *record)
 {
-    seal_prefix(run, record, total);
-    if (kind == LINK)
+    seal_prefix(run, record, entry->total);
+    if (entry->kind == LINK)
         return finish_link(run, entry);
     int added = -1;
-    if (kind == FORM) {
-        PyObject *form = PyTuple_GetItem(entry, 4);
+    if (entry->kind == FORM) {
+        PyObject *form = entry->told ? PyTuple_GetItem(entry->told, 4) : entry->what;
         PyObject *forms = form ? PyObject_GetAttr(run->part, names.forms) : NULL;
         added = forms ? PyList_Append(forms, form) : -1;
         Py_XDECREF(forms);
         return added;
     }
-    PyObject *told = unseen(PyTuple_GetSlice(entry, 4, 6));
-    added = told ? PyList_Append(run->told, told) : -1;
+    PyObject *told = entry->told ? PyTuple_GetSlice(entry->told, 4, 6)
+                                 : PyTuple_Pack(2, entry->what, entry->wording);
+    added = told ? PyList_Append(run->told, unseen(told)) : -1;
     Py_XDECREF(told);
     return added;
 }
 
-/* What of `pending` comes next, a new reference; NULL where there is nothing. */
-static PyObject *next_of(PyObject *pending)
+/* What comes next: of `entries`, or of `pending`, where Python has a list of its own. */
+typedef struct {
+    PyObject *pending;
+    Entries *entries;
+} Coming;
+
+/* Look at what comes next; 0 where nothing does, or with an exception. What is found is borrowed,
+   and stays as long as nobody takes it. */
+static int look_ahead(const Coming *coming, Entry *entry)
 {
-    Py_ssize_t count = PySequence_Size(pending);
-    return count > 0 ? PySequence_GetItem(pending, 0) : NULL;
+    if (coming->entries && coming->entries->count) {
+        *entry = *entry_at(coming->entries, 0);
+    } else if (!coming->entries && PySequence_Size(coming->pending) > 0) {
+        memset(entry, 0, sizeof *entry);
+        entry->told = PySequence_GetItem(coming->pending, 0);
+        Py_XDECREF(entry->told);
+        if (!entry->told)
+            return 0;
+    } else {
+        return 0;
+    }
+    PyObject *told = entry->told;
+    if (!told)
+        return 1;
+    if (!PyTuple_Check(told) || PyTuple_Size(told) < 4) {
+        PyErr_SetString(PyExc_TypeError, "finish: no record");
+        return 0;
+    }
+    entry->kind = (uint32_t)PyLong_AsLong(PyTuple_GetItem(told, 0));
+    entry->part = PyTuple_GetItem(told, 1);
+    entry->place = PyLong_AsSsize_t(PyTuple_GetItem(told, 2));
+    entry->total = PyLong_AsSsize_t(PyTuple_GetItem(told, 3));
+    return !PyErr_Occurred();
 }
 
-static int take_next(PyObject *pending)
+/* Take what was looked at, with its objects; 0, or -1 with an exception. */
+static int take_next(const Coming *coming, Entry *entry)
 {
-    PyObject *taken = PyObject_CallMethodObjArgs(pending, names.popleft, NULL);
-    Py_XDECREF(taken);
-    return taken ? 0 : -1;
+    if (coming->entries) {
+        take_entry(coming->entries);
+        return 0;
+    }
+    entry->told = PyObject_CallMethodObjArgs(coming->pending, names.popleft, NULL);
+    return entry->told ? 0 : -1;
 }
 
-/* Finish what is pending of the part in one piece: (start, stop, count, a value or None, digest).
+/* Whether a record, which may be the next of the run from `start` to `stop`, belongs into it. */
+static int belongs(const Run *run, const Entry *entry, Py_ssize_t start, Py_ssize_t stop,
+                   Py_ssize_t most)
+{
+    int is_kind = entry->kind >= CALL && entry->kind <= LINK;
+    return entry->part == run->part && entry->place == stop && is_kind &&
+           (stop == start || stop + entry->total - start <= most);
+}
+
+/* Finish what is coming of the part in one piece: (start, stop, count, a value or None, digest).
    The value, which lies behind the piece, is large, or came before, or lasts; then its digest is
    told. */
-static PyObject *finish_all(Run *run, PyObject *pending, Py_ssize_t most, Py_ssize_t large)
+static PyObject *finish_all(Run *run, const Coming *coming, Py_ssize_t most, Py_ssize_t large)
 {
     Py_ssize_t start = -1, stop = 0, count = 0;
-    PyObject *entry, *last = NULL;
-    while ((entry = next_of(pending))) {
-        if (!PyTuple_Check(entry) || PyTuple_Size(entry) < 4) {
-            PyErr_SetString(PyExc_TypeError, "finish: no record");
-            goto fail;
-        }
-        long kind = PyLong_AsLong(PyTuple_GetItem(entry, 0));
-        Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GetItem(entry, 2));
-        Py_ssize_t total = PyLong_AsSsize_t(PyTuple_GetItem(entry, 3));
-        if (PyErr_Occurred())
-            goto fail;
+    PyObject *last = NULL;
+    Entry entry;
+    while (!last && look_ahead(coming, &entry)) {
         if (start < 0)
-            start = stop = place;
-        int is_kind = kind == CALL || kind == FORM || kind == VALUE || kind == LINK;
-        int is_large = kind == VALUE && total > large;
-        if (PyTuple_GetItem(entry, 1) != run->part || place != stop || !is_kind ||
-            (!is_large && count && stop + total - start > most)) {
-            Py_DECREF(entry);
+            start = stop = entry.place;
+        int is_large = entry.kind == VALUE && entry.total > large;
+        if (!belongs(run, &entry, start, stop, is_large ? PY_SSIZE_T_MAX : most))
             break;
-        }
-        if (total < PREFIX_HEADER || place < 0 || place > run->room.len - total) {
+        if (entry.total < PREFIX_HEADER || entry.place < 0 ||
+            entry.place > run->room.len - entry.total) {
             PyErr_SetString(PyExc_ValueError, "finish: a record outside of the ring");
-            goto fail;
+            return NULL;
         }
-        if (take_next(pending) < 0)
-            goto fail;
-        if (is_large) {
-            last = entry;
-            break;
+        if (take_next(coming, &entry) < 0)
+            return NULL;
+        char *record = (char *)run->room.buf + entry.place;
+        int done = is_large              ? 1
+                   : entry.kind == VALUE ? finish_value(run, &entry, record)
+                                         : finish_text(run, &entry, record);
+        if (done > 0)
+            last = told_entry(&entry);
+        drop_entry(&entry);
+        if (done < 0 || (done > 0 && !last))
+            return NULL;
+        if (!done) {
+            run->end += (uint64_t)entry.total;
+            stop += entry.total;
+            count++;
         }
-        char *record = (char *)run->room.buf + place;
-        int done = kind == VALUE ? finish_value(run, entry, record, total)
-                                 : finish_text(run, entry, kind, record, total);
-        if (done < 0)
-            goto fail;
-        if (done > 0) {
-            last = entry;
-            break;
-        }
-        Py_DECREF(entry);
-        run->end += (uint64_t)total;
-        stop += total;
-        count++;
     }
     if (PyErr_Occurred())
         return NULL;
@@ -481,9 +540,6 @@ static PyObject *finish_all(Run *run, PyObject *pending, Py_ssize_t most, Py_ssi
                                     run->found ? run->found : names.nothing);
     Py_XDECREF(last);
     return found;
-fail:
-    Py_DECREF(entry);
-    return NULL;
 }
 
 static int read_part(Run *run)
@@ -506,6 +562,20 @@ static int read_part(Run *run)
     return 0;
 }
 
+/* Finish what is pending, as it is told. */
+static PyObject *finish_coming(Run *run, PyObject *pending, Py_ssize_t most, Py_ssize_t large)
+{
+    Coming coming = {pending, NULL};
+    PyObject *capsule = PyObject_GetAttr(pending, names.entries);
+    if (capsule)
+        coming.entries = PyCapsule_GetPointer(capsule, ENTRIES);
+    else if (PyErr_ExceptionMatches(PyExc_AttributeError))
+        PyErr_Clear(); /* a list or a deque */
+    PyObject *found = PyErr_Occurred() ? NULL : finish_all(run, &coming, most, large);
+    Py_XDECREF(capsule);
+    return found;
+}
+
 /* Finish the records of (pending, part, room, most, large, undigested, digest, add_link, sight); the
    last is None or (the digests that came before, the least bytes of a record among them, the step,
    whether weights last). */
@@ -523,7 +593,7 @@ static PyObject *finish(PyObject *self, PyObject *args)
                                                         &run.known, &run.least, &run.step,
                                                         &run.is_first);
     if (is_sound && read_part(&run) == 0)
-        found = finish_all(&run, pending, most, large);
+        found = finish_coming(&run, pending, most, large);
     PyObject *end = found ? PyLong_FromUnsignedLongLong(run.end) : NULL;
     if (found && (!end || PyObject_SetAttr(run.part, names.end, end) < 0))
         Py_CLEAR(found);
@@ -1113,7 +1183,7 @@ static PyType_Spec branch_spec = {"_finish.Branch", sizeof(Branch), 0,
 static int set_up(PyObject *made)
 {
     static const char *const words[] = {
-        "stamp", "told", "forms", "rows", "number", "end", "popleft", "", "_path",
+        "stamp", "told", "forms", "rows", "number", "end", "popleft", "entries", "", "_path",
         "_described", "describe", "add_group",
     };
     PyObject **fields = (PyObject **)&names;

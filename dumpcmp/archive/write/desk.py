@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from dumpcmp.nouns.built import built
@@ -85,6 +86,12 @@ class StepPlace:
     calls: dict[tuple[str, int], Any]
 
 
+class Pending(deque[tuple[Any, ...]]):
+    """Records in the ring that are not written yet, the oldest first."""
+
+    __slots__ = ()
+
+
 class Desk:
     """Where records are laid into the ring, each by the way in Python."""
 
@@ -126,7 +133,7 @@ class Desk:
 
 
 if not TYPE_CHECKING and _core is not None:
-    Positions, Filling, Footprint, Desk, Wording, CallPlace, StepPlace = (
+    Positions, Filling, Footprint, Desk, Wording, CallPlace, StepPlace, Pending = (
         _core.Positions,
         _core.Filling,
         _core.Footprint,
@@ -134,4 +141,5 @@ if not TYPE_CHECKING and _core is not None:
         _core.Wording,
         _core.CallPlace,
         _core.StepPlace,
+        _core.Pending,
     )

@@ -11,6 +11,7 @@ from functools import partial
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.write.arrivals import Arrivals
+from dumpcmp.archive.write.desk import Pending
 from dumpcmp.archive.write.finishing import SEAL, Laid
 from dumpcmp.archive.write.flights import Flights
 from dumpcmp.archive.write.lookahead import Lookahead
@@ -50,7 +51,7 @@ class Drain:
         self.lock = threading.Lock()
         self.freed = threading.Condition(self.lock)
         self.working = threading.Lock()
-        self.pending: deque[Laid] = deque()
+        self.pending = Pending()
         self.error: BaseException | None = None
         self.seconds_waited = self._impatience = 0.0
         self.open_parts: set[Part] = set()
