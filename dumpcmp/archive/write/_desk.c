@@ -25,7 +25,7 @@ typedef unsigned long long Count;
 typedef struct {
     PyObject_HEAD
     Count head, tail, used, reach, sequence;
-    char wrapped, asked;
+    char wrapped, asked, asleep, failed;
 } Positions;
 
 typedef struct {
@@ -122,7 +122,7 @@ typedef struct {
 typedef struct {
     PyObject *positions, *filling, *footprint, *desk, *partial; /* types */
     PyObject *wording, *call_place, *step_place, *span, *pending;
-    PyObject *number, *asleep, *nudge, *text, *model, *step, *lying, *error,
+    PyObject *number, *nudge, *text, *model, *step, *lying,
         *op, *call, *found; /* the last is an attribute of a source: its digest */
 } State;
 
@@ -139,7 +139,8 @@ static PyMemberDef positions_members[] = {
     MEMBER(Positions, head, T_ULONGLONG),     MEMBER(Positions, tail, T_ULONGLONG),
     MEMBER(Positions, used, T_ULONGLONG),     MEMBER(Positions, reach, T_ULONGLONG),
     MEMBER(Positions, sequence, T_ULONGLONG), MEMBER(Positions, wrapped, T_BOOL),
-    MEMBER(Positions, asked, T_BOOL),         {NULL, 0, 0, 0, NULL},
+    MEMBER(Positions, asked, T_BOOL),         MEMBER(Positions, asleep, T_BOOL),
+    MEMBER(Positions, failed, T_BOOL),        {NULL, 0, 0, 0, NULL},
 };
 
 static PyMemberDef filling_members[] = {
@@ -687,6 +688,19 @@ static int is_free(Desk *self)
     return 1;
 }
 
+/* Write a number in digits; gives where they end. */
+static char *write_digits(char *at, Count number)
+{
+    char digits[20];
+    int count = 0;
+    do
+        digits[count++] = (char)('0' + number % 10);
+    while (number /= 10);
+    while (count)
+        *at++ = digits[--count];
+    return at;
+}
+
 /* Where `nbytes` can lie behind the last record, if the writer can be told of them; an empty ring
    begins again at its start, and says so where whoever finds it after a kill looks. */
 static char *place_for(Desk *self, Count nbytes)
@@ -757,26 +771,18 @@ static Entry entry_of(Desk *self, Filling *plan, int kind, char *place, Py_ssize
     return entry;
 }
 
-/* Whether the writer sleeps, or has much to do, and was not woken yet; -1 with an exception. */
+/* Whether the writer sleeps, or has much to do, and was not woken yet. */
 static int must_wake(Desk *self)
 {
     Positions *ring = (Positions *)self->ring;
-    if (ring->asked)
-        return 0;
-    if (ring->used > AT_ONCE)
-        return 1;
-    PyObject *asleep = PyObject_GetAttr(self->drain, state->asleep);
-    int is_due = asleep ? asleep == Py_True : -1;
-    Py_XDECREF(asleep);
-    return is_due;
+    return !ring->asked && (ring->asleep || ring->used > AT_ONCE);
 }
 
 /* Wake the writer where that is due. Code of Python runs here. */
 static int wake(Desk *self)
 {
-    int is_due = must_wake(self);
-    if (is_due <= 0)
-        return is_due;
+    if (!must_wake(self))
+        return 0;
     ((Positions *)self->ring)->asked = 1;
     PyObject *nudge = PyObject_GetAttr(self->drain, state->nudge);
     PyObject *done = nudge ? PyObject_CallNoArgs(nudge) : NULL;
@@ -1065,19 +1071,6 @@ static int holding_of(PyObject *step, PyObject *where, Held *held)
     return find_slot((CallPlace *)call, PyTuple_GetItem(where, 2), held);
 }
 
-/* Write a number in digits; gives where they end. */
-static char *write_digits(char *at, Count number)
-{
-    char digits[20];
-    int count = 0;
-    do
-        digits[count++] = (char)('0' + number % 10);
-    while (number /= 10);
-    while (count)
-        *at++ = digits[--count];
-    return at;
-}
-
 /* Write "[part,row]", which takes 43 bytes at most: to format it took as long as all else. */
 static void write_pair(char *at, Count part, Count row)
 {
@@ -1285,6 +1278,26 @@ static int is_bare(const char *text, Py_ssize_t length)
     return 1;
 }
 
+static char *write_number(char *at, long long number)
+{
+    if (number < 0)
+        *at++ = '-';
+    return write_digits(at, number < 0 ? 0 - (Count)number : (Count)number);
+}
+
+/* Write both numbers of a call, and what stands around them, in 44 bytes at most; gives how many. */
+static Py_ssize_t write_numbers(char *to, long long call, long long order)
+{
+    char *at = to;
+    *at++ = '"';
+    *at++ = ',';
+    at = write_number(at, call);
+    *at++ = ',';
+    at = write_number(at, order);
+    *at++ = ',';
+    return at - to;
+}
+
 /* What is said of a call whose `fields` these are, as CallText has it, a new reference; NULL where
    that is long or needs care. */
 static PyObject *worded(Desk *self, PyObject **fields)
@@ -1304,7 +1317,7 @@ static PyObject *worded(Desk *self, PyObject **fields)
     PyObject *json = repeated_of(self, fields + NUM_FIELDS - NUM_REPEATED);
     const char *rest = json ? PyUnicode_AsUTF8AndSize(json, &nbytes) : NULL;
     char numbers[64];
-    int length = PyOS_snprintf(numbers, sizeof numbers, "\",%lld,%lld,", call, order);
+    Py_ssize_t length = write_numbers(numbers, call, order);
     Py_ssize_t total = 2 + op_nbytes + length + nbytes;
     if (!rest || total > self->most_text)
         return NULL;
@@ -1391,10 +1404,9 @@ typedef PyObject *(*Laying)(Desk *, PyObject *, PyObject *);
 static PyObject *laid_alone(Desk *self, Laying laying, PyObject *what, PyObject *with)
 {
     int was_enabled = PyGC_Disable();
-    PyObject *done = NULL, *error = PyObject_GetAttr(self->drain, state->error);
-    if (error == Py_None && takes(self) && is_free(self) > 0)
+    PyObject *done = NULL;
+    if (!((Positions *)self->ring)->failed && takes(self) && is_free(self) > 0)
         done = laying(self, what, with);
-    Py_XDECREF(error);
     if (was_enabled)
         PyGC_Enable();
     return done;
@@ -1566,10 +1578,10 @@ static int name_all(void)
         PyObject **where;
         const char *name;
     } names[] = {
-        {&state->number, "number"}, {&state->asleep, "asleep"},
+        {&state->number, "number"}, 
         {&state->nudge, "nudge"},   {&state->text, "text"},     
         {&state->model, "model"},   {&state->step, "step"},     {&state->lying, "lying"},
-        {&state->error, "error"},   {&state->found, "digest"},  {&state->op, "op"},
+        {&state->found, "digest"},  {&state->op, "op"},
         {&state->call, "call"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

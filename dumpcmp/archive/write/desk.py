@@ -14,7 +14,17 @@ _core: Any = built("dumpcmp.archive.write._desk")
 class Positions:
     """Where a ring is in use, from `tail` to `head`."""
 
-    __slots__ = ("asked", "head", "reach", "sequence", "tail", "used", "wrapped")
+    __slots__ = (
+        "asked",
+        "asleep",
+        "failed",
+        "head",
+        "reach",
+        "sequence",
+        "tail",
+        "used",
+        "wrapped",
+    )
 
     head: int
     tail: int
@@ -23,6 +33,8 @@ class Positions:
     sequence: int  # of the next record
     wrapped: bool
     asked: bool  # the writer was woken, and has not looked yet
+    asleep: bool  # it waits to be
+    failed: bool  # it writes no more
 
 
 class Filling:

@@ -57,7 +57,6 @@ class Drain:
         self.open_parts: set[Part] = set()
         self._sequence = 1  # of the oldest record in the ring
         self._committed_at = 0.0
-        self.asleep = False
         self._stopping = False
         self._wake = threading.Event()
         self._stamps: deque[tuple[int, float]] = deque()  # when records came, every few ms
@@ -74,7 +73,7 @@ class Drain:
     def submit(self, entry: Laid) -> None:
         """Take `entry`; the caller holds `lock` and has put the record into the ring."""
         self.pending.append(entry)
-        if self.asleep or self.ring.used > GATHER_NBYTES:
+        if self.ring.asleep or self.ring.used > GATHER_NBYTES:
             self.nudge()
 
     def nudge(self) -> None:
@@ -93,7 +92,7 @@ class Drain:
             self._wake.set()
             self.freed.wait(1.0)
             if overdue():
-                self.error = _no_answer()
+                self._end_with(_no_answer())
         waited = time.monotonic() - began
         self.seconds_waited += waited
         self._impatience += waited
@@ -122,7 +121,7 @@ class Drain:
         while self._thread.is_alive():
             self._thread.join(1.0)
             if self._thread.is_alive() and overdue():
-                self.error = _no_answer()
+                self._end_with(_no_answer())
                 return False
         return True
 
@@ -150,10 +149,10 @@ class Drain:
         elif self.pending or any(part.is_dirty for part in self.open_parts):
             self._wake.wait(GATHER_SECONDS)
         else:
-            self.asleep = True
+            self.ring.asleep = True
             if not self.pending and not self._stopping:
                 self._wake.wait()
-            self.asleep = False
+            self.ring.asleep = False
         self._wake.clear()
         self.ring.asked = False  # not before: what came in between would wait for the next
 
@@ -212,6 +211,10 @@ class Drain:
         others = put_straight(part, owner, source, self._scribe.seal_shared)
         self.open_parts.update({part} | ({others} if others else set()))
 
+    def _end_with(self, error: BaseException) -> None:
+        """Have it be known that nothing more is written, by who lays records down at once too."""
+        self.error, self.ring.failed = error, True
+
     def _fail(self, error: BaseException) -> None:
         """Stop: keep what is in the parts, free the ring, and let the producer know."""
         self._flights.give_up()
@@ -221,6 +224,6 @@ class Drain:
             except OSError:  # the disk refuses even that; a scan finds the records all the same
                 continue
         with self.lock:
-            self.error = error
+            self._end_with(error)
             self.pending.clear()
             self.freed.notify_all()

@@ -102,7 +102,7 @@ class Ring(Positions):
         self._memory = self._map()
         self.room = memoryview(self._memory)[HEADER_NBYTES:]
         self.head = self.tail = self.used = 0
-        self.wrapped = self.asked = False
+        self.wrapped = self.asked = self.asleep = self.failed = False
         self.sequence = 1
         self.reach = min(WARM_NBYTES, self.capacity, unlent or self.capacity)
         self._limit = self.capacity  # less, once the system has no more memory to give

@@ -249,7 +249,7 @@ class Staging(Desk):
         drain.pending.append(
             (_VALUE, plan.part, place, total, call, form, number, order, wait, digest)
         )
-        if drain.asleep or ring.used > GATHER_NBYTES:
+        if ring.asleep or ring.used > GATHER_NBYTES:
             drain.nudge()
 
     def _take_large(self, source: Source, plan: PartPlan, owner: Owner) -> None:
@@ -390,7 +390,7 @@ class Staging(Desk):
         ring.head += nbytes
         ring.used += nbytes
         drain.pending.append(entry)
-        if drain.asleep or ring.used > GATHER_NBYTES:
+        if ring.asleep or ring.used > GATHER_NBYTES:
             drain.nudge()
 
 
