@@ -16,6 +16,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from xxhash import xxh3_128_hexdigest
 
 from dumpcmp.archive import schema
 from dumpcmp.archive.read.reader import Archive
@@ -212,6 +213,31 @@ def test_a_record_of_a_known_form_takes_one_call_of_c(
     for number, source in enumerate(sources):
         assert loaded(archive, key(call=number)).tobytes() == source.bits.tobytes()
     assert archive[key(slot="input.0", call=2)].same_as == key()
+
+
+LENGTHS = (1, 16, 128, 240, 241, 255, 256, 257, 1023, 1024, 1025, 1087, 1088, 1089, 4096, 65_535)
+
+
+@pytest.mark.skipif(not hasattr(desk._core, "Desk"), reason="the compiled core is not built")
+def test_what_is_copied_at_once_has_the_digest_that_xxhash_gives(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    lengths = (*LENGTHS, *draw.integers(1, 1 << 16, 40).tolist(), 1 << 16, 100_000)
+    room = draw.integers(0, 256, 100_100, np.uint8)
+    laid = [(at, room[at % 67 :][:nbytes]) for at, nbytes in enumerate(lengths)]  # at any address
+    told, num_told = [], 0  # none where the way in Python was taken, as where a form is new
+    with ArchiveWriter(tmp_path) as sink:
+        for again in range(2):
+            for at, bits in laid:
+                call, source = 1000 * again + at, Lying(bits)
+                sink.call(Call("Model", 0, Op("layers.0"), call, call))
+                sink.put(record(key(call=call), bits, order=call), source)
+                told.append(source.digest in ("", xxh3_128_hexdigest(bits.data)))
+                num_told += bool(source.digest)
+    assert all(told) and num_told > len(lengths) // 2
+    archive = Archive(tmp_path)
+    for at, bits in laid:
+        assert loaded(archive, key(call=1000 + at)).tobytes() == bits.tobytes()
+        assert archive[key(call=1000 + at)].digest == xxh3_128_hexdigest(bits.data)
 
 
 def test_nothing_stays_behind_of_calls_and_records(tmp_path: Path) -> None:
