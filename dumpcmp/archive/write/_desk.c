@@ -1015,8 +1015,7 @@ static PyObject *copied(Desk *self, const Footprint *form, char *to, PyObject *c
     const char *from = (const char *)(uintptr_t)PyLong_AsUnsignedLongLong(lying[0]);
     if (PyErr_Occurred())
         return NULL;
-    if (self->digests && num_dims == 1 && dims[0].step == size && nbytes >= SHORTEST &&
-        nbytes < LONG) {
+    if (self->digests && num_dims == 1 && dims[0].step == size && nbytes >= SHORTEST) {
         char digits[DIGEST_NBYTES];
         copy_with_digest(to, from, (size_t)nbytes, digits);
         return PyUnicode_FromStringAndSize(digits, DIGEST_NBYTES);
