@@ -24,7 +24,7 @@ _CLIPPED = 2.0  # times the limit: what lies beyond the last level is one step o
 _FIRST = 1 << 12  # elements, by which it is mostly told already that they are other numbers
 _BLOCK = 1 << 22  # elements that are held against each other together
 
-Numbers = NDArray[np.float64]
+WideGroups = NDArray[np.float64]
 
 
 def quantised_from(golden: Value, target: Value, levels: Levels) -> Quantised | None:
@@ -76,7 +76,7 @@ def _is_near(ours: NDArray[Any], theirs: NDArray[Any], levels: Levels, rounding:
     return all(near(*block, levels, share) for block in _blocks(ours, theirs))
 
 
-def _blocks(ours: NDArray[Any], theirs: NDArray[Any]) -> Iterator[tuple[Numbers, Numbers]]:
+def _blocks(ours: NDArray[Any], theirs: NDArray[Any]) -> Iterator[tuple[WideGroups, WideGroups]]:
     """Both, some groups at a time, and numbers that are wide enough."""
     first, rows = (max(1, size // ours.shape[1]) for size in (_FIRST, _BLOCK))
     for start, end in pairwise([0, *range(first, len(ours), rows), len(ours)]):
@@ -84,7 +84,7 @@ def _blocks(ours: NDArray[Any], theirs: NDArray[Any]) -> Iterator[tuple[Numbers,
         yield ours[part].astype(np.float64), theirs[part].astype(np.float64)
 
 
-def _are_near(ours: Numbers, theirs: Numbers, levels: Levels, share: float) -> bool:
+def _are_near(ours: WideGroups, theirs: WideGroups, levels: Levels, share: float) -> bool:
     sizes = np.abs(ours)
     limit = levels.half * sizes.max(axis=1, keepdims=True) + share * sizes
     off = np.abs(theirs - ours)
@@ -95,7 +95,7 @@ def _are_near(ours: Numbers, theirs: Numbers, levels: Levels, share: float) -> b
     return bool((off <= np.where(above | below, _CLIPPED * limit, limit)).all())
 
 
-def _are_nearest(ours: Numbers, theirs: Numbers, levels: Levels, share: float) -> bool:
+def _are_nearest(ours: WideGroups, theirs: WideGroups, levels: Levels, share: float) -> bool:
     """The same of levels that are listed: how far the next one is depends on where one stands."""
     table = np.array(levels.table)
     middles = (table[1:] + table[:-1]) / 2
@@ -115,7 +115,7 @@ def _are_levels(theirs: NDArray[Any], levels: Levels, eps: float) -> bool:
     return all(_stands(np.unique(group[:_IN_EACH]), levels, eps) for group in groups)
 
 
-def _stands(numbers: Numbers, levels: Levels, eps: float) -> bool:
+def _stands(numbers: WideGroups, levels: Levels, eps: float) -> bool:
     """Whether these numbers, which are sorted, stand on levels."""
     if numbers.size < 2:
         return True
@@ -126,7 +126,7 @@ def _stands(numbers: Numbers, levels: Levels, eps: float) -> bool:
     return _is_even(numbers, levels.count, eps)
 
 
-def _num_significands(numbers: Numbers, eps: float) -> int:
+def _num_significands(numbers: WideGroups, eps: float) -> int:
     """How many numbers there are but for powers of two and the sign."""
     parts = np.sort(np.frexp(np.abs(numbers[numbers != 0]))[0])
     if not parts.size:
@@ -137,7 +137,7 @@ def _num_significands(numbers: Numbers, eps: float) -> int:
     return apart + (0 if is_round and apart else 1)
 
 
-def _is_even(numbers: Numbers, count: int, eps: float) -> bool:
+def _is_even(numbers: WideGroups, count: int, eps: float) -> bool:
     """Whether they are multiples of one step, from the least of them: of its width so many."""
     span = numbers[-1] - numbers[0]
     steps = np.arange(1, count)
