@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # torch is imported where there is something to run
 
     from dumpcmp.replay.backward import BackwardRerun
     from dumpcmp.replay.running import Rerun
+    from dumpcmp.replay.unrounded import Leeway
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,8 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
             again = hold(mine.rated(is_moved=is_moved), GRADIENT, got)
             replay = _as_it_rounds(task, again, reading)
     if wrong(replay) and (exact := _as_recorded(task, is_target=True)):
-        replay = _as_it_rounds(task, hold(exact.rated(), GRADIENT, got), reading)
+        mine = exact
+        replay = _as_it_rounds(task, hold(mine.rated(), GRADIENT, got), reading)
     if wrong(replay) and (alone := _alone(task, mine)) is not None:
         part = _as_it_rounds(task, hold(alone, GRADIENT, got), reading)
         replay = replay if wrong(part) else part
@@ -240,26 +242,48 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
 
 
 def _in_kernel(task: Sloping, mine: BackwardRerun, reading: Loading, before: Replay) -> Replay:
-    """What is wrong with a gradient by fused kernels, for which values need not be rounded."""
+    """What is wrong with a gradient by kernels that round otherwise than torch's on a CPU.
+
+    For fused ones values need not be rounded; and sums inside of norms may be, in float32.
+    """
     from dumpcmp.replay.backward import GRADIENT
+
+    room = _unrounded(task, mine)
+    if mine.has_norms:
+        room += _in_norms(mine)
+    if not room.whole and not bool(room.elements.any()):
+        return before
+    rated, got = mine.rated(), _tensor(reading, is_target=True)
+    return _as_it_rounds(task, room.held(rated, GRADIENT, got, before), reading)
+
+
+def _in_norms(mine: BackwardRerun) -> Leeway:
+    """How far a gradient may be off because of what the sums of norms on its way round."""
+    import torch
+
+    from dumpcmp.replay.unrounded import DRAWS, leeway_of
+
+    draw = torch.Generator().manual_seed(0)
+    return leeway_of((mine.with_rounded_sums(draw) for _ in range(DRAWS)), mine.gradient)
+
+
+def _unrounded(task: Sloping, mine: BackwardRerun) -> Leeway:
+    """The same because of what was rounded when it was stored, and not yet when it was taken."""
     from dumpcmp.replay.unrounded import leeway
 
     values = {(is_given, at): one for is_given, at, one in task.values()}
     units = {place: each.unit for place, each in values.items() if each.unit}
-    if not units:
-        return before
     given = {place: _tensor(each, is_target=True) for place, each in values.items()}
+    known = {at: _taken(task, at, one, is_target=True) for at, one in _told(task).items()}
 
     def run(moved: Mapping[tuple[bool, Place], Tensor]) -> Tensor:
         forward, backward = (
             {at: one for (is_given, at), one in moved.items() if is_given is side}
             for side in (True, False)
         )
-        return _differentiated(task, forward, backward).gradient
+        return _differentiated(task, forward, backward, known).gradient
 
-    room = leeway(run, given, units, mine.gradient)
-    rated, got = mine.rated(), _tensor(reading, is_target=True)
-    return _as_it_rounds(task, room.held(rated, GRADIENT, got, before), reading)
+    return leeway(run, given, units, mine.gradient)
 
 
 def _alone(task: Sloping, mine: BackwardRerun) -> Rerun | None:
@@ -312,11 +336,16 @@ def _culprits(task: Sloping, mine: BackwardRerun, got: Tensor) -> tuple[str, ...
 
 def _as_recorded(task: Sloping, is_target: bool) -> BackwardRerun | None:
     """The backward pass by outputs as the run rounded them, if any call is differentiated so."""
+    used = _told(task)
+    return _again(task, is_target, used) if used else None
+
+
+def _told(task: Sloping) -> dict[Place, Loading]:
+    """The recorded outputs that calls are differentiated by."""
     from dumpcmp.replay.recorded import told_by
 
     told = [told_by(call.site.op.function) for call in task.plan.calls]
-    used = {at: one for at, one in task.recorded.items() if at[1] == told[at[0]]}
-    return _again(task, is_target, used) if used else None
+    return {at: one for at, one in task.recorded.items() if at[1] == told[at[0]]}
 
 
 def _again(

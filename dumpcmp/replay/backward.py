@@ -20,6 +20,7 @@ from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
 from dumpcmp.replay.making import making_float64
 from dumpcmp.replay.recorded import differentiable, told_by
+from dumpcmp.replay.rounded_sums import RoundedSums, is_made_of_sums
 from dumpcmp.replay.running import (
     Rerun,
     error_of,
@@ -123,6 +124,18 @@ class BackwardRerun:
             terms={GRADIENT: terms},
         )
 
+    @property
+    def has_norms(self) -> bool:
+        """Whether it goes through a normalisation."""
+        return any(function.kind is FunctionKind.NORMALISES for function in self._functions)
+
+    def with_rounded_sums(self, draw: torch.Generator) -> Tensor:
+        """The gradient where the sums of normalisations on the way are off by what they round."""
+        is_wide = _coarsest(self._slope) < _DOUBLE
+        sums = RoundedSums(torch.float64 if is_wide else torch.float32, draw)
+        run = _Pass(self._slope, self._functions, *self._how, torch.float64, sums)
+        return _sum(run.products(self._slope.grads))
+
     def _sum_noise(self, eps: float) -> float:
         """What a sum rounds that is made term by term, as that of a bias over all its rows."""
         taken = (*self._slope.given.values(), *self._slope.grads.values())
@@ -170,7 +183,8 @@ class BackwardRerun:
 class _Pass:
     """One forward pass of a region, kept for products with its Jacobian.
 
-    `dtype` is what all is computed in; None: in the dtypes of the run.
+    `dtype` is what all is computed in; None: in the dtypes of the run. `sums` are what those of
+    normalisations are off by.
     """
 
     def __init__(
@@ -180,9 +194,10 @@ class _Pass:
         device: str,
         limit: int,
         dtype: torch.dtype | None,
+        sums: RoundedSums | None = None,
     ) -> None:
         self.slope = slope
-        self._device, self._limit, self._dtype = device, limit, dtype
+        self._device, self._limit, self._dtype, self._sums = device, limit, dtype, sums
         self._given = dict(slope.given)
         if dtype is None:
             self._given |= {at: slope.given[at].to(to) for at, to in slope.rounded.items()}
@@ -252,6 +267,8 @@ class _Pass:
         check_size(function, arguments.mapped(_detached), self._limit)
         if function.kind is FunctionKind.DRAWS:
             return {_OUTPUT: _dropped(function, arguments, inputs)}
+        if self._sums is not None and is_made_of_sums(function, arguments):
+            return {_OUTPUT: self._sums.normalised(function, arguments)}
         outputs = _differentiable(function, arguments)
         known = self.slope.recorded.get((number, told_by(function.name)))
         if known is not None:

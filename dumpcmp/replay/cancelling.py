@@ -122,27 +122,26 @@ def norm_condition(function: ReplayFunction, arguments: CallArguments, output: T
 
     It subtracts a mean from what may be far from zero, and adds a bias.
     """
-    told = _NORMS.get(function.name)
-    if told is None:
+    named = norm_arguments(function, arguments)
+    if not named:
         return 1.0
-    named = dict(zip(told, arguments.args, strict=False)) | arguments.kwargs
     x, bias = named["input"], named.get("bias")
     if function.name.endswith("batch_norm") and not named.get("training", named.get("train")):
         return _shifted(named, output)
-    groups = _groups(function.name, x, named)
+    groups = groups_of(function.name, x, named)
     spread = groups.std(1, unbiased=False, keepdim=True)
     spread = torch.sqrt(spread.square() + float(named.get("eps", 1e-5)))
     centred = torch.linalg.vector_norm((groups - groups.mean(1, keepdim=True)) / spread)
     own = float(torch.linalg.vector_norm(groups / spread) / centred) if float(centred) else 1.0
-    return max(1.0, own) * _beside(output, _as_channel(bias, function.name, output))
+    return max(1.0, own) * _beside(output, as_channel(bias, function.name, output))
 
 
 def moments_noise(
     function: ReplayFunction, arguments: CallArguments, output: Tensor, dtype: torch.dtype
 ) -> float:
     """What it makes that a GPU keeps mean and deviation of each group in the dtype of the run."""
-    named = dict(zip(_NORMS[function.name], arguments.args, strict=False)) | arguments.kwargs
-    groups = _groups(function.name, named["input"], named)
+    named = norm_arguments(function, arguments)
+    groups = groups_of(function.name, named["input"], named)
     spread = torch.sqrt(groups.var(1, unbiased=False) + float(named.get("eps", 1e-5)))
     shift = groups.mean(1) / spread
     rounded = torch.finfo(dtype).eps / 2 * torch.sqrt(1 + shift.square())
@@ -152,21 +151,30 @@ def moments_noise(
 
 _LAYER = ("input", "normalized_shape", "weight", "bias", "eps")
 _GROUP = ("input", "num_groups", "weight", "bias", "eps")
+_MOMENTS = ("input", "running_mean", "running_var", "weight", "bias")
 _BATCH = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 _NORMS: dict[str, tuple[str, ...]] = {
     "layer_norm": _LAYER,
     "native_layer_norm": _LAYER,
     "group_norm": _GROUP,
     "native_group_norm": ("input", "weight", "bias", "N", "C", "HxW", "num_groups", "eps"),
-    "instance_norm": ("input", "running_mean", "running_var", "weight", "bias"),
-    "batch_norm": ("input", "running_mean", "running_var", "weight", "bias", "training"),
+    "instance_norm": (*_MOMENTS, "use_input_stats", "momentum", "eps"),
+    "batch_norm": (*_MOMENTS, "training", "momentum", "eps"),
     "native_batch_norm": _BATCH,
     "_native_batch_norm_legit": _BATCH,
     "cudnn_batch_norm": _BATCH,
 }
 
 
-def _groups(name: str, x: Tensor, named: dict[str, Any]) -> Tensor:
+def norm_arguments(function: ReplayFunction, arguments: CallArguments) -> dict[str, Any]:
+    """What a normalisation was given, by the names of its arguments; of others nothing."""
+    words = _NORMS.get(function.name)
+    if words is None:
+        return {}
+    return dict(zip(words, arguments.args, strict=False)) | arguments.kwargs
+
+
+def groups_of(name: str, x: Tensor, named: dict[str, Any]) -> Tensor:
     """The elements of `x` that are normalised together, as rows."""
     if name.endswith("layer_norm"):
         return x.reshape(-1, math.prod(named["normalized_shape"]))
@@ -177,7 +185,8 @@ def _groups(name: str, x: Tensor, named: dict[str, Any]) -> Tensor:
     return x.transpose(0, 1).reshape(x.shape[1], -1)
 
 
-def _as_channel(bias: Any, name: str, output: Tensor) -> Tensor | None:
+def as_channel(bias: Any, name: str, output: Tensor) -> Tensor | None:
+    """`bias`, or a weight, as it lies beside the output of a normalisation."""
     if not isinstance(bias, Tensor):
         return None
     if name.endswith("layer_norm"):
@@ -196,15 +205,15 @@ def _beside(output: Tensor, bias: Tensor | None) -> float:
 
 def _shifted(named: dict[str, Any], output: Tensor) -> float:
     """Of a batch norm with known moments, which is a product and a sum."""
-    moments = [_as_channel(named.get(w), "batch", output) for w in ("running_mean", "running_var")]
+    moments = [as_channel(named.get(w), "batch", output) for w in ("running_mean", "running_var")]
     if any(m is None for m in moments):
         return 1.0
     mean, var = moments
     assert mean is not None and var is not None
-    weight = _as_channel(named.get("weight"), "batch", output)
+    weight = as_channel(named.get("weight"), "batch", output)
     scale = torch.rsqrt(var + float(named.get("eps", 1e-5)))
     scale = scale if weight is None else scale * weight
-    bias = _as_channel(named.get("bias"), "batch", output)
+    bias = as_channel(named.get("bias"), "batch", output)
     terms = named["input"].abs() * scale.abs() + (mean * scale).abs()
     terms = terms if bias is None else terms + bias.abs()
     norm = float(torch.linalg.vector_norm(output))

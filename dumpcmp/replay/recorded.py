@@ -102,11 +102,15 @@ def _tanh(given: Tensor, output: Tensor, *_: object) -> Tensor:
     return given * (1 - output * output)
 
 
-_ELEMENTWISE = ("sigmoid", "tanh")
+def _relu(given: Tensor, output: Tensor, *_: object) -> Tensor:
+    return torch.where(output > 0, given, 0.0)
+
+
+_ELEMENTWISE = ("relu", "sigmoid", "tanh")
 _RULES: dict[str, _Rule] = {
     "softmax": _softmax, "_softmax": _softmax, "_safe_softmax": _softmax, "softmin": _softmin,
     "log_softmax": _log_softmax, "_log_softmax": _log_softmax,
-    "sigmoid": _sigmoid, "tanh": _tanh,
+    "relu": _relu, "sigmoid": _sigmoid, "tanh": _tanh,
 }  # fmt: skip
 
 _NEEDING = ("max", "min")  # without a dim they choose nothing

@@ -7,7 +7,7 @@ rounded to the dtype of the program, or was computed once more by a twin.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.running import Rerun
 
-_DRAWS = 8  # of signs: a sum of many terms varies from one to the next
+DRAWS = 8  # of signs: a sum of many terms varies from one to the next
 P = TypeVar("P", bound=Hashable)
 
 
@@ -29,6 +29,9 @@ class Leeway:
 
     elements: Tensor  # of each element
     whole: float  # of its gain, and of its mean over the rms
+
+    def __add__(self, other: Leeway) -> Leeway:
+        return Leeway(self.elements + other.elements, self.whole + other.whole)
 
     def explains(self, got: Tensor, known: Tensor, times: float) -> Tensor:
         """`got`, as near to `known` as it may be by so many times its leeway."""
@@ -61,16 +64,25 @@ def leeway(
 
     Each of these by itself is moved up and down, element by element.
     """
-    elements = torch.zeros(known.shape, dtype=torch.float64, device=known.device)
-    whole, draw = 0.0, torch.Generator().manual_seed(0)
+    room, draw = no_leeway(known), torch.Generator().manual_seed(0)
     for place, unit in units.items():
         value = given[place]
         if unit and value.is_floating_point():
-            moved = [run({**given, place: _moved(value, unit, draw)}) for _ in range(_DRAWS)]
-            apart = [_apart(one, known) for one in moved]
-            elements += torch.stack([one.abs() for one in apart]).amax(0)
-            whole += max(_bias(one, known) for one in apart)
-    return Leeway(elements, UNROUNDED_SUMS * whole)
+            moved = (_moved(value, unit, draw) for _ in range(DRAWS))
+            room += leeway_of((run({**given, place: one}) for one in moved), known)
+    return room
+
+
+def no_leeway(known: Tensor) -> Leeway:
+    """That of what is `known` to be so and no other."""
+    return Leeway(torch.zeros(known.shape, dtype=torch.float64, device=known.device), 0.0)
+
+
+def leeway_of(draws: Iterable[Tensor], known: Tensor) -> Leeway:
+    """How far `known` may be off that is one of `draws` where something is moved by chance."""
+    apart = [_apart(one, known) for one in draws]
+    whole = max(_bias(one, known) for one in apart)
+    return Leeway(torch.stack([one.abs() for one in apart]).amax(0), UNROUNDED_SUMS * whole)
 
 
 def _moved(value: Tensor, unit: float, draw: torch.Generator) -> Tensor:

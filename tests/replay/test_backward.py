@@ -252,6 +252,15 @@ def test_by_the_output_that_was_recorded_nothing_but_the_last_rounding_is_left(
     assert wrong(hold(exact.rated(), GRADIENT, got * 2))
 
 
+def test_a_relu_gives_back_what_it_let_through_in_the_run() -> None:
+    """What is all but zero may have been on the other side there."""
+    x, grad = torch.tensor([1.0, 1e-9, -1e-9, -1.0]), torch.ones(4)
+    call, given = recorded(0, F.relu, x)
+    known = {(0, "output.0"): torch.tensor([1.0, 0.0, 1e-9, 0.0])}
+    slope = Slope(Chain([call]), given, [(0, "input.0")], {(0, "output.0"): grad}, recorded=known)
+    assert BackwardRerun(slope).gradient.tolist() == [1.0, 0.0, 1.0, 0.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_softmax_of_a_gpu_rounds_a_product_on_the_way_back(dtype: torch.dtype) -> None:
     x, grad = (3 * numbers(6, 40)).to(dtype), 1 + numbers(6, 40, seed=7, dtype=dtype) / 64
