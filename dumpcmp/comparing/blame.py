@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.align.synonyms import BACKWARD, keeps_elements
 from dumpcmp.comparing.laying import like
 from dumpcmp.comparing.taping import tensor_of
 from dumpcmp.comparing.visits import RowGradient, RowNode, Visit, strongest
@@ -23,7 +24,8 @@ def blame(rows: Sequence[Row], golden: Listing, target: Listing) -> list[Row]:
     run again, that is supposed where all that it was given agrees and what it gave out does not. A
     value from outside is a root where nothing diverged before, or where it is known to be another.
     A call that only one side has is one where what it was given agrees, what took its output does
-    not, and nothing that was measured explains that. A module inherits from what is inside.
+    not, and nothing that was measured explains that; where it only fetches a weight or a constant,
+    it is the call that computes with it. A module inherits from what is inside.
     """
     return blame_after(None, rows, golden, target)[0]
 
@@ -63,13 +65,22 @@ def in_order(roots: Iterable[Row]) -> list[Row]:
     def when(item: tuple[int, Row]) -> tuple[int, bool, bool, float]:
         index, row = item
         key, slot = row.key, row.key.slot
-        is_pass = key.op.function.startswith("backward.")
         at = -index if slot.is_gradient else index
-        if is_pass and not slot.is_gradient:
+        if _is_backward(key) and not slot.is_gradient:
             at = passed.get((key.step, key.op.module), -len(listed))
-        return key.step, slot.is_gradient or is_pass, slot.is_parameter_gradient, at
+        return key.step, _is_backward(key), slot.is_parameter_gradient, at
 
     return [row for _, row in sorted(listed, key=when)]
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownOfRoots:
+    """What is known of the roots of a run when those that only lead to others are sought."""
+
+    covered: Container[Key]  # what is, in any layer
+    measured: Mapping[tuple[int, bool], RowNode]  # the first that both sides have, of each pass
+    founded: Mapping[tuple[int, bool], RowNode]  # that is made of more than weights and constants
+    made_alone: Mapping[RowNode, Sequence[RowNode]]  # by root: what one side alone made of it
 
 
 @dataclass(eq=False, slots=True)
@@ -84,6 +95,7 @@ class _Flow:
     roots: list[RowNode] = field(default_factory=list)  # in the order in which they were found
     taken: Mapping[Visit, Sequence[RowNode]] = field(default_factory=dict)  # by functions
     unfounded: set[RowNode] = field(default_factory=set)  # made of nothing that both sides have
+    laid_out: set[RowNode] = field(default_factory=set)  # weights, of which nothing was computed
 
     @classmethod
     def of(cls, rows: Sequence[Row], golden: Listing, target: Listing) -> _Flow:
@@ -130,34 +142,67 @@ class _Flow:
     def idle_roots(self) -> dict[RowNode, RowNode]:
         """Calls of one side alone that are no roots, and those that are in their stead.
 
-        They are made of constants alone, such as another way to a table or a mask, or their likes
-        in other layers are covered, while something that was measured is known to be wrong, or a
-        call that no other layer has was made of them; or, of what is made of constants, something
-        that is made of more.
+        They are weights that are laid out anew; or made of constants alone, such as another way to
+        a table or a mask; or their likes in other layers are covered.
         """
-        measured: dict[int, RowNode] = {}
-        founded: dict[int, RowNode] = {}
-        for root in self.roots:
-            for found, counts in ((measured, not root.is_alone),
-                                  (founded, root not in self.unfounded)):  # fmt: skip
-                if counts:
-                    found.setdefault(root.row.key.step, root)
-        covered = {like(v.row.key) for v in self.values if v.row.verdict is Verdict.COVERED}
-        idle: dict[RowNode, RowNode] = {}
-        for root in self.roots:
-            step, unfounded = root.row.key.step, root in self.unfounded
-            other = measured.get(step) or (founded.get(step) if unfounded else None)
-            if other is None and root.is_alone and like(root.row.key) in covered:
-                other = self._stranger(root, covered)
-            if root.is_alone and other and (unfounded or like(root.row.key) in covered):
-                idle[root] = other
-        return idle
+        known = _KnownOfRoots(
+            {like(v.row.key) for v in self.values if v.row.verdict is Verdict.COVERED},
+            self._firsts(lambda root: not root.is_alone),
+            self._firsts(lambda root: not self._is_slight(root)),
+            self._made_alone(),
+        )
+        found = ((root, self._instead_of(root, known)) for root in self.roots if root.is_alone)
+        return {root: other for root, other in found if other is not None}
 
-    def _stranger(self, root: RowNode, covered: Container[Key]) -> RowNode | None:
-        """The first that one side alone made of what `root` is and that no other layer has."""
+    def _instead_of(self, root: RowNode, known: _KnownOfRoots) -> RowNode | None:
+        """What is wrong where `root`, which one side alone has, only leads there.
+
+        That was measured, in no later pass if anything was; or no other layer has it; or it is made
+        of `root` and of more.
+        """
+        key, unfounded = root.row.key, root in self.unfounded
+        measured, is_covered = _first_until(key, known.measured), like(key) in known.covered
+        if root in self.laid_out:
+            return self._meeting(root, known) or measured
+        if not unfounded and not is_covered:
+            return None
+        found = measured or (_first_until(key, known.founded) if unfounded else None)
+        found = found or (self._stranger(root, known) if is_covered else None)
+        found = found or (self._meeting(root, known) if unfounded else None)
+        return found or known.measured.get((key.step, True))
+
+    def _firsts(self, counts: Callable[[RowNode], bool]) -> dict[tuple[int, bool], RowNode]:
+        """The first root that `counts`, of each step: forward, and backward."""
+        found: dict[tuple[int, bool], RowNode] = {}
+        for root in filter(counts, self.roots):
+            found.setdefault((root.row.key.step, _is_backward(root.row.key)), root)
+        return found
+
+    def _made_alone(self) -> dict[RowNode, list[RowNode]]:
+        """What calls of one side alone made that fails, by the root that it fails from."""
+        found: dict[RowNode, list[RowNode]] = defaultdict(list)
         for value in self.values:
-            made = value.cause is root and value.is_alone and not value.is_input and value.fails
-            if made and like(value.row.key) not in covered:
+            if value.cause and value.is_alone and value.fails and not value.is_input:
+                found[value.cause].append(value)
+        return found
+
+    def _is_slight(self, value: RowNode) -> bool:
+        """Whether it is made of constants alone, or is a weight that is laid out anew."""
+        return value in self.unfounded or value in self.laid_out
+
+    def _meeting(self, root: RowNode, known: _KnownOfRoots) -> RowNode | None:
+        """The first that one side alone made of what `root` is and of what came in the step."""
+        for value in known.made_alone.get(root, ()):
+            matters = value in self.mattering and not value.is_gradient
+            if matters and not self._is_slight(value):
+                value.cause = value
+                return value
+        return None
+
+    def _stranger(self, root: RowNode, known: _KnownOfRoots) -> RowNode | None:
+        """The first that one side alone made of what `root` is and that no other layer has."""
+        for value in known.made_alone.get(root, ()):
+            if like(value.row.key) not in known.covered:
                 value.cause = value
                 return value
         return None
@@ -216,6 +261,8 @@ class _Flow:
         """Find out why outputs fail: by their inputs, by what ran inside, or here."""
         if not call.site.op.is_module and not self._is_founded(call):
             self.unfounded.update(call.outputs)
+        elif self._lays_out_weights(call):
+            self.laid_out.update(call.outputs)
         if call.is_alone:
             self._leave_alone(call)
             return
@@ -241,12 +288,20 @@ class _Flow:
 
     def _is_founded(self, call: Visit) -> bool:
         """Whether a function took anything that came to both sides, or was made of such."""
-        begins = (v.sources or [v] for v in self.taken.get(call, ()))
         return any(
             source not in self.unfounded and not (source.is_alone and source.comes_from_outside)
-            for sources in begins
-            for source in sources
+            for source in self._taken_from(call)
         )
+
+    def _lays_out_weights(self, call: Visit) -> bool:
+        """Whether a function computes nothing, and took weights or such as it gives out."""
+        taken = self._taken_from(call)
+        is_plain = all(value.row.key.slot.is_weight or value in self.laid_out for value in taken)
+        return is_plain and bool(taken) and keeps_elements(call.site.op.function)
+
+    def _taken_from(self, call: Visit) -> list[RowNode]:
+        """What a function took, where that was given out."""
+        return [source for v in self.taken.get(call, ()) for source in v.sources or [v]]
 
     def _leave_alone(self, call: Visit) -> None:
         """A call that only one side has: a root, if it matters and what it was given agrees."""
@@ -319,6 +374,17 @@ class _Flow:
             ),
             None,
         )
+
+
+def _first_until(key: Key, firsts: Mapping[tuple[int, bool], RowNode]) -> RowNode | None:
+    """The first of the step of `key`, in no later pass than its own."""
+    passes = (False, True) if _is_backward(key) else (False,)
+    return next((firsts[key.step, each] for each in passes if (key.step, each) in firsts), None)
+
+
+def _is_backward(key: Key) -> bool:
+    """Whether it came about in the backward pass: a gradient, or an op that autograd ran."""
+    return key.slot.is_gradient or key.op.function.startswith(BACKWARD)
 
 
 def _calls_of(gradient: RowGradient, functions: Mapping[str, Sequence[Visit]]) -> list[Visit]:
