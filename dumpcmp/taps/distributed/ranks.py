@@ -30,6 +30,7 @@ from dumpcmp.pytorch.names import Patch, check_names, patched
 from dumpcmp.taps.distributed.dtensor import layout_of_spec, masked
 
 _MACHINERY = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")  # of torch.ops
+_ENGINE = "_engine_run_backward"  # of torch.autograd: below it are the nodes of a graph
 _TENSOR, _PIPELINING = "torch.distributed.tensor", "torch.distributed.pipelining"
 _BETWEEN = (
     *("dumpcmp.taps.", "torch.overrides", "torch._ops", "torch._utils", "torch.utils."),
@@ -185,9 +186,12 @@ def handed_on(tensor: Tensor) -> Tensor:
 
 
 def _caller() -> str:
-    """The module whose code called the torch function that is being recorded."""
+    """The module whose code called the torch function that is being recorded.
+
+    None where a backward pass runs it: who began the pass is not who wrote the function.
+    """
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+    while frame is not None and frame.f_code.co_name != _ENGINE:
         name: str = frame.f_globals.get("__name__", "")
         if not name.startswith(_BETWEEN):
             return name

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dumpcmp.nouns.record import Phase
 from dumpcmp.nouns.selection import Level
+from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes.function_mode import run_recorded
 from dumpcmp.taps.modes.modules import ModuleCapture, is_recomputing
 from dumpcmp.taps.recording.functions import NO_OP, Function
@@ -99,7 +100,7 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         function = aten_function(func)
         step = None if self.capture.is_muted else self.capture.step
-        if not function.name:
+        if not function.name or distributed.is_machinery(func):
             return self._written_only(step, func, args, kwargs)
         if step is not None:
             self.capture.claim(step)
@@ -108,7 +109,7 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.capture.backward_op(function, func, args, kwargs)
 
     def _written_only(self, step: Step | None, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        """Run what gives out no tensor; it may write to memory that nobody had written to."""
+        """Run what is not recorded; it may write to memory that nobody had written to."""
         given = func(*args, **kwargs)
         if step is not None:
             for tensor in written_by(func, args, kwargs):
