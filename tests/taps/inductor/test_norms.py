@@ -18,50 +18,32 @@ from tests.taps.inductor.models import ATEN
 
 Plant = Callable[[nn.Sequential], AbstractContextManager[Any]]
 
-IMAGES, ROWS = (8, 3, 16, 16), (16, 12)
 
-
-def pooled(norm: Callable[[int], nn.Module]) -> nn.Sequential:
+def pooled() -> nn.Sequential:
     """Convolutions with biases that norms take away, and a pool that gives equal numbers back."""
     return nn.Sequential(
-        *(nn.Conv2d(3, 8, 3, padding=1), norm(8), nn.ReLU()),
-        *(nn.Conv2d(8, 16, 3, padding=1), norm(16), nn.ReLU()),
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Conv2d(8, 16, 3, padding=1), nn.GroupNorm(16, 16), nn.ReLU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)),
     )
 
 
-def dense() -> nn.Sequential:
-    return nn.Sequential(
-        *(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU()),
-        *(nn.Linear(32, 24), nn.LayerNorm(24), nn.ReLU(), nn.Linear(24, 5)),
-    )
-
-
-NETS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
-    "batch": (lambda: pooled(nn.BatchNorm2d), IMAGES),
-    "group": (lambda: pooled(lambda width: nn.GroupNorm(width, width)), IMAGES),
-    "rows": (dense, ROWS),
-}
-
-
-def dumped(path: Path, net: str, mode: str, plant: Plant = lambda _: nullcontext()) -> Path:
-    """One training step of a net into an archive at `path`."""
+def dumped(path: Path, mode: str, plant: Plant = lambda _: nullcontext()) -> Path:
+    """One training step into an archive at `path`."""
     torch.manual_seed(0)
-    make, shape = NETS[net]
-    model, x, labels = make(), torch.randn(shape), torch.randint(0, 5, shape[:1])
+    model, x, labels = pooled(), torch.randn(8, 3, 16, 16), torch.randint(0, 5, (8,))
     with plant(model), dumpcmp.capture(model, path, mode=mode, backward=True):
         F.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
     return path
 
 
-def compared(tmp_path: Path, net: str, plant: Plant) -> Outcome:
-    golden = dumped(tmp_path / "golden", net, "eager")
-    return dumpcmp.compare(golden, dumped(tmp_path / "target", net, "compiled", plant))
+def compared(tmp_path: Path, plant: Plant) -> Outcome:
+    golden = dumped(tmp_path / "golden", "eager")
+    return dumpcmp.compare(golden, dumped(tmp_path / "target", "compiled", plant))
 
 
-@pytest.mark.parametrize("net", NETS)
-def test_what_cancels_before_a_norm_raises_no_alarm(net: str, tmp_path: Path) -> None:
-    outcome = compared(tmp_path, net, lambda _: nullcontext())
+def test_what_cancels_before_a_norm_raises_no_alarm(tmp_path: Path) -> None:
+    outcome = compared(tmp_path, lambda _: nullcontext())
     assert outcome.exit_code == 0, outcome.failures
 
 
@@ -94,12 +76,12 @@ def compiled_with(change: Callable[[fx.Graph], None]) -> Plant:
 FAULTS: dict[str, tuple[Plant, str]] = {
     "a gradient of 1.001 times": (a_weight_gradient_is_scaled, "3/conv2d"),
     "another eps": (compiled_with(eps_is_larger), "1/batch_norm"),
-    "sums of 1.001 times": (compiled_with(sums_are_larger), "4/batch_norm"),
+    "sums of 1.001 times": (compiled_with(sums_are_larger), "1/batch_norm"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_beside_a_norm_is_found(name: str, tmp_path: Path) -> None:
     plant, op = FAULTS[name]
-    found = compared(tmp_path, "batch", plant).first_divergence
+    found = compared(tmp_path, plant).first_divergence
     assert found is not None and found.key.op == op, found
