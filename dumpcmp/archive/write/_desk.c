@@ -490,6 +490,14 @@ static PyObject *pending_popleft(PyObject *object, PyObject *unused)
     return told;
 }
 
+static void drop_entries(Entries *all)
+{
+    while (all->count) {
+        Entry entry = take_entry(all);
+        drop_entry(&entry);
+    }
+}
+
 static PyObject *pending_clear(PyObject *object, PyObject *unused)
 {
     (void)unused;

@@ -60,16 +60,4 @@ static PyObject *copy_digested(PyObject *hasher, char *to, const char *from, con
     return digest;
 }
 
-/* The digest of so many bytes that lie in one piece, by a new hasher. */
-static PyObject *digest_dense(PyObject *hasher, char *from, Py_ssize_t nbytes)
-{
-    PyObject *hashing = PyObject_CallNoArgs(hasher), *digest = NULL;
-    PyObject *update = hashing ? PyObject_GetAttrString(hashing, "update") : NULL;
-    if (update && feed(update, from, nbytes) == 0)
-        digest = PyObject_CallMethod(hashing, "hexdigest", NULL);
-    Py_XDECREF(update);
-    Py_XDECREF(hashing);
-    return digest;
-}
-
 #endif

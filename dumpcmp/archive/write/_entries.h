@@ -103,14 +103,6 @@ static inline void drop_entry(Entry *entry)
     }
 }
 
-static void drop_entries(Entries *all)
-{
-    while (all->count) {
-        Entry entry = take_entry(all);
-        drop_entry(&entry);
-    }
-}
-
 /* An entry as finishing.py has it, a new reference. */
 static PyObject *told_entry(const Entry *entry)
 {
