@@ -9,6 +9,7 @@ from dumpcmp.judge.tolerances import (
     FLIP,
     FLOAT32_EPS,
     QUANTISED_CHANCE,
+    QUANTISED_CLIPPED,
     QUANTISED_GAIN,
     QUANTISED_PRODUCT,
     QUANTISED_UNEVEN,
@@ -60,8 +61,9 @@ def _wrongs(replay: Replay) -> Iterator[str]:
 
 def is_unbiased(found: Quantised) -> bool:
     """Whether what was rounded to levels is as large as it was: a scale may be off, not a level."""
-    uneven = QUANTISED_UNEVEN * found.levels.half
-    return abs(found.gain) <= max(QUANTISED_GAIN, uneven) + QUANTISED_CHANCE * found.chance
+    share = QUANTISED_UNEVEN if found.levels.table else QUANTISED_CLIPPED
+    most = max(QUANTISED_GAIN, share * found.levels.half)
+    return abs(found.gain) <= most + QUANTISED_CHANCE * found.chance
 
 
 def said_of_factors(word: str, replay: Replay) -> str:

@@ -63,7 +63,10 @@ QUANTISED = {
     )
 }
 QUANTISED_GAIN = 2.0**-9  # how much larger a quantised tensor may be on the whole: as its scale is,
-QUANTISED_UNEVEN = 1 / 32  # and of half a step: what lies beyond the last level, and uneven ones
+QUANTISED_CLIPPED = 1 / 32  # and of half a step, by what lies beyond the last level,
+QUANTISED_UNEVEN = (
+    1 / 16
+)  # or where levels are not even: NormalFloat makes normal numbers 1/32 less
 QUANTISED_CHANCE = 4.0  # standard errors of that, by chance
 QUANTISED_PRODUCT = 3.0  # times what factors that are moved by half a step make of a product
 IN_PARTS = 2.0**-21  # what a product of float32 rounds that is made of three products of TF32

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.quantised import affine, normal, short, symmetric
+from dumpcmp.judge.replaying import is_unbiased
 from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.measure.nearest_levels import quantised_from
 from dumpcmp.nouns.value import value_of
@@ -82,3 +83,12 @@ def test_vectors_integers_and_other_shapes_are_none() -> None:
     assert not group_of(golden[0], golden[0], "int8")
     assert not group_of(golden, golden.to(torch.int32), "int8")
     assert not group_of(golden, golden[:1], "int8")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_table_of_levels_makes_numbers_smaller(dtype: torch.dtype) -> None:
+    golden = torch.randn(256, 512, generator=torch.Generator().manual_seed(0)).to(dtype)
+    target = normal(golden, 64, 1).dequantised(golden.shape, dtype)
+    found = quantised_from(value_of(golden), value_of(target), QUANTISED["nf4"])
+    assert found is not None and found.gain < -0.004
+    assert is_unbiased(found)
