@@ -371,6 +371,18 @@ static int look_at(Look *value, PyObject *tensor, Looked *looked)
     return looked->place != NULL;
 }
 
+/* The digest of so many bytes that lie in one piece, by a new hasher. */
+static PyObject *digest_dense(PyObject *hasher, char *from, Py_ssize_t nbytes)
+{
+    PyObject *hashing = PyObject_CallNoArgs(hasher), *digest = NULL;
+    PyObject *update = hashing ? PyObject_GetAttrString(hashing, "update") : NULL;
+    if (update && feed(update, from, nbytes) == 0)
+        digest = PyObject_CallMethod(hashing, "hexdigest", NULL);
+    Py_XDECREF(update);
+    Py_XDECREF(hashing);
+    return digest;
+}
+
 #define LEAVE 2
 
 /* The digest of a value; None where it is strided so that torch is faster. */
