@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,11 @@ def built(name: str) -> ModuleType | None:
     """
     try:
         module = import_module(name)
-    except ImportError:  # for want of a C compiler
+    except ModuleNotFoundError:  # for want of a C compiler
+        return None
+    except ImportError as error:
+        said = f"{name} was built, and cannot be loaded: {error}"
+        warnings.warn(f"{said}; all goes on without it, slower: build it again", stacklevel=2)
         return None
     return None if module.__file__ and _is_older(Path(module.__file__)) else module
 

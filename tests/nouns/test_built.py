@@ -1,6 +1,7 @@
 """Compiled code that is older than its source is left alone."""
 
 import os
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,15 @@ from dumpcmp.nouns.built import built
 
 def test_what_was_not_built_is_none() -> None:
     assert built("dumpcmp.measure._no_such_core") is None
+
+
+def test_what_was_built_and_cannot_be_loaded_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"_core_that_is_broken{EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.warns(UserWarning, match="cannot be loaded.*build it again"):
+        assert built("_core_that_is_broken") is None
 
 
 @pytest.mark.parametrize("changed", ["", "core.c", "near.h", "far/inner.h", "unused.h"])
