@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.judge.settling import Settled
-from dumpcmp.nouns.row import Pair
+from dumpcmp.nouns.arithmetic import gives_memory
+from dumpcmp.nouns.row import Pair, PairedBy
 
 TwoDigests = tuple[tuple[str, ...], tuple[str, ...]]  # of both sides, of all ranks
 
@@ -38,7 +39,7 @@ class Carried:
         found: dict[Pair, Pair] = {}
         for pair in pairs:
             digests = two_digests(pair, golden, target)
-            if digests is None or pair.golden is None:
+            if digests is None or pair.golden is None or not _is_judged(pair):
                 continue
             steps = self._steps.setdefault(pair.key.model, _TwoSteps())
             steps.go_to(pair.key.step)
@@ -69,6 +70,12 @@ class _TwoSteps:
     def go_to(self, step: int) -> None:
         if step > self.number:
             self.number, self.before, self.now = step, self.now, {}
+
+
+def _is_judged(pair: Pair) -> bool:
+    """Whether its numbers are judged: neither moved by a collective nor memory as it was found."""
+    is_found = pair.unwritten or (pair.key.slot.is_output and gives_memory(pair.key.op))
+    return pair.by is not PairedBy.COLLECTIVE and not is_found
 
 
 def _is_given(pair: Pair, golden: Listing) -> bool:

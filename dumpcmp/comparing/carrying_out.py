@@ -268,9 +268,7 @@ def _of_factors(one: _Begun, slot: str, got: Tensor, levels: Levels, before: Rep
         for place, each in given.items()
         if each.is_floating_point() and each.ndim > 1
     }
-    if levels not in factors.values() or not any(
-        not each.is_target for each in plan.given.values()
-    ):
+    if all(plan.given[place].is_target for place in factors):
         return before
 
     def run(moved: Mapping[Place, Tensor]) -> Tensor:

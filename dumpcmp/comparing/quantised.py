@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from dumpcmp.align.listing import Listing
+from dumpcmp.align.synonyms import keeps_elements
 from dumpcmp.comparing.carried import two_digests
 from dumpcmp.comparing.side import Side
 from dumpcmp.judge.replaying import is_unbiased
 from dumpcmp.judge.tolerances import QUANTISED
 from dumpcmp.measure.nearest_levels import quantised_from
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.leaf import LeafFinding, LeafKind
 from dumpcmp.nouns.levels import Quantised
 from dumpcmp.nouns.replay import Replay
@@ -47,19 +49,32 @@ def quantised_weights(
 def codes_among(
     pairs: Iterable[Pair], golden: Listing, target: Listing, words: Iterable[str]
 ) -> frozenset[Pair]:
-    """The pairs in which the target has integers and golden numbers, where levels are declared."""
+    """The weights of which the target has integers and golden numbers, if levels are declared."""
     if not QUANTISED.keys() & set(words):
         return frozenset()
     return frozenset(pair for pair in pairs if are_codes(pair, golden, target))
 
 
 def are_codes(pair: Pair, golden: Listing, target: Listing) -> bool:
-    """Whether the target has integers where golden has the numbers that they stand for."""
+    """Whether the target has integers where golden has the numbers of a weight.
+
+    Of what a model computes they are no codes but another result.
+    """
     if pair.golden is None or pair.target is None:
         return False
     ours = dtype_named(golden.record(pair.golden).dtype)
     theirs = dtype_named(target.record(pair.target).dtype)
-    return ours.kind is Kind.FLOAT and theirs.kind is Kind.INT
+    is_other = ours.kind is Kind.FLOAT and theirs.kind is Kind.INT
+    return is_other and _is_weight(pair.golden, golden)
+
+
+def _is_weight(key: Key, golden: Listing) -> bool:
+    """Whether a value is a weight, or one that is laid out otherwise."""
+    first = golden.first(key)
+    if first.slot.is_weight or not first.slot.is_output or not keeps_elements(first.op.function):
+        return first.slot.is_weight
+    given = [each for each in golden.sites[first.site] if each.slot.is_input]
+    return bool(given) and all(_is_weight(each, golden) for each in given)
 
 
 def rounded_again(

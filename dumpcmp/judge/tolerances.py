@@ -47,8 +47,8 @@ SHORTCUTS = {
 }
 # What declared levels explain: of a group's largest number the half of a step, of 127 or 7 to each
 # side or the widest of a table; of a number itself what a scale is rounded that is kept in
-# bfloat16. Floats of 8 bits have 8 levels from one power of two to the next.
-# The levels of NormalFloat in 4 bits, the scales of which are rounded to 8 bits themselves.
+# bfloat16. Floats of 8 bits have 8 levels from one power of two to the next; those of NormalFloat
+# in 4 bits are listed, and their scales are rounded to 8 bits themselves.
 NORMAL_FLOAT = (
     -1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0,
     0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
@@ -64,9 +64,7 @@ QUANTISED = {
 }
 QUANTISED_GAIN = 2.0**-9  # how much larger a quantised tensor may be on the whole: as its scale is,
 QUANTISED_CLIPPED = 1 / 32  # and of half a step, by what lies beyond the last level,
-QUANTISED_UNEVEN = (
-    1 / 16
-)  # or where levels are not even: NormalFloat makes normal numbers 1/32 less
+QUANTISED_UNEVEN = 1 / 16  # or by levels that are not even: of NormalFloat's it is 1/32
 QUANTISED_CHANCE = 4.0  # standard errors of that, by chance
 QUANTISED_PRODUCT = 3.0  # times what factors that are moved by half a step make of a product
 IN_PARTS = 2.0**-21  # what a product of float32 rounds that is made of three products of TF32

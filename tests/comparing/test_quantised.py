@@ -150,3 +150,22 @@ def test_tied_weights_are_out_of_sight_once(tmp_path: Path) -> None:
     inner = next(scheme for scheme in SCHEMES if scheme.name == "int8 weights and inputs")
     target = dumped(quantised(model, inner), given, tmp_path / "t")
     assert dumpcmp.compare(golden, target, allow="int8").passed
+
+
+def test_integers_that_a_model_gives_are_no_codes(tmp_path: Path) -> None:
+    class Head(nn.Module):
+        def __init__(self, dtype: torch.dtype) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.line = nn.Linear(16, 16)
+            self.like = torch.zeros(1, dtype=dtype)
+
+        def forward(self, x: Tensor) -> Tensor:
+            given: Tensor = self.line(x)
+            return (given * 10).type_as(self.like)
+
+    given = {"x": torch.ones(2, 16).cumsum(1)}
+    golden = dumped(Head(torch.float32), given, tmp_path / "g")
+    target = dumped(Head(torch.int8), given, tmp_path / "t")
+    outcome = dumpcmp.compare(golden, target, allow="int8")
+    assert not outcome.passed, outcome.headline
