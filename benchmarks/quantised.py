@@ -19,6 +19,7 @@ from dumpcmp.judge.tolerances import NORMAL_FLOAT
 from dumpcmp.nouns.outcome import Outcome
 
 GROUP = 32
+WHOLE = -1  # a scale for the whole weight
 TINY = 1e-12  # a row of zeros has a scale, too
 FAULTS = ("scale x 1.05", "scale x 1.01", "scales of the next row", "one scale x 1.1",
           "zero point off by one", "codes swapped in pairs", "rounded down", "no bias",
@@ -154,6 +155,76 @@ class Pretended(nn.Module):
         )
 
 
+class Short(nn.Module):
+    """A linear layer that multiplies floats of 8 bits, its inputs with one scale for all."""
+
+    code: Tensor
+    scale: Tensor
+
+    def __init__(self, linear: nn.Linear, codes: Codes, fault: str = "") -> None:
+        super().__init__()
+        self.bias = linear.bias if fault != "no bias" else None
+        self.most = 100.0 if fault == "inputs clipped" else 448.0
+        self.register_buffer("code", codes.code.reshape(linear.weight.shape))
+        self.register_buffer("scale", codes.scale[0, 0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        scale = rows.abs().max().float() / 448
+        code = (rows / scale).clamp(-self.most, self.most).to(torch.float8_e4m3fn)
+        given = torch._scaled_mm(
+            code, self.code.t(), scale_a=scale, scale_b=self.scale.float(), out_dtype=x.dtype
+        )
+        given = given if self.bias is None else given + self.bias
+        return given.reshape(*x.shape[:-1], -1)
+
+
+class ShortInside(nn.Module):
+    """The same in a function of its own, which nobody sees into, backward too."""
+
+    def __init__(self, linear: nn.Linear, _codes: Codes, fault: str = "") -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias if fault != "no bias" else None
+        self.slip = 1.05 if fault == "scale x 1.05" else 1.0
+        self.slope = 1.05 if fault == "gradient x 1.05" else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Callable[..., Tensor] = _ShortProduct.apply
+        given = product(x, self.weight, self.slip, self.slope)
+        return given if self.bias is None else given + self.bias
+
+
+def _shortly(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
+    scale = x.abs().max() / torch.finfo(dtype).max
+    return (x / scale).to(dtype).to(x.dtype) * scale
+
+
+class _ShortProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, slip: float, slope: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.slope = slope
+        return slip * _shortly(x) @ _shortly(weight).t()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad = _shortly(grads[0], torch.float8_e5m2)
+        rows = grad.flatten(0, -2)
+        return (
+            ctx.slope * grad @ _shortly(weight), rows.t() @ _shortly(x).flatten(0, -2), None, None
+        )  # fmt: skip
+
+
+class ShortPretended(Pretended):
+    """To floats of 8 bits and back again, weight and inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, most = x.abs().max() / 448, 448 * self.most / 127
+        short = (x / scale).clamp(-most, most).to(torch.float8_e4m3fn)
+        return F.linear(short.to(x.dtype) * scale, self.weight, self.bias)
+
+
 @dataclass(frozen=True)
 class Scheme:
     """A way to quantise linear layers, and the word that declares it."""
@@ -162,12 +233,13 @@ class Scheme:
     word: str
     layer: Callable[..., nn.Module]
     encode: Callable[[Tensor, int, int], Codes]
-    group: int  # elements with one scale; 0: a row
+    group: int  # elements with one scale; 0: a row, WHOLE: all
     most: int
     faults: tuple[str, ...]
 
     def codes(self, weight: Tensor, fault: str = "") -> Codes:
-        codes = self.encode(weight, self.group or weight.shape[1], self.most)
+        group = weight.numel() if self.group == WHOLE else self.group or weight.shape[1]
+        codes = self.encode(weight, group, self.most)
         return spoilt(codes, weight, fault)
 
 
@@ -185,6 +257,19 @@ SCHEMES = (
     Scheme("int8 weights and inputs", "int8", Integers, symmetric, 0, 127, _INNER),
     Scheme("the same, codes named weight", "int8", Codes8, symmetric, 0, 127, _INNER),
     Scheme("int8 and back, weights and inputs", "int8", Pretended, symmetric, 0, 127, _INNER),
+    Scheme(
+        "fp8 weights and inputs",
+        "fp8",
+        Short,
+        short,
+        WHOLE,
+        448,
+        ("scale x 1.05", "no bias", "inputs clipped"),
+    ),
+    Scheme(
+        "fp8 inside of a function", "fp8", ShortInside, short, 0, 448, ("scale x 1.05", "no bias")
+    ),
+    Scheme("fp8 and back, weights and inputs", "fp8", ShortPretended, short, 0, 448, _INNER),
 )
 
 

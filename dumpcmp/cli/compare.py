@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # the work is imported when there is some, not for --help
               "all, or none.")  # fmt: skip
 @click.option("--allow", metavar="WORD", multiple=True,
               help="A shortcut in arithmetic that my side took: tf32, tf32-conv, bf16-reduction, "
-              "fp16-reduction, fp16-accumulation, fp8; or what it is quantised to: int8, int4, "
+              "fp16-reduction, fp16-accumulation; or what it is quantised to: int8, int4, "
               "nf4, fp8. May be given again.")  # fmt: skip
 @click.option("--partial", is_flag=True,
               help="Accept runs that are not whole: a rank missing, cut short.")  # fmt: skip

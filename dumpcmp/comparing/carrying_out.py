@@ -11,14 +11,13 @@ from dumpcmp.comparing.both_sides import side_of
 from dumpcmp.comparing.placing import loaded, loaded_for
 from dumpcmp.comparing.quantised import quantised
 from dumpcmp.comparing.reruns import Loading, Rerunning
+from dumpcmp.comparing.rounded_products import Product, factor_of
 from dumpcmp.comparing.slopes import Sloping, slope_task
 from dumpcmp.comparing.taping import Place
 from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
-from dumpcmp.judge.replaying import said_of_factors, wrong
-from dumpcmp.judge.tolerances import QUANTISED, REPLAY_CHANCE
+from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.levels import Levels
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import Kind, dtype_named, to_torch, value_of
 
@@ -249,36 +248,14 @@ def _in_levels(one: _Begun, slot: str, got: Tensor, before: Replay) -> Replay:
     found = quantised(value_of(known.cpu()), value_of(got.cpu()), one.plan.levels)
     if found is not None:
         return before._replace(levels=found.said)
-    replay = before
-    for word in one.plan.levels:
-        replay = _of_factors(one, slot, got, QUANTISED[word], before)
-        if not wrong(replay):
-            return replay._replace(levels=said_of_factors(word, replay))
-    return replay
-
-
-def _of_factors(one: _Begun, slot: str, got: Tensor, levels: Levels, before: Replay) -> Replay:
-    """The same of a product whose weights are out of sight, in the light of what they stand for."""
-    from dumpcmp.replay.rounded_factors import error_of_product, rounded_product
-
-    plan, known = one.plan, one.again.outputs[slot]
-    given = {place: _given(plan, place) for place in plan.given}
-    factors = {
-        place: levels if not plan.given[place].is_target else QUANTISED.get(levels.factor)
-        for place, each in given.items()
-        if each.is_floating_point() and each.ndim > 1
-    }
-    if all(plan.given[place].is_target for place in factors):
-        return before
+    plan = one.plan
 
     def run(moved: Mapping[Place, Tensor]) -> Tensor:
         return _run_again(plan, moved).outputs[slot]
 
-    rounded = {place: each for place, each in factors.items() if each}
-    room, found = rounded_product(run, given, rounded, known), error_of_product(got, known)
-    chance = REPLAY_CHANCE * before.introduced / math.sqrt(max(1, known.shape[-1]))
-    columns = found.columns / room.columns if room.columns else 0.0
-    return before._replace(factors=room.whole, leeway=before.leeway + chance, columns=columns)
+    product = Product(run, {place: _given(plan, place) for place in plan.given}, known, got)
+    factors = {place: factor_of(each) for place, each in plan.given.items()}
+    return product.in_levels(factors, plan.levels, before)
 
 
 def _tensors(readings: Mapping[str, Loading], is_target: bool) -> dict[str, Tensor]:

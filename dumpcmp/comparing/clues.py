@@ -88,7 +88,7 @@ def find_clues(
         leaves | {pair: each for pair, each in stale.items() if pair not in right},
         {site: each for site, each in calls.items() if site not in flips.own},
         usual_errors(flow, measured, replays, golden, target),
-        codes_among(flow.pairs, golden.listing, target.listing, allow),
+        codes_among(flow.pairs, golden.listing, target.listing, allow) - rounded.keys(),
     )
 
 

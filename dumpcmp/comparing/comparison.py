@@ -221,7 +221,7 @@ class _Comparing:
         ours, theirs = self._in_chunks(ours, theirs, terms)
         turns = turns_between(ours, theirs, self.renaming)
         pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.counting, turns)
-        ways = Ways.of(ours.listing, theirs.listing)
+        ways = Ways.of(ours.listing, theirs.listing, shortcuts)
         work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
         work = placed(asking(work, self.metrics), self.device)
         tell = span.telling(progress, self.nbytes)
@@ -254,6 +254,7 @@ class _Comparing:
         self.gathered.add(rows, in_order(row for row in rows if row.root))
         self.noted.note(span, clues.calls, rows, measured)
         self.noted.shortcuts |= shortcuts
+        self.noted.is_undeclared |= ways.is_undeclared
         self.nbytes += nbytes
         let_go()
 

@@ -49,14 +49,14 @@ def quantised_weights(
 def codes_among(
     pairs: Iterable[Pair], golden: Listing, target: Listing, words: Iterable[str]
 ) -> frozenset[Pair]:
-    """The weights of which the target has integers and golden numbers, if levels are declared."""
+    """The weights of which the target has codes and golden numbers, if levels are declared."""
     if not QUANTISED.keys() & set(words):
         return frozenset()
     return frozenset(pair for pair in pairs if are_codes(pair, golden, target))
 
 
 def are_codes(pair: Pair, golden: Listing, target: Listing) -> bool:
-    """Whether the target has integers where golden has the numbers of a weight.
+    """Whether the target has integers, or floats of 8 bits, where golden has a weight's numbers.
 
     Of what a model computes they are no codes but another result.
     """
@@ -64,8 +64,9 @@ def are_codes(pair: Pair, golden: Listing, target: Listing) -> bool:
         return False
     ours = dtype_named(golden.record(pair.golden).dtype)
     theirs = dtype_named(target.record(pair.target).dtype)
-    is_other = ours.kind is Kind.FLOAT and theirs.kind is Kind.INT
-    return is_other and _is_weight(pair.golden, golden)
+    is_short = theirs.kind is Kind.FLOAT and theirs.nbytes == 1 < ours.nbytes
+    is_code = ours.kind is Kind.FLOAT and (theirs.kind is Kind.INT or is_short)
+    return is_code and _is_weight(pair.golden, golden)
 
 
 def _is_weight(key: Key, golden: Listing) -> bool:

@@ -51,6 +51,7 @@ class Noted:
     num_own: int = 0
     ops: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
     shortcuts: frozenset[str] = frozenset()
+    is_undeclared: bool = False  # one side has floats of 8 bits, and nobody says that it may
     num_laps: int = 0  # values of golden that are later laps of a loop
     num_chunks: tuple[int, int] = (
         0,
@@ -94,7 +95,12 @@ class Noted:
         self.end_apart = max([self.end_apart, *map(_rel_l2, marked(rows, Trait.END))])
 
     def levels(self) -> Iterator[str]:
-        """What quantising changed, where it is declared."""
+        """What quantising changed, where it is declared; that it is not, where it shows."""
+        if self.is_undeclared:
+            yield (
+                "one side computes with floats of 8 bits and the other does not; their rounding "
+                "explains nothing unless it is declared: --allow fp8, if that is meant"
+            )
         most = self.rounded_most
         if most is not None:
             yield (

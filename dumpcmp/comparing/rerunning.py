@@ -16,13 +16,14 @@ from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.least_numbers import with_own_limits
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.reruns import Planner, Replaying, Rerunning
+from dumpcmp.comparing.shortcuts import lost_in_sums
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.slopes import Sloping, plan_slopes
 from dumpcmp.comparing.spare_inputs import without_spare_inputs
 from dumpcmp.judge.replaying import wrong
 from dumpcmp.judge.tolerances import ACTIVATED, IN_PARTS, QUANTISED, SHORTCUTS
 from dumpcmp.nouns.arithmetic import activates_in_short, multiplies_in_parts, shortcuts_of
-from dumpcmp.nouns.key import Op
+from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Measured, Pair
 
@@ -57,9 +58,8 @@ def replay_all(
     total, done = sum(sizes), 0
     results = run_batched(rerun_tasks, plans, executor)
     for plan, nbytes, replays in zip(plans, sizes, results, strict=True):
-        ops = [call.op for call in plan.calls]
         told = {flow.ours[key]: replay for key, replay in replays.items()}
-        found |= {pair: _declared(pair, one, ops, flow, allow) for pair, one in told.items()}
+        found |= {pair: _declared(pair, one, plan.calls, flow, allow) for pair, one in told.items()}
         done += nbytes
         if tell and nbytes:
             tell(done, total)
@@ -86,16 +86,17 @@ def again_beside(flow: DataFlow, found: Mapping[Pair, Replay]) -> dict[Pair, Rep
 
 
 def _declared(
-    pair: Pair, replay: Replay, ops: Sequence[Op], flow: DataFlow, allow: frozenset[str]
+    pair: Pair, replay: Replay, calls: Sequence[Call], flow: DataFlow, allow: frozenset[str]
 ) -> Replay:
-    """`replay` with what the shortcuts round that the `ops` may have taken which were run again."""
+    """`replay` with what the shortcuts round that the `calls` may take which were run again."""
     if pair.target is None:
         return replay
-    record = flow.target.record(pair.target)
+    record, ops = flow.target.record(pair.target), [call.op for call in calls]
     words = frozenset(word for op in ops for word in shortcuts_of(op, record.dtype)) & allow
     rounds = [SHORTCUTS[word] for word in words]
     if any(multiplies_in_parts(op, record.dtype, record.device) for op in ops):
         rounds.append(IN_PARTS)
     if any(activates_in_short(op, record.dtype, record.device) for op in ops):
         rounds.append(ACTIVATED)
-    return replay._replace(shortcut=max(rounds)) if rounds else replay
+    rounds += (lost_in_sums(call, flow.golden, record.device) for call in calls)
+    return replay._replace(shortcut=max(rounds, default=0.0))

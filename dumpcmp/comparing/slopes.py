@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.dataflow import DataFlow
@@ -19,6 +20,7 @@ from dumpcmp.comparing.reruns import (
     UnknownError,
     ranks_apart,
 )
+from dumpcmp.comparing.rounded_products import Factor, Product, factor_of
 from dumpcmp.comparing.taping import GradientPlan, Place, plan_gradient
 from dumpcmp.comparing.term_rounding import as_terms_round, as_zeros_fit
 from dumpcmp.judge.replaying import wrong
@@ -87,6 +89,7 @@ class Sloping:
     device: str = "cpu"
     is_touched: bool = False  # by another choice, so that nobody asks whether it cancels
     recorded: Mapping[Place, Loading] = field(default_factory=dict)  # outputs, read if need be
+    levels: tuple[str, ...] = ()  # those that the target may have rounded numbers to
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -165,7 +168,8 @@ def _sloping(planner: Planner, pair: Pair) -> Sloping:
     known = [flow.ours[key] for key in plan.sources if key in flow.ours]
     apart = max((planner.distance(source) for source in known), default=0.0)
     recorded = dict(_recorded(planner, plan))
-    return Sloping(plan, given, grads, gave, apart, device, pair in planner.touched, recorded)
+    is_touched, levels = pair in planner.touched, planner.levels
+    return Sloping(plan, given, grads, gave, apart, device, is_touched, recorded, levels)
 
 
 def _recorded(planner: Planner, plan: GradientPlan) -> Iterator[tuple[Place, Loading]]:
@@ -231,6 +235,8 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
         replay = replay if wrong(part) else part
     if wrong(replay):
         replay = _in_kernel(task, mine, reading, replay)
+    if wrong(replay) and task.levels:
+        replay = _in_levels(task, mine, got, replay)
     if wrong(replay):
         other = _as_recorded(task, is_target=False) or _again(task, is_target=False)
         theirs = hold(other.rated(), GRADIENT, golden)
@@ -271,19 +277,33 @@ def _unrounded(task: Sloping, mine: BackwardRerun) -> Leeway:
     """The same because of what was rounded when it was stored, and not yet when it was taken."""
     from dumpcmp.replay.unrounded import leeway
 
-    values = {(is_given, at): one for is_given, at, one in task.values()}
-    units = {place: each.unit for place, each in values.items() if each.unit}
-    given = {place: _tensor(each, is_target=True) for place, each in values.items()}
+    units = {(is_given, at): each.unit for is_given, at, each in task.values() if each.unit}
+    return leeway(partial(_moved, task), _all_given(task), units, mine.gradient)
+
+
+def _in_levels(task: Sloping, mine: BackwardRerun, got: Tensor, before: Replay) -> Replay:
+    """What is wrong with a gradient whose factors may have been rounded to declared levels."""
+    product = Product(partial(_moved, task), _all_given(task), mine.gradient, got)
+    factors = {
+        (is_given, at): factor_of(each) if is_given else Factor.GRADIENT
+        for is_given, at, each in task.values()
+    }
+    return product.in_levels(factors, task.levels, before)
+
+
+def _all_given(task: Sloping) -> dict[tuple[bool, Place], Tensor]:
+    """What the target's gradient is computed from: given forward, or backward."""
+    return {(is_given, at): _tensor(each, True) for is_given, at, each in task.values()}
+
+
+def _moved(task: Sloping, moved: Mapping[tuple[bool, Place], Tensor]) -> Tensor:
+    """The gradient, computed from other numbers."""
     known = {at: _taken(task, at, one, is_target=True) for at, one in _told(task).items()}
-
-    def run(moved: Mapping[tuple[bool, Place], Tensor]) -> Tensor:
-        forward, backward = (
-            {at: one for (is_given, at), one in moved.items() if is_given is side}
-            for side in (True, False)
-        )
-        return _differentiated(task, forward, backward, known).gradient
-
-    return leeway(run, given, units, mine.gradient)
+    forward, backward = (
+        {at: one for (is_given, at), one in moved.items() if is_given is side}
+        for side in (True, False)
+    )
+    return _differentiated(task, forward, backward, known).gradient
 
 
 def _alone(task: Sloping, mine: BackwardRerun) -> Rerun | None:

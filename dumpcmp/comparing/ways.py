@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ from dumpcmp.judge import Conditions
 from dumpcmp.nouns.arithmetic import Arithmetic, arithmetic_of, is_reduction
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.row import Pair
-from dumpcmp.nouns.value import Dtype, dtype_named
+from dumpcmp.nouns.value import Dtype, Kind, dtype_named
+
+_SINGLE = dtype_named("float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +27,23 @@ class Ways:
     depth: Mapping[tuple[Site, bool], int]  # of golden's calls, and of their gradients
     golden_dtypes: Mapping[Key, Dtype]  # the coarsest that each value has come through
     target_dtypes: Mapping[Key, Dtype]
+    is_undeclared: bool = False  # one side has floats of 8 bits, and nobody says that it may
 
     @classmethod
-    def of(cls, golden: Listing, target: Listing) -> Ways:
-        """Walk through both runs."""
+    def of(cls, golden: Listing, target: Listing, words: Container[str] = ()) -> Ways:
+        """Walk through both runs; `words` are what the target is declared to be quantised to.
+
+        Floats of 8 bits have three digits after the point, and what came through them might be
+        anything. So they explain nothing that only one side has done, unless it is declared.
+        """
         ours, theirs = computed_elsewhere(golden), computed_elsewhere(target)
-        dtypes = coarsest(golden, ours), coarsest(target, theirs)
-        return cls(golden, target, depths(golden, ours), *dtypes)
+        is_one_sided = has_eight_bits(golden) is not has_eight_bits(target)
+        is_undeclared = is_one_sided and "fp8" not in words
+        dtypes = (
+            coarsest(golden, ours, least=1 + is_undeclared),
+            coarsest(target, theirs, least=1 + is_undeclared),
+        )
+        return cls(golden, target, depths(golden, ours), *dtypes, is_undeclared)
 
     def conditions(self, pair: Pair, **measured: Any) -> Conditions:
         """What to judge `pair` under; `measured` is what only its numbers tell."""
@@ -111,16 +123,30 @@ def computed_elsewhere(listing: Listing) -> dict[Key, Key]:
     return found
 
 
-def coarsest(listing: Listing, elsewhere: Mapping[Key, Key]) -> dict[Key, Dtype]:
-    """The coarsest dtype that each value has come through, also in the model that it is from."""
-    within = _coarsest(listing, {})
+def has_eight_bits(listing: Listing) -> bool:
+    """Whether a run has floats of 8 bits anywhere."""
+    found = map(dtype_named, {record.dtype for record, *_ in listing.values.values()})
+    return any(dtype.kind is Kind.FLOAT and dtype.nbytes == 1 for dtype in found)
+
+
+def coarsest(listing: Listing, elsewhere: Mapping[Key, Key], least: int = 1) -> dict[Key, Dtype]:
+    """The coarsest dtype that each value has come through, also in the model that it is from.
+
+    Those of fewer than `least` bytes count as float32.
+    """
+    within = _coarsest(listing, {}, least)
     if not elsewhere:
         return within
-    return _coarsest(listing, {key: within[source] for key, source in elsewhere.items()})
+    return _coarsest(listing, {key: within[source] for key, source in elsewhere.items()}, least)
 
 
-def _coarsest(listing: Listing, brought: Mapping[Key, Dtype]) -> dict[Key, Dtype]:
+def _coarsest(listing: Listing, brought: Mapping[Key, Dtype], least: int) -> dict[Key, Dtype]:
     """The coarsest dtype that each value has come through in its step, or was `brought` in."""
+
+    def own(key: Key) -> Dtype:
+        dtype = _dtype(listing, key)
+        return dtype if dtype.nbytes >= least or dtype.kind is not Kind.FLOAT else _SINGLE
+
     found: dict[Key, Dtype] = {}
     worst: dict[tuple[str, int], Dtype] = {}
     later: list[Key] = []  # what a module gives out is known after what is inside it
@@ -130,11 +156,11 @@ def _coarsest(listing: Listing, brought: Mapping[Key, Dtype]) -> dict[Key, Dtype
         for key in given:
             first = listing.record(key).same_as
             before = found.get(first) if first else brought.get(key)
-            found[key] = _coarser(_dtype(listing, key), before)
+            found[key] = _coarser(own(key), before)
         before = max((found[key] for key in given), key=lambda dtype: dtype.eps, default=None)
         for key in keys:
             if not key.slot.is_input:
-                found[key] = _coarser(_dtype(listing, key), before)
+                found[key] = _coarser(own(key), before)
                 later += [key] if site.op.is_module or key.slot.is_gradient else []
             worst[step] = _coarser(found[key], worst.get(step))
     for key in later:

@@ -36,14 +36,13 @@ UNROUNDED_SUMS = 3.0  # the same of elements that are made of many, which vary b
 IN_KERNEL = 2.0**-21  # 8 roundings of float32: what the same ops differ by in two fused kernels
 REPLAY_NOISE = 3.0  # times the error of the same ops in the run's own dtypes
 # What declared shortcuts round, times the condition of the sum: two operands of a product with 10
-# bits behind the point, a short sum of partial sums, a sum kept short, operands of 3 bits.
+# bits behind the point, a short sum of partial sums, a sum kept short.
 SHORTCUTS = {
     "tf32": 2.0**-10,
     "tf32-conv": 2.0**-10,
     "bf16-reduction": 2.0**-8,
     "fp16-reduction": 2.0**-11,
     "fp16-accumulation": 2.0**-9,
-    "fp8": 2.0**-3,
 }
 # What declared levels explain: of a group's largest number the half of a step, of 127 or 7 to each
 # side or the widest of a table; of a number itself what a scale is rounded that is kept in
@@ -62,11 +61,20 @@ QUANTISED = {
         Levels("fp8", 8, 2.0**-18, 2.0**-4 + 2.0**-9, Spacing.FLOATING, factor="fp8"),
     )
 }
+# What backward passes round the gradients to that they multiply: floats of 8 bits with more range.
+QUANTISED_GRADIENTS = {
+    "int8": QUANTISED["int8"],
+    "fp8": Levels("fp8", 4, 2.0**-33, 2.0**-3 + 2.0**-9, Spacing.FLOATING),
+}
 QUANTISED_GAIN = 2.0**-9  # how much larger a quantised tensor may be on the whole: as its scale is,
 QUANTISED_CLIPPED = 1 / 32  # and of half a step, by what lies beyond the last level,
 QUANTISED_UNEVEN = 1 / 16  # or by levels that are not even: of NormalFloat's it is 1/32
 QUANTISED_CHANCE = 4.0  # standard errors of that, by chance
 QUANTISED_PRODUCT = 3.0  # times what factors that are moved by half a step make of a product
+# What a GPU loses of the terms of products of 8 bits: on an H200 2^-13.3 of them, all to one side,
+# and where a call asks for fast sums 2^-8 of 1,024 terms, 2^-5.4 of 4,096 and 2^-3.3 of 16,384.
+SHORT_SUMS = 2.0**-13
+FAST_SUMS = 2.0**-17  # times their number
 IN_PARTS = 2.0**-21  # what a product of float32 rounds that is made of three products of TF32
 # What a recurrent layer of cuDNN rounds in float32: its tanh is 4e-6 off at the first step already,
 # and layers of three kinds are 3.7e-6 to 5.4e-6 off as a whole.

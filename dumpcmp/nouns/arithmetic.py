@@ -193,7 +193,7 @@ def shortcuts_of(op: Op, dtype: str) -> frozenset[str]:
     wide = "tf32-conv" if by_cudnn else "tf32"
     words = {"float32": [wide], "bfloat16": ["bf16-reduction"],
              "float16": ["fp16-reduction", "fp16-accumulation"]}  # fmt: skip
-    return frozenset(("fp8", *words.get(dtype, ())))
+    return frozenset(words.get(dtype, ()))
 
 
 def multiplies_in_parts(op: Op, dtype: str, device: str) -> bool:
@@ -262,3 +262,8 @@ class Collective(StrEnum):
     def is_letter(self) -> bool:
         """Whether it goes from one rank to one other."""
         return self in (Collective.SEND, Collective.RECV)
+
+
+def adds_in_short(op: Op, device: str) -> bool:
+    """Whether a kernel of `device` adds up products with fewer digits than float32 has."""
+    return _plainly(op.function) == "scaled_mm" and device.startswith("cuda")

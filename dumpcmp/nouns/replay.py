@@ -103,6 +103,7 @@ class Replay(NamedTuple):
     nonfinite_agree: bool = True  # NaN and the infinities are where the replay has them
     is_exact: bool = False  # the op only moves or casts: every bit is known
     is_nearest: bool = False  # it computes once and rounds once: one result is the nearest
+    is_either: bool = False  # a number may have been rounded to the dtype of a tensor first, or not
     mismatched: int = 0  # elements that are not as they must be, of an op that is either
     num_ops: int = 1  # golden's ops that were run: several for a region, none for an optimizer
     scatter: float = 0.0  # of an op inside a kernel: rel_l2 with what unrounded inputs explain

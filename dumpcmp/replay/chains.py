@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,11 +10,16 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.record import Call
+from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES
+from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.running import Rerun, error_of, rerun, run_natively
 from dumpcmp.replay.unreplayable import Unreplayable
 
 At = tuple[int, str]  # the how-manieth call of a region, and a slot of it
+
+_SUMMING = (FunctionKind.CONTRACTS, FunctionKind.SUMS, FunctionKind.NORMALISES,
+            FunctionKind.COMPOSES, FunctionKind.SCANS)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,8 @@ def rerun_region(
 
     `wanted` names the outputs that are asked for. Nothing is rounded between the calls, as in a
     fused kernel. `noise` is the error of the same calls in the dtypes of `given`, with each value
-    between them in the dtype that golden had it in.
+    between them in the dtype that golden had it in. Another kernel adds up in another order in
+    each call that sums, and what that rounds adds up by squares: the condition.
     """
     if len(region.calls) == 1 and not region.wires:
         alone = rerun(region.calls[0], _inputs(region, 0, given, {}), device=device, limit=limit)
@@ -46,7 +53,9 @@ def rerun_region(
     short = _run(region, given, device, limit, is_rounded=True)
     outputs = {name: _found(wide, place) for name, place in wanted.items()}
     noise = {name: error_of(short[place], outputs[name]) for name, place in wanted.items()}
-    return Rerun(outputs, noise=noise, num_ops=len(region.calls))
+    sums = [function_named(call.target, device).kind in _SUMMING for call in region.calls]
+    condition = dict.fromkeys(wanted, math.sqrt(max(1, sum(sums))))
+    return Rerun(outputs, condition, noise, num_ops=len(region.calls))
 
 
 def _named(alone: Rerun, wanted: Mapping[str, str]) -> Rerun:

@@ -41,7 +41,7 @@ class HeldValue:
         self.count = 0
         self.mismatched = 0
         self.is_exact = not self.dtype.eps
-        self.is_nearest = False
+        self.is_nearest = self.is_either = False
         self.agree = True
         self.num_ops = 1
         self.squares = _Squares()
@@ -67,7 +67,7 @@ class HeldValue:
         if not math.isnan(rerun.dropped):
             expected = _undropped(expected, got.detach(), rerun.dropped)
         self.is_exact = self.is_exact or rerun.is_exact
-        self.is_nearest = rerun.is_nearest
+        self.is_nearest, self.is_either = rerun.is_nearest, rerun.is_either
         if self.is_exact:
             self._add_exactly(expected, got.detach(), rerun.unwritten.get(self.slot))
         else:
@@ -81,6 +81,7 @@ class HeldValue:
             known = known.to(seen.dtype)
             if _same_bits(known, seen):
                 continue
+            known, seen = readable(known), readable(seen)
             differs = known != seen
             if self.dtype.eps:
                 differs &= ~(torch.isnan(known) & torch.isnan(seen))
@@ -172,7 +173,8 @@ class HeldValue:
         error, expected, fourth, ideal, along, shift = sums
         condition, noise = rerun.condition.get(self.slot, 1.0), rerun.noise.get(self.slot, 0.0)
         self.num_ops, self.count = rerun.num_ops, self._got.numel()
-        self.is_nearest, self.mismatched = rerun.is_nearest, mismatched
+        self.is_nearest, self.is_either = rerun.is_nearest, rerun.is_either
+        self.mismatched = mismatched
         self.squares.add(error, expected, fourth, ideal)
         self.along += along
         self.shift += shift
@@ -225,6 +227,7 @@ class HeldValue:
             noise=math.sqrt(self.noise_squared / weight),
             nonfinite_agree=self.agree,
             is_nearest=self.is_nearest,
+            is_either=self.is_either,
             mismatched=self.mismatched,
             num_ops=self.num_ops,
         )
@@ -333,6 +336,12 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     if bits is None or one.device != other.device:
         return False
     return torch.equal(one.contiguous().view(bits), other.contiguous().view(bits))
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """Floats of 8 bits as wider ones: torch cannot look into them everywhere."""
+    is_short = tensor.is_floating_point() and tensor.itemsize == 1
+    return tensor.to(torch.float32) if is_short else tensor
 
 
 def _signs(tensor: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.replay.holding import HeldValue, grain_of, hold, rows_of
+from dumpcmp.replay.holding import HeldValue, grain_of, hold, readable, rows_of
 from dumpcmp.replay.rating import Rerun
 
 MOST = 1 << 12  # elements of a value: beyond them the call is no longer what takes the time
@@ -199,6 +199,7 @@ def distance(again: Tensor, golden: Tensor) -> float:
     """The rel_l2 of a replay against what golden gave out; NaN where there is none."""
     if golden.shape != again.shape or not again.is_floating_point():
         return math.nan
+    again = readable(again)
     golden = golden.to(again)
     norm = float(torch.linalg.vector_norm(golden))
     return float(torch.linalg.vector_norm(again - golden)) / norm if norm else math.nan

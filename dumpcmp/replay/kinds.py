@@ -71,7 +71,7 @@ _WORDS = {
     add addcdiv addcmul addr lerp rsub sub subtract
     """,
     FunctionKind.CONTRACTS: """
-    _addmm_activation _convolution _grouped_mm _int_mm addbmm addmm addmv baddbmm
+    _addmm_activation _convolution _grouped_mm _int_mm _scaled_mm addbmm addmm addmv baddbmm
     bilinear bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d
     conv_transpose2d conv_transpose3d convolution convolution_backward cudnn_convolution
     dot einsum grouped_mm grouped_mm_fallback inner kron linalg_matmul linalg_multi_dot

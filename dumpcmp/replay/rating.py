@@ -55,6 +55,7 @@ class Rerun:
     dropped: float = math.nan  # of a dropout: the share of elements that are zero in place of these
     is_pointwise: bool = False  # an element of the output is made of one of each input
     is_nearest: bool = False  # of short numbers, in one operation that loses nothing, rounded once
+    is_either: bool = False  # a number may be rounded to the dtype of a tensor first, or may not
 
 
 def run(function: ReplayFunction, arguments: CallArguments) -> dict[str, Tensor]:
@@ -95,11 +96,18 @@ def rated(
     if function.kind is FunctionKind.ADDS:
         noise = _scalar_noise(function, arguments, wide, outputs)
         nearest = is_nearest(function, arguments)
-        return Rerun(outputs, condition, noise, terms=terms, is_pointwise=True, is_nearest=nearest)
+        return Rerun(
+            outputs, condition, noise, terms=terms, is_pointwise=True, is_nearest=nearest,
+            is_either=bool(noise),
+        )  # fmt: skip
     if function.kind in (FunctionKind.CONTRACTS, FunctionKind.SUMS):
         return Rerun(outputs, condition, _sum_noise(function, arguments, outputs), terms=terms)
     if function.kind is FunctionKind.ELEMENTWISE and is_single(function):
-        return Rerun(outputs, is_pointwise=True, is_nearest=is_nearest(function, arguments))
+        noise = _scalar_noise(function, arguments, wide, outputs)
+        nearest = is_nearest(function, arguments)
+        return Rerun(
+            outputs, noise=noise, is_pointwise=True, is_nearest=nearest, is_either=bool(noise)
+        )
     noise = _errors(function, arguments, outputs)
     if function.name in _BY_LAYOUT:
         strided = _errors(function, arguments.mapped(_strided), outputs)
@@ -165,16 +173,29 @@ def _scalar_noise(
     wide: CallArguments,
     outputs: dict[str, Tensor],
 ) -> dict[str, float]:
-    """What it makes that some devices round a Python number to the dtype of the tensor first."""
-    short = next((t.dtype for t in arguments.tensors() if t.dtype in _SHORT), None)
-    if short is None or not any(isinstance(leaf, float) for leaf in wide.leaves()):
+    """What it makes that some kernels round a number to the dtype of the tensor first.
+
+    It is a Python number that is added, or a wider tensor of no dimensions.
+    """
+    short = next((t.dtype for t in arguments.tensors() if t.ndim and t.dtype in _SHORT), None)
+    is_added = function.kind is FunctionKind.ADDS
+    if short is None or not any(_is_number(leaf, is_added) for leaf in wide.leaves()):
         return {}
 
     def change(leaf: Any) -> Any:
-        return float(torch.tensor(leaf, dtype=short)) if isinstance(leaf, float) else leaf
+        if not _is_number(leaf, is_added):
+            return leaf
+        rounded = torch.as_tensor(leaf).to(short).to(torch.float64)
+        return rounded if isinstance(leaf, Tensor) else float(rounded)
 
     other = run(function, wide.mapped(change))
     return {slot: error_of(other[slot], outputs[slot]) for slot in outputs}
+
+
+def _is_number(leaf: Any, is_added: bool) -> bool:
+    if isinstance(leaf, Tensor):
+        return leaf.ndim == 0 and leaf.is_floating_point()
+    return is_added and isinstance(leaf, float)
 
 
 def _sum_noise(

@@ -47,6 +47,37 @@ def _grouped_shape(mat_a: Tensor, mat_b: Tensor, offs: Tensor) -> list[int]:
     return [mat_a.shape[-2], mat_b.shape[-1]]
 
 
+def scaled_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """A product of short numbers, each factor with a scale for all of it, its rows or blocks."""
+    del out_dtype, use_fast_accum
+    if scale_result is not None:
+        raise Unreplayable("this form of a scaled product is not known")
+    product = (mat_a * _spread(scale_a, mat_a)) @ (mat_b * _spread(scale_b, mat_b))
+    return product if bias is None else product + bias
+
+
+def _spread(scale: Tensor, over: Tensor) -> Tensor:
+    """A scale for each element, of one for each block."""
+    if scale.numel() == 1:
+        return scale.reshape(())
+    if scale.ndim != over.ndim:
+        raise Unreplayable("the scales lie in an order that is not known")
+    for dim, size in enumerate(over.shape):
+        if scale.shape[dim] not in (1, size):
+            each = -(-size // scale.shape[dim])
+            scale = scale.repeat_interleave(each, dim).narrow(dim, 0, size)
+    return scale
+
+
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
     return_debug_mask: bool = False, *, scale: float | None = None,
@@ -219,6 +250,7 @@ def cudnn_convolution(
 STAND_INS: dict[str, Callable[..., Any]] = {
     "_grouped_mm": grouped_mm,
     "grouped_mm": grouped_mm,
+    "_scaled_mm": scaled_mm,
     "_scaled_dot_product_flash_attention": flash_attention,
     "_scaled_dot_product_efficient_attention": masked_attention,
     "_scaled_dot_product_cudnn_attention": masked_attention,

@@ -169,3 +169,79 @@ def test_integers_that_a_model_gives_are_no_codes(tmp_path: Path) -> None:
     target = dumped(Head(torch.int8), given, tmp_path / "t")
     outcome = dumpcmp.compare(golden, target, allow="int8")
     assert not outcome.passed, outcome.headline
+
+
+def scheme_named(name: str) -> Scheme:
+    return next(scheme for scheme in SCHEMES if scheme.name == name)
+
+
+def test_floats_of_8_bits_explain_nothing_that_nobody_declared(
+    model: nn.Module, golden: Path, tmp_path: Path
+) -> None:
+    scheme = scheme_named("fp8 weights and inputs")
+    target = dumped(quantised(model, scheme, AT, "no bias"), decoder().given, tmp_path / "t")
+    outcome = dumpcmp.compare(golden, target)
+    assert not outcome.passed, outcome.headline
+    assert any("--allow fp8, if that is meant" in remark for remark in outcome.remarks)
+    both = dumped(quantised(model, scheme), decoder().given, tmp_path / "b")
+    again = dumped(quantised(model, scheme), decoder().given, tmp_path / "a")
+    remarks = dumpcmp.compare(both, again).remarks
+    assert not any("--allow fp8" in remark for remark in remarks), "both sides have them"
+
+
+@pytest.mark.parametrize("name", ["fp8 weights", "fp8 and back, weights and inputs"])
+def test_what_is_seen_in_all_its_digits_rounds_no_more(name: str, tmp_path: Path) -> None:
+    """The dispatcher adds no bias in the call, so that its numbers have to tell."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32)).eval()
+    given = {"input": torch.randn(24, 64)}
+    golden = dumped(model, given, tmp_path / "g", "aten")
+    for fault in ("", "no bias"):
+        target = quantised(model, scheme_named(name), "2", fault)
+        path = dumped(target, given, tmp_path / f"t{fault}", "aten")
+        outcome = dumpcmp.compare(golden, path, allow="fp8")
+        assert outcome.passed is (not fault), outcome.headline
+
+
+ON_GPU = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ],
+)
+
+
+@pytest.mark.parametrize("device", ["cpu", ON_GPU])
+@pytest.mark.parametrize("mode", ["eager", "aten"])
+def test_codes_may_be_floats_of_8_bits(mode: str, device: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32)).eval().bfloat16()
+    given = {"input": torch.randn(32, 64, dtype=torch.bfloat16)}
+    golden = dumped(model, given, tmp_path / "g", mode)
+    there = {"input": given["input"].to(device)}
+    scheme = scheme_named("fp8 weights and inputs")
+    for fault in ("", "scale x 1.05"):
+        target = quantised(model, scheme, "2", fault).to(device)
+        path = dumped(target, there, tmp_path / f"t{fault}", mode)
+        outcome = dumpcmp.compare(golden, path, allow="fp8")
+        assert outcome.passed is (not fault), outcome.headline
+    here = dumped(quantised(model, scheme), given, tmp_path / "h", mode)
+    assert dumpcmp.compare(here, tmp_path / "t").passed, "both round to 8 bits"
+
+
+def trained_once(model: nn.Module, path: Path) -> Path:
+    with dumpcmp.capture(model, path, backward=True):
+        model(**decoder().given).square().mean().backward()
+    return path
+
+
+def test_backward_passes_may_round_what_they_multiply(model: nn.Module, tmp_path: Path) -> None:
+    golden = trained_once(copy.deepcopy(model), tmp_path / "g")
+    inside = scheme_named("fp8 inside of a function")
+    for fault in ("", "gradient x 1.05"):
+        target = quantised(model, inside, "layers.1.down", fault)
+        path = trained_once(target, tmp_path / f"t{fault}")
+        outcome = dumpcmp.compare(golden, path, allow="fp8")
+        assert outcome.passed is (not fault), outcome.headline
+        assert not fault or is_named(outcome, "layers.1.down"), outcome.headline

@@ -326,3 +326,65 @@ def test_what_is_computed_at_once_is_the_nearest_and_no_truncation_of_it(
 def test_a_number_of_python_may_be_rounded_first() -> None:
     call, given = called(torch.mul, x(4, 4, dtype=torch.bfloat16), 0.3)
     assert not rerun(call, given).is_nearest
+
+
+def short(tensor: Tensor, scale: Tensor) -> Tensor:
+    return (tensor / scale).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 32)])
+def test_a_product_of_floats_of_8_bits(bias: Tensor | None) -> None:
+    a, b = torch.randn(16, 64), torch.randn(64, 32)
+    scales = a.abs().max() / 448, b.abs().max() / 448
+    args = short(a, scales[0]), short(b.t().contiguous(), scales[1]).t(), *scales, bias
+    try:
+        got = outputs_of(torch._scaled_mm, *args, out_dtype=torch.float32)
+    except (RuntimeError, NotImplementedError) as error:
+        pytest.skip(f"torch has no kernel for it here: {error}")
+    assert not wrongs(torch._scaled_mm, args, got, out_dtype=torch.float32)
+    wrong = {"output.0": got["output.0"] * 1.001}
+    assert wrongs(torch._scaled_mm, args, wrong, out_dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("scale_a", "scale_b"),
+    [
+        (torch.rand(8, 1), torch.rand(1, 24)),  # by rows and columns
+        (torch.rand(8, 4), torch.rand(4, 3)),  # by blocks of 16, and of 16 times 8
+        (torch.rand(8, 3), torch.rand(3, 24)),  # the last blocks are shorter
+    ],
+)
+def test_scales_of_rows_and_blocks(scale_a: Tensor, scale_b: Tensor) -> None:
+    a, b = (short(torch.randn(shape), torch.tensor(1.0)) for shape in ((8, 64), (64, 24)))
+    size = -(-64 // scale_a.shape[1])
+    wide = scale_a.repeat_interleave(size, 1)[:, :64] if scale_a.shape[1] > 1 else scale_a
+    high = scale_b.repeat_interleave(size, 0)[:64] if scale_b.shape[0] > 1 else scale_b
+    high = high.repeat_interleave(24 // high.shape[1], 1)
+    got = {"output.0": ((a.double() * wide) @ (b.double() * high)).float()}
+    assert not wrongs(torch._scaled_mm, (a, b, scale_a, scale_b), got)
+    got["output.0"][3, 5] *= 1.01
+    assert wrongs(torch._scaled_mm, (a, b, scale_a, scale_b), got)
+
+
+def test_what_only_moves_floats_of_8_bits_is_known_to_the_bit() -> None:
+    codes = short(torch.randn(4, 8), torch.tensor(1.0))
+    assert not wrongs(torch.t, (codes,), {"output.0": codes.t()})
+    other = codes.float()
+    other[1, 2] += 1
+    assert wrongs(torch.t, (codes,), {"output.0": other.to(codes.dtype).t()})
+    other[1, 2] = math.nan
+    assert wrongs(torch.t, (codes,), {"output.0": other.to(codes.dtype).t()})
+
+
+@pytest.mark.parametrize("func", [torch.mul, torch.div, torch.add, torch.sub])
+def test_a_wider_tensor_without_dimensions_may_be_rounded_first(
+    func: Callable[..., Tensor],
+) -> None:
+    one, number = x(64, 64, dtype=torch.bfloat16), torch.tensor(1.0037)
+    rounded = func(one.double(), number.bfloat16().double()).bfloat16()
+    exact = func(one.double(), number.double()).bfloat16()
+    assert not torch.equal(rounded, exact)
+    for got in (rounded, exact):
+        assert not wrongs(func, (one, number), {"output.0": got})
+    wrong = func(one.double(), 1.03 * number.double()).bfloat16()
+    assert wrongs(func, (one, number), {"output.0": wrong})

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import dumpcmp
-from dumpcmp.nouns.outcome import Outcome
 from tests.taps.inductor.models import ATEN
 
 Plant = Callable[[nn.Sequential], AbstractContextManager[Any]]
+PLAIN: Plant = lambda _: nullcontext()  # noqa: E731
 
 
 def pooled() -> nn.Sequential:
@@ -28,7 +28,7 @@ def pooled() -> nn.Sequential:
     )
 
 
-def dumped(path: Path, mode: str, plant: Plant = lambda _: nullcontext()) -> Path:
+def dumped(path: Path, mode: str | dumpcmp.Compiled, plant: Plant = PLAIN) -> Path:
     """One training step into an archive at `path`."""
     torch.manual_seed(0)
     model, x, labels = pooled(), torch.randn(8, 3, 16, 16), torch.randint(0, 5, (8,))
@@ -37,13 +37,13 @@ def dumped(path: Path, mode: str, plant: Plant = lambda _: nullcontext()) -> Pat
     return path
 
 
-def compared(tmp_path: Path, plant: Plant) -> Outcome:
-    golden = dumped(tmp_path / "golden", "eager")
-    return dumpcmp.compare(golden, dumped(tmp_path / "target", "compiled", plant))
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return dumped(tmp_path_factory.mktemp("whole") / "golden", "eager")
 
 
-def test_what_cancels_before_a_norm_raises_no_alarm(tmp_path: Path) -> None:
-    outcome = compared(tmp_path, lambda _: nullcontext())
+def test_what_cancels_before_a_norm_raises_no_alarm(whole: Path, tmp_path: Path) -> None:
+    outcome = dumpcmp.compare(whole, dumped(tmp_path / "target", "compiled"))
     assert outcome.exit_code == 0, outcome.failures
 
 
@@ -73,15 +73,30 @@ def compiled_with(change: Callable[[fx.Graph], None]) -> Plant:
     return lambda _: config.patch(post_grad_custom_pre_pass=change)
 
 
-FAULTS: dict[str, tuple[Plant, str]] = {
-    "a gradient of 1.001 times": (a_weight_gradient_is_scaled, "3/conv2d"),
-    "another eps": (compiled_with(eps_is_larger), "1/batch_norm"),
-    "sums of 1.001 times": (compiled_with(sums_are_larger), "1/batch_norm"),
+FAULTS: dict[str, tuple[Plant, str]] = {  # and where the kernel gives out something
+    "another eps": (compiled_with(eps_is_larger), "2/relu"),
+    "sums of 1.001 times": (compiled_with(sums_are_larger), "0/conv2d"),
 }
 
 
+def test_a_fault_beside_a_norm_is_named(whole: Path, tmp_path: Path) -> None:
+    target = dumped(tmp_path / "target", "compiled", a_weight_gradient_is_scaled)
+    found = dumpcmp.compare(whole, target).first_divergence
+    assert found is not None and found.key.op == "3/conv2d", found
+
+
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_beside_a_norm_is_found(name: str, tmp_path: Path) -> None:
+def test_a_fault_is_found_without_twins(name: str, whole: Path, tmp_path: Path) -> None:
     plant, op = FAULTS[name]
-    found = compared(tmp_path, plant).first_divergence
+    target = dumped(tmp_path / "target", dumpcmp.Compiled(twin=False), plant)
+    found = dumpcmp.compare(whole, target).first_divergence
     assert found is not None and found.key.op == op, found
+
+
+def test_what_lies_between_the_stored_values_of_kernels_raises_no_alarm(
+    whole: Path, tmp_path: Path
+) -> None:
+    """A norm and a mean in one kernel: each of the two sums rounds."""
+    target = dumped(tmp_path / "target", dumpcmp.Compiled(twin=False))
+    outcome = dumpcmp.compare(whole, target)
+    assert outcome.exit_code == 0, outcome.failures

@@ -4,6 +4,7 @@ Run as ``python interrupted.py FOLDER MODE,MODE raises,calls,forks,exits``: one 
 each mode. Every mode has a process of its own, forked from one that has imported torch.
 """
 
+import gc
 import importlib
 import os
 import random
@@ -140,6 +141,7 @@ def live(folder: str, mode: str, what: list[str]) -> None:
 
 
 def main(folder: str, modes: str, what: str) -> int:
+    gc.freeze()  # whoever ends searches all of torch for garbage otherwise
     for mode in modes.split(","):
         child = os.fork()
         if not child:
@@ -148,6 +150,7 @@ def main(folder: str, modes: str, what: str) -> int:
         if status := os.waitpid(child, 0)[1]:
             return os.waitstatus_to_exitcode(status)
         importlib.import_module("torch._dynamo")  # once for the modes that need it, not in each
+        gc.freeze()
     return 0
 
 
