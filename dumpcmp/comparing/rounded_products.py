@@ -71,10 +71,13 @@ class Product(Generic[P]):
         from dumpcmp.replay.rounded_factors import error_of_product, rounded_product
 
         room = rounded_product(self.run, self.given, levels, self.known)
-        found = error_of_product(self.got, self.known)
+        nothing = {place: self.given[place] * 0 for place in levels}
+        added = self.run({**self.given, **nothing})
+        found = error_of_product(self.got, self.known, self.known - added)
         columns = found.columns / room.columns if room.columns else 0.0
         leeway = before.leeway + _by_columns(before, self.known.shape[-1])
-        return before._replace(factors=room.whole, leeway=leeway, columns=columns)
+        gain = max(before.gain, found.gain, key=abs)
+        return before._replace(factors=room.whole, gain=gain, leeway=leeway, columns=columns)
 
 
 def _is_factor(given: Tensor) -> bool:

@@ -43,7 +43,7 @@ def quantised_from(golden: Value, target: Value, levels: Levels) -> Quantised | 
             continue
         if not _are_levels(theirs, levels, target.dtype.eps):
             continue
-        return _found(ours, theirs, levels, group)
+        return _found(*numbers, levels, group)
     return None
 
 
@@ -147,13 +147,32 @@ def _is_even(numbers: WideGroups, count: int, eps: float) -> bool:
     return bool(((off <= _OFF + rounding) | (rounding > _TOO_FAR)).any())
 
 
-def _found(ours: NDArray[Any], theirs: NDArray[Any], levels: Levels, group: str) -> Quantised:
+def _found(golden: NDArray[Any], target: NDArray[Any], levels: Levels, group: str) -> Quantised:
+    ours, theirs = (each.reshape(-1, each.shape[-1]) for each in (golden, target))
     squares = apart = along = 0.0
-    for golden, target in _blocks(ours, theirs):
-        off = target - golden
-        squares += float((golden * golden).sum())
+    for one, other in _blocks(ours, theirs):
+        off = other - one
+        squares += float((one * one).sum())
         apart += float((off * off).sum())
-        along += float((off * golden).sum())
-    error = math.sqrt(apart / squares) if squares else 0.0
-    gain = along / squares if squares else 0.0
-    return Quantised(levels, group, error, gain, error / math.sqrt(ours.size))
+        along += float((off * one).sum())
+    if not squares:
+        return Quantised(levels, group, 0.0, 0.0, 0.0)
+    gain = along / squares
+    return Quantised(levels, group, math.sqrt(apart / squares), gain, _chance(ours, theirs, gain))
+
+
+def _chance(ours: NDArray[Any], theirs: NDArray[Any], gain: float) -> float:
+    """The standard error of a gain, by what is off besides.
+
+    Few elements decide on it where they are far larger than others; and whole columns or rows may
+    be off alike, as those of tokens are that hardly differ.
+    """
+    squares = alone = by_rows = 0.0
+    columns = np.zeros(ours.shape[1])
+    for one, other in _blocks(ours, theirs):
+        left = (other - (1 + gain) * one) * one
+        squares += float((one * one).sum())
+        alone += float((left * left).sum())
+        by_rows += float(np.square(left.sum(axis=1)).sum())
+        columns += left.sum(axis=0)
+    return math.sqrt(max(alone, by_rows, float((columns * columns).sum()))) / squares

@@ -21,6 +21,7 @@ class ProductError:
     """How far a product is off."""
 
     whole: float  # its rel_l2
+    gain: float  # by how much it is larger, without what is added to it, in shares of the whole
     columns: float  # by how much its columns are larger or smaller, root mean square
 
 
@@ -36,16 +37,21 @@ def rounded_product(
     """
     draw = torch.Generator().manual_seed(0)
     moved = {place: _moved(given[place], levels[place], draw) for place in levels}
-    return error_of_product(run({**given, **moved}), known)
+    return error_of_product(run({**given, **moved}), known, known)
 
 
-def error_of_product(got: Tensor, known: Tensor) -> ProductError:
-    """How far `got` is off `known`."""
-    level = known.to(torch.float64)
+def error_of_product(got: Tensor, known: Tensor, product: Tensor) -> ProductError:
+    """How far `got` is off `known`, of which `product` is what factors made.
+
+    The rest was added to it, as a bias is, and no scale of a factor makes that larger.
+    """
+    level, made = known.to(torch.float64), product.to(torch.float64)
     off, size = got.to(torch.float64) - level, norm_of(level)
     if not size or not math.isfinite(norm_of(off)):
-        return ProductError(0.0, 0.0)
-    return ProductError(norm_of(off) / size, _scaling(_columns(off), _columns(level)))
+        return ProductError(0.0, 0.0, 0.0)
+    along, alone = float((off * made).sum()), norm_of(made)
+    gain = along / (alone * size) if alone else 0.0
+    return ProductError(norm_of(off) / size, gain, _scaling(_columns(off), _columns(level)))
 
 
 def _columns(product: Tensor) -> Tensor:

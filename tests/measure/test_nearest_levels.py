@@ -92,3 +92,24 @@ def test_a_table_of_levels_makes_numbers_smaller(dtype: torch.dtype) -> None:
     found = quantised_from(value_of(golden), value_of(target), QUANTISED["nf4"])
     assert found is not None and found.gain < -0.004
     assert is_unbiased(found)
+
+
+def test_few_large_elements_are_larger_or_smaller_by_chance() -> None:
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        columns = torch.exp(2 * torch.randn(64, generator=draw))
+        golden = torch.randn(24, 64, generator=draw) * columns
+        target = short(golden, golden.numel(), 448).dequantised(golden.shape, golden.dtype)
+        found = quantised_from(value_of(golden), value_of(target), QUANTISED["fp8"])
+        assert found is not None and is_unbiased(found)
+        larger = quantised_from(value_of(golden), value_of(1.05 * target), QUANTISED["fp8"])
+        assert larger is None or not is_unbiased(larger)
+
+
+def test_tokens_that_hardly_differ_are_off_alike() -> None:
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        golden = torch.randn(64, generator=draw) + 0.001 * torch.randn(48, 64, generator=draw)
+        target = short(golden, golden.numel(), 448).dequantised(golden.shape, golden.dtype)
+        found = quantised_from(value_of(golden), value_of(target), QUANTISED["fp8"])
+        assert found is not None and is_unbiased(found)
