@@ -111,7 +111,31 @@ def _by_flow(sides: Partners) -> list[Pair]:
         by_order(sides, sweep)
     sweep.settle()
     pairs = with_merged(merged, [*paired_values(sides, sweep), *left_values(sides)])
+    pairs = list(_without_ones(sides, sweep, pairs))
     return laid_beside(sweep, list(without_terms(sides, pairs)))
+
+
+def _without_ones(sides: Partners, sweep: Sweep, pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """`pairs`, in which results inside of modules stand alone that differ by dims of one element.
+
+    What is made of them tells whether that matters. What a module gives out keeps its shape.
+    """
+    for pair in pairs:
+        if _differ_by_ones(sides, sweep, pair):
+            yield from (Pair(pair.golden, None), Pair(None, pair.target))
+        else:
+            yield pair
+
+
+def _differ_by_ones(sides: Partners, sweep: Sweep, pair: Pair) -> bool:
+    golden, target = pair.golden, pair.target
+    if golden is None or target is None or not golden.slot.is_output or golden.op.is_module:
+        return False
+    ours, theirs = sides.golden.record(golden).shape, sides.target.record(target).shape
+    if ours == theirs or [n for n in ours if n > 1] != [n for n in theirs if n > 1]:
+        return False
+    inside = sweep.ours.strand(golden), sweep.theirs.strand(target)
+    return all(strand not in left for strand, left in zip(inside, sweep.leaving, strict=True))
 
 
 def paired_models(golden: Iterable[str], target: Iterable[str]) -> dict[str, str]:

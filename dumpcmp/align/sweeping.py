@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 
 from dumpcmp.align.flow import Content, Doing, Expression, Flow, Strand
 from dumpcmp.align.partners import Partners
@@ -271,7 +273,36 @@ class Sweep:
         fits = self.sides.outputs_fit(golden, site) or asks
         if not fits or (wrong and not known) or self._contradicts(doing.gives, other.gives):
             return None
-        return golden
+        return golden if known or self._leave_alike(other.gives, doing.gives) else None
+
+    def _leave_alike(self, ours: Iterable[Strand], theirs: Iterable[Strand]) -> bool:
+        """Whether what two calls give leaves a module that both sides have, or neither does.
+
+        Where something is added to what a call gives before it leaves, another call is meant.
+        """
+        mine, other = self.leaving
+        return mine.isdisjoint(ours) is other.isdisjoint(theirs)
+
+    @cached_property
+    def leaving(self) -> tuple[frozenset[Strand], frozenset[Strand]]:
+        """What modules give first that both sides have."""
+        ours = {
+            (site.model, site.step, str(self.sides.golden_name(site.op)), site.call): site
+            for site in self.sides.golden.sites
+            if site.op.is_module
+        }
+        theirs = {
+            (terms.model, terms.step, str(unwrapped(terms.op)), terms.call): site
+            for site, terms in self.sides.terms.items()
+            if terms.op.is_module
+        }
+        both = ours.keys() & theirs.keys()
+        given = (
+            (self._given(flow, modules[name]) for name in both)
+            for flow, modules in ((self.ours, ours), (self.theirs, theirs))
+        )
+        mine, other = (frozenset(chain.from_iterable(g[:1] for g in side)) for side in given)
+        return mine, other
 
     def agreement(self, golden: Doing, target: Doing) -> tuple[int, int]:
         """Of how many strands that two calls take it is known that they are the same, or not."""
@@ -290,6 +321,8 @@ class Sweep:
         if elsewhere or (wrong and not known) or self._contradicts(other.gives, one.gives):
             return 0
         if not known and self._is_given(one.gives, other.gives):
+            return 0
+        if not known and not self._leave_alike(one.gives, other.gives):
             return 0
         return weight + 8 * known + 8 * (ours == theirs != "") + 8 * _literally(one, other)
 
