@@ -167,10 +167,14 @@ def line_of(now: "Capture") -> str:
     counts, progress = now.counts, now.progress
     speed = progress.nbytes / max(now.seconds, 1e-9) / 1e6
     return (
-        f"{counts.steps} tokens, {counts.calls} ops, {counts.values} values, "
+        f"{_tokens(counts.steps)}, {counts.calls} ops, {counts.values} values, "
         f"{progress.nbytes / 1e6:.1f} MB, {speed:.0f} MB/s, {progress.queued / 1e6:.1f} MB queued, "
         f"waited {progress.seconds_waited:.1f} s for the disk"
     )
+
+
+def _tokens(number: int) -> str:
+    return "1 token" if number == 1 else f"{number} tokens"
 
 
 def report(dumped: "Dumped", path: str) -> int:
@@ -181,7 +185,7 @@ def report(dumped: "Dumped", path: str) -> int:
     size = (counts.nbytes - dumped.nbytes_shared) / 1e6
     ending = "" if dumped.error is None else ", up to where the program stopped"
     click.echo(
-        f"dumpcmp: {counts.steps} tokens, {counts.calls} ops, {counts.values} values "
+        f"dumpcmp: {_tokens(counts.steps)}, {counts.calls} ops, {counts.values} values "
         f"({counts.links} of them links), {size:.1f} MB in {path}{ending}",
         err=True,
     )
