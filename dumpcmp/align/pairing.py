@@ -115,16 +115,25 @@ def _by_flow(sides: Partners) -> list[Pair]:
     return laid_beside(sweep, list(without_terms(sides, pairs)))
 
 
-def _without_ones(sides: Partners, sweep: Sweep, pairs: Iterable[Pair]) -> Iterator[Pair]:
+def _without_ones(sides: Partners, sweep: Sweep, pairs: Sequence[Pair]) -> Iterator[Pair]:
     """`pairs`, in which results inside of modules stand alone that differ by dims of one element.
 
-    What is made of them tells whether that matters. What a module gives out keeps its shape.
+    What is made of them tells whether that matters. What a module gives out keeps its shape, and so
+    does what nothing is made of.
     """
+    found = [pair for pair in pairs if _differ_by_ones(sides, sweep, pair)]
+    taken = [_taken(side) if found else set() for side in (sides.golden, sides.target)]
+    alone = {pair for pair in found if pair.golden in taken[0] and pair.target in taken[1]}
     for pair in pairs:
-        if _differ_by_ones(sides, sweep, pair):
+        if pair in alone:
             yield from (Pair(pair.golden, None), Pair(None, pair.target))
         else:
             yield pair
+
+
+def _taken(listing: Listing) -> set[Key | None]:
+    """The values that calls take."""
+    return {first for key, first in listing.links.items() if key.slot.is_input}
 
 
 def _differ_by_ones(sides: Partners, sweep: Sweep, pair: Pair) -> bool:

@@ -71,7 +71,11 @@ class Product(Generic[P]):
         from dumpcmp.replay.rounded_factors import error_of_product, rounded_product
 
         room = rounded_product(self.run, self.given, levels, self.known)
-        nothing = {place: self.given[place] * 0 for place in levels}
+        nothing = {
+            place: each.new_zeros(each.shape)
+            for place, each in self.given.items()
+            if place in levels
+        }
         added = self.run({**self.given, **nothing})
         found = error_of_product(self.got, self.known, self.known - added)
         columns = found.columns / room.columns if room.columns else 0.0

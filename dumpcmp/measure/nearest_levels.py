@@ -158,21 +158,21 @@ def _found(golden: NDArray[Any], target: NDArray[Any], levels: Levels, group: st
     if not squares:
         return Quantised(levels, group, 0.0, 0.0, 0.0)
     gain = along / squares
-    return Quantised(levels, group, math.sqrt(apart / squares), gain, _chance(ours, theirs, gain))
+    chance = _scatter(ours, theirs, gain) / squares
+    return Quantised(levels, group, math.sqrt(apart / squares), gain, chance)
 
 
-def _chance(ours: NDArray[Any], theirs: NDArray[Any], gain: float) -> float:
-    """The standard error of a gain, by what is off besides.
+def _scatter(ours: NDArray[Any], theirs: NDArray[Any], gain: float) -> float:
+    """The standard error of what is off along golden, by what is off besides a gain.
 
     Few elements decide on it where they are far larger than others; and whole columns or rows may
     be off alike, as those of tokens are that hardly differ.
     """
-    squares = alone = by_rows = 0.0
+    alone = by_rows = 0.0
     columns = np.zeros(ours.shape[1])
     for one, other in _blocks(ours, theirs):
         left = (other - (1 + gain) * one) * one
-        squares += float((one * one).sum())
         alone += float((left * left).sum())
         by_rows += float(np.square(left.sum(axis=1)).sum())
         columns += left.sum(axis=0)
-    return math.sqrt(max(alone, by_rows, float((columns * columns).sum()))) / squares
+    return math.sqrt(max(alone, by_rows, float((columns * columns).sum())))

@@ -100,3 +100,25 @@ def test_a_result_of_another_shape_is_none(mode: str, tmp_path: Path) -> None:
         with dumpcmp.capture(model := Last(is_flat), tmp_path / name, mode=mode):
             model(x)
     assert not dumpcmp.compare(tmp_path / "g", tmp_path / "t").passed
+
+
+@pytest.mark.parametrize("mode", ["eager", "aten"])
+def test_a_result_that_is_put_aside_keeps_its_shape(mode: str, tmp_path: Path) -> None:
+    """Whoever reads it is not recorded."""
+
+    class Aside(nn.Module):
+        def __init__(self, keepdim: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.line, self.keepdim = nn.Linear(8, 8), keepdim
+
+        def forward(self, x: Tensor) -> Tensor:
+            given: Tensor = self.line(x)
+            self.aside = given.sum(-1, keepdim=self.keepdim)
+            return given
+
+    x = torch.ones(4, 8).cumsum(1)
+    for name, keepdim in (("g", False), ("t", True)):
+        with dumpcmp.capture(model := Aside(keepdim), tmp_path / name, mode=mode):
+            model(x)
+    assert not dumpcmp.compare(tmp_path / "g", tmp_path / "t").passed
