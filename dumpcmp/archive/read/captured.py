@@ -148,6 +148,10 @@ class Captured(Loader, Mapping[Key, Record]):
                 self._read_steps(model, step, list(islice(missing, _AT_ONCE)))
             yield self._steps[rank, model, step]
 
+    def rank_steps(self, model: str, step: int) -> Iterator[RankStep]:
+        """The step as each rank has it, lowest rank first; a selection takes nothing from it."""
+        return self._rank_steps(model, step)
+
     def _read_steps(self, model: str, step: int, held: Sequence[tuple[int, Path]]) -> None:
         """Read the indexes of some ranks."""
         _ = self._stranded  # which threads should not look for together

@@ -1,0 +1,142 @@
+"""The program of one step: recorded calls, the values that they take and give, and its effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.nouns.record import Call, Phase, Record
+
+
+class ValueId(NamedTuple):
+    """A value of a run, under the first name that a rank recorded it by."""
+
+    rank: int
+    key: Key
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.key}" if self.rank else str(self.key)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One recorded call of a function, with the values that it took and gave, by slot."""
+
+    rank: int
+    call: Call
+    takes: Mapping[str, ValueId]
+    gives: Mapping[str, ValueId]
+
+    def __str__(self) -> str:
+        where = f" on rank {self.rank}" if self.rank else ""
+        return f"{self.call.op}#{self.call.call}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Something that a step leaves behind: what the model returned, a gradient, a buffer."""
+
+    name: str  # "output.0", "grad of layers.0.weight"
+    value: ValueId
+
+
+@dataclass(eq=False)
+class Program:
+    """The calls of one step on all ranks, each rank's in order of execution."""
+
+    model: str
+    step: int
+    nodes: Sequence[Node]
+    records: Mapping[ValueId, Record]  # of each value, where it was recorded first
+    effects: Sequence[Effect]
+    producers: Mapping[ValueId, Node] = field(init=False)
+    consumers: Mapping[ValueId, Sequence[Node]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        producers: dict[ValueId, Node] = {}
+        consumers: dict[ValueId, list[Node]] = {}
+        for node in self.nodes:
+            for value in node.takes.values():
+                consumers.setdefault(value, []).append(node)
+            for value in node.gives.values():
+                producers.setdefault(value, node)
+        self.producers, self.consumers = producers, consumers
+
+    @property
+    def leaves(self) -> Iterator[ValueId]:
+        """The values that no recorded call made, each once, in the order in which they are used."""
+        taken = (value for node in self.nodes for value in node.takes.values())
+        shown = (effect.value for effect in self.effects)
+        for value in dict.fromkeys((*taken, *shown)):
+            if value not in self.producers:
+                yield value
+
+    def behind(self, values: Sequence[ValueId]) -> set[Node]:
+        """The calls that `values` depend on."""
+        found: set[Node] = set()
+        waiting = list(values)
+        while waiting:
+            node = self.producers.get(waiting.pop())
+            if node is not None and node not in found:
+                found.add(node)
+                waiting += node.takes.values()
+        return found
+
+
+def read_program(archive: Archive, model: str, step: int) -> Program:
+    """The program of one step of `model`, as all ranks of `archive` recorded it."""
+    nodes: list[Node] = []
+    records: dict[ValueId, Record] = {}
+    effects: list[Effect] = []
+    for held in archive.rank_steps(model, step):
+        of_rank = _RankReader(held.rank, {record.key: record for record in held.records()})
+        nodes += of_rank.nodes(held.calls())
+        records |= of_rank.records()
+        effects += of_rank.effects()
+    return Program(model, step, nodes, records, effects)
+
+
+@dataclass(frozen=True, slots=True)
+class _RankReader:
+    """One rank's records of a step."""
+
+    rank: int
+    held: Mapping[Key, Record]
+
+    def value(self, key: Key) -> ValueId:
+        """The value that was recorded under `key`, by its first name."""
+        seen = {key}
+        while (before := self.held[key].same_as) is not None and before in self.held:
+            if before in seen:
+                break  # a damaged archive: links never run in circles
+            seen.add(before)
+            key = before
+        return ValueId(self.rank, key)
+
+    def nodes(self, calls: Sequence[Call]) -> Iterator[Node]:
+        slots: dict[tuple[str, int], list[Key]] = {}
+        for key in self.held:
+            slots.setdefault((key.op, key.call), []).append(key)
+        for call in sorted(calls, key=lambda call: call.order):
+            if call.op.is_module or call.phase is Phase.RECOMPUTE:
+                continue
+            keys = slots.get((call.op, call.call), [])
+            takes = {key.slot: self.value(key) for key in keys if key.slot.is_input}
+            gives = {key.slot: self.value(key) for key in keys if key.slot.is_output}
+            own = {slot: at for slot, at in gives.items() if at not in takes.values()}
+            yield Node(self.rank, call, takes, own)
+
+    def records(self) -> dict[ValueId, Record]:
+        return {
+            ValueId(self.rank, key): record
+            for key, record in self.held.items()
+            if record.same_as is None or record.same_as not in self.held
+        }
+
+    def effects(self) -> Iterator[Effect]:
+        for key in self.held:
+            if key.op == ROOT and key.slot.is_output and key.call == 0:
+                yield Effect(key.slot, self.value(key))

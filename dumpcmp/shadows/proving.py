@@ -1,0 +1,230 @@
+"""Three questions about two runs: the same start, the same program, right kernels?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.shadows.frontier import KnownQuantities, frontier, guilty
+from dumpcmp.shadows.kernels import KernelFinding, check_kernels
+from dumpcmp.shadows.program import Effect, Node, Program, ValueId, read_program
+from dumpcmp.shadows.quantities import Book, Quantity
+from dumpcmp.shadows.running import Choices, Shadow
+from dumpcmp.shadows.starting import Start
+
+
+class Answer(StrEnum):
+    """What is known of two runs."""
+
+    SAME = "SAME"
+    WRONG = "WRONG"  # a kernel
+    DIFFERENT_PROGRAM = "DIFFERENT PROGRAM"
+    DIFFERENT_START = "DIFFERENT START"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found, and where."""
+
+    answer: Answer
+    side: str  # "golden" or "target"
+    step: int
+    place: str  # op#call, or a leaf
+    reason: str
+    order: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.answer} in {self.side} at {self.place} (token {self.step}): {self.reason}"
+
+
+@dataclass(eq=False)
+class Proof:
+    """What was found of two runs, and how much of them was looked at."""
+
+    findings: list[Finding] = field(default_factory=list)
+    num_effects: int = 0
+    num_calls: int = 0
+    num_bridges: int = 0
+
+    @property
+    def answer(self) -> Answer:
+        """The gravest thing that was found."""
+        found = {finding.answer for finding in self.findings}
+        for each in (Answer.DIFFERENT_START, Answer.DIFFERENT_PROGRAM, Answer.WRONG):
+            if each in found:
+                return each
+        return Answer.UNKNOWN if found or not self.num_effects else Answer.SAME
+
+    @property
+    def first(self) -> Finding | None:
+        """The first thing that tells of the answer."""
+        told = [finding for finding in self.findings if finding.answer is self.answer]
+        return min(told, key=lambda finding: (finding.step, finding.order), default=None)
+
+    def __str__(self) -> str:
+        first = f"{self.first}" if self.first else str(self.answer)
+        counted = f"{self.num_effects} effects, {self.num_calls} calls, {self.num_bridges} bridges"
+        return f"{first} ({counted})"
+
+
+def prove(golden: str | Path, target: str | Path) -> Proof:
+    """Ask the three questions of every step that both archives have."""
+    ours, theirs = Archive(golden), Archive(target)
+    proof = Proof()
+    for pair in _steps(ours, theirs):
+        _StepProof(ours, theirs, proof).ask(*pair)
+    return proof
+
+
+def _steps(golden: Archive, target: Archive) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
+    """The steps of both, models in the order in which they ran."""
+    for ours, theirs in zip(golden.models, target.models, strict=False):
+        mine = set(target.steps(theirs))
+        for step in golden.steps(ours):
+            if step in mine:
+                yield (ours, step), (theirs, step)
+
+
+@dataclass(eq=False)
+class _StepProof:
+    """The three questions about one step."""
+
+    golden: Archive
+    target: Archive
+    proof: Proof
+
+    def ask(self, ours: tuple[str, int], theirs: tuple[str, int]) -> None:
+        book, choices = Book(), Choices()
+        start = Start(book)
+        mine = Shadow(
+            self.target, read_program(self.target, *theirs), book, start.of_target, choices
+        )
+        for leaf in mine.program.leaves:
+            mine.quantity(leaf)
+        mine.follow()
+        its = Shadow(self.golden, read_program(self.golden, *ours), book, start.of_golden, choices)
+        its.follow()
+        self.step = theirs[1]
+        self._starts(start, its, mine)
+        self._programs(its, mine)
+        self._kernels(its.program, mine.program)
+
+    def _starts(self, start: Start, golden: Shadow, target: Shadow) -> None:
+        used = _used(golden)
+        for pair in start.differing:
+            if not pair.is_cast and pair.golden in used:
+                order = target.record(pair.target).order
+                self._add(Answer.DIFFERENT_START, "target", str(pair.target.key),
+                          "it holds other numbers than golden's", order)  # fmt: skip
+
+    def _programs(self, golden: Shadow, target: Shadow) -> None:
+        pairs, lone = _paired_effects(golden, target)
+        self.proof.num_effects += len(pairs)
+        for side, effect in lone:
+            self._add(Answer.DIFFERENT_PROGRAM, side, effect.name, "only this side has it")
+        differing = [(ours, theirs) for ours, theirs in pairs if not _is_same(ours, theirs)]
+        if differing:
+            self._localise(golden, target, differing)
+
+    def _localise(
+        self, golden: Shadow, target: Shadow, differing: Sequence[tuple[_Shown, _Shown]]
+    ) -> None:
+        known = KnownQuantities(golden), KnownQuantities(target)
+        theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
+        ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
+        effects = [(its.quantity, mine.quantity) for its, mine in differing]
+        found = guilty(target, golden, ours, theirs, effects)
+        told = ", ".join(f"{node}" for node in ours[:3])
+        for node in [found] if found else theirs:
+            reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"
+            self._add(Answer.DIFFERENT_PROGRAM, "target", str(node), reason, node.call.order)
+        if not theirs:
+            for node in ours:
+                reason = "mine never has what it gives"
+                self._add(Answer.DIFFERENT_PROGRAM, "golden", str(node), reason, node.call.order)
+        if not theirs and not ours:
+            names = ", ".join(mine.effect.name for _, mine in differing[:3])
+            reason = "each value that it is made of stands on both sides, in another order"
+            self._add(Answer.DIFFERENT_PROGRAM, "target", names, reason)
+
+    def _kernels(self, golden: Program, target: Program) -> None:
+        settled = _signatures(golden) & _signatures(target)
+        for side, archive, program in (
+            ("golden", self.golden, golden), ("target", self.target, target),
+        ):  # fmt: skip
+            needed = program.behind([effect.value for effect in program.effects])
+            nodes = [
+                node for node in program.nodes
+                if node in needed and _signature(program, node) not in settled
+            ]  # fmt: skip
+            self.proof.num_calls += len(needed)
+            for finding in check_kernels(archive, program, nodes):
+                self._add_kernel(side, finding)
+
+    def _add_kernel(self, side: str, finding: KernelFinding) -> None:
+        node = finding.node
+        answer = Answer.WRONG if finding.wrong else Answer.UNKNOWN
+        reason = finding.wrong or finding.unknown
+        self._add(answer, side, str(node), reason, node.call.order)
+
+    def _add(self, answer: Answer, side: str, place: str, reason: str, order: int = 0) -> None:
+        self.proof.findings.append(Finding(answer, side, self.step, place, reason, order))
+
+
+def _used(shadow: Shadow) -> set[ValueId]:
+    """The values that an effect depends on."""
+    program = shadow.program
+    shown = [effect.value for effect in program.effects]
+    nodes = program.behind(shown)
+    return {value for node in nodes for value in node.takes.values()} | set(shown)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shown:
+    effect: Effect
+    quantity: Quantity
+
+
+def _paired_effects(
+    golden: Shadow, target: Shadow
+) -> tuple[list[tuple[_Shown, _Shown]], list[tuple[str, Effect]]]:
+    """Effects of one name; of what is left, those that are one quantity; and what is left then."""
+    ours, theirs = ([_Shown(e, s.quantity(e.value)) for e in s.program.effects]
+                    for s in (golden, target))  # fmt: skip
+    pairs: list[tuple[_Shown, _Shown]] = []
+    for is_pair in (_same_name, _is_same):
+        for its in list(ours):
+            mine = next((each for each in theirs if is_pair(its, each)), None)
+            if mine is not None:
+                pairs.append((its, mine))
+                ours.remove(its)
+                theirs.remove(mine)
+    if len(ours) == len(theirs) == 1:  # one result on each side, under other names
+        return [*pairs, (ours[0], theirs[0])], []
+    left = [*(("golden", each.effect) for each in ours), *(("target", e.effect) for e in theirs)]
+    return pairs, left
+
+
+def _same_name(one: _Shown, other: _Shown) -> bool:
+    return one.effect.name == other.effect.name
+
+
+def _is_same(one: _Shown, other: _Shown) -> bool:
+    return one.quantity.is_same(other.quantity)
+
+
+def _signatures(program: Program) -> set[tuple[object, ...]]:
+    return {sign for node in program.nodes if (sign := _signature(program, node)) is not None}
+
+
+def _signature(program: Program, node: Node) -> tuple[object, ...] | None:
+    """What a call was asked, given and gave, by its bytes; None where bytes are not known."""
+    values = (*sorted(node.takes.items()), *sorted(node.gives.items()))
+    digests = tuple((slot, program.records[value].digest) for slot, value in values)
+    if not all(digest for _, digest in digests):
+        return None
+    return node.call.target, node.call.arguments, digests
