@@ -84,7 +84,7 @@ def is_telling(tensor: Tensor) -> bool:
     flat = tensor.reshape(-1)
     if tensor.is_complex():
         flat = flat.real
-    return flat[: _BLOCK * 16].unique().numel() > 3
+    return len(set(flat[:_BLOCK].tolist())) > 3
 
 
 def same_elements(one: Tensor, other: Tensor) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.shadows.fingerprints import PrintIndex, same_elements
+from dumpcmp.shadows.fingerprints import Fingerprint, PrintIndex, same_elements
 from dumpcmp.shadows.program import Node, ValueId
 from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.running import Shadow
+from dumpcmp.shadows.slices import Marginals, is_covered
 
 MOST_GRAFTS = 64
 
@@ -23,6 +25,7 @@ class KnownQuantities:
     shadow: Shadow
     _own: set[int] = field(init=False)
     _prints: PrintIndex[Quantity] = field(init=False)
+    _answers: dict[int, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         every = {id(each): each for each in self.shadow.quantities.values()}
@@ -37,15 +40,65 @@ class KnownQuantities:
         """Whether the run has this quantity, in any shape and order of dims."""
         if id(quantity) in self._own:
             return True
+        if id(quantity) not in self._answers:
+            try:
+                self._answers[id(quantity)] = self._finds(quantity)
+            except DumpcmpError:
+                self._answers[id(quantity)] = False
+        return self._answers[id(quantity)]
+
+    def _finds(self, quantity: Quantity) -> bool:
+        near = self._prints.near(quantity.print)
+        return not quantity.is_telling or any(True for _ in near)
+
+    def has_in_slices(self, quantity: Quantity) -> bool:
+        """Whether it is a slice of what the run has, or all of its slices are: a long search."""
         try:
-            wanted = quantity.print
-            return not quantity.is_telling or any(True for _ in self._prints.near(wanted))
+            found = self._is_slice(quantity.print) or self._is_joined(quantity)
         except DumpcmpError:
             return False
+        self._answers[id(quantity)] = found
+        return found
+
+    def _is_slice(self, wanted: Fingerprint) -> bool:
+        """Whether it is a slice of something that the run has."""
+        for size, held in self._marginals.items():
+            if size > wanted.numel and any(any(each.places_of(wanted)) for each in held):
+                return True
+        return False
+
+    def _is_joined(self, quantity: Quantity) -> bool:
+        """Whether all of its slices are something that the run has."""
+        tensor = quantity.tensor
+        parts = (each.print for each in self._telling if each.print.numel < tensor.numel())
+        return is_covered(Marginals(tensor), parts)
+
+    @cached_property
+    def _telling(self) -> list[Quantity]:
+        every = {id(each): each for each in self.shadow.quantities.values()}.values()
+        return [each for each in every if not each.problem and each.is_telling]
+
+    @cached_property
+    def _marginals(self) -> dict[int, list[Marginals]]:
+        found: dict[int, list[Marginals]] = {}
+        for each in self._telling:
+            found.setdefault(each.tensor.numel(), []).append(Marginals(each.tensor))
+        return found
 
 
 def frontier(shadow: Shadow, values: Iterable[ValueId], other: KnownQuantities) -> list[Node]:
     """Going back from `values` through what `other` lacks: the calls all of whose inputs it has."""
+    shown = list(values)
+    while True:
+        found = _frontier(shadow, shown, other)
+        made = [shadow.quantity(value) for node in found for value in node.gives.values()]
+        lacking = [each for each in made if not other.has(each)]
+        promoted = [each for each in lacking if other.has_in_slices(each)]
+        if not promoted:
+            return found
+
+
+def _frontier(shadow: Shadow, values: Iterable[ValueId], other: KnownQuantities) -> list[Node]:
     found: list[Node] = []
     seen: set[ValueId] = set()
     waiting = list(values)

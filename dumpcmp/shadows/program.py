@@ -124,8 +124,8 @@ class _RankReader:
             if call.op.is_module or call.phase is Phase.RECOMPUTE:
                 continue
             keys = slots.get((call.op, call.call), [])
-            takes = {key.slot: self.value(key) for key in keys if key.slot.is_input}
-            gives = {key.slot: self.value(key) for key in keys if key.slot.is_output}
+            takes = {str(key.slot): self.value(key) for key in keys if key.slot.is_input}
+            gives = {str(key.slot): self.value(key) for key in keys if key.slot.is_output}
             own = {slot: at for slot, at in gives.items() if at not in takes.values()}
             yield Node(self.rank, call, takes, own)
 

@@ -1,10 +1,11 @@
-"""Three questions about two runs: the same start, the same program, right kernels?"""
+"""Asks three questions of two runs: about their start, their program and their kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from dumpcmp.archive.read.reader import Archive
@@ -100,13 +101,20 @@ class _StepProof:
     def ask(self, ours: tuple[str, int], theirs: tuple[str, int]) -> None:
         book, choices = Book(), Choices()
         start = Start(book)
+        programs = read_program(self.golden, *ours), read_program(self.target, *theirs)
+        start.know("golden", programs[0])
+        start.know("target", programs[1])
         mine = Shadow(
-            self.target, read_program(self.target, *theirs), book, start.of_target, choices
-        )
+            self.target, programs[1], book, start.of_target, choices,
+            partial(start.precomputed, "golden"),
+        )  # fmt: skip
         for leaf in mine.program.leaves:
             mine.quantity(leaf)
         mine.follow()
-        its = Shadow(self.golden, read_program(self.golden, *ours), book, start.of_golden, choices)
+        its = Shadow(
+            self.golden, programs[0], book, start.of_golden, choices,
+            partial(start.precomputed, "target"),
+        )  # fmt: skip
         its.follow()
         self.step = theirs[1]
         self._starts(start, its, mine)

@@ -50,6 +50,7 @@ class Shadow:
     book: Book
     leaf_of: Callable[[Shadow, ValueId], Quantity]
     choices: Choices
+    precomputed: Callable[[Shadow, ValueId], Quantity | None] = lambda _, __: None
     quantities: dict[ValueId, Quantity] = field(default_factory=dict)
     skipped: dict[Node, str] = field(default_factory=dict)  # calls that only their records tell of
 
@@ -84,6 +85,10 @@ class Shadow:
             self._bridge(node, inputs)
             return
         self._apply(node, function, inputs)
+        for value in node.gives.values():
+            known = self.precomputed(self, value)
+            if known is not None and self._is_float_value(value):
+                self.quantities[value] = known
 
     def _apply(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
         if function.kind is FunctionKind.NOTHING or function.name in _CONSTANTS:
@@ -116,9 +121,7 @@ class Shadow:
     ) -> None:
         """Let what `node` gives be what the operation gives that is known by `expression`."""
         recorded = {slot: self.loader(value) for slot, value in node.gives.items()}
-        made = self.book.computed(
-            expression, lambda: Application(run, inputs, recorded, str(node))
-        )
+        made = self.book.computed(expression, lambda: Application(run, inputs, recorded, str(node)))
         for slot, value in node.gives.items():
             if slot not in made:
                 first = next(iter(made.values()))
@@ -195,18 +198,18 @@ class Shadow:
         return len(dtypes) > 1
 
     def _draws(self, node: Node, function: ReplayFunction) -> bool:
-        return self._asked(node, lambda arguments: draws(function, arguments), False)
+        return bool(self._asked(node, lambda arguments: draws(function, arguments)))
 
     def _dropped(self, node: Node, function: ReplayFunction) -> float:
-        return self._asked(node, lambda arguments: dropped_share(function, arguments), 0.0)
+        return self._asked(node, lambda arguments: dropped_share(function, arguments))
 
-    def _asked(self, node: Node, ask: Callable[[CallArguments], Any], default: Any) -> Any:
+    def _asked(self, node: Node, ask: Callable[[CallArguments], float]) -> float:
         """What `ask` tells of the arguments, for which no numbers are needed."""
         blank = {slot: torch.empty(0, device="meta") for slot in node.takes}
         try:
             return ask(read_arguments(node.call.arguments, blank))
         except Unreplayable:
-            return default
+            return 0.0
 
     def _arguments(
         self,
@@ -222,9 +225,7 @@ class Shadow:
             return (*told, first.stride, first.storage_offset)
         return told
 
-    def _plain_arguments(
-        self, node: Node, inputs: Mapping[str, Quantity]
-    ) -> tuple[Hashable, ...]:
+    def _plain_arguments(self, node: Node, inputs: Mapping[str, Quantity]) -> tuple[Hashable, ...]:
         slots = sorted(node.takes)
         text = _without_precision(node.call.arguments)
         return (text, *((slot, id(inputs[slot])) for slot in slots if slot in inputs))
@@ -289,11 +290,11 @@ def _coarse(node: Any) -> Any:
         return [_coarse(part) for part in node]
     if not isinstance(node, dict):
         return node
-    if set(node) == {"dtype"} and node["dtype"] in DTYPES:
-        is_float = DTYPES[node["dtype"]].kind is Kind.FLOAT
-        return {"dtype": "float" if is_float else node["dtype"]}
-    if set(node) == {"device"}:
-        return {"device": ""}
+    match node:
+        case {"dtype": str() as name, **others} if not others and name in DTYPES:
+            return {"dtype": "float" if DTYPES[name].kind is Kind.FLOAT else name}
+        case {"device": str(), **others} if not others:
+            return {"device": ""}
     return {word: _coarse(part) for word, part in node.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,7 +11,7 @@ import torch
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
-from dumpcmp.shadows.program import ValueId
+from dumpcmp.shadows.program import Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.running import Shadow, load
 
@@ -36,6 +37,23 @@ class Start:
     _records: dict[ValueId, Record] = field(default_factory=dict)
     differing: list[LeafPair] = field(default_factory=list)
     alone: list[ValueId] = field(default_factory=list)  # golden's, of no name that the target has
+    _digests: dict[str, set[str]] = field(default_factory=dict)  # of leaves, by side
+
+    def know(self, side: str, program: Program) -> None:
+        """Learn which bytes a run started from, before either is followed."""
+        records = (program.records[leaf] for leaf in program.leaves)
+        self._digests[side] = {record.digest for record in records if _is_telling(record)}
+
+    def precomputed(self, other: str, shadow: Shadow, value: ValueId) -> Quantity | None:
+        """What was recorded of a computed value, where the `other` run started from those bytes.
+
+        One run computes what the other has in a buffer or a cache, which was rounded when it was
+        made: both go on from there.
+        """
+        record = shadow.record(value)
+        if not _is_telling(record) or record.digest not in self._digests.get(other, ()):
+            return None
+        return self.book.leaf(identity(record), partial(load, shadow.archive, record))
 
     def of_target(self, shadow: Shadow, value: ValueId) -> Quantity:
         """The quantity of a leaf of the target: what was recorded."""
@@ -65,6 +83,10 @@ class Start:
             if self._records[each].shape == record.shape:
                 return each
         return None
+
+
+def _is_telling(record: Record) -> bool:
+    return bool(record.digest) and record.kept is Kept.FULL and math.prod(record.shape) > 1
 
 
 def _name(key: Key) -> Name:
