@@ -13,7 +13,7 @@ from dumpcmp.shadows.fingerprints import Fingerprint, PrintIndex, same_elements
 from dumpcmp.shadows.program import Node, ValueId
 from dumpcmp.shadows.quantities import Quantity
 from dumpcmp.shadows.running import Shadow
-from dumpcmp.shadows.slices import Marginals, is_covered
+from dumpcmp.shadows.slices import Marginals, is_covered, is_permuted_dims
 
 MOST_GRAFTS = 64
 
@@ -36,6 +36,13 @@ class KnownQuantities:
             except DumpcmpError:
                 continue  # it has no numbers, so nothing is known by it
 
+    def like(self, quantity: Quantity) -> list[Quantity]:
+        """What the run has of the same elements, in whatever order."""
+        try:
+            return [each for _, each in self._prints.near(quantity.print)]
+        except DumpcmpError:
+            return []
+
     def has(self, quantity: Quantity) -> bool:
         """Whether the run has this quantity, in any shape and order of dims."""
         if id(quantity) in self._own:
@@ -48,8 +55,12 @@ class KnownQuantities:
         return self._answers[id(quantity)]
 
     def _finds(self, quantity: Quantity) -> bool:
-        near = self._prints.near(quantity.print)
-        return not quantity.is_telling or any(True for _ in near)
+        if not quantity.is_telling:
+            return True
+        near = list(self._prints.near(quantity.print))
+        if any(each.is_same(quantity.print) for each, _ in near):
+            return True
+        return any(is_permuted_dims(quantity, each) for _, each in near)
 
     def has_in_slices(self, quantity: Quantity) -> bool:
         """Whether it is a slice of what the run has, or all of its slices are: a long search."""
@@ -117,28 +128,28 @@ def _frontier(shadow: Shadow, values: Iterable[ValueId], other: KnownQuantities)
 
 def guilty(
     target: Shadow,
-    golden: Shadow,
+    known: KnownQuantities,
     ours: Collection[Node],
     theirs: Collection[Node],
     effects: Iterable[tuple[Quantity, Quantity]],
 ) -> Node | None:
     """The call of the target that, with golden's value in its place, makes the effects golden's.
 
-    `ours` and `theirs` are golden's and the target's frontier; `effects` pairs golden's with the
-    target's. None where no single one does.
+    `ours` and `theirs` are golden's and the target's frontier, and `known` all that golden has;
+    `effects` pairs golden's with the target's. None where no single one does.
     """
     wanted = list(effects)
+    made = [known.shadow.quantity(value) for node in ours for value in node.gives.values()]
     tries = 0
     for node in theirs:
         for value in node.gives.values():
             placed = target.quantity(value)
-            for other in ours:
-                for known in other.gives.values():
-                    tries += 1
-                    if tries > MOST_GRAFTS:
-                        return None
-                    if _mends(placed, golden.quantity(known), wanted):
-                        return node
+            for other in (*known.like(placed), *made):
+                tries += 1
+                if tries > MOST_GRAFTS:
+                    return None
+                if _mends(placed, other, wanted):
+                    return node
     return None
 
 

@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.shadows.frontier import KnownQuantities, frontier, guilty
 from dumpcmp.shadows.kernels import KernelFinding, check_kernels
 from dumpcmp.shadows.program import Effect, Node, Program, ValueId, read_program
 from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.running import Choices, Shadow
+from dumpcmp.shadows.slices import is_part
 from dumpcmp.shadows.starting import Start
 
 
@@ -50,6 +52,7 @@ class Proof:
     num_effects: int = 0
     num_calls: int = 0
     num_bridges: int = 0
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def answer(self) -> Answer:
@@ -134,9 +137,25 @@ class _StepProof:
         self.proof.num_effects += len(pairs)
         for side, effect in lone:
             self._add(Answer.DIFFERENT_PROGRAM, side, effect.name, "only this side has it")
-        differing = [(ours, theirs) for ours, theirs in pairs if not _is_same(ours, theirs)]
+        differing = [
+            (ours, theirs) for ours, theirs in pairs
+            if not _is_same(ours, theirs) and not self._is_part(ours, theirs)
+        ]  # fmt: skip
         if differing:
             self._localise(golden, target, differing)
+
+    def _is_part(self, ours: _Shown, theirs: _Shown) -> bool:
+        """Whether one side returns a part of what the other returns, which is told."""
+        try:
+            golden, target = ours.quantity.tensor, theirs.quantity.tensor
+        except DumpcmpError:
+            return False
+        fewer, more = ("mine", "golden's") if target.numel() < golden.numel() else ("golden", "mine")
+        small, large = sorted((golden, target), key=lambda tensor: tensor.numel())
+        found = is_part(small, large)
+        if found:
+            self.proof.remarks.append(f"{fewer} returns {found} of {more} {theirs.effect.name}")
+        return bool(found)
 
     def _localise(
         self, golden: Shadow, target: Shadow, differing: Sequence[tuple[_Shown, _Shown]]
@@ -145,7 +164,7 @@ class _StepProof:
         theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
         ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
         effects = [(its.quantity, mine.quantity) for its, mine in differing]
-        found = guilty(target, golden, ours, theirs, effects)
+        found = guilty(target, known[0], ours, theirs, effects)
         told = ", ".join(f"{node}" for node in ours[:3])
         for node in [found] if found else theirs:
             reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"

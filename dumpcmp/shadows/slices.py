@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import permutations
 
 import torch
 from torch import Tensor
 
-from dumpcmp.shadows.fingerprints import SAME, Fingerprint
+from dumpcmp.shadows.fingerprints import SAME, Fingerprint, fingerprint, same_elements
+from dumpcmp.shadows.quantities import Quantity
 
+_MOST_DIMS = 5  # that are put into every order
 _STRIDES = (1, 2)  # neighbours, and every other one, as rotary embeddings pair them
 
 
@@ -63,6 +66,36 @@ def _windows(
     near = ((found[0] - part.size).abs() <= least) & ((found[1] - part.total).abs() <= least)
     for at in near.nonzero().flatten().tolist():
         yield dim, at, count, stride
+
+
+def is_part(small: Tensor, large: Tensor) -> str:
+    """Which indices of one dim of `large` make `small`, as ``dim 1: 5:6``; empty where none do."""
+    if small.ndim != large.ndim:
+        return ""
+    unequal = [dim for dim in range(small.ndim) if small.shape[dim] != large.shape[dim]]
+    if len(unequal) != 1 or not 0 < small.shape[unequal[0]] < large.shape[unequal[0]]:
+        return ""
+    (dim,) = unequal
+    count = small.shape[dim]
+    for first in range(large.shape[dim] - count + 1):
+        if same_elements(small, large.narrow(dim, first, count)):
+            return f"dim {dim}: {first}:{first + count}"
+    return ""
+
+
+def is_permuted_dims(one: Quantity, other: Quantity) -> bool:
+    """Whether one has the elements of the other in another order of dims, in whatever shape."""
+    return _permutes_into(one, other) or _permutes_into(other, one)
+
+
+def _permutes_into(one: Quantity, other: Quantity) -> bool:
+    tensor = one.tensor
+    dims = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+    if len(dims) > _MOST_DIMS:
+        return False
+    core = tensor.reshape([tensor.shape[dim] for dim in dims])
+    orders = permutations(range(core.ndim))
+    return any(fingerprint(core.permute(order)).is_same(other.print) for order in orders)
 
 
 def is_covered(whole: Marginals, parts: Iterable[Fingerprint]) -> bool:
