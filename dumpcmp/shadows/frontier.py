@@ -156,7 +156,7 @@ def guilty(
 def _mends(placed: Quantity, known: Quantity, effects: list[tuple[Quantity, Quantity]]) -> bool:
     try:
         wanted, own = known.tensor, placed.tensor
-        if wanted.numel() != own.numel():
+        if wanted.numel() != own.numel() or wanted.dtype != own.dtype:
             return False
         moved = {id(placed): wanted.reshape(own.shape)}
         return all(
@@ -184,7 +184,7 @@ def grafted(effect: Quantity, moved: Mapping[int, Tensor]) -> Tensor:
             found[id(quantity)] = quantity.tensor
             continue
         given = {slot: found[id(each)] for slot, each in application.inputs.items()}
-        for slot, tensor in application.run(given).items():
+        for slot, tensor in application.apply(given).items():
             if slot in quantity.siblings:
                 found.setdefault(id(quantity.siblings[slot]), tensor)
     return found[id(effect)]

@@ -36,7 +36,7 @@ def check_kernels(
 ) -> Iterator[KernelFinding]:
     """Check each of `nodes`; what is right is not told."""
     for node in nodes:
-        if node.gives:
+        if node.gives and node.own is None:
             yield from _checked(archive, program, node)
 
 

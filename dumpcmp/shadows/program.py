@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Key
@@ -29,6 +31,7 @@ class Node:
     call: Call
     takes: Mapping[str, ValueId]
     gives: Mapping[str, ValueId]
+    own: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None  # not its function
 
     def __str__(self) -> str:
         where = f" on rank {self.rank}" if self.rank else ""

@@ -12,6 +12,7 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.shadows.frontier import KnownQuantities, frontier, guilty
 from dumpcmp.shadows.kernels import KernelFinding, check_kernels
+from dumpcmp.shadows.memory import with_writes
 from dumpcmp.shadows.program import Effect, Node, Program, ValueId, read_program
 from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.running import Choices, Shadow
@@ -104,7 +105,10 @@ class _StepProof:
     def ask(self, ours: tuple[str, int], theirs: tuple[str, int]) -> None:
         book, choices = Book(), Choices()
         start = Start(book)
-        programs = read_program(self.golden, *ours), read_program(self.target, *theirs)
+        programs = [
+            with_writes(archive, read_program(archive, *place))
+            for archive, place in ((self.golden, ours), (self.target, theirs))
+        ]
         start.know("golden", programs[0])
         start.know("target", programs[1])
         mine = Shadow(
@@ -150,7 +154,9 @@ class _StepProof:
             golden, target = ours.quantity.tensor, theirs.quantity.tensor
         except DumpcmpError:
             return False
-        fewer, more = ("mine", "golden's") if target.numel() < golden.numel() else ("golden", "mine")
+        fewer, more = (
+            ("mine", "golden's") if target.numel() < golden.numel() else ("golden", "mine")
+        )
         small, large = sorted((golden, target), key=lambda tensor: tensor.numel())
         found = is_part(small, large)
         if found:

@@ -30,12 +30,19 @@ class Application:
     name: str = ""
     problem: str = ""  # why it could not be run, once that is known
 
+    def apply(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Run it on other numbers; DumpcmpError where that cannot be done."""
+        try:
+            return self.run(given)
+        except RuntimeError as error:  # torch refuses these numbers
+            raise DumpcmpError(f"it cannot be run in float64: {error}") from error
+
     def compute(self, wanted: Mapping[str, Quantity]) -> None:
         """Set the numbers of the `wanted` outputs, all of which it has."""
         found: Mapping[str, Tensor] = {}
         if not self.problem:
             try:
-                found = self.run({slot: each.tensor for slot, each in self.inputs.items()})
+                found = self.apply({slot: each.tensor for slot, each in self.inputs.items()})
             except DumpcmpError as error:
                 self.problem = error.message
         for slot, quantity in wanted.items():

@@ -78,6 +78,10 @@ class Shadow:
         if not node.gives:
             return
         inputs = {slot: self.quantity(value) for slot, value in node.takes.items()}
+        if node.own is not None:
+            expression = (node.own, *((slot, id(each)) for slot, each in inputs.items()))
+            self._put(node, expression, inputs, node.own)
+            return
         try:
             function = function_named(node.call.target)
         except Unreplayable as error:
