@@ -128,9 +128,12 @@ class _RankReader:
                 continue
             keys = slots.get((call.op, call.call), [])
             takes = {str(key.slot): self.value(key) for key in keys if key.slot.is_input}
-            gives = {str(key.slot): self.value(key) for key in keys if key.slot.is_output}
-            own = {slot: at for slot, at in gives.items() if at not in takes.values()}
-            yield Node(self.rank, call, takes, own)
+            gives = {  # what was recorded before is no result of this call
+                str(key.slot): ValueId(self.rank, key)
+                for key in keys
+                if key.slot.is_output and self.value(key).key == key
+            }
+            yield Node(self.rank, call, takes, gives)
 
     def records(self) -> dict[ValueId, Record]:
         return {
