@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 
 from torch import Tensor
 
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.shadows.fingerprints import Fingerprint, PrintIndex, same_elements
 from dumpcmp.shadows.program import Node, ValueId
-from dumpcmp.shadows.quantities import Quantity
+from dumpcmp.shadows.quantities import Application, Quantity
 from dumpcmp.shadows.running import Shadow
 from dumpcmp.shadows.slices import Marginals, is_covered, is_permuted_dims
 
@@ -126,39 +127,65 @@ def _frontier(shadow: Shadow, values: Iterable[ValueId], other: KnownQuantities)
     return sorted(found, key=lambda node: (node.rank, node.call.order))
 
 
+@dataclass(frozen=True, slots=True)
+class Guilt:
+    """The call that makes the effects others, and what golden does in its place."""
+
+    node: Node
+    is_golden: bool = False  # it is a call of golden that the target lacks
+    is_extra: bool = False  # golden has nothing in its place
+
+
 def guilty(
     target: Shadow,
     known: KnownQuantities,
     ours: Collection[Node],
     theirs: Collection[Node],
     effects: Iterable[tuple[Quantity, Quantity]],
-) -> Node | None:
-    """The call of the target that, with golden's value in its place, makes the effects golden's.
+) -> Guilt | None:
+    """The one call that explains why effects differ: with golden's value they are golden's.
 
     `ours` and `theirs` are golden's and the target's frontier, and `known` all that golden has;
-    `effects` pairs golden's with the target's. None where no single one does.
+    `effects` pairs golden's with the target's. None where no single call explains it.
     """
     wanted = list(effects)
-    made = [known.shadow.quantity(value) for node in ours for value in node.gives.values()]
-    tries = 0
-    for node in theirs:
-        for value in node.gives.values():
-            placed = target.quantity(value)
-            for other in (*known.like(placed), *made):
-                tries += 1
-                if tries > MOST_GRAFTS:
-                    return None
-                if _mends(placed, other, wanted):
-                    return node
+    for found, moved in islice(_grafts(target, known, ours, theirs), MOST_GRAFTS):
+        if _mends(moved, wanted):
+            return found
     return None
 
 
-def _mends(placed: Quantity, known: Quantity, effects: list[tuple[Quantity, Quantity]]) -> bool:
+Moved = Mapping[object, Quantity]  # by id of a quantity, or of an application and a slot of it
+
+
+def _grafts(
+    target: Shadow, known: KnownQuantities, ours: Collection[Node], theirs: Collection[Node]
+) -> Iterator[tuple[Guilt, Moved]]:
+    """What to try: golden's calls before the target's, nothing, and golden's in their place."""
+    made = [(node, known.shadow.quantity(value)) for node in ours for value in node.gives.values()]
+    for node in theirs:
+        for value in node.gives.values():
+            placed = target.quantity(value)
+            for slot, each in _inputs_of(placed):
+                for lacking, other in made:
+                    if lacking.call.target != node.call.target:
+                        yield (
+                            Guilt(lacking, is_golden=True),
+                            {(id(placed.application), slot): other},
+                        )
+                yield Guilt(node, is_extra=True), {id(placed): each}
+            for other in known.like(placed):
+                yield Guilt(node), {id(placed): other}
+            for _, other in made:
+                yield Guilt(node), {id(placed): other}
+
+
+def _inputs_of(quantity: Quantity) -> Iterable[tuple[str, Quantity]]:
+    return () if quantity.application is None else quantity.application.inputs.items()
+
+
+def _mends(moved: Moved, effects: list[tuple[Quantity, Quantity]]) -> bool:
     try:
-        wanted, own = known.tensor, placed.tensor
-        if wanted.numel() != own.numel() or wanted.dtype != own.dtype:
-            return False
-        moved = {id(placed): wanted.reshape(own.shape)}
         return all(
             same_elements(golden.tensor, grafted(target, moved)) for golden, target in effects
         )
@@ -166,13 +193,16 @@ def _mends(placed: Quantity, known: Quantity, effects: list[tuple[Quantity, Quan
         return False
 
 
-def grafted(effect: Quantity, moved: Mapping[int, Tensor]) -> Tensor:
-    """What `effect` would be if the quantities that `moved` names by id were these tensors."""
-    found: dict[int, Tensor] = dict(moved)
+def grafted(effect: Quantity, moved: Moved) -> Tensor:
+    """What `effect` would be with other quantities in the places that `moved` names."""
+    found: dict[int, Tensor] = {}
     waiting = [(effect, False)]
     while waiting:
         quantity, is_ready = waiting.pop()
         if id(quantity) in found:
+            continue
+        if id(quantity) in moved:
+            found[id(quantity)] = _in_place_of(quantity, moved[id(quantity)])
             continue
         inputs = list(quantity.inputs)
         if not is_ready:
@@ -180,11 +210,31 @@ def grafted(effect: Quantity, moved: Mapping[int, Tensor]) -> Tensor:
             waiting += [(each, False) for each in inputs]
             continue
         application = quantity.application
-        if application is None or all(found[id(each)] is each.tensor for each in inputs):
+        if application is None or not _is_moved(application, found, moved):
             found[id(quantity)] = quantity.tensor
             continue
-        given = {slot: found[id(each)] for slot, each in application.inputs.items()}
+        given = {
+            slot: _in_place_of(each, moved[id(application), slot])
+            if (id(application), slot) in moved
+            else found[id(each)]
+            for slot, each in application.inputs.items()
+        }
         for slot, tensor in application.apply(given).items():
             if slot in quantity.siblings:
                 found.setdefault(id(quantity.siblings[slot]), tensor)
     return found[id(effect)]
+
+
+def _is_moved(application: Application, found: Mapping[int, Tensor], moved: Moved) -> bool:
+    return any(
+        (id(application), slot) in moved or found[id(each)] is not each.tensor
+        for slot, each in application.inputs.items()
+    )
+
+
+def _in_place_of(own: Quantity, other: Quantity) -> Tensor:
+    """The numbers of `other` in the shape of `own`; DumpcmpError where they cannot be."""
+    before, after = own.tensor, other.tensor
+    if before.numel() != after.numel() or before.dtype != after.dtype:
+        raise DumpcmpError("it has another number of elements")
+    return after.reshape(before.shape)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.shadows.frontier import KnownQuantities, frontier, guilty
+from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty
 from dumpcmp.shadows.kernels import KernelFinding, check_kernels
 from dumpcmp.shadows.memory import with_writes
 from dumpcmp.shadows.program import Effect, Node, Program, ValueId, read_program
@@ -171,8 +171,11 @@ class _StepProof:
         ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
         effects = [(its.quantity, mine.quantity) for its, mine in differing]
         found = guilty(target, known[0], ours, theirs, effects)
+        if found is not None:
+            self._add_guilt(found, ours)
+            return
         told = ", ".join(f"{node}" for node in ours[:3])
-        for node in [found] if found else theirs:
+        for node in theirs:
             reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"
             self._add(Answer.DIFFERENT_PROGRAM, "target", str(node), reason, node.call.order)
         if not theirs:
@@ -183,6 +186,17 @@ class _StepProof:
             names = ", ".join(mine.effect.name for _, mine in differing[:3])
             reason = "each value that it is made of stands on both sides, in another order"
             self._add(Answer.DIFFERENT_PROGRAM, "target", names, reason)
+
+    def _add_guilt(self, found: Guilt, ours: Sequence[Node]) -> None:
+        node = found.node
+        side = "golden" if found.is_golden else "target"
+        instead = next((str(each) for each in ours if each is not node), "nothing")
+        reason = (
+            "mine lacks it" if found.is_golden
+            else "golden has nothing like it" if found.is_extra
+            else f"golden computes something else at {instead}"
+        )  # fmt: skip
+        self._add(Answer.DIFFERENT_PROGRAM, side, str(node), reason, node.call.order)
 
     def _kernels(self, golden: Program, target: Program) -> None:
         settled = _signatures(golden) & _signatures(target)
