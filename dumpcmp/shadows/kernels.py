@@ -18,7 +18,7 @@ from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.running import rerun
 from dumpcmp.replay.unreplayable import Unreplayable
-from dumpcmp.shadows.program import Node, Program, ValueId
+from dumpcmp.shadows.program import Node, OwnOperation, Program, ValueId
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ def check_kernels(
 ) -> Iterator[KernelFinding]:
     """Check each of `nodes`; what is right is not told."""
     for node in nodes:
-        if node.gives and node.own is None:
+        if node.own is not None:
+            yield from _checked_own(archive, program, node, node.own)
+        elif node.gives:
             yield from _checked(archive, program, node)
 
 
@@ -58,6 +60,23 @@ def _checked(archive: Archive, program: Program, node: Node) -> Iterator[KernelF
             yield KernelFinding(node, slot, unknown=replay.unknown)
         elif reason := wrong(replay):
             yield KernelFinding(node, slot, wrong=reason)
+
+
+def _checked_own(
+    archive: Archive, program: Program, node: Node, own: OwnOperation
+) -> Iterator[KernelFinding]:
+    ((_, value),) = node.gives.items()
+    try:
+        given = {slot: _loaded(archive, program, each) for slot, each in node.takes.items()}
+        replay = own.held(given, _loaded(archive, program, value))
+    except DumpcmpError as error:
+        replay = Replay(unknown=error.message)
+    if replay is None:
+        return
+    if not replay.is_known:
+        yield KernelFinding(node, "gradient", unknown=replay.unknown)
+    elif reason := wrong(replay):
+        yield KernelFinding(node, "gradient", wrong=reason)
 
 
 def _loaded(archive: Archive, program: Program, value: ValueId) -> Tensor:

@@ -7,7 +7,7 @@ elements that were read later are those that were there before and those that we
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
+from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import to_torch
 from dumpcmp.replay.listed import ReplayFunction, function_named
 from dumpcmp.replay.unreplayable import Unreplayable
@@ -66,6 +67,16 @@ class Rewritten:
     whole: Geometry
     written: tuple[Geometry, ...]
 
+    @property
+    def expression(self) -> Hashable:
+        """The geometries."""
+        return self
+
+    def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay | None:
+        """Nothing is left to check: it was found by the bytes that it explains."""
+        del given, got
+        return None
+
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The value; Unreplayable where it has elements that nobody knows."""
         memory, known = self._memory(given)
@@ -112,7 +123,9 @@ def with_writes(archive: Archive, program: Program) -> Program:
     nodes = list(closing.nodes())
     if len(nodes) == len(program.nodes):
         return program
-    return Program(program.model, program.step, nodes, program.records, program.effects)
+    return Program(
+        program.model, program.step, nodes, program.records, program.effects, program.gradients
+    )
 
 
 @dataclass(eq=False)
@@ -195,7 +208,7 @@ class _Closing:
         if not rewritten.explains(given, seen):
             return None
         node, _ = memory.writes[-1]
-        return Node(value.rank, node.call, takes, {"output.0": value}, rewritten.run)
+        return Node(value.rank, node.call, takes, {"output.0": value}, rewritten)
 
     def _loaded(self, value: ValueId) -> Tensor:
         record = self.program.records[value]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.record import Call, Phase, Record
+from dumpcmp.nouns.replay import Replay
 
 
 class ValueId(NamedTuple):
@@ -23,6 +24,17 @@ class ValueId(NamedTuple):
         return f"rank {self.rank} {self.key}" if self.rank else str(self.key)
 
 
+class OwnOperation(Protocol):
+    """What no single recorded function does: a gradient, or a memory that was written to."""
+
+    @property
+    def expression(self) -> Hashable: ...  # the same for the same operation, in whatever run
+
+    def run(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...  # in float64
+
+    def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay | None: ...  # None: proven
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
     """One recorded call of a function, with the values that it took and gave, by slot."""
@@ -31,7 +43,7 @@ class Node:
     call: Call
     takes: Mapping[str, ValueId]
     gives: Mapping[str, ValueId]
-    own: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None  # not its function
+    own: OwnOperation | None = None  # what it does, where that is not its function
 
     def __str__(self) -> str:
         where = f" on rank {self.rank}" if self.rank else ""
@@ -55,6 +67,7 @@ class Program:
     nodes: Sequence[Node]
     records: Mapping[ValueId, Record]  # of each value, where it was recorded first
     effects: Sequence[Effect]
+    gradients: Mapping[ValueId, ValueId] = field(default_factory=dict)  # of values that have one
     producers: Mapping[ValueId, Node] = field(init=False)
     consumers: Mapping[ValueId, Sequence[Node]] = field(init=False)
 
@@ -94,12 +107,14 @@ def read_program(archive: Archive, model: str, step: int) -> Program:
     nodes: list[Node] = []
     records: dict[ValueId, Record] = {}
     effects: list[Effect] = []
+    gradients: dict[ValueId, ValueId] = {}
     for held in archive.rank_steps(model, step):
         of_rank = _RankReader(held.rank, {record.key: record for record in held.records()})
         nodes += of_rank.nodes(held.calls())
         records |= of_rank.records()
         effects += of_rank.effects()
-    return Program(model, step, nodes, records, effects)
+        gradients |= of_rank.gradients()
+    return Program(model, step, nodes, records, effects, gradients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +156,14 @@ class _RankReader:
             for key, record in self.held.items()
             if record.same_as is None or record.same_as not in self.held
         }
+
+    def gradients(self) -> Iterator[tuple[ValueId, ValueId]]:
+        """Each value whose gradient was recorded, and that."""
+        for key in self.held:
+            if key.slot.is_gradient:
+                value = key.site.key(key.slot.value)
+                if value in self.held:
+                    yield self.value(value), self.value(key)
 
     def effects(self) -> Iterator[Effect]:
         for key in self.held:

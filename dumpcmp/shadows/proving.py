@@ -11,13 +11,15 @@ from pathlib import Path
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty
+from dumpcmp.shadows.gradients import with_gradients
 from dumpcmp.shadows.kernels import KernelFinding, check_kernels
 from dumpcmp.shadows.memory import with_writes
+from dumpcmp.shadows.outside import distance, is_outside, noise_of
 from dumpcmp.shadows.program import Effect, Node, Program, ValueId, read_program
 from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.running import Choices, Shadow
 from dumpcmp.shadows.slices import is_part
-from dumpcmp.shadows.starting import Start
+from dumpcmp.shadows.starting import Before, Relation, Start
 
 
 class Answer(StrEnum):
@@ -80,8 +82,12 @@ def prove(golden: str | Path, target: str | Path) -> Proof:
     """Ask the three questions of every step that both archives have."""
     ours, theirs = Archive(golden), Archive(target)
     proof = Proof()
+    before: Before | None = None
+    noise = 0.0
     for pair in _steps(ours, theirs):
-        _StepProof(ours, theirs, proof).ask(*pair)
+        step = _StepProof(ours, theirs, proof, before, noise)
+        before = step.ask(*pair)
+        noise = step.noise
     return proof
 
 
@@ -101,12 +107,15 @@ class _StepProof:
     golden: Archive
     target: Archive
     proof: Proof
+    before: Before | None
+    noise: float  # of what the step before gave, and of what this one gives once it is asked
 
-    def ask(self, ours: tuple[str, int], theirs: tuple[str, int]) -> None:
+    def ask(self, ours: tuple[str, int], theirs: tuple[str, int]) -> Before:
+        """Ask them; returns the step for the next one to follow from."""
         book, choices = Book(), Choices()
-        start = Start(book)
+        start = Start(book, self.before)
         programs = [
-            with_writes(archive, read_program(archive, *place))
+            with_gradients(with_writes(archive, read_program(archive, *place)))
             for archive, place in ((self.golden, ours), (self.target, theirs))
         ]
         start.know("golden", programs[0])
@@ -124,20 +133,44 @@ class _StepProof:
         )  # fmt: skip
         its.follow()
         self.step = theirs[1]
-        self._starts(start, its, mine)
-        self._programs(its, mine)
+        pairs, lone = _paired_effects(its, mine)
+        values = [(one.effect.value, other.effect.value) for one, other in pairs]
+        noise = noise_of(values, its, mine)
+        self._starts(start, its, mine, max(self.noise, noise))
+        self._programs(its, mine, pairs, lone)
         self._kernels(its.program, mine.program)
+        self.noise = noise
+        return Before(its, mine)
 
-    def _starts(self, start: Start, golden: Shadow, target: Shadow) -> None:
+    def _starts(self, start: Start, golden: Shadow, target: Shadow, noise: float) -> None:
         used = _used(golden)
+        earlier = self.before.golden if self.before else None
         for pair in start.differing:
-            if not pair.is_cast and pair.golden in used:
-                order = target.record(pair.target).order
-                self._add(Answer.DIFFERENT_START, "target", str(pair.target.key),
-                          "it holds other numbers than golden's", order)  # fmt: skip
+            if pair.relation is not Relation.OTHER or pair.golden not in used:
+                continue
+            order, place = target.record(pair.target).order, str(pair.target.key)
+            if not is_outside(pair, self.step):
+                reason = "it holds other numbers than golden's"
+                self._add(Answer.DIFFERENT_START, "target", place, reason, order)
+                continue
+            apart = distance(pair, golden, target, earlier, noise)
+            if apart.is_rounding:
+                self.proof.num_bridges += 1
+                continue
+            answer = Answer.DIFFERENT_START if apart.is_other else Answer.UNKNOWN
+            reason = (
+                f"code that was not recorded made it; it is {apart.found:.2g} off golden's, where "
+                f"rounding explains {apart.allowed:.2g}"
+            )
+            self._add(answer, "target", place, reason, order)
 
-    def _programs(self, golden: Shadow, target: Shadow) -> None:
-        pairs, lone = _paired_effects(golden, target)
+    def _programs(
+        self,
+        golden: Shadow,
+        target: Shadow,
+        pairs: Sequence[tuple[_Shown, _Shown]],
+        lone: Sequence[tuple[str, Effect]],
+    ) -> None:
         self.proof.num_effects += len(pairs)
         for side, effect in lone:
             self._add(Answer.DIFFERENT_PROGRAM, side, effect.name, "only this side has it")

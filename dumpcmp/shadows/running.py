@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from dumpcmp.replay.rating import run
 from dumpcmp.replay.recorded import differentiable, told_by
 from dumpcmp.replay.running import fitted, wide_dtype
 from dumpcmp.replay.unreplayable import Unreplayable
+from dumpcmp.shadows.arguments import plain_arguments
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Application, Book, Operation, Quantity, tensor_of
 
@@ -79,8 +79,8 @@ class Shadow:
             return
         inputs = {slot: self.quantity(value) for slot, value in node.takes.items()}
         if node.own is not None:
-            expression = (node.own, *((slot, id(each)) for slot, each in inputs.items()))
-            self._put(node, expression, inputs, node.own)
+            given = ((slot, id(each)) for slot, each in inputs.items())
+            self._put(node, (node.own.expression, *given), inputs, node.own.run)
             return
         try:
             function = function_named(node.call.target)
@@ -231,7 +231,7 @@ class Shadow:
 
     def _plain_arguments(self, node: Node, inputs: Mapping[str, Quantity]) -> tuple[Hashable, ...]:
         slots = sorted(node.takes)
-        text = _without_precision(node.call.arguments)
+        text = plain_arguments(node.call.arguments)
         return (text, *((slot, id(inputs[slot])) for slot in slots if slot in inputs))
 
 
@@ -273,33 +273,6 @@ def load(archive: Archive, record: Record) -> Tensor:
     if record.kept is not Kept.FULL:
         raise DumpcmpError(record.problem or "only a summary of it was kept")
     return tensor_of(to_torch(archive.load(record)).reshape(record.shape))
-
-
-@lru_cache(maxsize=4096)
-def _without_precision(arguments: str) -> str:
-    """The arguments of a call without what only says how finely it is computed."""
-    try:
-        tree = json.loads(arguments or "null")
-    except ValueError:
-        return arguments
-    if not isinstance(tree, dict):
-        return arguments
-    kept = {word: _coarse(tree[word]) for word in ("args", "kwargs") if tree.get(word)}
-    return json.dumps(kept, sort_keys=True)
-
-
-def _coarse(node: Any) -> Any:
-    """A part of the arguments with every dtype of floats as one, and no device."""
-    if isinstance(node, list):
-        return [_coarse(part) for part in node]
-    if not isinstance(node, dict):
-        return node
-    match node:
-        case {"dtype": str() as name, **others} if not others and name in DTYPES:
-            return {"dtype": "float" if DTYPES[name].kind is Kind.FLOAT else name}
-        case {"device": str(), **others} if not others:
-            return {"device": ""}
-    return {word: _coarse(part) for word, part in node.items()}
 
 
 def _run(text: str, function: ReplayFunction, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

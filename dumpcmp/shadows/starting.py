@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 
 import torch
@@ -18,13 +19,45 @@ from dumpcmp.shadows.running import Shadow, load
 Name = tuple[str, int, str]  # of a value within its step
 
 
+class Relation(StrEnum):
+    """How a leaf of golden and the target's of the same name, which has other bytes, belong."""
+
+    CAST = "cast"  # one is the other, rounded to a shorter dtype
+    CARRIED = "carried"  # both are one quantity of the step before
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class LeafPair:
-    """A leaf of golden and the target's of the same name, which holds other bytes."""
+    """A leaf of golden and the target's in its place, which holds other bytes."""
 
     golden: ValueId
     target: ValueId
-    is_cast: bool  # one is the other, rounded to a shorter dtype
+    relation: Relation
+
+
+@dataclass(eq=False)
+class Before:
+    """The step before, by which a leaf may be known: what it is was settled there."""
+
+    golden: Shadow
+    target: Shadow
+    _values: dict[str, dict[str, ValueId]] = field(default_factory=dict)
+
+    def quantity(self, side: str, digest: str) -> Quantity | None:
+        """What a run had of these bytes."""
+        shadow = self.golden if side == "golden" else self.target
+        if side not in self._values:
+            records = shadow.program.records.items()
+            self._values[side] = {r.digest: value for value, r in records if _is_telling(r)}
+        value = self._values[side].get(digest)
+        return None if value is None else shadow.quantities.get(value)
+
+    def is_carried(self, ours: Record, theirs: Record) -> bool:
+        """Whether two leaves are one quantity of the step before."""
+        golden = self.quantity("golden", ours.digest)
+        target = self.quantity("target", theirs.digest)
+        return golden is not None and target is not None and golden.is_same(target)
 
 
 @dataclass(eq=False)
@@ -32,11 +65,13 @@ class Start:
     """The leaves of both runs of one step."""
 
     book: Book
+    before: Before | None = None
+    differing: list[LeafPair] = field(default_factory=list)
+    alone: list[ValueId] = field(default_factory=list)  # golden's, of which the target has none
     _targets: dict[Name, list[ValueId]] = field(default_factory=dict)
     _of_target: dict[ValueId, Quantity] = field(default_factory=dict)
     _records: dict[ValueId, Record] = field(default_factory=dict)
-    differing: list[LeafPair] = field(default_factory=list)
-    alone: list[ValueId] = field(default_factory=list)  # golden's, of no name that the target has
+    _known: set[int] = field(default_factory=set)  # ids of the target's leaves
     _digests: dict[str, set[str]] = field(default_factory=dict)  # of leaves, by side
 
     def know(self, side: str, program: Program) -> None:
@@ -61,28 +96,42 @@ class Start:
         found = self.book.leaf(identity(record), partial(load, shadow.archive, record))
         self._targets.setdefault(_name(value.key), []).append(value)
         self._of_target[value], self._records[value] = found, record
+        self._known.add(id(found))
         return found
 
     def of_golden(self, shadow: Shadow, value: ValueId) -> Quantity:
         """The same of golden: the target's quantity, where it is the target's leaf."""
         record = shadow.record(value)
-        own = partial(load, shadow.archive, record)
-        found = self.book.leaf(identity(record), own)
-        if any(found is each for each in self._of_target.values()):
+        found = self.book.leaf(identity(record), partial(load, shadow.archive, record))
+        if id(found) in self._known:
             return found
-        partner = self._partner(value, record)
-        if partner is None:
+        pair = self._pair(shadow, value, record)
+        if pair is None:
             self.alone.append(value)
             return found
-        is_cast = _is_cast(shadow, record, self._records[partner], self._of_target[partner])
-        self.differing.append(LeafPair(value, partner, is_cast))
-        return self._of_target[partner]
+        self.differing.append(pair)
+        return self._of_target[pair.target]
 
-    def _partner(self, value: ValueId, record: Record) -> ValueId | None:
-        for each in self._targets.get(_name(value.key), ()):
-            if self._records[each].shape == record.shape:
-                return each
+    def _pair(self, shadow: Shadow, value: ValueId, record: Record) -> LeafPair | None:
+        for other in self._targets.get(_name(value.key), ()):
+            if self._records[other].shape == record.shape:
+                relation = self._relation(shadow, record, other)
+                return LeafPair(value, other, relation)
+        if self.before is None or not _is_telling(record):
+            return None
+        for other, theirs in self._records.items():
+            is_like = theirs.shape == record.shape and _is_telling(theirs)
+            if is_like and self.before.is_carried(record, theirs):
+                return LeafPair(value, other, Relation.CARRIED)
         return None
+
+    def _relation(self, shadow: Shadow, record: Record, other: ValueId) -> Relation:
+        theirs = self._records[other]
+        if _is_cast(shadow, record, theirs, self._of_target[other]):
+            return Relation.CAST
+        if self.before is not None and self.before.is_carried(record, theirs):
+            return Relation.CARRIED
+        return Relation.OTHER
 
 
 def _is_telling(record: Record) -> bool:
@@ -107,11 +156,12 @@ def _is_cast(shadow: Shadow, ours: Record, theirs: Record, target: Quantity) -> 
     if ours.dtype == theirs.dtype:
         return False
     try:
-        golden = load(shadow.archive, ours)
-        other = target.tensor
+        golden, other = load(shadow.archive, ours), target.tensor
     except DumpcmpError:
         return False
     if golden.shape != other.shape or not golden.is_floating_point():
+        return False
+    if not other.is_floating_point():
         return False
     dtypes = getattr(torch, ours.dtype), getattr(torch, theirs.dtype)
     short = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
