@@ -68,8 +68,8 @@ def with_gradients(program: Program) -> Program:
     if not program.gradients:
         return program
     backward = _Backward(program, program.gradients)
-    last = {value: at for at, node in enumerate(program.nodes) for value in node.takes.values()}
-    made = sorted(backward.nodes(), key=lambda pair: -last[pair[0]])
+    places = {value: at for at, node in enumerate(program.nodes) for value in node.gives.values()}
+    made = sorted(backward.nodes(), key=lambda pair: -places.get(pair[0], -1))
     effects = [*program.effects, *_parameter_effects(program)]
     nodes = [*program.nodes, *(node for _, node in made)]
     return Program(program.model, program.step, nodes, program.records, effects, program.gradients)

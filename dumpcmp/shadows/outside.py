@@ -13,7 +13,7 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.shadows.program import ValueId
 from dumpcmp.shadows.running import Shadow, load
-from dumpcmp.shadows.starting import LeafPair
+from dumpcmp.shadows.starting import Before, LeafPair
 
 # Rounding goes into unrecorded code and comes out larger: by how much, nobody knows. Losses and
 # optimizers hand on relative errors about as they are, so that a few bits are allowed for them.
@@ -45,22 +45,59 @@ def is_outside(pair: LeafPair, step: int) -> bool:
 
 
 def distance(
-    pair: LeafPair, golden: Shadow, target: Shadow, before: Shadow | None, noise: float
+    pair: LeafPair, golden: Shadow, target: Shadow, before: Before | None, noise: float
 ) -> Distance:
-    """How far a leaf that unrecorded code made is from golden's; `noise` is what went into it.
+    """How far a leaf that unrecorded code made is from golden's.
 
-    A weight that an optimizer moved is measured by how far it was moved.
+    `noise` is how far apart the outputs are that the gradients of a loss are made of. A weight is
+    measured by how far its optimizer moved it, on either side, since the step before.
     """
     try:
-        ours = load(golden.archive, golden.record(pair.golden))
-        theirs = load(target.archive, target.record(pair.target))
-    except DumpcmpError:
+        if before is not None and pair.golden.key.slot.is_weight:
+            return _moved_apart(pair, golden, target, before)
+        ours, theirs = _loaded(golden, pair.golden), _loaded(target, pair.target)
+    except (DumpcmpError, KeyError):
         return Distance(0.0, -1.0)
     size = _norm(ours)
     eps = max(_eps(golden, pair.golden), _eps(target, pair.target))
-    moved = _moved(pair, golden, before, ours) or size
-    found = _norm(ours - theirs) / moved if moved else float(_norm(theirs) > 0)
-    return Distance(found, GROWTH * (noise + eps * size / moved if moved else noise))
+    found = _norm(ours - theirs) / size if size else float(_norm(theirs) > 0)
+    return Distance(found, GROWTH * (noise + eps))
+
+
+def _moved_apart(pair: LeafPair, golden: Shadow, target: Shadow, before: Before) -> Distance:
+    """How far an optimizer moved a weight otherwise than golden's, of how far that moved it.
+
+    What it does with an element follows from that element's gradients alone, so that an element
+    whose gradient is nothing but rounding may go anywhere that its like goes.
+    """
+    now = _loaded(golden, pair.golden), _loaded(target, pair.target)
+    sides = (before.golden, pair.golden), (before.target, pair.target)
+    earlier = [_earlier(value) for _, value in sides]
+    was = [_loaded(shadow, value) for (shadow, _), value in zip(sides, earlier, strict=True)]
+    moves = now[0] - was[0], now[1] - was[1]
+    apart = (moves[1] - moves[0]).abs()
+    eps = max(_eps(golden, pair.golden), _eps(target, pair.target))
+    allowed = GROWTH * eps * (now[0].abs() + was[0].abs())
+    grads = [
+        _loaded(shadow, shadow.program.gradients[value])
+        for (shadow, _), value in zip(sides, earlier, strict=True)
+        if value in shadow.program.gradients
+    ]
+    if len(grads) == 2:
+        share = ((grads[1] - grads[0]).abs() / grads[0].abs().clamp_min(1e-300)).clamp_max(2.0)
+        allowed = allowed + GROWTH * share * moves[0].abs().max()
+    size = _norm(moves[0])
+    excess = _norm((apart - allowed).clamp_min(0.0))
+    return Distance(excess / size if size else float(excess > 0), GROWTH * eps)
+
+
+def _earlier(value: ValueId) -> ValueId:
+    key = value.key
+    return ValueId(value.rank, Key(key.model, key.step - 1, key.op, key.call, key.slot))
+
+
+def _loaded(shadow: Shadow, value: ValueId) -> Tensor:
+    return load(shadow.archive, shadow.record(value))
 
 
 def noise_of(pairs: Iterable[tuple[ValueId, ValueId]], golden: Shadow, target: Shadow) -> float:
@@ -75,21 +112,6 @@ def noise_of(pairs: Iterable[tuple[ValueId, ValueId]], golden: Shadow, target: S
         if one.shape == other.shape and one.is_floating_point() and (size := _norm(one)):
             found = max(found, _norm(one - other) / size)
     return found
-
-
-def _moved(pair: LeafPair, golden: Shadow, before: Shadow | None, now: Tensor) -> float:
-    """How far golden's optimizer has moved a weight."""
-    key = pair.golden.key
-    if before is None or not key.slot.is_weight:
-        return 0.0
-    earlier = ValueId(pair.golden.rank, Key(key.model, key.step - 1, key.op, key.call, key.slot))
-    record = before.program.records.get(earlier)
-    if record is None or record.shape != tuple(now.shape):
-        return 0.0
-    try:
-        return _norm(now - load(golden.archive, record))
-    except DumpcmpError:
-        return 0.0
 
 
 def _norm(tensor: Tensor) -> float:

@@ -83,11 +83,8 @@ def prove(golden: str | Path, target: str | Path) -> Proof:
     ours, theirs = Archive(golden), Archive(target)
     proof = Proof()
     before: Before | None = None
-    noise = 0.0
     for pair in _steps(ours, theirs):
-        step = _StepProof(ours, theirs, proof, before, noise)
-        before = step.ask(*pair)
-        noise = step.noise
+        before = _StepProof(ours, theirs, proof, before).ask(*pair)
     return proof
 
 
@@ -108,7 +105,6 @@ class _StepProof:
     target: Archive
     proof: Proof
     before: Before | None
-    noise: float  # of what the step before gave, and of what this one gives once it is asked
 
     def ask(self, ours: tuple[str, int], theirs: tuple[str, int]) -> Before:
         """Ask them; returns the step for the next one to follow from."""
@@ -134,17 +130,18 @@ class _StepProof:
         its.follow()
         self.step = theirs[1]
         pairs, lone = _paired_effects(its, mine)
-        values = [(one.effect.value, other.effect.value) for one, other in pairs]
-        noise = noise_of(values, its, mine)
-        self._starts(start, its, mine, max(self.noise, noise))
+        returned = [
+            (one.effect.value, other.effect.value)
+            for one, other in pairs
+            if not one.effect.value.key.slot.is_gradient
+        ]
+        self._starts(start, its, mine, noise_of(returned, its, mine))
         self._programs(its, mine, pairs, lone)
         self._kernels(its.program, mine.program)
-        self.noise = noise
         return Before(its, mine)
 
     def _starts(self, start: Start, golden: Shadow, target: Shadow, noise: float) -> None:
         used = _used(golden)
-        earlier = self.before.golden if self.before else None
         for pair in start.differing:
             if pair.relation is not Relation.OTHER or pair.golden not in used:
                 continue
@@ -153,7 +150,7 @@ class _StepProof:
                 reason = "it holds other numbers than golden's"
                 self._add(Answer.DIFFERENT_START, "target", place, reason, order)
                 continue
-            apart = distance(pair, golden, target, earlier, noise)
+            apart = distance(pair, golden, target, self.before, noise)
             if apart.is_rounding:
                 self.proof.num_bridges += 1
                 continue
