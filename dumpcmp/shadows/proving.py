@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import Op
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty
 from dumpcmp.shadows.gradients import with_gradients
 from dumpcmp.shadows.kernels import KernelFinding, check_kernels
@@ -39,9 +41,19 @@ class Finding:
     answer: Answer
     side: str  # "golden" or "target"
     step: int
-    place: str  # op#call, or a leaf
+    op: Op
+    call: int
+    slot: str  # of the value that tells it; empty for the call as a whole
     reason: str
+    rank: int = 0
     order: int = 0
+
+    @property
+    def place(self) -> str:
+        """The call, its slot and the rank, as far as they are known."""
+        slot = f" {self.slot}" if self.slot else ""
+        rank = f" on rank {self.rank}" if self.rank else ""
+        return f"{self.op}#{self.call}{slot}{rank}"
 
     def __str__(self) -> str:
         return f"{self.answer} in {self.side} at {self.place} (token {self.step}): {self.reason}"
@@ -145,10 +157,10 @@ class _StepProof:
         for pair in start.differing:
             if pair.relation is not Relation.OTHER or pair.golden not in used:
                 continue
-            order, place = target.record(pair.target).order, str(pair.target.key)
+            place = _Place.of_value(target, pair.target)
             if not is_outside(pair, self.step):
                 reason = "it holds other numbers than golden's"
-                self._add(Answer.DIFFERENT_START, "target", place, reason, order)
+                self._add(Answer.DIFFERENT_START, "target", place, reason)
                 continue
             apart = distance(pair, golden, target, self.before, noise)
             if apart.is_rounding:
@@ -159,7 +171,7 @@ class _StepProof:
                 f"code that was not recorded made it; it is {apart.found:.2g} off golden's, where "
                 f"rounding explains {apart.allowed:.2g}"
             )
-            self._add(answer, "target", place, reason, order)
+            self._add(answer, "target", place, reason)
 
     def _programs(
         self,
@@ -170,7 +182,9 @@ class _StepProof:
     ) -> None:
         self.proof.num_effects += len(pairs)
         for side, effect in lone:
-            self._add(Answer.DIFFERENT_PROGRAM, side, effect.name, "only this side has it")
+            place = _Place.of_value(golden if side == "golden" else target, effect.value)
+            reason = f"only this side has the effect {effect.name}"
+            self._add(Answer.DIFFERENT_PROGRAM, side, place, reason)
         differing = [
             (ours, theirs) for ours, theirs in pairs
             if not _is_same(ours, theirs) and not self._is_part(ours, theirs)
@@ -207,15 +221,15 @@ class _StepProof:
         told = ", ".join(f"{node}" for node in ours[:3])
         for node in theirs:
             reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"
-            self._add(Answer.DIFFERENT_PROGRAM, "target", str(node), reason, node.call.order)
+            self._add(Answer.DIFFERENT_PROGRAM, "target", _Place.of_node(node), reason)
         if not theirs:
             for node in ours:
                 reason = "mine never has what it gives"
-                self._add(Answer.DIFFERENT_PROGRAM, "golden", str(node), reason, node.call.order)
+                self._add(Answer.DIFFERENT_PROGRAM, "golden", _Place.of_node(node), reason)
         if not theirs and not ours:
-            names = ", ".join(mine.effect.name for _, mine in differing[:3])
+            place = _Place.of_value(target, differing[0][1].effect.value)
             reason = "each value that it is made of stands on both sides, in another order"
-            self._add(Answer.DIFFERENT_PROGRAM, "target", names, reason)
+            self._add(Answer.DIFFERENT_PROGRAM, "target", place, reason)
 
     def _add_guilt(self, found: Guilt, ours: Sequence[Node]) -> None:
         node = found.node
@@ -226,7 +240,7 @@ class _StepProof:
             else "golden has nothing like it" if found.is_extra
             else f"golden computes something else at {instead}"
         )  # fmt: skip
-        self._add(Answer.DIFFERENT_PROGRAM, side, str(node), reason, node.call.order)
+        self._add(Answer.DIFFERENT_PROGRAM, side, _Place.of_node(node), reason)
 
     def _kernels(self, golden: Program, target: Program) -> None:
         settled = _signatures(golden) & _signatures(target)
@@ -246,10 +260,30 @@ class _StepProof:
         node = finding.node
         answer = Answer.WRONG if finding.wrong else Answer.UNKNOWN
         reason = finding.wrong or finding.unknown
-        self._add(answer, side, str(node), reason, node.call.order)
+        self._add(answer, side, _Place.of_node(node, finding.slot), reason)
 
-    def _add(self, answer: Answer, side: str, place: str, reason: str, order: int = 0) -> None:
-        self.proof.findings.append(Finding(answer, side, self.step, place, reason, order))
+    def _add(self, answer: Answer, side: str, place: _Place, reason: str) -> None:
+        found = Finding(answer, side, self.step, *place[:3], reason, place.rank, place.order)
+        self.proof.findings.append(found)
+
+
+class _Place(NamedTuple):
+    """Where something was found."""
+
+    op: Op
+    call: int
+    slot: str
+    rank: int
+    order: int
+
+    @classmethod
+    def of_node(cls, node: Node, slot: str = "") -> _Place:
+        return cls(node.call.op, node.call.call, slot, node.rank, node.call.order)
+
+    @classmethod
+    def of_value(cls, shadow: Shadow, value: ValueId) -> _Place:
+        key, order = value.key, shadow.record(value).order
+        return cls(key.op, key.call, key.slot, value.rank, order)
 
 
 def _used(shadow: Shadow) -> set[ValueId]:
