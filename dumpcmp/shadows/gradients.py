@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dumpcmp.judge.replaying import wrong
+from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.replay.backward import GRADIENT, BackwardRerun, Slope
@@ -38,6 +39,11 @@ class GradientSum:
         asked = tuple((call.target, plain_arguments(call.arguments)) for call in self.calls)
         return "gradient", asked, self.leaves
 
+    @property
+    def slot(self) -> str:
+        """The gradient as a slot of the first call that hands it back."""
+        return f"grad_{self.leaves[0][1]}"
+
     def run(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The gradient in float64."""
         return {_OUTPUT: self._again(given).gradient}
@@ -65,63 +71,54 @@ class GradientSum:
 
 def with_gradients(program: Program) -> Program:
     """`program` with a node for each gradient that follows from others, in order of execution."""
-    if not program.gradients:
+    made = sorted(_gradient_nodes(program), key=lambda pair: -pair[0])
+    if not made:
         return program
-    backward = _Backward(program, program.gradients)
-    places = {value: at for at, node in enumerate(program.nodes) for value in node.gives.values()}
-    made = sorted(backward.nodes(), key=lambda pair: -places.get(pair[0], -1))
-    effects = [*program.effects, *_parameter_effects(program)]
+    effects = [*program.effects, *_gradient_effects(program)]
     nodes = [*program.nodes, *(node for _, node in made)]
     return Program(program.model, program.step, nodes, program.records, effects, program.gradients)
 
 
-def _parameter_effects(program: Program) -> Iterator[Effect]:
+def _gradient_effects(program: Program) -> Iterator[Effect]:
     """What a backward pass leaves behind: the gradients of weights and of what the model took."""
     for value, gradient in program.gradients.items():
-        if value.key.op.is_module and value.key.slot.is_input:
-            yield Effect(f"gradient of {value.key.op} {value.key.slot}", gradient)
+        key = value.key
+        if key.slot.is_weight or (key.op == ROOT and key.slot.is_input):
+            yield Effect(f"gradient of {key.op} {key.slot}", gradient)
 
 
-@dataclass(eq=False)
-class _Backward:
-    """The gradients of a step."""
+def _gradient_nodes(program: Program) -> Iterator[tuple[int, Node]]:
+    """A node for each gradient, and the first place in the program that it comes from.
 
-    program: Program
-    of_value: Mapping[ValueId, ValueId]  # the gradient of each value that has one
+    A gradient is known by the calls that handed it back. Those that only hand it through, such as
+    an addition, have it on both ends, and add nothing.
+    """
+    takers: dict[ValueId, list[tuple[int, Node, str]]] = {}
+    for place, node in enumerate(program.nodes):
+        given = {g for slot, g in node.gradients.items() if slot.startswith("grad_output")}
+        for slot, gradient in node.gradients.items():
+            if slot.startswith("grad_input") and given and gradient not in given:
+                takers.setdefault(gradient, []).append((place, node, slot.removeprefix("grad_")))
+    for gradient, found in takers.items():
+        yield min(place for place, _, _ in found), _node(gradient, found)
 
-    def nodes(self) -> Iterator[tuple[ValueId, Node]]:
-        returned = {effect.value for effect in self.program.effects}
-        for value, gradient in self.of_value.items():
-            takers = self._takers(value)
-            if not takers or value in returned:
-                continue
-            node = self._node(value, gradient, takers)
-            if gradient not in node.takes.values():  # one gradient that is handed through
-                yield value, node
 
-    def _takers(self, value: ValueId) -> list[Node]:
-        """The calls that take `value` and were given gradients for what they gave."""
-        return [
-            node
-            for node in dict.fromkeys(self.program.consumers.get(value, ()))
-            if any(each in self.of_value for each in node.gives.values())
-        ]
-
-    def _node(self, value: ValueId, gradient: ValueId, takers: Sequence[Node]) -> Node:
-        takes: dict[str, ValueId] = {}
-        leaves: list[At] = []
-        for number, node in enumerate(takers):
-            takes |= {f"{number} {slot}": each for slot, each in node.takes.items()}
-            leaves += [(number, slot) for slot, each in node.takes.items() if each == value]
-            takes |= {
-                f"{number} grad_{slot}": self.of_value[each]
-                for slot, each in node.gives.items()
-                if each in self.of_value
-            }
-            if _draws(node):  # which elements it dropped is read off what it gave
-                takes |= {f"{number} {slot}": each for slot, each in node.gives.items()}
-        summed = GradientSum(tuple(node.call for node in takers), tuple(leaves))
-        return Node(value.rank, takers[0].call, takes, {_OUTPUT: gradient}, summed)
+def _node(gradient: ValueId, takers: Sequence[tuple[int, Node, str]]) -> Node:
+    """The node that makes `gradient`; `takers` hand it back, each for one of its inputs."""
+    nodes = list(dict.fromkeys(node for _, node, _ in takers))
+    leaves = tuple((nodes.index(node), slot) for _, node, slot in takers)
+    takes: dict[str, ValueId] = {}
+    for number, node in enumerate(nodes):
+        takes |= {f"{number} {slot}": value for slot, value in node.takes.items()}
+        takes |= {
+            f"{number} {slot}": value
+            for slot, value in node.gradients.items()
+            if slot.startswith("grad_output")
+        }
+        if _draws(node):  # which elements it dropped is read off what it gave
+            takes |= {f"{number} {slot}": value for slot, value in node.gives.items()}
+    summed = GradientSum(tuple(node.call for node in nodes), leaves)
+    return Node(gradient.rank, nodes[0].call, takes, {_OUTPUT: gradient}, summed)
 
 
 def _draws(node: Node) -> bool:

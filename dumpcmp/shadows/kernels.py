@@ -74,9 +74,9 @@ def _checked_own(
     if replay is None:
         return
     if not replay.is_known:
-        yield KernelFinding(node, "gradient", unknown=replay.unknown)
+        yield KernelFinding(node, own.slot, unknown=replay.unknown)
     elif reason := wrong(replay):
-        yield KernelFinding(node, "gradient", wrong=reason)
+        yield KernelFinding(node, own.slot, wrong=reason)
 
 
 def _loaded(archive: Archive, program: Program, value: ValueId) -> Tensor:

@@ -72,6 +72,11 @@ class Rewritten:
         """The geometries."""
         return self
 
+    @property
+    def slot(self) -> str:
+        """What a write leaves."""
+        return "output.0"
+
     def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay | None:
         """Nothing is left to check: it was found by the bytes that it explains."""
         del given, got

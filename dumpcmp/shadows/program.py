@@ -30,6 +30,9 @@ class OwnOperation(Protocol):
     @property
     def expression(self) -> Hashable: ...  # the same for the same operation, in whatever run
 
+    @property
+    def slot(self) -> str: ...  # of its call, by which a reader knows what it gives
+
     def run(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...  # in float64
 
     def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay | None: ...  # None: proven
@@ -44,6 +47,7 @@ class Node:
     takes: Mapping[str, ValueId]
     gives: Mapping[str, ValueId]
     own: OwnOperation | None = None  # what it does, where that is not its function
+    gradients: Mapping[str, ValueId] = field(default_factory=dict)  # of its values, by slot
 
     def __str__(self) -> str:
         where = f" on rank {self.rank}" if self.rank else ""
@@ -67,7 +71,7 @@ class Program:
     nodes: Sequence[Node]
     records: Mapping[ValueId, Record]  # of each value, where it was recorded first
     effects: Sequence[Effect]
-    gradients: Mapping[ValueId, ValueId] = field(default_factory=dict)  # of values that have one
+    gradients: Mapping[ValueId, ValueId] = field(default_factory=dict)  # of modules' values
     producers: Mapping[ValueId, Node] = field(init=False)
     consumers: Mapping[ValueId, Sequence[Node]] = field(init=False)
 
@@ -148,7 +152,8 @@ class _RankReader:
                 for key in keys
                 if key.slot.is_output and self.value(key).key == key
             }
-            yield Node(self.rank, call, takes, gives)
+            gradients = {str(key.slot): self.value(key) for key in keys if key.slot.is_gradient}
+            yield Node(self.rank, call, takes, gives, None, gradients)
 
     def records(self) -> dict[ValueId, Record]:
         return {
@@ -158,9 +163,9 @@ class _RankReader:
         }
 
     def gradients(self) -> Iterator[tuple[ValueId, ValueId]]:
-        """Each value whose gradient was recorded, and that."""
+        """Each value of a module whose gradient was recorded, and that."""
         for key in self.held:
-            if key.slot.is_gradient:
+            if key.slot.is_gradient and key.op.is_module:
                 value = key.site.key(key.slot.value)
                 if value in self.held:
                     yield self.value(value), self.value(key)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import Op
+from dumpcmp.nouns.key import Op, Slot
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty
 from dumpcmp.shadows.gradients import with_gradients
 from dumpcmp.shadows.kernels import KernelFinding, check_kernels
@@ -49,6 +49,11 @@ class Finding:
     order: int = 0
 
     @property
+    def is_backward(self) -> bool:
+        """Whether it is a gradient, which comes after all that is not."""
+        return Slot(self.slot).is_gradient
+
+    @property
     def place(self) -> str:
         """The call, its slot and the rank, as far as they are known."""
         slot = f" {self.slot}" if self.slot else ""
@@ -71,23 +76,28 @@ class Proof:
 
     @property
     def answer(self) -> Answer:
-        """The gravest thing that was found."""
-        found = {finding.answer for finding in self.findings}
-        for each in (Answer.DIFFERENT_START, Answer.DIFFERENT_PROGRAM, Answer.WRONG):
-            if each in found:
-                return each
-        return Answer.UNKNOWN if found or not self.num_effects else Answer.SAME
+        """What is known of the runs: where they first part, if they do."""
+        if self.first is not None:
+            return self.first.answer
+        return Answer.SAME if self.num_effects else Answer.UNKNOWN
 
     @property
     def first(self) -> Finding | None:
-        """The first thing that tells of the answer."""
-        told = [finding for finding in self.findings if finding.answer is self.answer]
-        return min(told, key=lambda finding: (finding.step, finding.order), default=None)
+        """The first thing that differs; if none does, the first that could not be shown."""
+        differing = [each for each in self.findings if each.answer is not Answer.UNKNOWN]
+        told = differing or self.findings
+        return min(told, key=_in_time, default=None)
 
     def __str__(self) -> str:
         first = f"{self.first}" if self.first else str(self.answer)
         counted = f"{self.num_effects} effects, {self.num_calls} calls, {self.num_bridges} bridges"
         return f"{first} ({counted})"
+
+
+def _in_time(finding: Finding) -> tuple[int, bool, int]:
+    """When a call ran: the backward pass goes the other way."""
+    is_backward = finding.is_backward
+    return finding.step, is_backward, -finding.order if is_backward else finding.order
 
 
 def prove(golden: str | Path, target: str | Path) -> Proof:
@@ -278,6 +288,7 @@ class _Place(NamedTuple):
 
     @classmethod
     def of_node(cls, node: Node, slot: str = "") -> _Place:
+        slot = slot or (node.own.slot if node.own is not None else "")
         return cls(node.call.op, node.call.call, slot, node.rank, node.call.order)
 
     @classmethod

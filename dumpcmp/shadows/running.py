@@ -109,6 +109,10 @@ class Shadow:
 
     # the ways to get at a quantity
 
+    def _recorded(self, value: ValueId) -> Quantity:
+        """What was recorded, taken as it is."""
+        return self.book.leaf(identity(self.record(value)), self.loader(value))
+
     def _take_as_recorded(self, node: Node) -> None:
         for value in node.gives.values():
             self.quantities[value] = self.leaf_of(self, value)
@@ -136,15 +140,13 @@ class Shadow:
 
     def _bridge(self, node: Node, inputs: Mapping[str, Quantity]) -> None:
         """Take what was recorded; both runs go on from the first, where they ask for the same."""
-        key = ("bridge", node.call.target, *self._plain_arguments(node, inputs))
-        found = self.choices.same(key, inputs, self.book)
-        for slot, value in node.gives.items():
-            if found is not None and slot in found:
-                self.quantities[value] = found[slot]
-            else:
-                self.quantities[value] = self.leaf_of(self, value)
+        key = ("bridge", node.call.target, *self._plain_arguments(node, {}))
+        found = self.choices.same(key, inputs)
         if found is None:
-            self.choices.add(key, inputs, {s: self.quantities[v] for s, v in node.gives.items()})
+            found = {slot: self._recorded(value) for slot, value in node.gives.items()}
+            self.choices.add(key, inputs, found)
+        for slot, value in node.gives.items():
+            self.quantities[value] = found[slot] if slot in found else self._recorded(value)
 
     def _draw(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
         """What was drawn is a leaf: of a dropout, which elements it dropped."""
@@ -161,9 +163,9 @@ class Shadow:
     def _choose(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
         """The target's choice is both runs' choice: whether it was right is the kernel's matter."""
         key = (function.name, *self._arguments(node, function, inputs, with_inputs=False))
-        chosen = self.choices.same(key, inputs, self.book)
+        chosen = self.choices.same(key, inputs)
         if chosen is None:
-            chosen = {slot: self.leaf_of(self, value) for slot, value in node.gives.items()}
+            chosen = {slot: self._recorded(value) for slot, value in node.gives.items()}
             self.choices.add(key, inputs, chosen)
         told = told_by(function.name)
         for slot, value in node.gives.items():
@@ -248,11 +250,8 @@ class Choices:
     ) -> None:
         self._made.setdefault(key, []).append((inputs, chosen))
 
-    def same(
-        self, key: Hashable, inputs: Mapping[str, Quantity], book: Book
-    ) -> Mapping[str, Quantity] | None:
+    def same(self, key: Hashable, inputs: Mapping[str, Quantity]) -> Mapping[str, Quantity] | None:
         """What was chosen where the same was asked of the same quantities."""
-        del book
         made = self._made.get(key, ())
         for given, chosen in made:
             if all(given.get(slot) is each for slot, each in inputs.items()):
@@ -263,6 +262,15 @@ class Choices:
             ):
                 return chosen
         return None
+
+
+def identity(record: Record) -> tuple[object, ...]:
+    """What tells that two leaves are one: their bytes; of what has none, its name."""
+    if record.problem == UNWRITTEN:
+        return "unwritten", record.dtype, record.shape
+    if record.digest and record.kept is Kept.FULL:
+        return record.digest, record.dtype, record.shape
+    return "unread", record.rank, record.key, id(record)
 
 
 def load(archive: Archive, record: Record) -> Tensor:

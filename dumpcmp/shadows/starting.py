@@ -11,10 +11,10 @@ import torch
 
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
-from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
+from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.shadows.program import Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
-from dumpcmp.shadows.running import Shadow, load
+from dumpcmp.shadows.running import Shadow, identity, load
 
 Name = tuple[str, int, str]  # of a value within its step
 
@@ -140,15 +140,6 @@ def _is_telling(record: Record) -> bool:
 
 def _name(key: Key) -> Name:
     return key.op, key.call, key.slot
-
-
-def identity(record: Record) -> tuple[object, ...]:
-    """What tells that two leaves are one: their bytes; of what has none, its name."""
-    if record.problem == UNWRITTEN:
-        return "unwritten", record.dtype, record.shape
-    if record.digest and record.kept is Kept.FULL:
-        return record.digest, record.dtype, record.shape
-    return "unread", record.rank, record.key, id(record)
 
 
 def _is_cast(shadow: Shadow, ours: Record, theirs: Record, target: Quantity) -> bool:
