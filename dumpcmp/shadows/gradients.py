@@ -90,17 +90,21 @@ def _gradient_effects(program: Program) -> Iterator[Effect]:
 def _gradient_nodes(program: Program) -> Iterator[tuple[int, Node]]:
     """A node for each gradient, and the first place in the program that it comes from.
 
-    A gradient is known by the calls that handed it back. Those that only hand it through, such as
-    an addition, have it on both ends, and add nothing.
+    A gradient is known by the calls that handed it back, each of which adds a term. A call that
+    hands back what it was given, at once or through other views of it, adds nothing.
     """
     takers: dict[ValueId, list[tuple[int, Node, str]]] = {}
-    for place, node in enumerate(program.nodes):
-        given = {g for slot, g in node.gradients.items() if slot.startswith("grad_output")}
+    passed: dict[ValueId, set[ValueId]] = {}  # by gradient: those that it is, in another shape
+    for place, node in reversed(list(enumerate(program.nodes))):
+        given = [g for slot, g in node.gradients.items() if slot.startswith("grad_output")]
+        through = set(given).union(*(passed.get(each, ()) for each in given))
         for slot, gradient in node.gradients.items():
-            if slot.startswith("grad_input") and given and gradient not in given:
+            if slot.startswith("grad_input") and given and gradient not in through:
                 takers.setdefault(gradient, []).append((place, node, slot.removeprefix("grad_")))
+                if _only_moves(node):
+                    passed.setdefault(gradient, set()).update(through)
     for gradient, found in takers.items():
-        yield min(place for place, _, _ in found), _node(gradient, found)
+        yield min(place for place, _, _ in found), _node(gradient, found[::-1])
 
 
 def _node(gradient: ValueId, takers: Sequence[tuple[int, Node, str]]) -> Node:
@@ -122,7 +126,15 @@ def _node(gradient: ValueId, takers: Sequence[tuple[int, Node, str]]) -> Node:
 
 
 def _draws(node: Node) -> bool:
+    return _kind(node) is FunctionKind.DRAWS
+
+
+def _only_moves(node: Node) -> bool:
+    return _kind(node) is FunctionKind.MOVES
+
+
+def _kind(node: Node) -> FunctionKind | None:
     try:
-        return function_named(node.call.target).kind is FunctionKind.DRAWS
+        return function_named(node.call.target).kind
     except Unreplayable:
-        return False
+        return None

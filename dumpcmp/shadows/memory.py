@@ -25,6 +25,7 @@ from dumpcmp.shadows.program import Node, Program, ValueId
 
 WHOLE = "whole"  # the slot of what was there before; "written.0" and on, of what was written
 _MOST_WRITES = 4096  # to one tensor, in one step
+_MOST_ORPHANS = 64  # writes to blank memory that are looked at, the last ones
 
 # Functions of Python that give a view, besides those of which the dispatcher's schemas say so.
 _VIEWS = frozenset(
@@ -91,6 +92,10 @@ class Rewritten:
             raise Unreplayable("a part of it was never recorded")
         return {"output.0": self.own.view(memory).clone()}
 
+    def is_whole(self, given: Mapping[str, Tensor]) -> bool:
+        """Whether what was written is all of it."""
+        return bool(self.own.view(self._memory(given)[1]).all())
+
     def explains(self, given: Mapping[str, Tensor], seen: Tensor) -> bool:
         """Whether it gives the elements that were `seen`, wherever it gives any."""
         memory, known = self._memory(given)
@@ -141,6 +146,7 @@ class _Closing:
     program: Program
     _memories: dict[ValueId, _Memory] = field(default_factory=dict)
     _written: list[_Memory] = field(default_factory=list)
+    _orphans: list[tuple[Node, ValueId]] = field(default_factory=list)  # writes to blank memory
     _tried: set[ValueId] = field(default_factory=set)
 
     def nodes(self) -> Iterator[Node]:
@@ -164,6 +170,8 @@ class _Closing:
             self._memories[value] = memory
             memory.members.append(value)
             if function.changes_first and len(memory.writes) < _MOST_WRITES:
+                if self.program.records[memory.first].problem == UNWRITTEN:
+                    self._orphans = [*self._orphans[1 - _MOST_ORPHANS :], (node, value)]
                 memory.writes.append((node, value))
                 if memory not in self._written:
                     self._written.append(memory)
@@ -184,7 +192,44 @@ class _Closing:
                     self._memories[value] = memory
                     memory.members.append(value)
                     return node
-        return None
+        return self._filled(value, record)
+
+    def _filled(self, value: ValueId, record: Record) -> Node | None:
+        """The node of a memory that was blank, which several writes have filled between them."""
+        own = Geometry.of(record)
+        if not self._orphans or len(own.shape) != len(own.stride):
+            return None
+        try:
+            seen = self._loaded(value)
+        except DumpcmpError:
+            return None
+        within = [
+            (node, each)
+            for node, each in self._orphans
+            if each.rank == value.rank and self._is_within(own, seen, each)
+        ]
+        if not within:
+            return None
+        takes = {f"written.{at}": each for at, (_, each) in enumerate(within)}
+        places = tuple(Geometry.of(self.program.records[each]) for _, each in within)
+        rewritten = Rewritten(own, own, places)
+        given = {slot: self._loaded(each) for slot, each in takes.items()}
+        if not rewritten.is_whole(given) or not rewritten.explains(given, seen):
+            return None
+        return Node(value.rank, within[-1][0].call, takes, {"output.0": value}, rewritten)
+
+    def _is_within(self, own: Geometry, seen: Tensor, written: ValueId) -> bool:
+        """Whether what was written lies in a tensor, with the very elements that it has there."""
+        record = self.program.records[written]
+        place = Geometry.of(record)
+        if getattr(torch, record.dtype) is not seen.dtype or place.end > own.end:
+            return False
+        memory, known = torch.zeros(own.end, dtype=seen.dtype), torch.zeros(own.end, dtype=bool)
+        own.view(memory).copy_(seen)
+        own.view(known).fill_(True)
+        return bool(place.view(known).all()) and torch.equal(
+            place.view(memory), self._loaded(written)
+        )
 
     def _has_geometry(self, memory: _Memory, record: Record) -> bool:
         """Whether a tensor of this memory lies as `record` does."""
