@@ -35,6 +35,17 @@ JOBS = "PROOF_JOBS"
 PART = "PROOF_PART"  # one of how many faults of the truth corpus is planted
 
 
+# Where the bugs of ports are: the first module of the port, and golden's.
+GUILTY = {
+    "other_rotary": ("blocks.0.mix", "model.layers.0.self_attn"),
+    "other_split": ("blocks.0.mix", "model.layers.0.self_attn"),
+    "other_order": ("blocks.0.norm1", "model.layers.0.input_layernorm"),
+    "megatron_rotary": ("layers.0", "model.layers.0.self_attn"),
+    "megatron_split": ("layers.0", "model.layers.0.self_attn"),
+    "gpt2_order": ("blocks.0.norm_a", "transformer.h.0.ln_1"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Graded:
     """What one engine said of one pair."""
@@ -66,6 +77,8 @@ def _by_pairing(paths: Sequence[Path], fault: Fault | None) -> tuple[str, str]:
     outcome = dumpcmp.compare(*paths)
     if fault is not None:
         graded = asking.graded(outcome, 0.0, fault)
+        if fault.certain == "port" and graded.grade == "near":
+            return "exact", graded.told
         grade = {"wrong": "wrong place", "remark": "exact"}.get(graded.grade, graded.grade)
         return ("unknown" if outcome.exit_code == 2 and grade != "exact" else grade), graded.told
     return {0: "same", 1: "alarm", 2: "unknown"}[outcome.exit_code], outcome.headline
@@ -83,7 +96,7 @@ def _grade(proof: Proof, fault: Fault) -> str:
     first = proof.first
     if proof.answer is Answer.SAME or first is None:
         return "missed"
-    if _is_at(first, fault):
+    if _is_at(first, fault) or (fault.certain == "port" and first.op.module in fault.modules):
         return "exact"
     if proof.answer is Answer.UNKNOWN:
         return "unknown"
@@ -110,8 +123,10 @@ def of_ports(cases: str) -> Iterator[Graded]:
             port.take(golden)
             plant(port)
             paths = ports.dumped(golden, room / "d1"), ports.dumped(port, room / "d2")
-            fault = None if plant is ports.nothing else Fault(
-                plant.__name__, frozenset(), frozenset(), plant)  # fmt: skip
+            fault = None
+            if plant is not ports.nothing:
+                modules = frozenset(GUILTY[plant.__name__])
+                fault = Fault(plant.__name__, frozenset(), modules, plant, certain="port")
             yield from both(f"ports {cases.lower()}", f"{build.__name__} {plant.__name__}",
                             paths, fault)  # fmt: skip
 

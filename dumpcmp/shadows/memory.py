@@ -224,7 +224,10 @@ class _Closing:
         place = Geometry.of(record)
         if getattr(torch, record.dtype) is not seen.dtype or place.end > own.end:
             return False
-        memory, known = torch.zeros(own.end, dtype=seen.dtype), torch.zeros(own.end, dtype=bool)
+        memory, known = (
+            torch.zeros(own.end, dtype=seen.dtype),
+            torch.zeros(own.end, dtype=torch.bool),
+        )
         own.view(memory).copy_(seen)
         own.view(known).fill_(True)
         return bool(place.view(known).all()) and torch.equal(
