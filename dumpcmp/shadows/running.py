@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +39,7 @@ _CONSTANTS = frozenset(
     "tensor scalar_tensor lift_fresh lift_fresh_copy full linspace logspace new_tensor".split()  # noqa: SIM905
 )
 _BY_STRIDE = frozenset(("as_strided", "as_strided_copy", "as_strided_scatter"))
+_NUMBER = re.compile(r"-?\b\d+\b")
 _NEAR = 2.0**-5  # of its size: a recorded value that is so near is on the same side of a jump
 
 
@@ -53,6 +55,8 @@ class Shadow:
     precomputed: Callable[[Shadow, ValueId], Quantity | None] = lambda _, __: None
     quantities: dict[ValueId, Quantity] = field(default_factory=dict)
     skipped: dict[Node, str] = field(default_factory=dict)  # calls that only their records tell of
+    _flips: set[int] = field(default_factory=set)  # ids of what it is given, but did not choose
+    _after: dict[int, bool] = field(default_factory=dict)  # by id, whether it depends on one
 
     def follow(self) -> Shadow:
         """Go through the program once."""
@@ -79,8 +83,8 @@ class Shadow:
             return
         inputs = {slot: self.quantity(value) for slot, value in node.takes.items()}
         if node.own is not None:
-            given = ((slot, id(each)) for slot, each in inputs.items())
-            self._put(node, (node.own.expression, *given), inputs, node.own.run)
+            given = tuple((slot, id(each)) for slot, each in inputs.items())
+            self._ask(node, ("own", *given), node.own.expression, inputs, node.own.run)
             return
         try:
             function = function_named(node.call.target)
@@ -118,11 +122,33 @@ class Shadow:
             self.quantities[value] = self.leaf_of(self, value)
 
     def _compute(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
-        expression = (function.name, *self._arguments(node, function, inputs))
         run: Operation = partial(_run, node.call.arguments, function)
         if function.name in _BY_STRIDE:
             run = partial(_run_strided, self.record(node.takes["input.0"]), run)
+        given = (function.name, *((slot, id(inputs[slot])) for slot in sorted(inputs)))
+        self._ask(node, given, self._arguments(node, function), inputs, run)
+
+    def _ask(
+        self,
+        node: Node,
+        given: Hashable,
+        told: Hashable,
+        inputs: Mapping[str, Quantity],
+        run: Operation,
+    ) -> None:
+        """Let what `node` gives be what an operation gives that is `given` quantities, and `told`.
+
+        Where this run chose otherwise, sizes in its arguments are its own: the target's hold.
+        """
+        expression = given, told
+        if self.book.known(expression) is None and self._is_after_flip(inputs):
+            found = self.choices.resized(given, told)
+            if found is not None and node.gives.keys() <= found.keys():
+                self.quantities |= {value: found[slot] for slot, value in node.gives.items()}
+                return
         self._put(node, expression, inputs, run)
+        made = {slot: self.quantities[value] for slot, value in node.gives.items()}
+        self.choices.note(given, told, made)
 
     def _put(
         self, node: Node, expression: Hashable, inputs: Mapping[str, Quantity], run: Operation
@@ -140,7 +166,7 @@ class Shadow:
 
     def _bridge(self, node: Node, inputs: Mapping[str, Quantity]) -> None:
         """Take what was recorded; both runs go on from the first, where they ask for the same."""
-        key = ("bridge", node.call.target, *self._plain_arguments(node, {}))
+        key = ("bridge", node.call.target, plain_arguments(node.call.arguments))
         found = self.choices.same(key, inputs)
         if found is None:
             found = {slot: self._recorded(value) for slot, value in node.gives.items()}
@@ -162,7 +188,7 @@ class Shadow:
 
     def _choose(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
         """The target's choice is both runs' choice: whether it was right is the kernel's matter."""
-        key = (function.name, *self._arguments(node, function, inputs, with_inputs=False))
+        key = (function.name, *self._arguments(node, function))
         chosen = self.choices.same(key, inputs)
         if chosen is None:
             chosen = {slot: self._recorded(value) for slot, value in node.gives.items()}
@@ -171,6 +197,8 @@ class Shadow:
         for slot, value in node.gives.items():
             if slot in chosen and not self._is_float_value(value):
                 self.quantities[value] = chosen[slot]
+                if chosen[slot] is not self._recorded(value):
+                    self._flips.add(id(chosen[slot]))
         left = {s: v for s, v in node.gives.items() if self._is_float_value(v)}
         if not left:
             return
@@ -180,6 +208,23 @@ class Shadow:
         run = partial(_run_chosen, node.call.arguments, function)
         rest = Node(node.rank, node.call, node.takes, left)
         self._put(rest, expression, {**inputs, **by}, run)
+
+    def _is_after_flip(self, inputs: Mapping[str, Quantity]) -> bool:
+        """Whether this run chose otherwise itself, so that sizes in its arguments are others."""
+        return bool(self._flips) and any(map(self._depends_on_flip, inputs.values()))
+
+    def _depends_on_flip(self, quantity: Quantity) -> bool:
+        waiting = [(quantity, False)]
+        while waiting:
+            each, is_ready = waiting.pop()
+            inputs = list(each.inputs)
+            if is_ready:
+                given = any(self._after[id(before)] for before in inputs)
+                self._after[id(each)] = given or id(each) in self._flips
+            elif id(each) not in self._after:
+                waiting.append((each, True))
+                waiting += [(before, False) for before in inputs]
+        return self._after[id(quantity)]
 
     # what a call is
 
@@ -217,30 +262,25 @@ class Shadow:
         except Unreplayable:
             return 0.0
 
-    def _arguments(
-        self,
-        node: Node,
-        function: ReplayFunction,
-        inputs: Mapping[str, Quantity],
-        with_inputs: bool = True,
-    ) -> tuple[Hashable, ...]:
-        """The arguments of a call as a part of an expression."""
-        told = self._plain_arguments(node, inputs if with_inputs else {})
-        if function.name in _BY_STRIDE:
-            first = self.record(node.takes["input.0"])
-            return (*told, first.stride, first.storage_offset)
-        return told
-
-    def _plain_arguments(self, node: Node, inputs: Mapping[str, Quantity]) -> tuple[Hashable, ...]:
-        slots = sorted(node.takes)
+    def _arguments(self, node: Node, function: ReplayFunction) -> tuple[Hashable, ...]:
+        """The arguments of a call as a part of an expression, but for its tensors."""
         text = plain_arguments(node.call.arguments)
-        return (text, *((slot, id(inputs[slot])) for slot in slots if slot in inputs))
+        if function.name not in _BY_STRIDE:
+            return (text,)
+        first = self.record(node.takes["input.0"])
+        return text, first.stride, first.storage_offset
 
 
 @dataclass(eq=False)
 class Choices:
-    """What one run chose, for the other to choose as well where it is asked the same."""
+    """What one run chose, for the other to choose as well where it is asked the same.
 
+    What was chosen also decides on sizes, which Python hands to later calls as numbers.
+    """
+
+    _sized: dict[Hashable, list[tuple[Hashable, Mapping[str, Quantity]]]] = field(
+        default_factory=dict
+    )
     _made: dict[Hashable, list[tuple[Mapping[str, Quantity], Mapping[str, Quantity]]]] = field(
         default_factory=dict
     )
@@ -249,6 +289,18 @@ class Choices:
         self, key: Hashable, inputs: Mapping[str, Quantity], chosen: Mapping[str, Quantity]
     ) -> None:
         self._made.setdefault(key, []).append((inputs, chosen))
+
+    def note(self, asked: Hashable, arguments: Hashable, made: Mapping[str, Quantity]) -> None:
+        """Remember what a function of these quantities gave, whatever numbers it was told."""
+        self._sized.setdefault(asked, []).append((arguments, made))
+
+    def resized(self, asked: Hashable, arguments: Hashable) -> Mapping[str, Quantity] | None:
+        """What a function of the same quantities gave that was told other whole numbers."""
+        wanted = _NUMBER.sub("#", str(arguments))
+        for told, made in self._sized.get(asked, ()):
+            if _NUMBER.sub("#", str(told)) == wanted:
+                return made
+        return None
 
     def same(self, key: Hashable, inputs: Mapping[str, Quantity]) -> Mapping[str, Quantity] | None:
         """What was chosen where the same was asked of the same quantities."""
