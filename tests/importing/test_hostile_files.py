@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.importing import import_dump
 from dumpcmp.nouns.errors import ArchiveError, DumpcmpError
-from tests.importing.written import numbers
+from tests.importing.written import numbers, save_safetensors
 
 
 class Evil:
@@ -72,7 +71,7 @@ def test_safetensors_that_lie(tmp_path: Path, match: str) -> None:
 @pytest.mark.parametrize("count", [3, 20, 100])
 def test_safetensors_that_are_cut_short(tmp_path: Path, count: int) -> None:
     path = tmp_path / "a.safetensors"
-    save_file({"a": torch.ones(64)}, path)
+    save_safetensors({"a": torch.ones(64)}, path)
     path.write_bytes(path.read_bytes()[:count])
     refused(path, "bytes|should have|end at byte")
 
@@ -166,7 +165,7 @@ def test_what_fails_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
 def written(path: Path) -> None:
     tensors = {"layers.0": torch.arange(12.0).reshape(3, 4), "b": torch.ones(4).bfloat16()}
     if path.suffix == ".safetensors":
-        save_file(tensors, path)
+        save_safetensors(tensors, path)
     elif path.suffix == ".pt":
         torch.save(tensors, path, _use_new_zipfile_serialization=path.stem != "old")
     elif path.suffix == ".npy":
