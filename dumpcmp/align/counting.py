@@ -89,6 +89,19 @@ def found_counting(
     return found
 
 
+def tells_its_counting(golden: Listing, target: Listing, models: Mapping[str, str]) -> bool:
+    """Whether what the steps were given tells how the target counts them, or never will.
+
+    It does once a step was given what golden's of the same number was, or an offset is found.
+    """
+    for mine, name in models.items():
+        one, other = _given(golden, name), _given(target, mine)
+        is_told = any(one.get(step) == given for step, given in other.items())
+        if one and other and not is_told and not _offset(one, other):
+            return False
+    return True
+
+
 def stated_counting(
     golden: Listing, target: Listing, models: Mapping[str, str], tokens: int
 ) -> Counting:
