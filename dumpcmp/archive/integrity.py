@@ -20,6 +20,7 @@ from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
 from dumpcmp.execute import SerialExecutor, in_batches, run_each
 from dumpcmp.nouns.options import readable
+from dumpcmp.nouns.spoken import counted, plural
 
 StepsTold = Callable[[int, int], None]  # is told how many are checked, and how many there are
 
@@ -157,7 +158,9 @@ class _RankAudit:
         else:
             self._check_leftovers()
         if self.ring is not None:
-            told = f"{len(self.stranded)} records of a dead writer are still in its ring"
+            records = counted(len(self.stranded), "record", "records")
+            are = plural(len(self.stranded), "is", "are")
+            told = f"{records} of a dead writer {are} still in its ring"
             self.find(self.ring, told, "moved into their parts")
         return self._told()
 

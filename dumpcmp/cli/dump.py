@@ -14,11 +14,13 @@ import click
 from dumpcmp.cli.places import PLACE, PathOrUrl
 from dumpcmp.nouns.errors import DumpcmpError, SelectionError
 from dumpcmp.nouns.options import parse_nbytes
+from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.report.escaping import visible
 
 if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
     from dumpcmp.dumping.capturing import Capture
     from dumpcmp.dumping.programs import Dumped
+    from dumpcmp.taps.recording.values import Counts
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -167,14 +169,15 @@ def line_of(now: "Capture") -> str:
     counts, progress = now.counts, now.progress
     speed = progress.nbytes / max(now.seconds, 1e-9) / 1e6
     return (
-        f"{_tokens(counts.steps)}, {counts.calls} ops, {counts.values} values, "
+        f"{_taken(counts)}, "
         f"{progress.nbytes / 1e6:.1f} MB, {speed:.0f} MB/s, {progress.queued / 1e6:.1f} MB queued, "
         f"waited {progress.seconds_waited:.1f} s for the disk"
     )
 
 
-def _tokens(number: int) -> str:
-    return "1 token" if number == 1 else f"{number} tokens"
+def _taken(counts: "Counts") -> str:
+    words = ("token", counts.steps), ("op", counts.calls), ("value", counts.values)
+    return ", ".join(counted(number, word) for word, number in words)
 
 
 def report(dumped: "Dumped", path: str) -> int:
@@ -185,12 +188,14 @@ def report(dumped: "Dumped", path: str) -> int:
     size = (counts.nbytes - dumped.nbytes_shared) / 1e6
     ending = "" if dumped.error is None else ", up to where the program stopped"
     click.echo(
-        f"dumpcmp: {_tokens(counts.steps)}, {counts.calls} ops, {counts.values} values "
-        f"({counts.links} of them links), {size:.1f} MB in {path}{ending}",
+        f"dumpcmp: {_taken(counts)} "
+        f"({counts.links} of them {plural(counts.links, 'a link', 'links')}), "
+        f"{size:.1f} MB in {path}{ending}",
         err=True,
     )
     if dumped.problem:
-        lost = f"; {dumped.num_lost} values of these are not in the archive" * bool(dumped.num_lost)
+        values = counted(dumped.num_lost, "value of these is", "values of these are")
+        lost = f"; {values} not in the archive" if dumped.num_lost else ""
         click.echo(visible(f"dumpcmp: trouble: {dumped.problem}{lost}", keep="\n"), err=True)
     warnings = (f"warning: {remark}" for remark in dumped.remarks)
     for said in filter(

@@ -250,8 +250,9 @@ class _Comparing:
         self.carried.let_go()
         rows = [_row(one, judgements[one.pair], ways) for one in evidence]
         rows, self.latest_root = blame_after(self.latest_root, rows, ours.listing, theirs.listing)
-        self.showing.add(rows, flow, work, after=len(self.gathered.rows))
-        self.gathered.add(rows, in_order(row for row in rows if row.root))
+        roots = in_order(row for row in rows if row.root)
+        self.showing.add(rows, roots, flow, work, after=len(self.gathered.rows))
+        self.gathered.add(rows, roots)
         self.noted.note(span, clues.calls, rows, measured)
         self.noted.shortcuts |= shortcuts
         self.noted.is_undeclared |= ways.is_undeclared

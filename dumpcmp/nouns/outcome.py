@@ -18,6 +18,7 @@ from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.nouns.pictures import as_figure, as_svg
 from dumpcmp.nouns.row import FAILING, Row, Verdict, Why
 from dumpcmp.nouns.rows import Rows, Trait, having, marked
+from dumpcmp.nouns.spoken import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,7 +162,8 @@ class Answer(ABC):
         for cells in table if len(table) > 1 else ():
             yield "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()
         if len(self.notable) > most:
-            yield f"and {len(self.notable) - most} more rows; to_pandas() has them all"
+            left = counted(len(self.notable) - most, "more row")
+            yield f"and {left}; to_pandas() has them all"
         yield from (f"note: {remark}" for remark in self.remarks)
 
     def _repr_html_(self) -> str:
@@ -276,7 +278,8 @@ class Outcome(Answer):
                 if not marked(self.rows, Trait.APART):
                     return ": everything compared is the same, bit for bit"
                 said = ": everything compared agrees within rounding"
-                some = f"; of {self.num_sampled} values only some rows were compared"
+                values = counted(self.num_sampled, "value")
+                some = f"; of {values} only some rows were compared"
                 return said + some if self.num_sampled else said
             case Conclusion.DECISIONS:
                 return f": every op is right; {self._flipped()}"
@@ -285,7 +288,8 @@ class Outcome(Answer):
         first = self.first_divergence
         if first is None:
             failed = self.failures[0]
-            return f": {len(self.failures)} values fail, the first is {failed.key}"
+            values = counted(len(self.failures), "value fails", "values fail")
+            return f": {values}, the first is {failed.key}"
         return f" at {first.key.site.place}: {first.reason}"
 
     def _flipped(self) -> str:
@@ -300,7 +304,8 @@ class Outcome(Answer):
         kind = Verdict.ERROR if self.failures else Verdict.INCONCLUSIVE
         rows = having(self.rows, kind)
         first = next((row for row in rows if not row.key.op.is_module), rows[0])  # or what has it
-        return f"{len(rows)} values could not be judged, the first is {first.key}: {first.reason}"
+        values = counted(len(rows), "value")
+        return f"{values} could not be judged, the first is {first.key}: {first.reason}"
 
     @property
     def headline(self) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.replay import Choice, Flip
+from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.replay.selecting import apart, least_explained, place
 
 Number = Tensor | float | int | bool
@@ -57,7 +58,8 @@ def _unlike(got: Tensor, *admitted: Tensor) -> str:
     if not bad.any():
         return ""
     where = [int(i) for i in bad.nonzero()[0]]
-    return f"{int(bad.sum())} of {bad.numel()} elements are not so, the first at {where}"
+    elements, are = counted(bad.numel(), "element"), plural(int(bad.sum()), "is", "are")
+    return f"{int(bad.sum())} of {elements} {are} not so, the first at {where}"
 
 
 def crossed(

@@ -9,6 +9,7 @@ from typing import Any
 import xxhash
 from torch import Tensor
 
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.taps.recording.sources import digest_of
 
 NOT_CERTIFIED = "not certified: no untapped run was made to compare with (dump with --certify)"
@@ -68,11 +69,12 @@ def _differing(one: CodeRuns, other: CodeRuns) -> set[tuple[int, int]]:
 def _text(kernels: bool, num_changed: int, num_spared: int, tapped: CodeRuns) -> str:
     num_graphs = len({run.code for run in tapped})
     num_outputs = sum(len(run.outputs) for run in tapped)
-    ran = f"{num_graphs} compiled graphs, {num_outputs} outputs"
+    ran = f"{counted(num_graphs, 'compiled graph')}, {counted(num_outputs, 'output')}"
     if num_spared:
-        ran += f", without {num_spared} that differ between untapped runs, too"
+        spared = counted(num_spared, "that differs", "that differ")
+        ran += f", without {spared} between untapped runs, too"
     same = "same kernels" if kernels else "other kernels"
-    bits = "same bits" if not num_changed else f"other bits in {num_changed} outputs"
+    bits = "same bits" if not num_changed else f"other bits in {counted(num_changed, 'output')}"
     verdict = "certified" if kernels and not num_changed else "not certified"
     return f"{verdict}: {same}, {bits} as in an untapped run ({ran})"
 
