@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from dumpcmp.align.flow import shows_first
 from dumpcmp.align.letters import Letters
 from dumpcmp.align.listing import Listing
-from dumpcmp.nouns.arithmetic import Arithmetic, arithmetic_of, writes_in_place
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
+from dumpcmp.nouns.op_names import writes_in_place
 from dumpcmp.nouns.row import Following, Pair, PairedBy
 
 _WRITTEN = "input.0"  # where whatever writes in place has what it writes to
@@ -111,10 +112,9 @@ class _Side:
             return False
         while key.slot.is_output and not key.op.is_module:
             call, given = self.listing.calls.get(key.site), key.site.key(_WRITTEN)
-            is_view = arithmetic_of(key.op) is Arithmetic.MOVES
             if call is None or given not in self.listing.values:
                 return False
-            if not writes_in_place(call.target) and not is_view:
+            if not writes_in_place(call.target) and not shows_first(self.listing, key.site):
                 return False
             key = self.listing.first(given)
         return key.slot.is_weight or (key.op == ROOT and key.slot.is_input)

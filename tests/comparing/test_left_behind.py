@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
-from dumpcmp.nouns.arithmetic import writes_in_place
+from dumpcmp.nouns.op_names import writes_in_place
 
 
 class Keeping(nn.Module):
