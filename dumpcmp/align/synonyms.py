@@ -10,8 +10,8 @@ from dumpcmp.nouns.op_names import WorkSet
 _VIEWS = WorkSet(
     """
     adjoint alias as_strided atleast_1d atleast_2d atleast_3d broadcast_to chunk contiguous data
-    detach diagonal dsplit expand expand_as flatten getitem H hsplit imag mH movedim mT narrow
-    permute ravel real reshape reshape_as select slice split squeeze T t tensor_split
+    detach diagonal dsplit expand expand_as flatten getitem H hsplit imag linalg_diagonal mH movedim
+    mT narrow permute ravel real reshape reshape_as select slice split squeeze T t tensor_split
     transpose unbind unflatten unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze
     view view_as view_as_complex view_as_real vsplit
     """

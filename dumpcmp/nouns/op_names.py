@@ -68,6 +68,7 @@ _ALIASES = _pairs("""
     lshift > bitwise_left_shift
     logsigmoid > log_sigmoid
     _log_softmax special_log_softmax > log_softmax
+    matrix_H > H
     matrix_power > linalg_matrix_power
     mod > remainder
     moveaxis > movedim
@@ -75,6 +76,7 @@ _ALIASES = _pairs("""
     negative > neg
     not > logical_not
     not_equal > ne
+    numpy_T > T
     or > bitwise_or
     pinverse > linalg_pinv
     pos > positive
@@ -100,9 +102,10 @@ _ALIASES = _pairs("""
     special_sinc > sinc
     special_xlogy > xlogy
     split_with_sizes > split
-    spmm > mm
+    dsmm spmm > mm
     subtract > sub
     swapaxes swapdims > transpose
+    _threshold > threshold
     trapz > trapezoid
     _unsafe_view > view
     xor > bitwise_xor
@@ -195,6 +198,8 @@ def _spelling(function: str) -> _Spelling:
         return _Spelling(text, any(_is_in_place(word) for word in words[-2:]))
     if word.startswith("__") and word.endswith("__"):
         room, word = "operator", word[2:-2]
+    if not room and word in _IN_PLACE:  # as graphs were recorded that have ``operator.iadd``
+        room = "operator"
     if room == "operator":
         name = plain_operator(word)
         return _Spelling(_ALIASES.get(name, name), word in _IN_PLACE or word == "setitem")

@@ -67,7 +67,9 @@ def _torch_function(target: str, room: str, word: str) -> ReplayFunction:
     spelled = word.strip("_") if is_operator else word
     name, kind = _known(target)
     if is_operator and name not in _BRACKETS:
-        return ReplayFunction(_python_operator(spelled, target), name, kind)
+        return ReplayFunction(
+            _python_operator(spelled, target), name, kind, writes_in_place(target)
+        )
     found = STAND_INS.get(name) or getattr(holder, word, None)
     if not callable(found):
         raise Unreplayable(f"{target} is not in this torch")

@@ -33,8 +33,10 @@ def _words(text: str) -> frozenset[str]:
 
 
 _INPLACE_OPERATORS = _words(
-    "iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift"
+    "iadd isub imul idiv itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift"
 )
+
+_OPERATOR_MODULES = (operator.__name__, operator.add.__module__)
 
 _COMMUTATIVE = _words("add mul and or xor eq ne maximum minimum")
 
@@ -207,7 +209,7 @@ def attribute_of(name: str) -> Function:
 def _plain(spelled: str, func: Callable[..., Any]) -> str:
     """`spelled` without what only says how it was reached: underscores, reflection, in place."""
     name = _REFLECTED.get(spelled, spelled)
-    if getattr(func, "__module__", None) == operator.__name__ and name in _INPLACE_OPERATORS:
+    if getattr(func, "__module__", None) in _OPERATOR_MODULES and name in _INPLACE_OPERATORS:
         name = name[1:]
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
