@@ -10,8 +10,8 @@ from itertools import chain
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.renaming import Renaming, unwrapped
-from dumpcmp.align.synonyms import canonical
 from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.op_names import canonical
 from dumpcmp.nouns.row import Pair, PairedBy
 
 _InStep = tuple[str, int]

@@ -13,13 +13,15 @@ from functools import cached_property, lru_cache
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.pieces import lie_of
-from dumpcmp.align.synonyms import canonical, contracts, gives_views, keeps_elements
+from dumpcmp.align.synonyms import contracts, gives_views, keeps_elements
 from dumpcmp.nouns.given import parsed, told_by
 from dumpcmp.nouns.key import Key, Site, Slot
+from dumpcmp.nouns.op_names import WorkSet, canonical
 from dumpcmp.nouns.record import VMAP, Record
 
 Strand = int
 Content = tuple[str, str]  # dtype and digest
+_INDEXING = WorkSet("getitem")
 _MANY = 16  # elements that two values do not share by chance
 Expression = tuple[object, ...]  # what a call does, and the strands that it does it to
 
@@ -115,16 +117,8 @@ class Flow:
             before, after = self.listing.record(given), self.listing.record(key)
             if one != other and same_elements(before, after):
                 self._parent[other] = one
-            elif one != other and self._shows(site, keys):
+            elif one != other and shows_first(self.listing, site):
                 self._root[other] = self.root(one)
-
-    def _shows(self, site: Site, keys: list[Key]) -> bool:
-        """Whether a call gives its first input seen in another way; what picks elements copies."""
-        if canonical(site.op.function) != "getitem":
-            return gives_views(site.op.function)
-        call = self.listing.calls.get(site)
-        is_alone = sum(key.slot.is_input for key in keys) == 1
-        return is_alone and not (call and told_by(call, _picks))
 
     def _do_again(self, done: dict[Expression, list[Strand]], site: Site, keys: list[Key]) -> None:
         """Where a call does once more what one before it did, and gives the same bytes."""
@@ -160,7 +154,7 @@ class Flow:
         """The outputs of a view: each with the strand that it shows, and how it lies in it."""
         keys = self.listing.sites[site]
         given = next((key for key in keys if key.slot.is_input), None)
-        if given is None or not self._shows(site, keys):
+        if given is None or not shows_first(self.listing, site):
             return
         base = self.root(self.strand(given))
         for key in keys:
@@ -187,6 +181,15 @@ class Flow:
         if not contracts(doing.site.op.function):
             return None
         return [self.root(strand) for strand in doing.takes]
+
+
+def shows_first(listing: Listing, site: Site) -> bool:
+    """Whether a call gives its first input seen in another way; what picks elements copies."""
+    if site.op.function not in _INDEXING:
+        return gives_views(site.op.function)
+    call = listing.calls.get(site)
+    is_alone = sum(key.slot.is_input for key in listing.sites[site]) == 1
+    return is_alone and not (call and told_by(call, _picks))
 
 
 def content_of(record: Record) -> Content | None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.synonyms import BACKWARD, keeps_elements
+from dumpcmp.align.synonyms import keeps_elements
 from dumpcmp.comparing.laying import like
 from dumpcmp.comparing.taping import tensor_of
 from dumpcmp.comparing.visits import RowGradient, RowNode, Visit, strongest
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
+from dumpcmp.nouns.op_names import BACKWARD
 from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import Row, Verdict, Why
 
