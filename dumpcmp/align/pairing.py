@@ -51,7 +51,7 @@ def pair_values(
         ours, theirs = without_collectives(golden), without_collectives(target)
         pairs = _pair_model(ours, theirs, renaming or Renaming(), counting)
         pairs = with_collectives(pairs, golden, target)
-    return _with_repeats(list(_with_unwritten(pairs, golden, target)), golden, target)
+    return with_repeats(list(_with_unwritten(pairs, golden, target)), golden, target)
 
 
 def _with_unwritten(pairs: Iterable[Pair], golden: Listing, target: Listing) -> Iterator[Pair]:
@@ -198,7 +198,7 @@ def _in_order(sides: Partners, pairs: Sequence[Pair]) -> list[Pair]:
     return sorted(pairs, key=where)
 
 
-def _with_repeats(pairs: Sequence[Pair], golden: Listing, target: Listing) -> list[Pair]:
+def with_repeats(pairs: Sequence[Pair], golden: Listing, target: Listing) -> list[Pair]:
     """`pairs`, which know where they first appeared, if both sides had the value before."""
     known: dict[tuple[Key | None, Key | None], Pair] = {}
     for pair in pairs:  # a value may stand beside several

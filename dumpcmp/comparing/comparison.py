@@ -25,6 +25,8 @@ from dumpcmp.comparing.carried import Carried
 from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.digests import check_all, check_ends
+from dumpcmp.comparing.effect_rows import with_effect_values
+from dumpcmp.comparing.effects_seen import EffectsSeen, Looked
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import differ_anywhere
@@ -161,7 +163,9 @@ def compare(
         *alone(rows),
         *not_compared(rows),
     ]
-    missing = () if partial else (*missing_of("golden", ours), *missing_of("my side", theirs))
+    missing = () if partial else (
+        *missing_of("golden", ours), *missing_of("my side", theirs), *comparing.effects.missing
+    )  # fmt: skip
     background = comparing.showing.background(ours.archive, theirs.archive)
     outcome = comparing.gathered.outcome(remarks, missing)
     return replace(outcome, background=background, num_sampled=noted.num_sampled)
@@ -187,6 +191,7 @@ class _Comparing:
     history: WeightHistory = field(default_factory=WeightHistory)
     courses: Courses = field(default_factory=Courses)
     carried: Carried = field(default_factory=Carried)
+    effects: EffectsSeen = field(default_factory=EffectsSeen)
     nbytes: int = 0  # measured
 
     def sorts_out(self, golden: OpenRun, target: OpenRun, finer: OpenRun | None) -> bool:
@@ -203,6 +208,8 @@ class _Comparing:
         self.history.remember(step.weights, step.golden.archive, step.target.archive)
         self.courses.pass_by()
         self.gathered.add(step.rows)
+        if rows := self.effects.of_same_step(step, self.counting):
+            self.gathered.add(rows)
         self.noted.shortcuts |= allowed(self.allow, step.target.archive, step.devices)
         if tell := step.telling(progress, self.nbytes):
             tell(step.nbytes, step.nbytes)
@@ -221,6 +228,7 @@ class _Comparing:
         ours, theirs = self._in_chunks(ours, theirs, terms)
         turns = turns_between(ours, theirs, self.renaming)
         pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.counting, turns)
+        pairs, ours, theirs = with_effect_values(pairs, ours, theirs, self.counting)
         ways = Ways.of(ours.listing, theirs.listing, shortcuts)
         work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
         work = placed(asking(work, self.metrics), self.device)
@@ -249,7 +257,10 @@ class _Comparing:
         judgements = judge_all(evidence, rule, flow.sources, following, self.carried.settled)
         self.carried.let_go()
         rows = [_row(one, judgements[one.pair], ways) for one in evidence]
-        rows, self.latest_root = blame_after(self.latest_root, rows, ours.listing, theirs.listing)
+        before = self.latest_root
+        rows, self.latest_root = blame_after(before, rows, ours.listing, theirs.listing)
+        looked = Looked(ours, theirs, self.counting, self.is_apart, flow, work, measured)
+        rows, self.latest_root = self.effects.with_rows(rows, looked, before, self.latest_root)
         roots = in_order(row for row in rows if row.root)
         self.showing.add(rows, roots, flow, work, after=len(self.gathered.rows))
         self.gathered.add(rows, roots)

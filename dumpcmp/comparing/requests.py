@@ -26,6 +26,7 @@ class Asking:
     tap: Tap = _ALL
     counting: Counting = AS_COUNTED  # from the steps of the side's own count
     follows_weights: bool = False  # it records them unasked
+    is_stated: bool = False  # the archive says what it was asked for
 
     @classmethod
     def of(cls, archive: Archive, counting: Counting = AS_COUNTED) -> Asking:
@@ -33,7 +34,8 @@ class Asking:
         runs = (facts.get("run", {}) for facts in archive.run.values())
         run: dict[str, Any] = next((r for r in runs if isinstance(r.get("filters"), dict)), {})
         stated = run.get("filters")
-        return cls(_tap(stated) if stated else _ALL, counting, bool(run.get("follows_weights")))
+        return cls(_tap(stated) if stated else _ALL, counting, bool(run.get("follows_weights")),
+                   bool(stated))  # fmt: skip
 
     def leaves_out(self, key: Key) -> str:
         """The option by which a value of this name was left out; empty where none did."""

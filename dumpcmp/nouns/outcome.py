@@ -188,12 +188,22 @@ class Conclusion(StrEnum):
     DECISIONS = "SAME, DIFFERENT DECISIONS"  # every op is right, and some chose otherwise
     WRONG = "WRONG"  # an op did something wrong with what it was given
     PROGRAM = "DIFFERENT PROGRAM"  # other weights, other inputs, other calls
+    EFFECT = "DIFFERENT"  # all ops agree, and what the run left behind does not
     UNKNOWN = "UNKNOWN"  # too little could be compared to say
 
     @property
     def exit_code(self) -> int:
         """0 same, 1 different, 2 trouble."""
-        return {Conclusion.WRONG: 1, Conclusion.PROGRAM: 1, Conclusion.UNKNOWN: 2}.get(self, 0)
+        return {"SAME": 0, "UNKNOWN": 2, "SAME, DIFFERENT DECISIONS": 0}.get(self, 1)
+
+
+def _told_of_effect(row: Row) -> str:
+    """What follows the conclusion where an effect differs."""
+    key, kind = row.key, row.key.op.function
+    if kind == "exception":
+        return f": {row.reason} (token {key.step})"
+    place = "" if row.judgement.why is Why.EFFECT else f"{key.slot}: "
+    return f" {kind} at token {key.step}: {place}{row.reason}"
 
 
 def _step_of(row: Row) -> tuple[str, int]:
@@ -224,6 +234,8 @@ class Outcome(Answer):
             return Conclusion.UNKNOWN
         if self.failures:
             first = self.first_divergence
+            if first is not None and first.key.op.is_effect:
+                return Conclusion.EFFECT
             is_wrong = first is not None and first.judgement.why not in (Why.LEAF, Why.CALL)
             return Conclusion.WRONG if is_wrong else Conclusion.PROGRAM
         if self.is_open or self.missing:
@@ -252,7 +264,7 @@ class Outcome(Answer):
             return False
         ends = marked(self.rows, Trait.END)
         open_ends = [row for row in ends if row.verdict is Verdict.INCONCLUSIVE]
-        if any(row.judgement.why is Why.TERMS for row in open_ends):
+        if any(row.judgement.why in (Why.TERMS, Why.EFFECT) for row in open_ends):
             return True
         if doubtful > MOST_OPEN * (doubtful + self.tally.compared):
             return bool(open_ends) or not ends
@@ -290,6 +302,8 @@ class Outcome(Answer):
             failed = self.failures[0]
             values = counted(len(self.failures), "value fails", "values fail")
             return f": {values}, the first is {failed.key}"
+        if first.key.op.is_effect:
+            return _told_of_effect(first)
         return f" at {first.key.site.place}: {first.reason}"
 
     def _flipped(self) -> str:
@@ -303,6 +317,10 @@ class Outcome(Answer):
             return f"what was compared agrees, but {self.missing[0]}"
         kind = Verdict.ERROR if self.failures else Verdict.INCONCLUSIVE
         rows = having(self.rows, kind)
+        effect = next((row for row in rows if row.judgement.why is Why.EFFECT), None)
+        if effect is not None:
+            key = effect.key
+            return f"the {key.op.function} at token {key.step} is open: {effect.reason}"
         first = next((row for row in rows if not row.key.op.is_module), rows[0])  # or what has it
         values = counted(len(rows), "value")
         return f"{values} could not be judged, the first is {first.key}: {first.reason}"

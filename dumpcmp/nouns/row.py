@@ -177,6 +177,7 @@ class Why(StrEnum):
     LEVELS = "levels"  # DTYPE: it was rounded to levels that are declared, and is right for that
     ILL = "ill"  # the same, of what is left after cancellation: it agrees with nothing
     UNASKED = "unasked"  # SKIPPED: one side was not asked to record it
+    EFFECT = "effect"  # of what a run leaves behind besides values of its ops
     TERMS = "terms"  # INCONCLUSIVE: ranks hold terms of a gradient, and who adds them up is open
 
 

@@ -126,6 +126,7 @@ _WHYS = {
     Why.LEAF: "no op computed this value: it came into the run as another",
     Why.CALL: "what it was given agrees, but the two sides do not call it in the same way",
     Why.WIRED: "my side gives this op another value than golden gives to it",
+    Why.EFFECT: "everything before it agrees, and this is what the runs left behind",
     Why.INTRODUCED: "in float64, on what my side was given, golden's op gives something else",
 }
 

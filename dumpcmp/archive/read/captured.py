@@ -241,6 +241,22 @@ class Captured(Loader, Mapping[Key, Record]):
                 found.setdefault(call.site, call)
         return found
 
+    def effects_at(self, model: str, step: int) -> dict[int, list[Call]]:
+        """The effects of one step, by rank: what the run left behind besides values of ops.
+
+        They are Calls of reserved ops, and what they hold by value is in their arguments.
+        """
+        found = {held.rank: held.calls(effects=True) for held in self._rank_steps(model, step)}
+        return {rank: calls for rank, calls in found.items() if calls}
+
+    def effect_values_at(self, model: str, step: int) -> dict[Key, tuple[Record, ...]]:
+        """The Records of tensors that effects of one step have of their own."""
+        found: dict[Key, list[Record]] = {}
+        for held in self._rank_steps(model, step):
+            for record in held.records(effects=True) if held.calls(effects=True) else ():
+                found.setdefault(record.key, []).append(record)
+        return {key: tuple(records) for key, records in found.items()}
+
     def num_values(self, model: str, step: int) -> int:
         """How many values of one step the rank has that has most of them."""
         return max((held.num_values for held in self._rank_steps(model, step)), default=0)

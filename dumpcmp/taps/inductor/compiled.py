@@ -53,6 +53,8 @@ class CompiledCapture(ModuleCapture):
         super().__init__(recorder, roots, mode=untraced_mode if tapped else None)
         self.enter = untraced(self.enter)
         self.exit = untraced(self.exit)
+        self.returned = untraced(self.returned)
+        self.raised = untraced(self.raised)
         self.begin = untraced(self.begin)
         self.end = untraced(self.end)
         self._provenance = Provenance(self._where, self.quietly, tapped=tapped, **way)

@@ -147,6 +147,8 @@ class GraphCapture(ModuleCapture):
         super().__init__(recorder, roots, mode=untraced_mode)
         self.enter = untraced(self.enter)
         self.exit = untraced(self.exit)
+        self.returned = untraced(self.returned)
+        self.raised = untraced(self.raised)
         self.begin = untraced(self.begin)
         self.end = untraced(self.end)
         self._compiled: dict[int, Any] = {}

@@ -26,6 +26,7 @@ from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.replays import Replays
+from dumpcmp.taps.recording.returned import raised, returned
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.step_kinds import recomputation_of
 
@@ -67,6 +68,8 @@ class ModuleCapture:
         self.compiles = False  # whether what the program compiles stays compiled
         self.enter = enter_module
         self.exit = exit_module
+        self.returned = returned
+        self.raised = raised
         self.begin: Callable[[nn.Module], Step | None] = self._begin
         self.end: Callable[[Step], None] = self._end
 
@@ -192,7 +195,12 @@ class ModuleCapture:
                 args, kwargs = self.precision.inputs((args, kwargs))
                 step.run_in(self.precision)
             with self._inside(step):
-                return self.run_root(step, module, run, args, kwargs)
+                try:
+                    result = self.run_root(step, module, run, args, kwargs)
+                except BaseException as error:
+                    self.raised(step, error)
+                    raise
+                return self.returned(step, result)
 
     def _is_root(self, module: nn.Module) -> bool:
         """Whether a call of `module` that is inside of no other begins a step."""

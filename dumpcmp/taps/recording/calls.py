@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -154,6 +154,17 @@ def current_place() -> tuple[str, int] | None:
     while frame is not None and FOREIGN.get(frame.f_code.co_filename, True):
         frame = frame.f_back
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def traceback_line(trace: TracebackType | None) -> str:
+    """The line of the program that an exception comes from: the innermost of its traceback."""
+    found = ""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not _is_foreign(name):
+            found = _line(name, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
 
 
 def _is_foreign(filename: str) -> bool:

@@ -347,6 +347,16 @@ class Step:
         else:
             self.owner_of(call).values.put_each(call, found)
 
+    def put_effect(self, call: Call, found: Slots, late: bool = False) -> None:
+        """Record tensors that an effect has of its own, to which nothing is linked later.
+
+        One that comes `late`, when the step is over, is linked to nothing itself: the parts of the
+        step may be sealed.
+        """
+        values = Values(self.outlet, self.model.name, self.number) if late else self.values
+        for slot, tensor in found:
+            values.put_aside(call, slot, tensor)
+
     def put(
         self,
         call: Call,

@@ -271,6 +271,11 @@ class Values:
                 )
         return same_as or (call.op, call.call, slot)
 
+    def put_aside(self, call: Call, slot: str, tensor: Tensor) -> None:
+        """Record one value as `put` does, and link nothing to it that comes later."""
+        if self.put(call, slot, tensor) == (call.op, call.call, slot):
+            self.forget_one(tensor)
+
     def put_weight(self, call: Call, slot: str, tensor: Tensor, in_brief: bool) -> None:
         """Record a parameter or buffer, as much of it as the outlet keeps of those.
 
