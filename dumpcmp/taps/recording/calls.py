@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dumpcmp.pytorch.trees import Slots, parts_of
 
-
 # What torch makes of a type of Python where it takes a dtype: ``torch.zeros(2, dtype=float)``.
 _PYTHON_DTYPES = {float: "float64", int: "int64", bool: "bool", complex: "complex128"}
 
