@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.pieces import lie_of
+from dumpcmp.align.pieces import ElementSet, elements_of, lie_of
 from dumpcmp.align.synonyms import canonical, contracts, gives_views, keeps_elements
 from dumpcmp.nouns.given import parsed, told_by
 from dumpcmp.nouns.key import Key, Site, Slot
 from dumpcmp.nouns.record import VMAP, Record
 
 Strand = int
+Factor = tuple[Strand, ElementSet | None]  # a value, and which elements of it where not all
 Content = tuple[str, str]  # dtype and digest
 _MANY = 16  # elements that two values do not share by chance
 Expression = tuple[object, ...]  # what a call does, and the strands that it does it to
@@ -43,6 +44,7 @@ class Flow:
     _of: dict[Key, Strand] = field(default_factory=dict)
     _parent: list[Strand] = field(default_factory=list)
     _root: dict[Strand, Strand] = field(default_factory=dict)  # the strand that it is a view of
+    _part: dict[Strand, ElementSet] = field(default_factory=dict)  # of a view that lacks elements
 
     @classmethod
     def of(cls, listing: Listing) -> Flow:
@@ -117,6 +119,9 @@ class Flow:
                 self._parent[other] = one
             elif one != other and self._shows(site, keys):
                 self._root[other] = self.root(one)
+                shown, of = elements_of(after), elements_of(before)
+                if one in self._part or shown.num < of.num:
+                    self._part[other] = shown
 
     def _shows(self, site: Site, keys: list[Key]) -> bool:
         """Whether a call gives its first input seen in another way; what picks elements copies."""
@@ -182,11 +187,14 @@ class Flow:
             if tells and (content := content_of(record)):
                 yield key.site, content, self.strand(key)
 
-    def contracted(self, doing: Doing) -> list[Strand] | None:
-        """What a product of matrices multiplies, in whatever view."""
+    def contracted(self, doing: Doing) -> list[Factor] | None:
+        """What a product of matrices multiplies, in whatever view that shows the same elements.
+
+        The product of two halves is not that of the wholes.
+        """
         if not contracts(doing.site.op.function):
             return None
-        return [self.root(strand) for strand in doing.takes]
+        return [(self.root(strand), self._part.get(strand)) for strand in doing.takes]
 
 
 def content_of(record: Record) -> Content | None:
