@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.pieces import ElementSet, elements_of, lie_of
+from dumpcmp.align.pieces import lie_of, num_shown
 from dumpcmp.align.synonyms import canonical, contracts, gives_views, keeps_elements
 from dumpcmp.nouns.given import parsed, told_by
 from dumpcmp.nouns.key import Key, Site, Slot
 from dumpcmp.nouns.record import VMAP, Record
 
 Strand = int
-Factor = tuple[Strand, ElementSet | None]  # a value, and which elements of it where not all
+Factor = tuple[Strand, bool]  # a value, and whether it is only a part of it
 Content = tuple[str, str]  # dtype and digest
 _MANY = 16  # elements that two values do not share by chance
 Expression = tuple[object, ...]  # what a call does, and the strands that it does it to
@@ -44,7 +44,7 @@ class Flow:
     _of: dict[Key, Strand] = field(default_factory=dict)
     _parent: list[Strand] = field(default_factory=list)
     _root: dict[Strand, Strand] = field(default_factory=dict)  # the strand that it is a view of
-    _part: dict[Strand, ElementSet] = field(default_factory=dict)  # of a view that lacks elements
+    _parts: set[Strand] = field(default_factory=set)  # views that lack elements of that
 
     @classmethod
     def of(cls, listing: Listing) -> Flow:
@@ -119,9 +119,8 @@ class Flow:
                 self._parent[other] = one
             elif one != other and self._shows(site, keys):
                 self._root[other] = self.root(one)
-                shown, of = elements_of(after), elements_of(before)
-                if one in self._part or shown.num < of.num:
-                    self._part[other] = shown
+                if one in self._parts or num_shown(after) < num_shown(before):
+                    self._parts.add(other)
 
     def _shows(self, site: Site, keys: list[Key]) -> bool:
         """Whether a call gives its first input seen in another way; what picks elements copies."""
@@ -188,13 +187,13 @@ class Flow:
                 yield key.site, content, self.strand(key)
 
     def contracted(self, doing: Doing) -> list[Factor] | None:
-        """What a product of matrices multiplies, in whatever view that shows the same elements.
+        """What a product of matrices multiplies, in whatever view; parts are not the whole.
 
-        The product of two halves is not that of the wholes.
+        Which part it is may depend on values, as the rows of an expert do.
         """
         if not contracts(doing.site.op.function):
             return None
-        return [(self.root(strand), self._part.get(strand)) for strand in doing.takes]
+        return [(self.root(strand), strand in self._parts) for strand in doing.takes]
 
 
 def content_of(record: Record) -> Content | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -100,27 +100,10 @@ def part_shape(whole: Extents, part: Cut) -> Extents:
     return (*whole[: part.axis], size, *whole[part.axis + 1 :])
 
 
-class ElementSet(NamedTuple):
-    """Which elements of its storage a view shows, in whatever order and however often."""
-
-    dims: tuple[tuple[int, int], ...]  # sizes and strides, the largest stride first
-    offset: int
-
-    @property
-    def num(self) -> int:
-        """How many elements it shows, each counted once."""
-        return math.prod(size for size, _ in self.dims)
-
-
-def elements_of(record: Record) -> ElementSet:
-    """The elements that a view shows: dims in one order, merged, without those that repeat."""
+def num_shown(record: Record) -> int:
+    """How many elements of its storage a view shows, each counted once."""
     strides = record.stride or _dense(record.shape)
-    dims = [(step, size) for size, step in zip(record.shape, strides, strict=True) if step]
-    dims.sort(reverse=True)
-    merged, offset = laid(
-        tuple(size for _, size in dims), tuple(step for step, _ in dims), record.storage_offset
-    )
-    return ElementSet(merged, offset)
+    return math.prod(size for size, step in zip(record.shape, strides, strict=True) if step)
 
 
 def lie_of(record: Record) -> Lie:

@@ -132,7 +132,7 @@ class Sweep:
         if taken is not None:
             yield (terms.model, terms.step, doing.function, *taken)
         product = flow.contracted(doing) or ()
-        factors = [(known(root), part or ()) for root, part in product]
+        factors = [(known(root), is_part) for root, is_part in product]
         if factors and all(root is not None for root, _ in factors):
             yield (terms.model, terms.step, "contract", *sorted(factors))
 
@@ -338,15 +338,9 @@ class Sweep:
                 self.pair(partner, site)
 
     def _same_line(self, target: Site) -> Site | None:
-        """Golden's call of the same name, number and line, whatever it takes.
-
-        Unless what it gives is known to be another value of the target.
-        """
+        """Golden's call of the same name, number and line, whatever it takes."""
         golden = self.namesake(target)
         if golden is None or golden not in self.ours.doings:
-            return None
-        ours, theirs = self.ours.doings[golden], self.theirs.doings[target]
-        if self._is_given(ours.gives, theirs.gives):
             return None
         one, other = self.sides.sources(golden, target)
         return golden if one == other and self.sides.outputs_fit(golden, target) else None
