@@ -243,14 +243,15 @@ class Outcome(Answer):
 
         What passes at the end of the data flow vouches for all that it was computed from. So do
         the gradients of a step's parameters, for what the model gave out in that step. A gradient
-        of which each rank has a term is right only if somebody adds the terms up.
+        of which each rank has a term is right only if somebody adds the terms up. For what one side
+        alone has nothing vouches that another choice has made another computation.
         """
         doubtful = self.tally[Verdict.INCONCLUSIVE]
         if not doubtful:
             return False
         ends = marked(self.rows, Trait.END)
         open_ends = [row for row in ends if row.verdict is Verdict.INCONCLUSIVE]
-        if any(row.judgement.why is Why.TERMS for row in open_ends):
+        if any(row.judgement.why is Why.TERMS for row in open_ends) or self._unshown:
             return True
         if doubtful > MOST_OPEN * (doubtful + self.tally.compared):
             return bool(open_ends) or not ends
@@ -258,6 +259,14 @@ class Outcome(Answer):
         unsure = {_step_of(row) for row in open_ends if row.key.slot.is_gradient}
         vouched = {_step_of(row) for row in ends if row.key.slot.is_gradient} - unsure
         return bool(steps - vouched)
+
+    @property
+    def _unshown(self) -> Row | None:
+        """What one side alone has, and nothing that was compared shows to be right."""
+        if not marked(self.rows, Trait.TOUCHED):
+            return None
+        rows = having(self.rows, Verdict.INCONCLUSIVE)
+        return next((row for row in rows if row.judgement.why is Why.UNSHOWN), None)
 
     @property
     def exit_code(self) -> int:
@@ -300,6 +309,7 @@ class Outcome(Answer):
         kind = Verdict.ERROR if self.failures else Verdict.INCONCLUSIVE
         rows = having(self.rows, kind)
         first = next((row for row in rows if not row.key.op.is_module), rows[0])  # or what has it
+        first = (None if self.failures else self._unshown) or first
         return f"{len(rows)} values could not be judged, the first is {first.key}: {first.reason}"
 
     @property
