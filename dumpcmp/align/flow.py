@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.pieces import lie_of
+from dumpcmp.align.pieces import lie_of, num_shown
 from dumpcmp.align.synonyms import contracts, gives_views, keeps_elements
 from dumpcmp.nouns.given import parsed, told_by
 from dumpcmp.nouns.key import Key, Site, Slot
@@ -20,6 +20,7 @@ from dumpcmp.nouns.op_names import WorkSet, canonical
 from dumpcmp.nouns.record import VMAP, Record
 
 Strand = int
+Factor = tuple[Strand, bool]  # a value, and whether it is only a part of it
 Content = tuple[str, str]  # dtype and digest
 _INDEXING = WorkSet("getitem")
 _MANY = 16  # elements that two values do not share by chance
@@ -45,6 +46,7 @@ class Flow:
     _of: dict[Key, Strand] = field(default_factory=dict)
     _parent: list[Strand] = field(default_factory=list)
     _root: dict[Strand, Strand] = field(default_factory=dict)  # the strand that it is a view of
+    _parts: set[Strand] = field(default_factory=set)  # views that lack elements of that
 
     @classmethod
     def of(cls, listing: Listing) -> Flow:
@@ -119,6 +121,8 @@ class Flow:
                 self._parent[other] = one
             elif one != other and shows_first(self.listing, site):
                 self._root[other] = self.root(one)
+                if one in self._parts or num_shown(after) < num_shown(before):
+                    self._parts.add(other)
 
     def _do_again(self, done: dict[Expression, list[Strand]], site: Site, keys: list[Key]) -> None:
         """Where a call does once more what one before it did, and gives the same bytes."""
@@ -176,11 +180,14 @@ class Flow:
             if tells and (content := content_of(record)):
                 yield key.site, content, self.strand(key)
 
-    def contracted(self, doing: Doing) -> list[Strand] | None:
-        """What a product of matrices multiplies, in whatever view."""
+    def contracted(self, doing: Doing) -> list[Factor] | None:
+        """What a product of matrices multiplies, in whatever view; parts are not the whole.
+
+        Which part it is may depend on values, as the rows of an expert do.
+        """
         if not contracts(doing.site.op.function):
             return None
-        return [self.root(strand) for strand in doing.takes]
+        return [(self.root(strand), strand in self._parts) for strand in doing.takes]
 
 
 def shows_first(listing: Listing, site: Site) -> bool:
