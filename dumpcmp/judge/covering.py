@@ -16,8 +16,9 @@ class _Way(IntEnum):
     ITSELF = -1  # it was compared where it was taken, and agrees
     NOWHERE = 0
     AGREEING = 1  # to values that both sides have and that agree
-    UNSEEN = 2  # to an end that the other side does not have, or that was not judged
-    FAILING = 3  # to values that differ
+    UNREAD = 2  # to values that both sides have and that could not be read
+    UNSEEN = 3  # to an end that the other side does not have, or that was not judged
+    FAILING = 4  # to values that differ
 
 
 _KNOWN = (_Way.AGREEING, _Way.ITSELF)
@@ -26,6 +27,7 @@ _SAID = {
     _Way.ITSELF: "where it is taken both sides agree",
     _Way.NOWHERE: "nothing that is recorded was computed from it",
     _Way.AGREEING: "all that was computed from it agrees",
+    _Way.UNREAD: "what was computed from it could not be read",
     _Way.UNSEEN: "nothing after it shows whether it is right",
     _Way.FAILING: "what was computed from it differs",
 }
@@ -33,6 +35,7 @@ _VERDICTS = {
     _Way.ITSELF: Verdict.COVERED,
     _Way.NOWHERE: Verdict.DEAD,
     _Way.AGREEING: Verdict.COVERED,
+    _Way.UNREAD: Verdict.INCONCLUSIVE,
 }
 
 
@@ -95,6 +98,8 @@ def _is_same(judgement: Judgement | None) -> bool:
 
 
 def _end(judgement: Judgement | None) -> _Way:
+    if judgement is not None and judgement.verdict is Verdict.ERROR:
+        return _Way.UNREAD
     if judgement is not None and judgement.verdict.fails:
         return _Way.FAILING
     if judgement is not None and judgement.verdict is Verdict.SKIPPED:
