@@ -17,8 +17,9 @@ class _Way(IntEnum):
     NOWHERE = 0
     AGREEING = 1  # to values that both sides have and that agree
     UNSHOWN = 2  # to values that are others after another choice: nothing was compared
-    UNSEEN = 3  # to an end that the other side does not have, or that was not judged
-    FAILING = 4  # to values that differ
+    UNREAD = 3  # to values that both sides have and that could not be read
+    UNSEEN = 4  # to an end that the other side does not have, or that was not judged
+    FAILING = 5  # to values that differ
 
 
 _KNOWN = (_Way.AGREEING, _Way.ITSELF)
@@ -29,6 +30,7 @@ _SAID = {
     _Way.AGREEING: "all that was computed from it agrees",
     _Way.UNSHOWN: "what was computed from it is another computation after another choice, and "
     "could not be compared",
+    _Way.UNREAD: "what was computed from it could not be read",
     _Way.UNSEEN: "nothing after it shows whether it is right",
     _Way.FAILING: "what was computed from it differs",
 }
@@ -37,6 +39,7 @@ _VERDICTS = {
     _Way.NOWHERE: Verdict.DEAD,
     _Way.AGREEING: Verdict.COVERED,
     _Way.UNSHOWN: Verdict.INCONCLUSIVE,
+    _Way.UNREAD: Verdict.INCONCLUSIVE,
 }
 
 
@@ -100,6 +103,8 @@ def _is_same(judgement: Judgement | None) -> bool:
 
 
 def _end(judgement: Judgement | None) -> _Way:
+    if judgement is not None and judgement.verdict is Verdict.ERROR:
+        return _Way.UNREAD
     if judgement is not None and judgement.verdict.fails:
         return _Way.FAILING
     if judgement is not None and judgement.verdict is Verdict.SKIPPED:

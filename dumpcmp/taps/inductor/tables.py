@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from dumpcmp.nouns.key import Slot
+from dumpcmp.pytorch.graph_text import graph_text
 from dumpcmp.taps.inductor.marks import MARK, Marking
 from dumpcmp.taps.inductor.single_calls import has_single_calls
 from dumpcmp.taps.inductor.views import Sizes, View, base_of, is_same, view_name, views_of
@@ -171,7 +172,7 @@ def table_of(now: Compilation, lowered: Any, code: str) -> TapTable:
         changed=sorted({*lowered.mutated_input_idxs, *(lowered.bw_donated_idxs or ())}),
         has_single_calls=has_single_calls(graph),
         digest=code_digest(code),
-        text=module.print_readable(print_output=False, include_stride=True),
+        text=graph_text(module, strides=True),
     )
 
 

@@ -90,7 +90,8 @@ class ModuleCapture:
     def remarks(self) -> list[str]:
         """What the user must hear at the end."""
         unfinished = [] if self._collectives is None else self._collectives.remarks()
-        return [*unfinished, *self._parallels.remarks(), *self.replays.remarks()]
+        seen = [*self._parallels.remarks(), *self.replays.remarks(), *self.watches.remarks()]
+        return [*unfinished, *seen]
 
     @contextmanager
     def running(self) -> Iterator[None]:
