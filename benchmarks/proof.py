@@ -27,7 +27,7 @@ from benchmarks.truth.models import DTYPES, MODELS
 from benchmarks.truth.planting import Fault
 from benchmarks.truth.table import STRUCK
 from benchmarks.truth.watching import below
-from dumpcmp.shadows.proving import Answer, Finding, Proof, prove
+from dumpcmp.shadows.proving import Proof, ProofAnswer, ProofFinding, prove
 
 HEADINGS = ("corpus", "engine", "cases", "exact", "near", "wrong place", "missed", "unknown",
             "sound", "false alarms", "sound unknown", "seconds")  # fmt: skip
@@ -88,22 +88,22 @@ def _by_shadows(paths: Sequence[Path], fault: Fault | None) -> tuple[str, str]:
     proof = prove(*paths)
     if fault is not None:
         return _grade(proof, fault), str(proof)
-    sound = {Answer.SAME: "same", Answer.UNKNOWN: "unknown"}
+    sound = {ProofAnswer.SAME: "same", ProofAnswer.UNKNOWN: "unknown"}
     return sound.get(proof.answer, "alarm"), str(proof)
 
 
 def _grade(proof: Proof, fault: Fault) -> str:
     first = proof.first
-    if proof.answer is Answer.SAME or first is None:
+    if proof.answer is ProofAnswer.SAME or first is None:
         return "missed"
     if _is_at(first, fault) or (fault.certain == "port" and first.op.module in fault.modules):
         return "exact"
-    if proof.answer is Answer.UNKNOWN:
+    if proof.answer is ProofAnswer.UNKNOWN:
         return "unknown"
     return "near" if first.op.module in fault.modules else "wrong place"
 
 
-def _is_at(first: Finding, fault: Fault) -> bool:
+def _is_at(first: ProofFinding, fault: Fault) -> bool:
     if f"{first.op}#{first.call}" in fault.ops:
         return True
     key = dumpcmp.Key("", first.step, first.op, first.call, first.slot)

@@ -20,7 +20,7 @@ from dumpcmp.nouns.op_names import WorkSet, canonical
 from dumpcmp.nouns.record import VMAP, Record
 
 Strand = int
-Factor = tuple[Strand, bool]  # a value, and whether it is only a part of it
+FactorPart = tuple[Strand, bool]  # a value, and whether it is only a part of it
 Content = tuple[str, str]  # dtype and digest
 _INDEXING = WorkSet("getitem")
 _MANY = 16  # elements that two values do not share by chance
@@ -180,7 +180,7 @@ class Flow:
             if tells and (content := content_of(record)):
                 yield key.site, content, self.strand(key)
 
-    def contracted(self, doing: Doing) -> list[Factor] | None:
+    def contracted(self, doing: Doing) -> list[FactorPart] | None:
         """What a product of matrices multiplies, in whatever view; parts are not the whole.
 
         Which part it is may depend on values, as the rows of an expert do.

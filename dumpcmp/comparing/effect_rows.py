@@ -24,7 +24,7 @@ from dumpcmp.comparing.tree_differences import (
     TreeComparison,
     compare_trees,
 )
-from dumpcmp.nouns.effects import Effect, EffectLeaf, EffectTree, LeafKind, effect_of, tree_of
+from dumpcmp.nouns.effects import Effect, EffectLeaf, EffectTree, TreeLeafKind, effect_of, tree_of
 from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import Call
@@ -338,7 +338,7 @@ _MOST_MESSAGE = 120
 
 def _told(call: Call) -> str:
     """The first thing that an effect holds by value."""
-    leaves = [leaf for leaf in tree_of(call).leaves if leaf.kind is not LeafKind.TENSOR]
+    leaves = [leaf for leaf in tree_of(call).leaves if leaf.kind is not TreeLeafKind.TENSOR]
     leaf = next((each for each in leaves if not each.is_nothing), leaves[0] if leaves else None)
     if leaf is None:
         return "tensors"

@@ -76,7 +76,7 @@ TENSOR_WORDS = ("root", "slot", "tensor")
 _SEQUENCES = ("tuple", "size", "set")
 
 
-class LeafKind(StrEnum):
+class TreeLeafKind(StrEnum):
     """How a leaf of a tree can be compared."""
 
     TENSOR = "tensor"  # it is a value of the archive, compared as such
@@ -90,7 +90,7 @@ class EffectLeaf:
     """A leaf of an effect's tree."""
 
     path: str  # as Python writes it: "result[1]", "result.loss", "result['n']"
-    kind: LeafKind
+    kind: TreeLeafKind
     value: Any  # what decides whether it is the same: a number, a text, or parsed JSON
     shown: str  # for a reader
     slot: str = ""  # of a tensor that is recorded
@@ -98,7 +98,7 @@ class EffectLeaf:
     @property
     def is_nothing(self) -> bool:
         """Whether it is None, which a field that was not set is, too."""
-        return self.kind is LeafKind.PLAIN and self.value is None
+        return self.kind is TreeLeafKind.PLAIN and self.value is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,13 @@ class EffectTree:
     @property
     def is_all_tensors(self) -> bool:
         """Whether every leaf is a tensor or nothing: then the rows of its tensors say it all."""
-        return all(leaf.kind is LeafKind.TENSOR or leaf.is_nothing for leaf in self.leaves)
+        return all(leaf.kind is TreeLeafKind.TENSOR or leaf.is_nothing for leaf in self.leaves)
 
 
 def tree_of(call: Call) -> EffectTree:
     """The tree of an effect; ArchiveError where it is damaged."""
     given = argument_tree(call).get("args", [])
-    reading = _Reading({})
+    reading = _TreeReading({})
     name = str(call.op.function)
     leaves = [leaf for value in given for leaf in reading.leaves(value, name)]
     return EffectTree(tuple(leaves), reading.containers)
@@ -130,7 +130,7 @@ def shown_tree(call: Call, most: int = 200) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _TreeReading:
     """Reads a tree, and notes what its containers are."""
 
     containers: dict[str, str]
@@ -168,7 +168,7 @@ class _Reading:
             is_empty = False
             yield from self.leaves(part, f"{path}{name}")
         if is_empty:
-            yield EffectLeaf(path, LeafKind.PLAIN, "empty", f"an empty {kind}")
+            yield EffectLeaf(path, TreeLeafKind.PLAIN, "empty", f"an empty {kind}")
 
 
 def _numbered(parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -176,7 +176,7 @@ def _numbered(parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any, path: str) -> EffectLeaf:
-    kind = LeafKind.NUMBER if isinstance(value, float) else LeafKind.PLAIN
+    kind = TreeLeafKind.NUMBER if isinstance(value, float) else TreeLeafKind.PLAIN
     told: Any = value
     if isinstance(value, bool):
         told = ("bool", value)  # which is no number of Python's
@@ -188,23 +188,23 @@ def _special(word: str, tree: Mapping[str, Any], path: str) -> EffectLeaf:
     inside, shown = tree.get(word), _shown(tree)
     if word in TENSOR_WORDS:
         slot = str(inside) if word != "tensor" else ""
-        return EffectLeaf(path, LeafKind.TENSOR, word, shown, slot)
+        return EffectLeaf(path, TreeLeafKind.TENSOR, word, shown, slot)
     if word == "float":
-        return EffectLeaf(path, LeafKind.NUMBER, float(str(inside)), shown)
+        return EffectLeaf(path, TreeLeafKind.NUMBER, float(str(inside)), shown)
     if word == "complex" and isinstance(inside, list) and len(inside) == 2:
-        return EffectLeaf(path, LeafKind.NUMBER, complex(*map(_float, inside)), shown)
+        return EffectLeaf(path, TreeLeafKind.NUMBER, complex(*map(_float, inside)), shown)
     if word == "scalar" and isinstance(inside, dict):
         leaf = _plain(inside.get("value"), path)
         if isinstance(inside.get("value"), dict):
             leaf = _special(next(iter(inside["value"]), ""), inside["value"], path)
         return EffectLeaf(path, leaf.kind, leaf.value, shown)
     if word == "array" and isinstance(inside, dict) and "slot" in inside:
-        return EffectLeaf(path, LeafKind.TENSOR, "slot", shown, str(inside["slot"]))
+        return EffectLeaf(path, TreeLeafKind.TENSOR, "slot", shown, str(inside["slot"]))
     if word == "array" and isinstance(inside, dict) and "values" in inside:
-        return EffectLeaf(path, LeafKind.NUMBER, inside, shown)
+        return EffectLeaf(path, TreeLeafKind.NUMBER, inside, shown)
     if word in ("opaque", "unrecorded"):
-        return EffectLeaf(path, LeafKind.OPEN, dict(tree), shown)
-    return EffectLeaf(path, LeafKind.PLAIN, dict(tree), shown)
+        return EffectLeaf(path, TreeLeafKind.OPEN, dict(tree), shown)
+    return EffectLeaf(path, TreeLeafKind.PLAIN, dict(tree), shown)
 
 
 def _float(part: Any) -> float:

@@ -13,7 +13,7 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.shadows.fingerprints import Fingerprint, PrintIndex, same_elements
 from dumpcmp.shadows.program import Node, ValueId
 from dumpcmp.shadows.quantities import Application, Quantity
-from dumpcmp.shadows.running import Shadow
+from dumpcmp.shadows.shadow import Shadow
 from dumpcmp.shadows.slices import Marginals, is_covered, is_permuted_dims
 
 MOST_GRAFTS = 64

@@ -12,7 +12,7 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.shadows.program import ValueId
-from dumpcmp.shadows.running import Shadow, load
+from dumpcmp.shadows.shadow import Shadow, load
 from dumpcmp.shadows.starting import Before, LeafPair
 
 # Rounding goes into unrecorded code and comes out larger: by how much, nobody knows. Losses and
@@ -22,7 +22,7 @@ OTHER = 2.0**-4  # far beyond all rounding: the code computes something else
 
 
 @dataclass(frozen=True, slots=True)
-class Distance:
+class HowFar:
     """How far two leaves are apart, and how far rounding may have brought them."""
 
     found: float
@@ -46,7 +46,7 @@ def is_outside(pair: LeafPair, step: int) -> bool:
 
 def distance(
     pair: LeafPair, golden: Shadow, target: Shadow, before: Before | None, noise: float
-) -> Distance:
+) -> HowFar:
     """How far a leaf that unrecorded code made is from golden's.
 
     `noise` is how far apart the outputs are that the gradients of a loss are made of. A weight is
@@ -57,14 +57,14 @@ def distance(
             return _moved_apart(pair, golden, target, before)
         ours, theirs = _loaded(golden, pair.golden), _loaded(target, pair.target)
     except (DumpcmpError, KeyError):
-        return Distance(0.0, -1.0)
+        return HowFar(0.0, -1.0)
     size = _norm(ours)
     eps = max(_eps(golden, pair.golden), _eps(target, pair.target))
     found = _norm(ours - theirs) / size if size else float(_norm(theirs) > 0)
-    return Distance(found, GROWTH * (noise + eps))
+    return HowFar(found, GROWTH * (noise + eps))
 
 
-def _moved_apart(pair: LeafPair, golden: Shadow, target: Shadow, before: Before) -> Distance:
+def _moved_apart(pair: LeafPair, golden: Shadow, target: Shadow, before: Before) -> HowFar:
     """How far an optimizer moved a weight otherwise than golden's, of how far that moved it.
 
     What it does with an element follows from that element's gradients alone, so that an element
@@ -88,7 +88,7 @@ def _moved_apart(pair: LeafPair, golden: Shadow, target: Shadow, before: Before)
         allowed = allowed + GROWTH * share * moves[0].abs().max()
     size = _norm(moves[0])
     excess = _norm((apart - allowed).clamp_min(0.0))
-    return Distance(excess / size if size else float(excess > 0), GROWTH * eps)
+    return HowFar(excess / size if size else float(excess > 0), GROWTH * eps)
 
 
 def _earlier(value: ValueId) -> ValueId:

@@ -55,7 +55,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class StepEffect:
     """Something that a step leaves behind: what the model returned, a gradient, a buffer."""
 
     name: str  # "output.0", "grad of layers.0.weight"
@@ -70,7 +70,7 @@ class Program:
     step: int
     nodes: Sequence[Node]
     records: Mapping[ValueId, Record]  # of each value, where it was recorded first
-    effects: Sequence[Effect]
+    effects: Sequence[StepEffect]
     gradients: Mapping[ValueId, ValueId] = field(default_factory=dict)  # of modules' values
     producers: Mapping[ValueId, Node] = field(init=False)
     consumers: Mapping[ValueId, Sequence[Node]] = field(init=False)
@@ -110,7 +110,7 @@ def read_program(archive: Archive, model: str, step: int) -> Program:
     """The program of one step of `model`, as all ranks of `archive` recorded it."""
     nodes: list[Node] = []
     records: dict[ValueId, Record] = {}
-    effects: list[Effect] = []
+    effects: list[StepEffect] = []
     gradients: dict[ValueId, ValueId] = {}
     for held in archive.rank_steps(model, step):
         of_rank = _RankReader(held.rank, {record.key: record for record in held.records()})
@@ -170,7 +170,7 @@ class _RankReader:
                 if value in self.held:
                     yield self.value(value), self.value(key)
 
-    def effects(self) -> Iterator[Effect]:
+    def effects(self) -> Iterator[StepEffect]:
         for key in self.held:
             if key.op == ROOT and key.slot.is_output and key.call == 0:
-                yield Effect(key.slot, self.value(key))
+                yield StepEffect(key.slot, self.value(key))

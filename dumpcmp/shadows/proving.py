@@ -13,18 +13,18 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Op, Slot
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty
-from dumpcmp.shadows.gradients import with_gradients
-from dumpcmp.shadows.kernels import KernelFinding, check_kernels
-from dumpcmp.shadows.memory import with_writes
+from dumpcmp.shadows.gradient_sums import with_gradients
+from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels
 from dumpcmp.shadows.outside import distance, is_outside, noise_of
-from dumpcmp.shadows.program import Effect, Node, Program, ValueId, read_program
+from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_program
 from dumpcmp.shadows.quantities import Book, Quantity
-from dumpcmp.shadows.running import Choices, Shadow
+from dumpcmp.shadows.rewritten_memory import with_writes
+from dumpcmp.shadows.shadow import Choices, Shadow
 from dumpcmp.shadows.slices import is_part
 from dumpcmp.shadows.starting import Before, Relation, Start
 
 
-class Answer(StrEnum):
+class ProofAnswer(StrEnum):
     """What is known of two runs."""
 
     SAME = "SAME"
@@ -35,10 +35,10 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProofFinding:
     """One thing that was found, and where."""
 
-    answer: Answer
+    answer: ProofAnswer
     side: str  # "golden" or "target"
     step: int
     op: Op
@@ -68,23 +68,23 @@ class Finding:
 class Proof:
     """What was found of two runs, and how much of them was looked at."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ProofFinding] = field(default_factory=list)
     num_effects: int = 0
     num_calls: int = 0
     num_bridges: int = 0
     remarks: list[str] = field(default_factory=list)
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> ProofAnswer:
         """What is known of the runs: where they first part, if they do."""
         if self.first is not None:
             return self.first.answer
-        return Answer.SAME if self.num_effects else Answer.UNKNOWN
+        return ProofAnswer.SAME if self.num_effects else ProofAnswer.UNKNOWN
 
     @property
-    def first(self) -> Finding | None:
+    def first(self) -> ProofFinding | None:
         """The first thing that differs; if none does, the first that could not be shown."""
-        differing = [each for each in self.findings if each.answer is not Answer.UNKNOWN]
+        differing = [each for each in self.findings if each.answer is not ProofAnswer.UNKNOWN]
         told = differing or self.findings
         return min(told, key=_in_time, default=None)
 
@@ -94,7 +94,7 @@ class Proof:
         return f"{first} ({counted})"
 
 
-def _in_time(finding: Finding) -> tuple[int, bool, int]:
+def _in_time(finding: ProofFinding) -> tuple[int, bool, int]:
     """When a call ran: the backward pass goes the other way."""
     is_backward = finding.is_backward
     return finding.step, is_backward, -finding.order if is_backward else finding.order
@@ -167,16 +167,16 @@ class _StepProof:
         for pair in start.differing:
             if pair.relation is not Relation.OTHER or pair.golden not in used:
                 continue
-            place = _Place.of_value(target, pair.target)
+            place = _ProofPlace.of_value(target, pair.target)
             if not is_outside(pair, self.step):
                 reason = "it holds other numbers than golden's"
-                self._add(Answer.DIFFERENT_START, "target", place, reason)
+                self._add(ProofAnswer.DIFFERENT_START, "target", place, reason)
                 continue
             apart = distance(pair, golden, target, self.before, noise)
             if apart.is_rounding:
                 self.proof.num_bridges += 1
                 continue
-            answer = Answer.DIFFERENT_START if apart.is_other else Answer.UNKNOWN
+            answer = ProofAnswer.DIFFERENT_START if apart.is_other else ProofAnswer.UNKNOWN
             reason = (
                 f"code that was not recorded made it; it is {apart.found:.2g} off golden's, where "
                 f"rounding explains {apart.allowed:.2g}"
@@ -187,14 +187,14 @@ class _StepProof:
         self,
         golden: Shadow,
         target: Shadow,
-        pairs: Sequence[tuple[_Shown, _Shown]],
-        lone: Sequence[tuple[str, Effect]],
+        pairs: Sequence[tuple[_ShownEffect, _ShownEffect]],
+        lone: Sequence[tuple[str, StepEffect]],
     ) -> None:
         self.proof.num_effects += len(pairs)
         for side, effect in lone:
-            place = _Place.of_value(golden if side == "golden" else target, effect.value)
+            place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
             reason = f"only this side has the effect {effect.name}"
-            self._add(Answer.DIFFERENT_PROGRAM, side, place, reason)
+            self._add(ProofAnswer.DIFFERENT_PROGRAM, side, place, reason)
         differing = [
             (ours, theirs) for ours, theirs in pairs
             if not _is_same(ours, theirs) and not self._is_part(ours, theirs)
@@ -202,7 +202,7 @@ class _StepProof:
         if differing:
             self._localise(golden, target, differing)
 
-    def _is_part(self, ours: _Shown, theirs: _Shown) -> bool:
+    def _is_part(self, ours: _ShownEffect, theirs: _ShownEffect) -> bool:
         """Whether one side returns a part of what the other returns, which is told."""
         try:
             golden, target = ours.quantity.tensor, theirs.quantity.tensor
@@ -218,7 +218,7 @@ class _StepProof:
         return bool(found)
 
     def _localise(
-        self, golden: Shadow, target: Shadow, differing: Sequence[tuple[_Shown, _Shown]]
+        self, golden: Shadow, target: Shadow, differing: Sequence[tuple[_ShownEffect, _ShownEffect]]
     ) -> None:
         known = KnownQuantities(golden), KnownQuantities(target)
         theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
@@ -231,15 +231,17 @@ class _StepProof:
         told = ", ".join(f"{node}" for node in ours[:3])
         for node in theirs:
             reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"
-            self._add(Answer.DIFFERENT_PROGRAM, "target", _Place.of_node(node), reason)
+            self._add(ProofAnswer.DIFFERENT_PROGRAM, "target", _ProofPlace.of_node(node), reason)
         if not theirs:
             for node in ours:
                 reason = "mine never has what it gives"
-                self._add(Answer.DIFFERENT_PROGRAM, "golden", _Place.of_node(node), reason)
+                self._add(
+                    ProofAnswer.DIFFERENT_PROGRAM, "golden", _ProofPlace.of_node(node), reason
+                )
         if not theirs and not ours:
-            place = _Place.of_value(target, differing[0][1].effect.value)
+            place = _ProofPlace.of_value(target, differing[0][1].effect.value)
             reason = "each value that it is made of stands on both sides, in another order"
-            self._add(Answer.DIFFERENT_PROGRAM, "target", place, reason)
+            self._add(ProofAnswer.DIFFERENT_PROGRAM, "target", place, reason)
 
     def _add_guilt(self, found: Guilt, ours: Sequence[Node]) -> None:
         node = found.node
@@ -250,7 +252,7 @@ class _StepProof:
             else "golden has nothing like it" if found.is_extra
             else f"golden computes something else at {instead}"
         )  # fmt: skip
-        self._add(Answer.DIFFERENT_PROGRAM, side, _Place.of_node(node), reason)
+        self._add(ProofAnswer.DIFFERENT_PROGRAM, side, _ProofPlace.of_node(node), reason)
 
     def _kernels(self, golden: Program, target: Program) -> None:
         settled = _signatures(golden) & _signatures(target)
@@ -268,16 +270,16 @@ class _StepProof:
 
     def _add_kernel(self, side: str, finding: KernelFinding) -> None:
         node = finding.node
-        answer = Answer.WRONG if finding.wrong else Answer.UNKNOWN
+        answer = ProofAnswer.WRONG if finding.wrong else ProofAnswer.UNKNOWN
         reason = finding.wrong or finding.unknown
-        self._add(answer, side, _Place.of_node(node, finding.slot), reason)
+        self._add(answer, side, _ProofPlace.of_node(node, finding.slot), reason)
 
-    def _add(self, answer: Answer, side: str, place: _Place, reason: str) -> None:
-        found = Finding(answer, side, self.step, *place[:3], reason, place.rank, place.order)
+    def _add(self, answer: ProofAnswer, side: str, place: _ProofPlace, reason: str) -> None:
+        found = ProofFinding(answer, side, self.step, *place[:3], reason, place.rank, place.order)
         self.proof.findings.append(found)
 
 
-class _Place(NamedTuple):
+class _ProofPlace(NamedTuple):
     """Where something was found."""
 
     op: Op
@@ -287,12 +289,12 @@ class _Place(NamedTuple):
     order: int
 
     @classmethod
-    def of_node(cls, node: Node, slot: str = "") -> _Place:
+    def of_node(cls, node: Node, slot: str = "") -> _ProofPlace:
         slot = slot or (node.own.slot if node.own is not None else "")
         return cls(node.call.op, node.call.call, slot, node.rank, node.call.order)
 
     @classmethod
-    def of_value(cls, shadow: Shadow, value: ValueId) -> _Place:
+    def of_value(cls, shadow: Shadow, value: ValueId) -> _ProofPlace:
         key, order = value.key, shadow.record(value).order
         return cls(key.op, key.call, key.slot, value.rank, order)
 
@@ -306,18 +308,18 @@ def _used(shadow: Shadow) -> set[ValueId]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Shown:
-    effect: Effect
+class _ShownEffect:
+    effect: StepEffect
     quantity: Quantity
 
 
 def _paired_effects(
     golden: Shadow, target: Shadow
-) -> tuple[list[tuple[_Shown, _Shown]], list[tuple[str, Effect]]]:
+) -> tuple[list[tuple[_ShownEffect, _ShownEffect]], list[tuple[str, StepEffect]]]:
     """Effects of one name; of what is left, those that are one quantity; and what is left then."""
-    ours, theirs = ([_Shown(e, s.quantity(e.value)) for e in s.program.effects]
+    ours, theirs = ([_ShownEffect(e, s.quantity(e.value)) for e in s.program.effects]
                     for s in (golden, target))  # fmt: skip
-    pairs: list[tuple[_Shown, _Shown]] = []
+    pairs: list[tuple[_ShownEffect, _ShownEffect]] = []
     for is_pair in (_same_name, _is_same):
         for its in list(ours):
             mine = next((each for each in theirs if is_pair(its, each)), None)
@@ -331,11 +333,11 @@ def _paired_effects(
     return pairs, left
 
 
-def _same_name(one: _Shown, other: _Shown) -> bool:
+def _same_name(one: _ShownEffect, other: _ShownEffect) -> bool:
     return one.effect.name == other.effect.name
 
 
-def _is_same(one: _Shown, other: _Shown) -> bool:
+def _is_same(one: _ShownEffect, other: _ShownEffect) -> bool:
     return one.quantity.is_same(other.quantity)
 
 

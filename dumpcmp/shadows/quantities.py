@@ -17,7 +17,7 @@ from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.shadows.fingerprints import Fingerprint, fingerprint, is_telling, same_elements
 
 Operation = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]  # inputs to outputs, by slot
-Load = Callable[[], Tensor]  # raises DumpcmpError where there is nothing to load
+LoadTensor = Callable[[], Tensor]  # raises DumpcmpError where there is nothing to load
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ class Application:
 
     run: Operation
     inputs: Mapping[str, Quantity]
-    recorded: Mapping[str, Load]  # what stands for an output that cannot be computed, by slot
+    recorded: Mapping[str, LoadTensor]  # what stands for an output that cannot be computed, by slot
     name: str = ""
     problem: str = ""  # why it could not be run, once that is known
 
@@ -58,7 +58,7 @@ class Application:
 class Quantity:
     """One value in exact arithmetic: a leaf with `load`, or what an `application` gives."""
 
-    load: Load | None = None
+    load: LoadTensor | None = None
     application: Application | None = None
     slot: str = ""
     siblings: Mapping[str, Quantity] = field(default_factory=dict)  # outputs of the same operation
@@ -141,7 +141,7 @@ class Book:
     _leaves: dict[Hashable, Quantity] = field(default_factory=dict)
     _computed: dict[Hashable, Mapping[str, Quantity]] = field(default_factory=dict)
 
-    def leaf(self, identity: Hashable, load: Load) -> Quantity:
+    def leaf(self, identity: Hashable, load: LoadTensor) -> Quantity:
         """The leaf of this identity; `load` reads it."""
         found = self._leaves.get(identity)
         if found is None:

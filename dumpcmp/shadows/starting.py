@@ -14,9 +14,9 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.shadows.program import Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
-from dumpcmp.shadows.running import Shadow, identity, load
+from dumpcmp.shadows.shadow import Shadow, identity, load
 
-Name = tuple[str, int, str]  # of a value within its step
+NameInProgram = tuple[str, int, str]  # of a value within its step
 
 
 class Relation(StrEnum):
@@ -68,7 +68,7 @@ class Start:
     before: Before | None = None
     differing: list[LeafPair] = field(default_factory=list)
     alone: list[ValueId] = field(default_factory=list)  # golden's, of which the target has none
-    _targets: dict[Name, list[ValueId]] = field(default_factory=dict)
+    _targets: dict[NameInProgram, list[ValueId]] = field(default_factory=dict)
     _of_target: dict[ValueId, Quantity] = field(default_factory=dict)
     _records: dict[ValueId, Record] = field(default_factory=dict)
     _known: set[int] = field(default_factory=set)  # ids of the target's leaves
@@ -138,7 +138,7 @@ def _is_telling(record: Record) -> bool:
     return bool(record.digest) and record.kept is Kept.FULL and math.prod(record.shape) > 1
 
 
-def _name(key: Key) -> Name:
+def _name(key: Key) -> NameInProgram:
     return key.op, key.call, key.slot
 
 

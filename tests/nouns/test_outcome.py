@@ -86,7 +86,7 @@ CONCLUSIONS: list[tuple[str, tuple[Row, ...], tuple[Row, ...], Conclusion, str]]
     ("little doubt", (*[NEAR] * 20, DOUBT), (), Conclusion.SAME, "SAME"),
     ("what nothing shows to be right",
      (*[NEAR] * 20, FLIPPED, told(Verdict.INCONCLUSIVE, Why.UNSHOWN), told(Verdict.FLIP)), (),
-     Conclusion.UNKNOWN, "UNKNOWN: 1 values could not be judged, the first is Model[2] a/mul#1"),
+     Conclusion.UNKNOWN, "UNKNOWN: 1 value could not be judged, the first is Model[2] a/mul#1"),
     ("a result in doubt", (*[NEAR] * 20, RESULT_IN_DOUBT), (), Conclusion.UNKNOWN,
      "UNKNOWN: 1 value could not"),
     ("a result that gradients vouch for", (*[NEAR] * 20, RESULT_IN_DOUBT, GRADIENT), (),

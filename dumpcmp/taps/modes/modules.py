@@ -198,7 +198,7 @@ class ModuleCapture:
             with self._inside(step):
                 try:
                     result = self.run_root(step, module, run, args, kwargs)
-                except BaseException as error:
+                except Exception as error:  # who interrupts a run tells nothing of the model
                     self.raised(step, error)
                     raise
                 return self.returned(step, result)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.value import DTYPES, Kind, to_torch
 from dumpcmp.replay.arguments import CallArguments, read_arguments
@@ -24,21 +25,19 @@ from dumpcmp.replay.rating import run
 from dumpcmp.replay.recorded import differentiable, told_by
 from dumpcmp.replay.running import fitted, wide_dtype
 from dumpcmp.replay.unreplayable import Unreplayable
-from dumpcmp.shadows.arguments import plain_arguments
+from dumpcmp.shadows.plain_arguments import plain_arguments
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Application, Book, Operation, Quantity, tensor_of
 
 # Casts between floats: they round, and nothing else.
-_CASTS = frozenset(("to", "_to_copy", "type_as", "float", "half", "bfloat16", "double", "type"))
+_CASTS = OpSet("to _to_copy type_as float half bfloat16 double type")
 # Functions of floats that jump: rounding decides on which side of a jump a run is.
-_JUMPS = frozenset(
-    "round floor ceil trunc fix frac sign sgn heaviside floor_divide remainder fmod".split()  # noqa: SIM905
-)
+_JUMPS = OpSet("round floor ceil trunc fix frac sign sgn heaviside floor_divide remainder fmod")
 # Constants, which are rounded where they are made: a part of the start.
-_CONSTANTS = frozenset(
-    "tensor scalar_tensor lift_fresh lift_fresh_copy full linspace logspace new_tensor".split()  # noqa: SIM905
+_CONSTANTS = OpSet(
+    "tensor scalar_tensor lift_fresh lift_fresh_copy full linspace logspace new_tensor"
 )
-_BY_STRIDE = frozenset(("as_strided", "as_strided_copy", "as_strided_scatter"))
+_BY_STRIDE = OpSet("as_strided as_strided_copy as_strided_scatter")
 _NUMBER = re.compile(r"-?\b\d+\b")
 _NEAR = 2.0**-5  # of its size: a recorded value that is so near is on the same side of a jump
 

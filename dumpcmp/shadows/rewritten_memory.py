@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.value import to_torch
@@ -28,12 +29,10 @@ _MOST_WRITES = 4096  # to one tensor, in one step
 _MOST_ORPHANS = 64  # writes to blank memory that are looked at, the last ones
 
 # Functions of Python that give a view, besides those of which the dispatcher's schemas say so.
-_VIEWS = frozenset(
-    """
+_VIEWS = OpSet("""
     H T chunk contiguous cpu data double expand_as flatten float getitem mH mT ravel reshape
     reshape_as split tensor_split to type_as unbind view_as
-    """.split()  # noqa: SIM905
-)
+    """)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class RewrittenMemory:
     """How a value follows from what its memory held before and what was written to it since."""
 
     own: Geometry
@@ -212,7 +211,7 @@ class _Closing:
             return None
         takes = {f"written.{at}": each for at, (_, each) in enumerate(within)}
         places = tuple(Geometry.of(self.program.records[each]) for _, each in within)
-        rewritten = Rewritten(own, own, places)
+        rewritten = RewrittenMemory(own, own, places)
         given = {slot: self._loaded(each) for slot, each in takes.items()}
         if not rewritten.is_whole(given) or not rewritten.explains(given, seen):
             return None
@@ -250,7 +249,7 @@ class _Closing:
         if any(len(each.shape) != len(each.stride) for each in geometries.values()):
             return None
         whole = geometries.pop(WHOLE)
-        rewritten = Rewritten(Geometry.of(record), whole, tuple(geometries.values()))
+        rewritten = RewrittenMemory(Geometry.of(record), whole, tuple(geometries.values()))
         if self.program.records[memory.first].problem == UNWRITTEN:
             del takes[WHOLE]
         try:

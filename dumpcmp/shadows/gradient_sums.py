@@ -17,8 +17,8 @@ from dumpcmp.replay.holding import hold
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.unreplayable import Unreplayable
-from dumpcmp.shadows.arguments import plain_arguments
-from dumpcmp.shadows.program import Effect, Node, Program, ValueId
+from dumpcmp.shadows.plain_arguments import plain_arguments
+from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId
 
 _OUTPUT = "output.0"
 
@@ -79,12 +79,12 @@ def with_gradients(program: Program) -> Program:
     return Program(program.model, program.step, nodes, program.records, effects, program.gradients)
 
 
-def _gradient_effects(program: Program) -> Iterator[Effect]:
+def _gradient_effects(program: Program) -> Iterator[StepEffect]:
     """What a backward pass leaves behind: the gradients of weights and of what the model took."""
     for value, gradient in program.gradients.items():
         key = value.key
         if key.slot.is_weight or (key.op == ROOT and key.slot.is_input):
-            yield Effect(f"gradient of {key.op} {key.slot}", gradient)
+            yield StepEffect(f"gradient of {key.op} {key.slot}", gradient)
 
 
 def _gradient_nodes(program: Program) -> Iterator[tuple[int, Node]]:
