@@ -106,10 +106,10 @@ def compare(
     ``"int8"``. Runs that are known not to be whole are never
     called the same, unless `partial` says that this is known. What is measured is held against its
     digest; `verify_digests` does so with values, too, that need not be read because their digests
-    are the same. `closely` is the number of rows, the roots and the worst ones, that the outcome's
-    `background` looks at closely, or a glob over their ops. `executor`, or `jobs` processes, do the
-    measuring, or a `device` such as ``"cuda"``; the outcome is the same. An executor is any of
-    concurrent.futures, a Dask Client, or a name as for ``--executor``.
+    are the same. `closely` is the number of rows that the outcome's `background` looks at closely,
+    the first root before other roots and the worst rows, or a glob over their ops. `executor`, or
+    `jobs` processes, do the measuring, or a `device` such as ``"cuda"``; the outcome is the same.
+    An executor is any of concurrent.futures, a Dask Client, or a name as for ``--executor``.
     """
     ask_anew()
     tap = make_tap(tokens, layers)
