@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dumpcmp.nouns.effects import EffectLeaf, EffectTree, LeafKind
+from dumpcmp.nouns.effects import EffectLeaf, EffectTree, TreeLeafKind
 
 _MOST_SHOWN = 60  # characters of one leaf in a sentence
 
@@ -87,9 +87,9 @@ def compare_trees(golden: EffectTree, target: EffectTree, rule: NumberRule) -> T
     both += _by_value(only_ours, only_theirs, rule)
     tensors, differences, opened, num_same = [], [], [], 0
     for one, other in both:
-        if one.kind is LeafKind.TENSOR and other.kind is LeafKind.TENSOR:
+        if one.kind is TreeLeafKind.TENSOR and other.kind is TreeLeafKind.TENSOR:
             tensors.append((one, other))
-        elif LeafKind.OPEN in (one.kind, other.kind):
+        elif TreeLeafKind.OPEN in (one.kind, other.kind):
             opened.append(_why_open(one, other))
         elif _are_same(one, other, rule):
             num_same += not one.is_nothing
@@ -97,8 +97,8 @@ def compare_trees(golden: EffectTree, target: EffectTree, rule: NumberRule) -> T
             differences.append(LeafDifference(one, other))
     left = [LeafDifference(leaf, None) for leaf in only_ours]
     left += [LeafDifference(None, leaf) for leaf in only_theirs]
-    alone = [one for one in left if _kind(one) is LeafKind.TENSOR]
-    differences += [one for one in left if _kind(one) is not LeafKind.TENSOR]
+    alone = [one for one in left if _kind(one) is TreeLeafKind.TENSOR]
+    differences += [one for one in left if _kind(one) is not TreeLeafKind.TENSOR]
     return TreeComparison(
         num_same, tensors, differences, opened, list(_other_containers(golden, target)), alone
     )
@@ -108,7 +108,7 @@ def _counts(leaf: EffectLeaf) -> bool:
     return not leaf.is_nothing
 
 
-def _kind(difference: LeafDifference) -> LeafKind:
+def _kind(difference: LeafDifference) -> TreeLeafKind:
     leaf = difference.golden or difference.target
     assert leaf is not None
     return leaf.kind
@@ -127,15 +127,15 @@ def _by_value(
 
 
 def _may_be(golden: EffectLeaf, target: EffectLeaf, rule: NumberRule) -> bool:
-    if LeafKind.OPEN in (golden.kind, target.kind) or golden.kind is not target.kind:
+    if TreeLeafKind.OPEN in (golden.kind, target.kind) or golden.kind is not target.kind:
         return False
-    if golden.kind is LeafKind.TENSOR:  # of several nobody knows which is which
+    if golden.kind is TreeLeafKind.TENSOR:  # of several nobody knows which is which
         return False
     return _are_same(golden, target, rule)
 
 
 def _are_same(golden: EffectLeaf, target: EffectLeaf, rule: NumberRule) -> bool:
-    if LeafKind.TENSOR in (golden.kind, target.kind):
+    if TreeLeafKind.TENSOR in (golden.kind, target.kind):
         return False
     one, other = golden.value, target.value
     if isinstance(one, dict) and isinstance(other, dict) and "values" in one and "values" in other:
@@ -188,7 +188,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _why_open(golden: EffectLeaf, target: EffectLeaf) -> str:
-    is_ours = golden.kind is LeafKind.OPEN
+    is_ours = golden.kind is TreeLeafKind.OPEN
     leaf, who = (golden, "golden") if is_ours else (target, "mine")
     return f"{leaf.path} is {_cut(leaf.shown)} in {who}, which cannot be compared"
 
@@ -204,7 +204,7 @@ def _relative(golden: EffectLeaf, target: EffectLeaf) -> str:
     """How far apart two numbers are."""
     one, other = golden.value, target.value
     numbers = [one, other] if _is_number(one) and _is_number(other) else []
-    if not numbers or golden.kind is not LeafKind.NUMBER or not one or not cmath.isfinite(one):
+    if not numbers or golden.kind is not TreeLeafKind.NUMBER or not one or not cmath.isfinite(one):
         return ""
     return f" (relative difference {abs(other - one) / abs(one):.3g})"
 

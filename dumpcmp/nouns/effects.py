@@ -25,6 +25,8 @@ class Effect(StrEnum):
     RESULT = "result"
     YIELDED = "yielded"
     EXCEPTION = "exception"
+    INPUTS = "inputs"
+    STATE = "state"
 
     @property
     def op(self) -> Op:
@@ -43,11 +45,15 @@ MEANINGS = {  # docs/format.md repeats these tables
     Effect.RESULT: "what the root module returned",
     Effect.YIELDED: "what the generator that it returned yielded, a call for each, and returned",
     Effect.EXCEPTION: "what its forward raised: type, message and line of the program",
+    Effect.INPUTS: "what it was given and changed in place, as it was after the step",
+    Effect.STATE: "parameters and buffers that differ at the end of the run from what was recorded "
+    "last, by their paths; `after` is the last step that ran",
 }
 WORDS = {
     "root": "a tensor, by the slot of the root's call that holds it",
     "slot": "a tensor, by the slot of this call that holds it",
     "tensor": "the dtype and shape of a tensor that is not recorded here",
+    "unchanged": "the dtype and shape of a tensor that is as it was before the step",
     "float": "nan, inf or -inf",
     "complex": "real and imaginary part",
     "int": "a large integer, in hexadecimal",
@@ -76,7 +82,7 @@ TENSOR_WORDS = ("root", "slot", "tensor")
 _SEQUENCES = ("tuple", "size", "set")
 
 
-class LeafKind(StrEnum):
+class TreeLeafKind(StrEnum):
     """How a leaf of a tree can be compared."""
 
     TENSOR = "tensor"  # it is a value of the archive, compared as such
@@ -90,7 +96,7 @@ class EffectLeaf:
     """A leaf of an effect's tree."""
 
     path: str  # as Python writes it: "result[1]", "result.loss", "result['n']"
-    kind: LeafKind
+    kind: TreeLeafKind
     value: Any  # what decides whether it is the same: a number, a text, or parsed JSON
     shown: str  # for a reader
     slot: str = ""  # of a tensor that is recorded
@@ -98,7 +104,7 @@ class EffectLeaf:
     @property
     def is_nothing(self) -> bool:
         """Whether it is None, which a field that was not set is, too."""
-        return self.kind is LeafKind.PLAIN and self.value is None
+        return self.kind is TreeLeafKind.PLAIN and self.value is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +117,24 @@ class EffectTree:
     @property
     def is_all_tensors(self) -> bool:
         """Whether every leaf is a tensor or nothing: then the rows of its tensors say it all."""
-        return all(leaf.kind is LeafKind.TENSOR or leaf.is_nothing for leaf in self.leaves)
+        return all(leaf.kind is TreeLeafKind.TENSOR or leaf.is_nothing for leaf in self.leaves)
 
 
 def tree_of(call: Call) -> EffectTree:
     """The tree of an effect; ArchiveError where it is damaged."""
     given = argument_tree(call).get("args", [])
-    reading = _Reading({})
+    reading = _TreeReader({})
     name = str(call.op.function)
     leaves = [leaf for value in given for leaf in reading.leaves(value, name)]
     return EffectTree(tuple(leaves), reading.containers)
+
+
+def state_names(call: Call) -> tuple[list[str], int]:
+    """The weights that a run tells of at its end, by their slots, and the last step that ran."""
+    given = argument_tree(call).get("args", [])
+    parts = given[0].get("parts", {}) if given and isinstance(given[0], dict) else {}
+    after = parts.get("after", -1)
+    return [name for name in parts if name != "after"], after if isinstance(after, int) else -1
 
 
 def shown_tree(call: Call, most: int = 200) -> str:
@@ -130,7 +144,7 @@ def shown_tree(call: Call, most: int = 200) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _TreeReader:
     """Reads a tree, and notes what its containers are."""
 
     containers: dict[str, str]
@@ -168,7 +182,7 @@ class _Reading:
             is_empty = False
             yield from self.leaves(part, f"{path}{name}")
         if is_empty:
-            yield EffectLeaf(path, LeafKind.PLAIN, "empty", f"an empty {kind}")
+            yield EffectLeaf(path, TreeLeafKind.PLAIN, "empty", f"an empty {kind}")
 
 
 def _numbered(parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -176,7 +190,7 @@ def _numbered(parts: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any, path: str) -> EffectLeaf:
-    kind = LeafKind.NUMBER if isinstance(value, float) else LeafKind.PLAIN
+    kind = TreeLeafKind.NUMBER if isinstance(value, float) else TreeLeafKind.PLAIN
     told: Any = value
     if isinstance(value, bool):
         told = ("bool", value)  # which is no number of Python's
@@ -188,23 +202,23 @@ def _special(word: str, tree: Mapping[str, Any], path: str) -> EffectLeaf:
     inside, shown = tree.get(word), _shown(tree)
     if word in TENSOR_WORDS:
         slot = str(inside) if word != "tensor" else ""
-        return EffectLeaf(path, LeafKind.TENSOR, word, shown, slot)
+        return EffectLeaf(path, TreeLeafKind.TENSOR, word, shown, slot)
     if word == "float":
-        return EffectLeaf(path, LeafKind.NUMBER, float(str(inside)), shown)
+        return EffectLeaf(path, TreeLeafKind.NUMBER, float(str(inside)), shown)
     if word == "complex" and isinstance(inside, list) and len(inside) == 2:
-        return EffectLeaf(path, LeafKind.NUMBER, complex(*map(_float, inside)), shown)
+        return EffectLeaf(path, TreeLeafKind.NUMBER, complex(*map(_float, inside)), shown)
     if word == "scalar" and isinstance(inside, dict):
         leaf = _plain(inside.get("value"), path)
         if isinstance(inside.get("value"), dict):
             leaf = _special(next(iter(inside["value"]), ""), inside["value"], path)
         return EffectLeaf(path, leaf.kind, leaf.value, shown)
     if word == "array" and isinstance(inside, dict) and "slot" in inside:
-        return EffectLeaf(path, LeafKind.TENSOR, "slot", shown, str(inside["slot"]))
+        return EffectLeaf(path, TreeLeafKind.TENSOR, "slot", shown, str(inside["slot"]))
     if word == "array" and isinstance(inside, dict) and "values" in inside:
-        return EffectLeaf(path, LeafKind.NUMBER, inside, shown)
+        return EffectLeaf(path, TreeLeafKind.NUMBER, inside, shown)
     if word in ("opaque", "unrecorded"):
-        return EffectLeaf(path, LeafKind.OPEN, dict(tree), shown)
-    return EffectLeaf(path, LeafKind.PLAIN, dict(tree), shown)
+        return EffectLeaf(path, TreeLeafKind.OPEN, dict(tree), shown)
+    return EffectLeaf(path, TreeLeafKind.PLAIN, dict(tree), shown)
 
 
 def _float(part: Any) -> float:
@@ -241,6 +255,7 @@ _SHOWN: dict[str, Any] = {
     "root": lambda slot, _: f"tensor <root> {slot}",
     "slot": lambda slot, _: f"tensor {slot}",
     "tensor": lambda told, _: f"tensor {told}, which was not recorded",
+    "unchanged": lambda told, _: f"unchanged {told}",
     "float": lambda text, _: str(text),
     "complex": lambda parts, _: str(complex(*map(_float, parts))),
     "str": lambda text, tree: _shown_cut(repr(text), tree, "characters"),

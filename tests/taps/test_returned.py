@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import dumpcmp
 from dumpcmp import Archive
-from dumpcmp.nouns.effects import Effect, LeafKind, shown_tree, tree_of
+from dumpcmp.nouns.effects import Effect, TreeLeafKind, shown_tree, tree_of
 from dumpcmp.nouns.record import Call
 from dumpcmp.taps.recording import written_trees
 from dumpcmp.taps.recording.written_trees import TreeWriter, written
@@ -116,7 +116,7 @@ def test_what_is_no_tensor_is_written_by_value(value: Any, shown: str) -> None:
     call = Call("M", 0, Effect.RESULT.op, 0, 0, arguments=written(tree))
     assert shown_tree(call, 10_000) == shown
     assert not writer.found
-    assert all(leaf.kind is not LeafKind.OPEN for leaf in tree_of(call).leaves)
+    assert all(leaf.kind is not TreeLeafKind.OPEN for leaf in tree_of(call).leaves)
 
 
 def test_what_is_too_large_is_told_by_a_digest() -> None:
@@ -270,7 +270,7 @@ def test_a_generator_that_the_program_holds_stays_itself(tmp_path: Path) -> None
 
     assert captured(tmp_path / "a", make) is kept[0]
     (call,) = effects_of(tmp_path / "a")
-    assert tree_of(call).leaves[0].kind is LeafKind.OPEN
+    assert tree_of(call).leaves[0].kind is TreeLeafKind.OPEN
 
 
 def test_nothing_that_is_returned_is_touched(tmp_path: Path) -> None:
