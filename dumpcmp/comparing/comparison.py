@@ -160,6 +160,7 @@ def compare(
         *stated.idle(ours.ops, theirs.ops),
         *said_of(noted.shortcuts),
         *noted.levels(),
+        *comparing.effects.weights.remarks(),
         *alone(rows),
         *not_compared(rows),
     ]
@@ -229,6 +230,7 @@ class _Comparing:
         turns = turns_between(ours, theirs, self.renaming)
         pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.counting, turns)
         pairs, ours, theirs = with_effect_values(pairs, ours, theirs, self.counting)
+        pairs, ours, theirs = self.effects.weights.with_ends(pairs, ours, theirs, self.counting)
         ways = Ways.of(ours.listing, theirs.listing, shortcuts)
         work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
         work = placed(asking(work, self.metrics), self.device)

@@ -24,13 +24,22 @@ from dumpcmp.comparing.tree_differences import (
     TreeComparison,
     compare_trees,
 )
-from dumpcmp.nouns.effects import Effect, EffectLeaf, EffectTree, TreeLeafKind, effect_of, tree_of
+from dumpcmp.nouns.effects import (
+    Effect,
+    EffectLeaf,
+    EffectTree,
+    TreeLeafKind,
+    effect_of,
+    state_names,
+    tree_of,
+)
 from dumpcmp.nouns.given import argument_tree
-from dumpcmp.nouns.key import ROOT, Key, Op
+from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.row import Judgement, Pair, PairedBy, Row, Verdict, Why
 
 _NUMBER = re.compile(r"[-+]?\d+\.\d+(?:[eE][-+]?\d+)?")
+_INTERRUPTS = ("builtins.KeyboardInterrupt", "builtins.SystemExit")  # from outside of the model
 _RETURNED = (Effect.RESULT, Effect.YIELDED)
 EXACTLY = NumberRule()
 _Named = tuple[Op, int]  # an effect within its step
@@ -120,6 +129,8 @@ def _value_pairs(golden: Side, target: Side, counting: Counting) -> Iterator[Pai
     for step in steps_together(golden.effects, target.effects, counting):
         for named in step.named if step.is_paired else ():
             one, other = step.of(named)
+            if named[0] == Effect.STATE.op:
+                continue  # which is a step of weights by itself
             for leaf, partner in _tensors(one, other):
                 pair = Pair(_key(one, leaf), _key(other, partner), PairedBy.KEY)
                 is_own = "root" not in (leaf.value, partner.value) or leaf.value != partner.value
@@ -179,6 +190,8 @@ class EffectJudge:
         theirs: Mapping[int, Call], known: tuple[bool, bool],
     ) -> EffectFinding | None:  # fmt: skip
         effect = effect_of(named[0])
+        if effect is Effect.STATE:
+            return self._of_state(ours, theirs)
         if effect is None:
             return EffectFinding(
                 Verdict.INCONCLUSIVE, f"effects of the kind {named[0].function!r} are not known"
@@ -190,6 +203,23 @@ class EffectJudge:
         if not step.is_paired:
             return self._alone_in_step(effect, named, ours, theirs)
         return self._alone(effect, step, ours, theirs)
+
+    def _of_state(
+        self, ours: Mapping[int, Call], theirs: Mapping[int, Call]
+    ) -> EffectFinding | None:
+        """Weights at the end have rows of their own, where both sides end at one step."""
+        told = [state_names(call) for call in (*ours.values(), *theirs.values())]
+        if not any(names for names, _ in told):
+            return None
+        if ours and theirs:
+            mine = next(iter(theirs.values()))
+            ends = told[0][1], self.counting.in_golden_terms(mine.model, told[-1][1])
+            said = f"golden's weights are those after token {ends[0]}, mine those after {ends[1]}"
+            return None if ends[0] == ends[1] else EffectFinding(Verdict.SKIPPED, said)
+        who, side = ("golden", self.target) if ours else ("mine", self.golden)
+        said = f"only {who} tells what weights are at the end, after token {told[0][1]}"
+        is_told = any(_tells_state(side.archive, model) for model in side.archive.models)
+        return EffectFinding(Verdict.SKIPPED if is_told else Verdict.INCONCLUSIVE, said)
 
     def _of_both(
         self, effect: Effect, ours: Mapping[int, Call], theirs: Mapping[int, Call]
@@ -269,9 +299,15 @@ class EffectJudge:
         call = next(iter(calls.values()))
         if effect is Effect.EXCEPTION:
             said = f"{who} forward {_raised(_first(call))}, {other} did not"
-            return EffectFinding(Verdict.FAIL, said)
+            stopped = (self.golden if ours else self.target).facts.stopped
+            is_open = bool(stopped) or _first(call).get("exception") in _INTERRUPTS
+            rank = next(iter(calls))
+            said = f"rank {rank}: {said}" if stopped or len(calls) > 1 else said
+            return EffectFinding(Verdict.INCONCLUSIVE if is_open else Verdict.FAIL, said)
         if any(step.sides_with(Effect.EXCEPTION)):
             return None  # which says it
+        if effect is Effect.INPUTS:
+            return self._changed_alone(call, who, other, is_golden=bool(ours))
         if effect is Effect.YIELDED:
             said = f"{who} generator yields {_told(call)} where {other} has ended"
             return EffectFinding(Verdict.FAIL, said)
@@ -279,6 +315,18 @@ class EffectJudge:
             return None  # whose rows say it
         said = f"{who} result is {_told(call)}; what {other} model returned was not recorded"
         return EffectFinding(Verdict.INCONCLUSIVE, said)
+
+    def _changed_alone(
+        self, call: Call, who: str, other: str, *, is_golden: bool
+    ) -> EffectFinding | None:
+        """Inputs that one side alone changed in place, as far as the other was given them, too."""
+        parts = _first(call).get("parts", {})
+        side = self.target if is_golden else self.golden
+        given = [name for name in parts if _is_given(side, call, name, self.counting)]
+        if not given:
+            return None  # the other side has no such argument
+        said = f"{who} forward changed its argument {given[0]!r} in place, {other} did not"
+        return EffectFinding(Verdict.FAIL, said)
 
     def _alone_in_step(
         self, effect: Effect, named: _Named, ours: Mapping[int, Call], theirs: Mapping[int, Call]
@@ -307,6 +355,32 @@ class EffectJudge:
             return None
         said = f"{who} {effect} is {_told(call)}; {other} archive does not record it: dump it again"
         return EffectFinding(Verdict.INCONCLUSIVE, said)
+
+
+def _tells_state(archive: Archive, model: str) -> bool:
+    """Whether a run says what the weights of `model` were at its end."""
+    last = max(archive.steps(model), default=None)
+    if last is None:
+        return False
+    calls = archive.effects_at(model, last).values()
+    return any(call.op == Effect.STATE.op for some in calls for call in some)
+
+
+def _is_given(side: Side, call: Call, name: str, counting: Counting) -> bool:
+    """Whether the root of the other side was given an argument that it calls so."""
+    for (model, step), effects in side.effects.items():
+        term = counting.names.get(model, model), counting.in_golden_terms(model, step)
+        if (call.model, call.step) in ((model, step), term) and effects:
+            root = side.listing.calls.get(Site(model, step, Op(ROOT), 0))
+            return root is None or _takes(root, name)
+    return False
+
+
+def _takes(root: Call, name: str) -> bool:
+    """Whether a call of a root was given what is called `name`: by keyword, or by position."""
+    given = argument_tree(root)
+    by_name = given.get("kwargs", {}).get(name)
+    return by_name is not None or any(part is not None for part in given.get("args", []))
 
 
 _BADNESS = {Verdict.FAIL: 3, Verdict.INCONCLUSIVE: 2, Verdict.FLIP: 1}

@@ -15,6 +15,7 @@ from dumpcmp.comparing.effect_rows import (
     silent_roots,
     with_effect_rows,
 )
+from dumpcmp.comparing.end_weights import EndWeights
 from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.read_off import reading
 from dumpcmp.comparing.same_steps import SameStep
@@ -59,12 +60,14 @@ class EffectsSeen:
 
     missing: dict[str, None] = field(default_factory=dict)  # results that were not recorded
     is_flipped: bool = False  # a choice in an earlier step was another
+    weights: EndWeights = field(default_factory=EndWeights)
 
     def of_same_step(self, step: SameStep, counting: Counting) -> list[Row]:
         """The rows of effects of a step that both runs have bit for bit."""
         place = step.rows.model, step.rows.step
         golden, target = (_side_of(run, place) for run in (step.golden, step.target))
         self._note_silent(golden, target)
+        self.weights.remember(step.weights)
         return list(EffectJudge(golden, target, counting, NumberRule()).rows())
 
     def with_rows(
@@ -75,16 +78,16 @@ class EffectsSeen:
         `before` is the latest root of earlier steps, and `latest` that of `rows`.
         """
         self._note_silent(looked.golden, looked.target)
+        rows = self.weights.told(rows)
         chosen = ChosenNumbers(rows, looked.work, self.is_flipped)
         rule = looked.rule(rows)
         judge = EffectJudge(looked.golden, looked.target, looked.counting, rule, chosen)
         effects = list(judge.rows())
         self.is_flipped = chosen.is_any
-        if not effects:
-            return list(rows), latest
-        found = with_effect_rows(rows, effects, before)
+        found = with_effect_rows(rows, effects, before) if effects else rows
         roots = [row for row in found if row.root]
-        return found, latest if latest in roots else (roots[-1] if roots else before)
+        same = [row for row in roots if latest is not None and row.key == latest.key]
+        return found, (same or roots or [before])[-1]
 
     def _note_silent(self, golden: Side, target: Side) -> None:
         for side, who in ((golden, "golden"), (target, "my side")):

@@ -25,6 +25,8 @@ class Effect(StrEnum):
     RESULT = "result"
     YIELDED = "yielded"
     EXCEPTION = "exception"
+    INPUTS = "inputs"
+    STATE = "state"
 
     @property
     def op(self) -> Op:
@@ -43,11 +45,15 @@ MEANINGS = {  # docs/format.md repeats these tables
     Effect.RESULT: "what the root module returned",
     Effect.YIELDED: "what the generator that it returned yielded, a call for each, and returned",
     Effect.EXCEPTION: "what its forward raised: type, message and line of the program",
+    Effect.INPUTS: "what it was given and changed in place, as it was after the step",
+    Effect.STATE: "parameters and buffers that differ at the end of the run from what was recorded "
+    "last, by their paths; `after` is the last step that ran",
 }
 WORDS = {
     "root": "a tensor, by the slot of the root's call that holds it",
     "slot": "a tensor, by the slot of this call that holds it",
     "tensor": "the dtype and shape of a tensor that is not recorded here",
+    "unchanged": "the dtype and shape of a tensor that is as it was before the step",
     "float": "nan, inf or -inf",
     "complex": "real and imaginary part",
     "int": "a large integer, in hexadecimal",
@@ -117,10 +123,18 @@ class EffectTree:
 def tree_of(call: Call) -> EffectTree:
     """The tree of an effect; ArchiveError where it is damaged."""
     given = argument_tree(call).get("args", [])
-    reading = _TreeReading({})
+    reading = _TreeReader({})
     name = str(call.op.function)
     leaves = [leaf for value in given for leaf in reading.leaves(value, name)]
     return EffectTree(tuple(leaves), reading.containers)
+
+
+def state_names(call: Call) -> tuple[list[str], int]:
+    """The weights that a run tells of at its end, by their slots, and the last step that ran."""
+    given = argument_tree(call).get("args", [])
+    parts = given[0].get("parts", {}) if given and isinstance(given[0], dict) else {}
+    after = parts.get("after", -1)
+    return [name for name in parts if name != "after"], after if isinstance(after, int) else -1
 
 
 def shown_tree(call: Call, most: int = 200) -> str:
@@ -130,7 +144,7 @@ def shown_tree(call: Call, most: int = 200) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _TreeReading:
+class _TreeReader:
     """Reads a tree, and notes what its containers are."""
 
     containers: dict[str, str]
@@ -241,6 +255,7 @@ _SHOWN: dict[str, Any] = {
     "root": lambda slot, _: f"tensor <root> {slot}",
     "slot": lambda slot, _: f"tensor {slot}",
     "tensor": lambda told, _: f"tensor {told}, which was not recorded",
+    "unchanged": lambda told, _: f"unchanged {told}",
     "float": lambda text, _: str(text),
     "complex": lambda parts, _: str(complex(*map(_float, parts))),
     "str": lambda text, tree: _shown_cut(repr(text), tree, "characters"),

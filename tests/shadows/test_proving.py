@@ -93,11 +93,11 @@ def trained(path: Path, by_hand: bool = False, bend: float = 1.0, rate: float = 
     torch.manual_seed(0)
     model, x = Trained(by_hand), torch.randn(5, 8)
     if bend != 1.0:
-        model.first.weight.register_hook(lambda grad: grad * bend)
+        model.first.weight.register_hook(lambda grad: grad * bend)  # type: ignore[no-untyped-call]
     optimizer = torch.optim.SGD(model.parameters(), rate)
     with dumpcmp.capture(model, path, backward=True):
         for _ in range(2):
-            F.mse_loss(model(x), x).backward()
+            F.mse_loss(model(x), x).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
     return path

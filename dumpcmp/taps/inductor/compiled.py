@@ -55,6 +55,8 @@ class CompiledCapture(ModuleCapture):
         self.exit = untraced(self.exit)
         self.returned = untraced(self.returned)
         self.raised = untraced(self.raised)
+        self.given = untraced(self.given)
+        self.changed = untraced(self.changed)
         self.begin = untraced(self.begin)
         self.end = untraced(self.end)
         self._provenance = Provenance(self._where, self.quietly, tapped=tapped, **way)

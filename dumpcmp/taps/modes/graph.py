@@ -149,6 +149,8 @@ class GraphCapture(ModuleCapture):
         self.exit = untraced(self.exit)
         self.returned = untraced(self.returned)
         self.raised = untraced(self.raised)
+        self.given = untraced(self.given)
+        self.changed = untraced(self.changed)
         self.begin = untraced(self.begin)
         self.end = untraced(self.end)
         self._compiled: dict[int, Any] = {}

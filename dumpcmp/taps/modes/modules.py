@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -22,6 +23,8 @@ from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.call_door import module_calls
 from dumpcmp.taps.modes.function_mode import FunctionMode, enter_module, exit_module
 from dumpcmp.taps.modes.replicas import Parallels
+from dumpcmp.taps.recording.changed_inputs import given_to, put_changed
+from dumpcmp.taps.recording.end_state import put_state
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
@@ -70,6 +73,8 @@ class ModuleCapture:
         self.exit = exit_module
         self.returned = returned
         self.raised = raised
+        self.given = given_to
+        self.changed = put_changed
         self.begin: Callable[[nn.Module], Step | None] = self._begin
         self.end: Callable[[Step], None] = self._end
 
@@ -104,7 +109,10 @@ class ModuleCapture:
             self._ends.enter_context(self._parallels.watched())
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
-            yield
+            try:
+                yield
+            finally:
+                put_state(self.recorder)
 
     @contextmanager
     def _partitioned(self) -> Iterator[None]:
@@ -144,11 +152,15 @@ class ModuleCapture:
         with HOLD:
             step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
             self.watches.begin(step, None)
+            handled = sys.exception()  # by whoever calls the function
             ends = ExitStack()
             here.mode = ends.enter_context(self.mode(step)) if self.mode else None
 
         def leave() -> None:
             with HOLD:
+                error = sys.exception()  # dynamo hides what the function returns
+                if error is not None and error is not handled:
+                    self.raised(step, error)
                 here.step = here.mode = None
                 ends.close()
                 for each in step.all_steps():
@@ -196,11 +208,14 @@ class ModuleCapture:
                 args, kwargs = self.precision.inputs((args, kwargs))
                 step.run_in(self.precision)
             with self._inside(step):
+                given = self.given(step, module, args, kwargs)
                 try:
                     result = self.run_root(step, module, run, args, kwargs)
                 except Exception as error:  # who interrupts a run tells nothing of the model
+                    self.changed(step, module, args, kwargs, given)
                     self.raised(step, error)
                     raise
+                self.changed(step, module, args, kwargs, given)
                 return self.returned(step, result)
 
     def _is_root(self, module: nn.Module) -> bool:

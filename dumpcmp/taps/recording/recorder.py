@@ -65,6 +65,10 @@ class Recorder(Outlet):
         if self.weights is not Weights.NOTHING and not model.is_unchanged(root):
             step.weighing.hold(model.changed(weights_of(root, model)), in_brief)
 
+    def latest_steps(self) -> list[tuple[nn.Module, Step]]:
+        """The root modules that have run and still live, each with its step of late."""
+        return list(self._latest.items())
+
     def known_models(self) -> list[Model]:
         """Those that have run, and still live."""
         return list(self._models.values())

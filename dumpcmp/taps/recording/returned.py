@@ -37,7 +37,7 @@ def returned(step: Step, result: Any) -> Any:
     That is the result itself, but for a generator that nobody else holds: it is relayed by another
     one, which records what it yields.
     """
-    if not _is_asked(step) or not step.tap.outputs:
+    if not records_effects(step) or not step.tap.outputs:
         return result
     with DisableTorchFunction(), DisableTorchDispatch():
         if type(result) is GeneratorType and _is_held_by_none(result, step):
@@ -56,12 +56,12 @@ def returned(step: Step, result: Any) -> Any:
 
 def raised(step: Step, error: BaseException) -> None:
     """Record what the root of `step` raised."""
-    if _is_asked(step):
+    if records_effects(step):
         with DisableTorchFunction(), DisableTorchDispatch():
             _put_error(step, Effect.EXCEPTION, 0, error)
 
 
-def _is_asked(step: Step) -> bool:
+def records_effects(step: Step) -> bool:
     """Whether the effects of `step` are to be recorded: those of its root, where that is."""
     outlet = step.outlet
     return not (outlet.is_taped or outlet.is_inert or step.is_silent) and step.tap.selects_op(ROOT)

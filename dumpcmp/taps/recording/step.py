@@ -84,7 +84,7 @@ class Step:
         self._shared: dict[tuple[Any, ...], Asked] = {}  # what compiled graphs gave
         self.again: Step | None = None  # in which checkpointing runs parts of this one again
         self.values = Values(outlet, model.name, number)
-        self.weighing = Weighing(self.values)
+        self.weighing = Weighing(self.values, model.digests)
         self._gradients: BackwardRoutine | Values | None = None  # records them
 
     def stand_in(self, scope: Scope, line: str | None = None) -> None:
@@ -360,6 +360,12 @@ class Step:
         values = Values(self.outlet, self.model.name, self.number) if late else self.values
         for slot, tensor in found:
             values.put_aside(call, slot, tensor)
+
+    def put_late_weights(self, call: Call, found: Slots) -> None:
+        """Record parameters and buffers when the step is over, as much as is kept of those."""
+        values = Values(self.outlet, self.model.name, self.number)
+        for slot, tensor in found:
+            values.put_weight(call, slot, tensor, in_brief=False)
 
     def put(
         self,

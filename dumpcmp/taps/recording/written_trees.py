@@ -60,6 +60,12 @@ def kind_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+def told_of(tensor: Tensor) -> str:
+    """The dtype and shape of `tensor`."""
+    sizes = "nested" if tensor.is_nested else ", ".join(map(str, tensor.shape))
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}]"
+
+
 def written(tree: Tree) -> str:
     """The arguments of a Call that has `tree` alone."""
     return json.dumps({"args": [tree]}, separators=(",", ":"))
@@ -74,11 +80,15 @@ class TreeWriter:
 
     Tensors whose slot is among `recorded`, those of the root's outputs, are referred to as such.
     All others, and large arrays of numpy, are `found`: to be recorded as values of the effect
-    itself. Where `keeps` is False they are only described.
+    itself. Where `keeps` is False they are only described. Objects without a value are told by
+    their repr, unless `asks` is False.
     """
 
-    def __init__(self, recorded: Collection[str] = (), keeps: bool = True) -> None:
+    def __init__(
+        self, recorded: Collection[str] = (), keeps: bool = True, asks: bool = True
+    ) -> None:
         self.found: Slots = []
+        self._asks = asks
         self._recorded, self._keeps = recorded, keeps
         self._open: dict[int, str] = {}  # containers that are being written, and where they stand
         self._left = MOST_PARTS
@@ -87,7 +97,8 @@ class TreeWriter:
         """`value` as a tree; never raises."""
         found = len(self.found)
         try:
-            slot = f"{name}.0" if isinstance(value, (Tensor, np.ndarray)) else name
+            is_lone = name == "output" and isinstance(value, (Tensor, np.ndarray))
+            slot = f"{name}.0" if is_lone else name
             tree = self._tree(value, slot, True)
             if len(json.dumps(tree, separators=(",", ":"))) <= MOST_TEXT:
                 return tree
@@ -123,8 +134,7 @@ class TreeWriter:
         if seen_by_slots and name in self._recorded:
             return {"root": name}
         if not self._keeps:
-            sizes = ", ".join(map(str, tensor.shape))
-            return {"tensor": f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}]"}
+            return {"tensor": told_of(tensor)}
         self.found.append((name, tensor))
         return {"slot": name}
 
@@ -173,7 +183,7 @@ class TreeWriter:
             return self._object(value, parts, name, seen)
         attributes = _attributes(value)
         if attributes is None or isinstance(value, nn.Module):
-            return _opaque(value)
+            return _opaque(value, self._asks)
         parts = [(word, word, part) for word, part in attributes.items()]
         return self._object(value, parts, name, seen_by_slots=False)
 
@@ -309,8 +319,10 @@ def _slot_names(kind: type) -> tuple[str, ...]:
     return tuple(name for name in listed if name not in ("__dict__", "__weakref__"))
 
 
-def _opaque(value: Any) -> Tree:
-    """An object that has no value of its own, by its type and what it says of itself."""
+def _opaque(value: Any, asks: bool) -> Tree:
+    """An object that has no value of its own, by its type and what it says of itself if asked."""
+    if not asks:
+        return {"opaque": kind_of(value)}
     try:
         said = without_addresses(repr(value))
     except Exception as error:  # the program's own code
