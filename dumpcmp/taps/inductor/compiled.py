@@ -16,6 +16,7 @@ from dumpcmp.pytorch.names import private
 from dumpcmp.pytorch.randomness import Randomness
 from dumpcmp.taps.inductor.certificate import CodeRuns
 from dumpcmp.taps.inductor.generated import Tapping
+from dumpcmp.taps.inductor.hidden_mode import mode_hidden_from_dynamo
 from dumpcmp.taps.inductor.provenance import Provenance
 from dumpcmp.taps.modes.callables import is_compile_wrapper, is_inlined
 from dumpcmp.taps.modes.graph import (
@@ -70,6 +71,7 @@ class CompiledCapture(ModuleCapture):
                 self._provenance.watching(),
                 self.tapping.running(),
                 tracing_undisturbed(),
+                mode_hidden_from_dynamo(),
             ):
                 self._callback = private("torch._C._dynamo.eval_frame:get_eval_frame_callback")
                 skip = private("torch._dynamo.eval_frame:skip_code")

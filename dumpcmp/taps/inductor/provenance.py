@@ -80,6 +80,7 @@ class Provenance:
             "torch._inductor.compile_fx:compile_fx": self._compile_fx,
             f"{shapes}.run_node": self._trace,
             "torch.fx:Interpreter.run_node": self._trace_body,
+            "torch:_sync": self._sync,
             "torch._inductor.graph:GraphLowering.run": self._lower,
             f"{wrapper}.generate_kernel_call": written.noting_kernel,
             f"{scheduler}.free_buffers": self._free_buffers,
@@ -129,8 +130,9 @@ class Provenance:
         settings = {
             "post_grad_custom_pre_pass": self._passes(before, first=self._remember),
             "post_grad_custom_post_pass": self._passes(after, last=self._restore),
-            "graph_partition": False,  # a CUDA graph is of all that the tap knows, or of nothing
         }
+        if config.triton.cudagraphs or config.custom_should_partition_ops:
+            settings["graph_partition"] = False  # a CUDA graph is of all that the tap knows, or none
         if self._materializes:  # patterns put several ops into one call, such as mm and add
             settings |= {"inplace_buffers": False, "pattern_matcher": False}
         if not self._fusion:
@@ -189,6 +191,11 @@ class Provenance:
         if now is None or node.graph not in now.traced.bodies:
             return original(interpreter, node)
         return self._trace(original, interpreter, node)
+
+    def _sync(self, original: Original, tensor: torch.Tensor) -> None:
+        original(tensor)
+        if self._now is not None:
+            self._now.marks.synced(tensor)
 
     # Inductor lowers the post-grad graph and writes its code
 
