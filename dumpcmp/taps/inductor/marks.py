@@ -180,8 +180,8 @@ class _TracedTensors:
     """
 
     def __init__(self) -> None:
-        self._synced = WeakIdKeyDictionary()  # how many writes there were when it was up to date
-        self._waiting = WeakIdKeyDictionary()  # how many writes there were, and the Marks
+        self._synced: Any = WeakIdKeyDictionary()  # writes that there were when it was up to date
+        self._waiting: Any = WeakIdKeyDictionary()  # writes that there were, and the Marks
 
     def mark(self, tensor: Tensor, marks: list[Mark]) -> None:
         num_writes = _num_writes(tensor)
