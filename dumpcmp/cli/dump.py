@@ -56,7 +56,8 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               help="compiled: run each graph again with every op's value stored, and keep what "
               "fused kernels vouch for bit for bit.")  # fmt: skip
 @click.option("--certify", is_flag=True,
-              help="compiled: run untapped too, and say if kernels and bits agree.")  # fmt: skip
+              help="Run PROGRAM without dumpcmp too, and say whether kernels, outputs, gradients, "
+              "state and stdout are the same; trouble if not.")  # fmt: skip
 @click.option("--backend", metavar="NAME", help="boundary: the torch.compile backend.")
 @click.option("--keep", type=click.Choice(["full", "summary"]), default="full", show_default=True,
               help="Tensors, or only Summaries of them, taken where they live.")  # fmt: skip
@@ -127,6 +128,7 @@ def chosen_program(
     """What the command line asks to run."""
     from dumpcmp import demo
     from dumpcmp.dumping import programs
+    from dumpcmp.dumping.certifying import Program
 
     if factory and (module or program):
         raise SelectionError("--model and a program exclude each other", hint="give one of them")
@@ -136,13 +138,13 @@ def chosen_program(
         hint = "it is looked for here, and where Python finds packages; a file is given without -m"
         raise SelectionError(f"there is no module {module}", hint=hint)
     if module:
-        return lambda: programs.run_module(module, program)
+        return programs.module_program(module, program)
     if program and not Path(program[0]).is_file():
         hint = "options come before the script, which gets all that follows it"
         raise SelectionError(f"{program[0]} is not a file", hint=hint)
     if program:
-        return lambda: programs.run_script(program[0], program[1:])
-    return demo.main
+        return programs.script_program(program[0], program[1:])
+    return Program(demo.main, ("--kind", "script", str(demo.__file__)))
 
 
 @contextmanager
@@ -208,7 +210,8 @@ def report(dumped: "Dumped", path: str) -> int:
         here = visible(shlex.quote(path))
         click.echo(f"  look inside: dumpcmp show {here}", err=True)
         click.echo(f"  compare:     dumpcmp compare --golden-path {here} --my-path ...", err=True)
-    return 2 if dumped.error is not None or dumped.is_empty or dumped.problem else 0
+    failed = dumped.error is not None or dumped.is_empty or dumped.problem
+    return 2 if failed or dumped.certified is False else 0
 
 
 _OURS = (str(Path(__file__).parents[1]), runpy.__file__, "<frozen runpy>")
