@@ -13,7 +13,7 @@ import torch
 
 from dumpcmp.replay.kinds import KINDS, FunctionKind
 from dumpcmp.replay.references import reference_of
-from dumpcmp.replay.standins import STAND_INS
+from dumpcmp.replay.standins import stand_in
 from dumpcmp.replay.unreplayable import Unreplayable
 
 # Where a recorded name may begin -> what holds the functions, what stands before their plain names.
@@ -69,11 +69,13 @@ def function_named(target: str, ran_on: str = "cpu") -> ReplayFunction:
     if word == "__get__" and room.removeprefix("torch.Tensor.") in _ATTRIBUTES:
         name = room.removeprefix("torch.Tensor.")
         return ReplayFunction(operator.attrgetter(name), name, FunctionKind.MOVES)
-    return _torch_function(target, room, word) if room in _ROOMS else _dispatched(target, ran_on)
+    if room in _ROOMS:
+        return _torch_function(target, room, word, ran_on)
+    return _dispatched(target, ran_on)
 
 
 @cache
-def _torch_function(target: str, room: str, word: str) -> ReplayFunction:
+def _torch_function(target: str, room: str, word: str, ran_on: str) -> ReplayFunction:
     holder, prefix = _ROOMS[room]
     is_operator = room == "operator" or (word.startswith("__") and word.endswith("__"))
     spelled = word.strip("_") if is_operator else word
@@ -82,7 +84,7 @@ def _torch_function(target: str, room: str, word: str) -> ReplayFunction:
     changes = spelled in (*_INPLACE, "setitem") if is_operator else _is_inplace(word)
     if is_operator and spelled not in ("getitem", "setitem"):
         return ReplayFunction(_python_operator(spelled, target), name, kind)
-    found = STAND_INS.get(name) or getattr(holder, word, None)
+    found = stand_in(name, ran_on) or getattr(holder, word, None)
     if not callable(found):
         raise Unreplayable(f"{target} is not in this torch")
     return ReplayFunction(found, name, kind, changes, spelled == "setitem")
@@ -115,16 +117,16 @@ def _dispatched(target: str, ran_on: str) -> ReplayFunction:
             f"{namespace}::{op} is a custom op without a reference",
             hint=f'register what it computes: dumpcmp.reference("{namespace}::{op}")',
         )
-    return _aten_function(target, op, overload)
+    return _aten_function(target, op, overload, ran_on)
 
 
 @cache
-def _aten_function(target: str, op: str, overload: str) -> ReplayFunction:
+def _aten_function(target: str, op: str, overload: str, ran_on: str) -> ReplayFunction:
     is_operator = op.startswith("__") and op.endswith("__")
     name, kind = _known(_plain(op.strip("_") if is_operator else op, is_operator), target)
     packet = getattr(torch.ops.aten, op, None)
     found = getattr(packet, overload, None) if overload and "out" not in overload else packet
-    found = STAND_INS.get(name, found)
+    found = stand_in(name, ran_on) or found
     if found is None:
         raise Unreplayable(f"{target} is not in this torch")
     return ReplayFunction(found, name, kind, _is_inplace(op))

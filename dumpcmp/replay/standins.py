@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dumpcmp.replay.fused_layers import encoder_layer, multi_head_attention
 from dumpcmp.replay.unreplayable import Unreplayable
 
 
@@ -257,5 +258,17 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "cudnn_convolution": cudnn_convolution,
     "cudnn_batch_norm": cudnn_batch_norm,
     "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
+    "_native_multi_head_attention": multi_head_attention,
+    "_transformer_encoder_layer_fwd": encoder_layer,
     **{name: partial(_attention_slopes, name) for name in ATTENTION_BACKWARD},
 }
+
+# Where a device computes something else than the CPU does, by name and type of the device.
+STAND_INS_ON: dict[tuple[str, str], Callable[..., Any]] = {
+    ("_transformer_encoder_layer_fwd", "cuda"): partial(encoder_layer, approximate="tanh"),
+}
+
+
+def stand_in(name: str, ran_on: str) -> Callable[..., Any] | None:
+    """What computes the same as the function `name` that ran on a device of this type, if any."""
+    return STAND_INS_ON.get((name, ran_on)) or STAND_INS.get(name)
