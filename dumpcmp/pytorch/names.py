@@ -190,9 +190,12 @@ every mode
         torch._guards: CompileContext.try_get TracingContext.try_get
     to note what a call was cast to
         torch._C: _is_any_autocast_enabled
+    to answer as if no mode were there
+        torch._C: _len_torch_function_stack _get_function_stack_at
+        torch._C: _pop_torch_function_stack _push_on_torch_function_stack
+        torch.jit._builtins: _register_builtin
 every mode, or calls whose like came before are recorded as slowly as new ones
     to know a call that came before
-        torch._C: _len_torch_function_stack
         torch: UntypedStorage._weak_ref UntypedStorage._free_weak_ref
 every mode, or tensors in containers that only torch's pytree can open are not recorded
     to open nested arguments
@@ -213,9 +216,21 @@ compiled functions, or what compiled functions compute outside of modules is not
 compiled modules, or a module that the program compiled may stand under other names than in \
 eager mode
 {_WRAPPERS}
+questions in torch.compile, or code that asks whether torch functions are overridden is not traced
+    to answer in compiled code as if no mode were there
+        torch._dynamo: allow_in_graph
+        torch._dynamo.variables.torch: TorchInGraphFunctionVariable._get_handlers
 --mode eager
 --mode fx
 {_DYNAMO}
+    to answer as if nothing were traced
+        torch._dynamo.variables.torch: tracing_state_functions
+        torch._dynamo.variables.torch: TorchInGraphFunctionVariable._get_handlers
+        torch._dynamo.variables.base: VariableTracker
+    to run what cannot be traced as it is
+        torch._dynamo.convert_frame: ConvertFrame.__call__
+        torch._dynamo.types: ConvertFrameReturn
+        torch._C._dynamo.eval_frame: _FrameAction _FrameExecStrategy
     to have one graph for each shape and module
         torch._dynamo.config: patch recompile_limit accumulated_recompile_limit suppress_errors
 --mode aten

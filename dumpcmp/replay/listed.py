@@ -14,7 +14,7 @@ import torch
 from dumpcmp.nouns.op_names import OpSet, plain_name, plain_operator, writes_in_place
 from dumpcmp.replay.kinds import KINDS, FunctionKind
 from dumpcmp.replay.references import reference_of
-from dumpcmp.replay.standins import STAND_INS
+from dumpcmp.replay.standins import stand_in
 from dumpcmp.replay.unreplayable import Unreplayable
 
 # Where a recorded name may begin -> what holds the functions.
@@ -57,11 +57,13 @@ def function_named(target: str, ran_on: str = "cpu") -> ReplayFunction:
     if word == "__get__" and room.removeprefix("torch.Tensor.") in _ATTRIBUTES:
         name = room.removeprefix("torch.Tensor.")
         return ReplayFunction(operator.attrgetter(name), name, FunctionKind.MOVES)
-    return _torch_function(target, room, word) if room in _ROOMS else _dispatched(target, ran_on)
+    if room in _ROOMS:
+        return _torch_function(target, room, word, ran_on)
+    return _dispatched(target, ran_on)
 
 
 @cache
-def _torch_function(target: str, room: str, word: str) -> ReplayFunction:
+def _torch_function(target: str, room: str, word: str, ran_on: str) -> ReplayFunction:
     holder = _ROOMS[room]
     is_operator = room == "operator" or (word.startswith("__") and word.endswith("__"))
     spelled = word.strip("_") if is_operator else word
@@ -70,7 +72,7 @@ def _torch_function(target: str, room: str, word: str) -> ReplayFunction:
         return ReplayFunction(
             _python_operator(spelled, target), name, kind, writes_in_place(target)
         )
-    found = STAND_INS.get(name) or getattr(holder, word, None)
+    found = stand_in(name, ran_on) or getattr(holder, word, None)
     if not callable(found):
         raise Unreplayable(f"{target} is not in this torch")
     return ReplayFunction(found, name, kind, writes_in_place(target), name == "setitem")
@@ -99,15 +101,15 @@ def _dispatched(target: str, ran_on: str) -> ReplayFunction:
             f"{namespace}::{op} is a custom op without a reference",
             hint=f'register what it computes: dumpcmp.reference("{namespace}::{op}")',
         )
-    return _aten_function(target, op, overload)
+    return _aten_function(target, op, overload, ran_on)
 
 
 @cache
-def _aten_function(target: str, op: str, overload: str) -> ReplayFunction:
+def _aten_function(target: str, op: str, overload: str, ran_on: str) -> ReplayFunction:
     name, kind = _known(target)
     packet = getattr(torch.ops.aten, op, None)
     found = getattr(packet, overload, None) if overload and "out" not in overload else packet
-    found = STAND_INS.get(name, found)
+    found = stand_in(name, ran_on) or found
     if found is None:
         raise Unreplayable(f"{target} is not in this torch")
     return ReplayFunction(found, name, kind, writes_in_place(target))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dumpcmp.nouns.op_names import OpTable
+from dumpcmp.replay.fused_layers import encoder_layer, multi_head_attention
 from dumpcmp.replay.unreplayable import Unreplayable
 
 
@@ -261,6 +262,18 @@ STAND_INS: OpTable[Callable[..., Any]] = OpTable(
         "cudnn_convolution": cudnn_convolution,
         "cudnn_batch_norm": cudnn_batch_norm,
         "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
+        "_native_multi_head_attention": multi_head_attention,
+        "_transformer_encoder_layer_fwd": encoder_layer,
         **{name: partial(_attention_slopes, name) for name in ATTENTION_BACKWARD},
     }
 )
+
+# Where a device computes something else than the CPU does, by the type of the device.
+STAND_INS_ON: dict[str, OpTable[Callable[..., Any]]] = {
+    "cuda": OpTable({"_transformer_encoder_layer_fwd": partial(encoder_layer, approximate="tanh")})
+}
+
+
+def stand_in(name: str, ran_on: str) -> Callable[..., Any] | None:
+    """What computes the same as the function `name` that ran on a device of this type, if any."""
+    return STAND_INS_ON.get(ran_on, OpTable({})).get(name) or STAND_INS.get(name)

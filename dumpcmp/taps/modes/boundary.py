@@ -31,6 +31,8 @@ class BoundaryCapture(GraphCapture):
     run. What the backend does inside a graph cannot be seen.
     """
 
+    stands_for_eager = False  # but for what the backend would make of it
+
     def __init__(
         self,
         recorder: Recorder,

@@ -21,6 +21,7 @@ from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, ch
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.call_door import module_calls
+from dumpcmp.taps.modes.conditions import overrides_as_uncaptured
 from dumpcmp.taps.modes.function_mode import FunctionMode, enter_module, exit_module
 from dumpcmp.taps.modes.replicas import Parallels
 from dumpcmp.taps.recording.changed_inputs import given_to, put_changed
@@ -103,6 +104,8 @@ class ModuleCapture:
         """Capture while the block runs; compiled callables run eagerly meanwhile."""
         with module_calls(self._intercept), ExitStack() as self._ends:
             self._ends.callback(self.watches.remove)
+            if self.mode is not None:
+                self._ends.enter_context(overrides_as_uncaptured(self.recorder.lacking))
             self._ends.enter_context(self._compiling())
             self._ends.enter_context(self._partitioned())
             self._ends.enter_context(self.replays.watched())
