@@ -21,9 +21,9 @@ from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, ch
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.call_door import module_calls
-from dumpcmp.taps.modes.conditions import overrides_as_uncaptured
 from dumpcmp.taps.modes.function_mode import FunctionMode, enter_module, exit_module
 from dumpcmp.taps.modes.replicas import Parallels
+from dumpcmp.taps.modes.torch_conditions import overrides_as_uncaptured
 from dumpcmp.taps.recording.changed_inputs import given_to, put_changed
 from dumpcmp.taps.recording.end_state import put_state
 from dumpcmp.taps.recording.gradients import Watches
@@ -115,7 +115,8 @@ class ModuleCapture:
             try:
                 yield
             finally:
-                put_state(self.recorder)
+                if self._collectives is None:  # of shards nothing tells how they lie
+                    put_state(self.recorder)
 
     @contextmanager
     def _partitioned(self) -> Iterator[None]:
