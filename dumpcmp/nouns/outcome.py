@@ -295,7 +295,8 @@ class Outcome(Answer):
         if first is None:
             failed = self.failures[0]
             return f": {len(self.failures)} values fail, the first is {failed.key}"
-        return f" at {first.key.site.place}: {first.reason}"
+        side = " in golden" if first.judgement.why is Why.GOLDEN else ""
+        return f"{side} at {first.key.site.place}: {first.reason}"
 
     def _flipped(self) -> str:
         flips = having(self.rows, Verdict.FLIP)

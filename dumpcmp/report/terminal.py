@@ -124,6 +124,7 @@ _WHYS = {
     Why.LEAF: "no op computed this value: it came into the run as another",
     Why.CALL: "what it was given agrees, but the two sides do not call it in the same way",
     Why.WIRED: "my side gives this op another value than golden gives to it",
+    Why.GOLDEN: "in float64, on golden's own inputs, golden's op gives something else",
     Why.INTRODUCED: "in float64, on what my side was given, golden's op gives something else",
 }
 
