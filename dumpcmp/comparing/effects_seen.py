@@ -87,7 +87,8 @@ class EffectsSeen:
         found = with_effect_rows(rows, effects, before) if effects else rows
         roots = [row for row in found if row.root]
         same = [row for row in roots if latest is not None and row.key == latest.key]
-        return found, (same or roots or [before])[-1]
+        last = same or roots
+        return found, last[-1] if last else before
 
     def _note_silent(self, golden: Side, target: Side) -> None:
         for side, who in ((golden, "golden"), (target, "my side")):
