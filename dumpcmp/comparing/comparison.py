@@ -42,6 +42,7 @@ from dumpcmp.comparing.measuring import Tell, measure_all, unsolved_in
 from dumpcmp.comparing.no_gradient import with_zeros
 from dumpcmp.comparing.own_metrics import asking, loadable
 from dumpcmp.comparing.placing import device_named, placed, plain_arithmetic, workers_for
+from dumpcmp.comparing.proofs import Proofs
 from dumpcmp.comparing.proposals import mapping_by_values, turns_between
 from dumpcmp.comparing.remarks import Noted, caveats, facts_to_know, missing_of
 from dumpcmp.comparing.requests import Asking, spared
@@ -142,6 +143,7 @@ def compare(
         allow=allow,
         verify_digests=verify_digests,
         showing=Showing(closely),
+        proofs=Proofs(counting),
         device=device_named(device),
     )
     opened = [run.archive.path for run in (ours, theirs, finer) if run is not None]
@@ -168,6 +170,7 @@ def compare(
         *comparing.renaming.idle(*noted.ops),
         *stated.idle(ours.ops, theirs.ops),
         *said_of(noted.shortcuts),
+        *comparing.proofs.problems,
         *noted.levels(),
         *comparing.effects.weights.remarks(),
         *alone(rows),
@@ -193,6 +196,7 @@ class _Comparing:
     allow: str | Sequence[str]
     verify_digests: bool
     showing: Showing
+    proofs: Proofs
     device: str = "cpu"
     gathered: Collected = field(default_factory=Collected)
     noted: Noted = field(default_factory=Noted)
@@ -273,6 +277,8 @@ class _Comparing:
             judged = judge(with_golden(evidence, own)) if is_telling(own) else judged
         before = self.latest_root
         rows, self.latest_root, self.carried.settled = judged
+        if self._asks_for_proof():
+            rows = self.proofs.settled(rows, span.golden, span.target)
         self.carried.let_go()
         looked = Looked(ours, theirs, self.counting, self.is_apart, flow, work, measured)
         rows, self.latest_root = self.effects.with_rows(rows, looked, before, self.latest_root)
@@ -284,6 +290,11 @@ class _Comparing:
         self.noted.is_undeclared |= ways.is_undeclared
         self.nbytes += nbytes
         let_go()
+
+    def _asks_for_proof(self) -> bool:
+        """Whether programs are to be run in float64, with nothing declared that is none of theirs."""
+        is_usual = isinstance(self.rule, ReferenceChecker)
+        return is_usual and self.replaying is not Replaying.OFF and not self.allow
 
     def _judged(
         self, evidence: Sequence[Evidence], flow: DataFlow, following: Following, ways: Ways

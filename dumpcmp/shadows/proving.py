@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ class ProofFinding:
     reason: str
     rank: int = 0
     order: int = 0
+    is_confirmed: bool = True  # with the other side's value in its place, effects are the same
 
     @property
     def is_backward(self) -> bool:
@@ -73,6 +74,7 @@ class Proof:
     num_calls: int = 0
     num_bridges: int = 0
     remarks: list[str] = field(default_factory=list)
+    shown: dict[str, set[ValueId]] = field(default_factory=dict)  # what effects depend on, by side
 
     @property
     def answer(self) -> ProofAnswer:
@@ -100,17 +102,22 @@ def _in_time(finding: ProofFinding) -> tuple[int, bool, int]:
     return finding.step, is_backward, -finding.order if is_backward else finding.order
 
 
+StepPlace = tuple[str, int]  # a model, and its own number of the step
+
+
 def prove(golden: str | Path, target: str | Path) -> Proof:
     """Ask the three questions of every step that both archives have."""
     ours, theirs = Archive(golden), Archive(target)
     proof = Proof()
     before: Before | None = None
     for pair in _steps(ours, theirs):
-        before = _StepProof(ours, theirs, proof, before).ask(*pair)
+        step = StepProof(ours, theirs, proof, before)
+        before = step.ask(*pair)
+        step.ask_kernels()
     return proof
 
 
-def _steps(golden: Archive, target: Archive) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
+def _steps(golden: Archive, target: Archive) -> Iterator[tuple[StepPlace, StepPlace]]:
     """The steps of both, models in the order in which they ran."""
     for ours, theirs in zip(golden.models, target.models, strict=False):
         mine = set(target.steps(theirs))
@@ -120,16 +127,17 @@ def _steps(golden: Archive, target: Archive) -> Iterator[tuple[tuple[str, int], 
 
 
 @dataclass(eq=False)
-class _StepProof:
+class StepProof:
     """The three questions about one step."""
 
     golden: Archive
     target: Archive
     proof: Proof
     before: Before | None
+    _programs_asked: tuple[Program, Program] | None = None
 
-    def ask(self, ours: tuple[str, int], theirs: tuple[str, int]) -> Before:
-        """Ask them; returns the step for the next one to follow from."""
+    def ask(self, ours: StepPlace, theirs: StepPlace) -> Before:
+        """Ask about its start and its program; returns the step for the next one to follow from."""
         book, choices = Book(), Choices()
         start = Start(book, self.before)
         programs = [
@@ -159,8 +167,14 @@ class _StepProof:
         ]
         self._starts(start, its, mine, noise_of(returned, its, mine))
         self._programs(its, mine, pairs, lone)
-        self._kernels(its.program, mine.program)
+        self._programs_asked = its.program, mine.program
+        self.proof.shown = {"golden": _used(its), "target": _used(mine)}
         return Before(its, mine)
+
+    def ask_kernels(self) -> None:
+        """Ask about the kernels of the step that was asked about."""
+        assert self._programs_asked is not None
+        self._kernels(*self._programs_asked)
 
     def _starts(self, start: Start, golden: Shadow, target: Shadow, noise: float) -> None:
         used = _used(golden)
@@ -231,17 +245,14 @@ class _StepProof:
         told = ", ".join(f"{node}" for node in ours[:3])
         for node in theirs:
             reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"
-            self._add(ProofAnswer.DIFFERENT_PROGRAM, "target", _ProofPlace.of_node(node), reason)
+            self._suppose("target", _ProofPlace.of_node(node), reason)
         if not theirs:
             for node in ours:
-                reason = "mine never has what it gives"
-                self._add(
-                    ProofAnswer.DIFFERENT_PROGRAM, "golden", _ProofPlace.of_node(node), reason
-                )
+                self._suppose("golden", _ProofPlace.of_node(node), "mine never has what it gives")
         if not theirs and not ours:
             place = _ProofPlace.of_value(target, differing[0][1].effect.value)
             reason = "each value that it is made of stands on both sides, in another order"
-            self._add(ProofAnswer.DIFFERENT_PROGRAM, "target", place, reason)
+            self._suppose("target", place, reason)
 
     def _add_guilt(self, found: Guilt, ours: Sequence[Node]) -> None:
         node = found.node
@@ -277,6 +288,11 @@ class _StepProof:
     def _add(self, answer: ProofAnswer, side: str, place: _ProofPlace, reason: str) -> None:
         found = ProofFinding(answer, side, self.step, *place[:3], reason, place.rank, place.order)
         self.proof.findings.append(found)
+
+    def _suppose(self, side: str, place: _ProofPlace, reason: str) -> None:
+        """Add where programs part, of several places where they may."""
+        self._add(ProofAnswer.DIFFERENT_PROGRAM, side, place, reason)
+        self.proof.findings[-1] = replace(self.proof.findings[-1], is_confirmed=False)
 
 
 class _ProofPlace(NamedTuple):
