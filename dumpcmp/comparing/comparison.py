@@ -292,7 +292,7 @@ class _Comparing:
         let_go()
 
     def _asks_for_proof(self) -> bool:
-        """Whether programs are to be run in float64, with nothing declared that is none of theirs."""
+        """Whether programs are to be run in float64: nothing is declared that is not in them."""
         is_usual = isinstance(self.rule, ReferenceChecker)
         return is_usual and self.replaying is not Replaying.OFF and not self.allow
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
 from dumpcmp.nouns.selection import Io, Level
@@ -42,6 +42,7 @@ class Proofs:
     counting: Counting
     problems: dict[str, None] = field(default_factory=dict)
     _before: dict[str, tuple[int, Before]] = field(default_factory=dict)
+    _is_apart: bool = False  # an earlier step differs, and what later ones begin with follows
 
     def settled(self, rows: Sequence[Row], golden: Side, target: Side) -> list[Row]:
         """`rows` of some steps, as the programs of both sides tell."""
@@ -49,12 +50,12 @@ class Proofs:
         if not (_is_plain(golden) and _is_plain(target)):
             return found
         for ours, theirs in _steps(golden, target, self.counting):
-            places = [at for at, row in enumerate(found) if _is_of(row, ours)]
+            places = [at for at, row in enumerate(found) if _is_of(row, ours, theirs)]
             some = [found[at] for at in places]
-            for at, row in zip(
-                places, self._of_step(some, ours, theirs, golden, target), strict=True
-            ):
+            told = self._of_step(some, ours, theirs, golden, target)
+            for at, row in zip(places, told, strict=True):
                 found[at] = row
+            self._is_apart |= any(row.root and row.verdict.fails for row in told)
         return found
 
     def _of_step(
@@ -66,16 +67,18 @@ class Proofs:
         asking = StepProof(golden.archive, target.archive, proof, self._earlier(ours))
         try:
             self._before[ours[0]] = ours[1], asking.ask(ours, theirs)
-            if proof.answer is ProofAnswer.SAME and any(row.verdict in _OPEN for row in rows):
+            if any(row.verdict in _OPEN for row in rows):
                 asking.ask_kernels()
         except Exception as error:  # whatever it is, the rows are judged without it
             self.problems[f"the programs could not be run in float64: {error!r}"] = None
             return rows
         if proof.answer is ProofAnswer.SAME:
             return [_excused(row, proof, golden, target) for row in rows]
-        if proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
+        if proof.lone or proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
+            return rows  # what one side alone gives out has rows of its own
+        if self._is_apart and proof.first.answer is ProofAnswer.DIFFERENT_START:
             return rows
-        return _accused(rows, proof.findings, proof.first)
+        return _Accusing(rows, golden, target).accused(proof.findings, proof.first)
 
     def _earlier(self, place: StepName) -> Before | None:
         number, before = self._before.get(place[0], (-1, None))
@@ -93,8 +96,10 @@ def _steps(golden: Side, target: Side, counting: Counting) -> Iterator[tuple[Ste
             yield place, mine[place]
 
 
-def _is_of(row: Row, place: StepName) -> bool:
-    return row.key.model == place[0] and row.key.step == place[1]
+def _is_of(row: Row, ours: StepName, theirs: StepName) -> bool:
+    if row.golden_key is not None:
+        return (row.golden_key.model, row.golden_key.step) == ours
+    return (row.key.model, row.key.step) == theirs
 
 
 def _is_plain(side: Side) -> bool:
@@ -128,7 +133,8 @@ def _is_kept(record: Record) -> bool:
 
 def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
     """A row of a step of which it is proven that both sides compute the same."""
-    if row.verdict not in _OPEN or not _is_shown(row, proof, golden, target):
+    is_open = row.verdict in _OPEN and row.judgement.why is not Why.VOID
+    if not is_open or row.key.op.is_effect or not _is_shown(row, proof, golden, target):
         return row
     verdict = Verdict.PASS if row.metrics is not None else Verdict.COVERED
     return replace(
@@ -146,45 +152,53 @@ def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
     )
 
 
-def _accused(
-    rows: Sequence[Row], findings: Sequence[ProofFinding], first: ProofFinding
-) -> Sequence[Row]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Accusing:
     """The rows of a step in which the sides are known to compute something else."""
-    roots = [row for row in rows if row.root and row.verdict.fails]
-    if any(_is_at(root, each) for root in roots for each in findings):
-        return rows
-    if roots and not first.is_confirmed:
-        return rows
-    at = _place_of(rows, first)
-    if at is None:
-        return rows
-    why = (
-        Why.GOLDEN
-        if first.side == "golden" and first.answer is ProofAnswer.WRONG
-        else _WHY[first.answer]
-    )
-    judgement = Judgement(Verdict.FAIL, first.reason, why=why)
-    found = [replace(row, root=False, cause=rows[at].key) if row.root else row for row in rows]
-    found[at] = replace(rows[at], judgement=judgement, root=True, cause=None)
-    return found
 
+    rows: Sequence[Row]
+    golden: Side
+    target: Side
 
-def _is_at(row: Row, finding: ProofFinding) -> bool:
-    keys = (row.golden_key, row.target_key, row.key)
-    return any(k is not None and k.op == finding.op and k.call == finding.call for k in keys)
+    def accused(self, findings: Sequence[ProofFinding], first: ProofFinding) -> Sequence[Row]:
+        """The rows, with the root where it was found; those that stand there already remain."""
+        roots = [row for row in self.rows if row.root and row.verdict.fails]
+        if any(self._is_at(root, each) for root in roots for each in findings):
+            return self.rows
+        at = self._place_of(first)
+        if at is None or (roots and not first.is_confirmed):
+            return self.rows
+        is_golden = first.side == "golden" and first.answer is ProofAnswer.WRONG
+        why = Why.GOLDEN if is_golden else _WHY[first.answer]
+        found = [self._heir(row, at) if row.root else row for row in self.rows]
+        judgement = Judgement(Verdict.FAIL, first.reason, why=why)
+        found[at] = replace(self.rows[at], judgement=judgement, root=True, cause=None)
+        return found
 
+    def _heir(self, row: Row, at: int) -> Row:
+        return replace(row, root=False, cause=self.rows[at].key)
 
-def _place_of(rows: Sequence[Row], finding: ProofFinding) -> int | None:
-    """The row that tells of a finding: of the slot, or the first of what the call gave."""
+    def _is_at(self, row: Row, finding: ProofFinding) -> bool:
+        """Whether a root is the call that was found, or one next to it."""
+        side = self.golden if finding.side == "golden" else self.target
+        key = row.golden_key if finding.side == "golden" else row.target_key
+        if key is None:
+            return False
+        site = Site(key.model, key.step, finding.op, finding.call)
+        if key.site == site:
+            return True
+        near = {side.listing.first(each) for each in side.listing.sites.get(site, ())}
+        here = {side.listing.first(each) for each in side.listing.sites.get(key.site, ())}
+        return not near.isdisjoint(here)
 
-    def key_of(row: Row) -> Key | None:
-        return row.golden_key if finding.side == "golden" else row.target_key
-
-    here = [
-        (at, key)
-        for at, row in enumerate(rows)
-        if (key := key_of(row)) is not None and key.op == finding.op and key.call == finding.call
-    ]
-    exact = [at for at, key in here if key.slot == finding.slot]
-    given = [at for at, key in here if key.slot.is_output]
-    return next(iter([*exact, *given, *(at for at, _ in here)]), None)
+    def _place_of(self, finding: ProofFinding) -> int | None:
+        """The row that tells of a finding: of the slot, or the first of what the call gave."""
+        here = [
+            (at, key)
+            for at, row in enumerate(self.rows)
+            if (key := row.golden_key if finding.side == "golden" else row.target_key) is not None
+            and (key.op, key.call) == (finding.op, finding.call)
+        ]
+        exact = [at for at, key in here if key.slot == finding.slot]
+        given = [at for at, key in here if key.slot.is_output]
+        return next(iter([*exact, *given, *(at for at, _ in here)]), None)

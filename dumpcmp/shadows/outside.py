@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.key import ROOT, Key
 from dumpcmp.nouns.value import DTYPES
 from dumpcmp.shadows.program import ValueId
 from dumpcmp.shadows.shadow import Shadow, load
@@ -18,7 +18,6 @@ from dumpcmp.shadows.starting import Before, LeafPair
 # Rounding goes into unrecorded code and comes out larger: by how much, nobody knows. Losses and
 # optimizers hand on relative errors about as they are, so that a few bits are allowed for them.
 GROWTH = 16.0
-OTHER = 2.0**-4  # far beyond all rounding: the code computes something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +31,17 @@ class HowFar:
     def is_rounding(self) -> bool:
         return self.found <= self.allowed
 
-    @property
-    def is_other(self) -> bool:
-        """Whether no rounding explains it."""
-        return self.found > max(OTHER, self.allowed)
 
-
-def is_outside(pair: LeafPair, step: int) -> bool:
-    """Whether unrecorded code made this leaf: of outputs of the model, or of its gradients."""
+def is_late(pair: LeafPair, step: int) -> bool:
+    """Whether losses or optimizers, which were not recorded, made this leaf."""
     slot = pair.target.key.slot
     return slot.is_gradient or (step > 0 and slot.is_weight)
+
+
+def may_be_rounded(pair: LeafPair, step: int) -> bool:
+    """Whether code that was not recorded may have made this leaf, of what was computed before."""
+    key = pair.target.key
+    return is_late(pair, step) or not (key.slot.is_weight or key.op == ROOT)
 
 
 def distance(

@@ -15,7 +15,7 @@ from dumpcmp.nouns.key import Op, Slot
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels
-from dumpcmp.shadows.outside import distance, is_outside, noise_of
+from dumpcmp.shadows.outside import distance, is_late, may_be_rounded, noise_of
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_program
 from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.rewritten_memory import with_writes
@@ -75,6 +75,7 @@ class Proof:
     num_bridges: int = 0
     remarks: list[str] = field(default_factory=list)
     shown: dict[str, set[ValueId]] = field(default_factory=dict)  # what effects depend on, by side
+    lone: list[ProofFinding] = field(default_factory=list)  # effects that one side alone has
 
     @property
     def answer(self) -> ProofAnswer:
@@ -86,8 +87,9 @@ class Proof:
     @property
     def first(self) -> ProofFinding | None:
         """The first thing that differs; if none does, the first that could not be shown."""
-        differing = [each for each in self.findings if each.answer is not ProofAnswer.UNKNOWN]
-        told = differing or self.findings
+        every = [*self.findings, *self.lone]
+        differing = [each for each in every if each.answer is not ProofAnswer.UNKNOWN]
+        told = differing or every
         return min(told, key=_in_time, default=None)
 
     def __str__(self) -> str:
@@ -153,6 +155,7 @@ class StepProof:
         for leaf in mine.program.leaves:
             mine.quantity(leaf)
         mine.follow()
+        choices.singles = mine.singles
         its = Shadow(
             self.golden, programs[0], book, start.of_golden, choices,
             partial(start.precomputed, "target"),
@@ -182,19 +185,21 @@ class StepProof:
             if pair.relation is not Relation.OTHER or pair.golden not in used:
                 continue
             place = _ProofPlace.of_value(target, pair.target)
-            if not is_outside(pair, self.step):
-                reason = "it holds other numbers than golden's"
-                self._add(ProofAnswer.DIFFERENT_START, "target", place, reason)
+            if pair.target in target.program.producers:
+                self._add(ProofAnswer.UNKNOWN, "target", place, "it drew other numbers than golden")
                 continue
-            apart = distance(pair, golden, target, self.before, noise)
-            if apart.is_rounding:
-                self.proof.num_bridges += 1
-                continue
-            answer = ProofAnswer.DIFFERENT_START if apart.is_other else ProofAnswer.UNKNOWN
-            reason = (
-                f"code that was not recorded made it; it is {apart.found:.2g} off golden's, where "
-                f"rounding explains {apart.allowed:.2g}"
-            )
+            reason = "it holds other numbers than golden's"
+            if may_be_rounded(pair, self.step):
+                apart = distance(pair, golden, target, self.before, noise)
+                if apart.is_rounding:
+                    self.proof.num_bridges += 1
+                    continue
+                reason = (
+                    f"code that was not recorded made it; it is {apart.found:.2g} off golden's, "
+                    f"where rounding explains {apart.allowed:.2g}"
+                )
+            is_open = is_late(pair, self.step)
+            answer = ProofAnswer.UNKNOWN if is_open else ProofAnswer.DIFFERENT_START
             self._add(answer, "target", place, reason)
 
     def _programs(
@@ -209,10 +214,18 @@ class StepProof:
             place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
             reason = f"only this side has the effect {effect.name}"
             self._add(ProofAnswer.DIFFERENT_PROGRAM, side, place, reason)
+            self.proof.lone.append(self.proof.findings.pop())
         differing = [
             (ours, theirs) for ours, theirs in pairs
             if not _is_same(ours, theirs) and not self._is_part(ours, theirs)
         ]  # fmt: skip
+        bridged = _Bridged(golden, target)
+        for pair in list(differing):
+            node = bridged.behind(*(each.quantity for each in pair))
+            if node is not None:
+                differing.remove(pair)
+                reason = f"{pair[1].effect.name} depends on it, and it could not be run in float64"
+                self._add(ProofAnswer.UNKNOWN, "target", _ProofPlace.of_node(node), reason)
         if differing:
             self._localise(golden, target, differing)
 
@@ -321,6 +334,34 @@ def _used(shadow: Shadow) -> set[ValueId]:
     shown = [effect.value for effect in program.effects]
     nodes = program.behind(shown)
     return {value for node in nodes for value in node.takes.values()} | set(shown)
+
+
+@dataclass(eq=False)
+class _Bridged:
+    """What stands on one side as it was recorded, rounded, and not on the other."""
+
+    golden: Shadow
+    target: Shadow
+
+    def behind(self, *quantities: Quantity) -> Node | None:
+        """A call that could not be run in float64 and that one of `quantities` depends on."""
+        both = self._own(self.golden) & self._own(self.target)
+        found = self.golden.bridges | self.target.bridges
+        bridges = {each: node for each, node in found.items() if each not in both}
+        seen: set[int] = set()
+        waiting = list(quantities)
+        while waiting and bridges:
+            each = waiting.pop()
+            if id(each) not in seen:
+                seen.add(id(each))
+                waiting += each.inputs
+            if id(each) in bridges:
+                return bridges[id(each)]
+        return None
+
+    @staticmethod
+    def _own(shadow: Shadow) -> set[int]:
+        return {id(each) for each in shadow.quantities.values()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.op_names import OpSet
+from dumpcmp.nouns.op_names import OpSet, plain_name
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.value import DTYPES, Kind, to_torch
 from dumpcmp.replay.arguments import CallArguments, read_arguments
@@ -28,6 +29,7 @@ from dumpcmp.replay.unreplayable import Unreplayable
 from dumpcmp.shadows.plain_arguments import plain_arguments
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Application, Book, Operation, Quantity, tensor_of
+from dumpcmp.shadows.read_numbers import SingleNumber, are_read_alike
 
 # Casts between floats: they round, and nothing else.
 _CASTS = OpSet("to _to_copy type_as float half bfloat16 double type")
@@ -39,6 +41,7 @@ _CONSTANTS = OpSet(
 )
 _BY_STRIDE = OpSet("as_strided as_strided_copy as_strided_scatter")
 _NUMBER = re.compile(r"-?\b\d+\b")
+_LONGEST_STEP = 2.0**-7  # between numbers of a dtype that computes: a cast to it only rounds
 _NEAR = 2.0**-5  # of its size: a recorded value that is so near is on the same side of a jump
 
 
@@ -54,6 +57,8 @@ class Shadow:
     precomputed: Callable[[Shadow, ValueId], Quantity | None] = lambda _, __: None
     quantities: dict[ValueId, Quantity] = field(default_factory=dict)
     skipped: dict[Node, str] = field(default_factory=dict)  # calls that only their records tell of
+    bridges: dict[int, Node] = field(default_factory=dict)  # by id of what was taken as it is
+    singles: list[SingleNumber] = field(default_factory=list)
     _flips: set[int] = field(default_factory=set)  # ids of what it is given, but did not choose
     _after: dict[int, bool] = field(default_factory=dict)  # by id, whether it depends on one
 
@@ -61,7 +66,15 @@ class Shadow:
         """Go through the program once."""
         for node in self.program.nodes:
             self._add(node)
+            self.singles += (
+                SingleNumber(self.quantities[value], self.loader(value))
+                for value in node.gives.values()
+                if self._is_single(value)
+            )
         return self
+
+    def _is_single(self, value: ValueId) -> bool:
+        return math.prod(self.record(value).shape) == 1 and self._is_float_value(value)
 
     def quantity(self, value: ValueId) -> Quantity:
         """The quantity that a value is."""
@@ -72,6 +85,11 @@ class Shadow:
 
     def record(self, value: ValueId) -> Record:
         return self.program.records[value]
+
+    def is_constant(self, value: ValueId) -> bool:
+        """Whether a call made it of nothing but numbers that stand in the program."""
+        node = self.program.producers.get(value)
+        return node is not None and plain_name(node.call.op.function) in _CONSTANTS
 
     def loader(self, value: ValueId) -> Callable[[], Tensor]:
         """Reads a value as it was recorded."""
@@ -87,6 +105,7 @@ class Shadow:
             return
         try:
             function = function_named(node.call.target)
+            self._check_seen(node)
         except Unreplayable as error:
             self.skipped[node] = error.message
             self._bridge(node, inputs)
@@ -97,12 +116,19 @@ class Shadow:
             if known is not None and self._is_float_value(value):
                 self.quantities[value] = known
 
+    def _check_seen(self, node: Node) -> None:
+        if any(self.record(v).is_batch for v in (*node.takes.values(), *node.gives.values())):
+            raise Unreplayable("it ran inside of torch.func.vmap, on one example at a time")
+
     def _apply(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
         if function.kind is FunctionKind.NOTHING or function.name in _CONSTANTS:
             self._take_as_recorded(node)
-        elif function.name in _CASTS and self._is_float(node, "input.0", "output.0"):
+        elif function.name in _CASTS and self._is_cast(node):
             (given,) = node.gives.values()
-            self.quantities[given] = inputs["input.0"]
+            if self._makes_levels(node):
+                self._bridge(node, inputs)
+            else:
+                self.quantities[given] = inputs["input.0"]
         elif self._draws(node, function):
             self._draw(node, function, inputs)
         elif self._chooses(node, function):
@@ -140,8 +166,9 @@ class Shadow:
         Where this run chose otherwise, sizes in its arguments are its own: the target's hold.
         """
         expression = given, told
-        if self.book.known(expression) is None and self._is_after_flip(inputs):
-            found = self.choices.resized(given, told)
+        if self.book.known(expression) is None:
+            found = self.choices.resized(given, told) if self._is_after_flip(inputs) else None
+            found = found or self.choices.reread(given, told, self.singles)
             if found is not None and node.gives.keys() <= found.keys():
                 self.quantities |= {value: found[slot] for slot, value in node.gives.items()}
                 return
@@ -170,6 +197,8 @@ class Shadow:
         if found is None:
             found = {slot: self._recorded(value) for slot, value in node.gives.items()}
             self.choices.add(key, inputs, found)
+            for each in found.values():
+                self.bridges[id(each)] = node
         for slot, value in node.gives.items():
             self.quantities[value] = found[slot] if slot in found else self._recorded(value)
 
@@ -231,9 +260,14 @@ class Shadow:
         kind = DTYPES[dtype].kind if (dtype := self.record(value).dtype) in DTYPES else None
         return kind in (Kind.FLOAT, Kind.COMPLEX)
 
-    def _is_float(self, node: Node, *slots: str) -> bool:
-        values = [node.takes.get(slot) or node.gives.get(slot) for slot in slots]
+    def _is_cast(self, node: Node) -> bool:
+        """Whether it makes floats of floats."""
+        values = node.takes.get("input.0"), node.gives.get("output.0")
         return all(value is not None and self._is_float_value(value) for value in values)
+
+    def _makes_levels(self, node: Node) -> bool:
+        """Whether it casts to floats that are so short that this is no rounding any more."""
+        return DTYPES[self.record(node.gives["output.0"]).dtype].eps > _LONGEST_STEP
 
     def _chooses(self, node: Node, function: ReplayFunction) -> bool:
         """Whether floats go in and integers come out, or it jumps: rounding decides on it."""
@@ -277,6 +311,7 @@ class Choices:
     What was chosen also decides on sizes, which Python hands to later calls as numbers.
     """
 
+    singles: Sequence[SingleNumber] = ()  # of the run that chose
     _sized: dict[Hashable, list[tuple[Hashable, Mapping[str, Quantity]]]] = field(
         default_factory=dict
     )
@@ -298,6 +333,15 @@ class Choices:
         wanted = _NUMBER.sub("#", str(arguments))
         for told, made in self._sized.get(asked, ()):
             if _NUMBER.sub("#", str(told)) == wanted:
+                return made
+        return None
+
+    def reread(
+        self, asked: Hashable, arguments: Hashable, singles: Sequence[SingleNumber]
+    ) -> Mapping[str, Quantity] | None:
+        """What a function of the same quantities gave that was told other floats, off tensors."""
+        for told, made in self._sized.get(asked, ()):
+            if are_read_alike(str(arguments), str(told), singles, self.singles):
                 return made
         return None
 

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 
 from dumpcmp.nouns.errors import DumpcmpError
-from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.shadows.program import Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
@@ -22,7 +21,7 @@ NameInProgram = tuple[str, int, str]  # of a value within its step
 class Relation(StrEnum):
     """How a leaf of golden and the target's of the same name, which has other bytes, belong."""
 
-    CAST = "cast"  # one is the other, rounded to a shorter dtype
+    CAST = "cast"  # one is the other, rounded to a shorter dtype or by an ulp
     CARRIED = "carried"  # both are one quantity of the step before
     OTHER = "other"
 
@@ -86,7 +85,9 @@ class Start:
         made: both go on from there.
         """
         record = shadow.record(value)
-        if not _is_telling(record) or record.digest not in self._digests.get(other, ()):
+        own = "target" if other == "golden" else "golden"
+        is_theirs = record.digest in self._digests.get(other, ())
+        if not _is_telling(record) or not is_theirs or record.digest in self._digests.get(own, ()):
             return None
         return self.book.leaf(identity(record), partial(load, shadow.archive, record))
 
@@ -94,7 +95,7 @@ class Start:
         """The quantity of a leaf of the target: what was recorded."""
         record = shadow.record(value)
         found = self.book.leaf(identity(record), partial(load, shadow.archive, record))
-        self._targets.setdefault(_name(value.key), []).append(value)
+        self._targets.setdefault(_name(shadow.program, value), []).append(value)
         self._of_target[value], self._records[value] = found, record
         self._known.add(id(found))
         return found
@@ -103,17 +104,24 @@ class Start:
         """The same of golden: the target's quantity, where it is the target's leaf."""
         record = shadow.record(value)
         found = self.book.leaf(identity(record), partial(load, shadow.archive, record))
-        if id(found) in self._known:
+        if id(found) in self._known and (
+            self._is_named_alike(shadow, value, found) or found.is_telling
+        ):
             return found
         pair = self._pair(shadow, value, record)
-        if pair is None:
+        if pair is None or (pair.relation is Relation.OTHER and shadow.is_constant(value)):
             self.alone.append(value)
             return found
         self.differing.append(pair)
         return self._of_target[pair.target]
 
+    def _is_named_alike(self, shadow: Shadow, value: ValueId, found: Quantity) -> bool:
+        """Whether the target has this leaf under the same name, or nothing else under it."""
+        others = self._targets.get(_name(shadow.program, value), ())
+        return not others or any(self._of_target[other] is found for other in others)
+
     def _pair(self, shadow: Shadow, value: ValueId, record: Record) -> LeafPair | None:
-        for other in self._targets.get(_name(value.key), ()):
+        for other in self._targets.get(_name(shadow.program, value), ()):
             if self._records[other].shape == record.shape:
                 relation = self._relation(shadow, record, other)
                 return LeafPair(value, other, relation)
@@ -138,14 +146,17 @@ def _is_telling(record: Record) -> bool:
     return bool(record.digest) and record.kept is Kept.FULL and math.prod(record.shape) > 1
 
 
-def _name(key: Key) -> NameInProgram:
+def _name(program: Program, value: ValueId) -> NameInProgram:
+    """What a leaf is called; the gradient of what the model returned, by that."""
+    for effect in program.effects:
+        if program.gradients.get(effect.value) == value:
+            return "gradient", 0, effect.name
+    key = value.key
     return key.op, key.call, key.slot
 
 
 def _is_cast(shadow: Shadow, ours: Record, theirs: Record, target: Quantity) -> bool:
     """Whether a leaf of golden and the target's are one number but for the rounding of a dtype."""
-    if ours.dtype == theirs.dtype:
-        return False
     try:
         golden, other = load(shadow.archive, ours), target.tensor
     except DumpcmpError:
@@ -156,4 +167,8 @@ def _is_cast(shadow: Shadow, ours: Record, theirs: Record, target: Quantity) -> 
         return False
     dtypes = getattr(torch, ours.dtype), getattr(torch, theirs.dtype)
     short = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
+    if ours.dtype == theirs.dtype:
+        return torch.allclose(
+            golden, other, rtol=2 * torch.finfo(short).eps, atol=0.0, equal_nan=True
+        )
     return torch.equal(golden.to(short), other.to(short))

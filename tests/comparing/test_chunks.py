@@ -164,7 +164,7 @@ def faulty(**edits: Any) -> Net:
     "target, module, told",
     [
         (faulty(edit=lambda n, h: h.mul_(1.01) if n else h), "layers.1", "only the target has it"),
-        (faulty(order=lambda pieces: pieces[::-1]), "layers.1", "differs"),
+        (faulty(order=lambda pieces: pieces[::-1]), "layers.1", "computes something else"),
         (faulty(order=lambda pieces: [pieces[0], pieces[0]]), "layers.1", "differs"),
     ],
     ids=["one chunk scaled", "in another order", "one chunk twice"],
