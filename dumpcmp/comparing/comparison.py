@@ -170,7 +170,7 @@ def compare(
         *comparing.renaming.idle(*noted.ops),
         *stated.idle(ours.ops, theirs.ops),
         *said_of(noted.shortcuts),
-        *comparing.proofs.problems,
+        *comparing.proofs.remarks,
         *noted.levels(),
         *comparing.effects.weights.remarks(),
         *alone(rows),

@@ -40,7 +40,7 @@ class Proofs:
     """What is known of both programs, step by step."""
 
     counting: Counting
-    problems: dict[str, None] = field(default_factory=dict)
+    remarks: dict[str, None] = field(default_factory=dict)  # what a reader must know, each once
     _before: dict[str, tuple[int, Before]] = field(default_factory=dict)
     _is_apart: bool = False  # an earlier step differs, and what later ones begin with follows
 
@@ -70,8 +70,9 @@ class Proofs:
             if any(row.verdict in _OPEN for row in rows):
                 asking.ask_kernels()
         except Exception as error:  # whatever it is, the rows are judged without it
-            self.problems[f"the programs could not be run in float64: {error!r}"] = None
+            self.remarks[f"the programs could not be run in float64: {error!r}"] = None
             return rows
+        self.remarks |= dict.fromkeys(proof.remarks)
         if proof.answer is ProofAnswer.SAME:
             return [_excused(row, proof, golden, target) for row in rows]
         if proof.lone or proof.answer is ProofAnswer.UNKNOWN or proof.first is None:
