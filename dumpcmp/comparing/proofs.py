@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from dumpcmp.align.counting import Counting
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side, StepName
+from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
 from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
@@ -104,16 +105,29 @@ def _is_of(row: Row, ours: StepName, theirs: StepName) -> bool:
 
 
 def _is_plain(side: Side) -> bool:
-    """Whether a side ran on one rank, and every op that it ran was to be recorded."""
+    """Whether every op that a side ran was to be recorded, and what ranks gave each other.
+
+    Gradients of ranks are terms of sums, which is seen by what their weights become.
+    """
     runs = [facts.get("run", {}) for facts in side.archive.run.values()]
     tap = Asking.of(side.archive).tap
     return (
-        side.facts.num_ranks == 1
+        (side.facts.num_ranks == 1 or _is_plainly_spread(side))
         and side.is_whole
         and all(run.get("mode") in _PLAIN for run in runs)
         and not tap.layers
         and tap.io is Io.ALL
         and tap.level is Level.FUNCTIONS
+    )
+
+
+def _is_plainly_spread(side: Side) -> bool:
+    """Whether ranks ran plain ops on plain tensors, forward alone."""
+    if side.facts.stopped or side.archive.missing_ranks:
+        return False
+    values = side.listing.values.items()
+    return not any(
+        key.slot.is_gradient or any(record.layout for record in records) for key, records in values
     )
 
 
@@ -124,7 +138,7 @@ def _is_closed(side: Side, place: StepName) -> bool:
         if (key.model, key.step) == place:
             if not all(map(_is_kept, records)):
                 return False
-            nbytes += 8 * math.prod(records[0].shape) * (records[0].same_as is None)
+            nbytes += sum(8 * math.prod(r.shape) * (r.same_as is None) for r in records)
     return 2 * nbytes <= _MOST_BYTES
 
 
@@ -144,13 +158,27 @@ def _excused(row: Row, proof: Proof, golden: Side, target: Side) -> Row:
 
 
 def _is_shown(row: Row, proof: Proof, golden: Side, target: Side) -> bool:
-    """Whether effects depend on it, so that it was looked at, on each side that has it."""
+    """Whether effects depend on it, so that it was looked at, on each side that has it.
+
+    A collective need not give something to each of its ranks.
+    """
+    is_enough = any if row.key.op.function in set(Collective) else all
     sides = ("golden", golden, row.golden_key), ("target", target, row.target_key)
     return all(
-        ValueId(0, side.listing.first(key)) in proof.shown[name]
+        is_enough(_first(record, side) in proof.shown[name] for record in side.listing.values[key])
         for name, side, key in sides
         if key is not None
     )
+
+
+def _first(record: Record, side: Side) -> ValueId:
+    """The value of a rank, under the name by which that rank recorded it first."""
+    seen = {record.key}
+    while record.same_as is not None and record.same_as not in seen:
+        seen.add(record.same_as)
+        others = side.listing.values.get(record.same_as, ())
+        record = next((each for each in others if each.rank == record.rank), record)
+    return ValueId(record.rank, record.key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +200,9 @@ class _Accusing:
         is_golden = first.side == "golden" and first.answer is ProofAnswer.WRONG
         why = Why.GOLDEN if is_golden else _WHY[first.answer]
         found = [self._heir(row, at) if row.root else row for row in self.rows]
-        judgement = Judgement(Verdict.FAIL, first.reason, why=why)
+        is_spread = (self.golden if first.side == "golden" else self.target).facts.num_ranks > 1
+        where = f"on rank {first.rank} " if is_spread else ""
+        judgement = Judgement(Verdict.FAIL, f"{where}{first.reason}", why=why)
         found[at] = replace(self.rows[at], judgement=judgement, root=True, cause=None)
         return found
 

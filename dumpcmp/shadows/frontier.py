@@ -121,10 +121,28 @@ def _frontier(shadow: Shadow, values: Iterable[ValueId], other: KnownQuantities)
             continue
         seen.add(value)
         before = [each for each in node.takes.values() if not other.has(shadow.quantity(each))]
-        waiting += before
-        if not before and node not in found:
+        made = [each for each in before if each in shadow.program.producers]
+        waiting += made
+        if not made and node not in found:
             found.append(node)
-    return sorted(found, key=lambda node: (node.rank, node.call.order))
+    terms = {node for node in found if _is_term(shadow, node)}
+    return sorted(found, key=lambda node: (node in terms, node.call.order, node.rank))
+
+
+def _is_term(shadow: Shadow, node: Node) -> bool:
+    """Whether ranks add up what it gives, so that golden need not have it."""
+    takers = [t for value in node.gives.values() for t in shadow.program.consumers.get(value, ())]
+    return any(taker.own is not None and len({v.rank for v in taker.takes.values()}) > 1
+               for taker in takers)  # fmt: skip
+
+
+def unknown_leaves(shadow: Shadow, node: Node, other: KnownQuantities) -> Iterator[str]:
+    """Where `node` takes a leaf that is nothing of the other run's, nor a slice of it, by slot."""
+    for slot, value in node.takes.items():
+        quantity = shadow.quantity(value)
+        is_lacking = value not in shadow.program.producers and not other.has(quantity)
+        if is_lacking and quantity.is_telling and not other.has_in_slices(quantity):
+            yield slot
 
 
 @dataclass(frozen=True, slots=True)

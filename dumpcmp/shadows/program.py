@@ -86,6 +86,11 @@ class Program:
         self.producers, self.consumers = producers, consumers
 
     @property
+    def ranks(self) -> set[int]:
+        """Those that have calls or effects."""
+        return {node.rank for node in self.nodes} | {each.value.rank for each in self.effects}
+
+    @property
     def leaves(self) -> Iterator[ValueId]:
         """The values that no recorded call made, each once, in the order in which they are used."""
         taken = (value for node in self.nodes for value in node.takes.values())
@@ -106,19 +111,18 @@ class Program:
         return found
 
 
-def read_program(archive: Archive, model: str, step: int) -> Program:
-    """The program of one step of `model`, as all ranks of `archive` recorded it."""
-    nodes: list[Node] = []
-    records: dict[ValueId, Record] = {}
-    effects: list[StepEffect] = []
-    gradients: dict[ValueId, ValueId] = {}
+def read_ranks(archive: Archive, model: str, step: int) -> Iterator[Program]:
+    """The program of one step of `model`, as each rank of `archive` recorded it."""
     for held in archive.rank_steps(model, step):
         of_rank = _RankReader(held.rank, {record.key: record for record in held.records()})
-        nodes += of_rank.nodes(held.calls())
-        records |= of_rank.records()
-        effects += of_rank.effects()
-        gradients |= of_rank.gradients()
-    return Program(model, step, nodes, records, effects, gradients)
+        yield Program(
+            model,
+            step,
+            list(of_rank.nodes(held.calls())),
+            of_rank.records(),
+            list(of_rank.effects()),
+            dict(of_rank.gradients()),
+        )
 
 
 @dataclass(frozen=True, slots=True)

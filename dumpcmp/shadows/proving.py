@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
-from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Op, Slot
-from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty
+from dumpcmp.shadows.effect_pairs import EffectPair, PairedEffects, paired_effects
+from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels
 from dumpcmp.shadows.outside import distance, is_late, may_be_rounded, noise_of
-from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_program
+from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
-from dumpcmp.shadows.rewritten_memory import with_writes
 from dumpcmp.shadows.shadow import Choices, Shadow
-from dumpcmp.shadows.slices import is_part
 from dumpcmp.shadows.starting import Before, Relation, Start
+from dumpcmp.shadows.together import read_program
 
 
 class ProofAnswer(StrEnum):
@@ -143,7 +142,7 @@ class StepProof:
         book, choices = Book(), Choices()
         start = Start(book, self.before)
         programs = [
-            with_gradients(with_writes(archive, read_program(archive, *place)))
+            with_gradients(read_program(archive, *place))
             for archive, place in ((self.golden, ours), (self.target, theirs))
         ]
         start.know("golden", programs[0])
@@ -162,14 +161,14 @@ class StepProof:
         )  # fmt: skip
         its.follow()
         self.step = theirs[1]
-        pairs, lone = _paired_effects(its, mine)
+        effects = paired_effects(its, mine)
         returned = [
             (one.effect.value, other.effect.value)
-            for one, other in pairs
+            for one, other in effects.pairs
             if not one.effect.value.key.slot.is_gradient
         ]
         self._starts(start, its, mine, noise_of(returned, its, mine))
-        self._programs(its, mine, pairs, lone)
+        self._programs(its, mine, effects)
         self._programs_asked = its.program, mine.program
         self.proof.shown = {"golden": _used(its), "target": _used(mine)}
         return Before(its, mine)
@@ -180,7 +179,12 @@ class StepProof:
         self._kernels(*self._programs_asked)
 
     def _starts(self, start: Start, golden: Shadow, target: Shadow, noise: float) -> None:
-        used = _used(golden)
+        used, mine = _used(golden), _used(target)
+        for leaf in start.weights_alone(golden, target) if self.step == 0 else ():
+            if leaf in mine:
+                place = _ProofPlace.of_value(target, leaf)
+                reason = "it holds other numbers than golden's"
+                self._add(ProofAnswer.DIFFERENT_START, "target", place, reason)
         for pair in start.differing:
             if pair.relation is not Relation.OTHER or pair.golden not in used:
                 continue
@@ -202,51 +206,30 @@ class StepProof:
             answer = ProofAnswer.UNKNOWN if is_open else ProofAnswer.DIFFERENT_START
             self._add(answer, "target", place, reason)
 
-    def _programs(
-        self,
-        golden: Shadow,
-        target: Shadow,
-        pairs: Sequence[tuple[_ShownEffect, _ShownEffect]],
-        lone: Sequence[tuple[str, StepEffect]],
-    ) -> None:
-        self.proof.num_effects += len(pairs)
-        for side, effect in lone:
+    def _programs(self, golden: Shadow, target: Shadow, effects: PairedEffects) -> None:
+        self.proof.num_effects += len(effects.pairs)
+        self.proof.remarks += effects.remarks
+        for side, effect in effects.lone:
             place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
             reason = f"only this side has the effect {effect.name}"
             self._add(ProofAnswer.DIFFERENT_PROGRAM, side, place, reason)
             self.proof.lone.append(self.proof.findings.pop())
-        differing = [
-            (ours, theirs) for ours, theirs in pairs
-            if not _is_same(ours, theirs) and not self._is_part(ours, theirs)
-        ]  # fmt: skip
-        bridged = _Bridged(golden, target)
-        for pair in list(differing):
+        for side, effect in effects.uncovered:
+            place = _ProofPlace.of_value(golden if side == "golden" else target, effect.value)
+            reason = f"what the ranks return are parts of {effect.name}, and not all of it"
+            self._add(ProofAnswer.DIFFERENT_PROGRAM, side, place, reason)
+        bridged, differing = _Bridged(golden, target), []
+        for pair in effects.differing:
             node = bridged.behind(*(each.quantity for each in pair))
-            if node is not None:
-                differing.remove(pair)
-                reason = f"{pair[1].effect.name} depends on it, and it could not be run in float64"
-                self._add(ProofAnswer.UNKNOWN, "target", _ProofPlace.of_node(node), reason)
+            if node is None:
+                differing.append(pair)
+                continue
+            reason = f"{pair[1].effect.name} depends on it, and it could not be run in float64"
+            self._add(ProofAnswer.UNKNOWN, "target", _ProofPlace.of_node(node), reason)
         if differing:
             self._localise(golden, target, differing)
 
-    def _is_part(self, ours: _ShownEffect, theirs: _ShownEffect) -> bool:
-        """Whether one side returns a part of what the other returns, which is told."""
-        try:
-            golden, target = ours.quantity.tensor, theirs.quantity.tensor
-        except DumpcmpError:
-            return False
-        fewer, more = (
-            ("mine", "golden's") if target.numel() < golden.numel() else ("golden", "mine")
-        )
-        small, large = sorted((golden, target), key=lambda tensor: tensor.numel())
-        found = is_part(small, large)
-        if found:
-            self.proof.remarks.append(f"{fewer} returns {found} of {more} {theirs.effect.name}")
-        return bool(found)
-
-    def _localise(
-        self, golden: Shadow, target: Shadow, differing: Sequence[tuple[_ShownEffect, _ShownEffect]]
-    ) -> None:
+    def _localise(self, golden: Shadow, target: Shadow, differing: Sequence[EffectPair]) -> None:
         known = KnownQuantities(golden), KnownQuantities(target)
         theirs = frontier(target, [mine.effect.value for _, mine in differing], known[0])
         ours = frontier(golden, [its.effect.value for its, _ in differing], known[1])
@@ -257,6 +240,12 @@ class StepProof:
             return
         told = ", ".join(f"{node}" for node in ours[:3])
         for node in theirs:
+            leaf = next(unknown_leaves(target, node, known[0]), None)
+            if leaf is not None:
+                place = _ProofPlace.of_node(node, leaf)
+                reason = "golden has no such numbers"
+                self._add(ProofAnswer.DIFFERENT_START, "target", place, reason)
+                return
             reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"
             self._suppose("target", _ProofPlace.of_node(node), reason)
         if not theirs:
@@ -362,40 +351,6 @@ class _Bridged:
     @staticmethod
     def _own(shadow: Shadow) -> set[int]:
         return {id(each) for each in shadow.quantities.values()}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _ShownEffect:
-    effect: StepEffect
-    quantity: Quantity
-
-
-def _paired_effects(
-    golden: Shadow, target: Shadow
-) -> tuple[list[tuple[_ShownEffect, _ShownEffect]], list[tuple[str, StepEffect]]]:
-    """Effects of one name; of what is left, those that are one quantity; and what is left then."""
-    ours, theirs = ([_ShownEffect(e, s.quantity(e.value)) for e in s.program.effects]
-                    for s in (golden, target))  # fmt: skip
-    pairs: list[tuple[_ShownEffect, _ShownEffect]] = []
-    for is_pair in (_same_name, _is_same):
-        for its in list(ours):
-            mine = next((each for each in theirs if is_pair(its, each)), None)
-            if mine is not None:
-                pairs.append((its, mine))
-                ours.remove(its)
-                theirs.remove(mine)
-    if len(ours) == len(theirs) == 1:  # one result on each side, under other names
-        return [*pairs, (ours[0], theirs[0])], []
-    left = [*(("golden", each.effect) for each in ours), *(("target", e.effect) for e in theirs)]
-    return pairs, left
-
-
-def _same_name(one: _ShownEffect, other: _ShownEffect) -> bool:
-    return one.effect.name == other.effect.name
-
-
-def _is_same(one: _ShownEffect, other: _ShownEffect) -> bool:
-    return one.quantity.is_same(other.quantity)
 
 
 def _signatures(program: Program) -> set[tuple[object, ...]]:

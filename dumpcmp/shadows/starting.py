@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -114,6 +115,17 @@ class Start:
             return found
         self.differing.append(pair)
         return self._of_target[pair.target]
+
+    def weights_alone(self, golden: Shadow, target: Shadow) -> Iterator[ValueId]:
+        """Weights of single ranks that are none of golden's, though golden's has that shape."""
+        ours = {_name(golden.program, leaf): golden.record(leaf) for leaf in golden.program.leaves}
+        for leaf in target.program.leaves if len(target.program.ranks) > 1 else ():
+            record, known = target.record(leaf), ours.get(_name(target.program, leaf))
+            if known is None or not leaf.key.slot.is_weight or known.shape != record.shape:
+                continue
+            is_other = record.digest != known.digest and _is_telling(record)
+            if is_other and not _is_cast(golden, known, record, target.quantity(leaf)):
+                yield leaf
 
     def _is_named_alike(self, shadow: Shadow, value: ValueId, found: Quantity) -> bool:
         """Whether the target has this leaf under the same name, or nothing else under it."""

@@ -1,0 +1,178 @@
+"""Which effect of one run is which of the other's, and which of them is another computation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.shadows.fingerprints import same_elements
+from dumpcmp.shadows.program import StepEffect
+from dumpcmp.shadows.quantities import Quantity
+from dumpcmp.shadows.shadow import Shadow
+from dumpcmp.shadows.slices import Marginals, is_covered, is_part
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShownEffect:
+    """An effect of a run, and what it is."""
+
+    effect: StepEffect
+    quantity: Quantity
+
+    @property
+    def rank(self) -> int:
+        return self.effect.value.rank
+
+    def is_same(self, other: ShownEffect) -> bool:
+        return self.quantity.is_same(other.quantity)
+
+
+EffectPair = tuple[ShownEffect, ShownEffect]  # golden's, and the target's
+
+
+@dataclass(eq=False)
+class PairedEffects:
+    """The effects of both runs."""
+
+    pairs: list[EffectPair] = field(default_factory=list)  # all, by which they are counted
+    differing: list[EffectPair] = field(default_factory=list)
+    lone: list[tuple[str, StepEffect]] = field(default_factory=list)  # side, and what it has alone
+    uncovered: list[tuple[str, StepEffect]] = field(default_factory=list)  # ranks have parts of it
+    remarks: list[str] = field(default_factory=list)
+
+
+def paired_effects(golden: Shadow, target: Shadow) -> PairedEffects:
+    """Effects of one name; of what is left, those that are one quantity; and what is left then."""
+    ours, theirs = ([ShownEffect(e, s.quantity(e.value)) for e in s.program.effects]
+                    for s in (golden, target))  # fmt: skip
+    if len({each.rank for each in (*ours, *theirs)}) > 1:
+        is_golden_whole = len({each.rank for each in ours}) == 1
+        if is_golden_whole or len({each.rank for each in theirs}) > 1:
+            return _OverRanks(ours, theirs, golden, "golden").paired()
+        return _OverRanks(theirs, ours, target, "target").paired()
+    found = PairedEffects()
+    for is_pair in (_same_name, ShownEffect.is_same):
+        for its in list(ours):
+            mine = next((each for each in theirs if is_pair(its, each)), None)
+            if mine is not None:
+                found.pairs.append((its, mine))
+                ours.remove(its)
+                theirs.remove(mine)
+    if len(ours) == len(theirs) == 1:  # one result on each side, under other names
+        found.pairs.append((ours.pop(), theirs.pop()))
+    found.lone += (("golden", each.effect) for each in ours)
+    found.lone += (("target", each.effect) for each in theirs)
+    for pair in found.pairs:
+        if not pair[0].is_same(pair[1]) and not _is_part_of_other(pair, found.remarks):
+            found.differing.append(pair)
+    return found
+
+
+def _same_name(one: ShownEffect, other: ShownEffect) -> bool:
+    return one.effect.name == other.effect.name
+
+
+def _is_part_of_other(pair: EffectPair, remarks: list[str]) -> bool:
+    """Whether one side returns a part of what the other returns, which is told."""
+    try:
+        golden, target = pair[0].quantity.tensor, pair[1].quantity.tensor
+    except DumpcmpError:
+        return False
+    fewer, more = ("mine", "golden's") if target.numel() < golden.numel() else ("golden", "my")
+    small, large = sorted((golden, target), key=lambda tensor: tensor.numel())
+    found = is_part(small, large)
+    if found:
+        remarks.append(f"{fewer} returns {found} of {more} {pair[1].effect.name}")
+    return bool(found)
+
+
+@dataclass(eq=False)
+class _OverRanks:
+    """Effects of runs on several ranks: each rank's is one of the whole run's, or a slice of it.
+
+    Each of the whole run's is on some rank, or all of its slices are on ranks. What a rank hands on
+    to the next, as a stage of a pipeline does, is some value of the whole run. A number that a rank
+    returns of its own data alone, such as a loss, is the whole run's as the mean over ranks.
+    """
+
+    wholes: Sequence[ShownEffect]
+    parts: Sequence[ShownEffect]
+    shadow: Shadow  # of the whole run
+    side: str  # which that is
+    found: PairedEffects = field(default_factory=PairedEffects)
+
+    def paired(self) -> PairedEffects:
+        other = "target" if self.side == "golden" else "golden"
+        if not self.wholes or not self.parts:
+            self.found.lone += ((self.side, each.effect) for each in self.wholes)
+            self.found.lone += ((other, each.effect) for each in self.parts)
+            return self.found
+        shown = [part for part in self.parts if self._is_of_whole(part)]
+        for whole in self.wholes:
+            pair = self._pair(whole, self._namesake(whole, self.parts))
+            self.found.pairs.append(pair)
+            if self._is_covered(whole, shown):
+                continue
+            if all(part in shown for part in self.parts if _same_name(whole, part)):
+                self.found.uncovered.append((self.side, whole.effect))
+            else:
+                self.found.differing.append(pair)
+        meant = {each.effect.name for each in self.wholes if self._is_mean(each)}
+        for part in self.parts:
+            if part not in shown and part.effect.name not in meant and not self._hands_on(part):
+                self.found.differing.append(self._pair(self._namesake(part, self.wholes), part))
+        return self.found
+
+    def _pair(self, whole: ShownEffect, part: ShownEffect) -> EffectPair:
+        return (whole, part) if self.side == "golden" else (part, whole)
+
+    def _namesake(self, one: ShownEffect, others: Sequence[ShownEffect]) -> ShownEffect:
+        named = [each for each in others if _same_name(one, each)]
+        own = [each for each in named if each.rank == one.rank]
+        return next(iter([*own, *named, *others]))
+
+    def _is_of_whole(self, part: ShownEffect) -> bool:
+        try:
+            return any(each.is_same(part) or _is_slice(part, each) for each in self.wholes)
+        except DumpcmpError:
+            return False
+
+    def _is_covered(self, its: ShownEffect, shown: Sequence[ShownEffect]) -> bool:
+        if any(its.is_same(mine) for mine in shown):
+            return True
+        try:
+            parts = [mine.quantity.print for mine in shown if _is_slice(mine, its)]
+            return is_covered(Marginals(its.quantity.tensor), parts) or self._is_mean(its)
+        except DumpcmpError:
+            return False
+
+    def _is_mean(self, its: ShownEffect) -> bool:
+        """Whether it is one number, and the mean of what all ranks return by its name."""
+        named = [each for each in self.parts if _same_name(its, each)]
+        try:
+            if its.quantity.tensor.numel() != 1 or len(named) < 2:
+                return False
+            numbers = [each.quantity.tensor.reshape(()) for each in named]
+            return same_elements(torch.stack(numbers).mean(), its.quantity.tensor.reshape(()))
+        except (DumpcmpError, RuntimeError):
+            return False
+
+    def _hands_on(self, mine: ShownEffect) -> bool:
+        try:
+            known = {id(each): each for each in self.shadow.quantities.values()}
+            return id(mine.quantity) in known or any(
+                each.print.is_same(mine.quantity.print) and mine.quantity.is_telling
+                for each in known.values()
+                if not each.problem
+            )
+        except DumpcmpError:
+            return False
+
+
+def _is_slice(part: ShownEffect, whole: ShownEffect) -> bool:
+    if part.quantity.tensor.numel() >= whole.quantity.tensor.numel():
+        return False
+    return any(Marginals(whole.quantity.tensor).places_of(part.quantity.print))

@@ -1,0 +1,48 @@
+"""However a program is spread over ranks, it is the same; and no spreading hides a fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import dumpcmp
+from dumpcmp.shadows.proving import ProofAnswer, prove
+from tests.shadows.ranked import SOUND, WRONG, Whole, given
+from tests.taps.distributed.launching import forked
+
+# Fault -> the functions at which it may be named, on either side, and the ranks.
+PLACES = {
+    "eps": ({"layer_norm"}, {1}),
+    "a bias on each rank": ({"linear", "all_reduce", "add"}, {0, 1}),
+    "not summed": ({"linear", "add", "all_reduce"}, {0, 1}),
+    "the same rows": ({"linear"}, {0}),
+    "no norm": ({"layer_norm", "linear"}, {0}),
+    "stale": ({"layer_norm"}, {1}),
+}
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ranked")
+    forked(2, "tests.shadows.ranked", str(path))
+    model = Whole()
+    with torch.no_grad(), dumpcmp.capture(model, path / "golden"):
+        model(given())
+    return path
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_program_spread_over_ranks_is_the_same(room: Path, name: str) -> None:
+    proof = prove(room / "golden", room / name)
+    assert proof.answer is ProofAnswer.SAME, str(proof)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_fault_on_ranks_is_named_with_its_rank(room: Path, name: str) -> None:
+    first = prove(room / "golden", room / name).first
+    assert first is not None, name
+    assert first.answer in (ProofAnswer.DIFFERENT_PROGRAM, ProofAnswer.DIFFERENT_START), str(first)
+    functions, ranks = PLACES[name]
+    assert first.op.function in functions and first.rank in ranks, str(first)
