@@ -259,7 +259,7 @@ class StepProof:
             if leaf is not None:
                 place = _ProofPlace.of_node(node, leaf)
                 reason = "golden has no such numbers"
-                self._add(ProofAnswer.DIFFERENT_START, "target", place, reason)
+                self._suppose("target", place, reason, ProofAnswer.DIFFERENT_START)
                 return
             reason = f"golden never has what it gives; golden has {told or 'nothing'} instead"
             self._suppose("target", _ProofPlace.of_node(node), reason)
@@ -306,9 +306,15 @@ class StepProof:
         found = ProofFinding(answer, side, self.step, *place[:3], reason, place.rank, place.order)
         self.proof.findings.append(found)
 
-    def _suppose(self, side: str, place: _ProofPlace, reason: str) -> None:
-        """Add where programs part, of several places where they may."""
-        self._add(ProofAnswer.DIFFERENT_PROGRAM, side, place, reason)
+    def _suppose(
+        self,
+        side: str,
+        place: _ProofPlace,
+        reason: str,
+        answer: ProofAnswer = ProofAnswer.DIFFERENT_PROGRAM,
+    ) -> None:
+        """Add where runs part, of several places where they may."""
+        self._add(answer, side, place, reason)
         self.proof.findings[-1] = replace(self.proof.findings[-1], is_confirmed=False)
 
 
