@@ -28,6 +28,7 @@ _SETTLED = (
     "the sides differ, but both programs give the same in float64, and every call that it "
     "depends on is right"
 )
+_ASKED = "right for what it was given, but asked for something else"
 _OPEN = frozenset((Verdict.FAIL, Verdict.UNPAIRED, Verdict.SHAPE, Verdict.INCONCLUSIVE))
 _WHY = {
     ProofAnswer.WRONG: Why.INTRODUCED,
@@ -187,7 +188,8 @@ class _Accusing:
         """The rows, with the root where it was found; those that stand there already remain."""
         roots = [row for row in self.rows if row.root and row.verdict.fails]
         if any(self._is_at(root, each) for root in roots for each in findings):
-            return self.rows
+            is_wrong = any(each.answer is ProofAnswer.WRONG for each in findings)
+            return self.rows if is_wrong else [self._as_program(row, first) for row in self.rows]
         at = self._place_of(first)
         if at is None or (roots and not first.is_confirmed):
             return self.rows
@@ -199,6 +201,15 @@ class _Accusing:
         judgement = Judgement(Verdict.FAIL, f"{where}{first.reason}", why=why)
         found[at] = replace(self.rows[at], judgement=judgement, root=True, cause=None)
         return found
+
+    def _as_program(self, row: Row, first: ProofFinding) -> Row:
+        """A root, where every call is right for what it was given: the program asks for another."""
+        why = row.judgement.why
+        if not row.root or not row.verdict.fails or why in (Why.LEAF, Why.CALL, Why.GOLDEN):
+            return row
+        is_replayed = row.replay is not None and row.replay.is_known
+        reason = f"{_ASKED}: {first.reason}" if is_replayed else row.judgement.reason
+        return replace(row, judgement=Judgement(row.verdict, reason, why=Why.CALL))
 
     def _heir(self, row: Row, at: int) -> Row:
         return replace(row, root=False, cause=self.rows[at].key)

@@ -274,7 +274,8 @@ class StepProof:
     def _add_guilt(self, found: Guilt, ours: Sequence[Node]) -> None:
         node = found.node
         side = "golden" if found.is_golden else "target"
-        instead = next((str(each) for each in ours if each is not node), "nothing")
+        alike = [each for each in ours if each.call.op.function == node.call.op.function]
+        instead = next((str(each) for each in (*alike, *ours) if each is not node), "nothing")
         reason = (
             "mine lacks it" if found.is_golden
             else "golden has nothing like it" if found.is_extra
