@@ -259,6 +259,7 @@ class _Comparing:
         judgements = judge_all(evidence, rule, flow.sources, following, self.carried.settled)
         self.carried.let_go()
         rows = [_row(one, judgements[one.pair], ways) for one in evidence]
+        rows = self.effects.judged(rows, self.is_apart)
         before = self.latest_root
         rows, self.latest_root = blame_after(before, rows, ours.listing, theirs.listing)
         looked = Looked(ours, theirs, self.counting, self.is_apart, flow, work, measured)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +16,14 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.pairing import with_repeats
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.comparing.effect_facts import first_generators, last_step, records_effects
 from dumpcmp.comparing.requests import Asking
+from dumpcmp.comparing.rounding_spread import Spread
 from dumpcmp.comparing.side import EffectCalls, Side, StepName
 from dumpcmp.comparing.tree_differences import (
     LeafDifference,
     NumberRule,
+    TrainingRule,
     TreeComparison,
     compare_trees,
 )
@@ -30,7 +33,7 @@ from dumpcmp.nouns.effects import (
     EffectTree,
     TreeLeafKind,
     effect_of,
-    state_names,
+    parts_of_effect,
     tree_of,
 )
 from dumpcmp.nouns.given import argument_tree
@@ -42,7 +45,7 @@ _NUMBER = re.compile(r"[-+]?\d+\.\d+(?:[eE][-+]?\d+)?")
 _INTERRUPTS = ("builtins.KeyboardInterrupt", "builtins.SystemExit")  # from outside of the model
 _RETURNED = (Effect.RESULT, Effect.YIELDED)
 EXACTLY = NumberRule()
-_Named = tuple[Op, int]  # an effect within its step
+_Named = tuple[Op, int, str]  # an effect within its step: op, number, and of training its kind
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,18 @@ class StepEffects:
     target: EffectCalls
 
     @cached_property
+    def _calls(self) -> tuple[dict[_Named, dict[int, Call]], dict[_Named, dict[int, Call]]]:
+        """The effects of both sides by name and rank."""
+        return _by_name(self.golden), _by_name(self.target)
+
+    @cached_property
     def named(self) -> list[_Named]:
         """All effects that either side has, golden's first."""
-        calls = (c for side in (self.golden, self.target) for one in side.values() for c in one)
-        return list(dict.fromkeys((call.op, call.call) for call in calls))
+        return list(dict.fromkeys(name for side in self._calls for name in side))
 
     def of(self, named: _Named) -> tuple[dict[int, Call], dict[int, Call]]:
         """One effect on both sides, by rank."""
-        return _called(self.golden, named), _called(self.target, named)
+        return self._calls[0].get(named, {}), self._calls[1].get(named, {})
 
     def sides_with(self, effect: Effect) -> tuple[bool, bool]:
         """Whether either side has effects of this kind."""
@@ -76,9 +83,19 @@ class StepEffects:
         return self.golden_name is not None and self.target_name is not None
 
 
-def _called(side: EffectCalls, named: _Named) -> dict[int, Call]:
-    found = {rank: [c for c in calls if (c.op, c.call) == named] for rank, calls in side.items()}
-    return {rank: calls[0] for rank, calls in found.items() if calls}
+def _by_name(side: EffectCalls) -> dict[_Named, dict[int, Call]]:
+    found: dict[_Named, dict[int, Call]] = {}
+    for rank, calls in side.items():
+        numbers: Counter[str] = Counter()
+        for call in calls:
+            kind = ""
+            number = call.call
+            if call.op == Effect.TRAINING.op:  # one run may clip where the other does not
+                kind = str(_first(call).get("object", ""))
+                number = numbers[kind]
+                numbers[kind] += 1
+            found.setdefault((call.op, number, kind), {})[rank] = call
+    return found
 
 
 def steps_together(
@@ -96,12 +113,6 @@ def steps_together(
     ]
     left = [name for term, name in terms.items() if term not in golden]
     return found + [StepEffects(None, name, {}, target[name]) for name in left]
-
-
-def records_effects(archive: Archive) -> bool:
-    """Whether the run recorded what its models returned: earlier versions did not."""
-    runs = [facts.get("run", {}) for facts in archive.run.values()]
-    return bool(runs) and all(isinstance(run.get("effects"), list) for run in runs)
 
 
 def with_effect_values(
@@ -173,6 +184,7 @@ class EffectJudge:
     target: Side
     counting: Counting
     rule: NumberRule
+    spread: Spread = field(default_factory=Spread)
     chosen: Any = None  # whether integers that differ are what another choice gave: `ChosenNumbers`
 
     def rows(self) -> Iterator[Row]:
@@ -192,6 +204,8 @@ class EffectJudge:
         effect = effect_of(named[0])
         if effect is Effect.STATE:
             return self._of_state(ours, theirs)
+        if effect is Effect.GENERATORS and all(known):
+            return self._of_generators(ours, theirs)
         if effect is None:
             return EffectFinding(
                 Verdict.INCONCLUSIVE, f"effects of the kind {named[0].function!r} are not known"
@@ -208,18 +222,37 @@ class EffectJudge:
         self, ours: Mapping[int, Call], theirs: Mapping[int, Call]
     ) -> EffectFinding | None:
         """Weights at the end have rows of their own, where both sides end at one step."""
-        told = [state_names(call) for call in (*ours.values(), *theirs.values())]
-        if not any(names for names, _ in told):
+        call = next(iter({**theirs, **ours}.values()))
+        golden = call.model if ours else self.counting.names.get(call.model, call.model)
+        names = {name: mine for mine, name in self.counting.names.items()}
+        mine = names.get(call.model, call.model) if ours else call.model
+        ends = last_step(self.golden.archive, golden, -1), last_step(self.target.archive, mine, -1)
+        if ends[0] == self.counting.in_golden_terms(mine, ends[1]):
             return None
-        if ours and theirs:
-            mine = next(iter(theirs.values()))
-            ends = told[0][1], self.counting.in_golden_terms(mine.model, told[-1][1])
-            said = f"golden's weights are those after token {ends[0]}, mine those after {ends[1]}"
-            return None if ends[0] == ends[1] else EffectFinding(Verdict.SKIPPED, said)
-        who, side = ("golden", self.target) if ours else ("mine", self.golden)
-        said = f"only {who} tells what weights are at the end, after token {told[0][1]}"
-        is_told = any(_tells_state(side.archive, model) for model in side.archive.models)
-        return EffectFinding(Verdict.SKIPPED if is_told else Verdict.INCONCLUSIVE, said)
+        said = f"golden's weights are those after token {ends[0]}, mine those after {ends[1]}"
+        return EffectFinding(Verdict.SKIPPED, said)
+
+    def _of_generators(
+        self, ours: Mapping[int, Call], theirs: Mapping[int, Call]
+    ) -> EffectFinding | None:
+        """Generators that began alike must end alike; those that did not tell nothing."""
+        if self.golden.facts.num_ranks != self.target.facts.num_ranks:
+            return EffectFinding(Verdict.SKIPPED, "each rank has generators of its own")
+        found: list[EffectFinding] = []
+        for rank in {**ours, **theirs}:
+            sides = [_generators(side.archive, rank, calls.get(rank))
+                     for side, calls in ((self.golden, ours), (self.target, theirs))]  # fmt: skip
+            for name in {**sides[0], **sides[1]}:
+                one, other = (side.get(name, _Generator()) for side in sides)
+                if one.began != other.began:
+                    said = f"the {name} generators began in different states"
+                    found.append(EffectFinding(Verdict.SKIPPED, said))
+                elif one.ended != other.ended:
+                    said = f"the {name} generator ends in another state in golden than in mine"
+                    found.append(EffectFinding(Verdict.FAIL, f"{said}, though they began alike"))
+                else:
+                    found.append(EffectFinding(Verdict.PASS))
+        return max(found, key=lambda one: _BADNESS.get(one.verdict, 0), default=None)
 
     def _of_both(
         self, effect: Effect, ours: Mapping[int, Call], theirs: Mapping[int, Call]
@@ -247,11 +280,15 @@ class EffectJudge:
             or "exception" in _first(theirs)
         ):
             return self._of_exceptions(ours, theirs)
-        one, other = tree_of(ours), tree_of(theirs)
-        return self._of_trees(one, other)
+        rule = self.rule
+        if effect in (Effect.TRAINING, Effect.OPTIMIZER):
+            rule = TrainingRule(self.spread.norms(rule.limit))
+        return self._of_trees(tree_of(ours), tree_of(theirs), rule)
 
-    def _of_trees(self, golden: EffectTree, target: EffectTree) -> EffectFinding | None:
-        found = compare_trees(golden, target, self.rule)
+    def _of_trees(
+        self, golden: EffectTree, target: EffectTree, rule: NumberRule
+    ) -> EffectFinding | None:
+        found = compare_trees(golden, target, rule)
         if found.differences:
             return self._differing(found)
         if found.open:
@@ -269,6 +306,9 @@ class EffectJudge:
             if all(self.chosen.explains(one) for one in found.differences):
                 return EffectFinding(Verdict.FLIP, f"{said}; an op before it chose so")
             told = f"{said}; a choice before it was another, which may explain it"
+            return EffectFinding(Verdict.INCONCLUSIVE, told)
+        if self.rule.limit and all(map(self.spread.may_be_rounding, found.differences)):
+            told = f"{said}; no gradients are recorded that would tell whether that is rounding"
             return EffectFinding(Verdict.INCONCLUSIVE, told)
         return EffectFinding(Verdict.FAIL, said, self.rule.limit)
 
@@ -306,6 +346,8 @@ class EffectJudge:
             return EffectFinding(Verdict.INCONCLUSIVE if is_open else Verdict.FAIL, said)
         if any(step.sides_with(Effect.EXCEPTION)):
             return None  # which says it
+        if effect in (Effect.TRAINING, Effect.OPTIMIZER):
+            return self._steered_alone(effect, step, call, who, is_golden=bool(ours))
         if effect is Effect.INPUTS:
             return self._changed_alone(call, who, other, is_golden=bool(ours))
         if effect is Effect.YIELDED:
@@ -315,6 +357,17 @@ class EffectJudge:
             return None  # whose rows say it
         said = f"{who} result is {_told(call)}; what {other} model returned was not recorded"
         return EffectFinding(Verdict.INCONCLUSIVE, said)
+
+    def _steered_alone(
+        self, effect: Effect, step: StepEffects, call: Call, who: str, *, is_golden: bool
+    ) -> EffectFinding:
+        """What one side alone shows of its training: the other may train without torch's tools."""
+        kind = str(_first(call).get("object", "")).rpartition(".")[2]
+        said = f"only {who} run shows {kind}"
+        keeps = any(leaf.slot for leaf in tree_of(call).leaves)
+        others = step.sides_with(effect)[1 if is_golden else 0]
+        is_open = others or (effect is Effect.OPTIMIZER and keeps)
+        return EffectFinding(Verdict.INCONCLUSIVE if is_open else Verdict.SKIPPED, said)
 
     def _changed_alone(
         self, call: Call, who: str, other: str, *, is_golden: bool
@@ -337,7 +390,7 @@ class EffectJudge:
         if effect in _RETURNED and tree_of(call).is_all_tensors:
             return None
         asked = Asking.of((self.target if ours else self.golden).archive, self.counting)
-        key = Key(call.model, call.step, *named, "output")
+        key = Key(call.model, call.step, *named[:2], "output")
         why = self.counting.why_alone(call.model, call.step, is_golden=bool(ours))
         if option := why or asked.leaves_out(key):
             return EffectFinding(Verdict.SKIPPED, f"not compared: {option}")
@@ -357,13 +410,26 @@ class EffectJudge:
         return EffectFinding(Verdict.INCONCLUSIVE, said)
 
 
-def _tells_state(archive: Archive, model: str) -> bool:
-    """Whether a run says what the weights of `model` were at its end."""
-    last = max(archive.steps(model), default=None)
-    if last is None:
-        return False
-    calls = archive.effects_at(model, last).values()
-    return any(call.op == Effect.STATE.op for some in calls for call in some)
+@dataclass(frozen=True, slots=True)
+class _Generator:
+    """A generator as a run began and ended."""
+
+    began: Any = None
+    ended: Any = None
+
+
+def _generators(archive: Archive, rank: int, call: Call | None) -> dict[str, _Generator]:
+    """The generators of a rank; one that drew nothing ended as it began."""
+    began = first_generators(archive, rank)
+    ended = (
+        {name: told.get("dict", {}) for name, told in parts_of_effect(call).items()} if call else {}
+    )
+    found = {}
+    for name in {**began, **ended}:
+        first, last = began.get(name, {}), ended.get(name, began.get(name, {}))
+        start = first.get("state") or ("seed", last.get("seed"))
+        found[name] = _Generator(start, last.get("state"))
+    return found
 
 
 def _is_given(side: Side, call: Call, name: str, counting: Counting) -> bool:

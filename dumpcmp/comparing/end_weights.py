@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from dumpcmp.align.counting import Counting
 from dumpcmp.align.listing import Listing
+from dumpcmp.comparing.effect_facts import last_step, records_effects
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.staleness import WeightName
-from dumpcmp.nouns.effects import Effect, state_names
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.key import ROOT, Key, Op, Slot
-from dumpcmp.nouns.record import Call, Record
+from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import Judgement, Pair, PairedBy, Row, Why
 
@@ -195,18 +196,16 @@ def _listing(side: Side, more: Mapping[Key, _Shards]) -> Side:
 
 
 def _ends(side: Side) -> dict[str, _End]:
-    """What a run says of its models at its end, as far as that is in these steps."""
+    """What a run says of its models at its end, as far as that is in these steps.
+
+    A run that records effects and says nothing of its weights has left them as they were.
+    """
     found: dict[str, _End] = {}
-    for (model, step), calls in side.effects.items():
-        told = [call for some in calls.values() for call in some if call.op == Effect.STATE.op]
-        if told:
-            after = max(_after(call) for call in told)
+    for model, step in side.effects if records_effects(side.archive) else ():
+        if step == max(side.archive.steps(model), default=-1):
+            after = last_step(side.archive, model, step)
             found[model] = _End(model, step, after, dict(_changed(side, model, step)))
     return found
-
-
-def _after(call: Call) -> int:
-    return state_names(call)[1]
 
 
 def _changed(side: Side, model: str, step: int) -> Iterator[tuple[WeightName, _Shards]]:

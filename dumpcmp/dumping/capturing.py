@@ -189,6 +189,7 @@ def _activated(now: Capture) -> Iterator[Capture]:
             yield now
         finally:
             _active = None
+            now.mode.finish()
             remarks = now.remarks()
             now.writer.run |= {
                 "seen": asdict(now.counts),

@@ -27,6 +27,9 @@ class Effect(StrEnum):
     EXCEPTION = "exception"
     INPUTS = "inputs"
     STATE = "state"
+    TRAINING = "training"
+    OPTIMIZER = "optimizer"
+    GENERATORS = "generators"
 
     @property
     def op(self) -> Op:
@@ -46,8 +49,14 @@ MEANINGS = {  # docs/format.md repeats these tables
     Effect.YIELDED: "what the generator that it returned yielded, a call for each, and returned",
     Effect.EXCEPTION: "what its forward raised: type, message and line of the program",
     Effect.INPUTS: "what it was given and changed in place, as it was after the step",
-    Effect.STATE: "parameters and buffers that differ at the end of the run from what was recorded "
-    "last, by their paths; `after` is the last step that ran",
+    Effect.STATE: "parameters and buffers that differ at the end of the run from what was "
+    "recorded last, by their paths",
+    Effect.TRAINING: "what steers training, in order: the settings of an optimizer that stepped, "
+    "the norm that gradients were clipped to and had, the scale of losses",
+    Effect.OPTIMIZER: "an optimizer at the end of the run: its settings, and what it keeps of each "
+    "parameter, by name",
+    Effect.GENERATORS: "torch's generators that drew numbers: their seeds, and digests of their "
+    "states at the end",
 }
 WORDS = {
     "root": "a tensor, by the slot of the root's call that holds it",
@@ -129,12 +138,11 @@ def tree_of(call: Call) -> EffectTree:
     return EffectTree(tuple(leaves), reading.containers)
 
 
-def state_names(call: Call) -> tuple[list[str], int]:
-    """The weights that a run tells of at its end, by their slots, and the last step that ran."""
+def parts_of_effect(call: Call) -> dict[str, Any]:
+    """The parts of an effect that is an object, as JSON has them."""
     given = argument_tree(call).get("args", [])
     parts = given[0].get("parts", {}) if given and isinstance(given[0], dict) else {}
-    after = parts.get("after", -1)
-    return [name for name in parts if name != "after"], after if isinstance(after, int) else -1
+    return parts if isinstance(parts, dict) else {}
 
 
 def shown_tree(call: Call, most: int = 200) -> str:

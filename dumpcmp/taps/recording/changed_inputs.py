@@ -38,12 +38,13 @@ def given_to(step: Step, module: nn.Module, args: Any, kwargs: Mapping[str, Any]
     """What the root of `step` is about to be given, as far as it can be changed in place."""
     if not records_effects(step) or not step.tap.outputs:
         return {}
-    with DisableTorchFunction(), DisableTorchDispatch():
+    with step.outlet.sparing(), DisableTorchFunction(), DisableTorchDispatch():
         return {
             name: _argument(name, value)
             for name, value in _named(module, args, kwargs)
             if not isinstance(value, _CONSTANT)
         }
+    return {}
 
 
 def put_changed(
@@ -52,7 +53,7 @@ def put_changed(
     """Record those arguments of the root of `step` that are no longer what they were `before`."""
     if not before:
         return
-    with DisableTorchFunction(), DisableTorchDispatch():
+    with step.outlet.sparing(), DisableTorchFunction(), DisableTorchDispatch():
         parts: dict[str, Tree] = {}
         found: list[tuple[str, Tensor]] = []
         for name, value in _named(module, args, kwargs):
