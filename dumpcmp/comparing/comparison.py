@@ -25,7 +25,7 @@ from dumpcmp.comparing.carried import Carried
 from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.digests import check_all, check_ends
-from dumpcmp.comparing.effect_rows import with_effect_values
+from dumpcmp.comparing.effect_pairs import with_effect_values
 from dumpcmp.comparing.effects_seen import EffectsSeen, Looked
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.laying import lay_out

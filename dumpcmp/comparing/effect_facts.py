@@ -1,10 +1,14 @@
-"""What run.json says of effects: whether a run records them, where it ended, how it began."""
+"""What is known of effects besides them: whether a run records them, how it began and ended."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.comparing.requests import Asking
+from dumpcmp.comparing.side import Side
+from dumpcmp.nouns.key import ROOT
 
 
 def records_effects(archive: Archive) -> bool:
@@ -24,3 +28,24 @@ def first_generators(archive: Archive, rank: int) -> dict[str, Any]:
     """The generators of a rank as its capture began: seed and state of each."""
     found = archive.run.get(rank, {}).get("run", {}).get("generators")
     return found if isinstance(found, dict) else {}
+
+
+def silent_roots(side: Side, who: str) -> Iterator[str]:
+    """Steps of an archive without effects whose root returned nothing that was recorded."""
+    if records_effects(side.archive):
+        return
+    asked = Asking.of(side.archive)
+    if not asked.is_stated or not asked.tap.outputs or not asked.tap.selects_op(ROOT):
+        return
+    first: dict[str, int] = {}
+    for site, call in side.listing.calls.items():
+        if site.op != ROOT or site.call or not call.target:
+            continue
+        keys = side.listing.sites.get(site, ())
+        if not any(key.slot.is_output for key in keys):
+            first.setdefault(site.model, site.step)
+    for model, step in first.items():
+        yield (
+            f"{who}: {model} returned no tensor at token {step}, and what it returned "
+            "instead was not recorded: dump it again"
+        )

@@ -1,25 +1,22 @@
-"""Effects of two runs, held against each other: which belong together, and a row for each.
+"""Judges effects of two runs by what they hold by value: a row for each.
 
-Tensors that an effect has of its own are pairs like others. What it holds by value has one row.
+Tensors that an effect has of its own are pairs like others.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from dumpcmp.align.counting import Counting
-from dumpcmp.align.listing import Listing
-from dumpcmp.align.pairing import with_repeats
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.effect_facts import first_generators, last_step, records_effects
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.rounding_spread import Spread
-from dumpcmp.comparing.side import EffectCalls, Side, StepName
+from dumpcmp.comparing.side import Side
+from dumpcmp.comparing.step_effects import EffectName, StepEffects, first_tree, steps_together
 from dumpcmp.comparing.tree_differences import (
     LeafDifference,
     NumberRule,
@@ -29,7 +26,6 @@ from dumpcmp.comparing.tree_differences import (
 )
 from dumpcmp.nouns.effects import (
     Effect,
-    EffectLeaf,
     EffectTree,
     TreeLeafKind,
     effect_of,
@@ -39,132 +35,12 @@ from dumpcmp.nouns.effects import (
 from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.record import Call
-from dumpcmp.nouns.row import Judgement, Pair, PairedBy, Row, Verdict, Why
+from dumpcmp.nouns.row import Judgement, PairedBy, Row, Verdict, Why
 
 _NUMBER = re.compile(r"[-+]?\d+\.\d+(?:[eE][-+]?\d+)?")
 _INTERRUPTS = ("builtins.KeyboardInterrupt", "builtins.SystemExit")  # from outside of the model
+_AT_END = (Effect.STATE, Effect.OPTIMIZER, Effect.GENERATORS)
 _RETURNED = (Effect.RESULT, Effect.YIELDED)
-EXACTLY = NumberRule()
-_Named = tuple[Op, int, str]  # an effect within its step: op, number, and of training its kind
-
-
-@dataclass(frozen=True)
-class StepEffects:
-    """The effects of one step of golden and of the target's that is the same."""
-
-    golden_name: StepName | None
-    target_name: StepName | None
-    golden: EffectCalls
-    target: EffectCalls
-
-    @cached_property
-    def _calls(self) -> tuple[dict[_Named, dict[int, Call]], dict[_Named, dict[int, Call]]]:
-        """The effects of both sides by name and rank."""
-        return _by_name(self.golden), _by_name(self.target)
-
-    @cached_property
-    def named(self) -> list[_Named]:
-        """All effects that either side has, golden's first."""
-        return list(dict.fromkeys(name for side in self._calls for name in side))
-
-    def of(self, named: _Named) -> tuple[dict[int, Call], dict[int, Call]]:
-        """One effect on both sides, by rank."""
-        return self._calls[0].get(named, {}), self._calls[1].get(named, {})
-
-    def sides_with(self, effect: Effect) -> tuple[bool, bool]:
-        """Whether either side has effects of this kind."""
-        has = [any(c.op == effect.op for one in side.values() for c in one)
-               for side in (self.golden, self.target)]  # fmt: skip
-        return has[0], has[1]
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether both sides have the step."""
-        return self.golden_name is not None and self.target_name is not None
-
-
-def _by_name(side: EffectCalls) -> dict[_Named, dict[int, Call]]:
-    found: dict[_Named, dict[int, Call]] = {}
-    for rank, calls in side.items():
-        numbers: Counter[str] = Counter()
-        for call in calls:
-            kind = ""
-            number = call.call
-            if call.op == Effect.TRAINING.op:  # one run may clip where the other does not
-                kind = str(_first(call).get("object", ""))
-                number = numbers[kind]
-                numbers[kind] += 1
-            found.setdefault((call.op, number, kind), {})[rank] = call
-    return found
-
-
-def steps_together(
-    golden: Mapping[StepName, EffectCalls], target: Mapping[StepName, EffectCalls],
-    counting: Counting,
-) -> list[StepEffects]:  # fmt: skip
-    """The steps of both sides with their effects, each beside the one that it is in the other."""
-    terms = {
-        (counting.names.get(model, model), counting.in_golden_terms(model, step)): (model, step)
-        for model, step in target
-    }
-    found = [
-        StepEffects(name, terms.get(name), calls, target[terms[name]] if name in terms else {})
-        for name, calls in golden.items()
-    ]
-    left = [name for term, name in terms.items() if term not in golden]
-    return found + [StepEffects(None, name, {}, target[name]) for name in left]
-
-
-def with_effect_values(
-    pairs: Sequence[Pair], golden: Side, target: Side, counting: Counting
-) -> tuple[list[Pair], Side, Side]:
-    """`pairs`, and those of tensors that effects have of their own; the sides list these, too."""
-    more = list(_value_pairs(golden, target, counting))
-    if not more:
-        return list(pairs), golden, target
-    golden, target = _listing_effects(golden), _listing_effects(target)
-    return with_repeats([*pairs, *more], golden.listing, target.listing), golden, target
-
-
-def _listing_effects(side: Side) -> Side:
-    own = side.listing
-    return replace(side, listing=Listing({**own.values, **side.effect_values}, own.calls,
-                                         own.num_ranks))  # fmt: skip
-
-
-def _value_pairs(golden: Side, target: Side, counting: Counting) -> Iterator[Pair]:
-    if not golden.effect_values and not target.effect_values:
-        return
-    ours = {**golden.listing.values, **golden.effect_values}
-    theirs = {**target.listing.values, **target.effect_values}
-    for step in steps_together(golden.effects, target.effects, counting):
-        for named in step.named if step.is_paired else ():
-            one, other = step.of(named)
-            if named[0] == Effect.STATE.op:
-                continue  # which is a step of weights by itself
-            for leaf, partner in _tensors(one, other):
-                pair = Pair(_key(one, leaf), _key(other, partner), PairedBy.KEY)
-                is_own = "root" not in (leaf.value, partner.value) or leaf.value != partner.value
-                if is_own and pair.golden in ours and pair.target in theirs:
-                    yield pair
-
-
-def _tensors(
-    golden: Mapping[int, Call], target: Mapping[int, Call]
-) -> Iterator[tuple[EffectLeaf, EffectLeaf]]:
-    """The tensors of one effect that both sides have, as the lowest rank tells."""
-    ours, theirs = next(iter(golden.values()), None), next(iter(target.values()), None)
-    if ours is not None and theirs is not None:
-        found = compare_trees(tree_of(ours), tree_of(theirs), EXACTLY).tensors
-        yield from (both for both in found if both[0].slot and both[1].slot)
-
-
-def _key(calls: Mapping[int, Call], leaf: EffectLeaf) -> Key:
-    """The value that a leaf of an effect is: of the effect itself, or of the root."""
-    call = next(iter(calls.values()))
-    if leaf.value == "root":
-        return Key(call.model, call.step, ROOT, 0, leaf.slot)
-    return call.site.key(leaf.slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +74,17 @@ class EffectJudge:
                     yield _row(named, ours, theirs, finding)
 
     def _finding(
-        self, step: StepEffects, named: _Named, ours: Mapping[int, Call],
+        self, step: StepEffects, named: EffectName, ours: Mapping[int, Call],
         theirs: Mapping[int, Call], known: tuple[bool, bool],
     ) -> EffectFinding | None:  # fmt: skip
         effect = effect_of(named[0])
-        if effect is Effect.STATE:
-            return self._of_state(ours, theirs)
-        if effect is Effect.GENERATORS and all(known):
-            return self._of_generators(ours, theirs)
+        if effect in _AT_END and all(known):
+            if said := self._other_end(ours, theirs):
+                return EffectFinding(Verdict.SKIPPED, said)
+            if effect is Effect.STATE:
+                return None  # it has rows of its own
+            if effect is Effect.GENERATORS:
+                return self._of_generators(ours, theirs)
         if effect is None:
             return EffectFinding(
                 Verdict.INCONCLUSIVE, f"effects of the kind {named[0].function!r} are not known"
@@ -218,19 +97,16 @@ class EffectJudge:
             return self._alone_in_step(effect, named, ours, theirs)
         return self._alone(effect, step, ours, theirs)
 
-    def _of_state(
-        self, ours: Mapping[int, Call], theirs: Mapping[int, Call]
-    ) -> EffectFinding | None:
-        """Weights at the end have rows of their own, where both sides end at one step."""
+    def _other_end(self, ours: Mapping[int, Call], theirs: Mapping[int, Call]) -> str:
+        """Why the ends of both runs are not to be compared; empty where they are."""
         call = next(iter({**theirs, **ours}.values()))
         golden = call.model if ours else self.counting.names.get(call.model, call.model)
         names = {name: mine for mine, name in self.counting.names.items()}
         mine = names.get(call.model, call.model) if ours else call.model
         ends = last_step(self.golden.archive, golden, -1), last_step(self.target.archive, mine, -1)
         if ends[0] == self.counting.in_golden_terms(mine, ends[1]):
-            return None
-        said = f"golden's weights are those after token {ends[0]}, mine those after {ends[1]}"
-        return EffectFinding(Verdict.SKIPPED, said)
+            return ""
+        return f"golden's run of {golden} ended after token {ends[0]}, mine after {ends[1]}"
 
     def _of_generators(
         self, ours: Mapping[int, Call], theirs: Mapping[int, Call]
@@ -276,8 +152,8 @@ class EffectJudge:
     def _of_calls(self, effect: Effect, ours: Call, theirs: Call) -> EffectFinding | None:
         if (
             effect is Effect.EXCEPTION
-            or "exception" in _first(ours)
-            or "exception" in _first(theirs)
+            or "exception" in first_tree(ours)
+            or "exception" in first_tree(theirs)
         ):
             return self._of_exceptions(ours, theirs)
         rule = self.rule
@@ -323,7 +199,7 @@ class EffectJudge:
         return bool(records) and all(one.same_as is not None for some in records for one in some)
 
     def _of_exceptions(self, ours: Call, theirs: Call) -> EffectFinding:
-        one, other = _first(ours), _first(theirs)
+        one, other = first_tree(ours), first_tree(theirs)
         is_type = one.get("exception") == other.get("exception")
         if is_type and _are_same_texts(one.get("message"), other.get("message"), self.rule):
             return EffectFinding(Verdict.PASS)
@@ -338,9 +214,9 @@ class EffectJudge:
         calls, who, other = _who(ours, theirs)
         call = next(iter(calls.values()))
         if effect is Effect.EXCEPTION:
-            said = f"{who} forward {_raised(_first(call))}, {other} did not"
+            said = f"{who} forward {_raised(first_tree(call))}, {other} did not"
             stopped = (self.golden if ours else self.target).facts.stopped
-            is_open = bool(stopped) or _first(call).get("exception") in _INTERRUPTS
+            is_open = bool(stopped) or first_tree(call).get("exception") in _INTERRUPTS
             rank = next(iter(calls))
             said = f"rank {rank}: {said}" if stopped or len(calls) > 1 else said
             return EffectFinding(Verdict.INCONCLUSIVE if is_open else Verdict.FAIL, said)
@@ -362,7 +238,7 @@ class EffectJudge:
         self, effect: Effect, step: StepEffects, call: Call, who: str, *, is_golden: bool
     ) -> EffectFinding:
         """What one side alone shows of its training: the other may train without torch's tools."""
-        kind = str(_first(call).get("object", "")).rpartition(".")[2]
+        kind = str(first_tree(call).get("object", "")).rpartition(".")[2]
         said = f"only {who} run shows {kind}"
         keeps = any(leaf.slot for leaf in tree_of(call).leaves)
         others = step.sides_with(effect)[1 if is_golden else 0]
@@ -373,7 +249,7 @@ class EffectJudge:
         self, call: Call, who: str, other: str, *, is_golden: bool
     ) -> EffectFinding | None:
         """Inputs that one side alone changed in place, as far as the other was given them, too."""
-        parts = _first(call).get("parts", {})
+        parts = first_tree(call).get("parts", {})
         side = self.target if is_golden else self.golden
         given = [name for name in parts if _is_given(side, call, name, self.counting)]
         if not given:
@@ -382,7 +258,11 @@ class EffectJudge:
         return EffectFinding(Verdict.FAIL, said)
 
     def _alone_in_step(
-        self, effect: Effect, named: _Named, ours: Mapping[int, Call], theirs: Mapping[int, Call]
+        self,
+        effect: Effect,
+        named: EffectName,
+        ours: Mapping[int, Call],
+        theirs: Mapping[int, Call],
     ) -> EffectFinding | None:
         """An effect of a step that one side alone has."""
         calls, who, other = _who(ours, theirs)
@@ -457,12 +337,6 @@ def _who(ours: Mapping[int, Call], theirs: Mapping[int, Call]) -> tuple[Any, str
     return (ours, "golden's", "mine") if ours else (theirs, "my", "golden's")
 
 
-def _first(call: Call) -> Mapping[str, Any]:
-    """The tree of a call, where it is an object."""
-    given = argument_tree(call).get("args", [])
-    return given[0] if given and isinstance(given[0], dict) else {}
-
-
 def _raised(told: Mapping[str, Any]) -> str:
     if "exception" not in told:
         return "did not raise"
@@ -504,7 +378,7 @@ def _and_more(said: Sequence[str]) -> str:
 
 
 def _row(
-    named: _Named, ours: Mapping[int, Call], theirs: Mapping[int, Call],
+    named: EffectName, ours: Mapping[int, Call], theirs: Mapping[int, Call],
     finding: EffectFinding,
 ) -> Row:  # fmt: skip
     one = next(iter(ours.values()), None)
@@ -522,85 +396,3 @@ def _row(
         key, first.order, judgement, golden_key=keys[0], target_key=keys[1], paired_by=paired,
         source=first.source,
     )  # fmt: skip
-
-
-def with_effect_rows(rows: Sequence[Row], effects: Sequence[Row], before: Row | None) -> list[Row]:
-    """`rows`, with those of effects after all others of their steps, and what fails for which.
-
-    An effect that differs follows from what was wrong before, if anything was: `before` in earlier
-    steps. What one side lacks since its forward raised follows from that.
-    """
-    found = _blaming_exceptions(rows, effects)
-    placed: dict[StepName, list[Row]] = {}
-    for row in effects:
-        placed.setdefault((row.key.model, row.key.step), []).append(row)
-    last = {(row.key.model, row.key.step): at for at, row in enumerate(found)}
-    merged: list[Row] = []
-    root = before
-    for at, row in enumerate(found):
-        name = row.key.model, row.key.step
-        merged.append(row)
-        root = row if row.root else root
-        if last[name] == at:
-            for effect in placed.pop(name, ()):
-                merged.append(_as_root(effect, root))
-                root = merged[-1] if merged[-1].root else root
-    for some in placed.values():  # of steps without any other value
-        for effect in some:
-            merged.append(_as_root(effect, root))
-            root = merged[-1] if merged[-1].root else root
-    return merged
-
-
-def _as_root(effect: Row, before: Row | None) -> Row:
-    if not effect.verdict.fails:
-        return effect
-    return replace(effect, root=True) if before is None else effect.caused_by(before.key)
-
-
-def _blaming_exceptions(rows: Sequence[Row], effects: Sequence[Row]) -> list[Row]:
-    """`rows`, in which what a side lacks after its forward raised is no cause of its own."""
-    raised = [
-        row for row in effects if row.key.op == Effect.EXCEPTION.op and row.verdict.fails
-        and not (row.golden_key and row.target_key)
-    ]  # fmt: skip
-    if not raised:
-        return list(rows)
-    first = min(raised, key=lambda row: row.key.step)
-    is_ours = first.golden_key is not None  # golden raised: golden lacks what came after
-    moved = {
-        row.key: first.key for row in rows
-        if row.root and row.key.step >= first.key.step
-        and (row.golden_key is None) is is_ours and (row.target_key is None) is not is_ours
-    }  # fmt: skip
-    found = []
-    for row in rows:
-        if row.root and row.key in moved:
-            row = replace(row, root=False, cause=moved[row.key])
-        elif row.cause in moved:
-            row = row.caused_by(moved[row.cause])
-        found.append(row)
-    return found
-
-
-def silent_roots(side: Side, who: str) -> Iterator[str]:
-    """Steps of an archive without effects whose root returned nothing that was recorded."""
-    if records_effects(side.archive):
-        return
-    asked = Asking.of(side.archive)
-    if not asked.is_stated or not asked.tap.outputs or not asked.tap.selects_op(ROOT):
-        return
-    found: Counter[str] = Counter()
-    first: dict[str, int] = {}
-    for site, call in side.listing.calls.items():
-        if site.op != ROOT or site.call or not call.target:
-            continue
-        keys = side.listing.sites.get(site, ())
-        if not any(key.slot.is_output for key in keys):
-            found[site.model] += 1
-            first.setdefault(site.model, site.step)
-    for model in found:
-        yield (
-            f"{who}: {model} returned no tensor at token {first[model]}, and what it returned "
-            "instead was not recorded: dump it again"
-        )

@@ -9,12 +9,9 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.chosen_numbers import ChosenNumbers
 from dumpcmp.comparing.dataflow import DataFlow
-from dumpcmp.comparing.effect_facts import records_effects
-from dumpcmp.comparing.effect_rows import (
-    EffectJudge,
-    silent_roots,
-    with_effect_rows,
-)
+from dumpcmp.comparing.effect_causes import with_effect_rows
+from dumpcmp.comparing.effect_facts import records_effects, silent_roots
+from dumpcmp.comparing.effect_rows import EffectJudge
 from dumpcmp.comparing.end_weights import EndWeights
 from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.read_off import reading
