@@ -119,7 +119,7 @@ class Training:
         self._put(step, Effect.TRAINING, number, _Told(kind, parts))
 
     def _put(self, step: Step, effect: Effect, number: int, told: Any) -> None:
-        writer = _Numbers()
+        writer = _NumberWriter()
         tree = writer.told(told) if isinstance(told, _Told) else told
         call = step.call(effect.op, number, TARGET, written(tree), "")
         step.put_effect(call, writer.found, late=True)
@@ -150,7 +150,7 @@ class _Told:
         self.kind, self.parts = kind, parts
 
 
-class _Numbers(TreeWriter):
+class _NumberWriter(TreeWriter):
     """Writes single numbers of the host by value; other tensors are recorded."""
 
     def told(self, told: _Told) -> Tree:
