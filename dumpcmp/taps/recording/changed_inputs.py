@@ -78,6 +78,8 @@ def _named(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Iterator[
 
 
 def _argument(name: str, value: Any) -> _Argument:
+    if isinstance(value, Tensor):  # as most arguments are
+        return _Argument("", {f"output.{name}": (weakref.ref(value), _version(value))})
     writer = TreeWriter(asks=False)
     tree = writer.tree(value, f"output.{name}")
     known = {slot: (weakref.ref(tensor), _version(tensor)) for slot, tensor in writer.found}
@@ -85,6 +87,8 @@ def _argument(name: str, value: Any) -> _Argument:
 
 
 def _is_changed(name: str, value: Any, before: _Argument) -> bool:
+    if isinstance(value, Tensor):
+        return not _is_still(before.tensors.get(f"output.{name}"), value)
     writer = TreeWriter(asks=False)
     if json.dumps(writer.tree(value, f"output.{name}")) != before.tree:
         return True
