@@ -26,6 +26,7 @@ TABLES: dict[str, str] = {
     "open": "opening",
     "pairing": "pairing",
     "ports": "ports",
+    "proof": "proof",
     "quantised": "quantised",
     "chunks": "chunks",
     "compiled": "compiled",

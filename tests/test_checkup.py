@@ -317,6 +317,16 @@ def test_functions_outside_of_modules_are_checked_where_no_model_is_named() -> N
     assert not inside.rows
 
 
+def test_operators_in_place_are_held_against_what_they_were_given() -> None:
+    mask, x = torch.rand(64) > 0.5, torch.rand(64)
+    with check() as checkup:
+        mask ^= x > 0.5
+        mask &= x > 0.2
+        mask |= x > 0.9
+        x += 1
+    assert checkup.passed and checkup.tally[Verdict.PASS] > 4, checkup.headline
+
+
 def test_nothing_checked_is_unknown() -> None:
     with check(nn.Identity()) as checkup:
         pass

@@ -106,10 +106,10 @@ def compare(
     ``"int8"``. Runs that are known not to be whole are never
     called the same, unless `partial` says that this is known. What is measured is held against its
     digest; `verify_digests` does so with values, too, that need not be read because their digests
-    are the same. `closely` is the number of rows, the roots and the worst ones, that the outcome's
-    `background` looks at closely, or a glob over their ops. `executor`, or `jobs` processes, do the
-    measuring, or a `device` such as ``"cuda"``; the outcome is the same. An executor is any of
-    concurrent.futures, a Dask Client, or a name as for ``--executor``.
+    are the same. `closely` is the number of rows that the outcome's `background` looks at closely,
+    the first root before other roots and the worst rows, or a glob over their ops. `executor`, or
+    `jobs` processes, do the measuring, or a `device` such as ``"cuda"``; the outcome is the same.
+    An executor is any of concurrent.futures, a Dask Client, or a name as for ``--executor``.
     """
     ask_anew()
     tap = make_tap(tokens, layers)
@@ -264,8 +264,9 @@ class _Comparing:
         rows, self.latest_root = blame_after(before, rows, ours.listing, theirs.listing)
         looked = Looked(ours, theirs, self.counting, self.is_apart, flow, work, measured)
         rows, self.latest_root = self.effects.with_rows(rows, looked, before, self.latest_root)
-        self.showing.add(rows, flow, work, after=len(self.gathered.rows))
-        self.gathered.add(rows, in_order(row for row in rows if row.root))
+        roots = in_order(row for row in rows if row.root)
+        self.showing.add(rows, roots, flow, work, after=len(self.gathered.rows))
+        self.gathered.add(rows, roots)
         self.noted.note(span, clues.calls, rows, measured)
         self.noted.shortcuts |= shortcuts
         self.noted.is_undeclared |= ways.is_undeclared

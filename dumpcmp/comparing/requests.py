@@ -14,6 +14,7 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.row import Pair, Row, Verdict, Why
 from dumpcmp.nouns.rows import having
 from dumpcmp.nouns.selection import Io, Level, Tap, spelled
+from dumpcmp.nouns.spoken import counted
 
 _ALL = Tap(backward=True, weights=True)
 
@@ -99,4 +100,5 @@ def said_of_requests(rows: Sequence[Row]) -> Iterator[str]:
     """What must be said of values that were skipped, above all since one side was not asked."""
     told = Counter((row.reason, row.judgement.why) for row in having(rows, Verdict.SKIPPED))
     for (reason, why), count in told.items():
-        yield f"{count} values were {reason if why is Why.UNASKED else f'skipped: {reason}'}"
+        values = counted(count, "value was", "values were")
+        yield f"{values} {reason if why is Why.UNASKED else f'skipped: {reason}'}"

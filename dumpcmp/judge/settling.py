@@ -94,9 +94,24 @@ def _settled(one: Evidence, judgement: Judgement, before: Sequence[Settled]) -> 
         return _unknown(judgement, max(taint, doubt), is_flipped, before)
     if (one.replay is not None and one.replay.is_known and not _is_plain(one)) or _levels(one):
         return _right(judgement, max(taint, doubt), is_flipped, one)
-    if one.touched is not None and (one.pair.key.slot.is_input or one.pair.key.op.is_module):
-        return _right(judgement, max(taint, doubt), is_flipped, one)  # it was given out before
+    if _is_passed_on(one):
+        passed = _right(judgement, max(taint, doubt), is_flipped, one)
+        return _as_other(passed) if passed.judgement.why is Why.RIGHT else passed
     return _unknown(judgement, taint, is_flipped, before)
+
+
+def _is_passed_on(one: Evidence) -> bool:
+    """Whether another choice made all of a value another one, which an op before it gave out.
+
+    Rows that the choice left alone are golden's, or there is something else.
+    """
+    is_again = one.pair.key.slot.is_input or one.pair.key.op.is_module
+    return one.touched is not None and is_again and not one.measured.is_untouched
+
+
+def _as_other(settled: Settled) -> Settled:
+    """The same, where neither numbers nor a replay show that it is right."""
+    return replace(settled, judgement=replace(settled.judgement, why=Why.OTHER))
 
 
 def _levels(one: Evidence) -> str:

@@ -174,6 +174,8 @@ class Why(StrEnum):
     CALL = "call"  # FAIL: the sides call other functions, or with other arguments
     WIRED = "wired"  # FAIL: the target took another value than golden took
     RIGHT = "right"  # PASS, though the sides differ: every op on the way is right
+    OTHER = "other"  # the same after another choice, where nothing of it could be compared
+    UNSHOWN = "unshown"  # INCONCLUSIVE: one side alone has it, and what it led to shows nothing
     LEVELS = "levels"  # DTYPE: it was rounded to levels that are declared, and is right for that
     ILL = "ill"  # the same, of what is left after cancellation: it agrees with nothing
     UNASKED = "unasked"  # SKIPPED: one side was not asked to record it
@@ -400,6 +402,7 @@ class Measured:
     own: Own = ()
     own_problem: str = ""  # why a metric of the user's gave no number
     by_rows: Metrics | None = None  # of what no layout fits: its rows, in golden's order
+    is_untouched: bool = False  # after another choice: the metrics are of what that left alone
     terms: OpenSum | None = None
     rank: int | None = None  # of a collective alone: who got what is farthest from what it should
 

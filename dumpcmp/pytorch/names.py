@@ -97,13 +97,21 @@ _BACKEND_NAMES = """
         torch._dynamo: lookup_backend
 """
 _INDUCTOR = """
+    to have dynamo trace and guard as if our mode were not there
+        torch._dynamo.variables.torch_function: TorchFunctionModeStackStateManager.__enter__
+        torch._dynamo.variables.torch_function: TorchFunctionModeStackStateManager.__exit__
+        torch._dynamo.guards: GuardBuilder.TORCH_FUNCTION_STATE get_torch_function_mode_stack_at
+        torch._dynamo.guards: CheckFunctionManager.__init__>torch_function_mode_stack_check_fn
+        torch._dynamo.utils: get_torch_function_mode_stack_at set_torch_function_mode_stack
+        torch._C: _len_torch_function_stack _get_function_stack_at
+        torch._C: _pop_torch_function_stack _push_on_torch_function_stack
     to stand at the door of Inductor
         torch._inductor.compile_fx: compile_fx
         torch._inductor: aoti_load_package
         torch._C._dynamo.eval_frame: get_eval_frame_callback
     to set how Inductor compiles, and to run passes of ours
         torch._inductor.config: patch cpp_wrapper inplace_buffers pattern_matcher max_fusion_size
-        torch._inductor.config: graph_partition
+        torch._inductor.config: graph_partition triton.cudagraphs custom_should_partition_ops
         torch._inductor.config: post_grad_custom_pre_pass post_grad_custom_post_pass
         torch._inductor.custom_graph_pass: CustomGraphPass
     to keep tapped code apart in caches
@@ -114,7 +122,7 @@ _INDUCTOR = """
     to find the node of a traced tensor
         torch.fx.experimental.proxy_tensor: get_proxy_mode get_proxy_slot
         torch._subclasses.functional_tensor: FunctionalTensor
-        torch: _sync _from_functional_tensor
+        torch: _sync _from_functional_tensor _functionalize_mutation_counter
         torch._C._autograd: _get_sequence_nr
         torch.autograd.graph: Node._sequence_nr
         torch.utils._pytree: tree_leaves tree_map_only
@@ -182,9 +190,12 @@ every mode
         torch._guards: CompileContext.try_get TracingContext.try_get
     to note what a call was cast to
         torch._C: _is_any_autocast_enabled
+    to answer as if no mode were there
+        torch._C: _len_torch_function_stack _get_function_stack_at
+        torch._C: _pop_torch_function_stack _push_on_torch_function_stack
+        torch.jit._builtins: _register_builtin
 every mode, or calls whose like came before are recorded as slowly as new ones
     to know a call that came before
-        torch._C: _len_torch_function_stack
         torch: UntypedStorage._weak_ref UntypedStorage._free_weak_ref
 every mode, or tensors in containers that only torch's pytree can open are not recorded
     to open nested arguments
@@ -209,9 +220,21 @@ compiled functions, or what compiled functions compute outside of modules is not
 compiled modules, or a module that the program compiled may stand under other names than in \
 eager mode
 {_WRAPPERS}
+questions in torch.compile, or code that asks whether torch functions are overridden is not traced
+    to answer in compiled code as if no mode were there
+        torch._dynamo: allow_in_graph
+        torch._dynamo.variables.torch: TorchInGraphFunctionVariable._get_handlers
 --mode eager
 --mode fx
 {_DYNAMO}
+    to answer as if nothing were traced
+        torch._dynamo.variables.torch: tracing_state_functions
+        torch._dynamo.variables.torch: TorchInGraphFunctionVariable._get_handlers
+        torch._dynamo.variables.base: VariableTracker
+    to run what cannot be traced as it is
+        torch._dynamo.convert_frame: ConvertFrame.__call__
+        torch._dynamo.types: ConvertFrameReturn
+        torch._C._dynamo.eval_frame: _FrameAction _FrameExecStrategy
     to have one graph for each shape and module
         torch._dynamo.config: patch recompile_limit accumulated_recompile_limit suppress_errors
 --mode aten

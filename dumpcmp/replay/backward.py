@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.value import dtype_named
 from dumpcmp.pytorch.trees import slots_of
@@ -42,20 +43,20 @@ _MOVED = (0.0, 2.0**-6, 2.0**-5, 3 * 2.0**-6)  # shares by which inputs are made
 _ROUNDED = 4.0  # of eps, times the spread: what a few roundings to a short dtype explain
 
 # Each element of the gradient is one of what was given, as it is.
-_LAYOUT = frozenset(
+_LAYOUT = OpSet(
     """
     T _to_copy _unsafe_view alias bfloat16 cat chunk clone contiguous double flatten float half
     mT movedim narrow permute reshape reshape_as select slice split split_with_sizes squeeze stack
     swapaxes swapdims t to transpose unbind unflatten unsqueeze view view_as
-    """.split()  # noqa: SIM905
+    """
 )
-_CASTS = frozenset(("bfloat16", "half", "float", "double", "type_as"))
+_CASTS = OpSet("bfloat16 half float double type_as")
 _LINEAR = (FunctionKind.ADDS, FunctionKind.CONTRACTS, FunctionKind.SUMS)  # in each input
 # A derivative such as 1 - y*y, or that of a softmax, is made of the output as it was rounded.
-_FROM_OUTPUT = frozenset(
+_FROM_OUTPUT = OpSet(
     """
     _log_softmax _safe_softmax _softmax log_softmax sigmoid softmax softmin softplus tanh
-    """.split()  # noqa: SIM905
+    """
 )
 
 
@@ -386,7 +387,7 @@ def _only_lays_out(slope: Slope, functions: Sequence[ReplayFunction]) -> bool:
 def _is_linear(functions: Sequence[ReplayFunction]) -> bool:
     """Whether every call is linear in each input, so that absolute values tell of its sums."""
     return all(
-        function.kind in _LINEAR or function.name in ("mul", "multiply", *_LAYOUT)
+        function.kind in _LINEAR or function.name in _LAYOUT or function.name == "mul"
         for function in functions
     )
 

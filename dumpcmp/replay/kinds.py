@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from dumpcmp.nouns.op_names import OpTable
+
 
 class FunctionKind(StrEnum):
     """What a function does with its elements, which decides how its rounding is bounded."""
@@ -93,14 +95,15 @@ _WORDS = {
     native_group_norm native_layer_norm rms_norm
     """,
     FunctionKind.COMPOSES: """
-    _fused_rms_norm_backward _log_softmax _log_softmax_backward_data _safe_softmax
+    _fused_rms_norm_backward _log_softmax _log_softmax_backward_data
+    _native_multi_head_attention _safe_softmax
     _scaled_dot_product_attention_math _scaled_dot_product_cudnn_attention
     _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention
     _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention
     _scaled_dot_product_flash_attention_backward
     _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data
-    affine_grid binary_cross_entropy binary_cross_entropy_backward
+    _transformer_encoder_layer_fwd affine_grid binary_cross_entropy binary_cross_entropy_backward
     binary_cross_entropy_with_logits cdist cholesky col2im corrcoef
     cosine_embedding_loss cosine_similarity cov cross cross_entropy cross_entropy_loss
     ctc_loss cudnn_batch_norm_backward det diff digamma dist elu_backward erfinv fft_fft
@@ -149,6 +152,4 @@ _WORDS = {
     """,
 }
 
-KINDS: dict[str, FunctionKind] = {
-    word: kind for kind, words in _WORDS.items() for word in words.split()
-}
+KINDS = OpTable({word: kind for kind, words in _WORDS.items() for word in words.split()})

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.nouns.record import Call
 from dumpcmp.replay.arguments import CallArguments, read_arguments
 from dumpcmp.replay.drawing import draws, dropped_share
@@ -29,14 +30,14 @@ _EXACT = (FunctionKind.MOVES, FunctionKind.CHOOSES)
 _LEFT_OUT = ("out", "pin_memory", "generator")
 
 # What autocast computes in its own dtype.
-_LOWERED = frozenset(
+_LOWERED = OpSet(
     """
     addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d
     conv_transpose2d conv_transpose3d convolution einsum gru gru_cell linalg_multi_dot
     linalg_vecdot linear lstm lstm_cell matmul mm mv prelu rnn_relu rnn_relu_cell rnn_tanh
     rnn_tanh_cell scaled_dot_product_attention multi_head_attention_forward _convolution
     grouped_mm _grouped_mm
-    """.split()  # noqa: SIM905
+    """
 )
 
 
@@ -76,7 +77,8 @@ def rerun(
 
 _PREPARATIONS = Preparations()
 # What decides how these are run are numbers, too, and not dtypes and shapes alone.
-_BY_NUMBERS = frozenset(("repeat_interleave", "bincount", "one_hot", "index_put"))
+_BY_NUMBERS = OpSet("repeat_interleave bincount one_hot index_put")
+_PUTS = OpSet("index_put _unsafe_index_put")
 _NOT_PREPARED = (FunctionKind.DRAWS, FunctionKind.NOTHING)
 
 
@@ -240,7 +242,7 @@ def _adds_up(function: ReplayFunction, arguments: CallArguments) -> bool:
         return told.get("max_norm") is not None
     if function.name == "abs":
         return any(t.is_complex() for t in arguments.tensors())
-    if function.name in ("index_put", "_unsafe_index_put"):
+    if function.name in _PUTS:
         return bool(told.get("accumulate", (*arguments.args, False, False, False, False)[3]))
     return function.name == "scatter" and "reduce" in told
 

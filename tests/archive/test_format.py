@@ -11,7 +11,7 @@ from dumpcmp.nouns.record import Call, Record
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
-TABLES = {
+TABLES: dict[str, dict[str, str]] = {
     "run": schema.RUN_FIELDS,
     "part": schema.PART_ATTRS,
     "call": schema.CALL_ATTRS,

@@ -46,6 +46,35 @@ def heads(d: torch.dtype) -> tuple[Any, ...]:
             out.weight, out.bias)  # fmt: skip
 
 
+PADDED = torch.tensor([[0, 0, 0, 1], [0, 0, 0, 0]], dtype=torch.bool)  # of keys
+CAUSAL = torch.ones(4, 4, dtype=torch.bool).triu(1)
+MASKS: dict[str, tuple[Tensor | None, int | None]] = {
+    "": (None, None),
+    " padded": (PADDED, 1),
+    " padded, of -inf": (torch.zeros(2, 4).masked_fill(PADDED, -math.inf), 1),
+    " causal": (CAUSAL, 0),
+    " of heads": ((CAUSAL | PADDED[:, None, None]).expand(2, 4, 4, 4), 2),
+}
+
+
+def fused_heads(d: torch.dtype, mask: str, *told: bool) -> tuple[Any, ...]:
+    m, q = torch.nn.MultiheadAttention(32, 4).to(d).requires_grad_(False), x(2, 4, 32, dtype=d)
+    weights = m.in_proj_weight, m.in_proj_bias, m.out_proj.weight, m.out_proj.bias
+    return q, q, q, 32, 4, *weights, MASKS[mask][0], *told, MASKS[mask][1]
+
+
+def fused_layer(d: torch.dtype, mask: str, gelu: bool, norm_first: bool) -> tuple[Any, ...]:
+    one = torch.nn.TransformerEncoderLayer(32, 4, 48).to(d).requires_grad_(False)
+    m, norms = one.self_attn, (one.norm1, one.norm2)
+    for norm in norms:
+        norm.weight.copy_(positive(32, dtype=d))
+    weights = m.in_proj_weight, m.in_proj_bias, m.out_proj.weight, m.out_proj.bias
+    scales = [each for norm in norms for each in (norm.weight, norm.bias)]
+    fed = [each for linear in (one.linear1, one.linear2) for each in (linear.weight, linear.bias)]
+    return (x(2, 4, 32, dtype=d), 32, 4, *weights, gelu, norm_first, 1e-5, *scales, *fed,
+            *MASKS[mask])  # fmt: skip
+
+
 TWO = ((32, 48), (32, 48))
 BROADCAST = ((4, 1, 8), (3, 8))
 ONE = ((1,), (1,))
@@ -92,6 +121,12 @@ SOUND: list[tuple[str, Callable[..., Any], Make, dict[str, Any]]] = [
     ("mse_loss", F.mse_loss, lambda d: (x(64, 32, dtype=d), x(64, 32, dtype=d)), {}),
     ("lstm", torch.lstm, lstm, {}),
     ("mha", F.multi_head_attention_forward, heads, {"need_weights": False}),
+    *((f"fused heads{m} {w}", torch._native_multi_head_attention,
+       lambda d, m=m, w=w: fused_heads(d, m, *w), {})
+      for m in MASKS for w in ((True, True), (True, False), (False, True))),
+    *((f"fused layer{m} {w}", torch._transformer_encoder_layer_fwd,
+       lambda d, m=m, w=w: fused_layer(d, m, *w), {})
+      for m in MASKS for w in ((False, False), (True, False), (False, True))),
     ("index_add", torch.index_add, lambda d: (x(8, 12, dtype=d), 0, torch.arange(50) % 8,
                                               x(50, 12, dtype=d)), {}),
     ("embedding", F.embedding, lambda d: (torch.arange(6) % 4, x(8, 12, dtype=d)), {}),
@@ -183,6 +218,20 @@ CAUGHT: dict[str, tuple[Callable[..., Any], Make]] = {
     "softmax": (F.softmax, lambda d: (x(64, 96, dtype=d), -1)),
     "clone": (torch.clone, lambda d: (x(64, 96, dtype=d),)),
 }
+
+
+def test_a_planted_error_in_a_fused_layer_is_found() -> None:
+    layer, heads_of = torch._transformer_encoder_layer_fwd, torch._native_multi_head_attention
+    for dtype in DTYPES:
+        torch.manual_seed(7)
+        args = fused_layer(dtype, " padded", False, False)
+        out = layer(*args)
+        for wrong_one in (out * (1 + 2**-5), out.flip(1), layer(*args[:-2])):
+            assert wrongs(layer, args, {"output.0": wrong_one}), dtype
+        args = fused_heads(dtype, " causal", True, True)
+        mixed, shares = heads_of(*args)
+        for told in ({"output.0": mixed.flip(0)}, {"output.1": shares.mT}):
+            assert wrongs(heads_of, args, told), dtype
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -73,8 +73,8 @@ def ops(sink: MemorySink) -> set[tuple[int, str, int]]:
 SHARES = [
     (partial(llama, 2), train, 1.0),
     (gpt2, train, 1.0),
-    (llama, generate, 0.95),
-    (partial(gpt2, 2), generate, 0.95),
+    (llama, generate, 0.98),
+    (partial(gpt2, 2), generate, 0.98),
 ]
 NAMES = ["llama train", "gpt2 train", "llama generate", "gpt2 generate"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -21,9 +21,11 @@ from dumpcmp.handlers import (
     called_apart_by,
     let,
 )
+from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.pytorch.names import DisableTorchFunction, patched, private, standing_in
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.call_door import CallDoor
+from dumpcmp.taps.modes.conditions import tracing_as_uncaptured
 from dumpcmp.taps.modes.function_mode import FunctionMode
 from dumpcmp.taps.modes.modules import ModuleCapture, pointed_at
 from dumpcmp.taps.modes.traced import NodeHome, Spots, homes_of, runs_body
@@ -33,6 +35,7 @@ from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
 
 _STEP: Any = ModuleCapture.step
+_CONVERT = "torch._dynamo.convert_frame:ConvertFrame.__call__"
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,6 +145,7 @@ class GraphCapture(ModuleCapture):
     """
 
     traces = True
+    stands_for_eager = True  # the program is to run as if nothing traced it
 
     def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
         super().__init__(recorder, roots, mode=untraced_mode)
@@ -154,6 +158,8 @@ class GraphCapture(ModuleCapture):
         self.begin = untraced(self.begin)
         self.end = untraced(self.end)
         self._compiled: dict[int, Any] = {}
+        self._compiled_by_program: set[int] = set()  # root modules
+        self._failed: list[CodeType] = []  # of frames that dynamo cannot trace
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -170,17 +176,44 @@ class GraphCapture(ModuleCapture):
             config.patch(**limits, suppress_errors=False),
             forced,
             tracing_undisturbed(),
+            tracing_as_uncaptured(self._traces_for_us),
+            patched(standing_in(_CONVERT, self._converted)),
         ):
             try:
                 yield
             finally:
                 self._forget()
 
+    def _traces_for_us(self) -> bool:
+        """Whether this thread traces what would not be traced without a capture."""
+        step = self.step
+        if step is None or step.is_function or not self.stands_for_eager:
+            return False
+        return id(step.model.root) not in self._compiled_by_program
+
+    def _converted(self, convert: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Have dynamo trace a frame; one that it fails at runs as it is, recorded as in eager mode.
+
+        The program would not be traced without a capture, and must not hear of it. What is wrong
+        with the program itself, it then hears from its own code.
+        """
+        try:
+            return convert(*args, **kwargs)
+        except Exception as error:
+            causes = list(_causes(error))
+            if not self._traces_for_us() or any(isinstance(e, CaptureError) for e in causes):
+                raise
+            frame, is_deep = args[1], any(isinstance(e, RecursionError) for e in causes)
+        self._failed.append(frame.f_code)
+        return _left_to_python(is_deep)
+
     def _forget(self) -> None:
         """Let go of the models: dynamo keeps what it compiled by the code that it compiled."""
-        for compiled in self._compiled.values():
-            private("torch._dynamo.eval_frame:reset_code")(compiled.__wrapped__.__code__)
+        codes = [compiled.__wrapped__.__code__ for compiled in self._compiled.values()]
+        for code in (*codes, *self._failed):
+            private("torch._dynamo.eval_frame:reset_code")(code)
         self._compiled.clear()
+        self._failed.clear()
 
     def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
         step = self.step
@@ -188,6 +221,7 @@ class GraphCapture(ModuleCapture):
         if callables.is_compile_wrapper(module) and outermost:  # traced for us, not for its backend
             module = module._orig_mod  # type: ignore[assignment]
             run = module._call_impl
+            self._compiled_by_program.add(id(module))
         return super()._intercept(module, run)
 
     def run_root(
@@ -214,6 +248,22 @@ class GraphCapture(ModuleCapture):
             return NodeRunner(graph, homes, now, self._here.mode).run(*args)
 
         return run
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error of dynamo, and those that it was made of."""
+    while error is not None:
+        yield error
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+
+
+def _left_to_python(is_deep: bool) -> Any:
+    """What tells dynamo to run a frame as it is; where `is_deep`, all that it calls, too."""
+    action = private("torch._C._dynamo.eval_frame:_FrameAction")
+    inner = action.SKIP if is_deep else action.DEFAULT
+    strategy = private("torch._C._dynamo.eval_frame:_FrameExecStrategy")(action.SKIP, inner)
+    returned: Any = private("torch._dynamo.types:ConvertFrameReturn")
+    return returned(frame_exec_strategy=strategy)
 
 
 def calling(module: nn.Module) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, ch
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.call_door import module_calls
+from dumpcmp.taps.modes.conditions import overrides_as_uncaptured
 from dumpcmp.taps.modes.function_mode import FunctionMode, enter_module, exit_module
 from dumpcmp.taps.modes.replicas import Parallels
 from dumpcmp.taps.recording.changed_inputs import given_to, put_changed
@@ -103,13 +104,16 @@ class ModuleCapture:
     def remarks(self) -> list[str]:
         """What the user must hear at the end."""
         unfinished = [] if self._collectives is None else self._collectives.remarks()
-        return [*unfinished, *self._parallels.remarks(), *self.replays.remarks()]
+        seen = [*self._parallels.remarks(), *self.replays.remarks(), *self.watches.remarks()]
+        return [*unfinished, *seen]
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Capture while the block runs; compiled callables run eagerly meanwhile."""
         with module_calls(self._intercept), ExitStack() as self._ends:
             self._ends.callback(self.watches.remove)
+            if self.mode is not None:
+                self._ends.enter_context(overrides_as_uncaptured(self.recorder.lacking))
             self._ends.enter_context(self._compiling())
             self._ends.enter_context(self._partitioned())
             self._ends.enter_context(self.replays.watched())
@@ -217,7 +221,7 @@ class ModuleCapture:
                 given = self.given(step, module, args, kwargs)
                 try:
                     result = self.run_root(step, module, run, args, kwargs)
-                except BaseException as error:
+                except Exception as error:  # who interrupts a run tells nothing of the model
                     self.changed(step, module, args, kwargs, given)
                     self.raised(step, error)
                     raise

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from dumpcmp.pytorch.trees import Slots, parts_of
 
+# What torch makes of a type of Python where it takes a dtype: ``torch.zeros(2, dtype=float)``.
+_PYTHON_DTYPES = {float: "float64", int: "int64", bool: "bool", complex: "complex128"}
+
 
 def arguments_of(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], positions: Mapping[str, int]
@@ -90,6 +93,8 @@ def _written_special(name: str, value: object, found: Slots) -> str:
         return f'{{"{word}":[{_listed(name, value, found)}]}}'
     if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
         return f'{{"{type(value).__name__}":"{str(value).removeprefix("torch.")}"}}'
+    if isinstance(value, type) and value in _PYTHON_DTYPES:
+        return f'{{"dtype":"{_PYTHON_DTYPES[value]}"}}'
     if isinstance(value, slice):
         bounds = _listed(name, (value.start, value.stop, value.step), found)
         return f'{{"slice":[{bounds}]}}'

@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from dumpcmp.nouns.record import Sink
 from dumpcmp.nouns.selection import Tap
+from dumpcmp.pytorch.graph_text import graph_text
 from dumpcmp.taps.recording.models import FunctionModel, Model, has_state
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.step_kinds import FunctionStep
@@ -125,8 +126,7 @@ class Recorder(Outlet):
 
     def keep_graph(self, model: Model, graph: fx.GraphModule) -> None:
         """Hand `graph`, which runs as a part of `model`, to the Sink as text."""
-        text = graph.print_readable(print_output=False)
-        self.sink.text(model.name, f"graph-{next(model.graphs)}.txt", text)
+        self.sink.text(model.name, f"graph-{next(model.graphs)}.txt", graph_text(graph))
 
     def finish(self, step: Step, later: bool = False) -> None:
         """Tell a Sink that wants to know that nothing more of `step` will come.

@@ -48,6 +48,8 @@ class Watcher(Protocol):
 
     def hook(self, step: Step, tensor: Tensor, targets: Targets) -> None: ...  # to fill `targets`
 
+    def watch_parameters(self, step: Step, path: str, module: nn.Module) -> None: ...  # computed
+
     @property
     def tables(self) -> WatchTables: ...  # what `watch` fills
 
@@ -158,6 +160,8 @@ class Step:
         self._first_calls.setdefault(op, call)
         if number == 0:
             self._put_weights(call, path)
+            if self.watcher is not None:
+                self.watcher.watch_parameters(self, path, module)
         self.inputs(call, found)
         return call
 
