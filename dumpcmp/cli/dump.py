@@ -128,7 +128,7 @@ def chosen_program(
     """What the command line asks to run."""
     from dumpcmp import demo
     from dumpcmp.dumping import programs
-    from dumpcmp.dumping.certifying import Program
+    from dumpcmp.dumping.certifying import CertifiedProgram
 
     if factory and (module or program):
         raise SelectionError("--model and a program exclude each other", hint="give one of them")
@@ -144,7 +144,7 @@ def chosen_program(
         raise SelectionError(f"{program[0]} is not a file", hint=hint)
     if program:
         return programs.script_program(program[0], program[1:])
-    return Program(demo.main, ("--kind", "script", str(demo.__file__)))
+    return CertifiedProgram(demo.main, ("--kind", "script", str(demo.__file__)))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dumpcmp.comparing.visits import RowGradient, RowNode, Visit, strongest
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.op_names import BACKWARD
 from dumpcmp.nouns.replay import Origin
-from dumpcmp.nouns.row import Row, Verdict, Why
+from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
 
 
 def blame(rows: Sequence[Row], golden: Listing, target: Listing) -> list[Row]:
@@ -453,9 +453,17 @@ def _blamed(
     if cause is not None and cause in idle:
         cause = None if value.is_alone else idle[cause]
     if cause is value:
+        row = replace(row, judgement=_judged_at_start(value))
         return replace(row, root=True, **_shared(row, target))
     inherited = cause.row.key if cause and value.fails else None
     return row if row.cause == inherited else row.caused_by(inherited)
+
+
+def _judged_at_start(value: RowNode) -> Judgement:
+    """The judgement on a root; of a gradient that is golden's fault, wherever its row stands."""
+    same = value.gradient.values if value.gradient else ()
+    faults = (one.row.judgement for one in same if one.row.judgement.why is Why.GOLDEN)
+    return next(faults, value.row.judgement)
 
 
 def _shared(row: Row, target: Listing) -> dict[str, Any]:

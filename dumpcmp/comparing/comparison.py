@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial as partly
 from pathlib import Path
+from typing import NamedTuple
 
 from dumpcmp.align.chunks import in_chunks
 from dumpcmp.align.counting import Counting
@@ -28,6 +29,13 @@ from dumpcmp.comparing.digests import check_all, check_ends
 from dumpcmp.comparing.effect_pairs import with_effect_values
 from dumpcmp.comparing.effects_seen import EffectsSeen, Looked
 from dumpcmp.comparing.evidence import gather
+from dumpcmp.comparing.golden_itself import (
+    GoldenRun,
+    in_doubt,
+    is_telling,
+    replay_golden,
+    with_golden,
+)
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import differ_anywhere
 from dumpcmp.comparing.measuring import Tell, measure_all, unsolved_in
@@ -59,10 +67,11 @@ from dumpcmp.judge import (
     RoundingChecker,
     judge_all,
 )
+from dumpcmp.judge.settling import Settled
 from dumpcmp.nouns.errors import CheckError, SelectionError
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Judgement, Pair, Row, Verdict
+from dumpcmp.nouns.row import Following, Judgement, Pair, Row, Verdict, Why
 from dumpcmp.nouns.selection import make_tap
 
 PathLike = str | Path
@@ -256,12 +265,15 @@ class _Comparing:
         evidence = with_zeros(evidence, ours, theirs)
         following = followers(pairs, ours.listing, theirs.listing, unsolved_in(measured))
         following = with_updates(following, pairs, measured, ours.listing)
-        judgements = judge_all(evidence, rule, flow.sources, following, self.carried.settled)
-        self.carried.let_go()
-        rows = [_row(one, judgements[one.pair], ways) for one in evidence]
-        rows = self.effects.judged(rows, self.is_apart)
+        judge = partly(self._judged, flow=flow, following=following, ways=ways)
+        judged = judge(evidence)
+        if clues.replays:
+            run = GoldenRun(ours, allowed((), ours.archive, _devices(ours)), self.device)
+            own = replay_golden(in_doubt(evidence, judged.rows), flow, run, workers)
+            judged = judge(with_golden(evidence, own)) if is_telling(own) else judged
         before = self.latest_root
-        rows, self.latest_root = blame_after(before, rows, ours.listing, theirs.listing)
+        rows, self.latest_root, self.carried.settled = judged
+        self.carried.let_go()
         looked = Looked(ours, theirs, self.counting, self.is_apart, flow, work, measured)
         rows, self.latest_root = self.effects.with_rows(rows, looked, before, self.latest_root)
         roots = in_order(row for row in rows if row.root)
@@ -272,6 +284,16 @@ class _Comparing:
         self.noted.is_undeclared |= ways.is_undeclared
         self.nbytes += nbytes
         let_go()
+
+    def _judged(
+        self, evidence: Sequence[Evidence], flow: DataFlow, following: Following, ways: Ways
+    ) -> _Judged:
+        """The rows of a span, with their roots, in the light of earlier ones."""
+        settled = dict(self.carried.settled)
+        judgements = judge_all(evidence, self.rule, flow.sources, following, settled)
+        rows = [_row(one, judgements[one.pair], ways) for one in evidence]
+        rows = self.effects.judged(rows, self.is_apart)
+        return _Judged(*blame_after(self.latest_root, rows, flow.golden, flow.target), settled)
 
     def _in_chunks(
         self, golden: Side, target: Side, terms: Mapping[Site, Site]
@@ -288,6 +310,14 @@ class _Comparing:
             len(target.listing.values) - len(theirs.values),
         )
         return _listing(golden, ours), _listing(target, theirs)
+
+
+class _Judged(NamedTuple):
+    """What a span comes to."""
+
+    rows: list[Row]
+    latest_root: Row | None
+    settled: dict[Pair, Settled]
 
 
 def _listing(side: Side, listing: Listing) -> Side:
@@ -345,6 +375,6 @@ def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
         by_rank=measured.laid.by_rank if measured.laid else (),
         reference_errors=measured.reference,
         own=measured.own,
-        replay=evidence.replay,
+        replay=evidence.golden_replay if judgement.why is Why.GOLDEN else evidence.replay,
         touched=evidence.touched,
     )

@@ -8,13 +8,14 @@ from typing import Any
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.requests import Asking
 from dumpcmp.comparing.side import Side
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.key import ROOT
 
 
-def records_effects(archive: Archive) -> bool:
-    """Whether the run recorded what its models returned: earlier versions did not."""
-    runs = [facts.get("run", {}) for facts in archive.run.values()]
-    return bool(runs) and all(isinstance(run.get("effects"), list) for run in runs)
+def records_effects(archive: Archive, effect: Effect = Effect.RESULT) -> bool:
+    """Whether the run recorded effects of this kind: earlier versions recorded none."""
+    told = [facts.get("run", {}).get("effects") for facts in archive.run.values()]
+    return bool(told) and all(isinstance(kinds, list) and effect in kinds for kinds in told)
 
 
 def last_step(archive: Archive, model: str, recorded: int) -> int:

@@ -39,7 +39,6 @@ from dumpcmp.nouns.row import Judgement, PairedBy, Row, Verdict, Why
 
 _NUMBER = re.compile(r"[-+]?\d+\.\d+(?:[eE][-+]?\d+)?")
 _INTERRUPTS = ("builtins.KeyboardInterrupt", "builtins.SystemExit")  # from outside of the model
-_AT_END = (Effect.STATE, Effect.OPTIMIZER, Effect.GENERATORS)
 _RETURNED = (Effect.RESULT, Effect.YIELDED)
 
 
@@ -65,34 +64,32 @@ class EffectJudge:
 
     def rows(self) -> Iterator[Row]:
         """A row for each effect that holds anything by value, or that one side alone has."""
-        known = records_effects(self.golden.archive), records_effects(self.target.archive)
         for step in steps_together(self.golden.effects, self.target.effects, self.counting):
             for named in step.named:
                 ours, theirs = step.of(named)
-                finding = self._finding(step, named, ours, theirs, known)
+                finding = self._finding(step, named, ours, theirs)
                 if finding is not None:
                     yield _row(named, ours, theirs, finding)
 
     def _finding(
         self, step: StepEffects, named: EffectName, ours: Mapping[int, Call],
-        theirs: Mapping[int, Call], known: tuple[bool, bool],
+        theirs: Mapping[int, Call],
     ) -> EffectFinding | None:  # fmt: skip
         effect = effect_of(named[0])
-        if effect in _AT_END and all(known):
-            if said := self._other_end(ours, theirs):
-                return EffectFinding(Verdict.SKIPPED, said)
-            if effect is Effect.STATE:
-                return None  # it has rows of its own
-            if effect is Effect.GENERATORS:
-                return self._of_generators(ours, theirs)
         if effect is None:
-            return EffectFinding(
-                Verdict.INCONCLUSIVE, f"effects of the kind {named[0].function!r} are not known"
-            )
+            said = f"effects of the kind {named[0].function!r} are not known"
+            return EffectFinding(Verdict.INCONCLUSIVE, said)
+        sides = self.golden.archive, self.target.archive
+        if not all(records_effects(side, effect) for side in sides):
+            return self._beside_others(effect, ours, theirs)
+        if effect.is_of_end and (said := self._other_end(ours, theirs)):
+            return EffectFinding(Verdict.SKIPPED, said)
+        if effect is Effect.STATE:
+            return None  # it has rows of its own
+        if effect is Effect.GENERATORS:
+            return self._of_generators(ours, theirs)
         if ours and theirs:
             return self._of_both(effect, ours, theirs)
-        if not all(known):
-            return self._beside_old(effect, ours, theirs)
         if not step.is_paired:
             return self._alone_in_step(effect, named, ours, theirs)
         return self._alone(effect, step, ours, theirs)
@@ -278,7 +275,7 @@ class EffectJudge:
         said = f"{who} {effect} is {_told(call)}; {other} has no such step"
         return EffectFinding(Verdict.UNPAIRED if is_plain else Verdict.INCONCLUSIVE, said)
 
-    def _beside_old(
+    def _beside_others(
         self, effect: Effect, ours: Mapping[int, Call], theirs: Mapping[int, Call]
     ) -> EffectFinding | None:
         """An effect that the other side's version, or way to capture, does not record."""
@@ -286,6 +283,9 @@ class EffectJudge:
         call = next(iter(calls.values()))
         if effect in _RETURNED and tree_of(call).is_all_tensors:
             return None
+        if effect.is_of_end or effect is Effect.TRAINING:
+            said = f"{who} {effect} was compared with nothing: {other} archive does not record it"
+            return EffectFinding(Verdict.SKIPPED, said)
         said = f"{who} {effect} is {_told(call)}; {other} archive does not record it: dump it again"
         return EffectFinding(Verdict.INCONCLUSIVE, said)
 

@@ -201,7 +201,7 @@ def _ends(side: Side) -> dict[str, _End]:
     A run that records effects and says nothing of its weights has left them as they were.
     """
     found: dict[str, _End] = {}
-    for model, step in side.effects if records_effects(side.archive) else ():
+    for model, step in side.effects if records_effects(side.archive, Effect.STATE) else ():
         if step == max(side.archive.steps(model), default=-1):
             after = last_step(side.archive, model, step)
             found[model] = _End(model, step, after, dict(_changed(side, model, step)))

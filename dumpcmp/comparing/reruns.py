@@ -151,6 +151,7 @@ class Planner:
     touched: Collection[Pair] = ()  # by other choices: they differ for that alone
     levels: tuple[str, ...] = ()  # that are declared: what the target may have rounded numbers to
     golden: Side | None = None  # where weights are that the target has in a form of its own
+    is_itself: bool = False  # golden's ops are run on golden's own values
     _readings: dict[tuple[Pair, bool], Loading] = field(default_factory=dict, init=False)
 
     def plans(self) -> tuple[list[Rerunning], dict[Pair, Replay]]:
@@ -159,7 +160,7 @@ class Planner:
         found: dict[Pair, Replay] = {}
         for site, outputs in self._sites():
             try:
-                plans.append(self._call(site, outputs))
+                plans.append(self.plan_call(site, outputs))
             except UnknownError as error:
                 found |= {pair: Replay(unknown=str(error)) for pair in outputs}
         for pair, source in self._rewired():
@@ -177,19 +178,19 @@ class Planner:
     def _sites(self) -> Iterator[tuple[Site, list[Pair]]]:
         """Golden's calls of functions whose outputs both sides have, where anything differs."""
         for site, pairs in self.flow.calls.items():
-            outputs = [] if site.op.is_module else self._outputs(pairs)
+            outputs = [] if site.op.is_module else self.outputs(pairs)
             if not outputs:
                 continue
             forward = [pair for pair in pairs if not pair.key.slot.is_gradient]
             if self.how is Replaying.ALL or not all(map(self.is_equal, forward)):
                 yield site, outputs
 
-    def _outputs(self, pairs: Iterable[Pair]) -> list[Pair]:
+    def outputs(self, pairs: Iterable[Pair]) -> list[Pair]:
         """The outputs of a call that both sides have, each beside its own partner."""
         found = [pair for pair in pairs if pair.key.slot.is_output and pair.both]
         return [p for p in found if p.golden is None or self.flow.ours[p.golden] is p]
 
-    def _call(self, site: Site, outputs: Sequence[Pair]) -> Rerunning:
+    def plan_call(self, site: Site, outputs: Sequence[Pair]) -> Rerunning:
         """The plan for the call at `site`: alone, or with those before it that the target lacks."""
         region = _Region(self, takes_rows=True)
         region.add(site)

@@ -10,7 +10,8 @@ from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import Row, Verdict, Why
 
-_OWN = frozenset((Why.INTRODUCED, Why.LEAF, Why.CALL, Why.WIRED))  # faults, whatever came before
+# Faults, whatever came before.
+_OWN = frozenset((Why.INTRODUCED, Why.GOLDEN, Why.LEAF, Why.CALL, Why.WIRED))
 _INHERITING = frozenset((Origin.INHERITED, Origin.AMPLIFIED, Origin.FLIPPED))
 
 

@@ -18,7 +18,7 @@ import torch
 
 from dumpcmp.dumping import witness
 from dumpcmp.dumping.modes import Compiled, PlainMode
-from dumpcmp.dumping.witness import Evidence, Finding
+from dumpcmp.dumping.witness import WitnessNote, WitnessNotes
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.pytorch.randomness import Randomness
 from dumpcmp.taps.inductor.compiled import CompiledCapture
@@ -36,11 +36,11 @@ _NOUNS = {
 }
 _RESULTS = (witness.OUTPUT, witness.GRADIENT, witness.STATE)
 
-Place = tuple[str, str]  # kind and label of a finding
+NotePlace = tuple[str, str]  # kind and label of a finding
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class CertifiedProgram:
     """What the command line asks to run, and how the witness is told of it."""
 
     run: Callable[[], object]
@@ -54,7 +54,7 @@ class Program:
 class Testimony:
     """What is known of one run; or the `problem` why nothing is."""
 
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[WitnessNote, ...] = ()
     num_codes: int = 0
     is_repeated: bool = True  # False: CUDA graphs replayed what nobody could look at
     problem: str = ""
@@ -84,10 +84,10 @@ def certificate(alone: Testimony, captured: Testimony, again: Testimony | None) 
         if side.problem:
             return Certificate(False, f"not certified: {side.problem}")
     unseen = not (alone.is_repeated and captured.is_repeated)
-    left_out = set(places_unseen(alone, captured)) if unseen else set[Place]()
+    left_out = set(places_unseen(alone, captured)) if unseen else set[NotePlace]()
     left_out |= {(kind, label) for kind, label, digest in captured.findings
                  if digest == witness.UNWRITTEN}  # fmt: skip
-    varies = set(differing(alone, again)) - left_out if again is not None else set[Place]()
+    varies = set(differing(alone, again)) - left_out if again is not None else set[NotePlace]()
     changed = [place for place in differing(alone, captured) if place not in left_out | varies]
     known = {place for place in _digests(alone) if place not in left_out | varies}
     counts = Counter(kind for kind, _ in known)
@@ -109,17 +109,17 @@ _VARIES = (
 )
 
 
-def differing(one: Testimony, other: Testimony) -> list[Place]:
+def differing(one: Testimony, other: Testimony) -> list[NotePlace]:
     """What differs, or is in one of them alone, in the order in which it came."""
     ours, theirs = _digests(one), _digests(other)
     return [place for place in ours | theirs if ours.get(place) != theirs.get(place)]
 
 
-def _digests(side: Testimony) -> dict[Place, str]:
+def _digests(side: Testimony) -> dict[NotePlace, str]:
     return {(kind, label): digest for kind, label, digest in side.findings}
 
 
-def places_unseen(*sides: Testimony) -> Iterator[Place]:
+def places_unseen(*sides: Testimony) -> Iterator[NotePlace]:
     """What is known of runs of code, if some of them could not be looked at."""
     for side in sides:
         for kind, label, _ in side.findings:
@@ -127,7 +127,7 @@ def places_unseen(*sides: Testimony) -> Iterator[Place]:
                 yield kind, label
 
 
-def _difference(changed: list[Place], alone: Testimony, captured: Testimony) -> str:
+def _difference(changed: list[NotePlace], alone: Testimony, captured: Testimony) -> str:
     """The first difference, the code before what it computed."""
     kind, label = min(changed, key=lambda place: _ORDER.index(place[0]))
     ours, theirs = _digests(alone), _digests(captured)
@@ -198,7 +198,7 @@ def witness_of(
     the capture begins: twice at once, since nothing may run then.
     """
     compiled = isinstance(mode, Compiled)
-    if not isinstance(program, Program):
+    if not isinstance(program, CertifiedProgram):
         runs = iter(_in_this_process(program, compiled))
         return lambda: next(runs)
     alone = _OtherProcess(program, compiled, seed)
@@ -208,7 +208,7 @@ def witness_of(
 class _OtherProcess:
     """The same command in processes of their own."""
 
-    def __init__(self, program: Program, compiled: bool, seed: int | None) -> None:
+    def __init__(self, program: CertifiedProgram, compiled: bool, seed: int | None) -> None:
         self._program, self._compiled, self._seed = program, compiled, seed
         self._compiles_roots = False  # the program compiles nothing: so the capture does
 
@@ -265,7 +265,7 @@ def _in_this_process(program: Callable[[], object], compiled: bool) -> list[Test
 
 
 def _run_here(program: Callable[[], object], compiled: bool, compiles_roots: bool) -> Testimony:
-    evidence = Evidence(compiled=compiled, compiles_roots=compiles_roots)
+    evidence = WitnessNotes(compiled=compiled, compiles_roots=compiles_roots)
     start = Randomness.now()
     with ExitStack() as ends:
         ends.callback(start.restore)
@@ -294,7 +294,7 @@ def _eagerly() -> Iterator[None]:
 
 
 @contextmanager
-def gathering(evidence: Evidence, taken: object) -> Iterator[witness.Tee]:
+def gathering(evidence: WitnessNotes, taken: object) -> Iterator[witness.Tee]:
     """Have `evidence` gathered of a run that is being captured by `taken`."""
     with ExitStack() as ends:
         if isinstance(taken, CompiledCapture):

@@ -20,7 +20,7 @@ from dumpcmp.dumping import witness
 from dumpcmp.dumping.capturing import Capture, capturing
 from dumpcmp.dumping.certifying import (
     Certificate,
-    Program,
+    CertifiedProgram,
     Testimony,
     certificate,
     check_certifiable,
@@ -164,16 +164,16 @@ def error_of(program: Callable[[], object]) -> BaseException | None:
     return None if raised is None else unwrapped(raised)
 
 
-def script_program(script: str, arguments: tuple[str, ...]) -> Program:
+def script_program(script: str, arguments: tuple[str, ...]) -> CertifiedProgram:
     """A file, run as Python itself would."""
     words = ("--kind", "script", script, *arguments)
-    return Program(lambda: witness.run_script(script, arguments), words)
+    return CertifiedProgram(lambda: witness.run_script(script, arguments), words)
 
 
-def module_program(module: str, arguments: tuple[str, ...]) -> Program:
+def module_program(module: str, arguments: tuple[str, ...]) -> CertifiedProgram:
     """A module, run as ``python -m`` would."""
     words = ("--kind", "module", module, *arguments)
-    return Program(lambda: witness.run_module(module, arguments), words)
+    return CertifiedProgram(lambda: witness.run_module(module, arguments), words)
 
 
 def has_module(module: str) -> bool:
@@ -185,11 +185,13 @@ def has_module(module: str) -> bool:
     return found is not None
 
 
-def factory_program(name: str, backward: bool = False) -> Program:
+def factory_program(name: str, backward: bool = False) -> CertifiedProgram:
     """A program that calls the model which ``pkg.mod:build`` makes on its example inputs."""
     factory = load("--model", name)
     words = (*["--backward"] * backward, "--kind", "factory", name)
-    return Program(lambda: witness.run_model(*_model_and_inputs(name, factory()), backward), words)
+    return CertifiedProgram(
+        lambda: witness.run_model(*_model_and_inputs(name, factory()), backward), words
+    )
 
 
 def built(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:

@@ -28,13 +28,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# Evidence is a list of findings in the order in which they came: a kind, a label that no other of
+# Notes are a list of findings in the order in which they came: a kind, a label that no other of
 # that kind has, and a digest.
 KERNEL, CALLS, BINARY, START, OUTPUT, GRADIENT, STATE, STDOUT, ENDING = KINDS = (
     "kernel", "sequence of kernels", "binary", "start", "output", "gradient", "state", "stdout",
     "ending",
 )  # fmt: skip
-Finding = tuple[str, str, str]
+WitnessNote = tuple[str, str, str]
 UNWRITTEN = "unwritten"  # the digest of memory that nothing writes
 
 _CALL_ATTRIBUTE = "_compiled_call_impl"  # of nn.Module: what its __call__ runs, where it is set
@@ -46,13 +46,13 @@ _COMMENT = re.compile(r"  # .*$", re.MULTILINE)
 _DEEPEST = 8  # level of containers inside containers
 
 
-class Evidence:
+class WitnessNotes:
     """What one run of a program leaves behind."""
 
     def __init__(self, *, compiled: bool, compiles_roots: bool = False) -> None:
         self.compiled = compiled  # outputs are those of generated code, else those of modules
         self.compiles_roots = compiles_roots  # of a program that compiles nothing
-        self.findings: list[Finding] = []
+        self.findings: list[WitnessNote] = []
         self.num_codes = 0
         self.is_repeated = True  # whether what ran is all seen: CUDA graphs replay unseen
         self._numbers: dict[str, int] = {}  # of generated code, by path
@@ -272,7 +272,7 @@ Unwrap = Callable[[str], "str | None"]  # code as the program's own, None where 
 
 
 @contextmanager
-def code_loads(evidence: Evidence, unwrap: Unwrap, watches_runs: bool) -> Iterator[None]:
+def code_loads(evidence: WitnessNotes, unwrap: Unwrap, watches_runs: bool) -> Iterator[None]:
     """Note what generated code is loaded, and, with `watches_runs`, what it takes and gives."""
 
     def install(codecache: ModuleType) -> Callable[[], None]:
@@ -294,7 +294,7 @@ def code_loads(evidence: Evidence, unwrap: Unwrap, watches_runs: bool) -> Iterat
         yield
 
 
-def _watched(evidence: Evidence, path: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _watched(evidence: WitnessNotes, path: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """`call`, the entry of generated code, with what it takes and gives noted."""
     torch = sys.modules["torch"]
 
@@ -321,7 +321,7 @@ class Door:
     by neither. Only calls that are inside of no other are noted.
     """
 
-    def __init__(self, evidence: Evidence, inner: Any) -> None:
+    def __init__(self, evidence: WitnessNotes, inner: Any) -> None:
         self._evidence, self._inner = evidence, inner
         self._here = threading.local()
         self._torch = sys.modules["torch"]
@@ -370,7 +370,7 @@ class Door:
 
 
 @contextmanager
-def module_calls(evidence: Evidence) -> Iterator[None]:
+def module_calls(evidence: WitnessNotes) -> Iterator[None]:
     """Note what the outermost calls of modules give."""
 
     def install(modules: ModuleType) -> Callable[[], None]:
@@ -530,7 +530,7 @@ def seed_everything(seed: int) -> None:
 
 
 @contextmanager
-def alone(evidence: Evidence) -> Iterator[None]:
+def alone(evidence: WitnessNotes) -> Iterator[None]:
     """Have `evidence` gathered of a run that nothing else looks at."""
     with ExitStack() as ends:
         if evidence.compiled:
@@ -570,7 +570,7 @@ def main(words: Sequence[str]) -> None:
     owner = os.getpid()
     if asked.seed is not None:
         seed_everything(asked.seed)
-    evidence = Evidence(compiled=asked.compiled, compiles_roots=asked.compile_roots)
+    evidence = WitnessNotes(compiled=asked.compiled, compiles_roots=asked.compile_roots)
     with stdout_kept(asked.terminal) as tee, alone(evidence):
         error = error_of(programs[asked.kind])
         if os.getpid() != owner:  # a child that the program forked ends as it would

@@ -79,6 +79,7 @@ class Evidence:
     unsummed: str = ""  # of partial terms: how it is known that they should have been added up
     in_terms: str = ""  # of what a model gives out: that nobody is seen to add up its terms
     replay: Replay | None = None  # what running the op again told, where it was
+    golden_replay: Replay | None = None  # the same of golden's own value, from golden's own inputs
     touched: Touched | None = None  # how much of it is another computation, after another choice
     is_code: bool = False  # integers that stand for golden's numbers, by levels that are declared
     leaf: str = ""  # of a value that no op computed: in what it is not the same

@@ -14,7 +14,8 @@ from dumpcmp.nouns.row import Judgement, Measured, Pair, Verdict, Why
 
 Sources = Mapping[Pair, Sequence[Pair]]  # what each value was computed from, or is
 
-_OWN = frozenset((Why.INTRODUCED, Why.LEAF, Why.CALL, Why.WIRED))  # faults, whatever came before
+# Faults, whatever came before.
+_OWN = frozenset((Why.INTRODUCED, Why.GOLDEN, Why.LEAF, Why.CALL, Why.WIRED))
 
 
 class _Taint(IntEnum):
@@ -183,6 +184,10 @@ def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, one: Evidence)
         said = f"{judgement.reason}; the op is right, but one before it could not be judged"
         doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
         return Settled(doubt, taint, is_flipped, True)
+    if one.golden_replay is not None and not one.golden_replay.is_known:
+        said = f"{judgement.reason}; the op is right, but golden's could not be run again"
+        doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
+        return Settled(doubt, _Taint.DOUBT, is_flipped, True)
     how, why = "another choice was made" if is_flipped else "rounding grew", Why.RIGHT
     if not is_flipped and condition * one.conditions.eps > ILL:
         left = f"this is what is left after cancellation (condition {condition:.1g})"

@@ -36,6 +36,11 @@ class Effect(StrEnum):
         """The reserved op."""
         return Op(f"{EFFECTS}/{self}")
 
+    @property
+    def is_of_end(self) -> bool:
+        """Whether it is of the end of a run, and recorded of runs on one rank alone."""
+        return self in (Effect.STATE, Effect.OPTIMIZER, Effect.GENERATORS)
+
 
 def effect_of(op: Op) -> Effect | None:
     """The kind of effect that calls of `op` are; None where they are none, or of no known kind."""

@@ -313,7 +313,8 @@ class Outcome(Answer):
             return f": {values}, the first is {failed.key}"
         if first.key.op.is_effect:
             return _told_of_effect(first)
-        return f" at {first.key.site.place}: {first.reason}"
+        side = " in golden" if first.judgement.why is Why.GOLDEN else ""
+        return f"{side} at {first.key.site.place}: {first.reason}"
 
     def _flipped(self) -> str:
         flips = having(self.rows, Verdict.FLIP)

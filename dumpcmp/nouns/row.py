@@ -170,6 +170,7 @@ class Why(StrEnum):
     BLIND = "blind"  # PASS by a rule that other numbers contradict
     VOID = "void"  # no element of either side is finite: PASS, or INCONCLUSIVE where any is NaN
     INTRODUCED = "introduced"  # FAIL: the op did something wrong with what it was given
+    GOLDEN = "golden"  # FAIL: golden's op did something wrong with what it was given
     LEAF = "leaf"  # FAIL: a value that no op computed is not the same
     CALL = "call"  # FAIL: the sides call other functions, or with other arguments
     WIRED = "wired"  # FAIL: the target took another value than golden took

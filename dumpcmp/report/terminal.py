@@ -127,6 +127,7 @@ _WHYS = {
     Why.CALL: "what it was given agrees, but the two sides do not call it in the same way",
     Why.WIRED: "my side gives this op another value than golden gives to it",
     Why.EFFECT: "everything before it agrees, and this is what the runs left behind",
+    Why.GOLDEN: "in float64, on golden's own inputs, golden's op gives something else",
     Why.INTRODUCED: "in float64, on what my side was given, golden's op gives something else",
 }
 

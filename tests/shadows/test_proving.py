@@ -125,6 +125,6 @@ def test_another_rate_is_never_the_same(tmp_path: Path) -> None:
 def test_nothing_recorded_is_not_the_same(tmp_path: Path) -> None:
     paths = [dumped(plain, tmp_path / name, "eager") for name in ("d1", "d2")]
     for path in paths:
-        (part,) = path.rglob("part-*.h5")
-        part.unlink()
+        for part in path.rglob("part-*.h5"):
+            part.unlink()
     assert prove(*paths).answer is ProofAnswer.UNKNOWN

@@ -25,9 +25,9 @@ from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.pytorch.names import DisableTorchFunction, patched, private, standing_in
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.call_door import CallDoor
-from dumpcmp.taps.modes.conditions import tracing_as_uncaptured
 from dumpcmp.taps.modes.function_mode import FunctionMode
 from dumpcmp.taps.modes.modules import ModuleCapture, pointed_at
+from dumpcmp.taps.modes.torch_conditions import tracing_as_uncaptured
 from dumpcmp.taps.modes.traced import NodeHome, Spots, homes_of, runs_body
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.models import Model, Scope, Scopes

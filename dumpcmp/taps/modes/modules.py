@@ -21,9 +21,9 @@ from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, ch
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.call_door import module_calls
-from dumpcmp.taps.modes.conditions import overrides_as_uncaptured
 from dumpcmp.taps.modes.function_mode import FunctionMode, enter_module, exit_module
 from dumpcmp.taps.modes.replicas import Parallels
+from dumpcmp.taps.modes.torch_conditions import overrides_as_uncaptured
 from dumpcmp.taps.recording.changed_inputs import given_to, put_changed
 from dumpcmp.taps.recording.end_state import put_state
 from dumpcmp.taps.recording.gradients import Watches
@@ -96,7 +96,12 @@ class ModuleCapture:
         return {**self.replays.facts(), **(self._training.facts if self._training else {})}
 
     def finish(self) -> None:
-        """Record what the run leaves behind, while the archive is still open."""
+        """Record what the run leaves behind, while the archive is still open.
+
+        What ranks keep of weights and of optimizers are shards that nothing tells the layout of.
+        """
+        if self._collectives is not None:
+            return
         put_state(self.recorder)
         if self._training is not None:
             self._training.put_end()
