@@ -57,7 +57,7 @@ def pair_values(
 def paired_with_itself(listing: Listing) -> list[Pair]:
     """Each value of one run beside itself, in order of execution."""
     pairs = [Pair(key, key, PairedBy.KEY) for keys in listing.sites.values() for key in keys]
-    return _with_repeats(list(_with_unwritten(pairs, listing, listing)), listing, listing)
+    return with_repeats(list(_with_unwritten(pairs, listing, listing)), listing, listing)
 
 
 def _with_unwritten(pairs: Iterable[Pair], golden: Listing, target: Listing) -> Iterator[Pair]:

@@ -142,7 +142,7 @@ class _Certifying:
         self._program = program
         self._witness = witness_of(program, mode, seed)
         self._alone = self._witness()
-        self._evidence = witness.Evidence(compiled=isinstance(mode, Compiled))
+        self._evidence = witness.WitnessNotes(compiled=isinstance(mode, Compiled))
 
     def run(self, now: Capture) -> BaseException | None:
         """Run the program, which `now` captures; what it raised."""
