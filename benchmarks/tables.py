@@ -33,6 +33,8 @@ TABLES: dict[str, str] = {
     "compiled-cost": "compiled_cost",
     "compiled-faults": "compiled_faults",
     "compiled-gpu": "compiled_gpu",
+    "certified": "certified",
+    "silent": "silent",
     "traps": "traps",
     "verify": "verify",
     "seeds": "seeds",

@@ -103,8 +103,6 @@ _INDUCTOR = """
         torch._dynamo.guards: GuardBuilder.TORCH_FUNCTION_STATE get_torch_function_mode_stack_at
         torch._dynamo.guards: CheckFunctionManager.__init__>torch_function_mode_stack_check_fn
         torch._dynamo.utils: get_torch_function_mode_stack_at set_torch_function_mode_stack
-        torch._C: _len_torch_function_stack _get_function_stack_at
-        torch._C: _pop_torch_function_stack _push_on_torch_function_stack
     to stand at the door of Inductor
         torch._inductor.compile_fx: compile_fx
         torch._inductor: aoti_load_package
@@ -114,6 +112,7 @@ _INDUCTOR = """
         torch._inductor.config: graph_partition triton.cudagraphs custom_should_partition_ops
         torch._inductor.config: post_grad_custom_pre_pass post_grad_custom_post_pass
         torch._inductor.custom_graph_pass: CustomGraphPass
+        torch._inductor.compile_fx: _recursive_joint_graph_passes
     to keep tapped code apart in caches
         torch.compiler.config: patch cache_key_tag
     to look on while AOTAutograd traces
@@ -152,7 +151,7 @@ _INDUCTOR = """
         torch._inductor.codegen.wrapper: PythonWrapperCodegen.codegen_python_sizevar
         torch._inductor.codegen.wrapper: PythonWrapperCodegen.writeline
         torch._inductor.ir: NoneLayout MultiOutputLayout MultiOutput TorchBindObject
-        torch._inductor.ir: ExternKernel.python_kernel_name ExternKernel.op_overload
+        torch._inductor.ir: ExternKernel.python_kernel_name ExternKernel.op_overload FallbackKernel
     to have values stored
         torch._inductor.scheduler: Scheduler.can_buffer_be_removed_through_fusion
         torch._inductor.codegen.cpp: CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM

@@ -16,6 +16,7 @@ from dumpcmp.nouns.value import dtype_named
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.replay.arguments import CallArguments, read_arguments
 from dumpcmp.replay.chains import At, Chain
+from dumpcmp.replay.drawing import NOT_DRAWING, draws
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
@@ -32,6 +33,7 @@ from dumpcmp.replay.running import (
 )
 from dumpcmp.replay.unreplayable import Unreplayable
 
+DRAWN = "drawn"  # the slot of what a dropout keeps of ones
 GRADIENT = "gradient"  # the name of what a Rerun of a backward pass gives out
 _OUTPUT = "output.0"
 
@@ -64,7 +66,8 @@ _FROM_OUTPUT = OpSet(
 class Slope:
     """A region of calls to differentiate: with respect to what, and what it was given backward.
 
-    `given` are the forward values by call and slot: inputs, and outputs of what draws numbers.
+    `given` are the forward values by call and slot: inputs, and outputs of what draws numbers, or
+    what a dropout keeps of ones (`DRAWN`).
     """
 
     region: Chain
@@ -267,7 +270,10 @@ class _Pass:
         arguments = self._in_dtype(function, arguments)
         check_size(function, arguments.mapped(_detached), self._limit)
         if function.kind is FunctionKind.DRAWS:
-            return {_OUTPUT: _dropped(function, arguments, inputs)}
+            with torch.enable_grad():
+                return {_OUTPUT: _dropped(function, arguments, inputs)}
+        if draws(function, arguments):
+            raise Unreplayable("it draws random numbers", hint=NOT_DRAWING)
         if self._sums is not None and is_made_of_sums(function, arguments):
             return {_OUTPUT: self._sums.normalised(function, arguments)}
         outputs = _differentiable(function, arguments)
@@ -335,10 +341,12 @@ def _dropped(
         raise Unreplayable("it draws random numbers")
     if not told.get("training", told.get("train", True)) or share == 0:
         return torch.as_tensor(taken * 1.0)
-    given = inputs.get(_OUTPUT)
-    if given is None or share >= 1 or bool((taken == 0).any()):
+    given, drawn = inputs.get(_OUTPUT), inputs.get(DRAWN)
+    if drawn is None and given is not None and not bool((taken == 0).any()):
+        drawn = given
+    if drawn is None or share >= 1:
         raise Unreplayable("it draws random numbers, and what it drew cannot be told")
-    return torch.as_tensor(taken * ((given != 0).to(taken.dtype) / (1 - share)))
+    return torch.as_tensor(taken * ((drawn != 0).to(taken.dtype) / (1 - share)))
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:

@@ -9,6 +9,8 @@ from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import ReplayFunction
 
+NOT_DRAWING = "without dropout it can be run again: model.eval(), or a share of 0"
+
 # Those that drop elements if an argument asks for it: the names of their parameters.
 _RECURRENT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train")
 _PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dropout", "train")
@@ -46,6 +48,19 @@ def draws(function: ReplayFunction, arguments: CallArguments) -> bool:
     named = _named(_PACKED if is_packed else _DROPPING[function.name], arguments)
     trains = named.get("training", named.get("train", True))
     return bool(named.get("dropout_p", named.get("dropout", 0.0))) and bool(trains)
+
+
+def draws_alone(function: ReplayFunction, arguments: CallArguments) -> bool:
+    """Whether what this call draws depends on a generator alone: ``randn``, ``uniform_``.
+
+    Of a tensor that it fills, or that it makes another like, it takes nothing but the form.
+    """
+    if function.kind is not FunctionKind.DRAWS or "dropout" in function.name:
+        return False
+    tensors = len(arguments.tensors())
+    return not tensors or (
+        tensors == 1 and (function.changes_first or function.name.endswith("_like"))
+    )
 
 
 def dropped_share(function: ReplayFunction, arguments: CallArguments) -> float:

@@ -15,7 +15,7 @@ from dumpcmp.nouns.op_names import OpSet, plain_name, plain_operator, writes_in_
 from dumpcmp.replay.kinds import KINDS, FunctionKind
 from dumpcmp.replay.references import reference_of
 from dumpcmp.replay.standins import stand_in
-from dumpcmp.replay.unreplayable import Unreplayable
+from dumpcmp.replay.unreplayable import NothingToCheck, Unreplayable
 
 # Where a recorded name may begin -> what holds the functions.
 _ROOMS: dict[str, Any] = {
@@ -54,6 +54,8 @@ def function_named(target: str, ran_on: str = "cpu") -> ReplayFunction:
     nothing else.
     """
     room, _, word = target.rpartition(".")
+    if room == "torch.nn.init":
+        raise NothingToCheck("it gives a weight its first numbers")
     if word == "__get__" and room.removeprefix("torch.Tensor.") in _ATTRIBUTES:
         name = room.removeprefix("torch.Tensor.")
         return ReplayFunction(operator.attrgetter(name), name, FunctionKind.MOVES)

@@ -13,7 +13,7 @@ from torch import Tensor
 from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.nouns.record import Call
 from dumpcmp.replay.arguments import CallArguments, read_arguments
-from dumpcmp.replay.drawing import draws, dropped_share
+from dumpcmp.replay.drawing import NOT_DRAWING, draws, draws_alone, dropped_share
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
@@ -24,7 +24,7 @@ from dumpcmp.replay.rating import error_of as error_of
 from dumpcmp.replay.rating import is_inexact, rated, run, run_as_told
 from dumpcmp.replay.rating import ratio_of as ratio_of
 from dumpcmp.replay.tiling import CallTile, joined, tiles_of
-from dumpcmp.replay.unreplayable import Unreplayable
+from dumpcmp.replay.unreplayable import NothingToCheck, Unreplayable
 
 _EXACT = (FunctionKind.MOVES, FunctionKind.CHOOSES)
 _LEFT_OUT = ("out", "pin_memory", "generator")
@@ -67,7 +67,7 @@ def rerun(
         return _run_moved(function, arguments)
     if any(tensor.is_meta for tensor in arguments.tensors()):
         raise Unreplayable("it computes with memory that nobody has written to")
-    check_size(function, arguments, limit)
+    check_size(function, lowered(function, arguments, device), limit)
     tiles = tiles_of(function, arguments)
     if not tiles:
         return _run_widely(function, arguments, device, is_rated)
@@ -204,8 +204,9 @@ def run_natively(
     function = function_named(call.target, device)
     arguments = fitted(read_arguments(call.arguments, given), given)
     _refuse(function, arguments)
+    arguments = lowered(function, arguments, device)
     check_size(function, arguments, limit)
-    return run(function, lowered(function, arguments, device))
+    return run(function, arguments)
 
 
 def fitted(arguments: CallArguments, given: Mapping[str, Tensor]) -> CallArguments:
@@ -219,9 +220,12 @@ def fitted(arguments: CallArguments, given: Mapping[str, Tensor]) -> CallArgumen
 
 def _refuse(function: ReplayFunction, arguments: CallArguments) -> None:
     if function.kind is FunctionKind.NOTHING:
-        raise Unreplayable("it gives out memory as it was found")
+        raise NothingToCheck("it gives out memory as it was found")
+    if draws_alone(function, arguments):
+        raise NothingToCheck("it gives out what a random generator draws")
     if draws(function, arguments):
-        raise Unreplayable("it draws random numbers")
+        may_draw_nothing = function.kind is not FunctionKind.DRAWS
+        raise Unreplayable("it draws random numbers", hint=NOT_DRAWING * may_draw_nothing)
 
 
 def is_exact(function: ReplayFunction, arguments: CallArguments) -> bool:

@@ -152,7 +152,7 @@ def test_the_witness_leaves_torch_on_its_fast_path() -> None:
     model, x, mask = encoder()
     with torch.no_grad():
         plain = model(x, src_key_padding_mask=mask)
-        evidence = witness.Evidence(compiled=False)
+        evidence = witness.WitnessNotes(compiled=False)
         with witness.alone(evidence):
             seen = model(x, src_key_padding_mask=mask)
     assert torch.equal(plain, seen) and not plain[1, 2].any()  # zeros: the slow path has none

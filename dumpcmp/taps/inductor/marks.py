@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +69,6 @@ class Marking:
         self._gradients: dict[Any, list[Mark]] = {}
         self._began = 0  # autograd's number when the present node began
         self._arguments: tuple[Any, ...] = ()  # of the present node
-        self._known: list[Known] = []
         self._traced = _TracedTensors()
 
     # While AOTAutograd traces dynamo's graph
@@ -132,18 +131,18 @@ class Marking:
 
     # While Inductor rewrites the graph
 
-    def remember(self, nodes: fx.Graph) -> None:
-        """Note the marked `nodes` of the post-grad graph, before passes change it."""
-        self._known = [
+    def known(self, nodes: fx.Graph) -> list[Known]:
+        """The marked `nodes` of a graph, before passes change it."""
+        return [
             Known(node.name, _kind(node), node.meta[MARK], tuple(_uses(node)))
             for node in nodes.nodes
             if node.meta.get(MARK)
         ]
 
-    def restore(self, nodes: fx.Graph) -> None:
+    def restore(self, nodes: fx.Graph, before: Iterable[Known]) -> None:
         """Give the Marks of nodes that passes removed to what took their place."""
         present = {node.name: node for node in nodes.nodes}
-        for known in self._known:
+        for known in before:
             if known.name in present:
                 continue
             heir = self._rewritten(known, nodes) or _successor(known, present)

@@ -79,6 +79,7 @@ class Provenance:
             f"{shapes}.run_node": self._trace,
             "torch.fx:Interpreter.run_node": self._trace_body,
             "torch:_sync": self._sync,
+            "torch._inductor.compile_fx:_recursive_joint_graph_passes": self._joint_passes,
             "torch._inductor.graph:GraphLowering.run": self._lower,
             f"{wrapper}.generate_kernel_call": written.noting_kernel,
             f"{scheduler}.free_buffers": self._free_buffers,
@@ -160,14 +161,28 @@ class Provenance:
 
         return type("Passes", (base,), {"dumpcmp": True, "__call__": run, "uuid": uuid})()
 
+    def _joint_passes(
+        self, original: Original, module: fx.GraphModule, *args: Any, **kwargs: Any
+    ) -> fx.GraphModule:
+        """Passes over forward and backward together, which drop aliases: keep their Marks.
+
+        A custom pass of ours would have Inductor sort the graph, which it may not do otherwise.
+        """
+        now = self._now
+        before = [] if now is None else now.marks.known(module.graph)
+        changed: fx.GraphModule = original(module, *args, **kwargs)
+        if now is not None:
+            now.marks.restore(changed.graph, before)
+        return changed
+
     def _remember(self, nodes: fx.Graph) -> None:
         if self._now is not None:
-            self._now.marks.remember(nodes)
+            self._now.before_passes = self._now.marks.known(nodes)
 
     def _restore(self, nodes: fx.Graph) -> None:
         """Mark what passes made; have values of ops stored with `realize`, all without fusion."""
         if self._now is not None:
-            self._now.marks.restore(nodes)
+            self._now.marks.restore(nodes, self._now.before_passes)
         stored: Iterable[fx.Node] = tables.bases_of(nodes) if self._realize else ()
         if not self._fusion:
             stored = filter(tables.is_computed, nodes.nodes)

@@ -14,13 +14,13 @@ from torch import Tensor, fx
 
 from dumpcmp.nouns.key import Slot
 from dumpcmp.pytorch.graph_text import graph_text
-from dumpcmp.taps.inductor.marks import MARK, Marking
+from dumpcmp.taps.inductor.marks import MARK, Known, Marking
 from dumpcmp.taps.inductor.single_calls import has_single_calls
 from dumpcmp.taps.inductor.views import Sizes, View, base_of, is_same, view_name, views_of
 from dumpcmp.taps.inductor.written import Written
 from dumpcmp.taps.modes.traced import Mark, Traced, results_of
 
-SCHEMA = 13  # caches keep code with tables of different schemas apart
+SCHEMA = 14  # caches keep code with tables of different schemas apart
 # Of the generated code: ours comes then.
 ENDING = "\n\nfrom dumpcmp.taps.inductor.generated import TappedGraph"
 
@@ -143,6 +143,7 @@ class Compilation:
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
         self.marks = Marking(traced)
+        self.before_passes: list[Known] = []  # marked nodes of the post-grad graph
         self.begin_code()
 
     def begin_code(self) -> None:
