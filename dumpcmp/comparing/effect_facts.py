@@ -18,11 +18,24 @@ def records_effects(archive: Archive, effect: Effect = Effect.RESULT) -> bool:
     return bool(told) and all(isinstance(kinds, list) and effect in kinds for kinds in told)
 
 
-def last_step(archive: Archive, model: str, recorded: int) -> int:
-    """The last step of `model` that ran, which may have come after the last that is `recorded`."""
-    runs = [facts.get("run", {}).get("last_steps") for facts in archive.run.values()]
-    told = [run[model] for run in runs if isinstance(run, dict) and isinstance(run.get(model), int)]
-    return max(told, default=recorded)
+def last_step(side: Side, model: str) -> int:
+    """The last step of `model` that ran, which may have come after the last that is recorded.
+
+    Where microbatches are parts of one step, it is the one that the last of them is a part of.
+    """
+    runs = [facts.get("run", {}).get("last_steps") for facts in side.archive.run.values()]
+    parts = [own for own, whole in side.places.items() if whole[0] == model]
+    names = {model, *(name for name, _ in parts)}
+    told = [run[name] for run in runs if isinstance(run, dict) for name in names
+            if isinstance(run.get(name), int)]  # fmt: skip
+    last = max(told, default=last_recorded(side, model))
+    return next((side.places[own][1] for own in parts if own[1] == last), last)
+
+
+def last_recorded(side: Side, model: str) -> int:
+    """The last step of `model` that is recorded, in the same terms; -1 where none is."""
+    own = max(side.archive.steps(model), default=-1) if model in side.archive.models else -1
+    return side.places.get((model, own), (model, own))[1]
 
 
 def first_generators(archive: Archive, rank: int) -> dict[str, Any]:

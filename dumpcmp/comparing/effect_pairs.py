@@ -39,11 +39,13 @@ def _value_pairs(golden: Side, target: Side, counting: Counting) -> Iterator[Pai
         return
     ours = {**golden.listing.values, **golden.effect_values}
     theirs = {**target.listing.values, **target.effect_values}
-    for step in steps_together(golden.effects, target.effects, counting):
+    for step in steps_together(golden, target, counting):
         for named in step.named if step.is_paired else ():
             one, other = step.of(named)
             if named[0] == Effect.STATE.op:
                 continue  # which is a step of weights by itself
+            if step.is_split and named[0] != Effect.OPTIMIZER.op:
+                continue  # of another microbatch, or of the whole
             for leaf, partner in _tensors(one, other):
                 pair = Pair(_key(one, leaf), _key(other, partner), PairedBy.KEY)
                 is_own = "root" not in (leaf.value, partner.value) or leaf.value != partner.value

@@ -64,7 +64,7 @@ class EffectJudge:
 
     def rows(self) -> Iterator[Row]:
         """A row for each effect that holds anything by value, or that one side alone has."""
-        for step in steps_together(self.golden.effects, self.target.effects, self.counting):
+        for step in steps_together(self.golden, self.target, self.counting):
             for named in step.named:
                 ours, theirs = step.of(named)
                 finding = self._finding(step, named, ours, theirs)
@@ -89,7 +89,7 @@ class EffectJudge:
         if effect is Effect.GENERATORS:
             return self._of_generators(ours, theirs)
         if ours and theirs:
-            return self._of_both(effect, ours, theirs)
+            return self._of_both(effect, ours, theirs, step.is_split)
         if not step.is_paired:
             return self._alone_in_step(effect, named, ours, theirs)
         return self._alone(effect, step, ours, theirs)
@@ -100,7 +100,7 @@ class EffectJudge:
         golden = call.model if ours else self.counting.names.get(call.model, call.model)
         names = {name: mine for mine, name in self.counting.names.items()}
         mine = names.get(call.model, call.model) if ours else call.model
-        ends = last_step(self.golden.archive, golden, -1), last_step(self.target.archive, mine, -1)
+        ends = last_step(self.golden, golden), last_step(self.target, mine)
         if ends[0] == self.counting.in_golden_terms(mine, ends[1]):
             return ""
         return f"golden's run of {golden} ended after token {ends[0]}, mine after {ends[1]}"
@@ -128,20 +128,28 @@ class EffectJudge:
         return max(found, key=lambda one: _BADNESS.get(one.verdict, 0), default=None)
 
     def _of_both(
-        self, effect: Effect, ours: Mapping[int, Call], theirs: Mapping[int, Call]
+        self, effect: Effect, ours: Mapping[int, Call], theirs: Mapping[int, Call], is_split: bool
     ) -> EffectFinding | None:
-        """The first rank that differs; where the numbers of ranks differ nobody knows what fits."""
+        """The first rank that differs; where the numbers of ranks differ nobody knows what fits.
+
+        Nor where one side `is_split` into microbatches: what it does at the end of a step is known.
+        """
         is_alike = self.golden.facts.num_ranks == self.target.facts.num_ranks
+        is_part = is_split and effect in (*_RETURNED, Effect.INPUTS)
         first = next(iter(ours.values()))
         found: list[EffectFinding] = []
         for rank, call in theirs.items():
-            one = self._of_calls(effect, ours.get(rank, first) if is_alike else first, call)
+            beside = ours.get(rank, first) if is_alike else first
+            one = self._of_calls(effect, beside, call)
+            if is_part and (one is None or not one.verdict.fails):
+                one = _of_its_own(beside, call) or one
             if one is None:
                 continue
-            if one.verdict.fails and not is_alike:
-                said = f"rank {rank}: {one.reason}; a rank may return what belongs to its own share"
+            if one.verdict.fails and (is_part or not is_alike):
+                word = "rank" if not is_alike else "microbatch"
+                said = f"{one.reason}; a {word} may return what belongs to its own share"
                 one = EffectFinding(Verdict.INCONCLUSIVE, said)
-            elif one.reason and len(theirs) > 1:
+            if one.reason and len(theirs) > 1:
                 one = replace(one, reason=f"rank {rank}: {one.reason}")
             found.append(one)
         return max(found, key=lambda one: _BADNESS.get(one.verdict, 0), default=None)
@@ -288,6 +296,16 @@ class EffectJudge:
             return EffectFinding(Verdict.SKIPPED, said)
         said = f"{who} {effect} is {_told(call)}; {other} archive does not record it: dump it again"
         return EffectFinding(Verdict.INCONCLUSIVE, said)
+
+
+def _of_its_own(golden: Call, target: Call) -> EffectFinding | None:
+    """What to say of tensors that no op gave out, and of which a microbatch has a part."""
+    leaves = [leaf for call in (golden, target) for leaf in tree_of(call).leaves]
+    own = [leaf for leaf in leaves if leaf.kind is TreeLeafKind.TENSOR and leaf.value == "slot"]
+    if not own:
+        return None
+    said = f"{own[0].path} is of one microbatch, and was compared with nothing"
+    return EffectFinding(Verdict.INCONCLUSIVE, said)
 
 
 @dataclass(frozen=True, slots=True)

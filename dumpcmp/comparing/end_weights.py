@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from dumpcmp.align.counting import Counting
 from dumpcmp.align.listing import Listing
-from dumpcmp.comparing.effect_facts import last_step, records_effects
+from dumpcmp.comparing.effect_facts import last_recorded, last_step, records_effects
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.staleness import WeightName
 from dumpcmp.nouns.effects import Effect
@@ -202,8 +202,8 @@ def _ends(side: Side) -> dict[str, _End]:
     """
     found: dict[str, _End] = {}
     for model, step in side.effects if records_effects(side.archive, Effect.STATE) else ():
-        if step == max(side.archive.steps(model), default=-1):
-            after = last_step(side.archive, model, step)
+        if step == last_recorded(side, model):
+            after = last_step(side, model)
             found[model] = _End(model, step, after, dict(_changed(side, model, step)))
     return found
 

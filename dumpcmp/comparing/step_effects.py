@@ -9,12 +9,13 @@ from functools import cached_property
 from typing import Any
 
 from dumpcmp.align.counting import Counting
-from dumpcmp.comparing.side import EffectCalls, StepName
+from dumpcmp.comparing.side import EffectCalls, Side, StepName
 from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.given import argument_tree
 from dumpcmp.nouns.key import Op
 from dumpcmp.nouns.record import Call
 
+_OF_PARTS = frozenset((Effect.RESULT.op, Effect.INPUTS.op))
 EffectName = tuple[Op, int, str]  # within its step: op, number, and of training its kind
 
 
@@ -26,6 +27,7 @@ class StepEffects:
     target_name: StepName | None
     golden: EffectCalls
     target: EffectCalls
+    is_split: bool = False  # a microbatch of the one is no part of the other
 
     @cached_property
     def _calls(self) -> tuple[dict[EffectName, dict[int, Call]], dict[EffectName, dict[int, Call]]]:
@@ -38,8 +40,16 @@ class StepEffects:
         return list(dict.fromkeys(name for side in self._calls for name in side))
 
     def of(self, named: EffectName) -> tuple[dict[int, Call], dict[int, Call]]:
-        """One effect on both sides, by rank."""
-        return self._calls[0].get(named, {}), self._calls[1].get(named, {})
+        """One effect on both sides, by rank.
+
+        What a microbatch returned stands beside what the other side's first one did, if they are
+        others.
+        """
+        found = self._calls[0].get(named, {}), self._calls[1].get(named, {})
+        if not self.is_split or named[0] not in _OF_PARTS:
+            return found
+        first = (named[0], 0, named[2])
+        return found[0] or self._calls[0].get(first, {}), found[1] or self._calls[1].get(first, {})
 
     def sides_with(self, effect: Effect) -> tuple[bool, bool]:
         """Whether either side has effects of this kind."""
@@ -68,21 +78,20 @@ def _by_name(side: EffectCalls) -> dict[EffectName, dict[int, Call]]:
     return found
 
 
-def steps_together(
-    golden: Mapping[StepName, EffectCalls], target: Mapping[StepName, EffectCalls],
-    counting: Counting,
-) -> list[StepEffects]:  # fmt: skip
+def steps_together(golden: Side, target: Side, counting: Counting) -> list[StepEffects]:
     """The steps of both sides with their effects, each beside the one that it is in the other."""
     terms = {
         (counting.names.get(model, model), counting.in_golden_terms(model, step)): (model, step)
-        for model, step in target
+        for model, step in target.effects
     }
-    found = [
-        StepEffects(name, terms.get(name), calls, target[terms[name]] if name in terms else {})
-        for name, calls in golden.items()
-    ]
-    left = [name for term, name in terms.items() if term not in golden]
-    return found + [StepEffects(None, name, {}, target[name]) for name in left]
+    found = []
+    for name, calls in golden.effects.items():
+        mine = terms.get(name)
+        is_split = mine is not None and golden.num_parts(name) != target.num_parts(mine)
+        others = target.effects[mine] if mine is not None else {}
+        found.append(StepEffects(name, mine, calls, others, is_split))
+    left = [name for term, name in terms.items() if term not in golden.effects]
+    return found + [StepEffects(None, name, {}, target.effects[name]) for name in left]
 
 
 def first_tree(call: Call) -> Mapping[str, Any]:

@@ -28,28 +28,28 @@ _LARGE = 1 << 26  # bytes of all that is read of a weight
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
+class WeightPast:
     """What one run had of a weight, up to one step of it."""
 
     weights: tuple[Shares, ...] = ()
     gradients: tuple[tuple[Shares, ...], ...] = ()  # since each of `weights`
     is_whole: bool = True  # nothing comes before
 
-    def with_weight(self, weight: Shares) -> _Past:
+    def with_weight(self, weight: Shares) -> WeightPast:
         """The same and what the weight is now."""
         weights, gradients = (*self.weights, weight), (*self.gradients, ())
         is_whole = self.is_whole and len(weights) <= _MOST
-        return _Past(weights[-_MOST:], gradients[-_MOST:], is_whole)
+        return WeightPast(weights[-_MOST:], gradients[-_MOST:], is_whole)
 
-    def with_gradient(self, gradient: Shares) -> _Past:
+    def with_gradient(self, gradient: Shares) -> WeightPast:
         """The same and a gradient since."""
         *before, latest = self.gradients
-        return _Past(self.weights, (*before, (*latest, gradient)), self.is_whole)
+        return WeightPast(self.weights, (*before, (*latest, gradient)), self.is_whole)
 
-    def lately(self) -> _Past:
+    def lately(self) -> WeightPast:
         """The last of it, which is all that most optimizers need."""
         is_whole = self.is_whole and len(self.weights) <= _LATELY
-        return _Past(self.weights[-_LATELY:], self.gradients[-_LATELY:], is_whole)
+        return WeightPast(self.weights[-_LATELY:], self.gradients[-_LATELY:], is_whole)
 
     @property
     def shares(self) -> Iterator[Shares]:
@@ -64,9 +64,9 @@ class Update:
     """A weight that both runs have made of gradients, for a worker to read."""
 
     slot: str
-    golden: _Past
-    target: _Past
-    peer: _Past | None = None  # another weight that golden's optimizer made
+    golden: WeightPast
+    target: WeightPast
+    peer: WeightPast | None = None  # another weight that golden's optimizer made
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +83,7 @@ class Update:
 class Courses:
     """The weights of two runs on one rank each, while a comparison goes through the steps."""
 
-    _known: dict[WeightName, tuple[_Past, _Past]] = field(default_factory=dict)
+    _known: dict[WeightName, tuple[WeightPast, WeightPast]] = field(default_factory=dict)
     _is_whole: bool = True  # no step was passed by
 
     def pass_by(self) -> None:
@@ -115,10 +115,14 @@ class Courses:
                 self._taken(key, _at_last(golden.shares(key)), theirs)
         return _with_peers(found)
 
+    def past_of(self, name: WeightName) -> tuple[WeightPast, WeightPast] | None:
+        """What both runs had of a weight so far, as golden names it."""
+        return self._known.get(name)
+
     def _grown(self, key: Key, ours: Shares, theirs: Shares) -> Update | None:
         """Know what a weight is now; how it was made, where that is known."""
         name = key.model, key.op, key.slot
-        before = self._known.get(name) or (_Past(is_whole=self._is_whole),) * 2
+        before = self._known.get(name) or (WeightPast(is_whole=self._is_whole),) * 2
         now = self._known[name] = before[0].with_weight(ours), before[1].with_weight(theirs)
         is_made = bool(before[0].weights) and bool(before[0].gradients[-1])
         return Update(str(key.slot), *now) if is_made else None
@@ -174,7 +178,7 @@ def _replay(update: Update) -> Replay:
     from dumpcmp.replay.updating import replayed_update
 
     pasts = update.golden, update.target
-    if not all(_is_stored(each.first) for past in pasts for each in past.shares):
+    if not all(is_stored(each.first) for past in pasts for each in past.shares):
         return Replay(unknown="not all is kept of it that an optimizer made it of")
     if len({each.first.shape for past in pasts for each in past.shares}) > 1:
         return Replay(unknown="it had another shape before")
@@ -185,20 +189,22 @@ def _replay(update: Update) -> Replay:
 
 def _peer(update: Update) -> Course | None:
     past = update.peer
-    is_stored = past is not None and all(_is_stored(each.first) for each in past.shares)
-    return _course(past) if past is not None and is_stored else None
+    is_there = past is not None and all(is_stored(each.first) for each in past.shares)
+    return _course(past) if past is not None and is_there else None
 
 
-def _is_stored(record: Record) -> bool:
+def is_stored(record: Record) -> bool:
+    """Whether all elements of a value are there, and are floats."""
     return record.kept is Kept.FULL and dtype_named(record.dtype).kind is Kind.FLOAT
 
 
-def _course(past: _Past) -> Course:
+def _course(past: WeightPast) -> Course:
     from dumpcmp.replay.updating import Course
 
-    gradients = [[_flat(each) for each in some] for some in past.gradients[:-1]]
-    return Course([_flat(each) for each in past.weights], gradients, past.is_whole)
+    gradients = [[flat_tensor(each) for each in some] for some in past.gradients[:-1]]
+    return Course([flat_tensor(each) for each in past.weights], gradients, past.is_whole)
 
 
-def _flat(shares: Shares) -> Tensor:
+def flat_tensor(shares: Shares) -> Tensor:
+    """The elements of a value of one rank in a row."""
     return to_torch(archive_at(shares.path).load(shares.first)).reshape(-1)

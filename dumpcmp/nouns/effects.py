@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from dumpcmp.nouns.given import argument_tree
-from dumpcmp.nouns.key import EFFECTS, Op
+from dumpcmp.nouns.key import EFFECTS, ROOT, Key, Op, Slot
 from dumpcmp.nouns.record import Call
 
 TARGET = "dumpcmp.effects"  # of the Calls that are effects: no function that could be run again
@@ -47,6 +47,19 @@ def effect_of(op: Op) -> Effect | None:
     return _KINDS.get(op)
 
 
+def parameters_kept(key: Key) -> Iterator[tuple[Op, Slot]]:
+    """The parameters of which a tensor in an optimizer's state may be, by module and slot.
+
+    Its slot is ``output.state.layers.0.weight.exp_avg``: the path of a parameter, and a name.
+    """
+    if key.op != Effect.OPTIMIZER.op or not key.slot.startswith(_STATE):
+        return
+    words = key.slot.removeprefix(_STATE).split(".")
+    for end in range(len(words) - 1, 0, -1):
+        yield Op(".".join(words[: end - 1]) or ROOT), Slot(f"param.{words[end - 1]}")
+
+
+_STATE = "output.state."
 _KINDS: dict[str, Effect] = {effect.op: effect for effect in Effect}
 
 MEANINGS = {  # docs/format.md repeats these tables
