@@ -10,8 +10,8 @@ from functools import partial
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.flips import Flips, follow_flips
 from dumpcmp.comparing.hidden import usual_errors
-from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.kept_states import kept_states, replay_states
+from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.leaves import leaf_findings
 from dumpcmp.comparing.measuring import Tell
 from dumpcmp.comparing.paired_calls import call_differences

@@ -85,7 +85,9 @@ def replayed_sum(
             factors = None if teller is None else _fit(rule, teller.sampled(), slot)
             if factors is None or len(golden.gradients) != len(target.gradients):
                 continue
-            if _has_as_many(rule, golden, factors) and not wrong(_held(rule, golden, factors, slot)):
+            if _has_as_many(rule, golden, factors) and not wrong(
+                _held(rule, golden, factors, slot)
+            ):
                 return _held(rule, target, factors, slot)
     return Replay(unknown=CANNOT_SUM)
 

@@ -113,7 +113,10 @@ def test_gradients_of_tf32_make_other_weights_and_another_rate_is_a_fault(
 
 def test_a_weight_is_told_with_what_it_was_made_of(tmp_path: Path) -> None:
     make = OPTIMIZERS["SGD"]
-    golden, target = trained(tmp_path / "g", make), trained(tmp_path / "t", make, slip=faster_unseen)
+    golden, target = (
+        trained(tmp_path / "g", make),
+        trained(tmp_path / "t", make, slip=faster_unseen),
+    )
     outcome = dumpcmp.compare(golden, target, replay="all")
     said = "\n".join(words_of(outcome, meant(outcome, "")[0]))
     assert "was at token 1 float32 [64, 32]: PASS, the same" in said
