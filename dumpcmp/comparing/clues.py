@@ -78,9 +78,9 @@ def find_clues(
     made = inquiry.courses.updates(flow.pairs, golden, target, partial(_found, measured))
     updates = {} if is_off else replay_updates(made, workers)
     kept = kept_states(flow.pairs, inquiry.courses, golden, target, partial(_found, measured))
-    updates |= {} if is_off else replay_states(kept, workers)
     right = {pair for pair, one in updates.items() if one.is_known and not wrong(one)}
     replays = updates | replay_all(flow, work, measured, workers, how, allow, flips, golden, tell)
+    replays |= {} if is_off else replay_states(kept, workers)
     replays |= rounded
     replays |= rounded_again(replays, flow.pairs, golden.listing, target.listing)
     replays |= {pair: Replay() for pair in flow.again if pair not in replays}

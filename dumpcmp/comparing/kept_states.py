@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.batches import run_batched
 from dumpcmp.comparing.side import Shares, Side
-from dumpcmp.comparing.trained import Courses, WeightPast, flat_tensor, is_stored
+from dumpcmp.comparing.trained import (
+    Courses,
+    TakenGradient,
+    WeightPast,
+    flat_tensor,
+    is_stored,
+)
+from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.effects import Effect, parameters_kept
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.replay import Replay
@@ -29,7 +36,7 @@ class _KeptPast:
     past: WeightPast
 
     @property
-    def gradients(self) -> list[tuple[Shares, Shares]]:
+    def gradients(self) -> list[tuple[TakenGradient, Shares]]:
         """Each gradient, and the weight that it is of."""
         both = zip(self.past.weights, self.past.gradients, strict=True)
         return [(gradient, weight) for weight, some in both for gradient in some]
@@ -38,8 +45,8 @@ class _KeptPast:
     def shares(self) -> Iterator[Shares]:
         """All that is to be read."""
         yield self.kept
-        for both in self.gradients:
-            yield from both
+        for gradient, weight in self.gradients:
+            yield from (gradient.value, weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,7 @@ def _replayed(states: Sequence[KeptState]) -> Iterator[Replay]:
 
 
 def _replay(state: KeptState) -> Replay:
-    from dumpcmp.replay.kept_sums import CANNOT_SUM, replayed_sum
+    from dumpcmp.replay.kept_sums import CANNOT_SUM
 
     sides = state.golden, state.target
     if not all(side.gradients for side in sides):
@@ -121,21 +128,31 @@ def _replay(state: KeptState) -> Replay:
         return Replay(unknown="not all is kept of it that an optimizer made it of")
     if len({each.first.shape for side in sides for each in side.shares}) > 1:
         return Replay(unknown=CANNOT_SUM)
-    golden, target = (_course(side) for side in sides)
-    return replayed_sum(golden, target, state.slot, lambda: _peer(state))
+    found = _by_sum(state, True)
+    if (found.is_known and not wrong(found)) or not any(side.past.is_clipped for side in sides):
+        return found
+    other = _by_sum(state, False)  # this weight may be none of those that were clipped
+    return other if other.is_known and not wrong(other) else found
 
 
-def _peer(state: KeptState) -> KeptCourse | None:
+def _by_sum(state: KeptState, is_clipped: bool) -> Replay:
+    from dumpcmp.replay.kept_sums import replayed_sum
+
+    golden, target = (_course(side, is_clipped) for side in (state.golden, state.target))
+    return replayed_sum(golden, target, state.slot, lambda: _peer(state, is_clipped))
+
+
+def _peer(state: KeptState, is_clipped: bool) -> KeptCourse | None:
     peer = state.peer
     if peer is None or not all(is_stored(each.first) for each in peer.shares):
         return None
     is_one_shape = len({each.first.shape for each in peer.shares}) == 1
-    return _course(peer) if is_one_shape and peer.gradients else None
+    return _course(peer, is_clipped) if is_one_shape and peer.gradients else None
 
 
-def _course(side: _KeptPast) -> KeptCourse:
+def _course(side: _KeptPast, is_clipped: bool) -> KeptCourse:
     from dumpcmp.replay.kept_sums import KeptCourse
 
-    gradients = [flat_tensor(gradient) for gradient, _ in side.gradients]
+    gradients = [gradient.flat(is_clipped) for gradient, _ in side.gradients]
     weights = [flat_tensor(weight) for _, weight in side.gradients]
     return KeptCourse(flat_tensor(side.kept), gradients, weights)

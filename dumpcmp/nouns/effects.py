@@ -59,6 +59,7 @@ def parameters_kept(key: Key) -> Iterator[tuple[Op, Slot]]:
         yield Op(".".join(words[: end - 1]) or ROOT), Slot(f"param.{words[end - 1]}")
 
 
+CLIPPING = "clip_grad_norm_"  # what steers training where gradients are clipped to a norm
 _STATE = "output.state."
 _KINDS: dict[str, Effect] = {effect.op: effect for effect in Effect}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from typing import NamedTuple
 
 import torch
@@ -46,16 +47,25 @@ class KeptCourse(NamedTuple):
         return KeptCourse(self.kept[some], *given)
 
 
+class _Decay(StrEnum):
+    """Whether a share of the weight was added to each gradient."""
+
+    NONE = "none"
+    FIRST = "first"  # it was, and the weights since are made of the first one and of gradients
+    EACH = "each"
+
+
 class _SumRule(NamedTuple):
     """Of what a sum is made."""
 
     squares: bool
-    decays: bool  # a share of the weight was added to each gradient
+    decay: _Decay
 
     def terms(self, course: KeptCourse) -> Tensor:
         """What is added up, but for factors, in columns."""
         gradients = [each.double() for each in course.gradients]
-        weights = [each.double() for each in course.weights] if self.decays else []
+        most = {_Decay.NONE: 0, _Decay.FIRST: 1}.get(self.decay)
+        weights = [each.double() for each in course.weights[:most]]
         if not self.squares:
             return torch.stack([*gradients, *weights], 1)
         squares = [each * each for each in (*gradients, *weights)]
@@ -63,7 +73,10 @@ class _SumRule(NamedTuple):
         return torch.stack([*squares, *both], 1)
 
 
-_RULES = [_SumRule(squares, decays) for decays in (False, True) for squares in (False, True)]
+_RULES = [
+    _SumRule(False, _Decay.NONE), _SumRule(True, _Decay.NONE), _SumRule(False, _Decay.FIRST),
+    _SumRule(False, _Decay.EACH), _SumRule(True, _Decay.EACH),
+]  # fmt: skip
 
 
 class _Factors(NamedTuple):

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dumpcmp.handlers import HOLD
-from dumpcmp.nouns.effects import TARGET, Effect
+from dumpcmp.nouns.effects import CLIPPING, TARGET, Effect
 from dumpcmp.pytorch.names import (
     DisableTorchDispatch,
     DisableTorchFunction,
@@ -92,7 +92,7 @@ class Training:
         if not self._is_traced():
             with HOLD, self._recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
                 told = {"max_norm": max_norm, "total_norm": total_norm}
-                self._steered(self._latest(), "clip_grad_norm_", told)
+                self._steered(self._latest(), CLIPPING, told)
         return clip(parameters, max_norm, total_norm, *rest)
 
     def _scale(self, update: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
