@@ -22,7 +22,9 @@ def clip_factors(side: Side) -> dict[StepName, float]:
         for call in next(iter(by_rank.values()), ()):
             if call.op == Effect.TRAINING.op and first_tree(call).get("object") == CLIPPING:
                 parts = parts_of_effect(call)
-                most, norm = (_number(side, call, parts, word) for word in ("max_norm", "total_norm"))
+                most, norm = (
+                    _number(side, call, parts, word) for word in ("max_norm", "total_norm")
+                )
                 factor = min(1.0, most / (norm + _FLOOR))
                 if math.isfinite(factor):
                     found[name] = found.get(name, 1.0) * factor
@@ -37,6 +39,8 @@ def _number(side: Side, call: Call, parts: Mapping[str, Any], word: str) -> floa
     slot = told.get("slot") if isinstance(told, dict) else None
     records = side.effect_values.get(call.site.key(slot), ()) if slot else ()
     try:
-        return float(side.archive.load(records[0]).numbers().reshape(-1)[0]) if records else math.nan
+        return (
+            float(side.archive.load(records[0]).numbers().reshape(-1)[0]) if records else math.nan
+        )
     except (DumpcmpError, IndexError):  # which the row of the value tells
         return math.nan

@@ -117,14 +117,14 @@ class EffectJudge:
                      for side, calls in ((self.golden, ours), (self.target, theirs))]  # fmt: skip
             for name in {**sides[0], **sides[1]}:
                 one, other = (side.get(name, _Generator()) for side in sides)
-                if one.began != other.began:
+                if one.ended == other.ended:
+                    found.append(EffectFinding(Verdict.PASS))
+                elif one.began != other.began:
                     said = f"the {name} generators began in different states"
                     found.append(EffectFinding(Verdict.SKIPPED, said))
-                elif one.ended != other.ended:
+                else:
                     said = f"the {name} generator ends in another state in golden than in mine"
                     found.append(EffectFinding(Verdict.FAIL, f"{said}, though they began alike"))
-                else:
-                    found.append(EffectFinding(Verdict.PASS))
         return max(found, key=lambda one: _BADNESS.get(one.verdict, 0), default=None)
 
     def _of_both(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from dumpcmp.comparing.staleness import WeightName
 from dumpcmp.comparing.tree_differences import LeafDifference
 from dumpcmp.judge.tolerances import SAME_VALUE
-from dumpcmp.nouns.effects import Effect
+from dumpcmp.nouns.effects import Effect, parameters_kept
 from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
 
+_FAR = 64.0  # times what gradients are apart: a sum of them is not, unless it all but cancels
 _TIMES = 4.0  # what is made of several values that pass may be farther apart than each of them
 _MADE = frozenset((Effect.RESULT.op, Effect.YIELDED.op, Effect.INPUTS.op, Effect.OPTIMIZER.op))
 
@@ -20,6 +22,7 @@ class Spread:
 
     values: float = 0.0  # that ops gave out
     gradients: float | None = None  # None: none is recorded
+    _own: dict[WeightName, float] = field(default_factory=dict)  # of the gradients of each weight
 
     def see(self, rows: Sequence[Row]) -> None:
         """Take in the rows of some steps."""
@@ -31,6 +34,9 @@ class Spread:
             error = row.metrics.rel_l2 if row.metrics.rel_l2 > 0 else 0.0
             if row.key.slot.is_gradient:
                 self.gradients = max(self.gradients or 0.0, error)
+                if row.key.slot.is_parameter_gradient:
+                    name = row.key.model, row.key.op, row.key.slot.value
+                    self._own[name] = max(self._own.get(name, 0.0), error)
             elif row.key.slot.is_output:
                 self.values = max(self.values, error)
 
@@ -54,19 +60,36 @@ class Spread:
         No op of the run is seen to compute it, so that none can be run again.
         """
         metrics = row.metrics
-        if row.key.op not in _MADE or row.verdict is not Verdict.FAIL or not is_apart:
+        if row.key.op not in _MADE or not is_apart or (row.replay and row.replay.is_known):
             return row
         if metrics is None or row.judgement.why is not Why.PLAIN or not metrics.nonfinite_agree:
             return row
-        known = self.gradients if row.key.op == Effect.OPTIMIZER.op else self.values
-        limit = _TIMES * (known or self.values)
-        if metrics.rel_l2 <= limit:
+        is_kept = row.key.op == Effect.OPTIMIZER.op
+        if row.verdict is not Verdict.FAIL and not (is_kept and _is_open(row)):
+            return row
+        known = self._of_own(row) if is_kept else None
+        error = known if known is not None else self.gradients if is_kept else self.values
+        limit = _TIMES * (error or self.values)
+        if metrics.rel_l2 <= limit <= SAME_VALUE:
             said = f"rel_l2 {metrics.rel_l2:.3g} is no more than rounding makes of other values"
             return replace(row, judgement=_changed(row, Verdict.PASS, said, limit))
-        if metrics.rel_l2 <= SAME_VALUE:
+        if known is not None and metrics.rel_l2 > max(SAME_VALUE, _FAR * known):
+            said = f"rel_l2 {metrics.rel_l2:.3g}, where its gradients are {known:.3g} apart"
+            return replace(row, judgement=_changed(row, Verdict.FAIL, said, limit))
+        if metrics.rel_l2 <= SAME_VALUE or known is not None:
             said = f"{row.judgement.reason}; no op is seen to compute it, so none was run again"
+            said = row.judgement.reason if _is_open(row) else said
             return replace(row, judgement=_changed(row, Verdict.INCONCLUSIVE, said, limit))
         return row
+
+    def _of_own(self, row: Row) -> float | None:
+        """How far apart the gradients are at most of which an optimizer made what it keeps."""
+        names = ((row.key.model, op, slot) for op, slot in parameters_kept(row.key))
+        return next((self._own[name] for name in names if name in self._own), None)
+
+
+def _is_open(row: Row) -> bool:
+    return row.verdict is Verdict.INCONCLUSIVE
 
 
 def _changed(row: Row, verdict: Verdict, said: str, limit: float) -> Judgement:

@@ -134,11 +134,11 @@ class Courses:
             elif key.slot.is_parameter_gradient:
                 ours = _at_last(golden.shares(key))
                 theirs = _at_last(target.shares(pair.target), found_of(pair))
-                factors = [one.get((each.model, each.step), 1.0)
-                           for one, each in zip(clipped, (key, pair.target), strict=True)]  # fmt: skip
-                self._taken(
-                    key, TakenGradient(ours, factors[0]), TakenGradient(theirs, factors[1])
+                factors = (
+                    clipped[0].get((key.model, key.step), 1.0),
+                    clipped[1].get((pair.target.model, pair.target.step), 1.0),
                 )
+                self._taken(key, TakenGradient(ours, factors[0]), TakenGradient(theirs, factors[1]))
         return _with_peers(found)
 
     def past_of(self, name: WeightName) -> tuple[WeightPast, WeightPast] | None:

@@ -70,8 +70,9 @@ MEANINGS = {  # docs/format.md repeats these tables
     Effect.INPUTS: "what it was given and changed in place, as it was after the step",
     Effect.STATE: "parameters and buffers that differ at the end of the run from what was "
     "recorded last, by their paths",
-    Effect.TRAINING: "what steers training, in order: the settings of an optimizer that stepped, "
-    "the norm that gradients were clipped to and had, the scale of losses",
+    Effect.TRAINING: "what steers training, in order: the settings of an optimizer that stepped "
+    "and what it had kept before, the norm that gradients were clipped to and had, the scale of "
+    "losses",
     Effect.OPTIMIZER: "an optimizer at the end of the run: its settings, and what it keeps of each "
     "parameter, by name",
     Effect.GENERATORS: "torch's generators that drew numbers: their seeds, and digests of their "

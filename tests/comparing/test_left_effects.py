@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,7 @@ STATES: dict[str, tuple[Act, Act, str]] = {
     "a buffer that nobody was seen to write": (uncounted(1), uncounted(2), "buffer.kept: "),
     "a buffer that is not written": (uncounted(1), nothing, "buffer.kept: "),
     "a buffer that is written": (nothing, uncounted(1), "buffer.kept: "),
+    "a buffer that mine alone writes": (nothing, counted(1.0), "kept is not the same tensor"),
     "an input": (into_input, beside_input, "golden's forward changed its argument 'x' in place"),
     "my input": (beside_input, into_input, "my forward changed its argument 'x' in place"),
     "a list": (appending(1), appending(2), "inputs.cache['rows'][1] is 1 in golden, 2 in mine"),
@@ -141,6 +144,7 @@ def trained(
     way: Any = torch.optim.Adam,
     noise: float = 0.0,
     scales: bool = False,
+    spoils: str = "",
     **options: Any,
 ) -> Path:
     torch.manual_seed(0)
@@ -164,6 +168,9 @@ def trained(
             schedule.step()
             optimizer.zero_grad()
         torch.rand(draws)
+        for kept in optimizer.state.values():
+            if spoils in kept:
+                kept[spoils].mul_(1.001)  # which no step sees any more
     return path
 
 
@@ -172,6 +179,7 @@ TRAININGS: dict[str, tuple[dict[str, Any], str]] = {
     "the schedule": ({"factor": 0.4}, "training at token 1: training.groups[0]['lr'] is 0.05"),
     "the largest norm": ({"norm": 9.0}, "training.max_norm is 1.0 in golden, 9.0 in mine"),
     "the optimizer's state": ({"resumed": True}, "optimizer at token 2: output.state.0.bias"),
+    "a mean": ({"spoils": "exp_avg"}, "optimizer at token 2: output.state.0.weight.exp_avg: "),
     "a generator": ({"draws": 1}, "generators at token 2: the cpu generator ends in another"),
 }
 
@@ -219,6 +227,49 @@ def test_rounding_in_training_is_no_difference(tmp_path: Path) -> None:
     outcome = follow(tmp_path, {"backward": True, "way": sgd}, moved)
     effects = [row for row in outcome.rows if row.key.op.is_effect and not row.cause]
     assert not [row for row in effects if row.verdict.fails], outcome.headline
+
+
+def resumed(path: Path, first: int, way: Any, loads: bool = True, **options: Any) -> Path:
+    """Four steps, of which those from `first` on are captured; there it was stopped and resumed."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimizer = way(net.parameters())
+    with ExitStack() as around:
+        for step in range(4):
+            if step == first:
+                weights, state = deepcopy(net.state_dict()), deepcopy(optimizer.state_dict())
+                net.load_state_dict(weights)
+                optimizer = way(net.parameters())
+                if loads:
+                    optimizer.load_state_dict(state)
+                around.enter_context(dumpcmp.capture(net, path, **options))
+            data = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+            net(data).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return path
+
+
+MOMENTS: dict[str, tuple[Any, str]] = {
+    "Adam": (lambda some: torch.optim.Adam(some, lr=0.1), "exp_avg, exp_avg_sq, step"),
+    "momentum": (lambda some: torch.optim.SGD(some, lr=0.1, momentum=0.9), "momentum_buffer"),
+}
+
+
+@pytest.mark.parametrize(("way", "kept"), MOMENTS.values(), ids=MOMENTS)
+def test_a_resumed_run_is_held_against_an_uninterrupted_one(
+    way: Any, kept: str, tmp_path: Path
+) -> None:
+    golden = resumed(tmp_path / "g", 0, way, backward=True)
+    right = dumpcmp.compare(golden, resumed(tmp_path / "s", 2, way, backward=True))
+    assert right.conclusion is Conclusion.SAME, right.headline
+    assert {row.verdict for row in right.rows if row.key.op == Effect.OPTIMIZER.op} == {
+        Verdict.PASS
+    }
+    wrong = dumpcmp.compare(golden, resumed(tmp_path / "t", 2, way, loads=False, backward=True))
+    assert wrong.exit_code == 1
+    said = f"training at token 2: training.state_before is {kept!r} in golden, 'nothing' in mine"
+    assert said in wrong.word
 
 
 def test_a_missing_clip_is_open(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.effects import CLIPPING, TARGET, Effect
@@ -41,6 +44,7 @@ class Training:
         self._recorder, self._is_traced = recorder, is_traced
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._numbers: dict[tuple[str, int], int] = {}  # of what steered a step so far
+        self._before: dict[int, dict[str, Any]] = {}  # what optimizers that step now had kept
         self._began = _generators()
 
     @contextmanager
@@ -48,12 +52,16 @@ class Training:
         """Hear of it while the block runs; no hook stays behind."""
         ours: dict[str, Callable[..., Any]] = {_CLIP: self._clip, _SCALE: self._scale}
         patches: list[Patch] = [standing_in(p, f) for p, f in ours.items() if is_there(p)]
-        handle = register_optimizer_step_post_hook(self._stepped)
+        handles = (
+            register_optimizer_step_pre_hook(self._steps),
+            register_optimizer_step_post_hook(self._stepped),
+        )
         try:
             with patched(*patches):
                 yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -77,6 +85,12 @@ class Training:
             if drawn:
                 self._put(latest, Effect.GENERATORS, 0, {"object": "generators", "parts": drawn})
 
+    def _steps(self, optimizer: Optimizer, *_: Any) -> None:
+        """Before each step of any optimizer."""
+        if not self._is_traced():
+            with HOLD, self._recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
+                self._before[id(optimizer)] = _kept_before(optimizer)
+
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         """After each step of any optimizer."""
         if self._is_traced():
@@ -84,7 +98,8 @@ class Training:
         with HOLD, self._recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
             if not any(ref() is optimizer for ref in self._optimizers):
                 self._optimizers.append(weakref.ref(optimizer))
-            parts = {"groups": [_settings(group) for group in optimizer.param_groups]}
+            parts: dict[str, Any] = self._before.pop(id(optimizer), {})
+            parts["groups"] = [_settings(group) for group in optimizer.param_groups]
             self._steered(self._step_of(optimizer), kind_of(optimizer), parts)
 
     def _clip(self, clip: Any, parameters: Any, max_norm: Any, total_norm: Any, *rest: Any) -> Any:
@@ -169,6 +184,20 @@ class _NumberWriter(TreeWriter):
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
     """What an optimizer is told to do with a group of parameters."""
     return {word: value for word, value in group.items() if word not in _WAYS}
+
+
+def _kept_before(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer keeps of parameters before it steps, by name, and how often it stepped.
+
+    A run that was resumed without it begins with nothing.
+    """
+    listed = (p for group in optimizer.param_groups for p in group["params"])
+    held = next((dict(optimizer.state[p]) for p in listed if optimizer.state.get(p)), {})
+    told: dict[str, Any] = {"state_before": ", ".join(sorted(map(str, held))) or "nothing"}
+    number = held.get("step")
+    if isinstance(number, int | float) or (isinstance(number, Tensor) and number.is_cpu):
+        told["steps_before"] = number
+    return told
 
 
 def _optimizer(optimizer: Optimizer, names: dict[int, str]) -> _Told:
