@@ -150,14 +150,14 @@ def trained(
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     with torch.no_grad():
-        net[0].weight.mul_(1 + noise)
+        net.get_parameter("0.weight").mul_(1 + noise)
     optimizer = way(net.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, factor)
     scaler = torch.amp.GradScaler("cpu", enabled=scales)
     with dumpcmp.capture(net, path, **options):
         for step in range(3):
             data = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
-            scaler.scale(net(data).square().mean()).backward()  # type: ignore[no-untyped-call]
+            scaler.scale(net(data).square().mean()).backward()
             scaler.unscale_(optimizer)
             if norm is not None:
                 nn.utils.clip_grad_norm_(net.parameters(), norm)
@@ -220,8 +220,8 @@ def test_another_way_to_step_is_the_same(tmp_path: Path) -> None:
 
 
 def test_rounding_in_training_is_no_difference(tmp_path: Path) -> None:
-    def sgd(*args: Any, **kwargs: Any) -> Any:
-        return torch.optim.SGD(*args, momentum=0.9, **kwargs)
+    def sgd(weights: Any, lr: float) -> Any:
+        return torch.optim.SGD(weights, lr=lr, momentum=0.9)
 
     moved = {"backward": True, "way": sgd, "weights": False, "noise": 2.0**-22}
     outcome = follow(tmp_path, {"backward": True, "way": sgd}, moved)
