@@ -23,6 +23,7 @@ from dumpcmp.archive.stores.urls import place
 from dumpcmp.comparing.blame import blame_after, in_order
 from dumpcmp.comparing.both_sides import let_go
 from dumpcmp.comparing.carried import Carried
+from dumpcmp.comparing.clipping import clipped_by
 from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.digests import check_all, check_ends
@@ -247,7 +248,8 @@ class _Comparing:
         work, measured = measure_all(work, workers, tell)
         nbytes = sum(job.nbytes for job in work.values())
         again = self.carried.again(pairs, ours.listing, theirs.listing)
-        flow = DataFlow(pairs, ours.listing, theirs.listing, again)
+        clipped = clipped_by(measured, ours, theirs, self.counting)
+        flow = DataFlow(pairs, ours.listing, theirs.listing, again, clipped)
         clues = Clues()
         if isinstance(rule, ReferenceChecker | RoundingChecker):
             tell = span.telling(progress, self.nbytes + nbytes)

@@ -22,6 +22,7 @@ class DataFlow:
     golden: Listing
     target: Listing
     again: Mapping[Pair, Pair] = field(default_factory=dict)  # what a step was given, by earlier
+    clipped: Mapping[tuple[str, int], Pair] = field(default_factory=dict)  # `clipped_by`
 
     @cached_property
     def ours(self) -> dict[Key, Pair]:
@@ -109,9 +110,16 @@ class DataFlow:
             weights = self._weights.get((kept.model, op, slot), ())
             for step in range(kept.step + 1) if weights else ():
                 gradient = self.ours.get(Site(kept.model, step, op, 0).key(f"grad.{slot.name}"))
-                yield from () if gradient is None else (gradient,)
+                yield from self._taken(gradient)
             if weights:
                 return
+
+    def _taken(self, gradient: Pair | None) -> Iterator[Pair]:
+        """A gradient as an optimizer took it: clipped by what others were as well."""
+        if gradient is not None:
+            yield gradient
+            other = self.clipped.get((gradient.key.model, gradient.key.step))
+            yield from () if other is None else (other,)
 
     def _written_from(self, weight: Key) -> Iterator[Pair]:
         """What an optimizer, or a batch norm, made a weight of that is recorded again.
@@ -126,7 +134,7 @@ class DataFlow:
         for step in range(earlier[-1].key.step, weight.step):
             site = Site(weight.model, step, weight.op, 0)
             gradient = self.ours.get(site.key(f"grad.{weight.slot.name}"))
-            yield from () if gradient is None else (gradient,)
+            yield from self._taken(gradient)
             if weight.slot.kind == "buffer":
                 given = (pair for pair in self.calls.get(site, ()) if pair.key.slot.kind == "input")
                 yield from given

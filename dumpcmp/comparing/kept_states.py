@@ -128,31 +128,38 @@ def _replay(state: KeptState) -> Replay:
         return Replay(unknown="not all is kept of it that an optimizer made it of")
     if len({each.first.shape for side in sides for each in side.shares}) > 1:
         return Replay(unknown=CANNOT_SUM)
-    found = _by_sum(state, True)
-    if (found.is_known and not wrong(found)) or not any(side.past.is_clipped for side in sides):
-        return found
-    other = _by_sum(state, False)  # this weight may be none of those that were clipped
-    return other if other.is_known and not wrong(other) else found
+    found = Replay(unknown=CANNOT_SUM)
+    # this weight may be none of those that were clipped
+    for is_clipped in (True, False) if any(side.past.is_clipped for side in sides) else (True,):
+        for with_weights in (False, True):  # which are as much to read as the gradients
+            one = _by_sum(state, is_clipped, with_weights)
+            if one.is_known and not wrong(one):
+                return one
+            found = one if not found.is_known else found
+            if one.is_known:
+                break
+    return found
 
 
-def _by_sum(state: KeptState, is_clipped: bool) -> Replay:
+def _by_sum(state: KeptState, is_clipped: bool, with_weights: bool) -> Replay:
     from dumpcmp.replay.kept_sums import replayed_sum
 
-    golden, target = (_course(side, is_clipped) for side in (state.golden, state.target))
-    return replayed_sum(golden, target, state.slot, lambda: _peer(state, is_clipped))
+    sides = state.golden, state.target
+    golden, target = (_course(side, is_clipped, with_weights) for side in sides)
+    return replayed_sum(golden, target, state.slot, lambda: _peer(state, is_clipped, with_weights))
 
 
-def _peer(state: KeptState, is_clipped: bool) -> KeptCourse | None:
+def _peer(state: KeptState, is_clipped: bool, with_weights: bool) -> KeptCourse | None:
     peer = state.peer
     if peer is None or not all(is_stored(each.first) for each in peer.shares):
         return None
     is_one_shape = len({each.first.shape for each in peer.shares}) == 1
-    return _course(peer, is_clipped) if is_one_shape and peer.gradients else None
+    return _course(peer, is_clipped, with_weights) if is_one_shape and peer.gradients else None
 
 
-def _course(side: _KeptPast, is_clipped: bool) -> KeptCourse:
+def _course(side: _KeptPast, is_clipped: bool, with_weights: bool) -> KeptCourse:
     from dumpcmp.replay.kept_sums import KeptCourse
 
     gradients = [gradient.flat(is_clipped) for gradient, _ in side.gradients]
-    weights = [flat_tensor(weight) for _, weight in side.gradients]
+    weights = [flat_tensor(weight) for _, weight in side.gradients if with_weights]
     return KeptCourse(flat_tensor(side.kept), gradients, weights)

@@ -22,7 +22,7 @@ from dumpcmp.replay.rating import Rerun, norm_of, ratio_of
 CANNOT_SUM = "how golden's optimizer made it of its gradients cannot be told"
 _EACH = 4  # elements for each factor that is fitted: with fewer, any factors fit
 _SAMPLE = 1 << 16  # elements by which factors are found
-_AT_ONCE = 1 << 20  # elements
+_AT_ONCE = 1 << 18  # elements
 _LEAST = 1e-12  # of the largest direction: one below it is made of the others
 
 
@@ -31,7 +31,7 @@ class KeptCourse(NamedTuple):
 
     kept: Tensor
     gradients: list[Tensor]
-    weights: list[Tensor]  # that each is the gradient of
+    weights: list[Tensor]  # that each is the gradient of; none where those are not asked
 
     def sampled(self) -> KeptCourse:
         """Some elements of it, from all over."""
@@ -94,6 +94,8 @@ def replayed_sum(
     Where few elements tell little, the same of another weight is asked, `peer`.
     """
     for rule in _RULES:
+        if rule.decay is not _Decay.NONE and not golden.weights:
+            continue
         for teller in (golden, peer()):
             factors = None if teller is None else _fit(rule, teller.sampled(), slot)
             if factors is None or len(golden.gradients) != len(target.gradients):

@@ -18,8 +18,9 @@ KEEPS: dict[str, Keep] = {
     "with decay": lambda kept, grad, weight: 0.9 * kept + grad + 0.01 * weight,
     "exp_avg": lambda kept, grad, weight: torch.lerp(kept, grad, 0.1),
     "exp_avg_sq": lambda kept, grad, weight: 0.999 * kept + 0.001 * grad * grad,
-    "squares with decay": lambda kept, grad, weight: 0.99 * kept
-    + 0.01 * (grad + 0.1 * weight).square(),
+    "squares with decay": lambda kept, grad, weight: (
+        0.99 * kept + 0.01 * (grad + 0.1 * weight).square()
+    ),
     "sum": lambda kept, grad, weight: kept + grad * grad,
 }
 
