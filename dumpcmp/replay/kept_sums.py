@@ -79,7 +79,7 @@ _RULES = [
 ]  # fmt: skip
 
 
-class _Factors(NamedTuple):
+class _SumFactors(NamedTuple):
     """The factors of terms, and how much is known of them."""
 
     numbers: Tensor
@@ -107,11 +107,11 @@ def replayed_sum(
     return Replay(unknown=CANNOT_SUM)
 
 
-def _has_as_many(rule: _SumRule, course: KeptCourse, factors: _Factors) -> bool:
+def _has_as_many(rule: _SumRule, course: KeptCourse, factors: _SumFactors) -> bool:
     return rule.terms(course).shape[1] == len(factors.numbers)
 
 
-def _fit(rule: _SumRule, course: KeptCourse, slot: str) -> _Factors | None:
+def _fit(rule: _SumRule, course: KeptCourse, slot: str) -> _SumFactors | None:
     """The factors with which `rule` gives what `course` keeps; None where none do."""
     terms = rule.terms(course)
     if len(terms) < _EACH * terms.shape[1] or not bool(torch.isfinite(terms).all()):
@@ -122,7 +122,7 @@ def _fit(rule: _SumRule, course: KeptCourse, slot: str) -> _Factors | None:
     inverse = torch.linalg.pinv(unit.T @ unit, rtol=_LEAST, hermitian=True)
     numbers = inverse @ (unit.T @ course.kept.double()) / scale
     rounded = _rounding(course) * norm_of(course.kept.double()) / len(terms) ** 0.5
-    factors = _Factors(numbers, inverse / torch.outer(scale, scale) * rounded**2)
+    factors = _SumFactors(numbers, inverse / torch.outer(scale, scale) * rounded**2)
     return None if wrong(_held(rule, course, factors, slot)) else factors
 
 
@@ -132,7 +132,7 @@ def _rounding(course: KeptCourse) -> float:
     return eps / 4 * math.sqrt(len(course.gradients))
 
 
-def _held(rule: _SumRule, course: KeptCourse, factors: _Factors, slot: str) -> Replay:
+def _held(rule: _SumRule, course: KeptCourse, factors: _SumFactors, slot: str) -> Replay:
     """What is kept against what the rule makes of its terms with these factors."""
     held = HeldValue(slot, course.kept)
     for piece in course.pieces():
