@@ -15,7 +15,7 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.effect_facts import last_recorded, last_step, records_effects
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.staleness import WeightName
-from dumpcmp.nouns.effects import Effect
+from dumpcmp.nouns.effects import Effect, parameters_kept
 from dumpcmp.nouns.key import ROOT, Key, Op, Slot
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.replay import Origin
@@ -147,7 +147,7 @@ class EndWeights:
     def told(self, rows: Sequence[Row]) -> list[Row]:
         """`rows`, in which weights at the end have the names of effects.
 
-        One that was wrong before its end follows from that.
+        One that was wrong before its end follows from that, and what an optimizer keeps of it.
         """
         for row in rows:
             if row.verdict.fails and row.key.slot.is_weight and row.key not in self._names:
@@ -155,7 +155,10 @@ class EndWeights:
         return [self.renamed(self._following(row)) for row in rows]
 
     def _following(self, row: Row) -> Row:
-        cause = self._failed.get(_name(row.key)) if row.root and row.key in self._names else None
+        names = [_name(row.key)] if row.key in self._names else []
+        names += [(row.key.model, op, slot) for op, slot in parameters_kept(row.key)]
+        failed = (self._failed[name] for name in names if row.root and name in self._failed)
+        cause = next(failed, None)
         if cause is None:
             return row
         judgement = replace(row.judgement, why=Why.PLAIN, origin=Origin.INHERITED)
