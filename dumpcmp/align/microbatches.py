@@ -38,6 +38,14 @@ def merged(listing: Listing) -> Listing:
     return replace(listing, values=merged_values, calls=calls)
 
 
+def merged_places(listing: Listing) -> dict[_OwnStep, _OwnStep]:
+    """The model and step that each step with a microbatch is a part of, as `merged` has them."""
+    numbers = _numbers(listing.values)
+    steps = _steps(numbers)
+    models = _stages(listing.values, {model for model, _ in steps}) if numbers else {}
+    return {place: (models.get(place[0], place[0]), step) for place, step in steps.items()}
+
+
 @dataclass(frozen=True)
 class _Whole:
     """Which step each microbatch is a part of, and which model each stage."""

@@ -12,6 +12,7 @@ from rich.tree import Tree
 from dumpcmp.archive.read.reader import Archive, excerpt, extremes, kernel_of, own_numbers
 from dumpcmp.archive.stores.urls import place
 from dumpcmp.cli.places import PLACE, with_cache
+from dumpcmp.nouns.effects import Effect, shown_tree, tree_of
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Kept, Record
@@ -25,6 +26,8 @@ from dumpcmp.report.terminal import Screen, plain
 @click.argument("path", type=PLACE)
 @click.argument("rest", metavar="[KEY-GLOB]", nargs=-1)
 @click.option("--values", is_flag=True, help="Print some elements of each value.")
+@click.option("--effects", is_flag=True,
+              help="Print effects alone: results, exceptions, state, training.")  # fmt: skip
 @click.option("--kernel", is_flag=True, help="Print the kernel that computes each op, if compiled.")
 @click.option("--pairs", is_flag=True,
               help="Print how calls found each other, and why others did not: of the archives "
@@ -35,7 +38,7 @@ from dumpcmp.report.terminal import Screen, plain
               help="With --pairs of archives: add N to my tokens.")  # fmt: skip
 @with_cache
 def command(
-    path: Path, rest: tuple[str, ...], values: bool, kernel: bool, pairs: bool,
+    path: Path, rest: tuple[str, ...], values: bool, effects: bool, kernel: bool, pairs: bool,
     mapping: Path | None, token_offset: int | None,
 ) -> None:  # fmt: skip
     """Show what the archive at PATH holds: tokens, layers, ops, their shapes and extremes.
@@ -63,12 +66,21 @@ def command(
     num_shown = 0
     for model in archive.models:
         for step in archive.steps(model):
-            keys = [key for key in archive.keys_of(model, step) if _selects(key_glob, key)]
-            if keys:
-                console.print(_tree(archive, f"{model}, token {step}", keys, values))
-            num_shown += len(keys)
+            named = () if effects else archive.keys_of(model, step)
+            keys = [key for key in named if _selects(key_glob, key)]
+            left = list(_effects(archive, model, step, key_glob, effects))
+            if keys or left:
+                tree = _tree(archive, f"{model}, token {step}", keys, values)
+                _add_effects(tree, archive, left, values)
+                console.print(tree)
+            num_shown += len(keys) + len(left)
     if not num_shown:
         _check_holds(archive)
+        if effects and key_glob == "*":
+            raise ArchiveError(
+                f"no effects are recorded in {path}",
+                hint="a version before effects wrote it, or --layer left them out: dump it again",
+            )
         raise SelectionError(
             f"nothing in {path} is called {key_glob!r}", hint="quote the glob: 'layers.0.*'"
         )
@@ -153,6 +165,38 @@ def _tree(archive: Archive, title: str, keys: Iterable[Key], values: bool) -> Tr
         for record in archive.shards(key):
             node.add(Text.assemble(*_line(archive, record, values)))
     return tree
+
+
+def _effects(
+    archive: Archive, model: str, step: int, glob: str, every: bool
+) -> Iterator[tuple[int, Call]]:
+    """The effects of one token that `glob` selects, with the ranks that have them.
+
+    Unless `every` one is meant, results that are the root's outputs and nothing else are left out.
+    """
+    for rank, calls in archive.effects_at(model, step).items():
+        for call in calls:
+            is_plain = call.op == Effect.RESULT.op and tree_of(call).is_all_tensors
+            if (every or not is_plain) and _selects(glob, call.site.key(call.op.function)):
+                yield rank, call
+
+
+def _add_effects(
+    tree: Tree, archive: Archive, effects: Iterable[tuple[int, Call]], values: bool
+) -> None:
+    """Add what a step left behind: each effect in a line, and the tensors that it has."""
+    node = None
+    for rank, call in effects:
+        node = node or tree.add(plain("<effects>", "bold"))
+        told = f" rank {rank}" if len(archive.ranks) > 1 else ""
+        own = node.add(Text.assemble(
+            plain(f"{call.op.function}#{call.call}", "cyan"), plain(f"{told} {shown_tree(call)}")
+        ))  # fmt: skip
+        held = archive.effect_values_at(call.model, call.step)
+        for key, records in held.items():
+            for record in records if key.site == call.site else ():
+                if record.rank == rank:
+                    own.add(Text.assemble(*_line(archive, record, values)))
 
 
 def _node(nodes: dict[tuple[str, ...], Tree], path: tuple[str, ...]) -> Tree:

@@ -10,6 +10,7 @@ from functools import partial
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.flips import Flips, follow_flips
 from dumpcmp.comparing.hidden import usual_errors
+from dumpcmp.comparing.kept_states import kept_states, replay_states
 from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.leaves import leaf_findings
 from dumpcmp.comparing.measuring import Tell
@@ -76,8 +77,10 @@ def find_clues(
     how, allow, tell = inquiry.how, inquiry.allow, inquiry.tell
     made = inquiry.courses.updates(flow.pairs, golden, target, partial(_found, measured))
     updates = {} if is_off else replay_updates(made, workers)
+    kept = kept_states(flow.pairs, inquiry.courses, golden, target, partial(_found, measured))
     right = {pair for pair, one in updates.items() if one.is_known and not wrong(one)}
     replays = updates | replay_all(flow, work, measured, workers, how, allow, flips, golden, tell)
+    replays |= {} if is_off else replay_states(kept, workers)
     replays |= rounded
     replays |= rounded_again(replays, flow.pairs, golden.listing, target.listing)
     replays |= {pair: Replay() for pair in flow.again if pair not in replays}

@@ -23,10 +23,11 @@ from dumpcmp.archive.stores.urls import place
 from dumpcmp.comparing.blame import blame_after, in_order
 from dumpcmp.comparing.both_sides import let_go
 from dumpcmp.comparing.carried import Carried
+from dumpcmp.comparing.clipping import clipped_by
 from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.digests import check_all, check_ends
-from dumpcmp.comparing.effect_rows import with_effect_values
+from dumpcmp.comparing.effect_pairs import with_effect_values
 from dumpcmp.comparing.effects_seen import EffectsSeen, Looked
 from dumpcmp.comparing.evidence import gather
 from dumpcmp.comparing.golden_itself import (
@@ -251,7 +252,8 @@ class _Comparing:
         work, measured = measure_all(work, workers, tell)
         nbytes = sum(job.nbytes for job in work.values())
         again = self.carried.again(pairs, ours.listing, theirs.listing)
-        flow = DataFlow(pairs, ours.listing, theirs.listing, again)
+        clipped = clipped_by(measured, ours, theirs, self.counting)
+        flow = DataFlow(pairs, ours.listing, theirs.listing, again, clipped)
         clues = Clues()
         if isinstance(rule, ReferenceChecker | RoundingChecker):
             tell = span.telling(progress, self.nbytes + nbytes)
@@ -303,6 +305,7 @@ class _Comparing:
         settled = dict(self.carried.settled)
         judgements = judge_all(evidence, self.rule, flow.sources, following, settled)
         rows = [_row(one, judgements[one.pair], ways) for one in evidence]
+        rows = self.effects.judged(rows, self.is_apart)
         return _Judged(*blame_after(self.latest_root, rows, flow.golden, flow.target), settled)
 
     def _in_chunks(

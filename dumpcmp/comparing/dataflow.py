@@ -9,6 +9,7 @@ from functools import cached_property
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.taping import Tape, plan_gradient
+from dumpcmp.nouns.effects import Effect, parameters_kept
 from dumpcmp.nouns.key import ROOT, Key, Op, Site, Slot
 from dumpcmp.nouns.row import Pair
 
@@ -21,6 +22,7 @@ class DataFlow:
     golden: Listing
     target: Listing
     again: Mapping[Pair, Pair] = field(default_factory=dict)  # what a step was given, by earlier
+    clipped: Mapping[tuple[str, int], Pair] = field(default_factory=dict)  # `clipped_by`
 
     @cached_property
     def ours(self) -> dict[Key, Pair]:
@@ -94,11 +96,30 @@ class DataFlow:
         slot = pair.key.slot
         if slot.is_gradient:
             yield from (source for source in self._behind(pair) if source is not pair)
+        elif pair.key.op == Effect.OPTIMIZER.op and pair.golden is not None:
+            yield from self._summed_in(pair.golden)
         elif not slot.is_input:
             yield from self.given_to(pair)
             yield from self._drawn_for(pair) if slot.is_output else ()
         elif slot.is_weight and pair.golden is not None:
             yield from self._written_from(pair.golden)
+
+    def _summed_in(self, kept: Key) -> Iterator[Pair]:
+        """The gradients of which an optimizer made what it keeps of a parameter, step by step."""
+        for op, slot in parameters_kept(kept):
+            weights = self._weights.get((kept.model, op, slot), ())
+            for step in range(kept.step + 1) if weights else ():
+                gradient = self.ours.get(Site(kept.model, step, op, 0).key(f"grad.{slot.name}"))
+                yield from self._taken(gradient)
+            if weights:
+                return
+
+    def _taken(self, gradient: Pair | None) -> Iterator[Pair]:
+        """A gradient as an optimizer took it: clipped by what others were as well."""
+        if gradient is not None:
+            yield gradient
+            other = self.clipped.get((gradient.key.model, gradient.key.step))
+            yield from () if other is None else (other,)
 
     def _written_from(self, weight: Key) -> Iterator[Pair]:
         """What an optimizer, or a batch norm, made a weight of that is recorded again.
@@ -113,7 +134,7 @@ class DataFlow:
         for step in range(earlier[-1].key.step, weight.step):
             site = Site(weight.model, step, weight.op, 0)
             gradient = self.ours.get(site.key(f"grad.{weight.slot.name}"))
-            yield from () if gradient is None else (gradient,)
+            yield from self._taken(gradient)
             if weight.slot.kind == "buffer":
                 given = (pair for pair in self.calls.get(site, ()) if pair.key.slot.kind == "input")
                 yield from given

@@ -9,15 +9,13 @@ from dumpcmp.align.counting import Counting
 from dumpcmp.align.listing import Listing
 from dumpcmp.comparing.chosen_numbers import ChosenNumbers
 from dumpcmp.comparing.dataflow import DataFlow
-from dumpcmp.comparing.effect_rows import (
-    EffectJudge,
-    records_effects,
-    silent_roots,
-    with_effect_rows,
-)
+from dumpcmp.comparing.effect_causes import with_effect_rows
+from dumpcmp.comparing.effect_facts import records_effects, silent_roots
+from dumpcmp.comparing.effect_rows import EffectJudge
 from dumpcmp.comparing.end_weights import EndWeights
 from dumpcmp.comparing.laying import Job
 from dumpcmp.comparing.read_off import reading
+from dumpcmp.comparing.rounding_spread import Spread
 from dumpcmp.comparing.same_steps import SameStep
 from dumpcmp.comparing.side import OpenRun, Side
 from dumpcmp.comparing.tree_differences import NumberRule
@@ -61,6 +59,7 @@ class EffectsSeen:
     missing: dict[str, None] = field(default_factory=dict)  # results that were not recorded
     is_flipped: bool = False  # a choice in an earlier step was another
     weights: EndWeights = field(default_factory=EndWeights)
+    spread: Spread = field(default_factory=Spread)
 
     def of_same_step(self, step: SameStep, counting: Counting) -> list[Row]:
         """The rows of effects of a step that both runs have bit for bit."""
@@ -69,6 +68,11 @@ class EffectsSeen:
         self._note_silent(golden, target)
         self.weights.remember(step.weights)
         return list(EffectJudge(golden, target, counting, NumberRule()).rows())
+
+    def judged(self, rows: Sequence[Row], is_apart: bool) -> list[Row]:
+        """`rows`, in which tensors of effects are judged in the light of all others so far."""
+        self.spread.see(rows)
+        return [self.spread.judged(row, is_apart) for row in rows]
 
     def with_rows(
         self, rows: Sequence[Row], looked: Looked, before: Row | None, latest: Row | None
@@ -81,14 +85,16 @@ class EffectsSeen:
         rows = self.weights.told(rows)
         chosen = ChosenNumbers(rows, looked.work, self.is_flipped)
         rule = looked.rule(rows)
-        judge = EffectJudge(looked.golden, looked.target, looked.counting, rule, chosen)
+        judge = EffectJudge(
+            looked.golden, looked.target, looked.counting, rule, self.spread, chosen
+        )
         effects = list(judge.rows())
         self.is_flipped = chosen.is_any
         found = with_effect_rows(rows, effects, before) if effects else rows
         roots = [row for row in found if row.root]
         same = [row for row in roots if latest is not None and row.key == latest.key]
-        last = same or roots
-        return found, last[-1] if last else before
+        latest_of = same or roots
+        return found, latest_of[-1] if latest_of else before
 
     def _note_silent(self, golden: Side, target: Side) -> None:
         for side, who in ((golden, "golden"), (target, "my side")):

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from dumpcmp.align.counting import Counting
 from dumpcmp.align.listing import Listing
+from dumpcmp.comparing.effect_facts import last_recorded, last_step, records_effects
 from dumpcmp.comparing.side import Side
 from dumpcmp.comparing.staleness import WeightName
-from dumpcmp.nouns.effects import Effect, state_names
+from dumpcmp.nouns.effects import Effect, parameters_kept
 from dumpcmp.nouns.key import ROOT, Key, Op, Slot
-from dumpcmp.nouns.record import Call, Record
+from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import Judgement, Pair, PairedBy, Row, Why
 
@@ -146,7 +147,7 @@ class EndWeights:
     def told(self, rows: Sequence[Row]) -> list[Row]:
         """`rows`, in which weights at the end have the names of effects.
 
-        One that was wrong before its end follows from that.
+        One that was wrong before its end follows from that, and what an optimizer keeps of it.
         """
         for row in rows:
             if row.verdict.fails and row.key.slot.is_weight and row.key not in self._names:
@@ -154,7 +155,10 @@ class EndWeights:
         return [self.renamed(self._following(row)) for row in rows]
 
     def _following(self, row: Row) -> Row:
-        cause = self._failed.get(_name(row.key)) if row.root and row.key in self._names else None
+        names = [_name(row.key)] if row.key in self._names else []
+        names += [(row.key.model, op, slot) for op, slot in parameters_kept(row.key)]
+        failed = (self._failed[name] for name in names if row.root and name in self._failed)
+        cause = next(failed, None)
         if cause is None:
             return row
         judgement = replace(row.judgement, why=Why.PLAIN, origin=Origin.INHERITED)
@@ -195,18 +199,16 @@ def _listing(side: Side, more: Mapping[Key, _Shards]) -> Side:
 
 
 def _ends(side: Side) -> dict[str, _End]:
-    """What a run says of its models at its end, as far as that is in these steps."""
+    """What a run says of its models at its end, as far as that is in these steps.
+
+    A run that records effects and says nothing of its weights has left them as they were.
+    """
     found: dict[str, _End] = {}
-    for (model, step), calls in side.effects.items():
-        told = [call for some in calls.values() for call in some if call.op == Effect.STATE.op]
-        if told:
-            after = max(_after(call) for call in told)
+    for model, step in side.effects if records_effects(side.archive, Effect.STATE) else ():
+        if step == last_recorded(side, model):
+            after = last_step(side, model)
             found[model] = _End(model, step, after, dict(_changed(side, model, step)))
     return found
-
-
-def _after(call: Call) -> int:
-    return state_names(call)[1]
 
 
 def _changed(side: Side, model: str, step: int) -> Iterator[tuple[WeightName, _Shards]]:

@@ -64,6 +64,7 @@ def _is_computed(one: Evidence) -> bool:
     pair = one.pair
     slot = pair.key.slot
     is_made = slot.is_gradient or (slot.is_output and not pair.key.op.is_module)
+    is_made = is_made and not pair.key.op.is_effect  # which no op of the run gave out
     return pair.both and is_made and pair.repeats is None and not one.is_equal
 
 

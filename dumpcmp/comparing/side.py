@@ -14,7 +14,7 @@ from dumpcmp.align.counting import AS_COUNTED, Counting
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.mesh.declared import Declarations
 from dumpcmp.align.mesh.held import Held, RunFacts
-from dumpcmp.align.microbatches import merged
+from dumpcmp.align.microbatches import merged, merged_places
 from dumpcmp.align.unison import in_unison
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.stopped import stopped_ranks
@@ -120,6 +120,11 @@ class Side:
     given_before: frozenset[str] = frozenset()  # digests of what earlier steps gave out
     effects: Mapping[StepName, EffectCalls] = field(default_factory=dict)
     effect_values: Mapping[Key, tuple[Record, ...]] = field(default_factory=dict)
+    places: Mapping[StepName, StepName] = field(default_factory=dict)  # of microbatches: the whole
+
+    def num_parts(self, name: StepName | None) -> int:
+        """How many microbatches a step is made of; 0 where it is no such step."""
+        return sum(whole == name for whole in self.places.values())
 
     def shares(self, key: Key) -> Shares:
         """What the ranks hold of a value."""
@@ -230,8 +235,11 @@ class OpenRun:
         is_whole = is_whole and len(self.steps) == len(self.all_steps)
         before, self._given = self._given, given_out(listing)
         began = self._first_steps(listing)
+        places = merged_places(alike) if effects and listing is not alike else {}
+        if places:
+            effects, effect_values = in_whole_steps(places, effects, effect_values)
         return Side(
-            archive, listing, self.facts, began, is_whole, before, effects, effect_values
+            archive, listing, self.facts, began, is_whole, before, effects, effect_values, places
         )  # fmt: skip
 
     def place_of(self, step: int) -> tuple[str, int] | None:
@@ -264,6 +272,36 @@ class OpenRun:
         """Let go of what was read of steps that are done with."""
         self.archive.forget()
         archive_at(self.archive.path).forget()
+
+
+def in_whole_steps(
+    places: Mapping[StepName, StepName],
+    effects: Mapping[StepName, EffectCalls],
+    values: Mapping[Key, tuple[Record, ...]],
+) -> tuple[dict[StepName, EffectCalls], dict[Key, tuple[Record, ...]]]:
+    """Effects of microbatches, and their tensors, as effects of the steps that these are parts of.
+
+    Those of one kind are numbered anew in each step, in order; Records keep their own keys.
+    """
+    sites = [call.site for by_rank in effects.values() for calls in by_rank.values()
+             for call in calls]  # fmt: skip
+    numbers: dict[tuple[StepName, Op], int] = {}
+    named: dict[Site, Site] = {}
+    for site in dict.fromkeys(sites):
+        whole = places.get((site.model, site.step), (site.model, site.step))
+        number = numbers[whole, site.op] = numbers.get((whole, site.op), -1) + 1
+        named[site] = Site(*whole, site.op, number)
+    found: dict[StepName, dict[int, list[Call]]] = {}
+    for place, by_rank in effects.items():
+        held = found.setdefault(places.get(place, place), {})
+        for rank, calls in by_rank.items():
+            held.setdefault(rank, []).extend(_named(call, named[call.site]) for call in calls)
+    told = {named.get(key.site, key.site).key(key.slot): one for key, one in values.items()}
+    return dict(found), told
+
+
+def _named(call: Call, site: Site) -> Call:
+    return replace(call, model=site.model, step=site.step, call=site.call)
 
 
 def _is_stated(layout: str) -> bool:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dumpcmp.comparing.batches import run_batched
+from dumpcmp.comparing.clipping import clip_factors
 from dumpcmp.comparing.side import Shares, Side, archive_at
 from dumpcmp.comparing.staleness import WeightName
+from dumpcmp.judge.replaying import wrong
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.layouts import Layout, Mode, parse_layout
@@ -28,35 +30,53 @@ _LARGE = 1 << 26  # bytes of all that is read of a weight
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
+class TakenGradient:
+    """A gradient, and by how much it was clipped before an optimizer took it."""
+
+    value: Shares
+    factor: float = 1.0
+
+    def flat(self, is_clipped: bool) -> Tensor:
+        """Its elements in a row, as they were recorded or as they were taken."""
+        found = flat_tensor(self.value)
+        return found.double() * self.factor if is_clipped and self.factor != 1.0 else found
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPast:
     """What one run had of a weight, up to one step of it."""
 
     weights: tuple[Shares, ...] = ()
-    gradients: tuple[tuple[Shares, ...], ...] = ()  # since each of `weights`
+    gradients: tuple[tuple[TakenGradient, ...], ...] = ()  # since each of `weights`
     is_whole: bool = True  # nothing comes before
 
-    def with_weight(self, weight: Shares) -> _Past:
+    def with_weight(self, weight: Shares) -> WeightPast:
         """The same and what the weight is now."""
         weights, gradients = (*self.weights, weight), (*self.gradients, ())
         is_whole = self.is_whole and len(weights) <= _MOST
-        return _Past(weights[-_MOST:], gradients[-_MOST:], is_whole)
+        return WeightPast(weights[-_MOST:], gradients[-_MOST:], is_whole)
 
-    def with_gradient(self, gradient: Shares) -> _Past:
+    def with_gradient(self, gradient: TakenGradient) -> WeightPast:
         """The same and a gradient since."""
         *before, latest = self.gradients
-        return _Past(self.weights, (*before, (*latest, gradient)), self.is_whole)
+        return WeightPast(self.weights, (*before, (*latest, gradient)), self.is_whole)
 
-    def lately(self) -> _Past:
+    def lately(self) -> WeightPast:
         """The last of it, which is all that most optimizers need."""
         is_whole = self.is_whole and len(self.weights) <= _LATELY
-        return _Past(self.weights[-_LATELY:], self.gradients[-_LATELY:], is_whole)
+        return WeightPast(self.weights[-_LATELY:], self.gradients[-_LATELY:], is_whole)
 
     @property
     def shares(self) -> Iterator[Shares]:
         """All that is to be read."""
         yield from self.weights
         for some in self.gradients:
-            yield from some
+            yield from (each.value for each in some)
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether a gradient was clipped."""
+        return any(each.factor != 1.0 for some in self.gradients for each in some)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +84,9 @@ class Update:
     """A weight that both runs have made of gradients, for a worker to read."""
 
     slot: str
-    golden: _Past
-    target: _Past
-    peer: _Past | None = None  # another weight that golden's optimizer made
+    golden: WeightPast
+    target: WeightPast
+    peer: WeightPast | None = None  # another weight that golden's optimizer made
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +103,7 @@ class Update:
 class Courses:
     """The weights of two runs on one rank each, while a comparison goes through the steps."""
 
-    _known: dict[WeightName, tuple[_Past, _Past]] = field(default_factory=dict)
+    _known: dict[WeightName, tuple[WeightPast, WeightPast]] = field(default_factory=dict)
     _is_whole: bool = True  # no step was passed by
 
     def pass_by(self) -> None:
@@ -102,6 +122,7 @@ class Courses:
         if golden.facts.num_ranks > 1 or target.facts.num_ranks > 1:
             return {}
         found: dict[Pair, Update] = {}
+        clipped = clip_factors(golden), clip_factors(target)
         for pair in pairs:
             key = pair.golden
             if key is None or pair.target is None:
@@ -111,19 +132,28 @@ class Courses:
                 if update is not None and not _is_equal(found_of(pair)):
                     found[pair] = update
             elif key.slot.is_parameter_gradient:
+                ours = _at_last(golden.shares(key))
                 theirs = _at_last(target.shares(pair.target), found_of(pair))
-                self._taken(key, _at_last(golden.shares(key)), theirs)
+                factors = (
+                    clipped[0].get((key.model, key.step), 1.0),
+                    clipped[1].get((pair.target.model, pair.target.step), 1.0),
+                )
+                self._taken(key, TakenGradient(ours, factors[0]), TakenGradient(theirs, factors[1]))
         return _with_peers(found)
+
+    def past_of(self, name: WeightName) -> tuple[WeightPast, WeightPast] | None:
+        """What both runs had of a weight so far, as golden names it."""
+        return self._known.get(name)
 
     def _grown(self, key: Key, ours: Shares, theirs: Shares) -> Update | None:
         """Know what a weight is now; how it was made, where that is known."""
         name = key.model, key.op, key.slot
-        before = self._known.get(name) or (_Past(is_whole=self._is_whole),) * 2
+        before = self._known.get(name) or (WeightPast(is_whole=self._is_whole),) * 2
         now = self._known[name] = before[0].with_weight(ours), before[1].with_weight(theirs)
         is_made = bool(before[0].weights) and bool(before[0].gradients[-1])
         return Update(str(key.slot), *now) if is_made else None
 
-    def _taken(self, key: Key, ours: Shares, theirs: Shares) -> None:
+    def _taken(self, key: Key, ours: TakenGradient, theirs: TakenGradient) -> None:
         name = key.model, key.op, key.slot.value
         if (before := self._known.get(name)) is not None:
             self._known[name] = before[0].with_gradient(ours), before[1].with_gradient(theirs)
@@ -171,34 +201,43 @@ def _replayed(updates: Sequence[Update]) -> Iterator[Replay]:
 
 
 def _replay(update: Update) -> Replay:
-    from dumpcmp.replay.updating import replayed_update
-
     pasts = update.golden, update.target
-    if not all(_is_stored(each.first) for past in pasts for each in past.shares):
+    if not all(is_stored(each.first) for past in pasts for each in past.shares):
         return Replay(unknown="not all is kept of it that an optimizer made it of")
     if len({each.first.shape for past in pasts for each in past.shares}) > 1:
         return Replay(unknown="it had another shape before")
-    return replayed_update(
-        _course(update.golden), _course(update.target), update.slot, lambda: _peer(update)
-    )
+    found = _by_rule(update, True)
+    if (found.is_known and not wrong(found)) or not any(past.is_clipped for past in pasts):
+        return found
+    other = _by_rule(update, False)  # this weight may be none of those that were clipped
+    return other if other.is_known and not wrong(other) else found
 
 
-def _peer(update: Update) -> Course | None:
+def _by_rule(update: Update, is_clipped: bool) -> Replay:
+    from dumpcmp.replay.updating import replayed_update
+
+    golden, target = (_course(past, is_clipped) for past in (update.golden, update.target))
+    return replayed_update(golden, target, update.slot, lambda: _peer(update, is_clipped))
+
+
+def _peer(update: Update, is_clipped: bool) -> Course | None:
     past = update.peer
-    is_stored = past is not None and all(_is_stored(each.first) for each in past.shares)
-    return _course(past) if past is not None and is_stored else None
+    is_there = past is not None and all(is_stored(each.first) for each in past.shares)
+    return _course(past, is_clipped) if past is not None and is_there else None
 
 
-def _is_stored(record: Record) -> bool:
+def is_stored(record: Record) -> bool:
+    """Whether all elements of a value are there, and are floats."""
     return record.kept is Kept.FULL and dtype_named(record.dtype).kind is Kind.FLOAT
 
 
-def _course(past: _Past) -> Course:
+def _course(past: WeightPast, is_clipped: bool) -> Course:
     from dumpcmp.replay.updating import Course
 
-    gradients = [[_flat(each) for each in some] for some in past.gradients[:-1]]
-    return Course([_flat(each) for each in past.weights], gradients, past.is_whole)
+    gradients = [[each.flat(is_clipped) for each in some] for some in past.gradients[:-1]]
+    return Course([flat_tensor(each) for each in past.weights], gradients, past.is_whole)
 
 
-def _flat(shares: Shares) -> Tensor:
+def flat_tensor(shares: Shares) -> Tensor:
+    """The elements of a value of one rank in a row."""
     return to_torch(archive_at(shares.path).load(shares.first)).reshape(-1)

@@ -150,7 +150,7 @@ def capturing(
     lacking = check_mode(mode, tap, dtype)
     here = world()
     run = {**facts_of(tap, mode, dtype), **(facts or {}), "keep": retention.words()}
-    run["effects"] = list(Effect)
+    run["effects"] = [one for one in Effect if here.size == 1 or not one.is_of_end]
     spool = spooled(path, here.rank, here.size, overwrite=overwrite, limit=retention.spool_limit)
     if spool.url is not None and retention.compacts:
         raise SelectionError(
@@ -189,6 +189,7 @@ def _activated(now: Capture) -> Iterator[Capture]:
             yield now
         finally:
             _active = None
+            now.mode.finish()
             remarks = now.remarks()
             now.writer.run |= {
                 "seen": asdict(now.counts),

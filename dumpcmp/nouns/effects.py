@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from dumpcmp.nouns.given import argument_tree
-from dumpcmp.nouns.key import EFFECTS, Op
+from dumpcmp.nouns.key import EFFECTS, ROOT, Key, Op, Slot
 from dumpcmp.nouns.record import Call
 
 TARGET = "dumpcmp.effects"  # of the Calls that are effects: no function that could be run again
@@ -27,11 +27,19 @@ class Effect(StrEnum):
     EXCEPTION = "exception"
     INPUTS = "inputs"
     STATE = "state"
+    TRAINING = "training"
+    OPTIMIZER = "optimizer"
+    GENERATORS = "generators"
 
     @property
     def op(self) -> Op:
         """The reserved op."""
         return Op(f"{EFFECTS}/{self}")
+
+    @property
+    def is_of_end(self) -> bool:
+        """Whether it is of the end of a run, and recorded of runs on one rank alone."""
+        return self in (Effect.STATE, Effect.OPTIMIZER, Effect.GENERATORS)
 
 
 def effect_of(op: Op) -> Effect | None:
@@ -39,6 +47,20 @@ def effect_of(op: Op) -> Effect | None:
     return _KINDS.get(op)
 
 
+def parameters_kept(key: Key) -> Iterator[tuple[Op, Slot]]:
+    """The parameters of which a tensor in an optimizer's state may be, by module and slot.
+
+    Its slot is ``output.state.layers.0.weight.exp_avg``: the path of a parameter, and a name.
+    """
+    if key.op != Effect.OPTIMIZER.op or not key.slot.startswith(_STATE):
+        return
+    words = key.slot.removeprefix(_STATE).split(".")
+    for end in range(len(words) - 1, 0, -1):
+        yield Op(".".join(words[: end - 1]) or ROOT), Slot(f"param.{words[end - 1]}")
+
+
+CLIPPING = "clip_grad_norm_"  # what steers training where gradients are clipped to a norm
+_STATE = "output.state."
 _KINDS: dict[str, Effect] = {effect.op: effect for effect in Effect}
 
 MEANINGS = {  # docs/format.md repeats these tables
@@ -46,8 +68,15 @@ MEANINGS = {  # docs/format.md repeats these tables
     Effect.YIELDED: "what the generator that it returned yielded, a call for each, and returned",
     Effect.EXCEPTION: "what its forward raised: type, message and line of the program",
     Effect.INPUTS: "what it was given and changed in place, as it was after the step",
-    Effect.STATE: "parameters and buffers that differ at the end of the run from what was recorded "
-    "last, by their paths; `after` is the last step that ran",
+    Effect.STATE: "parameters and buffers that differ at the end of the run from what was "
+    "recorded last, by their paths",
+    Effect.TRAINING: "what steers training, in order: the settings of an optimizer that stepped "
+    "and what it had kept before, the norm that gradients were clipped to and had, the scale of "
+    "losses",
+    Effect.OPTIMIZER: "an optimizer at the end of the run: its settings, and what it keeps of each "
+    "parameter, by name",
+    Effect.GENERATORS: "torch's generators that drew numbers: their seeds, and digests of their "
+    "states at the end",
 }
 WORDS = {
     "root": "a tensor, by the slot of the root's call that holds it",
@@ -129,12 +158,11 @@ def tree_of(call: Call) -> EffectTree:
     return EffectTree(tuple(leaves), reading.containers)
 
 
-def state_names(call: Call) -> tuple[list[str], int]:
-    """The weights that a run tells of at its end, by their slots, and the last step that ran."""
+def parts_of_effect(call: Call) -> dict[str, Any]:
+    """The parts of an effect that is an object, as JSON has them."""
     given = argument_tree(call).get("args", [])
     parts = given[0].get("parts", {}) if given and isinstance(given[0], dict) else {}
-    after = parts.get("after", -1)
-    return [name for name in parts if name != "after"], after if isinstance(after, int) else -1
+    return parts if isinstance(parts, dict) else {}
 
 
 def shown_tree(call: Call, most: int = 200) -> str:

@@ -258,14 +258,16 @@ class Outcome(Answer):
         What passes at the end of the data flow vouches for all that it was computed from. So do
         the gradients of a step's parameters, for what the model gave out in that step. A gradient
         of which each rank has a term is right only if somebody adds the terms up. For what one side
-        alone has nothing vouches that another choice has made another computation.
+        alone has nothing vouches that another choice has made another computation, nor for what the
+        run left behind: nothing follows from it.
         """
         doubtful = self.tally[Verdict.INCONCLUSIVE]
         if not doubtful:
             return False
         ends = marked(self.rows, Trait.END)
         open_ends = [row for row in ends if row.verdict is Verdict.INCONCLUSIVE]
-        if any(row.judgement.why in (Why.TERMS, Why.EFFECT) for row in open_ends) or self._unshown:
+        unvouched = (r for r in open_ends if r.judgement.why is Why.TERMS or r.key.op.is_effect)
+        if any(unvouched) or self._unshown:
             return True
         if doubtful > MOST_OPEN * (doubtful + self.tally.compared):
             return bool(open_ends) or not ends
@@ -327,7 +329,7 @@ class Outcome(Answer):
             return f"what was compared agrees, but {self.missing[0]}"
         kind = Verdict.ERROR if self.failures else Verdict.INCONCLUSIVE
         rows = having(self.rows, kind)
-        effect = next((row for row in rows if row.judgement.why is Why.EFFECT), None)
+        effect = next((row for row in rows if row.key.op.is_effect), None)
         if effect is not None:
             key = effect.key
             return f"the {key.op.function} at token {key.step} is open: {effect.reason}"

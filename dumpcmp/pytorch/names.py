@@ -199,6 +199,10 @@ every mode, or calls whose like came before are recorded as slowly as new ones
 every mode, or tensors in containers that only torch's pytree can open are not recorded
     to open nested arguments
         torch.utils._pytree: SUPPORTED_NODES
+every mode, or norms of gradients and scales of losses are not recorded
+    to note what steers training
+        torch.nn.utils.clip_grad: _clip_grads_with_norm_
+        torch.amp.grad_scaler: GradScaler.update>_per_optimizer_states,found_inf_per_device
 --backward
     to know a tensor by what made it
         torch.autograd.graph: Node._sequence_nr
@@ -393,6 +397,11 @@ def check_names(*users: str) -> list[str]:
             )
         missing += [f"torch {torch.__version__} has no {name}: {name.loses}" for name in lacking]
     return missing
+
+
+def is_there(path: str) -> bool:
+    """Whether this torch has all that is listed of `path`."""
+    return all(name.is_there for some in NAMES.values() for name in some if name.path == path)
 
 
 def _if_there(path: str) -> Any:

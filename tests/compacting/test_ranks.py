@@ -39,7 +39,9 @@ def test_a_right_run_raises_no_alarm_and_says_what_it_cannot_tell(
     compared: Compared, name: str
 ) -> None:
     outcome = compared(name, RIGHT[name])
-    found = Counter(row.verdict for row in outcome.rows)
+    of_ends = [row for row in outcome.rows if row.key.op.is_effect]
+    assert {row.verdict for row in of_ends} <= {Verdict.SKIPPED}  # recorded of one rank alone
+    found = Counter(row.verdict for row in outcome.rows if row not in of_ends)
     assert set(found) <= {Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.COVERED}
     assert found[Verdict.PASS] > 3 * found[Verdict.INCONCLUSIVE]
     unsure = [r.judgement.reason for r in outcome.rows if r.verdict is Verdict.INCONCLUSIVE]

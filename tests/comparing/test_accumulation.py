@@ -97,5 +97,43 @@ def test_sums_need_no_division(tmp_path: Path) -> None:
 def test_an_optimizer_is_held_against_the_last_sum(tmp_path: Path) -> None:
     outcome = compared(tmp_path, Training(steps=2), Training(4, 4.0, 2, lr=0.05))
     root = outcome.first_divergence
-    assert outcome.exit_code == 1 and root is not None and root.key.slot.kind == "param"
-    assert "golden's optimizer makes of the same gradients" in root.reason
+    assert outcome.exit_code == 1 and root is not None
+    assert root.key.op == "<effects>/training" and "['lr'] is 0.1 in golden" in root.reason
+    said = [row.reason for row in outcome.rows if row.key.slot.kind == "param"]
+    assert any("golden's optimizer makes of the same gradients" in one for one in said)
+
+
+class Telling(torch.nn.Module):
+    """A layer that returns a number, too."""
+
+    def __init__(self, number: Callable[[Tensor], int]) -> None:
+        super().__init__()
+        self.layer, self.number = torch.nn.Linear(4, 4), number
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        return self.layer(x), self.number(x)
+
+
+def told(path: Path, number: Callable[[Tensor], int], num: int) -> Path:
+    torch.manual_seed(0)
+    model, data = Telling(number), torch.randn(8, 4)
+    with dumpcmp.capture(model, path), torch.no_grad():
+        for n, share in enumerate(data.chunk(num)):
+            with dumpcmp.microbatch(n, of=num) if num > 1 else nullcontext():
+                model(share)
+    return path
+
+
+def test_what_microbatches_return_belongs_to_their_step(tmp_path: Path) -> None:
+    def always(_: Tensor) -> int:
+        return 7
+
+    golden = told(tmp_path / "g", always, 1)
+    assert dumpcmp.compare(golden, told(tmp_path / "s", always, 2)).passed
+    whole, parts = told(tmp_path / "w", len, 1), told(tmp_path / "p", len, 2)
+    outcome = dumpcmp.compare(whole, parts)
+    assert outcome.exit_code == 2
+    assert "a microbatch may return what belongs to its own share" in outcome.word
+    assert dumpcmp.compare(parts, told(tmp_path / "q", len, 2)).passed
+    wrong = dumpcmp.compare(parts, told(tmp_path / "r", lambda x: len(x) + 1, 2))
+    assert wrong.exit_code == 1 and "result[1] is 4 in golden, 5 in mine" in wrong.word

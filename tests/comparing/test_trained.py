@@ -57,7 +57,13 @@ def in_tf32(linear: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor])
     return found
 
 
-def trained(path: Path, make: Make, is_short: bool = False, slip: Slip | None = None) -> Path:
+def trained(
+    path: Path,
+    make: Make,
+    is_short: bool = False,
+    slip: Slip | None = None,
+    norm: float | None = None,
+) -> Path:
     """Four steps, with a slip after the second."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8))
@@ -69,6 +75,8 @@ def trained(path: Path, make: Make, is_short: bool = False, slip: Slip | None = 
         for step in range(4):
             out = model(torch.randn(16, 32, generator=generator))
             out.backward(torch.randn(out.shape, generator=generator))
+            if norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), norm)
             if slip is not None and step == 1:
                 slip(optimizer)
             optimizer.step()
@@ -78,6 +86,14 @@ def trained(path: Path, make: Make, is_short: bool = False, slip: Slip | None = 
 
 def faster(optimizer: Optimizer) -> None:
     optimizer.param_groups[0]["lr"] *= 1.02
+
+
+def faster_unseen(optimizer: Optimizer) -> None:
+    """A rate that no setting tells of any more when the step is done."""
+    group, rate = optimizer.param_groups[0], optimizer.param_groups[0]["lr"]
+
+    group["lr"] = rate * 1.02
+    optimizer.register_step_post_hook(lambda *_: group.__setitem__("lr", rate))
 
 
 def first(outcome: Outcome) -> tuple[str, str, int]:
@@ -95,15 +111,66 @@ def test_gradients_of_tf32_make_other_weights_and_another_rate_is_a_fault(
     assert sound.conclusion is Conclusion.SAME, sound.headline
     apart = [row for row in sound.rows if row.key.slot == "param.weight" and row.key.step == 3]
     assert all(row.replay and row.metrics and row.metrics.rel_l2 > 0 for row in apart)
-    slipped = trained(tmp_path / "t", make, is_short=True, slip=faster)
+    slipped = trained(tmp_path / "t", make, is_short=True, slip=faster_unseen)
     outcome = dumpcmp.compare(golden, slipped, allow="tf32")
     assert outcome.conclusion is Conclusion.WRONG and first(outcome) == ("0", "param.weight", 2)
     assert "golden's optimizer" in outcome.headline
+    seen = dumpcmp.compare(golden, trained(tmp_path / "u", make, slip=faster))
+    assert first(seen) == ("<effects>/training", "training", 1) and "'lr'" in seen.headline
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_gradients_that_were_clipped_are_taken_so(name: str, tmp_path: Path) -> None:
+    """The norms of both runs differ, and with them all that an optimizer was given."""
+    make = OPTIMIZERS[name]
+    golden = trained(tmp_path / "g", make, norm=1.0)
+    right = trained(tmp_path / "s", make, is_short=True, norm=1.0)
+    sound = dumpcmp.compare(golden, right, allow="tf32")
+    assert sound.conclusion is Conclusion.SAME, sound.headline
+    slipped = trained(tmp_path / "t", make, is_short=True, slip=faster_unseen, norm=1.0)
+    outcome = dumpcmp.compare(golden, slipped, allow="tf32")
+    assert first(outcome) == ("0", "param.weight", 2), outcome.headline
+
+
+def spoiling(name: str) -> Slip:
+    """Changes what an optimizer keeps by a thousandth after the last step, so that none sees it."""
+
+    def slip(optimizer: Optimizer) -> None:
+        steps = iter((1, 2, 3))
+
+        def stepped(*_: Any) -> None:
+            if next(steps) == 3:
+                for kept in optimizer.state.values():
+                    kept[name].mul_(1.001)
+
+        optimizer.register_step_post_hook(stepped)
+
+    return slip
+
+
+KEPT = [("momentum", "momentum_buffer"), ("Adam", "exp_avg"), ("AdamW", "exp_avg_sq")]
+
+
+@pytest.mark.parametrize(("optimizer", "word"), KEPT)
+def test_what_an_optimizer_keeps_is_made_of_gradients(
+    optimizer: str, word: str, tmp_path: Path
+) -> None:
+    make = OPTIMIZERS[optimizer]
+    golden = trained(tmp_path / "g", make)
+    spoilt = trained(tmp_path / "t", make, is_short=True, slip=spoiling(word))
+    outcome = dumpcmp.compare(golden, spoilt, allow="tf32")
+    assert first(outcome) == ("<effects>/optimizer", f"output.state.0.weight.{word}", 3)
+    assert "golden's optimizer makes of the same gradients" in outcome.headline
+    failing = {row.key.slot.rpartition(".")[2] for row in outcome.rows if row.verdict.fails}
+    assert failing == {word}
 
 
 def test_a_weight_is_told_with_what_it_was_made_of(tmp_path: Path) -> None:
     make = OPTIMIZERS["SGD"]
-    golden, target = trained(tmp_path / "g", make), trained(tmp_path / "t", make, slip=faster)
+    golden, target = (
+        trained(tmp_path / "g", make),
+        trained(tmp_path / "t", make, slip=faster_unseen),
+    )
     outcome = dumpcmp.compare(golden, target, replay="all")
     said = "\n".join(words_of(outcome, meant(outcome, "")[0]))
     assert "was at token 1 float32 [64, 32]: PASS, the same" in said
@@ -119,7 +186,7 @@ def test_steps_that_are_compared_one_by_one_know_what_was_before(
     golden = trained(tmp_path / "g", make)
     sound = dumpcmp.compare(golden, trained(tmp_path / "s", make, is_short=True), allow="tf32")
     assert sound.conclusion is Conclusion.SAME, sound.headline
-    slipped = trained(tmp_path / "t", make, is_short=True, slip=faster)
+    slipped = trained(tmp_path / "t", make, is_short=True, slip=faster_unseen)
     outcome = dumpcmp.compare(golden, slipped, allow="tf32")
     assert first(outcome) == ("0", "param.weight", 2), outcome.headline
 

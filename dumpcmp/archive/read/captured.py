@@ -270,7 +270,7 @@ class Captured(Loader, Mapping[Key, Record]):
         """The Records of tensors that effects of one step have of their own."""
         found: dict[Key, list[Record]] = {}
         for held in self._rank_steps(model, step):
-            for record in held.records(effects=True) if held.calls(effects=True) else ():
+            for record in held.records(effects=True):
                 found.setdefault(record.key, []).append(record)
         return {key: tuple(records) for key, records in found.items()}
 

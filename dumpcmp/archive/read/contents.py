@@ -138,15 +138,25 @@ class Contents:
             self.listed_calls.read[place] = self._read_calls()
         return self.listed_calls.read[place]
 
+    def effect_calls(self) -> dict[int, Call]:
+        """Those of the calls that are effects; no other is read."""
+        place = (self.model, self.step)
+        known = self.listed_calls.read.get(place)
+        numbers = sorted(self.effects)
+        if known is not None:
+            return {number: known[number] for number in numbers if number in known}
+        listed = self.listed_calls.listed
+        return {number: self._read_call(listed[number]) for number in numbers}
+
     def _read_calls(self) -> dict[int, Call]:
-        found: dict[int, Call] = {}
-        for number, listed in enumerate(self.listed_calls.listed):
-            try:
-                if listed != LISTED_LOST:
-                    found[number] = schema.read_call(listed, self.model, self.step)
-            except (TypeError, ValueError):
-                raise damaged(self.path, "a call", listed) from None
-        return found
+        every = enumerate(self.listed_calls.listed)
+        return {number: self._read_call(one) for number, one in every if one != LISTED_LOST}
+
+    def _read_call(self, listed: Any) -> Call:
+        try:
+            return schema.read_call(listed, self.model, self.step)
+        except (TypeError, ValueError):
+            raise damaged(self.path, "a call", listed) from None
 
     def has_row(self, row: int) -> bool:
         """Whether `row` is there and was not lost."""

@@ -80,16 +80,17 @@ class RankStep:
         Those of its ops, or of its `effects`.
         """
         seen: set[NameInStep] = set()
-        for contents, row, call, form in self._in_order():
-            if (call in contents.effects) is not effects:
-                continue
+        for contents, row, call, form in self._in_order(effects):
             name = *contents.ops[call], contents.slots[form]
             if name not in seen:
                 seen.add(name)
                 yield name, contents, row
 
-    def _in_order(self) -> Iterator[tuple[Contents, int, int, int]]:
-        """The rows that were not lost, in order of execution, and call and form of each."""
+    def _in_order(self, effects: bool) -> Iterator[tuple[Contents, int, int, int]]:
+        """The rows that were not lost, in order of execution, and call and form of each.
+
+        Those of ops, or of `effects`.
+        """
         parts = list(self.parts.values())
         tables = [part.rows[["call", "form", "order"]] for part in parts]
         sizes = list(map(len, tables))
@@ -98,6 +99,9 @@ class RankStep:
         table = np.concatenate(tables) if tables else np.empty(0, ROW_TYPE)
         order = np.argsort(table["order"], kind="stable")
         order = order[table["call"][order] != ABSENT]
+        marks = [np.isin(part.rows["call"], list(part.effects)) for part in parts]
+        is_effect = np.concatenate([np.zeros(0, bool), *marks])
+        order = order[is_effect[order] == effects]
         for start in range(0, len(order), _AT_ONCE):
             chosen = order[start : start + _AT_ONCE]
             columns = (held, rows, table["call"], table["form"])
@@ -117,8 +121,9 @@ class RankStep:
         """
         found: dict[tuple[str, int], Call] = {}
         for contents in self.parts.values():
-            for number, call in contents.calls().items():
-                if (number in contents.effects) is effects:
+            calls = contents.effect_calls() if effects else contents.calls()
+            for number, call in calls.items():
+                if effects or number not in contents.effects:
                     found.setdefault((call.op, call.call), call)
         return sorted(found.values(), key=attrgetter("order"))
 
@@ -135,8 +140,10 @@ class RankStep:
 
     def records(self, effects: bool = False) -> Iterator[Record]:
         """The Records of all values of ops, or of effects, in order of execution."""
-        listed = {id(part): part.rows.tolist() for part in self.parts.values()}
         placed = list(self.placed(effects))
+        if not placed:
+            return
+        listed = {id(part): part.rows.tolist() for part in self.parts.values()}
         names = [name for name, _, _ in placed]
         if effects:
             keys = {name: Key(self.model, self.step, *name) for name in names}

@@ -33,6 +33,7 @@ from dumpcmp.taps.recording.replays import Replays
 from dumpcmp.taps.recording.returned import raised, returned
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.step_kinds import recomputation_of
+from dumpcmp.taps.recording.training import Training
 
 if TYPE_CHECKING:
     from dumpcmp.taps.distributed.collectives import CollectiveMode
@@ -69,6 +70,7 @@ class ModuleCapture:
         self.replays = Replays(recorder, self.watches, recorder.graph_budget, lambda: self.compiles)
         self._parallels = Parallels(recorder)
         self._collectives: CollectiveMode | None = None  # of a run on several ranks
+        self._training: Training | None = None  # while it runs, and after
         self.compiles = False  # whether what the program compiles stays compiled
         self.enter = enter_module
         self.exit = exit_module
@@ -91,7 +93,18 @@ class ModuleCapture:
 
     def facts(self) -> dict[str, Any]:
         """What run.json says of the run once it has ended, besides what all runs say."""
-        return self.replays.facts()
+        return {**self.replays.facts(), **(self._training.facts if self._training else {})}
+
+    def finish(self) -> None:
+        """Record what the run leaves behind, while the archive is still open.
+
+        What ranks keep of weights and of optimizers are shards that nothing tells the layout of.
+        """
+        if self._collectives is not None:
+            return
+        put_state(self.recorder)
+        if self._training is not None:
+            self._training.put_end()
 
     def remarks(self) -> list[str]:
         """What the user must hear at the end."""
@@ -112,11 +125,9 @@ class ModuleCapture:
             self._ends.enter_context(self._parallels.watched())
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
-            try:
-                yield
-            finally:
-                if self._collectives is None:  # of shards nothing tells how they lie
-                    put_state(self.recorder)
+            self._training = Training(self.recorder, callables.is_traced)
+            self._ends.enter_context(self._training.watched())
+            yield
 
     @contextmanager
     def _partitioned(self) -> Iterator[None]:
@@ -297,7 +308,7 @@ class ModuleCapture:
         with HOLD:
             step.put_rest()
         if not self.recorder.tap.backward:
-            self.recorder.finish(step)
+            self.recorder.finish(step, later=torch.is_grad_enabled())
 
     @contextmanager
     def _recording(self, step: Step) -> Iterator[None]:

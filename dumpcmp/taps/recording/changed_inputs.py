@@ -38,12 +38,13 @@ def given_to(step: Step, module: nn.Module, args: Any, kwargs: Mapping[str, Any]
     """What the root of `step` is about to be given, as far as it can be changed in place."""
     if not records_effects(step) or not step.tap.outputs:
         return {}
-    with DisableTorchFunction(), DisableTorchDispatch():
+    with step.outlet.sparing(), DisableTorchFunction(), DisableTorchDispatch():
         return {
             name: _argument(name, value)
             for name, value in _named(module, args, kwargs)
             if not isinstance(value, _CONSTANT)
         }
+    return {}
 
 
 def put_changed(
@@ -52,7 +53,7 @@ def put_changed(
     """Record those arguments of the root of `step` that are no longer what they were `before`."""
     if not before:
         return
-    with DisableTorchFunction(), DisableTorchDispatch():
+    with step.outlet.sparing(), DisableTorchFunction(), DisableTorchDispatch():
         parts: dict[str, Tree] = {}
         found: list[tuple[str, Tensor]] = []
         for name, value in _named(module, args, kwargs):
@@ -77,6 +78,8 @@ def _named(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Iterator[
 
 
 def _argument(name: str, value: Any) -> _Argument:
+    if isinstance(value, Tensor):  # as most arguments are
+        return _Argument("", {f"output.{name}": (weakref.ref(value), _version(value))})
     writer = TreeWriter(asks=False)
     tree = writer.tree(value, f"output.{name}")
     known = {slot: (weakref.ref(tensor), _version(tensor)) for slot, tensor in writer.found}
@@ -84,6 +87,8 @@ def _argument(name: str, value: Any) -> _Argument:
 
 
 def _is_changed(name: str, value: Any, before: _Argument) -> bool:
+    if isinstance(value, Tensor):
+        return not _is_still(before.tensors.get(f"output.{name}"), value)
     writer = TreeWriter(asks=False)
     if json.dumps(writer.tree(value, f"output.{name}")) != before.tree:
         return True

@@ -27,7 +27,7 @@ def put_state(recorder: Recorder) -> None:
     """Record of each model that ran what it has become since its last step was recorded."""
     if recorder.is_inert or recorder.is_taped or recorder.weights is Weights.NOTHING:
         return
-    with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+    with HOLD, recorder.sparing(), DisableTorchFunction(), DisableTorchDispatch():
         for root, step in recorder.latest_steps():
             if step.model.is_weighed:
                 _put(step, root)
@@ -39,10 +39,10 @@ def _put(step: Step, root: nn.Module) -> None:
     slots = {f"{slot.partition('.')[0]}.{f'{path}.' if path else ''}{slot.partition('.')[2]}": one
              for path, some in changed.items() if step.tap.selects_op(path or ROOT)
              for slot, one in some}  # fmt: skip
-    parts = {slot: {"slot": slot} for slot in slots}
-    tree = {"object": "state", "parts": {**parts, "after": model.num_steps - 1}}
-    call = step.call(Effect.STATE.op, 0, TARGET, written(tree), "")
-    step.put_late_weights(call, list(slots.items()))
+    if slots:
+        tree = {"object": "state", "parts": {slot: {"slot": slot} for slot in slots}}
+        call = step.call(Effect.STATE.op, 0, TARGET, written(tree), "")
+        step.put_late_weights(call, list(slots.items()))
 
 
 def _changed(model: Model, weights: Mapping[str, Slots]) -> dict[str, Slots]:

@@ -35,6 +35,7 @@ class Recorder(Outlet):
         self._latest = weakref.WeakKeyDictionary[nn.Module, Step]()
         self._stateless: dict[type | str, Model] = {}
         self._taken: dict[str, int] = {}
+        self._unfinished: dict[str, int] = {}  # by model: a step that is over, but for its effects
         self._outside: Step | None = None
         self.reel: Reeling | None = None  # while a CUDA graph is captured
         self.active: Callable[[], Step | None] = lambda: None  # on the thread that asks
@@ -49,6 +50,7 @@ class Recorder(Outlet):
             model = self.model_of(root)
             number = model.next_step()
             self.num_steps = max(self.num_steps, model.num_steps)
+            self._finish_before(model.name)
             if self.reel is None and not self.tap.selects_step(number):
                 return None
             self.counts.steps += 1
@@ -126,11 +128,26 @@ class Recorder(Outlet):
         """Hand `graph`, which runs as a part of `model`, to the Sink as text."""
         self.sink.text(model.name, f"graph-{next(model.graphs)}.txt", graph_text(graph))
 
-    def finish(self, step: Step) -> None:
-        """Tell a Sink that wants to know that nothing more of `step` will come."""
+    def finish(self, step: Step, later: bool = False) -> None:
+        """Tell a Sink that wants to know that nothing more of `step` will come.
+
+        `later`: when the next one of its model begins, since an optimizer may follow.
+        """
         finish_step = getattr(self.sink, "finish_step", None)
-        if finish_step is not None:
+        if finish_step is None:
+            return
+        self._finish_before(step.model.name)
+        if later:
+            self._unfinished[step.model.name] = step.number
+        else:
             finish_step(step.model.name, step.number)
+
+    def _finish_before(self, model: str) -> None:
+        """Finish the step of `model` before this one, if it was left for later."""
+        number = self._unfinished.pop(model, None)
+        finish_step = getattr(self.sink, "finish_step", None)
+        if number is not None and finish_step is not None:
+            finish_step(model, number)
 
     def outside(self) -> Step:
         """The step for values that the program saves outside of any model."""

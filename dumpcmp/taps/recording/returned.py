@@ -39,7 +39,7 @@ def returned(step: Step, result: Any) -> Any:
     """
     if not records_effects(step) or not step.tap.outputs:
         return result
-    with DisableTorchFunction(), DisableTorchDispatch():
+    with step.outlet.sparing(), DisableTorchFunction(), DisableTorchDispatch():
         if type(result) is GeneratorType and _is_held_by_none(result, step):
             _put(step, Effect.RESULT, 0, written({"generator": result.__qualname__}))
             return _relayed(result, step)
@@ -57,7 +57,7 @@ def returned(step: Step, result: Any) -> Any:
 def raised(step: Step, error: BaseException) -> None:
     """Record what the root of `step` raised."""
     if records_effects(step):
-        with DisableTorchFunction(), DisableTorchDispatch():
+        with step.outlet.sparing(), DisableTorchFunction(), DisableTorchDispatch():
             _put_error(step, Effect.EXCEPTION, 0, error)
 
 
@@ -134,7 +134,8 @@ class _Yields:
         return value
 
     def _note(self, value: Any, is_end: bool = False) -> None:
-        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+        sparing = self._step.outlet.sparing()
+        with HOLD, sparing, DisableTorchFunction(), DisableTorchDispatch():
             if self._step.outlet.is_inert or self._number > MOST_LISTED:
                 return
             writer = TreeWriter()
@@ -146,7 +147,8 @@ class _Yields:
             self._number += 1
 
     def _note_error(self, error: BaseException) -> None:
-        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+        sparing = self._step.outlet.sparing()
+        with HOLD, sparing, DisableTorchFunction(), DisableTorchDispatch():
             if not self._step.outlet.is_inert:
                 _put_error(self._step, Effect.YIELDED, self._number, error)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -120,6 +121,19 @@ class Outlet:
     def forget(self) -> None:
         """Record nothing more: this is a forked child, which lacks the threads that hold locks."""
         self.is_inert, self.lock, self.stagings = True, threading.RLock(), Stagings()
+
+    @contextmanager
+    def sparing(self) -> Iterator[None]:
+        """Note what goes wrong in the block, in which only effects are recorded.
+
+        It stands where the program would see it, and is none of the program's doing.
+        """
+        try:
+            yield
+        except Exception as error:
+            said = f"an effect is not recorded: {type(error).__name__}: {error}"
+            if said not in self.lacking:
+                self.lacking.append(said)
 
     def call(self, call: Call) -> None:
         with self.lock:

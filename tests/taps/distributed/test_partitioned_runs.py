@@ -144,6 +144,8 @@ def test_nothing_passes_unseen(compared: Any, found: Any) -> None:
     outcome = compared("golden-fused", "megatron-2")
     golden = Archive(found("golden-fused"))
     for row in outcome.rows:
+        if row.key.op.is_effect and row.verdict is Verdict.SKIPPED:
+            continue  # of the end of a run, which is recorded of one rank alone
         assert row.metrics is not None and row.metrics.exact
         if row.paired_by == "key" and row.golden_key:
             shape = golden[row.golden_key].shape

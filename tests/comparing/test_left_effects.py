@@ -1,0 +1,326 @@
+"""What a run leaves behind: state, inputs, optimizers, settings of training, generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dumpcmp
+from dumpcmp import Archive, Outcome, Verdict
+from dumpcmp.nouns.effects import Effect, shown_tree
+from dumpcmp.nouns.outcome import Conclusion
+from tests.taps.test_returned import effects_of
+
+Act = Callable[[Any, Tensor, Tensor, dict[str, Any]], None]
+
+
+class Acting(nn.Module):
+    """A layer that does something besides: to itself, to its input, to a cache."""
+
+    kept: Tensor
+
+    def __init__(self, act: Act) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), act
+        self.register_buffer("kept", torch.zeros(4))
+
+    def forward(self, x: Tensor, cache: dict[str, Any]) -> Tensor:
+        y: Tensor = self.layer(x)
+        self.act(self, x, y, cache)
+        return y
+
+
+def acted(path: Path, act: Act, mode: str = "eager", **options: Any) -> Path:
+    torch.manual_seed(0)
+    model = Acting(act)
+    with dumpcmp.capture(model, path, mode=mode, **options), torch.no_grad():
+        for step in range(2):
+            model(torch.ones(2, 4) + step, {"rows": [torch.zeros(4)]})
+    return path
+
+
+def nothing(m: Any, x: Tensor, y: Tensor, cache: dict[str, Any]) -> None: ...
+
+
+def uncounted(number: float) -> Act:
+    """Writes to the buffer beneath torch, which counts no write and sees no op."""
+
+    def act(m: Any, x: Tensor, y: Tensor, cache: dict[str, Any]) -> None:
+        m.kept.numpy()[:] = number
+
+    return act
+
+
+def counted(number: float) -> Act:
+    def act(m: Any, x: Tensor, y: Tensor, cache: dict[str, Any]) -> None:
+        m.kept.add_(number)
+
+    return act
+
+
+def into_input(m: Any, x: Tensor, y: Tensor, cache: dict[str, Any]) -> None:
+    x.add_(1.0)
+
+
+def beside_input(m: Any, x: Tensor, y: Tensor, cache: dict[str, Any]) -> None:
+    x.clone().add_(1.0)
+
+
+def appending(number: int) -> Act:
+    def act(m: Any, x: Tensor, y: Tensor, cache: dict[str, Any]) -> None:
+        cache["rows"].append(number)
+
+    return act
+
+
+def into_cache(number: float) -> Act:
+    def act(m: Any, x: Tensor, y: Tensor, cache: dict[str, Any]) -> None:
+        cache["rows"][0].numpy()[:] = number  # which no op does
+        cache["rows"][0].add_(0.0)
+
+    return act
+
+
+STATES: dict[str, tuple[Act, Act, str]] = {
+    "a buffer that nobody was seen to write": (uncounted(1), uncounted(2), "buffer.kept: "),
+    "a buffer that is not written": (uncounted(1), nothing, "buffer.kept: "),
+    "a buffer that is written": (nothing, uncounted(1), "buffer.kept: "),
+    "a buffer that mine alone writes": (nothing, counted(1.0), "kept is not the same tensor"),
+    "an input": (into_input, beside_input, "golden's forward changed its argument 'x' in place"),
+    "my input": (beside_input, into_input, "my forward changed its argument 'x' in place"),
+    "a list": (appending(1), appending(2), "inputs.cache['rows'][1] is 1 in golden, 2 in mine"),
+    "a longer list": (appending(1), nothing, "changed its argument 'cache' in place"),
+    "a cache": (into_cache(1.0), into_cache(2.0), "token 0"),
+}
+
+
+@pytest.mark.parametrize(("golden", "target", "said"), STATES.values(), ids=STATES)
+def test_what_a_step_leaves_behind_is_told(
+    golden: Act, target: Act, said: str, tmp_path: Path
+) -> None:
+    ours, theirs = acted(tmp_path / "g", golden), acted(tmp_path / "t", target)
+    outcome = dumpcmp.compare(ours, theirs)
+    assert outcome.exit_code == 1, outcome.word
+    assert said in outcome.word
+    assert dumpcmp.compare(theirs, ours).exit_code == 1
+    assert dumpcmp.compare(ours, acted(tmp_path / "s", golden)).conclusion is Conclusion.SAME
+
+
+def test_only_what_changed_is_recorded(tmp_path: Path) -> None:
+    acted(tmp_path / "a", nothing)
+    assert not effects_of(tmp_path / "a", Effect.STATE)
+    assert not effects_of(tmp_path / "a", Effect.INPUTS)
+    acted(tmp_path / "b", counted(1.0))
+    (call,) = effects_of(tmp_path / "b", Effect.STATE)
+    assert shown_tree(call) == "state(buffer.kept=tensor buffer.kept)"
+    held = Archive(tmp_path / "b").tensor(call.site.key("buffer.kept"))
+    assert held.tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("mode", ["fx", "aten"])
+def test_other_modes_see_the_same(mode: str, tmp_path: Path) -> None:
+    golden = acted(tmp_path / "g", counted(1.0), mode)
+    assert dumpcmp.compare(golden, acted(tmp_path / "s", counted(1.0), mode)).passed
+    outcome = dumpcmp.compare(golden, acted(tmp_path / "t", counted(2.0), mode))
+    states = [row for row in outcome.rows if row.key.op == Effect.STATE.op]
+    assert [row.verdict for row in states] == [Verdict.FAIL]
+
+
+def trained(
+    path: Path,
+    *,
+    rate: float = 0.1,
+    factor: float = 0.5,
+    norm: float | None = 1.0,
+    resumed: bool = False,
+    draws: int = 0,
+    way: Any = torch.optim.Adam,
+    noise: float = 0.0,
+    scales: bool = False,
+    spoils: str = "",
+    **options: Any,
+) -> Path:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    with torch.no_grad():
+        net.get_parameter("0.weight").mul_(1 + noise)
+    optimizer = way(net.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, factor)
+    scaler = torch.amp.GradScaler("cpu", enabled=scales)
+    with dumpcmp.capture(net, path, **options):
+        for step in range(3):
+            data = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+            scaler.scale(net(data).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            if norm is not None:
+                nn.utils.clip_grad_norm_(net.parameters(), norm)
+            if resumed and step == 2:  # as after a checkpoint without the optimizer
+                optimizer.state[net[0].bias]["exp_avg"].zero_()
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            optimizer.zero_grad()
+        torch.rand(draws)
+        for kept in optimizer.state.values():
+            if spoils in kept:
+                kept[spoils].mul_(1.001)  # which no step sees any more
+    return path
+
+
+TRAININGS: dict[str, tuple[dict[str, Any], str]] = {
+    "the rate": ({"rate": 0.2}, "training at token 0: training.groups[0]['lr'] is 0.1 in golden"),
+    "the schedule": ({"factor": 0.4}, "training at token 1: training.groups[0]['lr'] is 0.05"),
+    "the largest norm": ({"norm": 9.0}, "training.max_norm is 1.0 in golden, 9.0 in mine"),
+    "the optimizer's state": ({"resumed": True}, "optimizer at token 2: output.state.0.bias"),
+    "a mean": ({"spoils": "exp_avg"}, "optimizer at token 2: output.state.0.weight.exp_avg: "),
+    "a generator": ({"draws": 1}, "generators at token 2: the cpu generator ends in another"),
+}
+
+
+def follow(tmp_path: Path, golden: dict[str, Any], target: dict[str, Any]) -> Outcome:
+    return dumpcmp.compare(trained(tmp_path / "g", **golden), trained(tmp_path / "t", **target))
+
+
+@pytest.mark.parametrize(("ways", "said"), TRAININGS.values(), ids=TRAININGS)
+@pytest.mark.parametrize("backward", [True, False])
+def test_what_steers_training_is_told(
+    ways: dict[str, Any], said: str, backward: bool, tmp_path: Path
+) -> None:
+    outcome = follow(tmp_path, {"backward": backward}, {"backward": backward, **ways})
+    assert outcome.exit_code == 1
+    assert said in outcome.word
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_training_that_is_the_same_is_the_same(backward: bool, tmp_path: Path) -> None:
+    ways = {"backward": backward, "scales": True}
+    outcome = follow(tmp_path, ways, ways)
+    assert outcome.conclusion is Conclusion.SAME, outcome.word
+    kinds = {row.key.op for row in outcome.rows if row.key.op.is_effect}
+    assert {Effect.TRAINING.op, Effect.OPTIMIZER.op, Effect.STATE.op} <= kinds
+    names = [row.key.slot for row in outcome.rows if row.key.op == Effect.OPTIMIZER.op]
+    assert "output.state.2.weight.exp_avg_sq" in names
+    parts = list((tmp_path / "g").rglob("part-*.h5"))
+    assert len(parts) == 3, "each step is one part"
+
+
+def test_another_way_to_step_is_the_same(tmp_path: Path) -> None:
+    def looping(*args: Any, **kwargs: Any) -> Any:
+        return torch.optim.Adam(*args, foreach=False, **kwargs)
+
+    outcome = follow(tmp_path, {"backward": True}, {"backward": True, "way": looping})
+    assert outcome.passed, outcome.word
+
+
+def test_rounding_in_training_is_no_difference(tmp_path: Path) -> None:
+    def sgd(weights: Any, lr: float) -> Any:
+        return torch.optim.SGD(weights, lr=lr, momentum=0.9)
+
+    moved = {"backward": True, "way": sgd, "weights": False, "noise": 2.0**-22}
+    outcome = follow(tmp_path, {"backward": True, "way": sgd}, moved)
+    effects = [row for row in outcome.rows if row.key.op.is_effect and not row.cause]
+    assert not [row for row in effects if row.verdict.fails], outcome.headline
+
+
+def resumed(path: Path, first: int, way: Any, loads: bool = True, **options: Any) -> Path:
+    """Four steps, of which those from `first` on are captured; there it was stopped and resumed."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimizer = way(net.parameters())
+    with ExitStack() as around:
+        for step in range(4):
+            if step == first:
+                weights, state = deepcopy(net.state_dict()), deepcopy(optimizer.state_dict())
+                net.load_state_dict(weights)
+                optimizer = way(net.parameters())
+                if loads:
+                    optimizer.load_state_dict(state)
+                around.enter_context(dumpcmp.capture(net, path, **options))
+            data = torch.randn(3, 4, generator=torch.Generator().manual_seed(step))
+            net(data).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return path
+
+
+MOMENTS: dict[str, tuple[Any, str]] = {
+    "Adam": (lambda some: torch.optim.Adam(some, lr=0.1), "exp_avg, exp_avg_sq, step"),
+    "momentum": (lambda some: torch.optim.SGD(some, lr=0.1, momentum=0.9), "momentum_buffer"),
+}
+
+
+@pytest.mark.parametrize(("way", "kept"), MOMENTS.values(), ids=MOMENTS)
+def test_a_resumed_run_is_held_against_an_uninterrupted_one(
+    way: Any, kept: str, tmp_path: Path
+) -> None:
+    golden = resumed(tmp_path / "g", 0, way, backward=True)
+    right = dumpcmp.compare(golden, resumed(tmp_path / "s", 2, way, backward=True))
+    assert right.conclusion is Conclusion.SAME, right.headline
+    assert {row.verdict for row in right.rows if row.key.op == Effect.OPTIMIZER.op} == {
+        Verdict.PASS
+    }
+    wrong = dumpcmp.compare(golden, resumed(tmp_path / "t", 2, way, loads=False, backward=True))
+    assert wrong.exit_code == 1
+    said = f"training at token 2: training.state_before is {kept!r} in golden, 'nothing' in mine"
+    assert said in wrong.word
+
+
+def test_a_missing_clip_is_open(tmp_path: Path) -> None:
+    outcome = follow(tmp_path, {"norm": 100.0}, {"norm": None})
+    assert outcome.exit_code == 2
+    assert "only golden's run shows clip_grad_norm_" in outcome.word
+
+
+def test_scales_of_losses_are_recorded(tmp_path: Path) -> None:
+    trained(tmp_path / "a", scales=True)
+    shown = [shown_tree(call) for call in effects_of(tmp_path / "a", Effect.TRAINING)]
+    assert "GradScaler(scale=65536.0, found_inf=[0.0])" in shown
+
+
+def test_generators_that_began_apart_tell_nothing(tmp_path: Path) -> None:
+    def run(path: Path, seed: int) -> Path:
+        torch.manual_seed(0)
+        net = nn.Linear(2, 2)
+        torch.manual_seed(seed)
+        with dumpcmp.capture(net, path), torch.no_grad():
+            net(torch.ones(1, 2))
+            torch.rand(seed)
+        return path
+
+    outcome = dumpcmp.compare(run(tmp_path / "a", 1), run(tmp_path / "b", 2))
+    assert outcome.passed
+    (row,) = [row for row in outcome.rows if row.key.op == Effect.GENERATORS.op]
+    assert row.verdict is Verdict.SKIPPED
+
+
+def test_runs_of_other_lengths_have_no_ends_in_common(tmp_path: Path) -> None:
+    def run(path: Path, steps: int) -> Path:
+        torch.manual_seed(0)
+        net = nn.BatchNorm1d(3)
+        with dumpcmp.capture(net, path), torch.no_grad():
+            for step in range(steps):
+                net(torch.full((4, 3), float(step)).mul_(torch.rand(4, 3)))
+        return path
+
+    outcome = dumpcmp.compare(run(tmp_path / "a", 3), run(tmp_path / "b", 2), tokens="0-1")
+    assert outcome.passed, outcome.word
+    (row,) = [row for row in outcome.rows if row.key.op == Effect.STATE.op]
+    assert row.verdict is Verdict.SKIPPED
+
+
+def test_nothing_of_the_capture_stays_behind(tmp_path: Path) -> None:
+    from torch.nn.utils import clip_grad
+    from torch.optim import optimizer
+
+    before = clip_grad._clip_grads_with_norm_, torch.amp.GradScaler.update
+    hooks = dict(optimizer._global_optimizer_post_hooks)
+    trained(tmp_path / "a", scales=True)
+    assert (clip_grad._clip_grads_with_norm_, torch.amp.GradScaler.update) == before
+    assert dict(optimizer._global_optimizer_post_hooks) == hooks
