@@ -63,6 +63,8 @@ def _words_of(code: CodeType) -> Iterator[str]:
 
 # What torch.compile leaves on the stack and around modules, by which a call of it is known.
 _CALLABLES = """
+    to keep dynamo out of our own work
+        torch._C._dynamo.eval_frame: set_eval_frame
     to hear of calls
         torch._dynamo.eval_frame: _TorchDynamoContext _TorchDynamoContext.__init__>enter_exit_hooks
         torch._dynamo.eval_frame: _TorchDynamoContext.__call__>enter_exit_hooks
@@ -180,8 +182,13 @@ every mode
         torch._C: _current_autograd_node
     to tell which thread compiles
         torch._guards: CompileContext.try_get TracingContext.try_get
+    to tell when the program traces itself, or is traced
+        torch._C: _get_tracing_state _get_dispatch_mode _TorchDispatchModeKey.PROXY
+        torch.fx._symbolic_trace: _is_fx_tracing_flag
+        torch.compiler: _is_compiling_flag
     to note what a call was cast to
         torch._C: _is_any_autocast_enabled
+        torch._C: _is_torch_function_mode_enabled
     to answer as if no mode were there
         torch._C: _len_torch_function_stack _get_function_stack_at
         torch._C: _pop_torch_function_stack _push_on_torch_function_stack
@@ -227,6 +234,10 @@ questions in torch.compile, or code that asks whether torch functions are overri
         torch._dynamo.config: patch recompile_limit accumulated_recompile_limit suppress_errors
 --mode aten
 {_DISPATCH}
+    to give ops to a mode at any depth
+        torch._library.simple_registry: find_torch_dispatch_rule
+    to hand on tensors that stand for numbers
+        torch._C: _should_allow_numbers_as_tensors
     to tell which op's backward runs
         torch._C._autograd: _get_sequence_nr
         torch.autograd.graph: Node._sequence_nr
@@ -406,4 +417,8 @@ weak_ref, free_weak_ref = (
 compiling, tracing = (
     _if_there(f"torch._guards:{name}.try_get") for name in ("CompileContext", "TracingContext")
 )
+jit_tracing_state = _if_there("torch._C:_get_tracing_state")
+dispatch_mode = _if_there("torch._C:_get_dispatch_mode")
+PROXY_MODE = _if_there("torch._C:_TorchDispatchModeKey.PROXY")
+fx_tracing = _if_there("torch.fx._symbolic_trace")
 SUPPORTED_NODES: dict[type, Any] = _if_there("torch.utils._pytree:SUPPORTED_NODES") or {}

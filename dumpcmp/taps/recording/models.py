@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dumpcmp.nouns.built import built
 from dumpcmp.nouns.key import ROOT, Op
+from dumpcmp.pytorch.module_trees import named_modules_of
 from dumpcmp.pytorch.trees import Slots
 
 _core: Any = built("dumpcmp.taps.recording._plan")
@@ -21,11 +22,6 @@ _NEVER: _Version = (-1, None)  # of no tensor
 Ops = dict[str, dict[str, Op | None]]  # by scope and function; None where it is not selected
 _Numbered = dict[Callable[..., Any], tuple[str, dict[int, Any]]]  # by function: name, numbers
 Knowns = dict[str, _Numbered]  # by scope
-
-
-def has_state(module: nn.Module) -> bool:
-    """Whether `module` has parameters or buffers, which make it this module and no other."""
-    return any(True for _ in itertools.chain(module.parameters(), module.buffers()))
 
 
 class Model:
@@ -62,7 +58,7 @@ class Model:
         self._root = weakref.ref(root)
         self.paths = {
             id(module): path.replace("_orig_mod.", "").removesuffix("._orig_mod")
-            for path, module in root.named_modules()
+            for path, module in named_modules_of(root)
         }
 
     @property
@@ -239,5 +235,12 @@ class Scopes:
         self.here = self.next_of(path)
         return self.here
 
-    def close(self) -> None:
-        self.here = self._outer.pop()
+    @property
+    def depth(self) -> int:
+        """How many are open."""
+        return len(self._outer)
+
+    def close_to(self, depth: int) -> None:
+        """Close all but so many of those that are open."""
+        while len(self._outer) > depth:
+            self.here = self._outer.pop()
