@@ -70,7 +70,7 @@ def _said(subject: Model, model: nn.Module, inputs: Inputs) -> tuple[str, str, s
     with dumpcmp.check(model) as checkup:
         subject.step(model, inputs, backward=True)
     tally = checkup.tally
-    return str(tally[Verdict.PASS]), str(tally[Verdict.FAIL]), str(tally[Verdict.SKIPPED])
+    return str(tally[Verdict.PASS]), str(tally[Verdict.FAIL]), str(tally[Verdict.INCONCLUSIVE])
 
 
 def table() -> Table:
@@ -81,5 +81,5 @@ def table() -> Table:
         "are small, so that most of a step is overhead: larger ones pay for float64 instead. "
         f"torch {torch.__version__}."
     )
-    headings = ["model", "dtype", *WAYS, "right", "wrong", "skipped"]
+    headings = ["model", "dtype", *WAYS, "right", "wrong", "not checked"]
     return Table("check", headings, list(rows()), how)

@@ -31,6 +31,7 @@ from dumpcmp.execute import num_workers, run_each
 from dumpcmp.nouns.errors import ArchiveError, CheckError, DumpcmpError
 from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.record import Record, Stored
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import Value
 from dumpcmp.summary.packing import Reduction, load_reduction, pack, reduced
 from dumpcmp.summary.sketch import Floats
@@ -59,8 +60,9 @@ class Compacted:
         if not done.num_parts:
             return f"{self.path}: nothing to compact"
         ratio = done.nbytes_before / max(1, done.nbytes_after)
+        values, parts = counted(done.num_values, "value"), counted(done.num_parts, "part")
         return (
-            f"{self.path}: {done.num_values} values in {done.num_parts} parts, "
+            f"{self.path}: {values} in {parts}, "
             f"{readable(done.nbytes_before)} -> {readable(done.nbytes_after)} ({ratio:.0f} times "
             f"smaller), {readable(done.nbytes_freed)} freed"
         )

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from click.testing import CliRunner
 from torch import Tensor, nn
 
@@ -99,18 +101,161 @@ class Custom(nn.Module):
         return found + 1
 
 
-def test_a_custom_op_is_skipped_by_name_until_it_has_a_reference() -> None:
+def test_a_custom_op_is_unknown_until_it_has_a_reference() -> None:
     with check() as checkup:
-        Custom()(torch.randn(4, 64))
-    assert checkup.tally[Verdict.SKIPPED] == 1 and checkup.passed
-    assert "without a reference" in repr(checkup.rows)
+        Custom()(torch.ones(4, 64))
+    assert checkup.exit_code == 2 and checkup.tally[Verdict.INCONCLUSIVE] == 1
+    assert checkup.headline.startswith("UNKNOWN: 1 value could not be checked, the first of <root>")
+    told = 'dumpcmp.reference("dumpcmp_tests::double_silu")'
+    assert told in checkup.headline and any(told in said for said in checkup.remarks)
+    with pytest.raises(dumpcmp.VerificationError, match="custom op without a reference"):
+        checkup.raise_for_status()
     dumpcmp.reference("dumpcmp_tests::double_silu")(lambda x: 2 * nn.functional.silu(x))
     with check() as checkup:
         Custom()(torch.randn(4, 64))
     assert [row.site.op.function for row in checkup.failures] == ["double_silu"]
 
 
+@torch.library.custom_op("dumpcmp_tests::double_in_place", mutates_args=("x",))
+def double_in_place(x: Tensor) -> None:
+    x.mul_(2)
+
+
+class Unlike(torch.autograd.Function):
+    """A kernel of its own, which no function of torch runs; it may write into memory of torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, made: Tensor) -> Tensor:
+        found = torch.empty_like(x) if made.numel() else torch.from_numpy(x.numpy().copy())
+        found.numpy()[...] = np.sin(x.numpy())
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (*grads, None)
+
+
+def sines(x: Tensor, size: int) -> object:
+    return Unlike.apply(x, torch.ones(size))  # type: ignore[no-untyped-call]
+
+
+class Called(nn.Module):
+    """Calls a function on what it is given, and computes with that."""
+
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.function(x)
+        return x + 1
+
+
+UNKNOWN: dict[str, Callable[[Tensor], object]] = {
+    "multinomial": lambda x: torch.multinomial(x.softmax(-1), 2),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "normal": lambda x: torch.normal(x, 1.0),
+    "scaled_dot_product_attention": lambda x: Attending()(x),
+    "gumbel_softmax": F.gumbel_softmax,
+    "linalg_svdvals": torch.linalg.svdvals,
+    "_foreach_mul": lambda x: torch._foreach_mul([x], 2.0),
+    "double_in_place": lambda x: torch.ops.dumpcmp_tests.double_in_place(x.clone()),
+    "Unlike": lambda x: sines(x, 0),
+    "Unlike into memory of torch": lambda x: sines(x, 1),
+    "to": lambda x: x.to(torch.float8_e5m2fnuz),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_op_that_computes_and_cannot_be_checked_is_unknown(name: str) -> None:
+    with check() as checkup, torch.no_grad():
+        Called(UNKNOWN[name])(torch.rand(4, 8))
+    assert checkup.exit_code == 2 and checkup.headline.startswith("UNKNOWN"), repr(checkup)
+    (open_,) = checkup.inconclusive
+    assert open_.site.op.function == name.partition(" ")[0] and open_.reason
+    assert any(open_.reason in said and ", 1 x, " in said for said in checkup.remarks)
+
+
+IDLE: dict[str, Callable[[Tensor], object]] = {
+    "empty": lambda x: torch.empty(3),
+    "empty_like": torch.empty_like,
+    "randn": lambda x: torch.randn(3),
+    "rand_like": torch.rand_like,
+    "randperm": lambda x: torch.randperm(5),
+    "uniform": lambda x: x.clone().uniform_(),
+    "bernoulli": lambda x: x.clone().bernoulli_(0.5),
+    "kaiming_uniform": lambda x: nn.init.kaiming_uniform_(x.clone()),
+}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_what_nothing_decides_need_not_be_checked_and_is_listed(name: str) -> None:
+    with check() as checkup, torch.no_grad():
+        Called(IDLE[name])(torch.ones(4, 8))
+    assert checkup.exit_code == 0, repr(checkup)
+    (row,) = checkup.rows
+    assert (row.verdict, row.site.op.function) == (Verdict.SKIPPED, name)
+    assert any(said.startswith(f"{name} was not checked, 1 x, ") for said in checkup.remarks)
+
+
+def test_what_gives_out_no_tensor_is_no_op() -> None:
+    with check() as checkup:
+        Called(lambda x: (x.dim(), torch.is_grad_enabled(), x.to(torch.float32)))(torch.ones(2))
+    assert checkup.exit_code == 0 and not checkup.rows, repr(checkup)
+
+
 # Backward
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d])
+def test_the_backward_pass_of_a_dropout_is_checked(kind: type[nn.Module], zeros: bool) -> None:
+    """What it drew shows where it was given no zeros, and elsewhere when it draws once more."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, 5, 5, requires_grad=True)
+    given = x.relu() if zeros else x
+    alone, state = kind()(given), torch.get_rng_state()
+    torch.manual_seed(0)
+    torch.randn(4, 6, 5, 5)
+    with check() as checkup:
+        seen = kind()(given)
+    assert torch.equal(seen, alone) and torch.equal(torch.get_rng_state(), state)
+    seen.square().sum().backward()
+    assert checkup.exit_code == 0 and not checkup.rows, repr(checkup)
+    assert checkup.tally[Verdict.PASS] >= 2  # forward and backward
+
+
+def test_attention_with_dropout_is_not_called_wrong() -> None:
+    torch.manual_seed(0)
+    q = torch.randn(2, 8, 16, requires_grad=True)
+    with check() as checkup:
+        Attending()(q).sum().backward()
+    assert not checkup.failures and checkup.exit_code == 2, repr(checkup)
+    assert "without dropout it can be run again" in checkup.headline
+
+
+class Attending(nn.Module):
+    def forward(self, q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+
+def test_a_backward_pass_that_is_too_long_to_be_watched_is_told() -> None:
+    with check() as checkup:
+        Called(lambda x: torch.linalg.multi_dot([x] * 70).sum().backward())(
+            torch.eye(3, requires_grad=True)
+        )
+    assert checkup.exit_code == 2 and "more than 64 nodes" in checkup.headline, repr(checkup)
+
+
+def test_parameters_that_autocast_casts_are_checked_backward() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv1d(4, 4, 3), nn.Linear(14, 14)), torch.randn(2, 4, 16)
+    with check(model) as checkup:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().square().sum()
+        loss.backward()
+    assert checkup.exit_code == 0 and not checkup.rows, repr(checkup)
+    assert checkup.tally[Verdict.PASS] == 2 + 5  # with the gradients of two weights and biases
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -315,6 +460,16 @@ def test_functions_outside_of_modules_are_checked_where_no_model_is_named() -> N
     with dumpcmp.check(linear) as inside:
         double_silu(x)
     assert not inside.rows
+
+
+def test_operators_in_place_are_held_against_what_they_were_given() -> None:
+    mask, x = torch.rand(64) > 0.5, torch.rand(64)
+    with check() as checkup:
+        mask ^= x > 0.5
+        mask &= x > 0.2
+        mask |= x > 0.9
+        x += 1
+    assert checkup.passed and checkup.tally[Verdict.PASS] > 4, checkup.headline
 
 
 def test_nothing_checked_is_unknown() -> None:

@@ -10,8 +10,8 @@ from itertools import chain
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.renaming import Renaming, unwrapped
-from dumpcmp.align.synonyms import canonical
 from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.op_names import canonical
 from dumpcmp.nouns.row import Pair, PairedBy
 
 _InStep = tuple[str, int]
@@ -85,8 +85,9 @@ class Mating:
     ) -> str:
         free = [one for one in like if one not in other.mated]
         if not free:
-            num = len(like)
-            return f"{name} calls {like[0].op} {num} times, and each has another partner"
+            if len(like) == 1:
+                return f"{name} calls {like[0].op} once, and that call has another partner"
+            return f"{name} calls {like[0].op} {len(like)} times, and each has another partner"
         shapes, others = own.shapes(site), [other.shapes(one) for one in free]
         if shapes not in others:
             return f"it gives {shapes}, {name}'s {free[0].op}#{free[0].call} gives {others[0]}"

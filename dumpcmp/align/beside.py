@@ -14,13 +14,14 @@ from dumpcmp.align.partners import Partners
 from dumpcmp.align.pieces import Extents
 from dumpcmp.align.sweeping import Sweep
 from dumpcmp.nouns.key import ROOT, Key, Site, Slot
+from dumpcmp.nouns.op_names import WorkSet
 from dumpcmp.nouns.row import Pair, PairedBy
 from dumpcmp.nouns.value import dtype_named
 
 Look = tuple[Strand, str, int, tuple[int, ...], str]  # a strand in a step, a shape and a dtype
 Terms = Callable[[Site], Site]  # golden's names of a call's model and step
 _NAMED = (PairedBy.KEY, PairedBy.PREFIX, PairedBy.MAPPING)
-_COMMUTING = frozenset(("add", "mul", "maximum", "minimum"))
+_COMMUTING = WorkSet("add mul maximum minimum")
 KeysBySlot = dict[Slot, Key]
 
 

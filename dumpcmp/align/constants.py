@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.synonyms import canonical
 from dumpcmp.nouns.given import CallInputs, read_arguments
 from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.op_names import OpSet, canonical
 
-_FILLED = frozenset(("as_tensor", "full", "full_like", "new_full", "new_tensor", "tensor"))
+_FILLED = OpSet("as_tensor full full_like new_full new_tensor tensor")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dumpcmp.align.port.samples import LoadValue
 from dumpcmp.judge.tolerances import SAME_VALUE
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
 from dumpcmp.nouns.record import Kept
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import Kind, dtype_named
 
 Elements = NDArray[Any]
@@ -87,6 +88,19 @@ def found_counting(
             said = _said(sides[0].taken(early), sides[1].taken(late), early, late)
             found = found.with_aside(name, offset, early, late, said)
     return found
+
+
+def tells_its_counting(golden: Listing, target: Listing, models: Mapping[str, str]) -> bool:
+    """Whether what the steps were given tells how the target counts them, or never will.
+
+    It does once a step was given what golden's of the same number was, or an offset is found.
+    """
+    for mine, name in models.items():
+        one, other = _given(golden, name), _given(target, mine)
+        is_told = any(one.get(step) == given for step, given in other.items())
+        if one and other and not is_told and not _offset(one, other):
+            return False
+    return True
 
 
 def stated_counting(
@@ -208,8 +222,8 @@ def _said(
     """What is known of the steps before the first that both sides have."""
     if golden is not None and target is not None and np.array_equal(golden, target):
         return (
-            f"not compared: the same {golden.shape[-1]} tokens, which golden takes in "
-            f"{len(early)} steps and my side in {len(late)}; what follows from them is"
+            f"not compared: the same {counted(golden.shape[-1], 'token')}, which golden takes in "
+            f"{counted(len(early), 'step')} and my side in {len(late)}; what follows from them is"
         )
     ran = [f"{side} ran {len(steps)}" for side, steps in (("golden", early), ("my side", late))
            if steps]  # fmt: skip

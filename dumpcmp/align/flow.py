@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.pieces import lie_of
-from dumpcmp.align.synonyms import canonical, contracts, gives_views, keeps_elements
+from dumpcmp.align.pieces import lie_of, num_shown
+from dumpcmp.align.synonyms import contracts, gives_views, keeps_elements
 from dumpcmp.nouns.given import parsed, told_by
 from dumpcmp.nouns.key import Key, Site, Slot
+from dumpcmp.nouns.op_names import WorkSet, canonical
 from dumpcmp.nouns.record import VMAP, Record
 
 Strand = int
+FactorPart = tuple[Strand, bool]  # a value, and whether it is only a part of it
 Content = tuple[str, str]  # dtype and digest
+_INDEXING = WorkSet("getitem")
 _MANY = 16  # elements that two values do not share by chance
 Expression = tuple[object, ...]  # what a call does, and the strands that it does it to
 
@@ -43,6 +46,7 @@ class Flow:
     _of: dict[Key, Strand] = field(default_factory=dict)
     _parent: list[Strand] = field(default_factory=list)
     _root: dict[Strand, Strand] = field(default_factory=dict)  # the strand that it is a view of
+    _parts: set[Strand] = field(default_factory=set)  # views that lack elements of that
 
     @classmethod
     def of(cls, listing: Listing) -> Flow:
@@ -115,16 +119,10 @@ class Flow:
             before, after = self.listing.record(given), self.listing.record(key)
             if one != other and same_elements(before, after):
                 self._parent[other] = one
-            elif one != other and self._shows(site, keys):
+            elif one != other and shows_first(self.listing, site):
                 self._root[other] = self.root(one)
-
-    def _shows(self, site: Site, keys: list[Key]) -> bool:
-        """Whether a call gives its first input seen in another way; what picks elements copies."""
-        if canonical(site.op.function) != "getitem":
-            return gives_views(site.op.function)
-        call = self.listing.calls.get(site)
-        is_alone = sum(key.slot.is_input for key in keys) == 1
-        return is_alone and not (call and told_by(call, _picks))
+                if one in self._parts or num_shown(after) < num_shown(before):
+                    self._parts.add(other)
 
     def _do_again(self, done: dict[Expression, list[Strand]], site: Site, keys: list[Key]) -> None:
         """Where a call does once more what one before it did, and gives the same bytes."""
@@ -160,7 +158,7 @@ class Flow:
         """The outputs of a view: each with the strand that it shows, and how it lies in it."""
         keys = self.listing.sites[site]
         given = next((key for key in keys if key.slot.is_input), None)
-        if given is None or not self._shows(site, keys):
+        if given is None or not shows_first(self.listing, site):
             return
         base = self.root(self.strand(given))
         for key in keys:
@@ -182,11 +180,23 @@ class Flow:
             if tells and (content := content_of(record)):
                 yield key.site, content, self.strand(key)
 
-    def contracted(self, doing: Doing) -> list[Strand] | None:
-        """What a product of matrices multiplies, in whatever view."""
+    def contracted(self, doing: Doing) -> list[FactorPart] | None:
+        """What a product of matrices multiplies, in whatever view; parts are not the whole.
+
+        Which part it is may depend on values, as the rows of an expert do.
+        """
         if not contracts(doing.site.op.function):
             return None
-        return [self.root(strand) for strand in doing.takes]
+        return [(self.root(strand), strand in self._parts) for strand in doing.takes]
+
+
+def shows_first(listing: Listing, site: Site) -> bool:
+    """Whether a call gives its first input seen in another way; what picks elements copies."""
+    if site.op.function not in _INDEXING:
+        return gives_views(site.op.function)
+    call = listing.calls.get(site)
+    is_alone = sum(key.slot.is_input for key in listing.sites[site]) == 1
+    return is_alone and not (call and told_by(call, _picks))
 
 
 def content_of(record: Record) -> Content | None:

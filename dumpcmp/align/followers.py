@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from dumpcmp.align.flow import shows_first
 from dumpcmp.align.letters import Letters
 from dumpcmp.align.listing import Listing
-from dumpcmp.nouns.arithmetic import Arithmetic, arithmetic_of, writes_in_place
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
+from dumpcmp.nouns.op_names import writes_in_place
 from dumpcmp.nouns.row import Following, Pair, PairedBy
 
-_WRITTEN = "input.0"  # where whatever writes in place has what it writes to
+_FIRST, _OUT = "input.0", "input.out"  # where a call has what it writes to, or shows
 
 
 def followers(
@@ -25,8 +26,8 @@ def followers(
     So also of one that both have and that nobody could put together from its shards (`unsolved`),
     on either side, and of what a collective only moves. What a run gives out at its end, and what
     was taken by a call whose outputs are not recorded, is an end: nothing after it can tell. Where
-    a call takes the value and has a partner, both sides have it. What golden alone writes into its
-    weights, or into what it was given, is `left` to later steps, and to the program.
+    a call takes the value and has a partner, both sides have it. What golden alone writes into
+    memory that its step did not make is `left` to later steps, and to the program.
     """
     ours = _Side(golden, _by_key((pair.golden, pair) for pair in pairs))
     theirs = _Side(target, _by_key((pair.target, pair) for pair in pairs))
@@ -105,19 +106,29 @@ class _Side:
         return slot.is_parameter_gradient or (key.op == ROOT and given)
 
     def leaves_behind(self, key: Key) -> bool:
-        """Whether a value is written into a parameter, a buffer, or what the model was given."""
-        call = self.listing.calls.get(key.site)
-        if call is None or not writes_in_place(call.target) or not key.slot.is_output:
+        """Whether a value is written into memory that the step did not make.
+
+        It is a parameter's, a buffer's, what the model was given, or what a module keeps besides.
+        """
+        if not key.slot.is_output or self._written(key.site) is None:
             return False
         while key.slot.is_output and not key.op.is_module:
-            call, given = self.listing.calls.get(key.site), key.site.key(_WRITTEN)
-            is_view = arithmetic_of(key.op) is Arithmetic.MOVES
-            if call is None or given not in self.listing.values:
-                return False
-            if not writes_in_place(call.target) and not is_view:
+            given = self._written(key.site)
+            if given is None and shows_first(self.listing, key.site):
+                given = key.site.key(_FIRST)
+            if given is None or given not in self.listing.values:
                 return False
             key = self.listing.first(given)
-        return key.slot.is_weight or (key.op == ROOT and key.slot.is_input)
+        return key.slot.is_input
+
+    def _written(self, site: Site) -> Key | None:
+        """What a call writes to, and gives out."""
+        call = self.listing.calls.get(site)
+        if call is None:
+            return None
+        if (out := site.key(_OUT)) in self.listing.values:
+            return out
+        return site.key(_FIRST) if writes_in_place(call.target) else None
 
     def shown(self, key: Key) -> Iterator[Pair]:
         """The pairs in which the value of `key` appears once more."""

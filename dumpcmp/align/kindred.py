@@ -10,8 +10,8 @@ from dumpcmp.align.order import aligned
 from dumpcmp.align.partners import Partners
 from dumpcmp.align.renaming import unwrapped
 from dumpcmp.align.sweeping import Sweep
-from dumpcmp.align.synonyms import canonical
 from dumpcmp.nouns.key import Op, Site
+from dumpcmp.nouns.op_names import canonical
 from dumpcmp.nouns.row import PairedBy
 
 Family = list[tuple[Site, str]]  # the calls inside one module, and their names there

@@ -26,7 +26,7 @@ from dumpcmp.align.sweeping import Sweep
 from dumpcmp.align.turning import Turns
 from dumpcmp.align.unwritten import unwritten
 from dumpcmp.nouns.key import Key, Site
-from dumpcmp.nouns.row import Pair, Unwritten
+from dumpcmp.nouns.row import Pair, PairedBy, Unwritten
 
 _ROUNDS = 4  # by order and by flow in turn, while either finds partners
 
@@ -51,7 +51,13 @@ def pair_values(
         ours, theirs = without_collectives(golden), without_collectives(target)
         pairs = _pair_model(ours, theirs, renaming or Renaming(), counting)
         pairs = with_collectives(pairs, golden, target)
-    return _with_repeats(list(_with_unwritten(pairs, golden, target)), golden, target)
+    return with_repeats(list(_with_unwritten(pairs, golden, target)), golden, target)
+
+
+def paired_with_itself(listing: Listing) -> list[Pair]:
+    """Each value of one run beside itself, in order of execution."""
+    pairs = [Pair(key, key, PairedBy.KEY) for keys in listing.sites.values() for key in keys]
+    return with_repeats(list(_with_unwritten(pairs, listing, listing)), listing, listing)
 
 
 def _with_unwritten(pairs: Iterable[Pair], golden: Listing, target: Listing) -> Iterator[Pair]:
@@ -198,7 +204,7 @@ def _in_order(sides: Partners, pairs: Sequence[Pair]) -> list[Pair]:
     return sorted(pairs, key=where)
 
 
-def _with_repeats(pairs: Sequence[Pair], golden: Listing, target: Listing) -> list[Pair]:
+def with_repeats(pairs: Sequence[Pair], golden: Listing, target: Listing) -> list[Pair]:
     """`pairs`, which know where they first appeared, if both sides had the value before."""
     known: dict[tuple[Key | None, Key | None], Pair] = {}
     for pair in pairs:  # a value may stand beside several

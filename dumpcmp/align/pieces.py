@@ -100,6 +100,12 @@ def part_shape(whole: Extents, part: Cut) -> Extents:
     return (*whole[: part.axis], size, *whole[part.axis + 1 :])
 
 
+def num_shown(record: Record) -> int:
+    """How many elements of its storage a view shows, each counted once."""
+    strides = record.stride or _dense(record.shape)
+    return math.prod(size for size, step in zip(record.shape, strides, strict=True) if step)
+
+
 def lie_of(record: Record) -> Lie:
     """How a view lies in its storage, whatever dims its elements are counted in."""
     return laid(record.shape, record.stride or _dense(record.shape), record.storage_offset)

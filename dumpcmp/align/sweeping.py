@@ -131,10 +131,10 @@ class Sweep:
         taken = _translated(doing.takes, known)
         if taken is not None:
             yield (terms.model, terms.step, doing.function, *taken)
-        product = flow.contracted(doing)
-        factors = _translated(product, known) if product else None
-        if factors is not None:
-            yield (terms.model, terms.step, "contract", *factors)
+        product = flow.contracted(doing) or ()
+        factors = [(known(root), is_part) for root, is_part in product]
+        if factors and all(root is not None for root, _ in factors):
+            yield (terms.model, terms.step, "contract", *sorted(factors))
 
     def mate(self, strand: Strand) -> Strand | None:
         """Golden's strand that the target's `strand` is, if that is known."""
@@ -268,7 +268,9 @@ class Sweep:
             return None
         other = self.ours.doings[golden]
         known, wrong = self.agreement(other, doing)
-        same = known == len(other.takes) == len(doing.takes)
+        same = _is_all(known, other, doing)
+        if not same and self._is_given(other.gives, doing.gives):
+            return None
         asks = known and same and self.sides.are_as_batched(golden, site)
         fits = self.sides.outputs_fit(golden, site) or asks
         if not fits or (wrong and not known) or self._contradicts(doing.gives, other.gives):
@@ -320,7 +322,7 @@ class Sweep:
         elsewhere = bool(ours and theirs and ours != theirs) and not _literally(one, other)
         if elsewhere or (wrong and not known) or self._contradicts(other.gives, one.gives):
             return 0
-        if not known and self._is_given(one.gives, other.gives):
+        if not _is_all(known, one, other) and self._is_given(one.gives, other.gives):
             return 0
         if not known and not self._leave_alike(one.gives, other.gives):
             return 0
@@ -383,6 +385,11 @@ def _translated(strands: Sequence[Strand], known: Mated) -> list[Strand] | None:
     """Golden's strands for others, in the order of golden's; None where one is not known."""
     found = [mate for strand in strands if (mate := known(strand)) is not None]
     return sorted(found) if len(found) == len(strands) else None
+
+
+def _is_all(known: int, one: Doing, other: Doing) -> bool:
+    """Whether it is `known` of all that two calls take that it is the same."""
+    return known == len(one.takes) == len(other.takes)
 
 
 def _literally(one: Doing, other: Doing) -> bool:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.synonyms import canonical, gives_views
+from dumpcmp.align.synonyms import gives_views
 from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.op_names import WorkSet, canonical
 from dumpcmp.nouns.record import UNWRITTEN
 from dumpcmp.nouns.row import Unwritten
 
 # Functions that write into a part of their first argument.
-_WRITERS = frozenset(
-    "index_add index_copy index_fill index_put masked_fill masked_scatter scatter setitem".split()  # noqa: SIM905
+_WRITERS = WorkSet(
+    "index_add index_copy index_fill index_put masked_fill masked_scatter scatter setitem"
 )
 
 
@@ -32,7 +33,7 @@ def unwritten(listing: Listing) -> dict[Key, Unwritten]:
         before = found.get(listing.first(given), Unwritten.NO) if given else Unwritten.NO
         if gives_memory(site.op):
             after = Unwritten.WHOLLY
-        elif before and canonical(function) in _WRITERS:
+        elif before and function in _WRITERS:
             after = Unwritten.NO if _fills(site, listing) else Unwritten.PARTLY
         else:
             after = before if gives_views(function) else Unwritten.NO

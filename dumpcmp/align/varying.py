@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.synonyms import canonical
 from dumpcmp.nouns.key import Key, Site
+from dumpcmp.nouns.op_names import WorkSet, canonical
 
-_COUNTING = frozenset("nonzero argwhere masked_select unique unique_consecutive".split())  # noqa: SIM905
+_COUNTING = WorkSet("nonzero argwhere masked_select unique unique_consecutive")
 
 
 def varying(listing: Listing) -> dict[Key, int]:

@@ -12,6 +12,7 @@ from dumpcmp.archive import paths
 from dumpcmp.archive.copies import written_there
 from dumpcmp.archive.locks import alone
 from dumpcmp.archive.paths import RankDirectory, gaps, listed
+from dumpcmp.archive.read.captures import why_short
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.archive.read.scan import ring_records
 from dumpcmp.archive.schema import KNOWN_VERSIONS, RUN_FILE, SCHEMA_VERSION, SHARED_DIRECTORY
@@ -20,6 +21,7 @@ from dumpcmp.archive.stores.urls import RemotePath
 from dumpcmp.engines.engine import Workers, is_elsewhere, whole_path, workers_of
 from dumpcmp.execute import SerialExecutor, in_batches, run_each
 from dumpcmp.nouns.options import readable
+from dumpcmp.nouns.spoken import counted, plural
 
 StepsTold = Callable[[int, int], None]  # is told how many are checked, and how many there are
 
@@ -157,7 +159,9 @@ class _RankAudit:
         else:
             self._check_leftovers()
         if self.ring is not None:
-            told = f"{len(self.stranded)} records of a dead writer are still in its ring"
+            records = counted(len(self.stranded), "record", "records")
+            are = plural(len(self.stranded), "is", "are")
+            told = f"{records} of a dead writer {are} still in its ring"
             self.find(self.ring, told, "moved into their parts")
         return self._told()
 
@@ -166,6 +170,7 @@ class _RankAudit:
         if self.mends and self.ring is not None:
             self.ring.unlink(missing_ok=True)
         self._check_run()
+        self._check_count(sum(each.num_records for each in checked))
         for model in self.models:
             self._check_tokens(model)
             self._check_unused(model, checked)
@@ -198,6 +203,21 @@ class _RankAudit:
             self.rank.write_run(_mended(facts, self.rank))
         self.find(place, told, "the run is marked as repaired")
 
+    def _check_count(self, num_found: int) -> None:
+        """Find out whether there is less than a capture wrote that ended in order."""
+        known = self.facts.get("schema") in KNOWN_VERSIONS
+        why = why_short(self.facts, num_found) if known and not self._has_moved else ""
+        if not why:
+            return
+        if self.mends:
+            self.rank.write_run(_mended({**self.facts, "problem": why}, self.rank))
+        self.find(self.directory / RUN_FILE, why, "the run is marked as repaired")
+
+    @property
+    def _has_moved(self) -> bool:
+        """Whether parts are in a store, and no longer here."""
+        return (self.directory / paths.MOVED).is_file()
+
     def _check_tokens(self, model: Path) -> None:
         """Find steps that are not there, although the capture was told to leave out none."""
         told = self.facts.get("run")
@@ -212,7 +232,7 @@ class _RankAudit:
 
     def _check_unused(self, model: Path, checked: Sequence[StepAudit]) -> None:
         """Find shared parts that no step leads to; told only where every step can tell."""
-        if self.live or (self.directory / paths.MOVED).is_file():
+        if self.live or self._has_moved:
             return
         steps = {task.directory: done for task, done in zip(self.steps, checked, strict=True)}
         used = [steps[step].leads_to for step in paths.steps_in(model).values() if step in steps]

@@ -22,6 +22,7 @@ from dumpcmp.archive.read.shared_rows import SharedParts
 from dumpcmp.archive.schema import ABSENT, JOURNAL_AT, NO_ROW, SHARED, SHARED_DIRECTORY
 from dumpcmp.archive.write.recovery import recover
 from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.spoken import counted
 
 _PIECE = 16 << 20  # bytes digested at once
 
@@ -149,7 +150,7 @@ class _StepChecking:
             return None
         done, problems = "", contents.problems
         if self.mends:
-            done = f"sealed with {recover(path, self.stranded, known)} records"
+            done = f"sealed with {counted(recover(path, self.stranded, known), 'record')}"
             contents = read_part(path, path.parent.parent.name, 0, number, [])
         for problem in ("the part was not sealed", *problems) if not self.live else ():
             self.find(path, problem, done)

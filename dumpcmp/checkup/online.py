@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dumpcmp.checkup.passing_back import InnerCalls, Passed, of_one
+from dumpcmp.checkup.dropping import Draw
+from dumpcmp.checkup.passing_back import UNSEEN, InnerCalls, Passed, of_one
 from dumpcmp.checkup.tallying import Checkup
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.key import Op
@@ -26,6 +27,7 @@ from dumpcmp.taps.modes.function_mode import FunctionMode
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.calls import current_line, function_arguments
 from dumpcmp.taps.recording.functions import Function, function_of, in_order
+from dumpcmp.taps.recording.plain import version_of
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
 
@@ -70,7 +72,7 @@ def check(
         _custom_functions(checkup, inside, step_now),
     ):
         yield checkup
-    checkup.remarks = (*recorder.tap.unmatched(recorder.num_steps, recorder.ops), *recorder.lacking)
+    checkup.end((*recorder.tap.unmatched(recorder.num_steps, recorder.ops), *recorder.lacking))
 
 
 class _Unkept:
@@ -110,24 +112,29 @@ class _CheckingMode(FunctionMode):
         with _unseen() as is_differentiated:
             call, took, given = _given(self.step, *counted, function, args, kwargs)
             edges = _edges(took) if is_differentiated else []
+            draw = Draw.of(function, func, args, kwargs) if edges and wanted else None
+            before = _versions(took)
 
         def after(result: Any, error: BaseException | None) -> None:
             if error is not None:
                 return
             with _unseen():
                 gave = slots_of("output", args[0] if function.returns_nothing else result)
-                if wanted:
+                computes = bool(gave) or _versions(took) != before or not _is_of_torch(call)
+                if wanted and computes:
                     self._checkup.check(call, given, [(slot, t.detach()) for slot, t in gave])
                 if inner is not None:
                     inner.add(call, given, took, gave)
                 if wanted and edges:
-                    _watch(self._checkup, call, of_one(call, given, took, gave), edges, gave)
+                    drawn = {} if draw is None else draw.kept(next(iter(given.values())), gave[0][1])
+                    passed = of_one(call, given | drawn, took, gave)
+                    _watch(self._checkup, call, passed, edges, gave)
 
         return func, args, kwargs, after
 
 
 class _OutsideMode(_CheckingMode):
-    """Checks what a program computes outside of its modules; random numbers nobody can foretell."""
+    """Checks what a program computes outside of its modules."""
 
     def __init__(
         self, checkup: Checkup, inside: _Inside, step: Step, within: Callable[[], Step | None]
@@ -138,7 +145,7 @@ class _OutsideMode(_CheckingMode):
     def begin(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Plan | None:
         function = function_of(func)
         is_own = self._within() is None and torch._C._current_autograd_node() is None
-        if not is_own or function.random or function.name.startswith("_record_function"):
+        if not is_own or function.name.startswith("_record_function"):
             return None
         return super().begin(func, args, kwargs)
 
@@ -153,7 +160,7 @@ def _custom_functions(
         def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
             run = partial(apply.__func__, cls)
             step = step_now()
-            if step is None or inside.calls is not None or not torch.is_grad_enabled():
+            if step is None or inside.calls is not None:
                 return run(*args, **kwargs)
             return _run_custom(checkup, inside, step, cls, run, args, kwargs)
 
@@ -176,9 +183,9 @@ def _run_custom(
     counted = step.count(Function(cls.__name__, target=name))
     if counted is None or not checkup.wants_next():
         return run(*args, **kwargs)
-    with _unseen():
+    with _unseen() as is_differentiated:
         took, arguments = function_arguments(args, kwargs, {})
-        edges = _edges(took)
+        edges = _edges(took) if is_differentiated else []
     op, number = counted
     call = Call(
         step.model.name, step.number, Op(op), number, 0, name, current_line(), arguments=arguments
@@ -191,7 +198,10 @@ def _run_custom(
         inside.calls = None
     with _unseen():
         gave = slots_of("output", result)
-        _watch(checkup, call, inner.passed([(slot, id(t)) for slot, t in gave]), edges, gave)
+        if inner.computes_unseen(gave):
+            checkup.leave_open(call, UNSEEN)
+        elif edges:
+            _watch(checkup, call, inner.passed([(slot, id(t)) for slot, t in gave]), edges, gave)
     return result
 
 
@@ -204,7 +214,17 @@ def _watch(
         with _unseen():
             checkup.check_backward(call, passed.held(given, made))
 
-    watch_backward(edges, gave, done)
+    watch_backward(edges, gave, done, partial(checkup.leave_open, call))
+
+
+def _versions(took: Slots) -> list[int | None]:
+    """What changes with every write to what a call is given that torch counts."""
+    return [version_of(tensor) for _, tensor in took]
+
+
+def _is_of_torch(call: Call) -> bool:
+    """Whether torch's own function is called, which counts its writes: no custom op."""
+    return call.target.startswith("torch.") and not call.target.startswith("torch.ops.")
 
 
 def _edges(took: Slots) -> list[tuple[str, Edge]]:

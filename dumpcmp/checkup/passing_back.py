@@ -17,6 +17,13 @@ from dumpcmp.pytorch.trees import Slots
 from dumpcmp.replay.backward import GRADIENT, BackwardRerun, Slope
 from dumpcmp.replay.chains import At, Chain
 from dumpcmp.replay.holding import hold
+from dumpcmp.taps.recording.functions import leaves_unwritten
+
+UNSEEN = (
+    "a kernel of its own computes it, and not a function of torch: make it a custom op, and "
+    'register what it computes: dumpcmp.reference("mylib::op")'
+)
+STRAIGHT = "it hands its gradient straight through, whatever it computes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class Passed:
     def held(self, given: SlotGrads, made: SlotGrads) -> list[tuple[str, Replay]]:
         """What the gradients that were `made` differ in from those that follow from `given`."""
         if not self.calls:
-            unseen = Replay(unknown="it runs no function of torch: what it computes was not seen")
+            unseen = Replay(unknown=UNSEEN)
             return [(f"grad_{slot}", unseen) for slot in made]
         return [(f"grad_{slot}", self._held(slot, given, made[slot])) for slot in made]
 
@@ -45,7 +52,7 @@ class Passed:
         try:
             return _held(self._again(slot, given), got, list(given.values()))
         except DumpcmpError as error:
-            return Replay(unknown=error.message)
+            return Replay(unknown="; ".join(filter(None, (error.message, error.hint))))
 
     def _again(self, slot: str, given: SlotGrads) -> BackwardRerun:
         grads = {self.gives[name]: grad for name, grad in given.items() if name in self.gives}
@@ -60,7 +67,7 @@ def _held(again: BackwardRerun, got: Tensor, given: Sequence[Tensor]) -> Replay:
         if replay.is_known and wrong(replay):
             replay = hold(again.rated(is_moved=is_moved), GRADIENT, got)
     if replay.is_known and wrong(replay) and any(_is_same(got, grad) for grad in given):
-        return Replay(unknown="it hands its gradient straight through, whatever it computes")
+        return Replay(unknown=STRAIGHT)
     return replay
 
 
@@ -88,6 +95,7 @@ class InnerCalls:
     """The calls that ran inside of a custom Function while it computed its result."""
 
     def __init__(self, took: Slots) -> None:
+        self._taken = took
         self._took = {id(tensor): slot for slot, tensor in took if tensor.requires_grad}
         self._alive: list[object] = [took]  # so that no other tensor gets the id of one of these
         self._calls: list[Call] = []
@@ -114,7 +122,29 @@ class InnerCalls:
             self._made[id(tensor)] = number, slot
             self._dtypes[number, slot] = tensor.dtype
 
+    def computes_unseen(self, gave: Slots) -> bool:
+        """Whether a result is none that a function of torch made: a kernel of its own wrote it.
+
+        What was taken and is given out again is not computed.
+        """
+        taken = {_place(tensor) for _, tensor in self._taken}
+        for _, tensor in gave:
+            made = self._made.get(id(tensor))
+            if made is None and _place(tensor) not in taken:
+                return True
+            if made is not None and leaves_unwritten(self._calls[made[0]].target):
+                return True
+        return False
+
     def passed(self, gave: Sequence[tuple[str, int]]) -> Passed:
         """The backward pass of all; `gave` are the ids of the Function's results by slot."""
         gives = {slot: self._made[number] for slot, number in gave if number in self._made}
         return Passed(self._calls, self._given, self._takes, gives, self._wires, self._dtypes)
+
+
+def _place(tensor: Tensor) -> int:
+    """Where the elements of a tensor lie; what has none of its own is known by itself."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return id(tensor)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from dumpcmp.checkup.passing_back import STRAIGHT
 from dumpcmp.judge.replaying import bound, wrong
 from dumpcmp.nouns.errors import DumpcmpError, SelectionError
 from dumpcmp.nouns.key import Op, Site
@@ -19,8 +20,10 @@ from dumpcmp.pytorch.nodes import device_of
 from dumpcmp.pytorch.trees import Slots
 from dumpcmp.replay.holding import hold
 from dumpcmp.replay.running import rerun
+from dumpcmp.replay.unreplayable import NothingToCheck
 
 MOST_ROWS = 1000  # that are kept of each verdict; all are counted
+MOST_TOLD = 20  # reasons for which calls were not checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,10 @@ class CheckedOp:
 class Checkup(Answer):
     """What a check found so far: the ops that do not compute what they should.
 
-    It fills while the program runs. Ops that are right are counted and not listed.
+    It fills while the program runs. Ops that are right are counted and not listed. A call that
+    could not be checked is INCONCLUSIVE, and the answer is then UNKNOWN. SKIPPED are calls of which
+    there is nothing to check: memory as it was found, numbers that a generator draws by itself,
+    gradients that are handed straight through.
     """
 
     COLUMNS = ("token", "op", "slot", "verdict", "error", "bound", "reason")
@@ -52,7 +58,9 @@ class Checkup(Answer):
         self._every = every
         self._num_calls = 0
         self._counts: Counter[Verdict] = Counter()
-        self._skipped: set[tuple[Op, str]] = set()
+        self._listed: set[tuple[Op, str]] = set()
+        self._unchecked: dict[tuple[str, str], CheckedOp] = {}  # the first, by function and reason
+        self._num_unchecked: Counter[tuple[str, str]] = Counter()
 
     @property
     def tally(self) -> Tally:
@@ -65,19 +73,56 @@ class Checkup(Answer):
         return tuple(row for row in self.rows if row.verdict.fails)
 
     @property
+    def inconclusive(self) -> tuple[CheckedOp, ...]:
+        """What could not be checked, each op once for each reason."""
+        return tuple(row for row in self.rows if row.verdict is Verdict.INCONCLUSIVE)
+
+    @property
+    def exit_code(self) -> int:
+        """0 every op is right, 1 one is not, 2 nobody knows of one."""
+        if self.failures:
+            return 1
+        return 0 if self.compared and not self.inconclusive else 2
+
+    @property
     def headline(self) -> str:
-        """The first op that is wrong, or that none is."""
-        if not self.compared:
+        """The first op that is wrong, or that could not be checked, or that none is."""
+        if self.failures:
+            first = self.failures[0]
+            return f"WRONG at {first.site.place}: {first.reason} ({self.tally})"
+        if not self.compared and not self.inconclusive:
             return f"UNKNOWN: no op could be checked ({self.tally})"
-        if not self.failures:
-            return f"SAME: every op that was checked computes what it should ({self.tally})"
-        first = self.failures[0]
-        return f"WRONG at {first.site.place}: {first.reason} ({self.tally})"
+        if self.inconclusive:
+            first, num = self.inconclusive[0], self._counts[Verdict.INCONCLUSIVE]
+            values = "value" if num == 1 else "values"
+            said = f"{num} {values} could not be checked, the first of {first.site.place}"
+            return f"UNKNOWN: {said}: {first.reason} ({self.tally})"
+        return f"SAME: every op that was checked computes what it should ({self.tally})"
+
+    @property
+    def worst(self) -> tuple[CheckedOp, ...]:
+        """What is wrong, or else what could not be checked."""
+        return self.failures or self.inconclusive
+
+    @property
+    def notable(self) -> Sequence[CheckedOp]:
+        """The worst alone: of what there was nothing to check of the remarks tell."""
+        return self.worst
+
+    def end(self, remarks: Iterable[str]) -> None:
+        """Nothing more will come: note `remarks`, and what was not checked and why."""
+        told = []
+        for (function, reason), count in self._num_unchecked.most_common(MOST_TOLD):
+            first = self._unchecked[function, reason].site.place
+            told.append(f"{function} was not checked, {count} x, first at {first}: {reason}")
+        if len(self._num_unchecked) > MOST_TOLD:
+            told.append(f"and for {len(self._num_unchecked) - MOST_TOLD} more reasons")
+        self.remarks = (*remarks, *told)
 
     def cells(self, row: CheckedOp) -> tuple[str, ...]:
         """One row under `COLUMNS`."""
         error, limit = f"{row.replay.introduced:.3g}", f"{bound(row.replay):.3g}"
-        known = (error, limit) if row.verdict is not Verdict.SKIPPED else ("", "")
+        known = (error, limit) if row.verdict in (Verdict.PASS, Verdict.FAIL) else ("", "")
         op = f"{row.site.op}#{row.site.call}"
         return str(row.site.step), op, row.slot, row.verdict, *known, row.reason
 
@@ -91,13 +136,23 @@ class Checkup(Answer):
         self._num_calls += 1
         return self._num_calls % self._every == 0 or self._every == 1
 
+    def leave_open(self, call: Call, reason: str) -> None:
+        """Note that `call` computes something, and that nobody could check it."""
+        self._add(CheckedOp(call.site, "", Verdict.INCONCLUSIVE, reason, call.source))
+
     def check(self, call: Call, given: Mapping[str, Tensor], gave: Slots) -> None:
         """Run `call` again on what it was given, and hold what it gave against that."""
+        if not gave:
+            self.leave_open(call, "it may write to what it was given, and gives out nothing")
+            return
         try:
             again = rerun(call, given, device=device_of(given.values()))
             found = [(slot, hold(again, slot, tensor)) for slot, tensor in gave]
         except DumpcmpError as error:
-            self._add(CheckedOp(call.site, "", Verdict.SKIPPED, error.message, call.source))
+            is_idle = isinstance(error, NothingToCheck)
+            verdict = Verdict.SKIPPED if is_idle else Verdict.INCONCLUSIVE
+            reason = "; ".join(filter(None, (error.message, error.hint)))
+            self._add(CheckedOp(call.site, "", verdict, reason, call.source))
             return
         self._judge(call, found)
 
@@ -109,13 +164,19 @@ class Checkup(Answer):
         for slot, replay in held:
             reason = replay.unknown or wrong(replay)
             verdict = Verdict.FAIL if reason else Verdict.PASS
-            verdict = verdict if replay.is_known else Verdict.SKIPPED
+            if not replay.is_known:
+                verdict = Verdict.SKIPPED if reason == STRAIGHT else Verdict.INCONCLUSIVE
             self._add(CheckedOp(call.site, slot, verdict, reason, call.source, replay))
 
     def _add(self, row: CheckedOp) -> None:
         self._counts[row.verdict] += 1
         if row.verdict is Verdict.FAIL and self._counts[row.verdict] <= MOST_ROWS:
             self.rows.append(row)
-        elif row.verdict is Verdict.SKIPPED and (row.site.op, row.reason) not in self._skipped:
-            self._skipped.add((row.site.op, row.reason))
+        if row.verdict in (Verdict.PASS, Verdict.FAIL):
+            return
+        kind = row.site.op.function, row.reason
+        self._num_unchecked[kind] += 1
+        self._unchecked.setdefault(kind, row)
+        if (row.site.op, row.reason) not in self._listed:
+            self._listed.add((row.site.op, row.reason))
             self.rows.append(row)

@@ -12,6 +12,7 @@ from dumpcmp.archive.integrity import Audit, StepsTold, audit
 from dumpcmp.archive.soundness import Flaw
 from dumpcmp.cli.places import PLACE, with_cache
 from dumpcmp.cli.sharing import sharing_options
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.report.terminal import Screen, plain
 
 
@@ -46,7 +47,8 @@ def _print(found: Audit, console: Screen, repair: bool) -> None:
         console.print(Text.assemble(_mark(finding), told))
         if finding.repair:
             console.print(plain(f"  {finding.repair}", "green"))
-    checked = f"{found.num_records} records in {found.num_parts} parts, {found.nbytes:,} bytes"
+    parts = counted(found.num_parts, "part")
+    checked = f"{counted(found.num_records, 'record')} in {parts}, {found.nbytes:,} bytes"
     verdict = ("sound", "green") if found.sound else ("not sound", "red")
     console.print(Text.assemble(verdict, f": {checked} checked"))
     if not found.sound and not repair:

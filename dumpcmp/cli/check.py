@@ -24,7 +24,8 @@ def command(
     """Run PROGRAM and name the ops whose kernels do not compute what they should.
 
     There is no golden run and nothing is written: each op is run again in float64, on its device,
-    on what it was given. Exits with 0 where every op is right, 1 where one is not, 2 in trouble.
+    on what it was given. Exits with 0 where every op is right, 1 where one is not, 2 in trouble or
+    where one could not be checked.
     """
     from dumpcmp.checkup import check
     from dumpcmp.dumping.programs import error_of

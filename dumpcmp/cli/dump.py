@@ -14,11 +14,13 @@ import click
 from dumpcmp.cli.places import PLACE, PathOrUrl
 from dumpcmp.nouns.errors import DumpcmpError, SelectionError
 from dumpcmp.nouns.options import parse_nbytes
+from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.report.escaping import visible
 
 if TYPE_CHECKING:  # torch is imported when there is something to run, not for --help
     from dumpcmp.dumping.capturing import Capture
     from dumpcmp.dumping.programs import Dumped
+    from dumpcmp.taps.recording.values import Counts
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -54,7 +56,8 @@ if TYPE_CHECKING:  # torch is imported when there is something to run, not for -
               help="compiled: run each graph again with every op's value stored, and keep what "
               "fused kernels vouch for bit for bit.")  # fmt: skip
 @click.option("--certify", is_flag=True,
-              help="compiled: run untapped too, and say if kernels and bits agree.")  # fmt: skip
+              help="Run PROGRAM without dumpcmp too, and say whether kernels, outputs, gradients, "
+              "state and stdout are the same; trouble if not.")  # fmt: skip
 @click.option("--backend", metavar="NAME", help="boundary: the torch.compile backend.")
 @click.option("--keep", type=click.Choice(["full", "summary"]), default="full", show_default=True,
               help="Tensors, or only Summaries of them, taken where they live.")  # fmt: skip
@@ -125,6 +128,7 @@ def chosen_program(
     """What the command line asks to run."""
     from dumpcmp import demo
     from dumpcmp.dumping import programs
+    from dumpcmp.dumping.certifying import CertifiedProgram
 
     if factory and (module or program):
         raise SelectionError("--model and a program exclude each other", hint="give one of them")
@@ -134,13 +138,13 @@ def chosen_program(
         hint = "it is looked for here, and where Python finds packages; a file is given without -m"
         raise SelectionError(f"there is no module {module}", hint=hint)
     if module:
-        return lambda: programs.run_module(module, program)
+        return programs.module_program(module, program)
     if program and not Path(program[0]).is_file():
         hint = "options come before the script, which gets all that follows it"
         raise SelectionError(f"{program[0]} is not a file", hint=hint)
     if program:
-        return lambda: programs.run_script(program[0], program[1:])
-    return demo.main
+        return programs.script_program(program[0], program[1:])
+    return CertifiedProgram(demo.main, ("--kind", "script", str(demo.__file__)))
 
 
 @contextmanager
@@ -167,14 +171,15 @@ def line_of(now: "Capture") -> str:
     counts, progress = now.counts, now.progress
     speed = progress.nbytes / max(now.seconds, 1e-9) / 1e6
     return (
-        f"{_tokens(counts.steps)}, {counts.calls} ops, {counts.values} values, "
+        f"{_taken(counts)}, "
         f"{progress.nbytes / 1e6:.1f} MB, {speed:.0f} MB/s, {progress.queued / 1e6:.1f} MB queued, "
         f"waited {progress.seconds_waited:.1f} s for the disk"
     )
 
 
-def _tokens(number: int) -> str:
-    return "1 token" if number == 1 else f"{number} tokens"
+def _taken(counts: "Counts") -> str:
+    words = ("token", counts.steps), ("op", counts.calls), ("value", counts.values)
+    return ", ".join(counted(number, word) for word, number in words)
 
 
 def report(dumped: "Dumped", path: str) -> int:
@@ -185,12 +190,14 @@ def report(dumped: "Dumped", path: str) -> int:
     size = (counts.nbytes - dumped.nbytes_shared) / 1e6
     ending = "" if dumped.error is None else ", up to where the program stopped"
     click.echo(
-        f"dumpcmp: {_tokens(counts.steps)}, {counts.calls} ops, {counts.values} values "
-        f"({counts.links} of them links), {size:.1f} MB in {path}{ending}",
+        f"dumpcmp: {_taken(counts)} "
+        f"({counts.links} of them {plural(counts.links, 'a link', 'links')}), "
+        f"{size:.1f} MB in {path}{ending}",
         err=True,
     )
     if dumped.problem:
-        lost = f"; {dumped.num_lost} values of these are not in the archive" * bool(dumped.num_lost)
+        values = counted(dumped.num_lost, "value of these is", "values of these are")
+        lost = f"; {values} not in the archive" if dumped.num_lost else ""
         click.echo(visible(f"dumpcmp: trouble: {dumped.problem}{lost}", keep="\n"), err=True)
     warnings = (f"warning: {remark}" for remark in dumped.remarks)
     for said in filter(
@@ -203,7 +210,8 @@ def report(dumped: "Dumped", path: str) -> int:
         here = visible(shlex.quote(path))
         click.echo(f"  look inside: dumpcmp show {here}", err=True)
         click.echo(f"  compare:     dumpcmp compare --golden-path {here} --my-path ...", err=True)
-    return 2 if dumped.error is not None or dumped.is_empty or dumped.problem else 0
+    failed = dumped.error is not None or dumped.is_empty or dumped.problem
+    return 2 if failed or dumped.certified is False else 0
 
 
 _OURS = (str(Path(__file__).parents[1]), runpy.__file__, "<frozen runpy>")

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from dumpcmp.cli.places import PLACE
+from dumpcmp.nouns.errors import SelectionError
 
 
 @click.group()
@@ -55,6 +56,12 @@ def check(
     from dumpcmp.report.terminal import Screen, plain
 
     forms = chosen_forms(formats) if output else ()
+    if not (factory or module or program):
+        raise SelectionError(
+            f"no program is given to compare with {fixture}",
+            hint=f"give one as to dump: dumpcmp golden check {fixture} SCRIPT, or -m MODULE or "
+            "--model PKG:FUNC before the fixture",
+        )
     run = chosen_program(factory, module, program, backward=False)
     checked = check_golden(fixture, run, path=path, allow=allow)
     console = Screen()

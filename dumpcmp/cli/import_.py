@@ -8,6 +8,7 @@ import click
 from dumpcmp.cli.places import PLACE
 from dumpcmp.cli.sharing import sharing_options
 from dumpcmp.importing.gathering import FORMATS
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.report.escaping import visible
 
 MOST_TOLD = 5  # files and problems that are named
@@ -56,18 +57,19 @@ def command(
     if not quiet:
         told = visible(str(done))
         click.echo(f"\r\033[K{told}" if sys.stderr.isatty() else told)
-    _warn("nothing was taken of", done.left_out, "files")
-    _warn("no elements could be had of", done.problems, "values")
+    _warn("nothing was taken of", done.left_out, "file")
+    _warn("no elements could be had of", done.problems, "value")
     return 0
 
 
 def _show(done: int, total: int) -> None:
     if sys.stderr.isatty():
-        click.echo(f"\r\033[K{done} of {total} parts", nl=False, err=True)
+        click.echo(f"\r\033[K{done} of {counted(total, 'part')}", nl=False, err=True)
 
 
 def _warn(what: str, names: tuple[str, ...], kind: str) -> None:
     for name in names[:MOST_TOLD]:
         click.echo(visible(f"dumpcmp: warning: {what} {name}"), err=True)
     if len(names) > MOST_TOLD:
-        click.echo(f"dumpcmp: warning: and {len(names) - MOST_TOLD} more {kind}", err=True)
+        left = counted(len(names) - MOST_TOLD, f"more {kind}")
+        click.echo(f"dumpcmp: warning: and {left}", err=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from dumpcmp.cli.places import PLACE, with_cache
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.report.escaping import visible
 
 
@@ -24,14 +25,15 @@ def command(golden: Path, target: Path, output: Path) -> int:
 
     proposal = propose_mapping(golden, target)
     if not proposal.lines and proposal.num_same:
-        click.echo(f"no mapping is needed: {proposal.num_same} modules have the same names")
+        same = counted(proposal.num_same, "module has the same name", "modules have the same names")
+        click.echo(f"no mapping is needed: {same}")
         return 0
     proposal.raise_if_empty()
     if str(output) == "-":
         click.echo(visible(proposal.text(), keep="\n"), nl=False)
         return 0
     path = proposal.write(output)
-    click.echo(visible(f"{path}: {len(proposal.lines)} lines. Look them through, then"))
+    click.echo(visible(f"{path}: {counted(len(proposal.lines), 'line')}. Look through it, then"))
     click.echo(visible(f"  dumpcmp compare --golden-path {golden} --my-path {target} "
                        f"--mapping {path}"))  # fmt: skip
     return 0

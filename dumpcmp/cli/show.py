@@ -15,6 +15,7 @@ from dumpcmp.cli.places import PLACE, with_cache
 from dumpcmp.nouns.errors import ArchiveError, SelectionError
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call, Kept, Record
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import Value
 from dumpcmp.report.escaping import visible
 from dumpcmp.report.terminal import Screen, plain
@@ -106,7 +107,7 @@ def _show_pairs(
     for remark in found.remarks:
         console.print(plain(f"note: {remark}", "yellow"))
     for by, count in found.counts.items():
-        console.print(plain(f"{count} values paired by {by}"))
+        console.print(plain(f"{counted(count, 'value')} paired by {by}"))
     for one in chosen:
         if one.both:
             console.print(plain(f"{one.golden}  =  {one.target}  by {one.by}"))

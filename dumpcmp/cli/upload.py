@@ -7,6 +7,7 @@ import click
 from dumpcmp.cli.places import PLACE
 from dumpcmp.nouns.errors import ArchiveError
 from dumpcmp.nouns.options import parse_nbytes, readable
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.report.escaping import visible
 
 
@@ -40,8 +41,10 @@ def command(
         done = upload(
             local, url, follow=follow, rank=rank, spool_limit=spool_limit, overwrite=overwrite
         )
-    removed = f"; {done.num_removed} parts were removed here" if done.num_removed else ""
-    told = f"{done.num_files} files, {readable(done.nbytes)}, uploaded to {done.url}{removed}"
+    parts = counted(done.num_removed, "part was", "parts were")
+    removed = f"; {parts} removed here" if done.num_removed else ""
+    files = counted(done.num_files, "file")
+    told = f"{files}, {readable(done.nbytes)}, uploaded to {done.url}{removed}"
     click.echo(visible(told), err=True)
     if not done.is_whole:
         raise ArchiveError(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dumpcmp.nouns.given import CallInputs, DtypeWord, Stand, is_number, is_whole
+from dumpcmp.nouns.op_names import plain_name
 from dumpcmp.pytorch.signatures import MISSING, Overload, Parameter, signatures_of
 
 Bound = Mapping[str, Any]
@@ -29,7 +30,7 @@ def bindings_of(given: CallInputs, function: str, target: str) -> list[dict[str,
 def defaults_of(function: str, target: str) -> dict[str, Any]:
     """What the arguments of `function` are where nobody gives them, in any of its overloads."""
     parameters = [p for signature in signatures_of(function, target) for p in signature]
-    implied = {"start": 0} if function == "arange" else {}
+    implied = {"start": 0} if plain_name(function) == "arange" else {}
     return {p.name: p.default for p in reversed(parameters) if p.default is not MISSING} | implied
 
 
@@ -43,7 +44,7 @@ def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def unnamed(given: CallInputs, function: str) -> dict[str, Any]:
     """The arguments by position, where nothing says what they are called."""
-    first = {"einsum": "equation"}.get(function, "argument 0")
+    first = "equation" if plain_name(function) == "einsum" else "argument 0"
     named = {f"argument {i}" if i else first: value for i, value in enumerate(given.args)}
     return _told(named | dict(given.kwargs))
 

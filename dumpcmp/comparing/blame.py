@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.synonyms import BACKWARD, keeps_elements
+from dumpcmp.align.synonyms import keeps_elements
 from dumpcmp.comparing.laying import like
 from dumpcmp.comparing.taping import tensor_of
 from dumpcmp.comparing.visits import RowGradient, RowNode, Visit, strongest
 from dumpcmp.nouns.key import ROOT, Key, Op, Site
+from dumpcmp.nouns.op_names import BACKWARD
 from dumpcmp.nouns.replay import Origin
-from dumpcmp.nouns.row import Row, Verdict, Why
+from dumpcmp.nouns.row import Judgement, Row, Verdict, Why
 
 
 def blame(rows: Sequence[Row], golden: Listing, target: Listing) -> list[Row]:
@@ -43,8 +44,8 @@ def blame_after(
     for step in sorted(flow.steps):  # what backward made wrong in one, the next begins with
         flow.forward(flow.steps[step])
         flow.backward(flow.steps[step])
-    latest, idle = flow.latest_root, flow.idle_roots()
-    blamed = [_blamed(value, target, idle) for value in flow.values]
+    latest, idle, unread = flow.latest_root, flow.idle_roots(), flow.unread_roots()
+    blamed = [_blamed(value, target, idle, unread) for value in flow.values]
     return blamed, latest.row if latest else None
 
 
@@ -53,7 +54,8 @@ def in_order(roots: Iterable[Row]) -> list[Row]:
 
     The backward pass runs against the order of the rows. What a parameter's gradient is in the
     end is known after it. Ops of the pass itself, which the dispatcher shows, ran when the
-    gradients in their module came about.
+    gradients in their module came about. What could not be read may be a root: it comes after those
+    of its step that are.
     """
     listed = list(enumerate(roots))
     passed = {
@@ -62,13 +64,14 @@ def in_order(roots: Iterable[Row]) -> list[Row]:
         if row.key.slot.is_gradient
     }
 
-    def when(item: tuple[int, Row]) -> tuple[int, bool, bool, float]:
+    def when(item: tuple[int, Row]) -> tuple[int, bool, bool, bool, float]:
         index, row = item
         key, slot = row.key, row.key.slot
         at = -index if slot.is_gradient else index
         if _is_backward(key) and not slot.is_gradient:
             at = passed.get((key.step, key.op.module), -len(listed))
-        return key.step, _is_backward(key), slot.is_parameter_gradient, at
+        is_unread = row.verdict is Verdict.ERROR
+        return key.step, is_unread, _is_backward(key), slot.is_parameter_gradient, at
 
     return [row for _, row in sorted(listed, key=when)]
 
@@ -153,6 +156,17 @@ class _Flow:
         )
         found = ((root, self._instead_of(root, known)) for root in self.roots if root.is_alone)
         return {root: other for root, other in found if other is not None}
+
+    def unread_roots(self) -> set[RowNode]:
+        """Values that could not be read, and that nothing which was measured fails from.
+
+        Nobody knows whether they differ: no divergence began there.
+        """
+        unread = {root for root in self.roots if root.is_unread}
+        if not unread:
+            return unread
+        heirs = (value for value in self.values if value.fails and not value.is_unread)
+        return unread - {heir.cause for heir in heirs if heir.cause is not None}
 
     def _instead_of(self, root: RowNode, known: _KnownOfRoots) -> RowNode | None:
         """What is wrong where `root`, which one side alone has, only leads there.
@@ -280,8 +294,8 @@ class _Flow:
         cause = strongest((value.inherited, call.cause))
         if value.is_heir:
             cause = cause or _upstream_of(value, call) or self.latest_root
-        if cause is None and len(self.roots) > call.num_roots:  # something inside this module
-            cause = self.roots[-1]
+        if (cause is None or cause.is_unread) and len(self.roots) > call.num_roots:
+            cause = self.roots[-1]  # something inside this module
         given = any(other.is_input for other in call.forward)
         before = None if given else self.latest_root
         return cause or before or self.add_root(value)
@@ -429,15 +443,27 @@ def _mattering(values: Iterable[RowNode]) -> set[RowNode]:
     return found
 
 
-def _blamed(value: RowNode, target: Listing, idle: Mapping[RowNode, RowNode]) -> Row:
+def _blamed(
+    value: RowNode, target: Listing, idle: Mapping[RowNode, RowNode], unread: Container[RowNode]
+) -> Row:
     """The row with what was found out about it."""
     row, cause = value.row, value.cause
+    if cause is value and value in unread:
+        return row
     if cause is not None and cause in idle:
         cause = None if value.is_alone else idle[cause]
     if cause is value:
+        row = replace(row, judgement=_judged_at_start(value))
         return replace(row, root=True, **_shared(row, target))
     inherited = cause.row.key if cause and value.fails else None
     return row if row.cause == inherited else row.caused_by(inherited)
+
+
+def _judged_at_start(value: RowNode) -> Judgement:
+    """The judgement on a root; of a gradient that is golden's fault, wherever its row stands."""
+    same = value.gradient.values if value.gradient else ()
+    faults = (one.row.judgement for one in same if one.row.judgement.why is Why.GOLDEN)
+    return next(faults, value.row.judgement)
 
 
 def _shared(row: Row, target: Listing) -> dict[str, Any]:

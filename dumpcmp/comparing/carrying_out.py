@@ -116,14 +116,14 @@ def _finished(waiting: Sequence[_Begun]) -> Iterator[dict[Key, Replay]]:
 
     held = iter(
         hold_all([
-            ReplayedValue(one.again, str(key.slot), got)
+            ReplayedValue(one.again, one.plan.slot_of(key), got)
             for one in waiting
             for key, got in one.got.items()
         ])
     )  # fmt: skip
     told = [_settled(one, {key: next(held) for key in one.got}) for one in waiting]
     ends = [
-        ReplayEnds(one.again.outputs[str(key.slot)], golden)
+        ReplayEnds(one.again.outputs[one.plan.slot_of(key)], golden)
         for one, (_, goldens) in zip(waiting, told, strict=True)
         for key, golden in goldens.items()
     ]
@@ -153,7 +153,7 @@ def _grown(replay: Replay, inherited: float, plan: Rerunning) -> Replay:
 
 
 def _in_its_light(one: _Begun, key: Key, replay: Replay) -> Replay:
-    plan, reading, got, slot = one.plan, one.plan.gave[key], one.got[key], str(key.slot)
+    plan, reading, got, slot = one.plan, one.plan.gave[key], one.got[key], one.plan.slot_of(key)
     units = {place: each.unit for place, each in plan.given.items() if each.unit}
     if units and wrong(replay):
         replay = _in_kernel(one.again, slot, got, plan, units, replay)
@@ -177,7 +177,7 @@ def _chosen(plan: Rerunning) -> dict[Key, Replay] | None:
     """What an op that chooses chose; None of any other."""
     from dumpcmp.replay.choosing import choice_of, chooses
 
-    slots = {str(key.slot): reading for key, reading in plan.gave.items()}
+    slots = {plan.slot_of(key): reading for key, reading in plan.gave.items()}
     given = {slot: reading for (_, slot), reading in plan.given.items()}
     if not plan.calls or not chooses(plan.calls[-1], given, slots):
         return None
@@ -202,13 +202,13 @@ def _run_again(plan: Rerunning, given: Mapping[Place, Tensor]) -> Rerun:
     if not plan.calls:
         (value,) = given.values()
         wide = value.double() if value.is_floating_point() else value
-        return Rerun({str(key.slot): wide for key in plan.gave})
+        return Rerun({plan.slot_of(key): wide for key in plan.gave})
     if len(plan.calls) == 1:
         alone = {at[1]: _as_golden(tensor, plan.given[at]) for at, tensor in given.items()}
         return rerun(plan.calls[0], alone, device=plan.device)
     last = len(plan.calls) - 1
     dtypes = {place: getattr(torch, name) for place, name in plan.dtypes.items()}
-    wanted = {str(key.slot): (last, str(key.slot)) for key in plan.gave}
+    wanted = {slot: (last, slot) for slot in map(plan.slot_of, plan.gave)}
     region = Chain(plan.calls, plan.wires, dtypes)
     return rerun_region(region, given, wanted, device=plan.device)
 

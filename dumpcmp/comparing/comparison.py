@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial as partly
 from pathlib import Path
+from typing import NamedTuple
 
 from dumpcmp.align.chunks import in_chunks
 from dumpcmp.align.counting import Counting
@@ -25,7 +26,16 @@ from dumpcmp.comparing.carried import Carried
 from dumpcmp.comparing.clues import Clues, Inquiry, find_clues
 from dumpcmp.comparing.dataflow import DataFlow
 from dumpcmp.comparing.digests import check_all, check_ends
+from dumpcmp.comparing.effect_rows import with_effect_values
+from dumpcmp.comparing.effects_seen import EffectsSeen, Looked
 from dumpcmp.comparing.evidence import gather
+from dumpcmp.comparing.golden_itself import (
+    GoldenRun,
+    in_doubt,
+    is_telling,
+    replay_golden,
+    with_golden,
+)
 from dumpcmp.comparing.laying import lay_out
 from dumpcmp.comparing.leaves import differ_anywhere
 from dumpcmp.comparing.measuring import Tell, measure_all, unsolved_in
@@ -57,10 +67,11 @@ from dumpcmp.judge import (
     RoundingChecker,
     judge_all,
 )
+from dumpcmp.judge.settling import Settled
 from dumpcmp.nouns.errors import CheckError, SelectionError
 from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.outcome import Outcome
-from dumpcmp.nouns.row import Judgement, Pair, Row, Verdict
+from dumpcmp.nouns.row import Following, Judgement, Pair, Row, Verdict, Why
 from dumpcmp.nouns.selection import make_tap
 
 PathLike = str | Path
@@ -104,10 +115,10 @@ def compare(
     ``"int8"``. Runs that are known not to be whole are never
     called the same, unless `partial` says that this is known. What is measured is held against its
     digest; `verify_digests` does so with values, too, that need not be read because their digests
-    are the same. `closely` is the number of rows, the roots and the worst ones, that the outcome's
-    `background` looks at closely, or a glob over their ops. `executor`, or `jobs` processes, do the
-    measuring, or a `device` such as ``"cuda"``; the outcome is the same. An executor is any of
-    concurrent.futures, a Dask Client, or a name as for ``--executor``.
+    are the same. `closely` is the number of rows that the outcome's `background` looks at closely,
+    the first root before other roots and the worst rows, or a glob over their ops. `executor`, or
+    `jobs` processes, do the measuring, or a `device` such as ``"cuda"``; the outcome is the same.
+    An executor is any of concurrent.futures, a Dask Client, or a name as for ``--executor``.
     """
     ask_anew()
     tap = make_tap(tokens, layers)
@@ -158,10 +169,13 @@ def compare(
         *stated.idle(ours.ops, theirs.ops),
         *said_of(noted.shortcuts),
         *noted.levels(),
+        *comparing.effects.weights.remarks(),
         *alone(rows),
         *not_compared(rows),
     ]
-    missing = () if partial else (*missing_of("golden", ours), *missing_of("my side", theirs))
+    missing = () if partial else (
+        *missing_of("golden", ours), *missing_of("my side", theirs), *comparing.effects.missing
+    )  # fmt: skip
     background = comparing.showing.background(ours.archive, theirs.archive)
     outcome = comparing.gathered.outcome(remarks, missing)
     return replace(outcome, background=background, num_sampled=noted.num_sampled)
@@ -187,6 +201,7 @@ class _Comparing:
     history: WeightHistory = field(default_factory=WeightHistory)
     courses: Courses = field(default_factory=Courses)
     carried: Carried = field(default_factory=Carried)
+    effects: EffectsSeen = field(default_factory=EffectsSeen)
     nbytes: int = 0  # measured
 
     def sorts_out(self, golden: OpenRun, target: OpenRun, finer: OpenRun | None) -> bool:
@@ -203,6 +218,8 @@ class _Comparing:
         self.history.remember(step.weights, step.golden.archive, step.target.archive)
         self.courses.pass_by()
         self.gathered.add(step.rows)
+        if rows := self.effects.of_same_step(step, self.counting):
+            self.gathered.add(rows)
         self.noted.shortcuts |= allowed(self.allow, step.target.archive, step.devices)
         if tell := step.telling(progress, self.nbytes):
             tell(step.nbytes, step.nbytes)
@@ -221,6 +238,8 @@ class _Comparing:
         ours, theirs = self._in_chunks(ours, theirs, terms)
         turns = turns_between(ours, theirs, self.renaming)
         pairs = pair_values(ours.listing, theirs.listing, self.renaming, self.counting, turns)
+        pairs, ours, theirs = with_effect_values(pairs, ours, theirs, self.counting)
+        pairs, ours, theirs = self.effects.weights.with_ends(pairs, ours, theirs, self.counting)
         ways = Ways.of(ours.listing, theirs.listing, shortcuts)
         work = lay_out(pairs, ours, theirs, span.finer, ways, rule.closeness)
         work = placed(asking(work, self.metrics), self.device)
@@ -246,17 +265,34 @@ class _Comparing:
         evidence = with_zeros(evidence, ours, theirs)
         following = followers(pairs, ours.listing, theirs.listing, unsolved_in(measured))
         following = with_updates(following, pairs, measured, ours.listing)
-        judgements = judge_all(evidence, rule, flow.sources, following, self.carried.settled)
+        judge = partly(self._judged, flow=flow, following=following, ways=ways)
+        judged = judge(evidence)
+        if clues.replays:
+            run = GoldenRun(ours, allowed((), ours.archive, _devices(ours)), self.device)
+            own = replay_golden(in_doubt(evidence, judged.rows), flow, run, workers)
+            judged = judge(with_golden(evidence, own)) if is_telling(own) else judged
+        before = self.latest_root
+        rows, self.latest_root, self.carried.settled = judged
         self.carried.let_go()
-        rows = [_row(one, judgements[one.pair], ways) for one in evidence]
-        rows, self.latest_root = blame_after(self.latest_root, rows, ours.listing, theirs.listing)
-        self.showing.add(rows, flow, work, after=len(self.gathered.rows))
-        self.gathered.add(rows, in_order(row for row in rows if row.root))
+        looked = Looked(ours, theirs, self.counting, self.is_apart, flow, work, measured)
+        rows, self.latest_root = self.effects.with_rows(rows, looked, before, self.latest_root)
+        roots = in_order(row for row in rows if row.root)
+        self.showing.add(rows, roots, flow, work, after=len(self.gathered.rows))
+        self.gathered.add(rows, roots)
         self.noted.note(span, clues.calls, rows, measured)
         self.noted.shortcuts |= shortcuts
         self.noted.is_undeclared |= ways.is_undeclared
         self.nbytes += nbytes
         let_go()
+
+    def _judged(
+        self, evidence: Sequence[Evidence], flow: DataFlow, following: Following, ways: Ways
+    ) -> _Judged:
+        """The rows of a span, with their roots, in the light of earlier ones."""
+        settled = dict(self.carried.settled)
+        judgements = judge_all(evidence, self.rule, flow.sources, following, settled)
+        rows = [_row(one, judgements[one.pair], ways) for one in evidence]
+        return _Judged(*blame_after(self.latest_root, rows, flow.golden, flow.target), settled)
 
     def _in_chunks(
         self, golden: Side, target: Side, terms: Mapping[Site, Site]
@@ -273,6 +309,14 @@ class _Comparing:
             len(target.listing.values) - len(theirs.values),
         )
         return _listing(golden, ours), _listing(target, theirs)
+
+
+class _Judged(NamedTuple):
+    """What a span comes to."""
+
+    rows: list[Row]
+    latest_root: Row | None
+    settled: dict[Pair, Settled]
 
 
 def _listing(side: Side, listing: Listing) -> Side:
@@ -330,6 +374,6 @@ def _row(evidence: Evidence, judgement: Judgement, ways: Ways) -> Row:
         by_rank=measured.laid.by_rank if measured.laid else (),
         reference_errors=measured.reference,
         own=measured.own,
-        replay=evidence.replay,
+        replay=evidence.golden_replay if judgement.why is Why.GOLDEN else evidence.replay,
         touched=evidence.touched,
     )

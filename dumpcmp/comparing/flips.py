@@ -79,7 +79,9 @@ class Flips:
                 metrics = measure_untouched(*sides, trail, closeness)
                 if metrics is not None:  # whatever they are, the sides as a whole are not equal
                     metrics = metrics._replace(equal=False)
-                    found[pair] = replace(found[pair], metrics=metrics, trouble=None, said="")
+                    found[pair] = replace(
+                        found[pair], metrics=metrics, trouble=None, said="", is_untouched=True
+                    )
         return found
 
 

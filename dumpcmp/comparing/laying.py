@@ -13,13 +13,13 @@ from pathlib import Path
 
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.pairing import pair_values
-from dumpcmp.align.synonyms import canonical
 from dumpcmp.comparing.side import Shares, Side
 from dumpcmp.comparing.ways import Ways
 from dumpcmp.judge import RoundingChecker
 from dumpcmp.judge.tolerances import FIT
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.layouts import RANKS, Layout, Mode, parse_layout
+from dumpcmp.nouns.op_names import WorkSet
 from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.row import Closeness, Cut, DimOrder, LaidOut, Measured, Pair, PairedBy, Trouble
 from dumpcmp.nouns.value import Kind, dtype_named
@@ -171,16 +171,16 @@ def _handover(key: Key, side: Side) -> Handover:
 
 
 # Functions after which elements stand elsewhere, so that what is given tells not how they lie.
-_REARRANGING = frozenset(
+_REARRANGING = WorkSet(
     """
     argsort cat chunk embedding expand flatten flip gather getitem index index_add index_copy
     index_put index_select masked_select nonzero one_hot pad permute repeat repeat_interleave
     reshape roll scatter scatter_add setitem sort split split_with_sizes stack take topk transpose
     tril triu unbind unflatten unfold unique view
-    """.split()  # noqa: SIM905
+    """
 )
 # Functions that may drop elements of what they are given: what is left tells not how that lay.
-_DROPPING = frozenset("index_fill masked_fill masked_scatter mul where".split())  # noqa: SIM905
+_DROPPING = WorkSet("index_fill masked_fill masked_scatter mul where")
 _Likeness = Callable[[Task], Sequence[Hashable]]  # what it has in common with others
 
 
@@ -231,7 +231,7 @@ def _by_value(task: Task) -> Sequence[Hashable]:
 def _by_call(task: Task) -> Sequence[Hashable]:
     """What an op that keeps elements in their places was given, and gave, of one size."""
     key, shapes = task.target.first.key, (task.golden.first.shape, task.target.first.shape)
-    function = canonical(key.op.function)
+    function = key.op.function
     if key.op.is_module or function in _REARRANGING:
         return []
     if function in _DROPPING and key.slot.is_input:

@@ -18,6 +18,7 @@ from dumpcmp.comparing.side import Side, archive_at, ask_anew, first_side
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.files import write_whole
 from dumpcmp.nouns.selection import make_tap
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.report.escaping import visible
 
 if TYPE_CHECKING:
@@ -55,17 +56,18 @@ class Proposal:
         """What must be said where a comparison used it unasked."""
         if not self.lines:
             return ()
+        lines = counted(len(self.lines), "line of a mapping was", "lines of a mapping were")
         return (
-            f"the sides have other names for modules: {len(self.lines)} lines of a mapping were "
-            "found from weights and values; `dumpcmp map` writes them, with the evidence",
+            f"the sides have other names for modules: {lines} found from weights and values; "
+            "`dumpcmp map` writes the mapping, with the evidence",
         )
 
     def raise_if_empty(self) -> None:
         """Raise AlignError where nothing of the two runs is the same, so that nothing is mapped."""
         if not self.lines:
             raise AlignError(
-                f"no two modules have the same weights or values: {len(self.golden_left)} kinds of "
-                f"modules are left of golden, {len(self.target_left)} of my side",
+                "no two modules have the same weights or values; kinds of modules that are left: "
+                f"golden {len(self.golden_left)}, my side {len(self.target_left)}",
                 hint="dump both with the same weights and inputs, and keep values: --keep full",
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from dumpcmp.judge.tolerances import SAME_RATIO
 from dumpcmp.nouns.calling import CallDifference
 from dumpcmp.nouns.errors import DumpcmpError
 from dumpcmp.nouns.given import argument_tree, differing
-from dumpcmp.nouns.key import Site
+from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.row import Measured, Pair
 from dumpcmp.nouns.value import Kind, dtype_named
@@ -34,6 +34,21 @@ def with_read_numbers(
     readable = _ReadOff(flow, work, measured)
     found = ((each.golden_site, readable.call_of(each)) for each in differences)
     return {site: call for site, call in found if call is not None}
+
+
+def reading(
+    flow: DataFlow,
+    work: Mapping[Pair, Job],
+    measured: Mapping[Pair, Measured],
+    failing: Collection[tuple[Key | None, Key | None]],
+) -> Callable[[float, float], bool]:
+    """Whether a number of golden and one of the target were read off one value of both runs.
+
+    That value is none that fails, by golden's and the target's name.
+    """
+    sound = {p: job for p, job in work.items() if (p.golden, p.target) not in failing}
+    readable = _ReadOff(flow, sound, measured)
+    return lambda golden, target: readable.is_anywhere(_BothNumbers(golden, target))
 
 
 class _BothNumbers(NamedTuple):
@@ -66,6 +81,11 @@ class _ReadOff:
         where = call.site.step, call.order
         before = (each for place, each in self._singles.get(call.site.model, ()) if place < where)
         return any(_are_made_of(numbers, each) for each in before)
+
+    def is_anywhere(self, numbers: _BothNumbers) -> bool:
+        """Whether `numbers` were read off any value."""
+        every = (each for some in self._singles.values() for _, each in some)
+        return any(_are_made_of(numbers, each) for each in every)
 
     @cached_property
     def _singles(self) -> dict[str, list[tuple[tuple[int, int], _BothNumbers]]]:

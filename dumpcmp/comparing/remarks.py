@@ -16,6 +16,7 @@ from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.row import Measured, Pair, Row, Why, void
 from dumpcmp.nouns.rows import Trait, marked
 from dumpcmp.nouns.selection import Tap
+from dumpcmp.nouns.spoken import counted, plural
 
 _SIDES = ("golden", "the target")
 _MOST_CALLS = 3  # that differ for nothing, and are told of one by one
@@ -29,14 +30,16 @@ def missing_of(name: str, side: OpenRun) -> Iterator[str]:
         if error := facts.get("run", {}).get("error"):
             yield f"{name}: rank {rank}: the program raised {error}"
         if unseen := facts.get("run", {}).get("unseen_replays"):
-            yield f"{name}: rank {rank}: {unseen} replays of CUDA graphs are not recorded"
+            replays = counted(unseen, "replay of CUDA graphs is", "replays of CUDA graphs are")
+            yield f"{name}: rank {rank}: {replays} not recorded"
 
 
 def caveats(rule: Checker, rows: Sequence[Row]) -> Iterator[str]:
     """What passes though it proves little: by a rule that does not see all, or without numbers."""
     if said := unseen_by(rule):
         doubted = len(marked(rows, Trait.BLIND))
-        yield f"what passes does so by {said}; {doubted} values would fail by the rounding rule"
+        values = counted(doubted, "value")
+        yield f"what passes does so by {said}; {values} would fail by the rounding rule"
     yield from void(marked(rows, Trait.VOID))
     yield from said_of_requests(rows)
 
@@ -104,8 +107,9 @@ class Noted:
         most = self.rounded_most
         if most is not None:
             yield (
-                f"quantised: {self.num_rounded} values were rounded to declared levels, the "
-                f"farthest {most.key.site.place} {most.key.slot} (rel_l2 {_rel_l2(most):.2g}); "
+                f"quantised: {counted(self.num_rounded, 'value was', 'values were')} rounded to "
+                f"declared levels, the farthest {most.key.site.place} {most.key.slot} "
+                f"(rel_l2 {_rel_l2(most):.2g}); "
                 f"what the model gives is up to {self.end_apart:.2g} off"
             )
 
@@ -113,9 +117,10 @@ class Noted:
         """That rows were sampled: what passes does so by those alone."""
         if self.num_sampled:
             kept, total = self.kept_rows
+            values = counted(self.num_sampled, "value")
             yield (
-                f"rows were sampled: of {self.num_sampled} values {kept / total:.2%} of the rows "
-                "were kept and compared; what passes does so by these alone"
+                f"rows were sampled: of {values} {kept / total:.2%} of the rows were kept and "
+                "compared; what passes does so by these alone"
             )
 
     def idle_calls(self) -> Iterator[str]:
@@ -124,7 +129,8 @@ class Noted:
             yield f"{one.golden_site}: {one.said}; nothing fails for it alone"
         if self.num_idle > len(self.idle):
             left = self.num_idle - len(self.idle)
-            yield f"{left} more calls differ, and nothing fails for them alone"
+            calls = counted(left, "more call differs", "more calls differ")
+            yield f"{calls}, and nothing fails for {plural(left, 'it', 'them')} alone"
 
     def note_chunks(self, golden: int, target: int) -> None:
         """Note how many values of either run are later chunks of a whole."""
@@ -135,7 +141,8 @@ class Noted:
         if self.num_laps:
             yield (
                 "golden runs in a loop what each rank runs once: "
-                f"{self.num_laps} of its values stand beside those of the first lap"
+                f"{self.num_laps} of its values {plural(self.num_laps, 'stands', 'stand')} beside "
+                "those of the first lap"
             )
 
     def chunks(self) -> Iterator[str]:
@@ -144,7 +151,8 @@ class Noted:
             if num:
                 yield (
                     f"{who} runs in chunks what {other} runs at once: "
-                    f"{num} of its values stand beside those of the first chunk"
+                    f"{num} of its values {plural(num, 'stands', 'stand')} beside those of the "
+                    "first chunk"
                 )
 
     def own_metrics(self) -> Iterator[str]:

@@ -14,6 +14,7 @@ from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.row import Pair, Row, Verdict, Why
 from dumpcmp.nouns.rows import having
 from dumpcmp.nouns.selection import Io, Level, Tap, spelled
+from dumpcmp.nouns.spoken import counted
 
 _ALL = Tap(backward=True, weights=True)
 
@@ -25,6 +26,7 @@ class Asking:
     tap: Tap = _ALL
     counting: Counting = AS_COUNTED  # from the steps of the side's own count
     follows_weights: bool = False  # it records them unasked
+    is_stated: bool = False  # the archive says what it was asked for
 
     @classmethod
     def of(cls, archive: Archive, counting: Counting = AS_COUNTED) -> Asking:
@@ -32,7 +34,8 @@ class Asking:
         runs = (facts.get("run", {}) for facts in archive.run.values())
         run: dict[str, Any] = next((r for r in runs if isinstance(r.get("filters"), dict)), {})
         stated = run.get("filters")
-        return cls(_tap(stated) if stated else _ALL, counting, bool(run.get("follows_weights")))
+        return cls(_tap(stated) if stated else _ALL, counting, bool(run.get("follows_weights")),
+                   bool(stated))  # fmt: skip
 
     def leaves_out(self, key: Key) -> str:
         """The option by which a value of this name was left out; empty where none did."""
@@ -97,4 +100,5 @@ def said_of_requests(rows: Sequence[Row]) -> Iterator[str]:
     """What must be said of values that were skipped, above all since one side was not asked."""
     told = Counter((row.reason, row.judgement.why) for row in having(rows, Verdict.SKIPPED))
     for (reason, why), count in told.items():
-        yield f"{count} values were {reason if why is Why.UNASKED else f'skipped: {reason}'}"
+        values = counted(count, "value was", "values were")
+        yield f"{values} {reason if why is Why.UNASKED else f'skipped: {reason}'}"

@@ -59,7 +59,7 @@ def replay_all(
     results = run_batched(rerun_tasks, plans, executor)
     for plan, nbytes, replays in zip(plans, sizes, results, strict=True):
         told = {flow.ours[key]: replay for key, replay in replays.items()}
-        found |= {pair: _declared(pair, one, plan.calls, flow, allow) for pair, one in told.items()}
+        found |= {pair: declared(pair, one, plan.calls, flow, allow) for pair, one in told.items()}
         done += nbytes
         if tell and nbytes:
             tell(done, total)
@@ -85,7 +85,7 @@ def again_beside(flow: DataFlow, found: Mapping[Pair, Replay]) -> dict[Pair, Rep
     return told
 
 
-def _declared(
+def declared(
     pair: Pair, replay: Replay, calls: Sequence[Call], flow: DataFlow, allow: frozenset[str]
 ) -> Replay:
     """`replay` with what the shortcuts round that the `calls` may take which were run again."""

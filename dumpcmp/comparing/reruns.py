@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -91,6 +91,11 @@ class Rerunning:
     device: str = "cpu"  # its type: where the target ran them
     is_alone: bool = False  # it is one call, and the target ran it as such, on what it has stored
     levels: tuple[str, ...] = ()  # those that the target may have rounded numbers to
+    taken_as: str = ""  # the slot of the last call, where `gave` is where its output was taken
+
+    def slot_of(self, key: Key) -> str:
+        """The slot of the last call that gives `key`, one of what is given out."""
+        return self.taken_as or str(key.slot)
 
     @property
     def nbytes(self) -> int:
@@ -143,9 +148,10 @@ class Planner:
     measured: Mapping[Pair, Measured]
     how: Replaying
     own: Mapping[Site, Call] = field(default_factory=dict)  # calls with numbers that it chose
-    touched: Container[Pair] = frozenset()  # by other choices: they differ for that alone
+    touched: Collection[Pair] = ()  # by other choices: they differ for that alone
     levels: tuple[str, ...] = ()  # that are declared: what the target may have rounded numbers to
     golden: Side | None = None  # where weights are that the target has in a form of its own
+    is_itself: bool = False  # golden's ops are run on golden's own values
     _readings: dict[tuple[Pair, bool], Loading] = field(default_factory=dict, init=False)
 
     def plans(self) -> tuple[list[Rerunning], dict[Pair, Replay]]:
@@ -154,7 +160,7 @@ class Planner:
         found: dict[Pair, Replay] = {}
         for site, outputs in self._sites():
             try:
-                plans.append(self._call(site, outputs))
+                plans.append(self.plan_call(site, outputs))
             except UnknownError as error:
                 found |= {pair: Replay(unknown=str(error)) for pair in outputs}
         for pair, source in self._rewired():
@@ -162,24 +168,29 @@ class Planner:
                 plans.append(self._taken(pair, source))
             except UnknownError as error:
                 found[pair] = Replay(unknown=str(error))
+        for pair, made in self._left_out():
+            try:
+                plans.append(self._made_and_taken(pair, made))
+            except UnknownError as error:
+                found[pair] = Replay(unknown=str(error))
         return plans, found
 
     def _sites(self) -> Iterator[tuple[Site, list[Pair]]]:
         """Golden's calls of functions whose outputs both sides have, where anything differs."""
         for site, pairs in self.flow.calls.items():
-            outputs = [] if site.op.is_module else self._outputs(pairs)
+            outputs = [] if site.op.is_module else self.outputs(pairs)
             if not outputs:
                 continue
             forward = [pair for pair in pairs if not pair.key.slot.is_gradient]
             if self.how is Replaying.ALL or not all(map(self.is_equal, forward)):
                 yield site, outputs
 
-    def _outputs(self, pairs: Iterable[Pair]) -> list[Pair]:
+    def outputs(self, pairs: Iterable[Pair]) -> list[Pair]:
         """The outputs of a call that both sides have, each beside its own partner."""
         found = [pair for pair in pairs if pair.key.slot.is_output and pair.both]
         return [p for p in found if p.golden is None or self.flow.ours[p.golden] is p]
 
-    def _call(self, site: Site, outputs: Sequence[Pair]) -> Rerunning:
+    def plan_call(self, site: Site, outputs: Sequence[Pair]) -> Rerunning:
         """The plan for the call at `site`: alone, or with those before it that the target lacks."""
         region = _Region(self, takes_rows=True)
         region.add(site)
@@ -226,6 +237,38 @@ class Planner:
         assert pair.golden
         taken, given = (replace(self.read(one), is_by_rank=False) for one in (pair, source))
         return Rerunning((), {(0, ""): given}, {pair.golden: taken}, levels=self.levels)
+
+    def _left_out(self) -> Iterator[tuple[Pair, Key]]:
+        """Inputs that another choice touched, where golden takes what golden alone computes.
+
+        Rows that are touched have no numbers to compare, and ops after them are right for what they
+        took, whatever was left out before them.
+        """
+        for pair in self.touched:
+            if not pair.both or not pair.key.slot.is_input or pair.repeats:
+                continue
+            made = self.flow.golden.links.get(pair.golden) if pair.golden else None
+            ours = self.flow.ours.get(made) if made else None
+            if made and ours and not ours.both and made.slot.is_output and not made.op.is_module:
+                yield pair, made
+
+    def _made_and_taken(self, pair: Pair, made: Key) -> Rerunning:
+        """The plan to hold what the target took against golden's ops on what the target has."""
+        assert pair.golden
+        region = _Region(self)
+        region.add(made.site)
+        taken = self.read(pair)
+        return Rerunning(
+            tuple(region.calls),
+            region.given,
+            {pair.golden: taken},
+            region.wires,
+            region.dtypes,
+            region.apart,
+            taken.task.target.first.device.partition(":")[0],
+            levels=self.levels,
+            taken_as=str(made.slot),
+        )
 
     def is_equal(self, pair: Pair) -> bool:
         """Whether both sides of a pair are the same to the bit."""

@@ -27,7 +27,7 @@ LARGEST = 32 << 20  # bytes of one value that is looked at
 MOST_ARROWS = 200_000  # of the data flow
 _AROUND = 4  # lines of code before and after the one that is meant
 _MOST_CODE = 1 << 20  # bytes of a source file that is worth reading
-RowRank = tuple[bool, float]  # of a row: roots first, then the farthest
+RowRank = tuple[int, float]  # of a row: those come first that a reader looks for
 
 _UNTOLD = frozenset(("seen", "certificate", "remarks"))  # of run.json: counts, and what is a remark
 
@@ -49,45 +49,76 @@ class Showing:
     close_ups: list[tuple[RowRank, CloseUp]] = field(default_factory=list)
     excerpts: dict[str, Excerpt] = field(default_factory=dict)
     nbytes: int = 0  # read for closer looks
+    first: Row | None = None  # the first divergence, unless rows of a name are asked for
 
     def add(
-        self, rows: Sequence[Row], flow: DataFlow, work: Mapping[Pair, Job], after: int
-    ) -> None:
-        """Take what is to be shown of a span, whose rows come `after` so many others."""
+        self, rows: Sequence[Row], roots: Sequence[Row], flow: DataFlow,
+        work: Mapping[Pair, Job], after: int,
+    ) -> None:  # fmt: skip
+        """Take what is to be shown of a span, whose rows come `after` so many others.
+
+        `roots` are those of the rows, in the order in which they came about.
+        """
         if not self.closely:
             return
+        if self.first is None and isinstance(self.closely, int):
+            self.first = next(iter(roots), None)
         places = {(row.golden_key, row.target_key): i for i, row in enumerate(rows)}
         known = ((places.get((pair.golden, pair.target)), pair) for pair in flow.pairs)
         pairs = {place: pair for place, pair in known if place is not None}
         room = MOST_ARROWS - len(self.arrows)
         self.arrows += islice(_arrows(flow, pairs, after), max(0, room))
         for place in self._chosen(rows):
-            if (pair := pairs.get(place)) and (one := self._look(place + after, pair, work)):
-                self.close_ups.append((_rank(rows[place]), one))
+            row, pair = rows[place], pairs.get(place)
+            if one := self._look(place + after, row, pair, work):
+                self.close_ups.append((self._rank(row), one))
         for row in rows:
             if row.root and row.source not in self.excerpts:
                 self.excerpts |= {one.source: one for one in _excerpts(row.source)}
 
     def _chosen(self, rows: Sequence[Row]) -> list[int]:
-        """The rows to look at, the roots first, then the farthest from what is admissible."""
-        measured = [i for i, row in enumerate(rows) if row.metrics and not row.metrics.equal]
-        if isinstance(self.closely, str):
-            return [i for i in measured if names_key(rows[i].key, self.closely)][:USUAL_CLOSE_UPS]
-        ranked = sorted(measured, key=lambda i: _rank(rows[i]))
-        once = {id(rows[i].metrics): i for i in reversed(ranked)}  # a value that repeats is one
-        return [i for i in ranked if once[id(rows[i].metrics)] == i][: self.closely]
+        """The rows to look at, best first; a first divergence is one even where it has no numbers.
 
-    def _look(self, row: int, pair: Pair, work: Mapping[Pair, Job]) -> CloseUp | None:
-        task = work.get(pair.repeats or pair)
-        if not isinstance(task, Task):
-            return None
+        A value that repeats is looked at once.
+        """
+        chosen = [i for i, row in enumerate(rows) if self._wants(row)]
+        ranked = sorted(chosen, key=lambda i: self._rank(rows[i]))
+        if isinstance(self.closely, str):
+            return ranked[:USUAL_CLOSE_UPS]
+        once = {id(rows[i].metrics or rows[i]): i for i in reversed(ranked)}
+        return [i for i in ranked if once[id(rows[i].metrics or rows[i])] == i][: self.closely]
+
+    def _wants(self, row: Row) -> bool:
+        if row is self.first or row.metrics is None or row.metrics.equal:
+            return row is self.first
+        return isinstance(self.closely, int) or names_key(row.key, self.closely)
+
+    def _rank(self, row: Row) -> RowRank:
+        """Of rows of a name what was computed and fails; else the first divergence, then roots.
+
+        What is farthest from what is admissible comes first among rows of a kind.
+        """
+        if row is self.first:
+            return 0, 0.0
+        if isinstance(self.closely, str):
+            return 2 * row.key.slot.is_input + (not row.verdict.fails), 0.0
+        return 1 + (not row.root), -badness(row)
+
+    def _look(
+        self, number: int, row: Row, pair: Pair | None, work: Mapping[Pair, Job]
+    ) -> CloseUp | None:
+        task = work.get(pair.repeats or pair) if pair else None
+        is_first = row is self.first
+        if not isinstance(task, Task) or row.metrics is None:
+            return CloseUp(number, problem=_why_unread(row)) if is_first else None
         for shares in (task.golden, task.target):
             if shares.is_summarised:
-                return CloseUp(row, problem=f"of it {shares.said_kept}")
-        if task.golden.nbytes > LARGEST or self.nbytes + task.nbytes > MOST_BYTES:
-            return CloseUp(row, problem=f"{readable(task.nbytes)} are more than a report reads")
+                return CloseUp(number, problem=f"of it {shares.said_kept}")
+        is_much = not is_first and self.nbytes + task.nbytes > MOST_BYTES
+        if task.golden.nbytes > LARGEST or is_much:
+            return CloseUp(number, problem=f"{readable(task.nbytes)} are more than a report reads")
         self.nbytes += task.nbytes
-        return _close_up(row, task)
+        return _close_up(number, task)
 
     def background(self, golden: Archive, target: Archive) -> Background:
         """All that is shown besides the rows."""
@@ -102,8 +133,13 @@ class Showing:
         )
 
 
-def _rank(row: Row) -> RowRank:
-    return not row.root, -badness(row)
+def _why_unread(row: Row) -> str:
+    """Why the elements of a first divergence cannot be held against each other."""
+    if row.golden_key is None or row.target_key is None:
+        return "only one side has it"
+    if row.metrics is None:
+        return "it was not measured"
+    return "it is not one value of each side"
 
 
 def told_of(archive: Archive) -> RunTold:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -20,13 +20,15 @@ from dumpcmp.archive.read.reader import Archive
 from dumpcmp.comparing.stopped import stopped_ranks
 from dumpcmp.nouns.equal_rows import ValueName
 from dumpcmp.nouns.errors import AlignError
-from dumpcmp.nouns.key import Key, Op, Site
+from dumpcmp.nouns.key import EFFECTS, Key, Op, Site
 from dumpcmp.nouns.layouts import MICROBATCH, parse_layout
 from dumpcmp.nouns.quickly import quickly_made
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.nouns.value import Value
 
+StepName = tuple[str, int]  # a model, and the number of its step
+EffectCalls = Mapping[int, Sequence[Call]]  # the effects of one step, by rank
 _MOST_GIVEN = 1 << 14  # digests of earlier steps that are kept in mind
 
 
@@ -116,6 +118,8 @@ class Side:
     first_steps: Mapping[str, int] = field(default_factory=dict)  # of each model: where it began
     is_whole: bool = False  # nothing that was recorded of these steps, or of others, is left out
     given_before: frozenset[str] = frozenset()  # digests of what earlier steps gave out
+    effects: Mapping[StepName, EffectCalls] = field(default_factory=dict)
+    effect_values: Mapping[Key, tuple[Record, ...]] = field(default_factory=dict)
 
     def shares(self, key: Key) -> Shares:
         """What the ranks hold of a value."""
@@ -205,6 +209,8 @@ class OpenRun:
         archive, tap = self.archive, self.tap
         values: dict[Key, tuple[Record, ...]] = {}
         calls: dict[Site, Call] = {}
+        effects: dict[StepName, EffectCalls] = {}
+        effect_values: dict[Key, tuple[Record, ...]] = {}
         is_whole = True
         for model, step in self._places(self.steps if steps is None else steps):
             held = archive.shards_at(model, step)
@@ -214,13 +220,19 @@ class OpenRun:
             values |= chosen
             ran = archive.calls_at(model, step)
             calls |= {site: call for site, call in ran.items() if tap.selects_op(call.op)}
+            if tap.selects_op(EFFECTS):
+                effects[model, step] = archive.effects_at(model, step)
+                effect_values |= archive.effect_values_at(model, step)
         own = Listing(values, calls, archive.world_size)
         alike = in_unison(own, lambda: archive.calls_by_rank(archive.ranks))
         listing = merged(alike)
         is_whole = is_whole and len(listing.values) == len(alike.values)
         is_whole = is_whole and len(self.steps) == len(self.all_steps)
         before, self._given = self._given, given_out(listing)
-        return Side(archive, listing, self.facts, self._first_steps(listing), is_whole, before)
+        began = self._first_steps(listing)
+        return Side(
+            archive, listing, self.facts, began, is_whole, before, effects, effect_values
+        )  # fmt: skip
 
     def place_of(self, step: int) -> tuple[str, int] | None:
         """The one model that has `step`, and its own number of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -90,6 +90,7 @@ class Sloping:
     is_touched: bool = False  # by another choice, so that nobody asks whether it cancels
     recorded: Mapping[Place, Loading] = field(default_factory=dict)  # outputs, read if need be
     levels: tuple[str, ...] = ()  # those that the target may have rounded numbers to
+    is_itself: bool = False  # it is golden's own
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -129,11 +130,16 @@ class Sloping:
         return replace(self, given=given, grads=grads, gave=gave, recorded=recorded)
 
 
-def plan_slopes(planner: Planner) -> tuple[list[Sloping], dict[Pair, Replay]]:
-    """The gradients that are to be computed again, and why others cannot be."""
+def plan_slopes(
+    planner: Planner, gradients: Iterable[Pair] | None = None
+) -> tuple[list[Sloping], dict[Pair, Replay]]:
+    """The gradients that are to be computed again, and why others cannot be.
+
+    These are `gradients`, or all in which anything differs.
+    """
     plans: list[Sloping] = []
     found: dict[Pair, Replay] = {}
-    for pair in _gradients(planner):
+    for pair in _gradients(planner) if gradients is None else gradients:
         try:
             plans.append(_sloping(planner, pair))
         except UnknownError as error:
@@ -169,7 +175,9 @@ def _sloping(planner: Planner, pair: Pair) -> Sloping:
     apart = max((planner.distance(source) for source in known), default=0.0)
     recorded = dict(_recorded(planner, plan))
     is_touched, levels = pair in planner.touched, planner.levels
-    return Sloping(plan, given, grads, gave, apart, device, is_touched, recorded, levels)
+    return Sloping(
+        plan, given, grads, gave, apart, device, is_touched, recorded, levels, planner.is_itself
+    )
 
 
 def _recorded(planner: Planner, plan: GradientPlan) -> Iterator[tuple[Place, Loading]]:
@@ -238,13 +246,21 @@ def _held(task: Sloping, mine: BackwardRerun, reading: Loading) -> Replay:
     if wrong(replay) and task.levels:
         replay = _in_levels(task, mine, got, replay)
     if wrong(replay):
-        other = _as_recorded(task, is_target=False) or _again(task, is_target=False)
-        theirs = hold(other.rated(), GRADIENT, golden)
-        if not theirs.is_known or wrong(theirs):
+        if not task.is_itself and _is_other_in_golden(task, golden):
             return Replay(unknown="golden's gradient is not that of the recorded calls either")
         replay = replay._replace(blamed=_culprits(task, mine, got))
     grown = inherited / task.apart if task.apart else math.nan
     return replay._replace(inherited=inherited, amplification=grown)
+
+
+def _is_other_in_golden(task: Sloping, golden: Tensor) -> bool:
+    """Whether golden's gradient is not that of the recorded calls, as far as anybody can tell."""
+    from dumpcmp.replay.backward import GRADIENT
+    from dumpcmp.replay.holding import hold
+
+    other = _as_recorded(task, is_target=False) or _again(task, is_target=False)
+    theirs = hold(other.rated(), GRADIENT, golden)
+    return not theirs.is_known or bool(wrong(theirs))
 
 
 def _in_kernel(task: Sloping, mine: BackwardRerun, reading: Loading, before: Replay) -> Replay:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dumpcmp.nouns.families import DTYPES_OF_CASTS, plain_name
+from dumpcmp.nouns.families import DTYPES_OF_CASTS, is_cast
 from dumpcmp.nouns.given import Bounds, CallInputs, DtypeWord, Stand, is_whole
+from dumpcmp.nouns.op_names import ATTENTION, OpSet, canonical, plain_name
 from dumpcmp.nouns.record import Call, Record
 from dumpcmp.nouns.value import DTYPES, Dtype, Kind
 
@@ -24,8 +25,15 @@ class Calling:
 
     @property
     def function(self) -> str:
-        """One name for the function, however it was reached."""
-        return plain_name(self.call.op.function)
+        """One name for the function, however it was reached, and for all casts and attention.
+
+        What those are asked for does not depend on which of them it is.
+        """
+        function = self.call.op.function
+        if is_cast(function):
+            return "to"
+        is_attention = canonical(function) == ATTENTION
+        return ATTENTION if is_attention else plain_name(function)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -40,10 +48,8 @@ class Calling:
 
 DIMS = frozenset(("dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "source", "destination"))
 _SIZES = frozenset(("size", "shape", "normalized_shape", "sizes"))
-_IN_ANY_ORDER = frozenset(
-    "all amax amin any flip logsumexp mean norm prod std sum var var_mean".split()  # noqa: SIM905
-)
-_ADDS_A_DIM = frozenset(("stack", "unsqueeze"))
+_IN_ANY_ORDER = OpSet("all amax amin any flip logsumexp mean norm prod std sum var var_mean")
+_ADDS_A_DIM = OpSet("stack unsqueeze")
 
 
 def plain_argument(name: str, value: Any, calling: Calling) -> Any:
@@ -70,7 +76,7 @@ def _meant(name: str, calling: Calling) -> Any:
     """What an argument is that is None."""
     if name == "dtype":
         return DtypeWord(calling.dtype) if calling.dtype else Stand.UNKNOWN
-    if name == "scale" and calling.function == "scaled_dot_product_attention":
+    if name == "scale" and "scaled_dot_product" in calling.function:
         width = calling.shape[-1] if calling.shape else 0
         return 1 / math.sqrt(width) if width else Stand.UNKNOWN
     if name == "eps":
@@ -111,7 +117,7 @@ def is_without_effect(name: str, function: str, *sides: Mapping[str, Any]) -> bo
 
 def asked_dtype(calling: Calling) -> Any:
     """The dtype that a cast asks for; unknown where it asks for a place, or for another's."""
-    named = DTYPES_OF_CASTS.get(calling.call.op.function.rpartition(".")[2])
+    named = DTYPES_OF_CASTS.get(calling.call.op.function)
     values = (*calling.given.args, *calling.given.kwargs.values())
     asked = next((value for value in values if isinstance(value, DtypeWord)), Stand.UNKNOWN)
     return DtypeWord(named) if named else asked

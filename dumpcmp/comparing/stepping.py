@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dumpcmp.align.counting import AS_COUNTED, Counting, found_counting, stated_counting
+from dumpcmp.align.counting import (
+    AS_COUNTED,
+    Counting,
+    found_counting,
+    stated_counting,
+    tells_its_counting,
+)
 from dumpcmp.align.listing import Listing
 from dumpcmp.align.pairing import paired_models
 from dumpcmp.archive.read.reader import Archive
@@ -27,6 +33,14 @@ def counted_steps(golden: Archive, target: Archive, token_offset: int | None) ->
     else:
         found = stated_counting(ours, theirs, models, token_offset)
     return replace(found, names=models)
+
+
+def is_count_settled(golden: Archive, target: Archive, token_offset: int | None) -> bool:
+    """Whether more steps of a target that is still running cannot change how it counts them."""
+    if token_offset is not None or any(len(target.steps(m)) > _MOST for m in target.models):
+        return True
+    models = paired_models(golden.models, target.models)
+    return tells_its_counting(_roots(golden), _roots(target), models)
 
 
 def _roots(archive: Archive) -> Listing:

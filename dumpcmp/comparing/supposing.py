@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dumpcmp.judge.tolerances import EXPLAINED, WITHIN_REGION
 from dumpcmp.nouns.background import Hypothesis
+from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.nouns.value import Dtype
 
 Wide = NDArray[Any]
@@ -91,7 +92,7 @@ def suppose(golden: Wide, target: Wide, dtype: Dtype) -> tuple[Hypothesis, ...]:
     if golden.ndim > 2 and _is_in_fewer_rows(difference, region):
         flat = (-1, golden.shape[-1])
         in_rows = suppose(golden.reshape(flat), target.reshape(flat), dtype)
-        named = f"of the {golden.size // golden.shape[-1]} rows"
+        named = f"of the {counted(golden.size // golden.shape[-1], 'row')}"
         return tuple(one._replace(said=one.said.replace("of dim 0", named)) for one in in_rows)
     ours, theirs = region.of(golden), region.of(target)
     found = [*_single(golden, target, difference, energy)]
@@ -140,7 +141,8 @@ def _strange(golden: Wide, target: Wide, known: NDArray[np.bool_]) -> Iterator[H
     fresh = int((np.isfinite(golden) & ~np.isfinite(target)).sum())
     if fresh:
         where = np.argwhere(~known)[0].tolist()
-        said = f"{fresh} of {golden.size} elements are NaN or Inf, the first at {where}"
+        elements, are = counted(golden.size, "element"), plural(fresh, "is", "are")
+        said = f"{fresh} of {elements} {are} NaN or Inf, the first at {where}"
         yield Hypothesis("not finite", said, 1.0)
 
 
@@ -307,5 +309,9 @@ def _said_of(moved: list[tuple[int, int]], dim: int) -> tuple[str, str]:
     if places == sources:
         return "reordered", f"{len(moved)} indices of dim {dim} have changed places"
     here, there = moved[0]
-    more = f", and {len(moved) - 1} more hold others'" if len(moved) > 1 else ""
+    more = (
+        f", and {counted(len(moved) - 1, 'more holds', 'more hold')} others'"
+        if len(moved) > 1
+        else ""
+    )
     return "repeated", f"index {here} of dim {dim} holds what golden has at index {there}{more}"

@@ -6,24 +6,24 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from dumpcmp.align.listing import Listing
-from dumpcmp.align.synonyms import canonical
 from dumpcmp.comparing.laying import is_partial, like
 from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.key import ROOT, Key, Site
+from dumpcmp.nouns.op_names import WorkSet
 from dumpcmp.nouns.record import Kept, Record
 from dumpcmp.nouns.row import LaidOut, Measured, Pair, Trouble
 
 # Functions of a sum that are the sum of what they are of its terms: they may take terms as such.
-_LINEAR = frozenset(
+_LINEAR = WorkSet(
     """
     all_reduce bmm cat chunk clone contiguous detach div einsum expand flatten getitem index_add
     index_select linear masked_fill matmul mean mm movedim mul narrow neg pad permute repeat reshape
     scatter_add select setitem split squeeze stack sum to transpose unbind unflatten unsqueeze view
     where zeros_like empty_like new_empty new_zeros
-    """.split()  # noqa: SIM905
+    """
 )
 _ADDING = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
-_SUMS = ("add", "sub")  # linear only if all that they add up are terms
+_SUMS = WorkSet("add sub")  # linear only if all that they add up are terms
 
 
 def terms_left(found: Mapping[Pair, Measured], target: Listing) -> dict[Pair, str]:
@@ -109,7 +109,7 @@ def _taken_as_sums(found: Mapping[Pair, Measured]) -> dict[Pair, str]:
             calls[pair.golden.site].append(pair)
     wrong: dict[Pair, str] = {}
     for site, pairs in calls.items():
-        function = canonical(site.op.function)
+        function = site.op.function
         given = [pair for pair in pairs if pair.key.slot.is_input]
         terms = [pair for pair in given if _are_terms(found[pair])]
         if not terms or site.op.is_module or function in _LINEAR:

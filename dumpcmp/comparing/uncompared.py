@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from dumpcmp.nouns.row import Row, Verdict, Why
 from dumpcmp.nouns.rows import having, held_by
+from dumpcmp.nouns.spoken import counted, plural
 
 _NUMBER = re.compile(r"\d+")
 _MOST = 100_000  # rows that are looked at: of more the others are counted
@@ -57,9 +58,11 @@ def not_compared(rows: Sequence[Row]) -> Iterator[str]:
         return
     counts = {group: found.total() for group, found in ops.items()}
     total, golden = sum(counts.values()), held_by(rows)["golden"]
-    more = f", and more among the last {len(some) - _MOST} such rows" if len(some) > _MOST else ""
+    last = counted(len(some) - _MOST, "such row")
+    more = f", and more among the last {last}" if len(some) > _MOST else ""
     share = f"{100 * total / golden:.1f} %"
-    yield f"{total} of golden's {golden} values ({share}) were not compared{more}:"
+    values, were = counted(golden, "value"), plural(total, "was", "were")
+    yield f"{total} of golden's {values} ({share}) {were} not compared{more}:"
     ranked = sorted(counts, key=lambda group: -counts[group])
     for group in ranked[:_MOST_REASONS]:
         reason = f"{group.because}{_AFTER[group.verdict]}"
@@ -75,8 +78,9 @@ def alone(rows: Sequence[Row]) -> Iterator[str]:
     some = islice(having(rows, Verdict.COVERED, Verdict.DEAD), _MOST)
     found = Counter(row.verdict for row in some if row.golden_key is None)
     if found:
+        values = counted(found.total(), "value is", "values are")
         yield (
-            f"{found.total()} values are on one side only, mine: all that was computed from "
+            f"{values} on one side only, mine: all that was computed from "
             f"{found[Verdict.COVERED]} of them agrees, or they are gradients of zeros; nothing was "
             f"computed from {found[Verdict.DEAD]}"
         )

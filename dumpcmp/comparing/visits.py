@@ -10,7 +10,8 @@ from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import Row, Verdict, Why
 
-_OWN = frozenset((Why.INTRODUCED, Why.LEAF, Why.CALL, Why.WIRED))  # faults, whatever came before
+# Faults, whatever came before.
+_OWN = frozenset((Why.INTRODUCED, Why.GOLDEN, Why.LEAF, Why.CALL, Why.WIRED))
 _INHERITING = frozenset((Origin.INHERITED, Origin.AMPLIFIED, Origin.FLIPPED))
 
 
@@ -46,6 +47,11 @@ class RowNode:
         return self.row.golden_key is None or self.row.target_key is None
 
     @property
+    def is_unread(self) -> bool:
+        """Whether a side of it could not be read, so that nobody knows whether they differ."""
+        return self.row.verdict is Verdict.ERROR
+
+    @property
     def is_input(self) -> bool:
         return self.row.key.slot.is_input
 
@@ -75,12 +81,13 @@ class RowNode:
 
 
 def strongest(causes: Iterable[RowNode | None]) -> RowNode | None:
-    """The first of `causes` that both sides have, or else the first.
+    """The first of `causes` that both sides have and that could be read, or else the first.
 
     What one side alone computes may be another way to the same: what was measured tells more.
     """
     found = [cause for cause in causes if cause is not None]
-    return next((cause for cause in found if not cause.is_alone), found[0] if found else None)
+    measured = (cause for cause in found if not cause.is_alone and not cause.is_unread)
+    return next(measured, found[0] if found else None)
 
 
 @dataclass(eq=False, slots=True)

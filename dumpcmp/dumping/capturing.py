@@ -21,6 +21,7 @@ from dumpcmp.archive.write.writer import ArchiveWriter, Progress
 from dumpcmp.dumping.modes import Compiled, PlainMode, check_mode, parse_mode, watching
 from dumpcmp.dumping.retention import Compactor, Retention, compactor_beside, within_budget
 from dumpcmp.dumping.spooling import spooled
+from dumpcmp.nouns.effects import Effect
 from dumpcmp.nouns.errors import CaptureWarning, SelectionError
 from dumpcmp.nouns.selection import Level, Selection, Tap, make_tap
 from dumpcmp.nouns.version import __version__
@@ -149,6 +150,7 @@ def capturing(
     lacking = check_mode(mode, tap, dtype)
     here = world()
     run = {**facts_of(tap, mode, dtype), **(facts or {}), "keep": retention.words()}
+    run["effects"] = list(Effect)
     spool = spooled(path, here.rank, here.size, overwrite=overwrite, limit=retention.spool_limit)
     if spool.url is not None and retention.compacts:
         raise SelectionError(

@@ -14,10 +14,11 @@ from dumpcmp.archive.stores.urls import place
 from dumpcmp.nouns.errors import SelectionError
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.pytorch.names import check_names
-from dumpcmp.taps.inductor.certificate import NOT_CERTIFIED
 from dumpcmp.taps.inductor.switches import Switches, read_switches
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.recorder import Recorder
+
+NOT_CERTIFIED = "not certified: nobody checked that the kernels are the program's own (--certify)"
 
 _HOMES = {  # of the mode's capture: it is imported once the names of torch that it needs are there
     "eager": "dumpcmp.taps.modes.modules:ModuleCapture",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
-import runpy
 import sys
 import time
 import warnings
@@ -15,20 +13,27 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dumpcmp.archive.read.reader import Archive
+from dumpcmp.dumping import witness
 from dumpcmp.dumping.capturing import Capture, capturing
+from dumpcmp.dumping.certifying import (
+    Certificate,
+    CertifiedProgram,
+    Testimony,
+    certificate,
+    check_certifiable,
+    differing,
+    gathering,
+    witness_of,
+)
 from dumpcmp.dumping.modes import Compiled, PlainMode, check_mode, parse_mode
 from dumpcmp.dumping.retention import Compactor, Retention
-from dumpcmp.nouns.errors import CaptureError, CaptureWarning, SelectionError
+from dumpcmp.nouns.errors import CaptureError, CaptureWarning
 from dumpcmp.nouns.options import load, readable
 from dumpcmp.nouns.selection import Selection, make_tap
-from dumpcmp.pytorch.trees import slots_of
-from dumpcmp.taps.inductor.certificate import CodeRuns, certificate
-from dumpcmp.taps.inductor.compiled import CompiledCapture, untapped_evidence, unwrapped
+from dumpcmp.taps.inductor.compiled import unwrapped
 from dumpcmp.taps.recording.values import Counts
 
 
@@ -40,7 +45,8 @@ class Dumped:
     counts: Counts
     remarks: tuple[str, ...] = ()
     error: BaseException | None = None  # the program's own
-    certificate: str = ""  # of a compiled run: whether the tap changed it
+    certificate: str = ""  # whether the capture changed what ran
+    certified: bool | None = None  # None: nobody asked for a certificate
     compacted: str = ""  # what the compactor beside the run came to
     twins: str = ""  # of a compiled run: how much of its kernels was seen inside
     problem: str = ""  # why the archive is not what was asked for
@@ -71,18 +77,17 @@ def dump(
 
     `selection` are the filters of `capture`. `watch` is told of the capture when it begins. An
     exception of the program does not come out of here: it is part of what is returned. With
-    `certify` the program runs twice before, compiled but not tapped, and the certificate says
-    whether the tap changed kernels or bits.
+    `certify` the program also runs without the capture, and the certificate says whether kernels,
+    outputs, gradients, state and stdout are the same.
     """
     tap, mode = make_tap(**selection), parse_mode(mode)
     retention = keep if isinstance(keep, Retention) else Retention(keep)
-    if certify and not isinstance(mode, Compiled):
-        raise SelectionError("--certify is for --mode compiled", hint="leave it out")
+    if certify:
+        check_certifiable(mode, dtype)
     if seed is not None:
-        seed_everything(seed)
+        witness.seed_everything(seed)
     check_mode(mode, tap, dtype)
-    untapped = untapped_evidence(program) if certify else None
-    tapped: CodeRuns = []
+    certifying = _Certifying(program, mode, seed) if certify else None
     owner = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
@@ -90,17 +95,14 @@ def dump(
             (), path, tap, mode, retention, dtype=dtype, overwrite=overwrite, facts={"seed": seed}
         ) as now:
             watch(now)
-            if certify and isinstance(now.mode, CompiledCapture):
-                now.mode.tapping.evidence = tapped
-            error = error_of(program)
+            error = certifying.run(now) if certifying else error_of(program)
             if os.getpid() != owner:  # a child that the program forked ends as it would
                 raise error or SystemExit(0)
             if error is not None:
                 now.writer.run["error"] = f"{type(error).__name__}: {error}"
             ended = time.monotonic()
-            if untapped is not None:
-                first, again = untapped
-                now.writer.run["certificate"] = asdict(certificate(first, tapped, again))
+            if certifying is not None:
+                now.writer.run["certificate"] = asdict(certifying.conclude())
     told, beside = now.writer.run, now.compactor or Compactor()
     stopped = now.writer.problem
     return Dumped(
@@ -109,6 +111,7 @@ def dump(
         tuple(now.remarks()),
         error,
         certificate=told.get("certificate", {}).get("text", ""),
+        certified=told["certificate"]["holds"] if certify else None,
         compacted=beside.said,
         twins=told.get("twins", {}).get("text", ""),
         problem=stopped or beside.trouble,
@@ -132,30 +135,45 @@ def cost_of(now: Capture, closing: float) -> str:
     )
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the generators of Python, numpy and torch, and ask torch for determinism."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+class _Certifying:
+    """Runs a program without a capture, then with one, and holds the two against each other."""
+
+    def __init__(self, program: Callable[[], object], mode: PlainMode, seed: int | None) -> None:
+        self._program = program
+        self._witness = witness_of(program, mode, seed)
+        self._alone = self._witness()
+        self._evidence = witness.WitnessNotes(compiled=isinstance(mode, Compiled))
+
+    def run(self, now: Capture) -> BaseException | None:
+        """Run the program, which `now` captures; what it raised."""
+        with gathering(self._evidence, now.mode) as tee:
+            error = error_of(self._program)
+            self._evidence.end(error, tee.written.getvalue())
+        return error
+
+    def conclude(self) -> Certificate:
+        """The certificate; where the runs differ, the program runs alone once more."""
+        captured = Testimony.of(self._evidence.to_json())
+        again = self._witness() if differing(self._alone, captured) else None
+        return certificate(self._alone, captured, again)
 
 
 def error_of(program: Callable[[], object]) -> BaseException | None:
     """Run `program`; what it raised, an exit without trouble aside."""
-    try:
-        program()
-    except SystemExit as end:
-        return end if end.code else None
-    except BaseException as raised:
-        return unwrapped(raised)
-    return None
+    raised = witness.error_of(program)
+    return None if raised is None else unwrapped(raised)
 
 
-def run_script(script: str, arguments: tuple[str, ...]) -> None:
-    """Run a file as Python itself would, with `arguments` in sys.argv."""
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="__main__")
+def script_program(script: str, arguments: tuple[str, ...]) -> CertifiedProgram:
+    """A file, run as Python itself would."""
+    words = ("--kind", "script", script, *arguments)
+    return CertifiedProgram(lambda: witness.run_script(script, arguments), words)
+
+
+def module_program(module: str, arguments: tuple[str, ...]) -> CertifiedProgram:
+    """A module, run as ``python -m`` would."""
+    words = ("--kind", "module", module, *arguments)
+    return CertifiedProgram(lambda: witness.run_module(module, arguments), words)
 
 
 def has_module(module: str) -> bool:
@@ -167,17 +185,13 @@ def has_module(module: str) -> bool:
     return found is not None
 
 
-def run_module(module: str, arguments: tuple[str, ...]) -> None:
-    """Run a module as ``python -m`` would."""
-    sys.argv = [module, *arguments]
-    sys.path.insert(0, str(Path.cwd()))
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def factory_program(name: str, backward: bool = False) -> Callable[[], object]:
+def factory_program(name: str, backward: bool = False) -> CertifiedProgram:
     """A program that calls the model which ``pkg.mod:build`` makes on its example inputs."""
     factory = load("--model", name)
-    return lambda: _call(*_model_and_inputs(name, factory()), backward)
+    words = (*["--backward"] * backward, "--kind", "factory", name)
+    return CertifiedProgram(
+        lambda: witness.run_model(*_model_and_inputs(name, factory()), backward), words
+    )
 
 
 def built(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -186,23 +200,10 @@ def built(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 def _model_and_inputs(name: str, made: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    if isinstance(made, nn.Module):
-        made = (made, getattr(made, "example_inputs", None))
-    match made:
-        case (nn.Module() as model, dict() as kwargs):
-            return model, (), kwargs
-        case (nn.Module() as model, (*args,)):
-            return model, tuple(args), {}
-        case (nn.Module() as model, Tensor() as tensor):
-            return model, (tensor,), {}
-    raise CaptureError(
-        f"--model {name} gave {type(made).__name__}, not a model and its inputs",
-        hint="return (model, inputs): inputs are a tensor, a tuple, or a dict of keywords",
-    )
-
-
-def _call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> None:
-    result = model(*args, **kwargs)
-    if backward:
-        floating = [t for _, t in slots_of("output", result) if t.requires_grad]
-        sum(tensor.sum() for tensor in floating).backward()  # type: ignore[union-attr]
+    found = witness.model_and_inputs(made)
+    if found is None:
+        raise CaptureError(
+            f"--model {name} gave {type(made).__name__}, not a model and its inputs",
+            hint="return (model, inputs): inputs are a tensor, a tuple, or a dict of keywords",
+        )
+    return found

@@ -25,6 +25,7 @@ from dumpcmp.nouns.errors import ArchiveError, EngineError
 from dumpcmp.nouns.key import Key, Op
 from dumpcmp.nouns.options import readable
 from dumpcmp.nouns.record import Call, Record, Source
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.version import __version__
 
 MOST_NBYTES = 256 << 20  # of a part, unless it is one value
@@ -47,7 +48,7 @@ class Imported:
     def __str__(self) -> str:
         tool = "" if self.format == "auto" else f", from {self.format}"
         return (
-            f"{self.path}: {self.num_values} values, {readable(self.nbytes)}; "
+            f"{self.path}: {counted(self.num_values, 'value')}, {readable(self.nbytes)}; "
             f"tokens: {self.num_steps}, ranks: {self.num_ranks}{tool}"
         )
 

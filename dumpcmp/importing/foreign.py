@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import stat
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -19,6 +20,13 @@ from dumpcmp.nouns.record import Source
 from dumpcmp.nouns.value import DTYPES
 
 _PIECE = 8 << 20  # bytes that are read at once
+_KINDS_OF_FILES: dict[Callable[[int], bool], str] = {
+    stat.S_ISFIFO: "FIFO",
+    stat.S_ISSOCK: "socket",
+    stat.S_ISCHR: "device",
+    stat.S_ISBLK: "device",
+    stat.S_ISDIR: "directory",
+}
 _DIGITS = re.compile(r"(\d{1,18})")
 
 
@@ -80,6 +88,18 @@ class ForeignFile(ABC):
     def wrong(self, what: str, hint: str = "") -> ForeignFileError:
         """The error that says `what` is wrong with this file."""
         return ForeignFileError(f"{self.path}: {what}", hint=hint or "write that file again")
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is there and is no regular file: reading a FIFO or a device might never end."""
+    if isinstance(path, RemotePath) or not path.exists() or path.is_file():
+        return
+    mode = path.stat().st_mode
+    kind = next((name for is_one, name in _KINDS_OF_FILES.items() if is_one(mode)), "special one")
+    raise ForeignFileError(
+        f"{path} is no regular file, but a {kind}",
+        hint="choose files without it by --files, or remove it",
+    )
 
 
 class FileBytes:

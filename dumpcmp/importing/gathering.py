@@ -19,6 +19,7 @@ from dumpcmp.importing.foreign import (
     ForeignFile,
     ForeignFileError,
     Listed,
+    check_regular,
     in_natural_order,
 )
 from dumpcmp.importing.msprobe import CONSTRUCT, DUMP, TENSORS, MsprobeRank
@@ -70,6 +71,7 @@ def find(source: Path, format: str, globs: Sequence[str] = ()) -> SourceFiles:
     if source.is_file():
         return _one_file(source, format)
     if not source.is_dir():
+        check_regular(source)
         raise ArchiveError(f"{source} is not there", hint="give a directory or file of a dump")
     names = sorted(_below(source), key=in_natural_order)
     chosen = [name for name in names if not globs or _fits(name, globs)]
@@ -112,6 +114,7 @@ def _recognised(names: Sequence[str]) -> str:
 
 def opened(path: Path, format: str) -> ForeignFile:
     """The file at `path`, to be read in a ``with`` block."""
+    check_regular(path)
     suffix = path.suffix if path.suffix in FORMATS[format] else FORMATS[format][0]
     return _KINDS[suffix](path)
 

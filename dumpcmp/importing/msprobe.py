@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dumpcmp.archive.schema import checked_sizes
-from dumpcmp.importing.foreign import Foreign, ForeignFileError
+from dumpcmp.importing.foreign import Foreign, ForeignFileError, check_regular
 from dumpcmp.importing.titles import Title, by_custom
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Phase
@@ -122,6 +122,7 @@ class MsprobeRank:
 
 def _read(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one where there is no such file."""
+    check_regular(path)
     if not path.is_file():
         return {"data": {}}
     if path.stat().st_size > LARGEST_JSON:

@@ -117,5 +117,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _twice(names: list[str]) -> NoReturn:
-    name = next(name for name in names if names.count(name) > 1)
-    raise ValueError(f"{name!r} stands in it twice")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{name!r} stands in it twice")
+        seen.add(name)
+    raise AssertionError("no name stands in it twice")

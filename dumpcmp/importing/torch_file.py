@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 DEEPEST = 64  # dicts in dicts
+MOST_AGAIN = 100_000  # values reached again through dicts and lists that stand in several places
 _MOST_WORDS = 10_000
 _LONGEST = 1000  # characters of a word that are kept
 _HINT = (
@@ -47,10 +48,36 @@ class TorchFile(ForeignFile):
     def _leaves(self) -> dict[str, Any]:
         """All that is in the file, by the names of the dicts and lists around it."""
         found: dict[str, Any] = {}
-        for name, leaf in _walked(self._loaded(), ()):
+        for name, leaf in self._walked(self._loaded()):
             if found.setdefault(name, leaf) is not leaf:
                 raise self.wrong(f"two of its values are called {name!r}")
         return found
+
+    def _walked(self, tree: Any) -> Iterator[tuple[str, Any]]:
+        """The leaves of dicts and lists, by the path to each.
+
+        A pickle of a few bytes can hold lists that hold each other twice, 2 ** 64 paths in all.
+        """
+        seen: set[int] = set()  # dicts and lists; they live as long as `tree`
+        num_again = 0
+        waiting: list[tuple[tuple[str, ...], Any, bool]] = [((), tree, False)]
+        while waiting:
+            path, node, is_again = waiting.pop()
+            is_deep = len(path) > DEEPEST
+            branches = None if is_deep else _branches(node)
+            if branches is None:
+                yield ".".join(path), f"what is deeper than {DEEPEST} dicts" if is_deep else node
+                continue
+            is_again = is_again or id(node) in seen
+            seen.add(id(node))
+            num_again += len(branches) * is_again
+            if num_again > MOST_AGAIN:
+                raise self.wrong(
+                    f"its dicts and lists stand in each other so often that more than {MOST_AGAIN} "
+                    "values are reached more than once",
+                    "save each tensor once: torch.save({name: tensor}, file)",
+                )
+            waiting += [((*path, name), each, is_again) for name, each in reversed(branches)]
 
     def _loaded(self) -> Any:
         import torch
@@ -120,18 +147,13 @@ def _is_number(leaf: Any) -> bool:
     return isinstance(leaf, bool | float) or (isinstance(leaf, int) and -(2**63) <= leaf < 2**63)
 
 
-def _walked(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """The leaves of dicts and lists, by the path to each."""
-    if len(path) > DEEPEST:
-        yield ".".join(path), f"what is deeper than {DEEPEST} dicts"
-    elif isinstance(tree, Mapping):
-        for name, branch in tree.items():
-            yield from _walked(branch, (*path, str(name)))
-    elif isinstance(tree, list | tuple):
-        for number, branch in enumerate(tree):
-            yield from _walked(branch, (*path, str(number)))
-    else:
-        yield ".".join(path), tree
+def _branches(node: Any) -> list[tuple[str, Any]] | None:
+    """What a dict or a list holds, by name; None of anything else."""
+    if isinstance(node, Mapping):
+        return [(str(name), branch) for name, branch in node.items()]
+    if isinstance(node, list | tuple):
+        return [(str(number), branch) for number, branch in enumerate(node)]
+    return None
 
 
 def _said(error: pickle.UnpicklingError) -> str:

@@ -16,6 +16,7 @@ from dumpcmp.nouns.row import (
     ReferenceErrors,
     Verdict,
 )
+from dumpcmp.nouns.spoken import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,9 @@ class AllCloseValueChecker:
         if not metrics.exact and metrics.rel_l2:
             said = "a Summary does not tell how many elements lie outside rtol and atol"
             return Judgement(Verdict.INCONCLUSIVE, said)
+        elements = counted(metrics.count, "element")
         reason = (
-            f"{metrics.mismatched} of {metrics.count} elements outside rtol {self.rtol:g}, "
+            f"{metrics.mismatched} of {elements} outside rtol {self.rtol:g}, "
             f"atol {self.atol:g}; max_abs_diff {metrics.max_abs_diff:.3g} at {list(metrics.worst)}"
         )
         return verdict(not metrics.mismatched, reason)

@@ -20,6 +20,7 @@ from dumpcmp.nouns.row import (
     Verdict,
     Why,
 )
+from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.nouns.value import Dtype, Kind
 
 INEXACT = frozenset((Kind.FLOAT, Kind.COMPLEX))  # kinds whose arithmetic rounds
@@ -78,6 +79,7 @@ class Evidence:
     unsummed: str = ""  # of partial terms: how it is known that they should have been added up
     in_terms: str = ""  # of what a model gives out: that nobody is seen to add up its terms
     replay: Replay | None = None  # what running the op again told, where it was
+    golden_replay: Replay | None = None  # the same of golden's own value, from golden's own inputs
     touched: Touched | None = None  # how much of it is another computation, after another choice
     is_code: bool = False  # integers that stand for golden's numbers, by levels that are declared
     leaf: str = ""  # of a value that no op computed: in what it is not the same
@@ -114,11 +116,12 @@ class Checker(Protocol):
 
 def _void(metrics: Metrics) -> Judgement:
     """Of what is nowhere finite: infinities are numbers, as in a mask, and NaN is none."""
-    count, num_nan = metrics.count, metrics.golden.num_nan
+    elements, num_nan = counted(metrics.count, "element"), metrics.golden.num_nan
     if num_nan:
-        said = f"{num_nan} of {count} elements are NaN, and no other is finite, on both sides"
+        are = plural(num_nan, "is", "are")
+        said = f"{num_nan} of {elements} {are} NaN, and no other is finite, on both sides"
         return Judgement(Verdict.INCONCLUSIVE, said, why=Why.VOID)
-    said = f"not one of {count} elements is finite, on either side"
+    said = f"not one of {elements} is finite, on either side"
     return Judgement(Verdict.PASS, said, why=Why.VOID)
 
 
@@ -166,5 +169,10 @@ def verdict(passes: bool, reason: str, limit: float = math.nan) -> Judgement:
 
 def exact(metrics: Metrics) -> Judgement:
     """PASS where no element differs."""
-    reason = f"{metrics.mismatched} of {metrics.count} elements differ"
-    return verdict(not metrics.mismatched, reason)
+    return verdict(not metrics.mismatched, num_differing(metrics) if metrics.mismatched else "")
+
+
+def num_differing(metrics: Metrics) -> str:
+    """How many elements differ, as a sentence."""
+    count = metrics.mismatched
+    return f"{count} of {counted(metrics.count, 'element')} {plural(count, 'differs', 'differ')}"

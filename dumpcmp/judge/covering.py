@@ -16,8 +16,10 @@ class _Way(IntEnum):
     ITSELF = -1  # it was compared where it was taken, and agrees
     NOWHERE = 0
     AGREEING = 1  # to values that both sides have and that agree
-    UNSEEN = 2  # to an end that the other side does not have, or that was not judged
-    FAILING = 3  # to values that differ
+    UNSHOWN = 2  # to values that are others after another choice: nothing was compared
+    UNREAD = 3  # to values that both sides have and that could not be read
+    UNSEEN = 4  # to an end that the other side does not have, or that was not judged
+    FAILING = 5  # to values that differ
 
 
 _KNOWN = (_Way.AGREEING, _Way.ITSELF)
@@ -26,6 +28,9 @@ _SAID = {
     _Way.ITSELF: "where it is taken both sides agree",
     _Way.NOWHERE: "nothing that is recorded was computed from it",
     _Way.AGREEING: "all that was computed from it agrees",
+    _Way.UNSHOWN: "what was computed from it is another computation after another choice, and "
+    "could not be compared",
+    _Way.UNREAD: "what was computed from it could not be read",
     _Way.UNSEEN: "nothing after it shows whether it is right",
     _Way.FAILING: "what was computed from it differs",
 }
@@ -33,6 +38,8 @@ _VERDICTS = {
     _Way.ITSELF: Verdict.COVERED,
     _Way.NOWHERE: Verdict.DEAD,
     _Way.AGREEING: Verdict.COVERED,
+    _Way.UNSHOWN: Verdict.INCONCLUSIVE,
+    _Way.UNREAD: Verdict.INCONCLUSIVE,
 }
 
 
@@ -46,7 +53,8 @@ def cover(
     Two sides may compute the same in other ways. A value on the way is right, or does not matter,
     where all that was made of it agrees; and so is one that was compared where it is taken, such
     as after a cast to another dtype, whatever is made of it there. So it is with numbers that
-    ranks count for themselves (`own`), too.
+    ranks count for themselves (`own`), too. What is right given its inputs, after another choice,
+    is no evidence for what one side left out before it: that is inconclusive.
     """
     ways: dict[Pair, _Way] = {}
     for pair in each_after(following.made, following.made):
@@ -95,14 +103,19 @@ def _is_same(judgement: Judgement | None) -> bool:
 
 
 def _end(judgement: Judgement | None) -> _Way:
+    if judgement is not None and judgement.verdict is Verdict.ERROR:
+        return _Way.UNREAD
     if judgement is not None and judgement.verdict.fails:
         return _Way.FAILING
     if judgement is not None and judgement.verdict is Verdict.SKIPPED:
         return _Way.NOWHERE  # of what it was given, ``empty_like`` takes the shape alone
-    agrees = judgement is not None and judgement.verdict in _AGREES
-    return _Way.AGREEING if agrees else _Way.UNSEEN
+    if judgement is None or judgement.verdict not in _AGREES:
+        return _Way.UNSEEN
+    return _Way.UNSHOWN if judgement.why is Why.OTHER else _Way.AGREEING
 
 
 def _judged(judgement: Judgement, way: _Way) -> Judgement:
     verdict = _VERDICTS.get(way, Verdict.UNPAIRED)
-    return replace(judgement, verdict=verdict, reason=f"{judgement.reason}; {_SAID[way]}")
+    why = Why.UNSHOWN if way is _Way.UNSHOWN else judgement.why
+    said = f"{judgement.reason}; {_SAID[way]}"
+    return replace(judgement, verdict=verdict, reason=said, why=why)

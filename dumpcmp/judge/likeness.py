@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from dumpcmp.judge.checkers import AllCloseValueChecker
-from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, exact, verdict
+from dumpcmp.judge.conditions import INEXACT, Checker, Conditions, exact, num_differing, verdict
 from dumpcmp.judge.rounding import RoundingChecker
 from dumpcmp.judge.tolerances import (
     OUTLIER,
@@ -77,7 +77,7 @@ class AutomaticValueChecker:
         if unlike > self.dissimilarity_threshold:
             reason = f"dissimilarity {unlike:.3g} is above {self.dissimilarity_threshold:g}"
             return Judgement(Verdict.FAIL, reason)
-        said = f"{metrics.mismatched} of {metrics.count} elements differ"
+        said = num_differing(metrics)
         return Judgement(Verdict.PASS, said, why=Why.BLIND)
 
 

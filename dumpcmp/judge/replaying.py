@@ -25,6 +25,7 @@ from dumpcmp.judge.tolerances import (
 )
 from dumpcmp.nouns.levels import Quantised
 from dumpcmp.nouns.replay import Choice, Flip, Replay
+from dumpcmp.nouns.spoken import counted, plural
 
 _GIVEN = "the op in float64 on the same inputs"
 _MADE = "what golden's optimizer makes of the same gradients"
@@ -49,7 +50,8 @@ def _wrongs(replay: Replay) -> Iterator[str]:
             yield from _unexplained(replay.choice.flips[0])
         return  # what was chosen may be other elements than the replay has, and as right
     if replay.is_exact and replay.mismatched:
-        yield f"it only moves what it was given, but {replay.mismatched} elements are others"
+        others = counted(replay.mismatched, "element is another", "elements are others")
+        yield f"it only moves what it was given, but {others}"
     if not replay.nonfinite_agree:
         yield "NaN or Inf stand where the op in float64 on the same inputs has none, or lack there"
     if not replay.is_exact:
@@ -145,7 +147,8 @@ def _unexplained(flip: Flip) -> Iterator[str]:
 
 def flipped(choice: Choice) -> str:
     """How often the sides chose otherwise, and by what margin."""
-    said = f"{choice.num_flipped} of {choice.num_rows} rows chose otherwise, rightly for their own"
+    rows, their = counted(choice.num_rows, "row"), plural(choice.num_flipped, "its", "their")
+    said = f"{choice.num_flipped} of {rows} chose otherwise, rightly for {their} own"
     if not choice.flips:
         return f"{said} scores"
     flip = choice.flips[0]

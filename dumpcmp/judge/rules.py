@@ -14,7 +14,7 @@ from dumpcmp.judge.tolerances import STANDS_OUT, noise
 from dumpcmp.nouns.arithmetic import gives_memory
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.record import NO_KERNEL
-from dumpcmp.nouns.replay import Origin
+from dumpcmp.nouns.replay import Origin, Replay
 from dumpcmp.nouns.row import (
     NOWHERE,
     Following,
@@ -105,6 +105,30 @@ def _by_memory(evidence: Evidence) -> Judgement | None:
     return Judgement(Verdict.SKIPPED, "memory as it was found: nothing has been computed yet")
 
 
+def _by_golden(evidence: Evidence) -> Judgement | None:
+    """Whether golden's op did something wrong with what it was given, and the target's did not.
+
+    That the target's is right shows that the op is what was recorded.
+    """
+    own, replay = evidence.golden_replay, evidence.replay
+    if own is None or not own.is_known or not (said := wrong(own)):
+        return None
+    if evidence.pair.both:
+        if replay is None or not replay.is_known:
+            return None
+        if replay.choice.wrong if replay.choice else wrong(replay):
+            return None
+    said = _with_others(said, own)
+    return Judgement(Verdict.FAIL, said, why=Why.GOLDEN, origin=Origin.INTRODUCED)
+
+
+def _with_others(said: str, replay: Replay) -> str:
+    """What is wrong with a gradient, and the calls of which any may be meant."""
+    if len(replay.blamed) < 2:
+        return said
+    return f"{said}; what {', '.join(replay.blamed)} gave is added up in it: any may be meant"
+
+
 def _by_replay(evidence: Evidence) -> Judgement | None:
     """Whether the op did something wrong with what it was given, or chose otherwise."""
     replay = evidence.replay
@@ -114,9 +138,7 @@ def _by_replay(evidence: Evidence) -> Judgement | None:
     if (said := wrong(replay)) and evidence.call:  # which says why
         return Judgement(Verdict.FAIL, evidence.call, why=Why.CALL, origin=Origin.INTRODUCED)
     if said:
-        if len(replay.blamed) > 1:
-            parts = ", ".join(replay.blamed)
-            said = f"{said}; what {parts} gave is added up in it: any may be meant"
+        said = _with_others(said, replay)
         return Judgement(Verdict.FAIL, said, why=why, origin=Origin.INTRODUCED)
     is_index = not evidence.conditions.kinds & INEXACT  # what stands at indices is a number
     if replay.choice and replay.choice.decides and is_index and not evidence.is_equal:
@@ -212,6 +234,7 @@ _RULES = (
     _by_codes,
     _by_memory,
     _by_terms,
+    _by_golden,
     _by_replay,
     _by_trouble,
     _by_result,
@@ -259,7 +282,7 @@ def _noticed(evidence: Evidence, judgement: Judgement) -> Judgement:
         judgement = replace(judgement, verdict=Verdict.FAIL, reason=laid.finding)
     elif laid and fails and (said := laid.remark or _told(laid)):
         judgement = replace(judgement, reason=f"{judgement.reason}; {said}")
-    is_own = judgement.why is Why.INTRODUCED  # what was given says so, whatever it is
+    is_own = judgement.why in (Why.INTRODUCED, Why.GOLDEN)  # what was given says so
     if judgement.verdict.fails and evidence.pair.both and evidence.pair.unwritten and not is_own:
         said = f"{judgement.reason}; a part of it is memory that nobody has written"
         return replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)

@@ -14,7 +14,8 @@ from dumpcmp.nouns.row import Judgement, Measured, Pair, Verdict, Why
 
 Sources = Mapping[Pair, Sequence[Pair]]  # what each value was computed from, or is
 
-_OWN = frozenset((Why.INTRODUCED, Why.LEAF, Why.CALL, Why.WIRED))  # faults, whatever came before
+# Faults, whatever came before.
+_OWN = frozenset((Why.INTRODUCED, Why.GOLDEN, Why.LEAF, Why.CALL, Why.WIRED))
 
 
 class _Taint(IntEnum):
@@ -94,9 +95,24 @@ def _settled(one: Evidence, judgement: Judgement, before: Sequence[Settled]) -> 
         return _unknown(judgement, max(taint, doubt), is_flipped, before)
     if (one.replay is not None and one.replay.is_known and not _is_plain(one)) or _levels(one):
         return _right(judgement, max(taint, doubt), is_flipped, one)
-    if one.touched is not None and (one.pair.key.slot.is_input or one.pair.key.op.is_module):
-        return _right(judgement, max(taint, doubt), is_flipped, one)  # it was given out before
+    if _is_passed_on(one):
+        passed = _right(judgement, max(taint, doubt), is_flipped, one)
+        return _as_other(passed) if passed.judgement.why is Why.RIGHT else passed
     return _unknown(judgement, taint, is_flipped, before)
+
+
+def _is_passed_on(one: Evidence) -> bool:
+    """Whether another choice made all of a value another one, which an op before it gave out.
+
+    Rows that the choice left alone are golden's, or there is something else.
+    """
+    is_again = one.pair.key.slot.is_input or one.pair.key.op.is_module
+    return one.touched is not None and is_again and not one.measured.is_untouched
+
+
+def _as_other(settled: Settled) -> Settled:
+    """The same, where neither numbers nor a replay show that it is right."""
+    return replace(settled, judgement=replace(settled.judgement, why=Why.OTHER))
 
 
 def _levels(one: Evidence) -> str:
@@ -168,6 +184,10 @@ def _right(judgement: Judgement, taint: _Taint, is_flipped: bool, one: Evidence)
         said = f"{judgement.reason}; the op is right, but one before it could not be judged"
         doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
         return Settled(doubt, taint, is_flipped, True)
+    if one.golden_replay is not None and not one.golden_replay.is_known:
+        said = f"{judgement.reason}; the op is right, but golden's could not be run again"
+        doubt = replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=said)
+        return Settled(doubt, _Taint.DOUBT, is_flipped, True)
     how, why = "another choice was made" if is_flipped else "rounding grew", Why.RIGHT
     if not is_flipped and condition * one.conditions.eps > ILL:
         left = f"this is what is left after cancellation (condition {condition:.1g})"

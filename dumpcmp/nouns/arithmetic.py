@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from functools import cache
 
 from dumpcmp.nouns.key import Key, Op, Slot
+from dumpcmp.nouns.op_names import OpSet, OpTable, WorkSet, is_dispatched, plain_name
 
 
 class Arithmetic(StrEnum):
@@ -19,7 +19,7 @@ class Arithmetic(StrEnum):
 
 
 # Functions that only move elements, choose among them, or compute exactly.
-_MOVES = frozenset(
+_MOVES = WorkSet(
     """
     abs argmax argmin argsort as_strided atleast_1d atleast_2d atleast_3d bfloat16 bitwise_and
     bitwise_not bitwise_or bitwise_xor bool broadcast_tensors broadcast_to cat ceil chunk clamp
@@ -33,68 +33,77 @@ _MOVES = frozenset(
     split_with_sizes squeeze stack swapaxes swapdims T t take take_along_dim tensor_split tile
     to topk transpose tril triu trunc type type_as unbind unflatten unfold unique unsqueeze view
     view_as view_as_complex view_as_real vsplit vstack where zeros_like
-    """.split()  # noqa: SIM905
+    """
 )
 
-_COMPOSITE = frozenset(
+_COMPOSITE = WorkSet(
     """
     binary_cross_entropy_with_logits cross_entropy ctc_loss gru lstm multi_head_attention_forward
     rnn_relu rnn_tanh scaled_dot_product_attention
-    """.split()  # noqa: SIM905
+    """
 )
 
-_REDUCTIONS = frozenset(
+_REDUCTIONS = WorkSet(
     """
     addbmm addmm addmv baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d
     conv_transpose3d einsum linear matmul mm mv scaled_dot_product_attention tensordot
-    """.split()  # noqa: SIM905
+    """
 )
 _SHORTENED = _REDUCTIONS | {"convolution", "grouped_mm", "addmm_activation"}
 
 # Functions whose derivative is the same whatever the values are.
-_CONSTANT_SLOPE = frozenset(
+_CONSTANT_SLOPE = WorkSet(
     """
     add bfloat16 cat chunk clone contiguous double expand expand_as flatten flip float half mean
     movedim mT narrow neg pad permute repeat reshape reshape_as roll select split
     split_with_sizes squeeze stack sub sum swapaxes swapdims T t tile to transpose type type_as
     unbind unflatten unsqueeze view view_as
-    """.split()  # noqa: SIM905
+    """
 )
 
 # Functions that are linear in each of their inputs, so that its gradient depends on the others.
 _MULTILINEAR = _REDUCTIONS - {"scaled_dot_product_attention"} | {"mul"}
 
 # Functions that draw random numbers, or do so if an argument asks for it.
-RANDOM = frozenset(
+RANDOM = OpSet(
     """
     alpha_dropout bernoulli binomial cauchy dropout dropout1d dropout2d dropout3d exponential
     feature_alpha_dropout feature_dropout fractional_max_pool2d fractional_max_pool3d geometric gru
     gumbel_softmax log_normal lstm multi_head_attention_forward multinomial native_dropout normal
     poisson rand rand_like randint randint_like randn randn_like randperm random rnn_relu rnn_tanh
     rrelu scaled_dot_product_attention uniform
-    """.split()  # noqa: SIM905
+    """
 )
 
 
 # Functions that make a tensor of nothing but numbers.
-CREATES = frozenset(
+CREATES = OpSet(
     """
     arange as_tensor eye from_numpy full full_like hamming_window hann_window linspace logspace
     new_full new_ones new_tensor new_zeros ones ones_like scalar_tensor tensor tril_indices
     triu_indices zeros zeros_like
-    """.split()  # noqa: SIM905
+    """
 )
 
 # Where functions take the weights of the module that calls them: by position or keyword.
 _CONVOLUTION = {"1": "weight", "2": "bias", "weight": "weight", "bias": "bias"}
 _NORM = {"2": "weight", "3": "bias", "weight": "weight", "bias": "bias"}
 _BATCH_NORM = {"1": "running_mean", "2": "running_var", "3": "weight", "4": "bias"}
-_WEIGHTS: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("linear", "embedding", "conv1d", "conv2d", "conv3d"), _CONVOLUTION),
-    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _CONVOLUTION),
-    **dict.fromkeys(("layer_norm", "group_norm", "rms_norm"), _NORM),
-    "batch_norm": _BATCH_NORM,
-}
+_WEIGHTS: OpTable[dict[str, str]] = OpTable(
+    {
+        **dict.fromkeys(("linear", "embedding", "conv1d", "conv2d", "conv3d"), _CONVOLUTION),
+        **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _CONVOLUTION),
+        **dict.fromkeys(("layer_norm", "group_norm", "rms_norm"), _NORM),
+        "batch_norm": _BATCH_NORM,
+    }
+)
+# Where the dispatcher takes them at other positions.
+_DISPATCHED_WEIGHTS: OpTable[dict[str, str]] = OpTable(
+    {
+        "embedding": {"0": "weight"},
+        "batch_norm": {"1": "weight", "2": "bias", "3": "running_mean", "4": "running_var"},
+    }
+)
 
 
 def is_moment_of_before(key: Key) -> bool:
@@ -119,14 +128,19 @@ def _moments(op: Op) -> tuple[str, str]:
         return "buffer.running_mean", "buffer.running_var"
     if "batch_norm" not in op.function:
         return "", ""
-    return ("input.1", "input.2") if op.function == "batch_norm" else ("input.3", "input.4")
+    # Others than the one in torch.nn.functional take weight and bias before them.
+    is_python = plain_name(op.function) == "batch_norm" and not is_dispatched(op.function)
+    return ("input.1", "input.2") if is_python else ("input.3", "input.4")
 
 
 def weight_name(key: Key) -> str:
     """What a module calls the weight that is given to a function as `key`; empty for others."""
     if not key.slot.is_input or key.op.is_module:
         return ""
-    return _WEIGHTS.get(key.op.function, {}).get(key.slot.name, "")
+    function, slots = key.op.function, _WEIGHTS.get(key.op.function, {})
+    if is_dispatched(function):
+        slots = _DISPATCHED_WEIGHTS.get(function, slots)
+    return slots.get(key.slot.name, "")
 
 
 def arithmetic_of(op: Op) -> Arithmetic:
@@ -141,27 +155,18 @@ def arithmetic_of(op: Op) -> Arithmetic:
 
 def puts(op: Op) -> bool:
     """Whether `op` puts values into places of its first argument, whatever was there."""
-    name = op.function.removeprefix("aten.")
-    return name in ("setitem", "index_put", "index_copy", "index_fill", "masked_scatter", "scatter")
+    return op.function in _PUTS
 
 
-_WRITING = re.compile(
-    r"(.*\.)?([a-z]\w*[^\W_]_|"
-    r"__(setitem|i(add|sub|mul|div|truediv|floordiv|mod|pow|matmul|and|or|xor|lshift|rshift))__)"
-    r"(\.\w+)?"
-)
-
-
-@cache
-def writes_in_place(target: str) -> bool:
-    """Whether a function gives out its first argument, which it has written to."""
-    return bool(_WRITING.fullmatch(target))
+_PUTS = OpSet("setitem index_put index_copy index_fill masked_scatter scatter")
 
 
 def gives_memory(op: Op) -> bool:
     """Whether `op` gives out memory as it was found, so that its elements mean nothing."""
-    name = op.function.removeprefix("aten.")
-    return name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+    return op.function in _MEMORY
+
+
+_MEMORY = OpSet("empty empty_like empty_strided new_empty new_empty_strided")
 
 
 def is_reduction(op: Op) -> bool:
@@ -169,7 +174,7 @@ def is_reduction(op: Op) -> bool:
     return op.function in _REDUCTIONS
 
 
-_RECURRENT = frozenset(("gru", "lstm", "rnn", "rnn_relu", "rnn_tanh"))
+_RECURRENT = OpSet("gru lstm rnn rnn_relu rnn_tanh")
 
 
 @cache
@@ -179,7 +184,7 @@ def _plainly(function: str) -> str:
     >>> _plainly("backward.aten.convolution_backward"), _plainly("aten._cudnn_rnn")
     ('convolution', 'rnn')
     """
-    name = function.removeprefix("backward.").removeprefix("aten.").removesuffix("_backward")
+    name = plain_name(function).removesuffix("_backward")
     return name.removeprefix("_").removeprefix("cudnn_").removeprefix("mkldnn_")
 
 
@@ -216,15 +221,17 @@ def activates_in_short(op: Op, dtype: str, device: str) -> bool:
 
 def is_sum(op: Op) -> bool:
     """Whether `op` adds up its inputs, which may cancel."""
-    return op.function in ("add", "sub", "mean", "sum", "cumsum", "lerp", "var", "std")
+    return op.function in _SUMS
+
+
+_SUMS = WorkSet("add sub mean sum cumsum lerp var std")
 
 
 def feeds_gradient(op: Op, value: Slot, gradient: Slot | None) -> bool:
     """Whether the gradient `gradient` of `op` is computed from its `value`; None: any gradient."""
-    function = op.function.removeprefix("aten.")
-    if function in _CONSTANT_SLOPE:
+    if op.function in _CONSTANT_SLOPE:
         return False
-    if function in _MULTILINEAR:
+    if op.function in _MULTILINEAR:
         return value.is_input and (gradient is None or value != gradient.value)
     return True
 

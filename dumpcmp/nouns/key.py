@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 ROOT = "<root>"  # the op name of the root module, whose path in torch is the empty string
+EFFECTS = "<effects>"  # the scope of reserved ops: what a run leaves behind besides values of ops
 _MARK = re.compile(r"@\w+(?=/|$)")
 
 
@@ -28,6 +29,11 @@ class Op(str):
 
     def __reduce__(self) -> tuple[type[Op], tuple[str]]:
         return Op, (str(self),)
+
+    @property
+    def is_effect(self) -> bool:
+        """Whether it is reserved for effects: no function of the program."""
+        return self.startswith("<effects>/")
 
     @property
     def scope(self) -> str:

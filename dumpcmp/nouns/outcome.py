@@ -18,6 +18,7 @@ from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.nouns.pictures import as_figure, as_svg
 from dumpcmp.nouns.row import FAILING, Row, Verdict, Why
 from dumpcmp.nouns.rows import Rows, Trait, having, marked
+from dumpcmp.nouns.spoken import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,7 +162,8 @@ class Answer(ABC):
         for cells in table if len(table) > 1 else ():
             yield "  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()
         if len(self.notable) > most:
-            yield f"and {len(self.notable) - most} more rows; to_pandas() has them all"
+            left = counted(len(self.notable) - most, "more row")
+            yield f"and {left}; to_pandas() has them all"
         yield from (f"note: {remark}" for remark in self.remarks)
 
     def _repr_html_(self) -> str:
@@ -186,12 +188,22 @@ class Conclusion(StrEnum):
     DECISIONS = "SAME, DIFFERENT DECISIONS"  # every op is right, and some chose otherwise
     WRONG = "WRONG"  # an op did something wrong with what it was given
     PROGRAM = "DIFFERENT PROGRAM"  # other weights, other inputs, other calls
+    EFFECT = "DIFFERENT"  # all ops agree, and what the run left behind does not
     UNKNOWN = "UNKNOWN"  # too little could be compared to say
 
     @property
     def exit_code(self) -> int:
         """0 same, 1 different, 2 trouble."""
-        return {Conclusion.WRONG: 1, Conclusion.PROGRAM: 1, Conclusion.UNKNOWN: 2}.get(self, 0)
+        return {"SAME": 0, "UNKNOWN": 2, "SAME, DIFFERENT DECISIONS": 0}.get(self, 1)
+
+
+def _told_of_effect(row: Row) -> str:
+    """What follows the conclusion where an effect differs."""
+    key, kind = row.key, row.key.op.function
+    if kind == "exception":
+        return f": {row.reason} (token {key.step})"
+    place = "" if row.judgement.why is Why.EFFECT else f"{key.slot}: "
+    return f" {kind} at token {key.step}: {place}{row.reason}"
 
 
 def _step_of(row: Row) -> tuple[str, int]:
@@ -222,6 +234,8 @@ class Outcome(Answer):
             return Conclusion.UNKNOWN
         if self.failures:
             first = self.first_divergence
+            if first is not None and first.key.op.is_effect:
+                return Conclusion.EFFECT
             is_wrong = first is not None and first.judgement.why not in (Why.LEAF, Why.CALL)
             return Conclusion.WRONG if is_wrong else Conclusion.PROGRAM
         if self.is_open or self.missing:
@@ -243,14 +257,15 @@ class Outcome(Answer):
 
         What passes at the end of the data flow vouches for all that it was computed from. So do
         the gradients of a step's parameters, for what the model gave out in that step. A gradient
-        of which each rank has a term is right only if somebody adds the terms up.
+        of which each rank has a term is right only if somebody adds the terms up. For what one side
+        alone has nothing vouches that another choice has made another computation.
         """
         doubtful = self.tally[Verdict.INCONCLUSIVE]
         if not doubtful:
             return False
         ends = marked(self.rows, Trait.END)
         open_ends = [row for row in ends if row.verdict is Verdict.INCONCLUSIVE]
-        if any(row.judgement.why is Why.TERMS for row in open_ends):
+        if any(row.judgement.why in (Why.TERMS, Why.EFFECT) for row in open_ends) or self._unshown:
             return True
         if doubtful > MOST_OPEN * (doubtful + self.tally.compared):
             return bool(open_ends) or not ends
@@ -258,6 +273,14 @@ class Outcome(Answer):
         unsure = {_step_of(row) for row in open_ends if row.key.slot.is_gradient}
         vouched = {_step_of(row) for row in ends if row.key.slot.is_gradient} - unsure
         return bool(steps - vouched)
+
+    @property
+    def _unshown(self) -> Row | None:
+        """What one side alone has, and nothing that was compared shows to be right."""
+        if not marked(self.rows, Trait.TOUCHED):
+            return None
+        rows = having(self.rows, Verdict.INCONCLUSIVE)
+        return next((row for row in rows if row.judgement.why is Why.UNSHOWN), None)
 
     @property
     def exit_code(self) -> int:
@@ -276,7 +299,8 @@ class Outcome(Answer):
                 if not marked(self.rows, Trait.APART):
                     return ": everything compared is the same, bit for bit"
                 said = ": everything compared agrees within rounding"
-                some = f"; of {self.num_sampled} values only some rows were compared"
+                values = counted(self.num_sampled, "value")
+                some = f"; of {values} only some rows were compared"
                 return said + some if self.num_sampled else said
             case Conclusion.DECISIONS:
                 return f": every op is right; {self._flipped()}"
@@ -285,8 +309,12 @@ class Outcome(Answer):
         first = self.first_divergence
         if first is None:
             failed = self.failures[0]
-            return f": {len(self.failures)} values fail, the first is {failed.key}"
-        return f" at {first.key.site.place}: {first.reason}"
+            values = counted(len(self.failures), "value fails", "values fail")
+            return f": {values}, the first is {failed.key}"
+        if first.key.op.is_effect:
+            return _told_of_effect(first)
+        side = " in golden" if first.judgement.why is Why.GOLDEN else ""
+        return f"{side} at {first.key.site.place}: {first.reason}"
 
     def _flipped(self) -> str:
         flips = having(self.rows, Verdict.FLIP)
@@ -299,8 +327,14 @@ class Outcome(Answer):
             return f"what was compared agrees, but {self.missing[0]}"
         kind = Verdict.ERROR if self.failures else Verdict.INCONCLUSIVE
         rows = having(self.rows, kind)
+        effect = next((row for row in rows if row.judgement.why is Why.EFFECT), None)
+        if effect is not None:
+            key = effect.key
+            return f"the {key.op.function} at token {key.step} is open: {effect.reason}"
         first = next((row for row in rows if not row.key.op.is_module), rows[0])  # or what has it
-        return f"{len(rows)} values could not be judged, the first is {first.key}: {first.reason}"
+        first = (None if self.failures else self._unshown) or first
+        values = counted(len(rows), "value")
+        return f"{values} could not be judged, the first is {first.key}: {first.reason}"
 
     @property
     def headline(self) -> str:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.spoken import counted
 
 
 class Origin(StrEnum):
@@ -75,7 +76,7 @@ class Touched:
         """The same as a sentence."""
         if not self.num_touched:
             return f"its rows stand elsewhere after {self.after.site.place}; each agrees"
-        number = "1 row is" if self.num_touched == 1 else f"{self.num_touched} rows are"
+        number = counted(self.num_touched, "row is", "rows are")
         return f"{number} another computation after {self.after.site.place}, of {self.num_rows}"
 
 

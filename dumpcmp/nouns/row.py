@@ -170,13 +170,17 @@ class Why(StrEnum):
     BLIND = "blind"  # PASS by a rule that other numbers contradict
     VOID = "void"  # no element of either side is finite: PASS, or INCONCLUSIVE where any is NaN
     INTRODUCED = "introduced"  # FAIL: the op did something wrong with what it was given
+    GOLDEN = "golden"  # FAIL: golden's op did something wrong with what it was given
     LEAF = "leaf"  # FAIL: a value that no op computed is not the same
     CALL = "call"  # FAIL: the sides call other functions, or with other arguments
     WIRED = "wired"  # FAIL: the target took another value than golden took
     RIGHT = "right"  # PASS, though the sides differ: every op on the way is right
+    OTHER = "other"  # the same after another choice, where nothing of it could be compared
+    UNSHOWN = "unshown"  # INCONCLUSIVE: one side alone has it, and what it led to shows nothing
     LEVELS = "levels"  # DTYPE: it was rounded to levels that are declared, and is right for that
     ILL = "ill"  # the same, of what is left after cancellation: it agrees with nothing
     UNASKED = "unasked"  # SKIPPED: one side was not asked to record it
+    EFFECT = "effect"  # of what a run leaves behind besides values of its ops
     TERMS = "terms"  # INCONCLUSIVE: ranks hold terms of a gradient, and who adds them up is open
 
 
@@ -399,6 +403,7 @@ class Measured:
     own: Own = ()
     own_problem: str = ""  # why a metric of the user's gave no number
     by_rows: Metrics | None = None  # of what no layout fits: its rows, in golden's order
+    is_untouched: bool = False  # after another choice: the metrics are of what that left alone
     terms: OpenSum | None = None
     rank: int | None = None  # of a collective alone: who got what is farthest from what it should
 

@@ -45,8 +45,8 @@ _END, _APART, _TOUCHED, _MEASURED, _HEIR = map(
 
 
 def _is_end(op: Op, slot: Slot) -> bool:
-    """Whether a model gave it out in the end."""
-    return slot.is_parameter_gradient or (op == ROOT and slot.is_output)
+    """Whether a model gave it out in the end, or the run left it behind."""
+    return slot.is_parameter_gradient or (op == ROOT and slot.is_output) or op.is_effect
 
 
 def traits_of(row: Row) -> int:

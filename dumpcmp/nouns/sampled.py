@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dumpcmp.nouns.spoken import counted
+
 if TYPE_CHECKING:  # a command's help is there without it
     import numpy as np
     from numpy.typing import NDArray
@@ -44,4 +46,4 @@ class Sample:
         return np.arange(self.num_kept, dtype=np.int64) * (self.num_rows - 1) // steps
 
     def __str__(self) -> str:
-        return f"{self.num_kept} of {self.num_rows} rows"
+        return f"{self.num_kept} of {counted(self.num_rows, 'row')}"

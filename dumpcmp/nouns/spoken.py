@@ -22,6 +22,24 @@ def spans(numbers: Iterable[int], most: int | None = None) -> str:
     return f"{said} and {rest} more" if rest else said
 
 
+def plural(count: int, one: str, several: str = "") -> str:
+    """The form of a word, or of several, that fits `count` of it.
+
+    >>> plural(1, "row"), plural(2, "row"), plural(0, "is", "are")
+    ('row', 'rows', 'are')
+    """
+    return one if count == 1 else several or f"{one}s"
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """A count with the form of the word that fits it.
+
+    >>> counted(1, "row"), counted(2_000, "row fails", "rows fail")
+    ('1 row', '2000 rows fail')
+    """
+    return f"{count} {plural(count, one, several)}"
+
+
 def ranks_named(ranks: Iterable[int]) -> str:
     """Ranks as a sentence names them.
 
@@ -29,4 +47,4 @@ def ranks_named(ranks: Iterable[int]) -> str:
     ('rank 1', 'ranks 0-63')
     """
     known = sorted(set(ranks))
-    return f"rank{'s' * (len(known) != 1)} {spans(known, MOST_SPANS)}"
+    return f"{plural(len(known), 'rank')} {spans(known, MOST_SPANS)}"

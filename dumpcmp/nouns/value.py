@@ -26,6 +26,7 @@ class Kind(StrEnum):
     INT = "int"
     BOOL = "bool"
     COMPLEX = "complex"
+    OPAQUE = "opaque"  # of a type that is not stored, such as qint8
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,16 @@ DTYPES: dict[str, Dtype] = {
 
 
 def dtype_named(name: str) -> Dtype:
-    """The Dtype called `name`, with or without ``torch.`` before it."""
+    """The Dtype called `name`, with or without ``torch.`` before it; OPAQUE if it is not stored.
+
+    Records have any dtype of torch. What nobody can read explains no rounding either.
+    """
+    name = name.removeprefix("torch.")
+    return DTYPES.get(name) or Dtype(name, "|u1", Kind.OPAQUE)
+
+
+def stored_dtype(name: str) -> Dtype:
+    """The same of a value whose elements are needed: an error where they cannot be stored."""
     try:
         return DTYPES[name.removeprefix("torch.")]
     except KeyError:
@@ -181,7 +191,7 @@ def value_of(tensor: torch.Tensor) -> Value:
     """`tensor` as a Value that shares its memory where it lies on the CPU."""
     import torch
 
-    dtype = dtype_named(str(tensor.dtype))
+    dtype = stored_dtype(str(tensor.dtype))
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     if dtype.lies_in_integers:
         plain = plain.view(torch.uint16 if dtype.nbytes == 2 else torch.uint8)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dumpcmp.nouns.outcome import SHOWN, Answer, tally
 from dumpcmp.nouns.row import Verdict
+from dumpcmp.nouns.spoken import counted, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +100,8 @@ class Findings(Answer):
         """Whether the partitions are the same as the ops alone, and the tally."""
         counts = str(self.tally) or "no rows"
         if self.failures:
-            return f"DIFFERENT: {len(self.failures)} of {len(self.rows)} rows fail ({counts})"
+            rows, fail = counted(len(self.rows), "row"), plural(len(self.failures), "fails", "fail")
+            return f"DIFFERENT: {len(self.failures)} of {rows} {fail} ({counts})"
         if not self.passed:
             return f"TROUBLE: nothing was verified ({counts})"
         left = "" if self else "; not everything was verified"
@@ -145,7 +147,8 @@ class Findings(Answer):
         for row in self.rows:
             if row.verdict is Verdict.SKIPPED:
                 groups[row.op, row.reason] += row.num_nodes
-        yield f"SKIPPED {groups.total()} of {max(self.num_nodes, groups.total())} nodes"
+        nodes = counted(max(self.num_nodes, groups.total()), "node")
+        yield f"SKIPPED {groups.total()} of {nodes}"
         for (op, reason), count in groups.most_common():
             yield f"  {count} x {op}: {reason}"
 
@@ -155,10 +158,13 @@ class Findings(Answer):
         seconds = sum(row.seconds for row in self.rows if not math.isnan(row.seconds))
         if self.num_compute:
             share = 100 * self.num_annotated / self.num_compute
-            known = f"annotated {self.num_annotated} of {self.num_compute} compute nodes"
-            yield f"{known} ({share:.0f} %), {len(single)} different ops"
+            nodes = counted(self.num_compute, "compute node")
+            known = f"annotated {self.num_annotated} of {nodes}"
+            yield f"{known} ({share:.0f} %), {counted(len(single), 'different op')}"
         if self.num_remembered:
-            yield f"{self.num_remembered} ops passed in an earlier run and were not run again"
+            were = plural(self.num_remembered, "was", "were")
+            ops = counted(self.num_remembered, "op")
+            yield f"{ops} passed in an earlier run and {were} not run again"
         yield f"single device: {_tried(single)}"
         yield f"partitions: {_tried(parts)}, {seconds:.1f} s"
 
@@ -167,7 +173,7 @@ class Findings(Answer):
             rows = [row for row in self.rows if row.verdict is verdict]
             yield from map(self.sentence, rows[:SHOWN])
             if len(rows) > SHOWN:
-                yield f"... and {len(rows) - SHOWN} more rows {verdict}"
+                yield f"... and {counted(len(rows) - SHOWN, 'more row')} {verdict}"
 
 
 def _written(value: Any) -> str:

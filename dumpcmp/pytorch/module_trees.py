@@ -74,3 +74,7 @@ class ByModule(Generic[V]):
 
     def values(self) -> list[V]:
         return [value for _, value in list(self._known.values())]
+
+    def items(self) -> list[tuple[nn.Module, V]]:
+        found = [(ref(), value) for ref, value in list(self._known.values())]
+        return [(module, value) for module, value in found if module is not None]

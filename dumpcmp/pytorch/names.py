@@ -99,15 +99,22 @@ _BACKEND_NAMES = """
         torch._dynamo: lookup_backend
 """
 _INDUCTOR = """
+    to have dynamo trace and guard as if our mode were not there
+        torch._dynamo.variables.torch_function: TorchFunctionModeStackStateManager.__enter__
+        torch._dynamo.variables.torch_function: TorchFunctionModeStackStateManager.__exit__
+        torch._dynamo.guards: GuardBuilder.TORCH_FUNCTION_STATE get_torch_function_mode_stack_at
+        torch._dynamo.guards: CheckFunctionManager.__init__>torch_function_mode_stack_check_fn
+        torch._dynamo.utils: get_torch_function_mode_stack_at set_torch_function_mode_stack
     to stand at the door of Inductor
         torch._inductor.compile_fx: compile_fx
         torch._inductor: aoti_load_package
         torch._C._dynamo.eval_frame: get_eval_frame_callback
     to set how Inductor compiles, and to run passes of ours
         torch._inductor.config: patch cpp_wrapper inplace_buffers pattern_matcher max_fusion_size
-        torch._inductor.config: graph_partition
+        torch._inductor.config: graph_partition triton.cudagraphs custom_should_partition_ops
         torch._inductor.config: post_grad_custom_pre_pass post_grad_custom_post_pass
         torch._inductor.custom_graph_pass: CustomGraphPass
+        torch._inductor.compile_fx: _recursive_joint_graph_passes
     to keep tapped code apart in caches
         torch.compiler.config: patch cache_key_tag
     to look on while AOTAutograd traces
@@ -116,7 +123,7 @@ _INDUCTOR = """
     to find the node of a traced tensor
         torch.fx.experimental.proxy_tensor: get_proxy_mode get_proxy_slot
         torch._subclasses.functional_tensor: FunctionalTensor
-        torch: _sync _from_functional_tensor
+        torch: _sync _from_functional_tensor _functionalize_mutation_counter
         torch._C._autograd: _get_sequence_nr
         torch.autograd.graph: Node._sequence_nr
         torch.utils._pytree: tree_leaves tree_map_only
@@ -146,7 +153,7 @@ _INDUCTOR = """
         torch._inductor.codegen.wrapper: PythonWrapperCodegen.codegen_python_sizevar
         torch._inductor.codegen.wrapper: PythonWrapperCodegen.writeline
         torch._inductor.ir: NoneLayout MultiOutputLayout MultiOutput TorchBindObject
-        torch._inductor.ir: ExternKernel.python_kernel_name ExternKernel.op_overload
+        torch._inductor.ir: ExternKernel.python_kernel_name ExternKernel.op_overload FallbackKernel
     to have values stored
         torch._inductor.scheduler: Scheduler.can_buffer_be_removed_through_fusion
         torch._inductor.codegen.cpp: CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM

@@ -32,13 +32,17 @@ def device_of(tensors: Iterable[Tensor]) -> str:
 
 
 def watch_backward(
-    took: Sequence[tuple[str, Edge]], gave: Sequence[tuple[str, Tensor]], done: Arrived
+    took: Sequence[tuple[str, Edge]],
+    gave: Sequence[tuple[str, Tensor]],
+    done: Arrived,
+    missed: Callable[[str], None],
 ) -> None:
     """Have `done` called when a backward pass has come through a call.
 
-    `took` are the edges of what it was given, from before it ran; `gave` is what it gave out. What
-    is taken twice is told under its first slot. Hooks hold no node, so that a graph that nobody
-    goes back through is freed as ever.
+    Where that is of too many nodes to be watched, `missed` is called with the reason. `took` are
+    the edges of what it was given, from before it ran; `gave` is what it gave out. What is taken
+    twice is told under its first slot. Hooks hold no node, so that a graph that nobody goes back
+    through is freed as ever.
     """
     edges: dict[Edge, str] = {}
     for slot, edge in took:
@@ -46,6 +50,10 @@ def watch_backward(
     ends = [(slot, tensor.grad_fn, tensor.output_nr) for slot, tensor in gave if tensor.grad_fn]
     ends = [end for end in ends if end[1:] not in edges]  # else it gave what it took
     nodes = _between([node for _, node, _ in ends], edges)
+    if nodes is None:
+        told = f"its backward pass has more than {_MOST} nodes"
+        ends[0][1].register_hook(lambda *_: missed(told))
+        return
     if not nodes or not any(nodes.values()):
         return
     passage = _Passage(len(nodes), done)
@@ -54,8 +62,8 @@ def watch_backward(
         node.register_hook(passage.hook(outputs, crossings))
 
 
-def _between(starts: Sequence[Any], edges: Mapping[Edge, str]) -> dict[Any, dict[int, str]]:
-    """The nodes from `starts` to `edges`, and which of what they give goes where; {} if many."""
+def _between(starts: Sequence[Any], edges: Mapping[Edge, str]) -> dict[Any, dict[int, str]] | None:
+    """The nodes from `starts` to `edges`, and which of what they give goes where; None if many."""
     found: dict[Any, dict[int, str]] = {}
     waiting = list(dict.fromkeys(starts))
     while waiting:
@@ -63,12 +71,16 @@ def _between(starts: Sequence[Any], edges: Mapping[Edge, str]) -> dict[Any, dict
         if node in found:
             continue
         if len(found) == _MOST:
-            return {}
+            return None
         crossings = found[node] = {}
         for index, edge in enumerate(node.next_functions):
             if edge in edges:
                 crossings[index] = edges[edge]
-            elif edge[0] is not None and not _is_shared_cast(edge[0]):
+            elif edge[0] is not None and _is_shared_cast(edge[0]):
+                taken = next((each for each in edge[0].next_functions if each in edges), None)
+                if taken is not None:
+                    crossings[index] = edges[taken]  # of the tensor as it was cast
+            elif edge[0] is not None:
                 waiting.append(edge[0])
     return found
 

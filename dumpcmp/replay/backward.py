@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.value import dtype_named
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.replay.arguments import CallArguments, read_arguments
 from dumpcmp.replay.chains import At, Chain
+from dumpcmp.replay.drawing import NOT_DRAWING, draws
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
@@ -31,6 +33,7 @@ from dumpcmp.replay.running import (
 )
 from dumpcmp.replay.unreplayable import Unreplayable
 
+DRAWN = "drawn"  # the slot of what a dropout keeps of ones
 GRADIENT = "gradient"  # the name of what a Rerun of a backward pass gives out
 _OUTPUT = "output.0"
 
@@ -42,20 +45,20 @@ _MOVED = (0.0, 2.0**-6, 2.0**-5, 3 * 2.0**-6)  # shares by which inputs are made
 _ROUNDED = 4.0  # of eps, times the spread: what a few roundings to a short dtype explain
 
 # Each element of the gradient is one of what was given, as it is.
-_LAYOUT = frozenset(
+_LAYOUT = OpSet(
     """
     T _to_copy _unsafe_view alias bfloat16 cat chunk clone contiguous double flatten float half
     mT movedim narrow permute reshape reshape_as select slice split split_with_sizes squeeze stack
     swapaxes swapdims t to transpose unbind unflatten unsqueeze view view_as
-    """.split()  # noqa: SIM905
+    """
 )
-_CASTS = frozenset(("bfloat16", "half", "float", "double", "type_as"))
+_CASTS = OpSet("bfloat16 half float double type_as")
 _LINEAR = (FunctionKind.ADDS, FunctionKind.CONTRACTS, FunctionKind.SUMS)  # in each input
 # A derivative such as 1 - y*y, or that of a softmax, is made of the output as it was rounded.
-_FROM_OUTPUT = frozenset(
+_FROM_OUTPUT = OpSet(
     """
     _log_softmax _safe_softmax _softmax log_softmax sigmoid softmax softmin softplus tanh
-    """.split()  # noqa: SIM905
+    """
 )
 
 
@@ -63,7 +66,8 @@ _FROM_OUTPUT = frozenset(
 class Slope:
     """A region of calls to differentiate: with respect to what, and what it was given backward.
 
-    `given` are the forward values by call and slot: inputs, and outputs of what draws numbers.
+    `given` are the forward values by call and slot: inputs, and outputs of what draws numbers, or
+    what a dropout keeps of ones (`DRAWN`).
     """
 
     region: Chain
@@ -266,7 +270,10 @@ class _Pass:
         arguments = self._in_dtype(function, arguments)
         check_size(function, arguments.mapped(_detached), self._limit)
         if function.kind is FunctionKind.DRAWS:
-            return {_OUTPUT: _dropped(function, arguments, inputs)}
+            with torch.enable_grad():
+                return {_OUTPUT: _dropped(function, arguments, inputs)}
+        if draws(function, arguments):
+            raise Unreplayable("it draws random numbers", hint=NOT_DRAWING)
         if self._sums is not None and is_made_of_sums(function, arguments):
             return {_OUTPUT: self._sums.normalised(function, arguments)}
         outputs = _differentiable(function, arguments)
@@ -334,10 +341,12 @@ def _dropped(
         raise Unreplayable("it draws random numbers")
     if not told.get("training", told.get("train", True)) or share == 0:
         return torch.as_tensor(taken * 1.0)
-    given = inputs.get(_OUTPUT)
-    if given is None or share >= 1 or bool((taken == 0).any()):
+    given, drawn = inputs.get(_OUTPUT), inputs.get(DRAWN)
+    if drawn is None and given is not None and not bool((taken == 0).any()):
+        drawn = given
+    if drawn is None or share >= 1:
         raise Unreplayable("it draws random numbers, and what it drew cannot be told")
-    return torch.as_tensor(taken * ((given != 0).to(taken.dtype) / (1 - share)))
+    return torch.as_tensor(taken * ((drawn != 0).to(taken.dtype) / (1 - share)))
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
@@ -386,7 +395,7 @@ def _only_lays_out(slope: Slope, functions: Sequence[ReplayFunction]) -> bool:
 def _is_linear(functions: Sequence[ReplayFunction]) -> bool:
     """Whether every call is linear in each input, so that absolute values tell of its sums."""
     return all(
-        function.kind in _LINEAR or function.name in ("mul", "multiply", *_LAYOUT)
+        function.kind in _LINEAR or function.name in _LAYOUT or function.name == "mul"
         for function in functions
     )
 

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet, OpTable
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.kinds import FunctionKind
@@ -19,15 +21,20 @@ _SUMMED = (FunctionKind.ADDS, FunctionKind.CONTRACTS, FunctionKind.SUMS)
 _OUTPUT = "output.0"
 
 # Of one element, and off by no more than rounding of what they give out.
-_RELATIVE = frozenset(
+_RELATIVE = OpSet(
     """
     mul multiply div divide true_divide sqrt rsqrt reciprocal square leaky_relu prelu
     _prelu_kernel deg2rad rad2deg ldexp outer hypot
-    """.split()  # noqa: SIM905
+    """
 )
-_ONCE = frozenset(("mul", "multiply", "add", "sub", "subtract", "neg", "negative"))
+_ONCE = OpSet("mul multiply add sub subtract neg negative")
 _SHORT = frozenset((torch.bfloat16, torch.float16))
-_EXPONENTIAL = frozenset(("exp", "exp2", "expm1", "sinh", "cosh", "sigmoid", "special_expit"))
+_POWERS = OpSet("pow float_power")
+_EXPONENTIAL = OpSet("exp exp2 expm1 sinh cosh sigmoid special_expit")
+
+
+_POINTWISE = _RELATIVE | _EXPONENTIAL | _POWERS
+_SINGLE = _RELATIVE - {"rsqrt"}
 
 
 def terms_of(
@@ -53,13 +60,12 @@ def terms_of(
 
 def is_pointwise(function: ReplayFunction) -> bool:
     """Whether each element is off by no more than rounding of itself and of its own terms."""
-    exact = function.name in _RELATIVE | _EXPONENTIAL | {"pow", "float_power"}
-    return function.kind is FunctionKind.ADDS or exact
+    return function.kind is FunctionKind.ADDS or function.name in _POINTWISE
 
 
 def is_single(function: ReplayFunction) -> bool:
     """Whether it is one operation of the machine, which rounds once, on any device."""
-    return function.name in _RELATIVE - {"rsqrt"} or function.kind is FunctionKind.ADDS
+    return function.name in _SINGLE or function.kind is FunctionKind.ADDS
 
 
 def is_nearest(function: ReplayFunction, arguments: CallArguments) -> bool:
@@ -82,7 +88,7 @@ def _pointwise(
     if function.name in _EXPONENTIAL:
         inputs = [t for t in arguments.tensors() if t.is_floating_point() or t.is_complex()]
         return {_OUTPUT: output.abs() * inputs[0].abs()} if inputs else {}
-    return _power(arguments, output) if function.name in ("pow", "float_power") else {}
+    return _power(arguments, output) if function.name in _POWERS else {}
 
 
 def _power(arguments: CallArguments, output: Tensor) -> dict[str, Tensor]:
@@ -95,9 +101,9 @@ def _lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
     return torch.as_tensor(start + weight * (start + end))
 
 
-_ADDITIONS: dict[str, Callable[..., Any]] = {
+_ADDITIONS: OpTable[Callable[..., Any]] = OpTable({
     "sub": torch.add, "subtract": torch.add, "rsub": torch.add, "lerp": _lerp,
-}  # fmt: skip
+})  # fmt: skip
 
 
 def _absolute(arguments: CallArguments, dtype: torch.dtype, operands: bool) -> CallArguments:
@@ -153,22 +159,30 @@ _LAYER = ("input", "normalized_shape", "weight", "bias", "eps")
 _GROUP = ("input", "num_groups", "weight", "bias", "eps")
 _MOMENTS = ("input", "running_mean", "running_var", "weight", "bias")
 _BATCH = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
-_NORMS: dict[str, tuple[str, ...]] = {
-    "layer_norm": _LAYER,
-    "native_layer_norm": _LAYER,
-    "group_norm": _GROUP,
-    "native_group_norm": ("input", "weight", "bias", "N", "C", "HxW", "num_groups", "eps"),
-    "instance_norm": (*_MOMENTS, "use_input_stats", "momentum", "eps"),
-    "batch_norm": (*_MOMENTS, "training", "momentum", "eps"),
-    "native_batch_norm": _BATCH,
-    "_native_batch_norm_legit": _BATCH,
-    "cudnn_batch_norm": _BATCH,
-}
+_NORMS: OpTable[tuple[str, ...]] = OpTable(
+    {
+        "layer_norm": _LAYER,
+        "native_layer_norm": _LAYER,
+        "group_norm": _GROUP,
+        "native_group_norm": ("input", "weight", "bias", "N", "C", "HxW", "num_groups", "eps"),
+        "instance_norm": (*_MOMENTS, "use_input_stats", "momentum", "eps"),
+        "batch_norm": (*_MOMENTS, "training", "momentum", "eps"),
+        "native_batch_norm": _BATCH,
+        "_native_batch_norm_legit": _BATCH,
+        "cudnn_batch_norm": _BATCH,
+    }
+)
+# By the dispatcher, and by the functions of torch that call it at once.
+_WEIGHTS_FIRST: OpTable[tuple[str, ...]] = OpTable(
+    {"batch_norm": _BATCH, "instance_norm": (*_BATCH[:5], "use_input_stats", "momentum", "eps")}
+)
 
 
 def norm_arguments(function: ReplayFunction, arguments: CallArguments) -> dict[str, Any]:
     """What a normalisation was given, by the names of its arguments; of others nothing."""
     words = _NORMS.get(function.name)
+    if function.run not in (F.batch_norm, F.instance_norm):
+        words = _WEIGHTS_FIRST.get(function.name, words)
     if words is None:
         return {}
     return dict(zip(words, arguments.args, strict=False)) | arguments.kwargs

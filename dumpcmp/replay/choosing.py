@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dumpcmp.nouns.errors import CheckError
 from dumpcmp.nouns.given import argument_tree
+from dumpcmp.nouns.op_names import OpSet, OpTable, plain_name
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.replay import Choice
 from dumpcmp.replay import deciding, selecting
@@ -40,34 +41,35 @@ class _Selector:
 
 _DIM = ("input", "dim", "keepdim")
 _SORT = ("input", "dim", "descending", "stable")
-_SELECTORS: dict[str, _Selector] = {
-    "topk": _Selector(
-        ("input", "k", "dim", "largest", "sorted"), selecting.topk_rule, ordered=True
-    ),
-    "sort": _Selector(_SORT, selecting.sort_rule, -1, ordered=True),
-    "msort": _Selector(("input",), selecting.sort_rule, -1, dim=0, ordered=True),
-    "argsort": _Selector(_SORT, selecting.sort_rule, -1, gives_values=False, ordered=True),
-    "argmax": _Selector(_DIM, selecting.largest_rule, dim=None, gives_values=False),
-    "argmin": _Selector(_DIM, selecting.smallest_rule, -1, dim=None, gives_values=False),
-    "max": _Selector(_DIM, selecting.largest_rule, needs_dim=True),
-    "min": _Selector(_DIM, selecting.smallest_rule, -1, needs_dim=True),
-    "kthvalue": _Selector(("input", "k", "dim", "keepdim"), selecting.kthvalue_rule),
-    "median": _Selector(_DIM, selecting.median_rule, needs_dim=True),
-    "nanmedian": _Selector(_DIM, selecting.nanmedian_rule, needs_dim=True),
-    "mode": _Selector(_DIM, selecting.mode_rule),
-    "multinomial": _Selector(
-        ("input", "num_samples", "replacement"), selecting.draw_rule, gives_values=False
-    ),
-}
-_SEARCHES = {"searchsorted": ("bounds", "numbers"), "bucketize": ("numbers", "bounds")}
-_WHERE = frozenset(("nonzero", "where", "argwhere"))
-RANDOM_CHOICES = frozenset(("multinomial",))
+_SELECTORS: OpTable[_Selector] = OpTable(
+    {
+        "topk": _Selector(
+            ("input", "k", "dim", "largest", "sorted"), selecting.topk_rule, ordered=True
+        ),
+        "sort": _Selector(_SORT, selecting.sort_rule, -1, ordered=True),
+        "msort": _Selector(("input",), selecting.sort_rule, -1, dim=0, ordered=True),
+        "argsort": _Selector(_SORT, selecting.sort_rule, -1, gives_values=False, ordered=True),
+        "argmax": _Selector(_DIM, selecting.largest_rule, dim=None, gives_values=False),
+        "argmin": _Selector(_DIM, selecting.smallest_rule, -1, dim=None, gives_values=False),
+        "max": _Selector(_DIM, selecting.largest_rule, needs_dim=True),
+        "min": _Selector(_DIM, selecting.smallest_rule, -1, needs_dim=True),
+        "kthvalue": _Selector(("input", "k", "dim", "keepdim"), selecting.kthvalue_rule),
+        "median": _Selector(_DIM, selecting.median_rule, needs_dim=True),
+        "nanmedian": _Selector(_DIM, selecting.nanmedian_rule, needs_dim=True),
+        "mode": _Selector(_DIM, selecting.mode_rule),
+        "multinomial": _Selector(
+            ("input", "num_samples", "replacement"), selecting.draw_rule, gives_values=False
+        ),
+    }
+)
+_SEARCHES = OpTable({"searchsorted": ("bounds", "numbers"), "bucketize": ("numbers", "bounds")})
+_WHERE = OpSet("nonzero where argwhere")
+RANDOM_CHOICES = OpSet("multinomial")
 
 
 def function_of_choice(call: Call) -> str:
     """The function of a call under torch's name for it, whatever level it was captured at."""
-    name = call.op.function
-    return name.removeprefix("backward.").removeprefix("aten.")
+    return plain_name(call.op.function)
 
 
 def chooses(call: Call, given: Mapping[str, object], got: Mapping[str, object]) -> bool:

@@ -12,21 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet, OpTable
 from dumpcmp.nouns.replay import Choice, Flip
+from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.replay.selecting import apart, least_explained, place
 
 Number = Tensor | float | int | bool
 
-COMPARISONS: dict[str, Callable[[Any, Any], Tensor]] = {
-    "eq": torch.eq,
-    "ne": torch.ne,
-    "lt": torch.lt,
-    "le": torch.le,
-    "gt": torch.gt,
-    "ge": torch.ge,
-}
-ROUNDINGS = frozenset(("floor", "ceil", "round", "trunc", "sign"))
-CASTS = frozenset(("to", "type", "long", "int", "short", "char", "byte", "_to_copy"))
+COMPARISONS: OpTable[Callable[[Any, Any], Tensor]] = OpTable(
+    {
+        "eq": torch.eq,
+        "ne": torch.ne,
+        "lt": torch.lt,
+        "le": torch.le,
+        "gt": torch.gt,
+        "ge": torch.ge,
+    }
+)
+ROUNDINGS = OpSet("floor ceil round trunc sign")
+CASTS = OpSet("to type long int short char byte _to_copy")
 
 
 def compared_numbers(function: str, sides: Sequence[Number], got: Tensor) -> str:
@@ -57,7 +61,8 @@ def _unlike(got: Tensor, *admitted: Tensor) -> str:
     if not bad.any():
         return ""
     where = [int(i) for i in bad.nonzero()[0]]
-    return f"{int(bad.sum())} of {bad.numel()} elements are not so, the first at {where}"
+    elements, are = counted(bad.numel(), "element"), plural(int(bad.sum()), "is", "are")
+    return f"{int(bad.sum())} of {elements} {are} not so, the first at {where}"
 
 
 def crossed(

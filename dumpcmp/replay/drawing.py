@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from dumpcmp.nouns.op_names import OpSet, OpTable
 from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import ReplayFunction
 
+NOT_DRAWING = "without dropout it can be run again: model.eval(), or a share of 0"
+
 # Those that drop elements if an argument asks for it: the names of their parameters.
 _RECURRENT = ("input", "hx", "params", "has_biases", "num_layers", "dropout", "train")
 _PACKED = ("data", "batch_sizes", "hx", "params", "has_biases", "num_layers", "dropout", "train")
-_DROPPING: dict[str, tuple[str, ...]] = {
-    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p"),
-    "multi_head_attention_forward": (*(str(i) for i in range(10)), "dropout_p", "", "", "training"),
-    "rrelu": ("input", "lower", "upper", "training"),
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _RECURRENT),
-}
-_ELEMENTWISE = ("dropout", "native_dropout")
-_BY_CHANNEL = ("dropout1d", "dropout2d", "dropout3d", "feature_dropout")
+_DROPPING: OpTable[tuple[str, ...]] = OpTable(
+    {
+        "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p"),
+        "multi_head_attention_forward": (
+            *(str(i) for i in range(10)),
+            "dropout_p",
+            "",
+            "",
+            "training",
+        ),
+        "rrelu": ("input", "lower", "upper", "training"),
+        **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _RECURRENT),
+    }
+)
+_ELEMENTWISE = OpSet("dropout native_dropout")
+_BY_CHANNEL = OpSet("dropout1d dropout2d dropout3d feature_dropout")
 
 
 def _named(names: tuple[str, ...], arguments: CallArguments) -> dict[str, Any]:
@@ -39,9 +50,22 @@ def draws(function: ReplayFunction, arguments: CallArguments) -> bool:
     return bool(named.get("dropout_p", named.get("dropout", 0.0))) and bool(trains)
 
 
+def draws_alone(function: ReplayFunction, arguments: CallArguments) -> bool:
+    """Whether what this call draws depends on a generator alone: ``randn``, ``uniform_``.
+
+    Of a tensor that it fills, or that it makes another like, it takes nothing but the form.
+    """
+    if function.kind is not FunctionKind.DRAWS or "dropout" in function.name:
+        return False
+    tensors = len(arguments.tensors())
+    return not tensors or (
+        tensors == 1 and (function.changes_first or function.name.endswith("_like"))
+    )
+
+
 def dropped_share(function: ReplayFunction, arguments: CallArguments) -> float:
     """The share of elements that a dropout drops, 0 of any other function and of an idle one."""
-    if function.name not in _ELEMENTWISE + _BY_CHANNEL:
+    if function.name not in _ELEMENTWISE and function.name not in _BY_CHANNEL:
         return 0.0
     return _share(arguments)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.op_names import OpTable
 from dumpcmp.replay.counterparts import (
     NONE,
     Counterparts,
@@ -274,7 +275,7 @@ def _permuted(side: MarkedCall) -> list[Given]:
     """Of transpose and permute: rows stay rows where the last dim stays the last."""
     (one,) = side.marked
     (shape,) = side.shapes.values()
-    if is_by_rows(one.marks, one.shape) and side.call.op.function != "t":
+    if is_by_rows(one.marks, one.shape) and function_named(side.call.target).name != "t":
         told = side.with_marks(whole=False)
         got = function_named(side.call.target).run(*told.args, **told.kwargs)
         if got.shape[-1] == 1 and tuple(got.shape[:-1]) == tuple(shape[:-1]):
@@ -300,11 +301,11 @@ def _fresh(side: MarkedCall) -> list[Given]:
     return [[torch.zeros(shape, dtype=torch.int64)] for shape in shapes]
 
 
-def _rules() -> dict[str, FollowRule]:
+def _rules() -> OpTable[FollowRule]:
     found: dict[str, FollowRule] = {}
     for words, rule in (*_TABLE, *INDEXING):
         found |= dict.fromkeys(words.split(), rule)
-    return found
+    return OpTable(found)
 
 
 _TABLE: tuple[tuple[str, FollowRule], ...] = (

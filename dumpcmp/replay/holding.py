@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.replay import Replay
-from dumpcmp.nouns.value import Dtype, dtype_named
+from dumpcmp.nouns.value import Dtype, dtype_named, stored_dtype
 from dumpcmp.replay.running import Rerun
 from dumpcmp.replay.small_pieces import SmallPiece, is_small
 
@@ -36,7 +36,7 @@ class HeldValue:
 
     def __init__(self, slot: str, got: Tensor) -> None:
         self.slot = slot
-        self.dtype: Dtype = dtype_named(str(got.dtype))
+        self.dtype: Dtype = stored_dtype(str(got.dtype))
         self._got = got
         self.count = 0
         self.mismatched = 0

@@ -139,7 +139,8 @@ class _Numbers(NamedTuple):
 
 
 def _stacked(tensors: list[Tensor], size: int) -> Tensor:
-    return torch.stack(tensors).view(len(tensors), size)
+    """One a row, its elements in order: what torch stacks may lie as its values did."""
+    return torch.stack(tensors).reshape(len(tensors), size)
 
 
 def _sums(values: Tensor) -> list[float]:
@@ -186,8 +187,9 @@ def distances(ends: Sequence[ReplayEnds]) -> list[float]:
     found: list[float | None] = [None] * len(ends)
     for places in _alike([one.like for one in ends]):
         some = [ends[at] for at in places]
-        again = torch.stack([one.again for one in some]).view(len(some), -1)
-        golden = torch.stack([one.golden for one in some]).view(len(some), -1).to(again.dtype)
+        again = torch.stack([one.again for one in some]).reshape(len(some), -1)
+        golden = torch.stack([one.golden for one in some]).reshape(len(some), -1)
+        golden = golden.to(again.dtype)
         norms = torch.linalg.vector_norm(golden, dim=-1).tolist()
         apart = torch.linalg.vector_norm(again - golden, dim=-1).tolist()
         for at, norm, error in zip(places, norms, apart, strict=True):

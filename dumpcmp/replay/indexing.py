@@ -7,10 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.replay.counterparts import NONE, grouped, is_by_rows, mixed
 from dumpcmp.replay.listed import function_named
 from dumpcmp.replay.marked import FollowRule, Given, Hinted, Marked, MarkedCall
 from dumpcmp.replay.unreplayable import Unreplayable
+
+_OF_ALL = OpSet("argmax argmin")  # without a dim
+_DISPATCHED = OpSet("index index_put")
 
 # What chooses
 
@@ -20,7 +24,7 @@ def _chosen(side: MarkedCall) -> list[Given]:
     name = function_named(side.call.target).name
     asked = side.named("input", *(("k", "dim") if name == "topk" else ("dim",)))
     one, indices = asked["input"], list(side.got.values())[-1]
-    dim = asked.get("dim", None if name in ("argmax", "argmin") else -1)
+    dim = asked.get("dim", None if name in _OF_ALL else -1)
     if dim is None or not one.shape:
         marks = one.whole.reshape(-1)[indices.reshape(-1)].reshape(indices.shape)
     else:
@@ -60,7 +64,7 @@ def _parts(side: MarkedCall, key: Any) -> list[Any]:
     """The parts of an index, as Python's brackets have them."""
     if isinstance(key, list) and not any(isinstance(part, Marked) for part in key):
         return [torch.tensor(key)]
-    if function_named(side.call.target).name in ("index", "index_put"):  # aten's None is a slice
+    if function_named(side.call.target).name in _DISPATCHED:  # aten's None is a slice
         return [slice(None) if part is None else part for part in key]
     return list(key) if isinstance(key, tuple | list) else [key]
 
@@ -122,7 +126,8 @@ def _index_selected(side: MarkedCall) -> list[Given]:
 
 
 def _embedded(side: MarkedCall) -> list[Given]:
-    asked = side.named("input", "weight")
+    names = ("weight", "input")  # aten's order; that of torch.nn.functional is the other
+    asked = side.named(*(names[::-1] if "functional" in side.call.target else names))
     index = asked["input"]
     if (asked["weight"].marks < 0).any():
         raise Unreplayable("its weights are another computation")

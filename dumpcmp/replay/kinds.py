@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from dumpcmp.nouns.op_names import OpTable
+
 
 class FunctionKind(StrEnum):
     """What a function does with its elements, which decides how its rounding is bounded."""
@@ -150,6 +152,4 @@ _WORDS = {
     """,
 }
 
-KINDS: dict[str, FunctionKind] = {
-    word: kind for kind, words in _WORDS.items() for word in words.split()
-}
+KINDS = OpTable({word: kind for kind, words in _WORDS.items() for word in words.split()})

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet, OpTable
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.kinds import FunctionKind
@@ -21,22 +22,22 @@ _BROADCASTS = (FunctionKind.ELEMENTWISE, FunctionKind.ADDS)
 
 # What these give out depends on the values that they are given, so that nothing but those can say
 # how much it is: no more than so many elements for each of the first tensor.
-_BY_VALUE = {
+_BY_VALUE = OpTable({
     "nonzero": 8, "argwhere": 8, "masked_select": 1, "unique": 3, "unique_consecutive": 3,
     "_unique": 3, "_unique2": 3, "getitem": 8, "index": 8, "_unsafe_index": 8, "where": 8,
-}  # fmt: skip
+})  # fmt: skip
 
 
 # Functions that give out no more than they take, whatever their other arguments are.
-_NO_LARGER = frozenset(
+_NO_LARGER = OpSet(
     """
     T abs bfloat16 cat clamp clone contiguous chunk detach double flatten float half mT masked_fill
     neg permute relu reshape select split squeeze stack t to transpose tril triu type_as unbind
     unsqueeze view
-    """.split()  # noqa: SIM905
+    """
 )
 # Functions that give out no more than their first tensor has, as values and as indices.
-_LIKE_FIRST = frozenset(
+_LIKE_FIRST = OpSet(
     """
     _log_softmax_backward_data _scaled_dot_product_cudnn_attention_backward
     _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention_backward
@@ -46,9 +47,12 @@ _LIKE_FIRST = frozenset(
     log_softmax logsumexp max_pool2d_with_indices_backward mean native_batch_norm_backward
     native_group_norm_backward native_layer_norm_backward nll_loss nll_loss_backward norm rms_norm
     scatter scatter_add setitem softmax sort std sum threshold_backward topk var
-    """.split()  # noqa: SIM905
+    """
 )
-_PRODUCTS = frozenset(("addmm", "baddbmm", "bmm", "dot", "matmul", "mm", "mv"))
+_PRODUCTS = OpSet("addmm baddbmm bmm dot matmul mm mv")
+_BY_ROWS = OpSet(("embedding", "linear", _ATTENTION))
+_COUNTS = OpSet("bincount one_hot")
+_CROSSED = OpSet("outer addr")  # of each element of one with each of the other
 
 
 def check_size(function: ReplayFunction, arguments: CallArguments, limit: int = MOST_BYTES) -> None:
@@ -73,7 +77,7 @@ def _at_most(function: ReplayFunction, arguments: CallArguments) -> float:
         return 2 * math.prod(max(1.0, size) for size in sizes[:1]) + sum(sizes)
     if function.name in _PRODUCTS:
         return math.prod(max(1.0, size) for size in sizes[:3])
-    if len(tensors) > 1 and function.name in ("embedding", "linear", _ATTENTION):
+    if len(tensors) > 1 and function.name in _BY_ROWS:
         return _by_rows(function.name, tensors)
     return math.inf
 
@@ -95,9 +99,9 @@ def _num_elements(function: ReplayFunction, arguments: CallArguments) -> float:
     if function.name == "repeat_interleave" and len(tensors) > 1:
         rows = tensors[0].numel() / max(1, max(tensors[0].shape, default=1))
         return float(tensors[1].sum()) * max(1.0, rows)
-    if function.name in ("bincount", "one_hot"):
+    if function.name in _COUNTS:
         return _counted(function.name, tensors[0], arguments)
-    if function.kind in _BROADCASTS and tensors and function.name not in ("outer", "addr"):
+    if function.kind in _BROADCASTS and tensors and function.name not in _CROSSED:
         return _broadcast(tensors)
     return _as_meta(function, arguments)
 

@@ -11,41 +11,29 @@ from typing import Any
 
 import torch
 
+from dumpcmp.nouns.op_names import OpSet, plain_name, plain_operator, writes_in_place
 from dumpcmp.replay.kinds import KINDS, FunctionKind
 from dumpcmp.replay.references import reference_of
 from dumpcmp.replay.standins import stand_in
-from dumpcmp.replay.unreplayable import Unreplayable
+from dumpcmp.replay.unreplayable import NothingToCheck, Unreplayable
 
-# Where a recorded name may begin -> what holds the functions, what stands before their plain names.
-_ROOMS: dict[str, tuple[Any, str]] = {
-    "torch": (torch, ""),
-    "torch.Tensor": (torch.Tensor, ""),
-    "torch._VariableFunctionsClass": (torch, ""),
-    "torch._C._VariableFunctions": (torch, ""),
-    "torch.functional": (torch.functional, ""),
-    "torch.nn.functional": (torch.nn.functional, ""),
-    "torch._C._nn": (torch._C._nn, ""),
-    "torch.special": (torch.special, "special_"),
-    "torch.linalg": (torch.linalg, "linalg_"),
-    "torch.fft": (torch.fft, "fft_"),
-    "operator": (operator, ""),
+# Where a recorded name may begin -> what holds the functions.
+_ROOMS: dict[str, Any] = {
+    "torch": torch,
+    "torch.Tensor": torch.Tensor,
+    "torch._VariableFunctionsClass": torch,
+    "torch._C._VariableFunctions": torch,
+    "torch.functional": torch.functional,
+    "torch.nn.functional": torch.nn.functional,
+    "torch._C._nn": torch._C._nn,
+    "torch.special": torch.special,
+    "torch.linalg": torch.linalg,
+    "torch.fft": torch.fft,
+    "operator": operator,
 }
 _ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_TWO_SIDED = (
-    "add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
-    "lshift", "rshift",
-)  # fmt: skip
-_INPLACE = frozenset(f"i{name}" for name in _TWO_SIDED)
-_REFLECTED = frozenset(f"r{name}" for name in _TWO_SIDED)
-_OPERATORS = {"div": "truediv"}
-_SPELLINGS = {
-    "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "inv": "invert",
-    "concat": "cat", "concatenate": "cat", "and": "bitwise_and", "or": "bitwise_or",
-    "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
-    "absolute": "abs", "_get_data_attr": "data", "trapz": "trapezoid", "ger": "outer",
-    "row_stack": "vstack", "pos": "positive", "spmm": "mm",
-}  # fmt: skip
+_BRACKETS = OpSet("getitem setitem")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +54,8 @@ def function_named(target: str, ran_on: str = "cpu") -> ReplayFunction:
     nothing else.
     """
     room, _, word = target.rpartition(".")
+    if room == "torch.nn.init":
+        raise NothingToCheck("it gives a weight its first numbers")
     if word == "__get__" and room.removeprefix("torch.Tensor.") in _ATTRIBUTES:
         name = room.removeprefix("torch.Tensor.")
         return ReplayFunction(operator.attrgetter(name), name, FunctionKind.MOVES)
@@ -76,28 +66,24 @@ def function_named(target: str, ran_on: str = "cpu") -> ReplayFunction:
 
 @cache
 def _torch_function(target: str, room: str, word: str, ran_on: str) -> ReplayFunction:
-    holder, prefix = _ROOMS[room]
+    holder = _ROOMS[room]
     is_operator = room == "operator" or (word.startswith("__") and word.endswith("__"))
     spelled = word.strip("_") if is_operator else word
-    plain = prefix + spelled if prefix else _plain(spelled, is_operator)
-    name, kind = _known(plain, target)
-    changes = spelled in (*_INPLACE, "setitem") if is_operator else _is_inplace(word)
-    if is_operator and spelled not in ("getitem", "setitem"):
-        return ReplayFunction(_python_operator(spelled, target), name, kind)
+    name, kind = _known(target)
+    if is_operator and name not in _BRACKETS:
+        return ReplayFunction(
+            _python_operator(spelled, target), name, kind, writes_in_place(target)
+        )
     found = stand_in(name, ran_on) or getattr(holder, word, None)
     if not callable(found):
         raise Unreplayable(f"{target} is not in this torch")
-    return ReplayFunction(found, name, kind, changes, spelled == "setitem")
-
-
-def _is_inplace(word: str) -> bool:
-    return word.endswith("_") and not word.endswith("__")
+    return ReplayFunction(found, name, kind, writes_in_place(target), name == "setitem")
 
 
 def _python_operator(spelled: str, target: str) -> Callable[..., Any]:
     """The plain operator: of reflected ones the arguments were recorded in its order."""
-    word = spelled[1:] if spelled in _INPLACE | _REFLECTED else spelled
-    found = getattr(operator, f"__{_OPERATORS.get(word, word)}__", None)
+    word = plain_operator(spelled)
+    found = getattr(operator, f"__{'truediv' if word == 'div' else word}__", None)
     if found is None:
         raise Unreplayable(f"{target} is no operator")
     return found  # type: ignore[no-any-return]
@@ -122,24 +108,17 @@ def _dispatched(target: str, ran_on: str) -> ReplayFunction:
 
 @cache
 def _aten_function(target: str, op: str, overload: str, ran_on: str) -> ReplayFunction:
-    is_operator = op.startswith("__") and op.endswith("__")
-    name, kind = _known(_plain(op.strip("_") if is_operator else op, is_operator), target)
+    name, kind = _known(target)
     packet = getattr(torch.ops.aten, op, None)
     found = getattr(packet, overload, None) if overload and "out" not in overload else packet
     found = stand_in(name, ran_on) or found
     if found is None:
         raise Unreplayable(f"{target} is not in this torch")
-    return ReplayFunction(found, name, kind, _is_inplace(op))
+    return ReplayFunction(found, name, kind, writes_in_place(target))
 
 
-def _known(name: str, target: str) -> tuple[str, FunctionKind]:
+def _known(target: str) -> tuple[str, FunctionKind]:
+    name = plain_name(target)
     if name not in KINDS:
         raise Unreplayable(f"{target} is not on the list of functions that are run again")
     return name, KINDS[name]
-
-
-def _plain(spelled: str, is_operator: bool) -> str:
-    """`spelled` without what only says how it was reached: underscores, reflection, in place."""
-    name = spelled[1:] if is_operator and spelled in _INPLACE | _REFLECTED else spelled
-    name = name if name in KINDS else name.rstrip("_")
-    return _SPELLINGS.get(name, name)

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import ReplayFunction
 
 # What makes floats from nothing, of the default dtype unless it is told another.
-_FLOATS = frozenset(("ones", "zeros", "eye", "linspace", "logspace", "fft_fftfreq", "fft_rfftfreq"))
-_LIKE_NUMBERS = frozenset(("full", "arange", "tensor", "scalar_tensor"))  # where these are floats
+_FLOATS = OpSet("ones zeros eye linspace logspace fft_fftfreq fft_rfftfreq")
+_LIKE_NUMBERS = OpSet("full arange tensor scalar_tensor")  # where these are floats
 _EXACT = (FunctionKind.MOVES, FunctionKind.CHOOSES, FunctionKind.DRAWS, FunctionKind.NOTHING)
 
 
@@ -58,12 +59,12 @@ def _computes(function: ReplayFunction, leaves: list[Any], has_floats: bool) -> 
 
 
 # Functions that give out integers where they are given nothing else.
-EXACT_OF_INTEGERS = frozenset(
+EXACT_OF_INTEGERS = OpSet(
     """
     _int_mm add addcmul bmm cumprod cumsum diff dot einsum floor_divide fmod index_add matmul mm
     mul multiply nansum outer pow prod remainder rsub scatter_add square sub subtract sum tensordot
     trace
-    """.split()  # noqa: SIM905
+    """
 )
 
 

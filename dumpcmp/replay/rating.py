@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.cancelling import (
@@ -28,17 +29,18 @@ from dumpcmp.replay.unreplayable import Unreplayable
 
 _SINGLE = 2.0**-24  # the rounding of one float32
 _SHORT = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
-_SCATTERED = (
-    "index_add", "scatter_add", "index_put", "scatter_reduce", "index_reduce", "scatter",
-    "embedding_dense_backward", "max_pool2d_with_indices_backward",
-    "max_pool3d_with_indices_backward",
-)  # fmt: skip
+_SCATTERED = OpSet(
+    """
+    embedding_dense_backward index_add index_put index_reduce max_pool2d_with_indices_backward
+    max_pool3d_with_indices_backward scatter scatter_add scatter_reduce
+    """
+)
 
 _SLOPES = ("_backward", "_backward_data")
 _VANISHED = 2.0**-20  # of the gradient that is given: less is left of what cancels
 
 # Kernels for tensors with gaps round more often, in the dtype of the run.
-_BY_LAYOUT = ("native_batch_norm_backward",)
+_BY_LAYOUT = OpSet("native_batch_norm_backward")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet, OpTable
 from dumpcmp.replay.arguments import CallArguments
 
 # of what was given back, the output, the dim, and the dtype of the run
@@ -106,15 +107,15 @@ def _relu(given: Tensor, output: Tensor, *_: object) -> Tensor:
     return torch.where(output > 0, given, 0.0)
 
 
-_ELEMENTWISE = ("relu", "sigmoid", "tanh")
-_RULES: dict[str, _Rule] = {
+_ELEMENTWISE = OpSet("relu sigmoid tanh")
+_RULES: OpTable[_Rule] = OpTable({
     "softmax": _softmax, "_softmax": _softmax, "_safe_softmax": _softmax, "softmin": _softmin,
     "log_softmax": _log_softmax, "_log_softmax": _log_softmax,
     "relu": _relu, "sigmoid": _sigmoid, "tanh": _tanh,
-}  # fmt: skip
+})  # fmt: skip
 
-_NEEDING = ("max", "min")  # without a dim they choose nothing
-_CHOOSERS: dict[str, tuple[str, ...]] = {
+_NEEDING = OpSet("max min")  # without a dim they choose nothing
+_CHOOSERS: OpTable[tuple[str, ...]] = OpTable({
     "topk": ("input", "k", "dim"), "sort": ("input", "dim"), "kthvalue": ("input", "k", "dim"),
     "max": ("input", "dim"), "min": ("input", "dim"), "median": ("input", "dim"),
-}  # fmt: skip
+})  # fmt: skip

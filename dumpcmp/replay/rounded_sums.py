@@ -8,28 +8,25 @@ that of a bias before the norm, it leaves more than elements that are rounded ea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet, OpTable
 from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.cancelling import groups_of, norm_arguments
 from dumpcmp.replay.listed import ReplayFunction
 
-_NORMS: tuple[Callable[..., Any], ...] = (
-    F.batch_norm, F.group_norm, F.instance_norm, F.layer_norm,
-)  # fmt: skip
-_TAKES_MOMENTS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
+_NORMS = OpSet("batch_norm group_norm instance_norm layer_norm")
+_TAKES_MOMENTS = OpTable({"batch_norm": "training", "instance_norm": "use_input_stats"})
 
 
 def is_made_of_sums(function: ReplayFunction, arguments: CallArguments) -> bool:
     """Whether it takes moments of what it is given, and not such as are known before."""
-    if function.run not in _NORMS:
+    if function.name not in _NORMS:
         return False
     asked = _TAKES_MOMENTS.get(function.name, "")
     return bool(norm_arguments(function, arguments).get(asked, asked != "training"))

@@ -6,22 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from dumpcmp.nouns.given import argument_tree
+from dumpcmp.nouns.op_names import OpSet, OpTable, plain_name
 from dumpcmp.nouns.record import Call
 from dumpcmp.replay.kinds import KINDS, FunctionKind
 
 _Shapes = Mapping[str, tuple[int, ...]]  # by slot
 
 # Functions that take rows in one slot, and the same of the others for every row.
-_BY_ROW = {
-    **dict.fromkeys(("linear", "matmul", "mm", "softmax", "log_softmax"), "input.0"),
-    **dict.fromkeys(("layer_norm", "rms_norm"), "input.0"),
-    "addmm": "input.1",
-}
-_SOFTMAX, _NORMS = ("softmax", "log_softmax"), ("layer_norm", "rms_norm")
-_DRAWS = "rrelu"
+_BY_ROW = OpTable(
+    {
+        **dict.fromkeys(("linear", "matmul", "mm", "softmax", "log_softmax"), "input.0"),
+        **dict.fromkeys(("layer_norm", "rms_norm"), "input.0"),
+        "addmm": "input.1",
+    }
+)
+_SOFTMAX, _NORMS = OpSet("softmax log_softmax"), OpSet("layer_norm rms_norm")
 _POINTWISE = frozenset((FunctionKind.ELEMENTWISE, FunctionKind.ADDS))
-_CASTS = ("bfloat16", "clone", "contiguous", "double", "float", "half", "neg", "relu", "to")
-_ODD = ("_prelu_kernel", "addr", "arange", "linspace", "logspace", "outer", "polar", "prelu")
+_CASTS = OpSet("_to_copy bfloat16 clone contiguous double float half neg relu to")
+_ODD = OpSet("_prelu_kernel addr arange linspace logspace outer polar prelu rrelu")
 
 
 def unfit_for_rows(call: Call, sampled: _Shapes, whole: _Shapes) -> str:
@@ -30,7 +32,7 @@ def unfit_for_rows(call: Call, sampled: _Shapes, whole: _Shapes) -> str:
     `sampled` are the shapes of values of which the same rows are kept, `whole` those of its other
     inputs.
     """
-    name = call.op.function.removeprefix("aten.")
+    name = plain_name(call.op.function)
     if name not in _BY_ROW and not _is_pointwise(name):
         return f"only some rows are kept, and {name} may need others"
     if len({shape[:-1] for shape in sampled.values()}) > 1:
@@ -45,7 +47,7 @@ def unfit_for_rows(call: Call, sampled: _Shapes, whole: _Shapes) -> str:
 
 
 def _is_pointwise(name: str) -> bool:
-    is_plain = KINDS.get(name) in _POINTWISE and name not in (*_ODD, _DRAWS)
+    is_plain = KINDS.get(name) in _POINTWISE and name not in _ODD
     return is_plain or name in _CASTS
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpSet
 from dumpcmp.nouns.record import Call
 from dumpcmp.replay.arguments import CallArguments, read_arguments
-from dumpcmp.replay.drawing import draws, dropped_share
+from dumpcmp.replay.drawing import NOT_DRAWING, draws, draws_alone, dropped_share
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.limits import MOST_BYTES, check_size
 from dumpcmp.replay.listed import ReplayFunction, function_named
@@ -23,20 +24,20 @@ from dumpcmp.replay.rating import error_of as error_of
 from dumpcmp.replay.rating import is_inexact, rated, run, run_as_told
 from dumpcmp.replay.rating import ratio_of as ratio_of
 from dumpcmp.replay.tiling import CallTile, joined, tiles_of
-from dumpcmp.replay.unreplayable import Unreplayable
+from dumpcmp.replay.unreplayable import NothingToCheck, Unreplayable
 
 _EXACT = (FunctionKind.MOVES, FunctionKind.CHOOSES)
 _LEFT_OUT = ("out", "pin_memory", "generator")
 
 # What autocast computes in its own dtype.
-_LOWERED = frozenset(
+_LOWERED = OpSet(
     """
     addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d
     conv_transpose2d conv_transpose3d convolution einsum gru gru_cell linalg_multi_dot
     linalg_vecdot linear lstm lstm_cell matmul mm mv prelu rnn_relu rnn_relu_cell rnn_tanh
     rnn_tanh_cell scaled_dot_product_attention multi_head_attention_forward _convolution
     grouped_mm _grouped_mm
-    """.split()  # noqa: SIM905
+    """
 )
 
 
@@ -66,7 +67,7 @@ def rerun(
         return _run_moved(function, arguments)
     if any(tensor.is_meta for tensor in arguments.tensors()):
         raise Unreplayable("it computes with memory that nobody has written to")
-    check_size(function, arguments, limit)
+    check_size(function, lowered(function, arguments, device), limit)
     tiles = tiles_of(function, arguments)
     if not tiles:
         return _run_widely(function, arguments, device, is_rated)
@@ -76,7 +77,8 @@ def rerun(
 
 _PREPARATIONS = Preparations()
 # What decides how these are run are numbers, too, and not dtypes and shapes alone.
-_BY_NUMBERS = frozenset(("repeat_interleave", "bincount", "one_hot", "index_put"))
+_BY_NUMBERS = OpSet("repeat_interleave bincount one_hot index_put")
+_PUTS = OpSet("index_put _unsafe_index_put")
 _NOT_PREPARED = (FunctionKind.DRAWS, FunctionKind.NOTHING)
 
 
@@ -202,8 +204,9 @@ def run_natively(
     function = function_named(call.target, device)
     arguments = fitted(read_arguments(call.arguments, given), given)
     _refuse(function, arguments)
+    arguments = lowered(function, arguments, device)
     check_size(function, arguments, limit)
-    return run(function, lowered(function, arguments, device))
+    return run(function, arguments)
 
 
 def fitted(arguments: CallArguments, given: Mapping[str, Tensor]) -> CallArguments:
@@ -217,9 +220,12 @@ def fitted(arguments: CallArguments, given: Mapping[str, Tensor]) -> CallArgumen
 
 def _refuse(function: ReplayFunction, arguments: CallArguments) -> None:
     if function.kind is FunctionKind.NOTHING:
-        raise Unreplayable("it gives out memory as it was found")
+        raise NothingToCheck("it gives out memory as it was found")
+    if draws_alone(function, arguments):
+        raise NothingToCheck("it gives out what a random generator draws")
     if draws(function, arguments):
-        raise Unreplayable("it draws random numbers")
+        may_draw_nothing = function.kind is not FunctionKind.DRAWS
+        raise Unreplayable("it draws random numbers", hint=NOT_DRAWING * may_draw_nothing)
 
 
 def is_exact(function: ReplayFunction, arguments: CallArguments) -> bool:
@@ -240,7 +246,7 @@ def _adds_up(function: ReplayFunction, arguments: CallArguments) -> bool:
         return told.get("max_norm") is not None
     if function.name == "abs":
         return any(t.is_complex() for t in arguments.tensors())
-    if function.name in ("index_put", "_unsafe_index_put"):
+    if function.name in _PUTS:
         return bool(told.get("accumulate", (*arguments.args, False, False, False, False)[3]))
     return function.name == "scatter" and "reduce" in told
 

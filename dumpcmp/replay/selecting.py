@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.replay import Choice, Flip
+from dumpcmp.nouns.spoken import counted
 
 SHOWN = 8  # flips that a Choice tells one by one, and indices that a Flip tells
 
@@ -118,7 +119,7 @@ def _said(chosen: Selected, bad: Tensor, what: str) -> str:
         return ""
     row, column = (int(i) for i in bad.nonzero()[0])
     more = int(bad.any(1).sum()) - 1
-    also = f"; so in {more} more rows" if more else ""
+    also = f"; so in {counted(more, 'more row')}" if more else ""
     index = int(chosen.indices[row, column])
     return f"in row {list(chosen.row(row))} index {index} {what}{also}"
 

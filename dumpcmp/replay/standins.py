@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpTable
 from dumpcmp.replay.fused_layers import encoder_layer, multi_head_attention
 from dumpcmp.replay.unreplayable import Unreplayable
 
@@ -196,12 +197,14 @@ def _by_cudnn(
 
 
 # How each of them is called, and how many gradients it gives out.
-ATTENTION_BACKWARD: dict[str, tuple[Callable[..., AttentionBackward], int]] = {
-    "_scaled_dot_product_flash_attention_for_cpu_backward": (_on_cpu, 3),
-    "_scaled_dot_product_flash_attention_backward": (_flash, 3),
-    "_scaled_dot_product_efficient_attention_backward": (_efficient, 4),
-    "_scaled_dot_product_cudnn_attention_backward": (_by_cudnn, 3),
-}
+ATTENTION_BACKWARD: OpTable[tuple[Callable[..., AttentionBackward], int]] = OpTable(
+    {
+        "_scaled_dot_product_flash_attention_for_cpu_backward": (_on_cpu, 3),
+        "_scaled_dot_product_flash_attention_backward": (_flash, 3),
+        "_scaled_dot_product_efficient_attention_backward": (_efficient, 4),
+        "_scaled_dot_product_cudnn_attention_backward": (_by_cudnn, 3),
+    }
+)
 
 
 def _attention_slopes(name: str, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
@@ -248,27 +251,29 @@ def cudnn_convolution(
     return torch.convolution(x, weight, None, stride, padding, dilation, False, outward, groups)
 
 
-STAND_INS: dict[str, Callable[..., Any]] = {
-    "_grouped_mm": grouped_mm,
-    "grouped_mm": grouped_mm,
-    "_scaled_mm": scaled_mm,
-    "_scaled_dot_product_flash_attention": flash_attention,
-    "_scaled_dot_product_efficient_attention": masked_attention,
-    "_scaled_dot_product_cudnn_attention": masked_attention,
-    "cudnn_convolution": cudnn_convolution,
-    "cudnn_batch_norm": cudnn_batch_norm,
-    "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
-    "_native_multi_head_attention": multi_head_attention,
-    "_transformer_encoder_layer_fwd": encoder_layer,
-    **{name: partial(_attention_slopes, name) for name in ATTENTION_BACKWARD},
-}
+STAND_INS: OpTable[Callable[..., Any]] = OpTable(
+    {
+        "_grouped_mm": grouped_mm,
+        "grouped_mm": grouped_mm,
+        "_scaled_mm": scaled_mm,
+        "_scaled_dot_product_flash_attention": flash_attention,
+        "_scaled_dot_product_efficient_attention": masked_attention,
+        "_scaled_dot_product_cudnn_attention": masked_attention,
+        "cudnn_convolution": cudnn_convolution,
+        "cudnn_batch_norm": cudnn_batch_norm,
+        "cudnn_batch_norm_backward": cudnn_batch_norm_backward,
+        "_native_multi_head_attention": multi_head_attention,
+        "_transformer_encoder_layer_fwd": encoder_layer,
+        **{name: partial(_attention_slopes, name) for name in ATTENTION_BACKWARD},
+    }
+)
 
-# Where a device computes something else than the CPU does, by name and type of the device.
-STAND_INS_ON: dict[tuple[str, str], Callable[..., Any]] = {
-    ("_transformer_encoder_layer_fwd", "cuda"): partial(encoder_layer, approximate="tanh"),
+# Where a device computes something else than the CPU does, by the type of the device.
+STAND_INS_ON: dict[str, OpTable[Callable[..., Any]]] = {
+    "cuda": OpTable({"_transformer_encoder_layer_fwd": partial(encoder_layer, approximate="tanh")})
 }
 
 
 def stand_in(name: str, ran_on: str) -> Callable[..., Any] | None:
     """What computes the same as the function `name` that ran on a device of this type, if any."""
-    return STAND_INS_ON.get((name, ran_on)) or STAND_INS.get(name)
+    return STAND_INS_ON.get(ran_on, OpTable({})).get(name) or STAND_INS.get(name)

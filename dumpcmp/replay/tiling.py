@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.op_names import OpTable
 from dumpcmp.replay.arguments import CallArguments
 from dumpcmp.replay.kinds import FunctionKind
 from dumpcmp.replay.listed import ReplayFunction
@@ -18,22 +19,26 @@ AT_ONCE = 1 << 25  # elements of arguments that are widened at once: 256 MB of f
 
 TileCut = dict[str, int]  # parameter -> the dim of it that is cut along with the output
 
-_PRODUCTS = {
-    "linear": ("input", "weight", "bias"),
-    "mm": ("input", "mat2"),
-    "matmul": ("input", "other"),
-    "bmm": ("input", "mat2"),
-    "addmm": ("bias", "input", "mat2"),
-}
-_BY_ROW = {
-    "layer_norm": ("input", "normalized_shape"),
-    "native_layer_norm": ("input", "normalized_shape"),
-    "rms_norm": ("input", "normalized_shape"),
-    "softmax": ("input", "dim"),
-    "log_softmax": ("input", "dim"),
-    "_softmax": ("input", "dim"),
-    "_log_softmax": ("input", "dim"),
-}
+_PRODUCTS = OpTable(
+    {
+        "linear": ("input", "weight", "bias"),
+        "mm": ("input", "mat2"),
+        "matmul": ("input", "other"),
+        "bmm": ("input", "mat2"),
+        "addmm": ("bias", "input", "mat2"),
+    }
+)
+_BY_ROW = OpTable(
+    {
+        "layer_norm": ("input", "normalized_shape"),
+        "native_layer_norm": ("input", "normalized_shape"),
+        "rms_norm": ("input", "normalized_shape"),
+        "softmax": ("input", "dim"),
+        "log_softmax": ("input", "dim"),
+        "_softmax": ("input", "dim"),
+        "_log_softmax": ("input", "dim"),
+    }
+)
 _POINTWISE = (FunctionKind.ELEMENTWISE, FunctionKind.ADDS)
 
 

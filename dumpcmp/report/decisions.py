@@ -12,6 +12,7 @@ from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Choice, Flip
 from dumpcmp.nouns.row import Row, Verdict
 from dumpcmp.nouns.rows import Trait, having, marked
+from dumpcmp.nouns.spoken import counted, plural
 
 _ROUTES = re.compile(r"moe|expert|rout|gat(e|ing)\b", re.IGNORECASE)  # modules that send to experts
 _MOST = 3  # of what a flip took that a sentence lists
@@ -35,15 +36,16 @@ class Decision:
             yield f"{self._taken(flip)} at {self.site.op} ({_why(flip)})"
         more = self.choice.num_flipped - len(self.choice.flips)
         if more > 0:
-            yield f"{more} more rows chose otherwise at {self.site.op}"
+            yield f"{counted(more, 'more row')} chose otherwise at {self.site.op}"
         if self.num_rows:
-            where = f"{self.num_rows} rows in {self.num_values} values after it"
-            yield f"{where} are another computation; {self._right}"
+            rows, are = counted(self.num_rows, "row"), plural(self.num_rows, "is", "are")
+            where = f"{rows} in {counted(self.num_values, 'value')} after it"
+            yield f"{where} {are} another computation; {self._right}"
 
     @property
     def _right(self) -> str:
         if self.num_wrong:
-            return f"{self.num_wrong} of the values are wrong"
+            return f"{self.num_wrong} of the values {plural(self.num_wrong, 'is', 'are')} wrong"
         if self.num_open:
             return f"{self.num_open} of the values could not be judged, the others are right"
         return "every op among them is right"

@@ -10,6 +10,7 @@ from pathlib import Path
 from dumpcmp.nouns.files import write_whole
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Row
+from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.report.advice import next_commands
 from dumpcmp.report.escaping import visible
 
@@ -58,7 +59,8 @@ def _lines(outcome: Outcome) -> Iterator[str]:
 def _roots(outcome: Outcome) -> Iterator[str]:
     number = len(outcome.roots)
     heirs = sum(row.cause is not None for row in outcome.failures)
-    yield f"\n{number} root{'s' * (number > 1)}, from which {heirs:,} failing values inherit:\n"
+    inherit = plural(heirs, "failing value inherits", "failing values inherit")
+    yield f"\n{counted(number, 'root')}, from which {heirs:,} {inherit}:\n"
     yield "| token | op | value | rel_l2 | why | source |"
     yield "|---:|---|---|---:|---|---|"
     yield from (_line(row) for row in islice(outcome.roots, _MOST))

@@ -12,6 +12,7 @@ from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Origin
 from dumpcmp.nouns.row import Row
 from dumpcmp.nouns.selection import closest, names_key
+from dumpcmp.nouns.spoken import counted
 
 _MOST = 5  # rows that are explained at once
 
@@ -34,8 +35,9 @@ def meant(outcome: Outcome, name: str) -> list[int]:
     """The rows that a reader means: those called `name`, or where the first divergence is."""
     if not name:
         first = outcome.first_divergence
-        rows = enumerate(outcome.rows)
-        return [i for i, row in rows if first and row.root and row.key == first.key][:1]
+        keys = first and (first.golden_key, first.target_key)
+        rows = enumerate(outcome.rows) if first else ()
+        return [i for i, row in rows if row.root and (row.golden_key, row.target_key) == keys][:1]
     found = [place for place, row in enumerate(outcome.rows) if names_key(row.key, name)]
     if not found:
         near = ", ".join(closest(name, sorted({row.key.op for row in outcome.rows})))
@@ -61,7 +63,8 @@ def words_of(outcome: Outcome, place: int) -> Iterator[str]:
         yield f"  It inherits from {row.cause}."
     heirs = sum(other.cause == row.key for other in outcome.rows)
     if heirs:
-        yield f"  {heirs} failing rows only inherit from it."
+        inherit = counted(heirs, "failing row only inherits", "failing rows only inherit")
+        yield f"  {inherit} from it."
     looks = {one.row: one for one in outcome.background.close_ups}
     yield from (f"  {line}" for line in _looks(looks.get(place)))
 

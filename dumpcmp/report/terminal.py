@@ -17,6 +17,7 @@ from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.replay import Replay
 from dumpcmp.nouns.row import Extent, Row, Verdict, Why
 from dumpcmp.nouns.rows import held_by, num_heirs, suspects
+from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.report.decisions import agreements, decisions
 from dumpcmp.report.escaping import visible
 
@@ -76,14 +77,14 @@ def _decisions(outcome: Outcome) -> Iterable[Text]:
     """Who chose otherwise, how often, and what came of it."""
     found, agreed = decisions(outcome), agreements(outcome)
     if found:
-        yield Text(f"Decisions that differ: {len(found)} ops", style="bold")
+        yield Text(f"Decisions that differ: {counted(len(found), 'op')}", style="bold")
     for decision in found[:_MOST_DECISIONS]:
         share = agreed.get(decision.site.op)
         shown = "" if share is None else f"  {100 * share:.2f} % of the rows agree"
         yield plain(f"  {decision.site.op}#{decision.site.call}, token {decision.site.step}{shown}")
         yield from (plain(f"    {sentence}") for sentence in decision.sentences)
     if len(found) > _MOST_DECISIONS:
-        yield Text(f"  and {len(found) - _MOST_DECISIONS} more; in the report they are FLIP")
+        yield Text(f"  and {len(found) - _MOST_DECISIONS} more, FLIP in the report")
 
 
 def _coverage(outcome: Outcome) -> Iterable[Text]:
@@ -92,7 +93,7 @@ def _coverage(outcome: Outcome) -> Iterable[Text]:
     for name in ("golden", "mine"):
         total, paired = held[name], held[f"{name} paired"]
         share = f" ({100 * paired / total:.1f} %)" if total else ""
-        yield Text(f"  {name:6}  {paired} of {total} values paired{share}")
+        yield Text(f"  {name:6}  {paired} of {counted(total, 'value')} paired{share}")
     line = Text("  verdict ")
     for verdict, count in outcome.tally.counts.items():
         line.append(f" {count} {verdict.value}", style=_STYLES.get(verdict, "red"))
@@ -116,7 +117,8 @@ def _divergence(outcome: Outcome, row: Row) -> Iterable[RenderableType]:
         yield Padding(_sides(row), (0, 0, 0, 2), expand=False)
     heirs = num_heirs(outcome.rows, key)
     if heirs:
-        yield Text(f"  {heirs} failing rows after it only inherit from it")
+        inherit = plural(heirs, "row after it only inherits", "rows after it only inherit")
+        yield Text(f"  {heirs} failing {inherit} from it")
 
 
 _MOST_ROWS = 200_000  # that are looked at for the inputs of a call
@@ -124,6 +126,8 @@ _WHYS = {
     Why.LEAF: "no op computed this value: it came into the run as another",
     Why.CALL: "what it was given agrees, but the two sides do not call it in the same way",
     Why.WIRED: "my side gives this op another value than golden gives to it",
+    Why.EFFECT: "everything before it agrees, and this is what the runs left behind",
+    Why.GOLDEN: "in float64, on golden's own inputs, golden's op gives something else",
     Why.INTRODUCED: "in float64, on what my side was given, golden's op gives something else",
 }
 
@@ -200,7 +204,7 @@ def _further(outcome: Outcome) -> Iterable[Text]:
         key = row.key
         yield plain(f"  token {key.step}  {key.op}#{key.call} {key.slot}  {row.reason}")
     if len(further) > _MOST_ROOTS:
-        yield Text(f"  and {len(further) - _MOST_ROOTS} more; in the report they have root = True")
+        yield Text(f"  and {len(further) - _MOST_ROOTS} more, with root = True in the report")
 
 
 def _worst(rows: Sequence[Row]) -> list[Row]:

@@ -65,7 +65,7 @@ class Sampler:
             (places,) = self._known((sample.num_rows,), sample, tensor.device)
             return tensor.view(-1, shape[1]).index_select(0, places)
         dims = tuple(tensor.shape[:-1]) if tensor.dim() > 1 else tuple(tensor.shape)
-        return tensor[self._known(dims, sample, tensor.device)].view(shape)
+        return tensor[self._known(dims, sample, tensor.device)].reshape(shape)
 
     def _known(
         self, dims: tuple[int, ...], sample: Sample, device: torch.device

@@ -12,6 +12,7 @@ from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.outcome import Answer
 from dumpcmp.nouns.row import Row, Verdict, Why
+from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.verifying.config import VerifyConfig
 
 NEXT = (
@@ -86,14 +87,16 @@ class Report(Answer):
     @property
     def headline(self) -> str:
         """Which sides, and how many of their values differ."""
-        sides = f"{self.target} against {self.golden}"
+        sides, values = f"{self.target} against {self.golden}", counted(len(self.rows), "value")
         if not self.config.enabled:
             return f"{sides}: not verified, verification is switched off"
         if not self.compared:
             return f"{sides}: nothing was compared"
         if self.failures:
-            return f"{sides}: {len(self.failures)} of {len(self.rows)} values differ"
-        return f"{sides}: all {len(self.rows)} values agree{self._caveat}"
+            differ = plural(len(self.failures), "differs", "differ")
+            return f"{sides}: {len(self.failures)} of {values} {differ}"
+        agree = "1 value agrees" if len(self.rows) == 1 else f"all {values} agree"
+        return f"{sides}: {agree}{self._caveat}"
 
     @property
     def _caveat(self) -> str:

@@ -9,7 +9,7 @@ from dumpcmp.align.listing import Listing
 from dumpcmp.judge.covering import cover
 from dumpcmp.nouns.key import ROOT, Key, Op
 from dumpcmp.nouns.record import NO_KERNEL, Call, Record
-from dumpcmp.nouns.row import Judgement, Pair, PairedBy, Verdict
+from dumpcmp.nouns.row import Judgement, Pair, PairedBy, Verdict, Why
 
 RESULT, MADE, TAKEN = (
     Key("M", 0, op, 0, slot)
@@ -45,6 +45,21 @@ def test_what_a_compiler_folded_into_others_is_seen_in_the_results(
     target = run(kernel)
     found = cover({both: Judgement(result, ""), **own}, followers(pairs, target, target))
     assert {found[alone].verdict, found[taken].verdict} == {expected}
+
+
+@pytest.mark.parametrize("why, expected", [
+    (Why.PLAIN, "COVERED"), (Why.RIGHT, "COVERED"), (Why.OTHER, "INCONCLUSIVE"),
+])  # fmt: skip
+def test_what_could_not_be_compared_after_another_choice_covers_nothing(
+    why: Why, expected: str
+) -> None:
+    both, alone, taken = Pair(RESULT, RESULT), Pair(None, MADE), Pair(None, TAKEN)
+    said = {both: Judgement(Verdict.PASS, "", why=why)}
+    said |= dict.fromkeys((alone, taken), Judgement(Verdict.UNPAIRED, ""))
+    listing = run(NO_KERNEL)
+    found = cover(said, followers([both, alone, taken], listing, listing))
+    assert found[alone].verdict == expected
+    assert (found[alone].why is Why.UNSHOWN) is (why is Why.OTHER)
 
 
 @pytest.mark.parametrize("result, expected", [("PASS", "COVERED"), ("FAIL", None)])

@@ -16,6 +16,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
+pytest.importorskip("fsspec")
+
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 

@@ -6,16 +6,19 @@ from pathlib import Path
 import pytest
 
 from dumpcmp.archive import schema
+from dumpcmp.nouns.effects import MEANINGS, WORDS
 from dumpcmp.nouns.record import Call, Record
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
-TABLES = {
+TABLES: dict[str, dict[str, str]] = {
     "run": schema.RUN_FIELDS,
     "part": schema.PART_ATTRS,
     "call": schema.CALL_ATTRS,
     "dataset": schema.DATASET_ATTRS,
     "index": schema.INDEX_DATASETS,
+    "effects": {effect.op: meaning for effect, meaning in MEANINGS.items()},
+    "trees": WORDS,
 }
 
 

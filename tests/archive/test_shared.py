@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import h5py
 import numpy as np
 import pytest
@@ -398,6 +397,7 @@ def test_mutants_open_or_give_an_archive_error(tmp_path: Path, monkeypatch: Any)
 
 
 def test_a_store_has_what_steps_share(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
     path, url = dump(tmp_path / "d"), "memory://shared/d"
     assert upload(path, url).is_whole
     try:

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+
+pytest.importorskip("fsspec")
+
+import fsspec
 
 import dumpcmp
 from dumpcmp.archive.integrity import audit

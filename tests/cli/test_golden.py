@@ -72,6 +72,17 @@ def test_a_program_that_fails_is_trouble(fixture: Path, tmp_path: Path) -> None:
     assert told.exit_code == 2 and "was not recorded" in told.output
 
 
+def test_without_a_program_nothing_is_run(fixture: Path, tmp_path: Path) -> None:
+    told = golden("check", "--path", str(tmp_path / "d2"), str(fixture))
+    assert told.exit_code == 2, told.output
+    assert "no program is given" in told.output
+    for word in ("SCRIPT", "-m MODULE", "--model PKG:FUNC"):
+        assert word in told.output
+    assert not (tmp_path / "d2").exists()
+    factory = golden("check", "--model", "dumpcmp.demo:build", str(fixture))
+    assert "no program is given" not in factory.output
+
+
 @pytest.mark.parametrize("name", ["../evil", "/evil", "run/../../evil"])
 def test_a_hostile_fixture_writes_nothing_outside(name: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.tar"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
-import fsspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
@@ -33,9 +33,9 @@ def ok(*words: str, code: int = 0) -> str:
 
 
 @pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[fsspec.AbstractFileSystem]:
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(stores, "_STORES", {})
-    system = fsspec.filesystem("memory")
+    system = pytest.importorskip("fsspec").filesystem("memory")
     yield system
     system.store.clear()
 
@@ -69,9 +69,7 @@ def test_every_path_of_every_command_may_be_a_url(name: str) -> None:
     assert [told for told, each in paths if not isinstance(each.type, PathOrUrl)] == []
 
 
-def test_reports_mappings_and_pages_lie_in_stores(
-    runs: Path, memory: fsspec.AbstractFileSystem
-) -> None:
+def test_reports_mappings_and_pages_lie_in_stores(runs: Path, memory: Any) -> None:
     memory.put(f"{runs}/", "/runs", recursive=True)
     memory.pipe("/map.yaml", b"layers.2: layers.2\n")
     sides = ["--golden-path", "memory://runs/golden", "--my-path", "memory://runs/mine"]
@@ -90,9 +88,7 @@ def test_reports_mappings_and_pages_lie_in_stores(
     assert "cannot read the mapping" in ok("explain", *sides[3::-2], *missing, code=2)
 
 
-def test_fixtures_and_ops_and_uploads_lie_in_stores(
-    runs: Path, memory: fsspec.AbstractFileSystem
-) -> None:
+def test_fixtures_and_ops_and_uploads_lie_in_stores(runs: Path, memory: Any) -> None:
     memory.put(f"{runs}/", "/runs", recursive=True)
     pack = ["golden", "pack", "memory://runs/golden", "memory://golden.tar"]
     ok(*pack)
@@ -104,9 +100,7 @@ def test_fixtures_and_ops_and_uploads_lie_in_stores(
     assert "where nothing is run" in ok("verify-op", "memory://op.py", code=2)
 
 
-def test_what_a_crash_left_is_mended_in_a_store(
-    runs: Path, memory: fsspec.AbstractFileSystem
-) -> None:
+def test_what_a_crash_left_is_mended_in_a_store(runs: Path, memory: Any) -> None:
     memory.put(f"{runs}/golden/", "/broken", recursive=True)
     (part,) = memory.glob("/broken/*/*/*/part-0000.h5")
     memory.pipe(part.replace("part-0000", ".new-part-0001"), b"half")
@@ -120,6 +114,8 @@ def test_what_a_crash_left_is_mended_in_a_store(
 
 
 def test_a_web_server_is_only_read_from(runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
     np.save(tmp_path / "a.npy", np.ones(3))
     url = "http://127.0.0.1:9/run"
     commands = (

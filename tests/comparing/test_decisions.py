@@ -92,8 +92,7 @@ def test_benign_noise_flips_and_nothing_is_wrong(
 
 def hugging_face(name: str) -> torch.nn.Module:
     """A tiny mixture of experts as transformers has it."""
-    import transformers
-
+    transformers = pytest.importorskip("transformers")
     sizes = {
         "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,

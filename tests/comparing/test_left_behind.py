@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import dumpcmp
-from dumpcmp.nouns.arithmetic import writes_in_place
+from dumpcmp.nouns.op_names import writes_in_place
 
 
 class Keeping(nn.Module):
@@ -43,10 +43,16 @@ def kept(path: Path, mode: str, skips: str = "") -> Path:
     return path
 
 
-@pytest.mark.parametrize("mode", ["eager", "fx"])
-@pytest.mark.parametrize(("skips", "op"), [("mean", "mul"), ("cache", "setitem")])
+@pytest.mark.parametrize(
+    ("mode", "skips", "op"),
+    [
+        ("eager", "mean", "mul"), ("eager", "cache", "setitem"),
+        ("fx", "mean", "mul"), ("fx", "cache", "setitem"),
+        ("aten", "mean", "aten.mul"), ("aten", "cache", "aten.select"),
+    ],
+)  # fmt: skip
 def test_a_buffer_that_is_not_written_to_is_found(
-    skips: str, op: str, mode: str, tmp_path: Path
+    mode: str, skips: str, op: str, tmp_path: Path
 ) -> None:
     outcome = dumpcmp.compare(kept(tmp_path / "a", mode), kept(tmp_path / "b", mode, skips))
     assert not outcome.passed
@@ -65,6 +71,12 @@ def test_what_nobody_keeps_does_not_matter(tmp_path: Path) -> None:
         ("aten.index_put_.default", True),
         ("torch.Tensor.__setitem__", True),
         ("torch.Tensor.__iadd__", True),
+        ("operator.iadd", True),
+        ("operator.setitem", True),
+        ("aten.__iand__.Tensor", True),
+        ("aten._foreach_add_.List", True),
+        ("mine.update_.default", True),
+        ("operator.and_", False),
         ("torch.Tensor.__invert__", False),
         ("torch.Tensor.__add__", False),
         ("aten._to_copy.default", False),

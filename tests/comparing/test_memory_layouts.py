@@ -64,3 +64,18 @@ def test_laying_a_tensor_as_it_lay_changes_no_element() -> None:
         laid = laid_as(lying.contiguous(), lying.stride())
         assert laid.stride() == lying.stride() and torch.equal(laid, lying)
     assert laid_as(x, ()) is x
+
+
+def test_small_values_of_channels_that_lie_last_are_run_again_together(tmp_path: Path) -> None:
+    """What torch stacks of them lies as they do, and is no matrix without a copy."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3))]
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 6, 9, 9)
+    for name, layout in (("golden", torch.contiguous_format), ("target", torch.channels_last)):
+        laid = x.contiguous(memory_format=layout).requires_grad_()
+        with dumpcmp.capture(model, tmp_path / name, mode="aten", backward=True):
+            model(laid).square().sum().backward()
+        model.zero_grad()
+    outcome = dumpcmp.compare(tmp_path / "golden", tmp_path / "target", replay="all")
+    assert outcome.exit_code == 0, outcome.headline
+    assert not outcome.failures

@@ -1,7 +1,8 @@
 """A quantised run: levels that are declared explain what rounding to them does, and no more."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -115,13 +116,57 @@ def test_a_cache_that_was_rounded_is_carried_on(tmp_path: Path) -> None:
     assert wrong.first_divergence.key.step == 0
 
 
+def try_engine(name: str) -> str:
+    """Multiply by a tiny quantised weight with an engine of torch; returns why it cannot, or ""."""
+    try:
+        torch.backends.quantized.engine = name
+        weight = torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8)
+        packed = torch.ops.quantized.linear_prepack(weight, None)
+        torch.ops.quantized.linear_dynamic(torch.ones(1, 2), packed)
+    except RuntimeError as error:  # such as "unknown architecture": it is listed all the same
+        return f"{name}: {str(error).splitlines()[0]}"
+    return ""
+
+
+@contextmanager
+def quantized_engine(names: Sequence[str]) -> Iterator[str]:
+    """Set the first of `names` that works on this machine; skip the test where none does."""
+    before, reasons = torch.backends.quantized.engine, []
+    try:
+        for name in names:
+            if not (reason := try_engine(name)):
+                yield name
+                return
+            reasons.append(reason)
+        pytest.skip(f"no quantised engine of torch works here: {'; '.join(reasons)}")
+    finally:
+        torch.backends.quantized.engine = before
+
+
+@pytest.fixture
+def engine() -> Iterator[str]:
+    with quantized_engine(torch.backends.quantized.supported_engines) as name:
+        yield name
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_engine_that_does_not_work_is_passed_over(engine: str) -> None:
+    with quantized_engine(["no such engine", engine]) as chosen:
+        assert chosen == engine
+    with (
+        pytest.raises(pytest.skip.Exception, match="no such engine: "),
+        quantized_engine(["no such engine"]),
+    ):
+        pass
+    assert torch.backends.quantized.engine == engine
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.usefixtures("engine")
 def test_a_dynamic_layer_of_torch_hides_its_weight(
     model: nn.Module, golden: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch.ao.quantization")
-    if "fbgemm" not in torch.backends.quantized.supported_engines:
-        pytest.skip("torch has no kernels for it here")
     for spoil, is_sound in ((1.0, True), (1.05, False)):
         other = copy.deepcopy(model)
         other.get_parameter(f"{AT}.weight").data.mul_(spoil)

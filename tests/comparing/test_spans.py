@@ -147,7 +147,8 @@ def test_steps_that_are_the_same_say_what_they_would_value_by_value(
     assert told(apart, tmp_path / "apart") == one.told
     chunks = apart.rows.chunks() if isinstance(apart.rows, Rows) else ()
     same = {chunk.step for chunk in chunks if isinstance(chunk, EqualRows)}
-    known = {"none": set(range(7)), "later": {0, 1, 2, 3}, "choice": {0, 1, 2}}
+    # in the last step lies what the run leaves behind, which is looked at by itself
+    known = {"none": set(range(6)), "later": {0, 1, 2, 3}, "choice": {0, 1, 2}}
     assert same == known.get(fault, set())
 
 

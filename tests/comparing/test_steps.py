@@ -50,7 +50,7 @@ SOUND: list[tuple[dict[str, object], dict[str, object], str, str]] = [
     ({"spans": WHOLE}, {"spans": WHOLE, "warm": 1}, "--token-offset -1", "my side ran 1 more"),
     ({"spans": WHOLE}, {"spans": WHOLE, "warm": 2}, "--token-offset -2", "my side ran 2 more"),
     ({"spans": WHOLE, "warm": 1}, {"spans": WHOLE}, "--token-offset 1", "golden ran 1 more"),
-    ({"spans": WHOLE}, {"spans": SPLIT}, "--token-offset -1", "takes in 1 steps and my side in 2"),
+    ({"spans": WHOLE}, {"spans": SPLIT}, "--token-offset -1", "takes in 1 step and my side in 2"),
     ({"spans": SPLIT}, {"spans": WHOLE}, "--token-offset 1", "takes in 2 steps and my side in 1"),
 ]
 Compared = Callable[[dict[str, object], dict[str, object]], Outcome]

@@ -80,7 +80,7 @@ PLANTED: dict[Callable[[Numbers], Any], tuple[str, str]] = {
     np.negative: ("sign", "the other sign"),
     shift: ("shift", "shifted by 1 along dim 1"),
     round_to_bfloat16: ("rounding", "rounded to bfloat16"),
-    one_nan: ("not finite", "1 of 1024 elements are NaN or Inf, the first at [0, 3, 4]"),
+    one_nan: ("not finite", "1 of 1024 elements is NaN or Inf, the first at [0, 3, 4]"),
 }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import fsspec
 import pytest
 import torch
 from torch import nn
+
+pytest.importorskip("fsspec")
+
+import fsspec
 
 import dumpcmp
 from dumpcmp.archive.copies import SPOOL

@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
+
+pytest.importorskip("dask")
+pytest.importorskip("distributed")
+
+import dask
+import distributed
 
 import dumpcmp
 from dumpcmp.engines.on_dask import of_client
 from tests.archive.bucket import NAME, Bucket, Trouble, bucket_served
 from tests.engines.runs import MARK, die, dump_two, told
-
-dask = pytest.importorskip("dask")
-distributed = pytest.importorskip("distributed")
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +102,11 @@ def test_workers_compact_as_one_process_does(
 def test_a_killed_worker_and_a_store_that_fails_at_times_change_nothing(
     cluster: Any, bucket: Bucket, runs: tuple[Path, Path], mark: Path
 ) -> None:
-    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
+    system = pytest.importorskip("s3fs").S3FileSystem
+    system.clear_instance_cache()
     urls = [f"s3://{NAME}/{run.name}" for run in runs]
     for run, url in zip(runs, urls, strict=True):
-        fsspec.filesystem("s3").put(f"{run}/", url, recursive=True)
+        system().put(f"{run}/", url, recursive=True)
     metric = "tests.engines.runs:deadly"
     alone = dumpcmp.compare(*runs, metrics=metric)
     assert not mark.exists()

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from dumpcmp.archive.integrity import audit
 from dumpcmp.archive.read.reader import Archive
@@ -21,7 +20,7 @@ from dumpcmp.nouns.errors import ArchiveError, EngineError
 from dumpcmp.nouns.record import Kept
 from dumpcmp.nouns.value import DTYPES
 from tests.archive.values import SMALL_NUMBERS
-from tests.importing.written import TENSORS, bits_of, imported, numbers
+from tests.importing.written import TENSORS, bits_of, imported, numbers, save_safetensors
 
 NUMPY = {name: bits for name, bits in SMALL_NUMBERS.items() if not DTYPES[name].lies_in_integers}
 
@@ -36,7 +35,7 @@ def by_op(archive: Archive) -> dict[str, bytes]:
 
 def test_safetensors_of_every_dtype(tmp_path: Path) -> None:
     tensors = {name: each for name, each in TENSORS.items() if name != "complex128"}
-    save_file(tensors, tmp_path / "d.safetensors", {"who": "someone"})
+    save_safetensors(tensors, tmp_path / "d.safetensors", {"who": "someone"})
     archive = imported(tmp_path / "d.safetensors")
     assert by_op(archive) == expected(tensors)
     assert {key.op: record.dtype for key, record in archive.items()} == {n: n for n in tensors}
@@ -107,7 +106,9 @@ def test_a_step_of_many_bytes_becomes_several_parts_and_jobs_share_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bringing, "MOST_NBYTES", 1000)
-    save_file({f"layers.{i}": torch.full((100,), i) for i in range(12)}, tmp_path / "d.safetensors")
+    save_safetensors(
+        {f"layers.{i}": torch.full((100,), i) for i in range(12)}, tmp_path / "d.safetensors"
+    )
     alone = imported(tmp_path / "d.safetensors")
     with ThreadPoolExecutor(2) as executor:
         import_dump(tmp_path / "d.safetensors", tmp_path / "shared", executor=executor)
@@ -157,13 +158,13 @@ def test_a_run_is_not_replaced_unasked(tmp_path: Path) -> None:
 def test_names_that_several_files_have_begin_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     for name in ("one", "two"):
-        save_file({"out": torch.ones(1)}, tmp_path / "d" / f"{name}.safetensors")
+        save_safetensors({"out": torch.ones(1)}, tmp_path / "d" / f"{name}.safetensors")
     assert [key.op for key in imported(tmp_path / "d")] == ["one/out", "two/out"]
 
 
 def test_an_imported_run_is_compared_as_any_other(tmp_path: Path) -> None:
     tensors = {f"layers.{i}": torch.from_numpy(numbers((4, 8), i)) for i in range(6)}
-    save_file(tensors, tmp_path / "golden.safetensors")
+    save_safetensors(tensors, tmp_path / "golden.safetensors")
     torch.save(tensors, tmp_path / "mine.pt")
     golden, mine = imported(tmp_path / "golden.safetensors"), imported(tmp_path / "mine.pt")
     assert compare(golden.path, mine.path).exit_code == 0
@@ -177,7 +178,7 @@ def test_an_imported_run_is_compared_as_any_other(tmp_path: Path) -> None:
 def test_from_a_store_into_a_store(tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     memory = fsspec.filesystem("memory")
-    save_file({"a": TENSORS["bfloat16"]}, tmp_path / "a.safetensors")
+    save_safetensors({"a": TENSORS["bfloat16"]}, tmp_path / "a.safetensors")
     torch.save({"b": TENSORS["float16"]}, tmp_path / "b.pt")
     np.savez(tmp_path / "c.npz", c=SMALL_NUMBERS["int16"])
     np.save(tmp_path / "d.npy", SMALL_NUMBERS["float64"])

@@ -6,8 +6,10 @@ import json
 import os
 import pickle
 import random
+import signal
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.importing import import_dump
 from dumpcmp.nouns.errors import ArchiveError, DumpcmpError
-from tests.importing.written import numbers
+from tests.importing.written import numbers, save_safetensors
 
 
 class Evil:
@@ -36,6 +37,22 @@ def refused(source: Path, match: str) -> None:
         import_dump(source, out)
     assert str(source) in str(told.value)
     assert not out.exists() or not list(out.iterdir())
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """A block that fails when it takes longer, wherever it hangs."""
+
+    def fail(*_: object) -> None:
+        raise TimeoutError(f"it was not done after {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def safetensors(path: Path, header: object, content: bytes = b"", length: int = -1) -> Path:
@@ -69,10 +86,18 @@ def test_safetensors_that_lie(tmp_path: Path, match: str) -> None:
     refused(safetensors(tmp_path / "a.safetensors", header, content, length), match)
 
 
+def test_a_name_that_stands_twice_among_many_is_found_at_once(tmp_path: Path) -> None:
+    names = [f"layers.{number}.weight" for number in range(200_000)]
+    pairs = ", ".join(f'"{name}": {{}}' for name in [*names, names[-1]])
+    path = safetensors(tmp_path / "a.safetensors", f"{{{pairs}}}".encode())
+    with at_most(seconds=30):  # looking at each name for each took an hour
+        refused(path, "layers.199999.weight' stands in it twice")
+
+
 @pytest.mark.parametrize("count", [3, 20, 100])
 def test_safetensors_that_are_cut_short(tmp_path: Path, count: int) -> None:
     path = tmp_path / "a.safetensors"
-    save_file({"a": torch.ones(64)}, path)
+    save_safetensors({"a": torch.ones(64)}, path)
     path.write_bytes(path.read_bytes()[:count])
     refused(path, "bytes|should have|end at byte")
 
@@ -131,6 +156,62 @@ def test_a_torch_file_that_would_run_code_is_not_run(
     assert not (tmp_path / "evil").exists()
 
 
+def nested(depth: int, innermost: Any) -> list[Any]:
+    """A list that holds one list twice, which holds one twice, and so on."""
+    tree = [innermost]
+    for _ in range(depth):
+        tree = [tree, tree]
+    return tree
+
+
+def holding_itself() -> list[Any]:
+    tree: list[Any] = [torch.ones(1)]
+    tree += [tree, tree]
+    return tree
+
+
+BOMBS: dict[str, Callable[[], Any]] = {
+    "lists": lambda: nested(40, torch.ones(1)),
+    "empty lists": lambda: nested(40, []),
+    "a list of itself": holding_itself,
+    "dicts": lambda: {"a": nested(30, {"b": torch.ones(1)}), "c": 1},
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_torch_file_of_endless_paths_is_refused(tmp_path: Path, name: str) -> None:
+    torch.save(BOMBS[name](), tmp_path / "a.pt")
+    assert (tmp_path / "a.pt").stat().st_size < 4096
+    with at_most(seconds=30):
+        refused(tmp_path / "a.pt", "stand in each other so often")
+
+
+def test_values_that_stand_in_a_torch_file_twice_are_imported_twice(tmp_path: Path) -> None:
+    tied = {"weight": torch.arange(6.0)}
+    torch.save({"embed": tied, "head": tied, "deep": nested(3, tied["weight"])}, tmp_path / "a.pt")
+    import_dump(tmp_path / "a.pt", tmp_path / "out")
+    archive = Archive(tmp_path / "out")
+    assert len(archive) == 2 + 2**3
+    assert {archive.load(record).bits.tobytes() for record in archive.values()} == {
+        tied["weight"].numpy().tobytes()
+    }
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.pt", "a.safetensors", "dump.json"])
+def test_what_is_no_regular_file_is_refused_before_it_is_opened(tmp_path: Path, name: str) -> None:
+    (tmp_path / "d").mkdir()
+    np.save(tmp_path / "d" / "b.npy", numbers((2,)))
+    torch.save(torch.ones(1), tmp_path / "d" / "b.pt")
+    os.mkfifo(tmp_path / "d" / name)
+    with at_most(seconds=30):
+        with pytest.raises(ArchiveError, match=f"{name} is no regular file, but a FIFO") as told:
+            import_dump(tmp_path / "d", tmp_path / "out")
+        assert "--files" in told.value.hint
+        refused(tmp_path / "d" / name, "is no regular file, but a FIFO")
+        done = import_dump(tmp_path / "d", tmp_path / "out", format="npy", files=["b.*"])
+    assert done.num_values == 1 and name in done.left_out, "it is told that it was left out"
+
+
 @pytest.mark.parametrize("count", [0, 10, 700])
 def test_torch_files_that_are_cut_short(tmp_path: Path, count: int) -> None:
     torch.save({"a": torch.ones(1000)}, tmp_path / "a.pt")
@@ -166,7 +247,7 @@ def test_what_fails_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
 def written(path: Path) -> None:
     tensors = {"layers.0": torch.arange(12.0).reshape(3, 4), "b": torch.ones(4).bfloat16()}
     if path.suffix == ".safetensors":
-        save_file(tensors, path)
+        save_safetensors(tensors, path)
     elif path.suffix == ".pt":
         torch.save(tensors, path, _use_new_zipfile_serialization=path.stem != "old")
     elif path.suffix == ".npy":

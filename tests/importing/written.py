@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -22,6 +23,13 @@ TENSORS = {name: to_torch(Value(DTYPES[name], bits)) for name, bits in SMALL_NUM
 
 def numbers(shape: tuple[int, ...], seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def save_safetensors(
+    tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write with the format's own library; a test that needs it is skipped where it is missing."""
+    pytest.importorskip("safetensors.torch").save_file(tensors, path, metadata)
 
 
 def imported(source: Path, **options: Any) -> Archive:

@@ -1,13 +1,14 @@
 """A right op only passes things on: judgements in the light of what values were computed from."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from dumpcmp.judge import Conditions, Evidence, RoundingChecker, judge_all
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.replay import Choice, Flip, Replay, Touched
-from dumpcmp.nouns.row import Measured, Metrics, Pair, PairedBy, Trouble
+from dumpcmp.nouns.row import Measured, Metrics, Pair, PairedBy, Trouble, Why
 from dumpcmp.nouns.value import DTYPES
 
 CONDITIONS = Conditions(DTYPES["bfloat16"], DTYPES["bfloat16"])
@@ -88,6 +89,28 @@ def test_a_right_op_passes_on_what_it_was_given(
     chain: list[tuple[Measured, Replay | None]], said: list[str]
 ) -> None:
     assert judged(*chain) == said
+
+
+UNTOUCHED = replace(FAR, is_untouched=True)
+
+
+@pytest.mark.parametrize("found, touched, replay, verdict, why", [
+    (FAR, 8, None, "PASS", Why.OTHER),
+    (FAR, 8, RIGHT, "PASS", Why.RIGHT),
+    (UNTOUCHED, 1, None, "INCONCLUSIVE", Why.PLAIN),
+    (NEAR, 1, None, "PASS", Why.RIGHT),
+])  # fmt: skip
+def test_another_choice_excuses_the_rows_that_it_touched_and_no_others(
+    found: Measured, touched: int, replay: Replay | None, verdict: str, why: Why
+) -> None:
+    chose, taken = Key("M", 0, "a/topk", 0, "output.1"), Key("M", 0, "b/scatter", 0, "input.3")
+    choice, pair = Pair(chose, chose, PairedBy.KEY), Pair(taken, taken, PairedBy.KEY)
+    evidence = [
+        Evidence(choice, FAR, INDICES, replay=CHOSEN),
+        Evidence(pair, found, CONDITIONS, replay=replay, touched=Touched(8, touched, chose)),
+    ]
+    said = judge_all(evidence, RoundingChecker(), {pair: (choice,)})[pair]
+    assert (said.verdict, said.why) == (verdict, why)
 
 
 def test_other_arguments_are_a_fault_where_the_numbers_differ_too() -> None:

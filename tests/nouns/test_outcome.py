@@ -9,7 +9,7 @@ import pytest
 from dumpcmp.nouns.errors import VerificationError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.outcome import SHOWN, Conclusion, Outcome, Tally, tally
-from dumpcmp.nouns.replay import Origin
+from dumpcmp.nouns.replay import Origin, Touched
 from dumpcmp.nouns.row import Judgement, Metrics, Row, Verdict, Why
 
 
@@ -67,6 +67,7 @@ def told(verdict: Verdict, why: Why = Why.PLAIN, op: str = "a/mul", apart: bool 
 SAME_BITS, NEAR = told(Verdict.PASS, apart=False), told(Verdict.PASS)
 DOUBT = told(Verdict.INCONCLUSIVE)
 RESULT_IN_DOUBT = told(Verdict.INCONCLUSIVE, op="<root>")
+FLIPPED = replace(NEAR, touched=Touched(4, 4, NEAR.key))
 GRADIENT = replace(NEAR, key=Key("Model", 2, "a", 0, "grad.weight"))
 CONCLUSIONS: list[tuple[str, tuple[Row, ...], tuple[Row, ...], Conclusion, str]] = [
     ("bits", (SAME_BITS,), (), Conclusion.SAME, "SAME: everything compared is the same, bit"),
@@ -78,13 +79,16 @@ CONCLUSIONS: list[tuple[str, tuple[Row, ...], tuple[Row, ...], Conclusion, str]]
     ("call", (NEAR,), (told(Verdict.FAIL, Why.CALL),), Conclusion.PROGRAM, "DIFFERENT PROGRAM at"),
     ("op", (NEAR,), (told(Verdict.FAIL, Why.INTRODUCED),), Conclusion.WRONG, "WRONG at a/mul"),
     ("unreadable", (NEAR, told(Verdict.ERROR)), (), Conclusion.UNKNOWN,
-     "UNKNOWN: 1 values could not be judged, the first is Model[2] a/mul#1 output.0: so it is"),
-    ("much in doubt", (NEAR, DOUBT), (), Conclusion.UNKNOWN, "UNKNOWN: 1 values could not"),
+     "UNKNOWN: 1 value could not be judged, the first is Model[2] a/mul#1 output.0: so it is"),
+    ("much in doubt", (NEAR, DOUBT), (), Conclusion.UNKNOWN, "UNKNOWN: 1 value could not"),
     ("doubt that the end dispels", (NEAR, DOUBT, told(Verdict.PASS, op="<root>")), (),
      Conclusion.SAME, "SAME"),
     ("little doubt", (*[NEAR] * 20, DOUBT), (), Conclusion.SAME, "SAME"),
+    ("what nothing shows to be right",
+     (*[NEAR] * 20, FLIPPED, told(Verdict.INCONCLUSIVE, Why.UNSHOWN), told(Verdict.FLIP)), (),
+     Conclusion.UNKNOWN, "UNKNOWN: 1 value could not be judged, the first is Model[2] a/mul#1"),
     ("a result in doubt", (*[NEAR] * 20, RESULT_IN_DOUBT), (), Conclusion.UNKNOWN,
-     "UNKNOWN: 1 values could not"),
+     "UNKNOWN: 1 value could not"),
     ("a result that gradients vouch for", (*[NEAR] * 20, RESULT_IN_DOUBT, GRADIENT), (),
      Conclusion.SAME, "SAME"),
 ]  # fmt: skip

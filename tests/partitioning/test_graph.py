@@ -26,6 +26,8 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("name", ["demo", "bert", "gpt2", "llama"])
 def test_models_are_annotated_and_none_of_their_partitions_fails(name: Any, tmp_path: Path) -> None:
+    if name != "demo":
+        pytest.importorskip("transformers")
     found = verify_graph(exported(name), tmp_path)
     assert [str(row) for row in found.rows if row.verdict.fails] == []
     assert found.num_annotated >= 0.9 * found.num_compute

@@ -29,6 +29,8 @@ def replayed(shape: tuple[int, ...], dtype: torch.dtype, *, odd: float = 0.0) ->
     size, error = 10.0 ** torch.randint(-3, 4, ()).item(), 10.0 ** -torch.randint(3, 12, ()).item()
     known = torch.randn(shape, dtype=torch.float64) * size
     known = known.transpose(0, -1) if shape and torch.rand(()) > 0.7 else known
+    if known.ndim == 4 and torch.rand(()) > 0.5:  # which torch.stack keeps
+        known = known.contiguous(memory_format=torch.channels_last)
     known = known * (torch.rand(known.shape) > 0.1)
     got = (known * (1 + error * torch.randn(known.shape, dtype=torch.float64))).to(dtype)
     got = torch.where(torch.rand(got.shape) > 0.9, odd, got) if odd else got

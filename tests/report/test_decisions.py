@@ -34,7 +34,7 @@ def test_a_flip_says_who_took_what_and_why() -> None:
 
 def test_what_is_wrong_or_open_after_a_flip_is_said() -> None:
     wrong = touched(3, Judgement(Verdict.FAIL, why=Why.INTRODUCED))
-    assert said(chosen(), wrong, touched(2))[-1].endswith("1 of the values are wrong")
+    assert said(chosen(), wrong, touched(2))[-1].endswith("1 of the values is wrong")
     unknown = touched(3, Judgement(Verdict.INCONCLUSIVE))
     assert "could not be judged" in said(chosen(), unknown, touched(2))[-1]
 

@@ -12,6 +12,7 @@ class MemorySink:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.effects: list[Call] = []
         self.records: dict[Key, Record] = {}
         self.values: dict[Key, np.ndarray] = {}
         self.texts: dict[tuple[str, str], str] = {}
@@ -21,7 +22,7 @@ class MemorySink:
         name = (call.model, call.step, call.op, call.call)
         assert name not in self._open, f"call {name} came twice"
         self._open.add(name)
-        self.calls.append(call)
+        (self.effects if call.op.is_effect else self.calls).append(call)
 
     def put(self, record: Record, source: Source | None) -> None:
         key = record.key

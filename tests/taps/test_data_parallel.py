@@ -108,7 +108,7 @@ def test_replicas_compare_with_one_device(backward: bool, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("cpus")
 def test_replicas_inside_of_a_model_are_told_of(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 8), OnCpu(Net()))
-    told = "1 calls of a DataParallel inside of a model"
+    told = "1 call of a DataParallel inside of a model"
     with pytest.warns(CaptureWarning, match=told), dumpcmp.capture(model, tmp_path / "d"):
         model(torch.randn(7, 8))
 

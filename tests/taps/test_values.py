@@ -381,3 +381,22 @@ def test_what_the_dispatcher_shows_hangs_together_where_memory_is_written_to(
     assert torch.equal(
         archive.tensor("<root>/aten.relu", step=0, slot="input.0"), doubled.view(3, 8)
     )
+
+
+@pytest.mark.parametrize("level", ["functions", "modules"])
+def test_parameters_that_were_computed_have_their_gradients(level: str, tmp_path: Path) -> None:
+    """As in `functional_call` with a step of an optimizer inside: autograd accumulates nothing."""
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(2, 3)
+    told: list[dict[str, Tensor]] = []
+    with dumpcmp.capture(model, tmp_path / "d", backward=True, level=level):
+        for _ in range(3):
+            made = {name: weight * 0.5 for name, weight in model.named_parameters()}
+            for tensor in made.values():
+                tensor.retain_grad()
+            torch.func.functional_call(model, made, (x,)).sum().backward()
+            told.append({name: grad for name, t in made.items() if (grad := t.grad) is not None})
+    archive = dumpcmp.Archive(tmp_path / "d")
+    for step, grads in enumerate(told):
+        for name, grad in grads.items():
+            key = Key("Sequential", step, "0", 0, name.replace("0.", "grad."))
+            assert np.array_equal(archive.load(archive[key]).bits, grad.numpy()), key

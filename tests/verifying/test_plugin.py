@@ -30,7 +30,7 @@ def test_the_fixture_fails_readably(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         [
             "*test_different*",
-            "<lambda> against Identity: 1 of 1 values differ",
+            "<lambda> against Identity: 1 of 1 value differs",
             "  output.0: FAIL; 3 of 3 elements differ; rel_l2 1, max_abs_diff 1 at*",
             "*dumpcmp.explain(inputs, golden, target)*",
         ]

@@ -218,10 +218,9 @@ def _layouts(
 
 
 def _options(outline: Outline, axis: str, size: int, splits: _Splits) -> Iterator[_Option]:
-    local = outline.shards[0].shape
     yield _Option(Placement(axis, Mode.REPLICATED), 0)
-    for n in range(len(outline.shape)):
-        if local[n] < outline.shape[n]:
+    for n, whole in enumerate(outline.shape):
+        if any(shard.shape[n] < whole for shard in outline.shards):  # the first may hold all of it
             yield from splits(axis, size, n)
     if axis in (MICROBATCH, STATE):
         yield _Option(Placement(axis, Mode.RUNNING), 3)

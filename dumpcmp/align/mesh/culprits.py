@@ -19,7 +19,7 @@ from dumpcmp.align.mesh.solve import (
 from dumpcmp.align.mesh.unshard import Plan, distance, reduce_terms, slices
 from dumpcmp.judge.tolerances import ACCIDENT, BESIDE, REGION
 from dumpcmp.nouns.layouts import CHUNK, ReduceOp
-from dumpcmp.nouns.spoken import ranks_named
+from dumpcmp.nouns.spoken import counted, ranks_named
 from dumpcmp.nouns.value import Kind, Value, widen
 
 _SINGLY = 4  # ranks that are told of one by one
@@ -99,7 +99,7 @@ def about_ranks(question: Question, plan: Plan) -> Iterator[str]:
     for position, owner in list(owners.items())[:_SINGLY]:
         yield f"{places[position]} holds the shard of {places[owner]}"
     if len(owners) > _SINGLY:
-        yield f"and {len(owners) - _SINGLY} more hold others' shards"
+        yield f"and {counted(len(owners) - _SINGLY, 'more holds', 'more hold')} others' shards"
     worst = [one for one in wrong if one.position not in owners]
     if worst and (len(wrong) < len(found) or len(plan.tiles) > 1):
         replica = "REPLICA: " if len(plan.tiles) == 1 else ""

@@ -20,7 +20,7 @@ from dumpcmp.nouns.given import argument_tree, damaged_arguments
 from dumpcmp.nouns.key import Key, Site
 from dumpcmp.nouns.layouts import ReduceOp
 from dumpcmp.nouns.record import Call, Record
-from dumpcmp.nouns.spoken import ranks_named
+from dumpcmp.nouns.spoken import counted, ranks_named
 from dumpcmp.nouns.value import Value
 
 _COLLECTIVES = frozenset(Collective)
@@ -230,7 +230,7 @@ class _Words(dict[str, Any]):
 
 
 def _named(axis: str, groups: Sequence[tuple[int, ...]]) -> str:
-    more = f" and {len(groups) - 1} groups more" if len(groups) > 1 else ""
+    more = f" and {counted(len(groups) - 1, 'group')} more" if len(groups) > 1 else ""
     return f"{axis} ({ranks_named(groups[0])}{more})" if axis else f"{ranks_named(groups[0])}{more}"
 
 

@@ -11,6 +11,7 @@ from dumpcmp.align.mesh.unshard import Load
 from dumpcmp.nouns.errors import AlignError
 from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.layouts import Layout, parse_layout
+from dumpcmp.nouns.op_names import BACKWARD, plain_name
 from dumpcmp.nouns.record import Record
 from dumpcmp.nouns.spoken import ranks_named
 from dumpcmp.nouns.value import Value
@@ -59,13 +60,13 @@ class Held:
     @property
     def is_backward(self) -> bool:
         """Whether autograd computed the value, so that it is of a mean over a rank's samples."""
-        return self.records[0].key.op.function.startswith("backward.")
+        return self.records[0].key.op.function.startswith(BACKWARD)
 
     @property
     def is_transposed(self) -> bool:
         """Whether autograd exchanged the two dims of the value, so that samples are the second."""
         key = self.records[0].key
-        return key.op.function == "backward.aten.t" and key.slot.is_output
+        return self.is_backward and plain_name(key.op.function) == "t" and key.slot.is_output
 
     @property
     def lost(self) -> str:

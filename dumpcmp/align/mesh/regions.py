@@ -123,8 +123,9 @@ def _cut(stretches: Sequence[Stretch], limit: int) -> tuple[Stretch, ...]:
 
 
 def _stretches(held: Integers) -> Iterator[Stretch]:
+    """The runs of consecutive indices in `held`; none where a shard is empty."""
     starts = np.flatnonzero(np.diff(held, prepend=-2) != 1)
-    for start, end in zip(starts, [*starts[1:], len(held)], strict=True):
+    for start, end in itertools.pairwise([*starts, len(held)]):
         yield Stretch(int(held[start]), int(start), int(end - start))
 
 

@@ -219,6 +219,8 @@ def _merged_sizes(golden: Value, first: Value, n: int, size: int) -> Shape | Non
     ours, theirs = golden.shape, first.shape
     if (ours[:n], ours[n + 1 :]) != (theirs[:n], theirs[n + 1 :]):
         return None
+    if not golden.numel or not first.numel:  # an empty shard shows no part
+        return None
     nearest = _nearest(_signatures(golden, n), _signatures(first, n))
     starts = np.flatnonzero(np.diff(nearest, prepend=-2) != 1)
     lengths = np.diff([*starts, len(nearest)])

@@ -59,7 +59,7 @@ class _Rows:
 
 def _found(ours: _Rows, theirs: _Rows) -> NDArray[np.intp] | None:
     """Where golden's rows, in their order, are among more; None if others are neither nor zero."""
-    if len(theirs.sums) < len(ours.sums) or not np.isfinite(ours.sums).all():
+    if not 0 < len(ours.sums) <= len(theirs.sums) or not np.isfinite(ours.sums).all():
         return None
     known, taken = theirs.sums[theirs.order], []
     starts = np.searchsorted(known, (ours.sums - ours.slack)[ours.order])

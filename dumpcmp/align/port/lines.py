@@ -15,6 +15,7 @@ from dumpcmp.align.port.loose import Belonging
 from dumpcmp.align.port.proposing import Likeness, Port
 from dumpcmp.align.renaming import value_name
 from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.spoken import counted, plural
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _PLAIN = re.compile(r"[\w.*<>-]+")
@@ -111,7 +112,8 @@ def _said_of_values(some: Sequence[Belonging]) -> str:
     known = [one.rel_l2 for one in some if one.rel_l2 is not None]
     near = _near(what, known) if known else what
     if len(known) < len(some):
-        near += f"; {len(some) - len(known)} are other values, or were not kept"
+        others = counted(len(some) - len(known), "is another value", "are other values")
+        near += f"; {others}, or {plural(len(some) - len(known), 'was', 'were')} not kept"
     turns = f", taking turns in {first.groups} groups" if first.groups > 1 else ""
     return f"{num}{near}" + (f"; {pieces} pieces in one{turns}" if pieces > 1 else "")
 
@@ -159,7 +161,8 @@ def _moved(pairs: Iterable[Likeness], port: Port) -> Iterator[Line]:
         for slot, other in port.moved(one):
             found[f"{golden}#*/{slot}", f"{target}#*/{other}"] += 1
     for (golden, target), num in found.items():
-        yield Line(golden, target, f"{num} values are the same, and stand in another place")
+        values = counted(num, "value is the same, and stands", "values are the same, and stand")
+        yield Line(golden, target, f"{values} in another place")
 
 
 def _merged(joints: Iterable[Joint]) -> Iterator[Line]:
@@ -199,9 +202,12 @@ def _said(likes: Sequence[Likeness], port: Port) -> str:
     if outputs:
         words.append(f"{_shape(likes[0].golden.outputs, port.golden)} {_near('outputs', outputs)}")
     if len(outputs) < len(likes):
-        words.append(f"{len(likes) - len(outputs)} give out other values, or none that is kept")
+        others = counted(len(likes) - len(outputs), "gives", "give")
+        words.append(f"{others} out other values, or none that is kept")
     if any(one.inside for one in likes):
-        words.append(f"{sum(one.inside for one in likes)} modules with weights inside are the same")
+        inside = sum(one.inside for one in likes)
+        same = counted(inside, "module with weights inside is", "modules with weights inside are")
+        words.append(f"{same} the same")
     return "; ".join(words)
 
 

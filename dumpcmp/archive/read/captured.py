@@ -10,7 +10,7 @@ from typing import Any
 
 from dumpcmp.archive import paths
 from dumpcmp.archive.read.abreast import abreast
-from dumpcmp.archive.read.captures import model_name, models_of, why_incomplete
+from dumpcmp.archive.read.captures import model_name, models_of, why_incomplete, why_short
 from dumpcmp.archive.read.filtering import Filter
 from dumpcmp.archive.read.loading import Loader
 from dumpcmp.archive.read.rankstep import SHARED_KEYS, RankStep
@@ -38,6 +38,7 @@ class Captured(Loader, Mapping[Key, Record]):
         self._directories = self._find_ranks()
         self._steps: dict[tuple[int, str, int], RankStep] = {}
         self._flaws: dict[str, None] = {}  # of parts that were forgotten
+        self._num_found: dict[tuple[int, str, int], int] = {}  # values of steps that were read
         self._shared: dict[Path, SharedParts] = {}  # by the directory of their model
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,6 +87,7 @@ class Captured(Loader, Mapping[Key, Record]):
         return (
             *([f"{ranks_named(missing)} is missing"] if (missing := self.missing_ranks) else []),
             *(f"{ranks_named(ranks)}: {why}" for why, ranks in alike.items()),
+            *(f"rank {rank}: {why}" for rank, why in self._short_of_records().items()),
             *(self._flaws | dict.fromkeys(problem for part in parts for problem in part.problems)),
         )
 
@@ -94,6 +96,20 @@ class Captured(Loader, Mapping[Key, Record]):
         """Why captures are incomplete, of the ranks whose is."""
         whys = ((r, why_incomplete(facts, self._directories[r])) for r, facts in self.run.items())
         return {rank: why for rank, why in whys if why}
+
+    def _short_of_records(self) -> dict[int, str]:
+        """Of ranks whose steps were all read: that fewer values are there than were written."""
+        found: dict[int, list[int | None]] = {rank: [] for rank in self._directories}
+        for model, steps in self._tree.items():
+            for step, held in steps.items():
+                for rank in held:
+                    found[rank].append(self._num_found.get((rank, model, step)))
+        whys = {
+            rank: why_short(self.run[rank], sum(filter(None, counts)))
+            for rank, counts in found.items()
+            if None not in counts and rank not in self.cut_short
+        }
+        return {rank: why for rank, why in whys.items() if why}
 
     @cached_property
     def _tree(self) -> dict[str, dict[int, dict[int, Path]]]:
@@ -148,11 +164,16 @@ class Captured(Loader, Mapping[Key, Record]):
                 self._read_steps(model, step, list(islice(missing, _AT_ONCE)))
             yield self._steps[rank, model, step]
 
+    def rank_steps(self, model: str, step: int) -> Iterator[RankStep]:
+        """The step as each rank has it, lowest rank first; a selection takes nothing from it."""
+        return self._rank_steps(model, step)
+
     def _read_steps(self, model: str, step: int, held: Sequence[tuple[int, Path]]) -> None:
         """Read the indexes of some ranks."""
         _ = self._stranded  # which threads should not look for together
         for found in abreast(lambda place: self._read_step(model, step, *place), held):
             self._steps[found.rank, model, step] = found
+            self._num_found[found.rank, model, step] = found.num_values
 
     def _read_step(self, model: str, step: int, rank: int, directory: Path) -> RankStep:
         held = paths.parts_in(directory)
@@ -236,6 +257,22 @@ class Captured(Loader, Mapping[Key, Record]):
             for call in held.calls():
                 found.setdefault(call.site, call)
         return found
+
+    def effects_at(self, model: str, step: int) -> dict[int, list[Call]]:
+        """The effects of one step, by rank: what the run left behind besides values of ops.
+
+        They are Calls of reserved ops, and what they hold by value is in their arguments.
+        """
+        found = {held.rank: held.calls(effects=True) for held in self._rank_steps(model, step)}
+        return {rank: calls for rank, calls in found.items() if calls}
+
+    def effect_values_at(self, model: str, step: int) -> dict[Key, tuple[Record, ...]]:
+        """The Records of tensors that effects of one step have of their own."""
+        found: dict[Key, list[Record]] = {}
+        for held in self._rank_steps(model, step):
+            for record in held.records(effects=True) if held.calls(effects=True) else ():
+                found.setdefault(record.key, []).append(record)
+        return {key: tuple(records) for key, records in found.items()}
 
     def num_values(self, model: str, step: int) -> int:
         """How many values of one step the rank has that has most of them."""

@@ -30,6 +30,19 @@ def why_incomplete(facts: dict[str, Any], directory: Path) -> str:
     return str(facts.get("problem") or "the capture was cut short; dumpcmp audit --repair mends it")
 
 
+def why_short(facts: dict[str, Any], num_found: int) -> str:
+    """That a capture which ended in order wrote more values than are found; empty where not.
+
+    Whoever removes a token or a part takes its values away, and run.json still counts them.
+    """
+    counted = facts.get("num_records", 0)
+    if facts.get("complete") is not True or num_found >= counted:
+        return ""
+    return (
+        f"{RUN_FILE} counts {counted} values, and {num_found} are found: tokens or parts are gone"
+    )
+
+
 def models_of(directory: Path) -> dict[str, dict[int, Path]]:
     """Model -> step -> directory of parts, of one rank."""
     return {model_name(place): paths.steps_in(place) for place in paths.models_in(directory)}

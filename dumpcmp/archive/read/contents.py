@@ -111,6 +111,11 @@ class Contents:
         raise damaged(self.path, "a call", listed)
 
     @cached_property
+    def effects(self) -> frozenset[int]:
+        """The numbers of those calls that are effects, which no op of the program made."""
+        return frozenset(n for n, (op, _) in enumerate(self.ops) if op.is_effect)
+
+    @cached_property
     def slots(self) -> list[Slot]:
         """The slot of each form."""
         return [Slot(form.slot) for form in self.forms]

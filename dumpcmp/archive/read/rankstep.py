@@ -74,10 +74,15 @@ class RankStep:
                 return contents, row
         return None
 
-    def placed(self) -> Iterator[tuple[NameInStep, Contents, int]]:
-        """The values of the step, each once, in order of execution, and where they are."""
+    def placed(self, effects: bool = False) -> Iterator[tuple[NameInStep, Contents, int]]:
+        """The values of the step, each once, in order of execution, and where they are.
+
+        Those of its ops, or of its `effects`.
+        """
         seen: set[NameInStep] = set()
         for contents, row, call, form in self._in_order():
+            if (call in contents.effects) is not effects:
+                continue
             name = *contents.ops[call], contents.slots[form]
             if name not in seen:
                 seen.add(name)
@@ -105,12 +110,16 @@ class RankStep:
         columns = (contents.rows["call"] for contents in self.parts.values())
         return sum(int((column != ABSENT).sum()) for column in columns)
 
-    def calls(self) -> list[Call]:
-        """The calls of the step, in order of execution; the first of a name stays."""
+    def calls(self, effects: bool = False) -> list[Call]:
+        """The calls of the step, in order of execution; the first of a name stays.
+
+        Those of its ops, or its `effects`.
+        """
         found: dict[tuple[str, int], Call] = {}
         for contents in self.parts.values():
-            for call in contents.calls().values():
-                found.setdefault((call.op, call.call), call)
+            for number, call in contents.calls().items():
+                if (number in contents.effects) is effects:
+                    found.setdefault((call.op, call.call), call)
         return sorted(found.values(), key=attrgetter("order"))
 
     def names(self, op: str = "") -> Iterator[NameInStep]:
@@ -124,11 +133,15 @@ class RankStep:
             raise KeyError(key)
         return _RecordMaker(self, Contents.row).record(key, *place)
 
-    def records(self) -> Iterator[Record]:
-        """The Records of all values, in order of execution."""
+    def records(self, effects: bool = False) -> Iterator[Record]:
+        """The Records of all values of ops, or of effects, in order of execution."""
         listed = {id(part): part.rows.tolist() for part in self.parts.values()}
-        placed = list(self.placed())
-        keys = SHARED_KEYS.keys(self.model, self.step, [name for name, _, _ in placed])
+        placed = list(self.placed(effects))
+        names = [name for name, _, _ in placed]
+        if effects:
+            keys = {name: Key(self.model, self.step, *name) for name in names}
+        else:
+            keys = SHARED_KEYS.keys(self.model, self.step, names)
         reading = _RecordMaker(self, lambda part, row: listed[id(part)][row], keys)
         for name, part, row in placed:
             yield reading.record(keys[name], part, row)

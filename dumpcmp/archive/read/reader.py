@@ -17,7 +17,7 @@ from dumpcmp.nouns.errors import ArchiveError, MissingValueError
 from dumpcmp.nouns.key import Key, Op, Slot
 from dumpcmp.nouns.record import Call, Kept, Record
 from dumpcmp.nouns.selection import Tap, closest, parse_layers, parse_steps
-from dumpcmp.nouns.spoken import spans
+from dumpcmp.nouns.spoken import plural, spans
 from dumpcmp.nouns.value import Value, to_torch, widen
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Archive(Captured):
         return {
             "tokens": ", ".join(models) or "no model",
             "ranks": f"{len(self.ranks)} of {self.world_size} ranks" if self.world_size > 1 else "",
-            "values": f"{count:,} values" if count else "",
+            "values": f"{count:,} {plural(count, 'value')}" if count else "",
             "selected": ", ".join(map(str, self._filters)),
             "state": "complete" if self.complete else "incomplete: " + "; ".join(self.problems),
         }

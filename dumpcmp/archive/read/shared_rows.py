@@ -15,6 +15,7 @@ from dumpcmp.archive.read.contents import Contents
 from dumpcmp.archive.read.scan import read_part
 from dumpcmp.archive.schema import ABSENT, NO_ROW, SHARED
 from dumpcmp.nouns.errors import ArchiveError
+from dumpcmp.nouns.spoken import counted
 
 _OF_THE_BYTES = ("offset", "nbytes", "digest")  # the columns that a shared row gives
 
@@ -70,7 +71,9 @@ class _Telling:
         wanted = self.rows["same"][places].astype(np.intp)
         holder = shared.get(number, int(wanted.max()) + 1)
         if isinstance(holder, str):
-            self.problems.append(f"{self.contents.path}: of {len(places)} values, {holder}")
+            self.problems.append(
+                f"{self.contents.path}: of {counted(len(places), 'value')}, {holder}"
+            )
             self.missing |= dict.fromkeys(places.tolist(), holder)
             return
         held = holder.rows

@@ -8,7 +8,7 @@ function showAnswer(model) {
   word.textContent = told.word;
   word.className = told.exit_code === 0 ? "good" : told.exit_code === 1 ? "bad" : "doubt";
   document.title = `${told.conclusion} - dumpcmp`;
-  byId("made").textContent = `${told.dumpcmp}, ${told.num_rows.toLocaleString("en")} values`;
+  byId("made").textContent = `${told.dumpcmp}, ${counted(told.num_rows, "value")}`;
   refill(byId("coverage"), ...coverage(told));
   refill(byId("remarks"), ...remarks(model).map(remark => make("li", {}, remark)));
   if (told.first === null) {
@@ -20,7 +20,7 @@ function showAnswer(model) {
 
 function remarks(model) {
   const left = model.told.num_rows - model.length;
-  const said = left ? [`${left.toLocaleString("en")} rows that are nearest to golden are summed up by layer and token: the table has the other ${model.length.toLocaleString("en")}. The CSV has all.`] : [];
+  const said = left ? [`${counted(left, "row that is nearest to golden is", "rows that are nearest to golden are")} summed up by layer and token: the table has the other ${model.length.toLocaleString("en")}. The CSV has all.`] : [];
   return [...said, ...model.told.remarks];
 }
 
@@ -65,8 +65,8 @@ function firstDivergence(model, row) {
   number("tolerance", "of at most");
   number("max_abs_diff", "largest difference");
   parts.push(make("p", {}, said.join(", ")));
-  if (heirs) parts.push(make("p", {}, `${heirs} failing rows after it only inherit from it.`));
-  if (roots > 1) parts.push(make("p", {}, `${roots - 1} further roots do not follow from it: `, ...furtherRoots(model, row)));
+  if (heirs) parts.push(make("p", {}, `${counted(heirs, "failing row after it only inherits", "failing rows after it only inherit")} from it.`));
+  if (roots > 1) parts.push(make("p", {}, `${counted(roots - 1, "further root does", "further roots do")} not follow from it: `, ...furtherRoots(model, row)));
   return parts;
 }
 

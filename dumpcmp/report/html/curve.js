@@ -258,7 +258,7 @@ class Curve {
   describe() {
     const failing = this.points.filter(p => FAILING.has(this.model.verdict(p.row))).length;
     const roots = this.points.filter(p => this.model.isRoot(p.row)).length;
-    byId("curve-words").textContent = `${this.points.length} rows, ${failing} of them fail, ${roots} are roots.`;
+    byId("curve-words").textContent = `${counted(this.points.length, "row")}, ${failing} of them ${failing === 1 ? "fails" : "fail"}, ${counted(roots, "is a root", "are roots")}.`;
     const legend = [swatch("rgba(66,146,198,0.3)", "within the tolerance"), swatch("#a40e26", "root (diamond)")];
     if (this.tokens === "over") legend.push(...this.model.tokens.slice(0, 12).map((token, i) => swatch(SERIES[i % SERIES.length], `token ${token}`)));
     else legend.push(swatch("#0072b2", "does not fail"), swatch("#d55e00", "fails"));

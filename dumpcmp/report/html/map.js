@@ -109,7 +109,7 @@ class HeatMap {
     const failing = [...this.cells.values()].filter(cell => cell.fails).length;
     const word = this.across === "token" ? "tokens" : "ranks";
     byId("map-title").textContent = `Layers and ${word}`;
-    byId("map-words").textContent = `${this.lines.length} layers, ${this.heads.length} ${word}; something fails in ${failing} of ${this.cells.size} cells. Colour: the largest error in units of the tolerance.`;
+    byId("map-words").textContent = `${counted(this.lines.length, "layer")}, ${counted(this.heads.length, this.across)}; something fails in ${failing} of ${counted(this.cells.size, "cell")}. Colour: the largest error in units of the tolerance.`;
     refill(byId("map-legend"), ...[[0, "equal"], [0.01, "1/100"], [1, "the tolerance"], [10, "10 times"], [1e3, "1000 times"], [Infinity, "more, or no number"]]
       .map(([ratio, text]) => swatch(heat(ratio), text)), make("span", {}, "✕ something fails"));
   }
@@ -128,7 +128,7 @@ class HeatMap {
   told(cell) {
     const word = this.across === "token" ? "token" : "rank";
     const worst = cell.worst === null ? "nothing was measured" : cell.worst === Infinity ? "no number" : `at most ${shown(cell.worst)} times the tolerance`;
-    return `${this.model.layers[cell.layer]}, ${word} ${cell.head}: ${cell.number} values, ${cell.fails} fail; ${worst}`;
+    return `${this.model.layers[cell.layer]}, ${word} ${cell.head}: ${counted(cell.number, "value")}, ${counted(cell.fails, "fails", "fail")}; ${worst}`;
   }
 
   // Goes to the rows of a cell: the table shows them, and the worst is selected.

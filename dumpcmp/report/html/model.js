@@ -157,6 +157,11 @@ function shown(value) {
   return Number.isFinite(value) ? String(Number(value.toPrecision(4))) : String(value);
 }
 
+// A count with the form of the word that fits it.
+function counted(count, one, several = `${one}s`) {
+  return `${count.toLocaleString("en")} ${count === 1 ? one : several}`;
+}
+
 // What is selected, and who wants to know.
 const selection = {
   row: null,

@@ -97,7 +97,7 @@ class Table {
       && this.words.every(word => texts.some(name => String(this.model.cell(row, name) ?? "").toLowerCase().includes(word)));
     this.rows = this.model.range().filter(row => fits(row));
     this.order();
-    byId("count").textContent = `${this.rows.length.toLocaleString("en")} of ${this.model.length.toLocaleString("en")} rows`;
+    byId("count").textContent = `${this.rows.length.toLocaleString("en")} of ${counted(this.model.length, "row")}`;
     this.box.scrollTop = 0;
     this.paint();
   }

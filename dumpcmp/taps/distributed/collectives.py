@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dumpcmp.nouns.arithmetic import Collective
 from dumpcmp.nouns.record import Call, Phase
+from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.pytorch.imports import once_imported
 from dumpcmp.pytorch.names import patched
 from dumpcmp.taps.distributed.ranks import after_pass, hearing
@@ -176,7 +177,7 @@ class CollectiveMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._pending:
             return []
         first, count = self._pending[0], len(self._pending)
-        what, it = ("1 collective", "it") if count == 1 else (f"{count} collectives", "they")
+        what, it = counted(count, "collective"), plural(count, "it", "they")
         return [
             f"{what} had not finished when the capture ended, and what {it} gave was not recorded: "
             f"{first.call.op}, step {first.step.number}"

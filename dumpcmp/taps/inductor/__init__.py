@@ -19,7 +19,6 @@ The way of a value, in the order of the files:
    the keys that their Marks stand for in this step. Then the twin runs; what it shows of kernels
    that it agrees with is recorded too.
 8. ``compiled``: the captures that all this serves, of programs and as a torch.compile backend.
-   ``certificate``: whether kernels and results are those of an untapped run.
 
 The words:
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from dumpcmp.nouns.errors import CaptureError
-from dumpcmp.nouns.record import Call, Record, Source
-from dumpcmp.nouns.selection import Tap
 from dumpcmp.pytorch.names import private
-from dumpcmp.pytorch.randomness import Randomness
-from dumpcmp.taps.inductor.certificate import CodeRuns
 from dumpcmp.taps.inductor.generated import Tapping
+from dumpcmp.taps.inductor.hidden_mode import mode_hidden_from_dynamo
 from dumpcmp.taps.inductor.provenance import Provenance
 from dumpcmp.taps.modes.around import Plan
 from dumpcmp.taps.modes.callables import is_compile_wrapper, is_inlined
@@ -37,16 +34,9 @@ class CompiledCapture(ModuleCapture):
 
     traces = True
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        roots: Collection[nn.Module] = (),
-        *,
-        tapped: bool = True,
-        **way: Any,
-    ) -> None:
-        super().__init__(recorder, roots, mode=TracedFunctionMode if tapped else None)
-        self._provenance = Provenance(self._where, self.quietly, tapped=tapped, **way)
+    def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = (), **way: Any) -> None:
+        super().__init__(recorder, roots, mode=TracedFunctionMode)
+        self._provenance = Provenance(self._where, self.quietly, **way)
         self.tapping = Tapping(lambda: self.step, self._provenance.known)
         self._compiled: dict[int, Callable[..., Any]] = {}
 
@@ -61,6 +51,7 @@ class CompiledCapture(ModuleCapture):
                 self._provenance.watching(),
                 self.tapping.running(),
                 tracing_undisturbed(),
+                mode_hidden_from_dynamo(),
             ):
                 self._callback = private("torch._C._dynamo.eval_frame:get_eval_frame_callback")
                 skip = private("torch._dynamo.eval_frame:skip_code")
@@ -164,28 +155,3 @@ def unwrapped(error: BaseException) -> BaseException:
     """Our own error out of the one that dynamo wraps around what its backend raises."""
     inner = getattr(error, "inner_exception", None)
     return inner if isinstance(inner, CaptureError) else error
-
-
-def untapped_evidence(program: Callable[[], object]) -> tuple[CodeRuns, CodeRuns]:
-    """Run `program` twice, compiled as it would be, with no tap, from the same random state."""
-    start = Randomness.now()
-    runs: tuple[CodeRuns, CodeRuns] = [], []
-    capture = CompiledCapture(Recorder(_Nowhere(), Tap()), tapped=False)
-    with capture.running():
-        for evidence in runs:
-            capture.tapping.evidence = evidence
-            # What goes wrong here goes wrong in the recorded run, too, and is told of there.
-            with suppress(Exception, SystemExit):
-                program()
-            start.restore()
-    return runs
-
-
-class _Nowhere:
-    """A Sink for a run of which nothing is kept."""
-
-    def call(self, call: Call) -> None: ...
-
-    def put(self, record: Record, source: Source | None) -> None: ...
-
-    def text(self, model: str, name: str, text: str) -> None: ...

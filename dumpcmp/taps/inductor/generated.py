@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from dumpcmp.nouns.record import TWIN, Call
 from dumpcmp.pytorch.randomness import Randomness
-from dumpcmp.taps.inductor.certificate import CodeRun, CodeRuns, digest_of_all, digests_of
 from dumpcmp.taps.inductor.graphed import Witnesses, run_beside
 from dumpcmp.taps.inductor.tables import ENDING, Reading, kernel_of_each_op, read_table
 from dumpcmp.taps.inductor.twin import Check, TwinGraph, Twins
@@ -25,13 +24,25 @@ from dumpcmp.taps.recording.step import Step
 Generated = Callable[[list[Any]], Any]  # the entry of generated code
 
 
+class RunEvidence(Protocol):
+    """What is told of each run of generated code, which is known by its path."""
+
+    def begin(self, path: str, inputs: Sequence[Any]) -> None: ...
+
+    def run(
+        self, path: str, inputs: Sequence[Any], outputs: object, left_out: Sequence[int]
+    ) -> None: ...
+
+    def replays(self) -> None: ...
+
+
 class Tapping:
     """Where what generated code reads goes, and what came of it."""
 
     def __init__(self, step: Callable[[], Step | None], known: Mapping[str, Traced]) -> None:
         self.step = step  # that this thread is in the middle of
         self.known = known  # graphs of dynamo by digest, by which generated code refers to them
-        self.evidence: CodeRuns | None = None  # gathered for a certificate
+        self.evidence: RunEvidence | None = None  # gathered for a certificate
         self.twins = Twins()
         self.witnesses = Witnesses()
         self.num_computed = 0  # nodes of the post-grad graphs that compute a tensor
@@ -127,9 +138,9 @@ def _observed(
     given: Sequence[Any] | None = None,
 ) -> Any:
     """Run `call` and record what it computes; what a CUDA graph has `given` for it goes on."""
-    inputs, evidence = list(args), tapping.evidence
-    is_first = evidence is not None and not evidence
-    started = digest_of_all(inputs) if is_first else ""  # weights are among them: gigabytes
+    inputs, evidence, path = list(args), tapping.evidence, str(graph.path)
+    if evidence is not None and given is None:
+        evidence.begin(path, inputs)
     outer, _thread.run = _thread.run, _begin(tapping, graph, inputs)
     try:
         if given is None:
@@ -146,9 +157,10 @@ def _observed(
                 tapping.pending[graph.table.graph].append(_thread.run)
     finally:
         _thread.run = outer
-    if evidence is not None:
-        kept = [value for i, value in enumerate(outputs) if i not in graph.table.unwritten]
-        evidence.append(CodeRun(graph.table.digest, started, digests_of(kept)))
+    if evidence is not None and given is None:
+        evidence.run(path, inputs, outputs, graph.table.unwritten)
+    elif evidence is not None:
+        evidence.replays()
     return outputs
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dumpcmp.nouns.spoken import counted, plural
 from dumpcmp.pytorch.randomness import Randomness
 
 
@@ -34,15 +35,18 @@ class Witnesses:
         """What the user must hear: which graphs gave something else than their own code."""
         told = []
         if self.other:
+            runs = counted(self.same + self.other, "run")
             told.append(
-                f"{self.other} of {self.same + self.other} runs of Inductor's CUDA graphs gave "
-                "other bits than their kernels give one by one: what is recorded inside of these "
-                "graphs is not what they computed"
+                f"{self.other} of {runs} of Inductor's CUDA graphs gave other bits than their "
+                "kernels give one by one: what is recorded inside of these graphs is not what they "
+                "computed"
             )
         if self.off:
+            pieces = counted(self.off, "piece of code runs", "pieces of code run")
             told.append(
-                f"{self.off} pieces of code run without the CUDA graph that Inductor would make: "
-                "they call ops that may do more than compute, and must not run a second time"
+                f"{pieces} without the CUDA graph that Inductor would make: "
+                f"{plural(self.off, 'it calls', 'they call')} ops that may do more than compute, "
+                "and must not run a second time"
             )
         return told
 

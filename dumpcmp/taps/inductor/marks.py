@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
-from torch.utils.weak import WeakIdRef
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from dumpcmp.nouns.key import Slot
 from dumpcmp.pytorch.names import private
@@ -69,7 +69,7 @@ class Marking:
         self._gradients: dict[Any, list[Mark]] = {}
         self._began = 0  # autograd's number when the present node began
         self._arguments: tuple[Any, ...] = ()  # of the present node
-        self._known: list[Known] = []
+        self._traced = _TracedTensors()
 
     # While AOTAutograd traces dynamo's graph
 
@@ -100,7 +100,7 @@ class Marking:
         """Mark the traced nodes of the tensors in `found` as slots of op `number`."""
         for name, tensor in found:
             slot = Slot(name)
-            _mark(tensor, [Mark(number, slot)])
+            self._traced.mark(tensor, [Mark(number, slot)])
             if tensor.requires_grad and WeakIdRef(tensor) not in self._parameters:
                 self._watch_gradient(tensor, Mark(number, slot.gradient))
 
@@ -117,23 +117,32 @@ class Marking:
         if marks is None:
             marks = self._gradients[which] = []
             hooked: Any = tensor
-            hooked.register_hook(lambda gradient: _mark_gradient(gradient, marks))
+            hooked.register_hook(lambda gradient: self._mark_gradient(gradient, marks))
         marks.append(mark)
+
+    def _mark_gradient(self, gradient: Tensor | None, marks: list[Mark]) -> None:
+        """Mark a gradient; of one of several outputs that nobody took there is none."""
+        if gradient is not None:
+            self._traced.mark(gradient, marks)
+
+    def synced(self, tensor: Tensor) -> None:
+        """Torch has brought `tensor` up to date with what was written to its memory."""
+        self._traced.synced(tensor)
 
     # While Inductor rewrites the graph
 
-    def remember(self, nodes: fx.Graph) -> None:
-        """Note the marked `nodes` of the post-grad graph, before passes change it."""
-        self._known = [
+    def known(self, nodes: fx.Graph) -> list[Known]:
+        """The marked `nodes` of a graph, before passes change it."""
+        return [
             Known(node.name, _kind(node), node.meta[MARK], tuple(_uses(node)))
             for node in nodes.nodes
             if node.meta.get(MARK)
         ]
 
-    def restore(self, nodes: fx.Graph) -> None:
+    def restore(self, nodes: fx.Graph, before: Iterable[Known]) -> None:
         """Give the Marks of nodes that passes removed to what took their place."""
         present = {node.name: node for node in nodes.nodes}
-        for known in self._known:
+        for known in before:
             if known.name in present:
                 continue
             heir = self._rewritten(known, nodes) or _successor(known, present)
@@ -159,25 +168,55 @@ def _inputs_of(function: Function, args: tuple[Any, ...], kwargs: Any) -> Slots:
     return arguments_of(args, kwargs, function.positions)[0]
 
 
+class _TracedTensors:
+    """Puts Marks on the nodes of traced tensors, as torch makes them.
+
+    Functionalization turns writes into new nodes, and replays the views of what was written to
+    when they are next used: until then the node of such a view has a value of before. To bring it
+    up to date ourselves would put nodes elsewhere into the graph, and have Inductor write other
+    kernels. So its Marks wait until torch does it; if something is written before that, the value
+    that was marked is nowhere in the graph.
+    """
+
+    def __init__(self) -> None:
+        self._synced: Any = WeakIdKeyDictionary()  # writes that there were when it was up to date
+        self._waiting: Any = WeakIdKeyDictionary()  # writes that there were, and the Marks
+
+    def mark(self, tensor: Tensor, marks: list[Mark]) -> None:
+        num_writes = _num_writes(tensor)
+        if not num_writes or self._synced.get(tensor) == num_writes:
+            _mark(tensor, marks)
+            return
+        before, waiting = self._waiting.get(tensor, (num_writes, []))
+        kept = waiting if before == num_writes else []
+        self._waiting[tensor] = num_writes, [*kept, *marks]
+
+    def synced(self, tensor: Tensor) -> None:
+        num_writes = self._synced[tensor] = _num_writes(tensor)
+        before, waiting = self._waiting.pop(tensor, (num_writes, []))
+        if before == num_writes:
+            _mark(tensor, waiting)
+
+
+def _num_writes(tensor: Tensor) -> int:
+    """How often the memory of `tensor` was written to while it was traced."""
+    if not isinstance(tensor, private("torch._subclasses.functional_tensor:FunctionalTensor")):
+        return 0
+    return int(private("torch:_functionalize_mutation_counter")(tensor.elem))
+
+
 def _mark(tensor: Tensor, marks: list[Mark]) -> None:
-    node = _traced_node(tensor)
+    node = _traced_node(tensor) if marks else None
     if node is not None:
         node.meta.setdefault(MARK, []).extend(marks)
 
 
-def _mark_gradient(gradient: Tensor | None, marks: list[Mark]) -> None:
-    """Mark a gradient; of one of several outputs that nobody took there is none."""
-    if gradient is not None:
-        _mark(gradient, marks)
-
-
 def _traced_node(tensor: Tensor) -> fx.Node | None:
-    """The node of the graph being traced whose value `tensor` now is; None outside of tracing."""
+    """The node of the graph being traced whose value `tensor` has; None outside of tracing."""
     mode = private("torch.fx.experimental.proxy_tensor:get_proxy_mode")()
     if mode is None:
         return None
     if isinstance(tensor, private("torch._subclasses.functional_tensor:FunctionalTensor")):
-        private("torch:_sync")(tensor)
         tensor = private("torch:_from_functional_tensor")(tensor.elem)
     slot_of = private("torch.fx.experimental.proxy_tensor:get_proxy_slot")
     proxy = slot_of(tensor, mode.tracer, None, lambda slot: slot.proxy)

@@ -39,7 +39,6 @@ class Provenance:
         quietly: Callable[[Callable[..., Any]], Callable[..., Any]],
         /,
         *,
-        tapped: bool = True,
         fusion: bool = True,
         realize: bool = False,
         twin: bool = False,
@@ -48,9 +47,8 @@ class Provenance:
         self.known: dict[str, Traced] = {}  # by digest, which generated code refers to
         self._where = where  # the model that runs now, and the module of it that is being called
         self._quietly = quietly  # what is compiled runs with nothing recorded but by the tap
-        self._tapped, self._fusion, self._realize = tapped, fusion, realize
-        self._twin = twin and tapped
-        self._tag = f"dumpcmp-{tables.SCHEMA}-{fusion:d}{realize:d}{tapped:d}{self._twin:d}"
+        self._fusion, self._realize, self._twin = fusion, realize, twin
+        self._tag = f"dumpcmp-{tables.SCHEMA}-{fusion:d}{realize:d}{twin:d}"
         self._switches = switches or Switches()
         if self._switches.off:
             self._tag += f"-{self._switches.words}"
@@ -80,6 +78,8 @@ class Provenance:
             "torch._inductor.compile_fx:compile_fx": self._compile_fx,
             f"{shapes}.run_node": self._trace,
             "torch.fx:Interpreter.run_node": self._trace_body,
+            "torch:_sync": self._sync,
+            "torch._inductor.compile_fx:_recursive_joint_graph_passes": self._joint_passes,
             "torch._inductor.graph:GraphLowering.run": self._lower,
             f"{wrapper}.generate_kernel_call": written.noting_kernel,
             f"{scheduler}.free_buffers": self._free_buffers,
@@ -129,8 +129,11 @@ class Provenance:
         settings = {
             "post_grad_custom_pre_pass": self._passes(before, first=self._remember),
             "post_grad_custom_post_pass": self._passes(after, last=self._restore),
-            "graph_partition": False,  # a CUDA graph is of all that the tap knows, or of nothing
         }
+        if config.triton.cudagraphs or config.custom_should_partition_ops:
+            settings["graph_partition"] = (
+                False  # a CUDA graph is of all that the tap knows, or none
+            )
         if self._materializes:  # patterns put several ops into one call, such as mm and add
             settings |= {"inplace_buffers": False, "pattern_matcher": False}
         if not self._fusion:
@@ -158,14 +161,28 @@ class Provenance:
 
         return type("Passes", (base,), {"dumpcmp": True, "__call__": run, "uuid": uuid})()
 
+    def _joint_passes(
+        self, original: Original, module: fx.GraphModule, *args: Any, **kwargs: Any
+    ) -> fx.GraphModule:
+        """Passes over forward and backward together, which drop aliases: keep their Marks.
+
+        A custom pass of ours would have Inductor sort the graph, which it may not do otherwise.
+        """
+        now = self._now
+        before = [] if now is None else now.marks.known(module.graph)
+        changed: fx.GraphModule = original(module, *args, **kwargs)
+        if now is not None:
+            now.marks.restore(changed.graph, before)
+        return changed
+
     def _remember(self, nodes: fx.Graph) -> None:
         if self._now is not None:
-            self._now.marks.remember(nodes)
+            self._now.before_passes = self._now.marks.known(nodes)
 
     def _restore(self, nodes: fx.Graph) -> None:
         """Mark what passes made; have values of ops stored with `realize`, all without fusion."""
         if self._now is not None:
-            self._now.marks.restore(nodes)
+            self._now.marks.restore(nodes, self._now.before_passes)
         stored: Iterable[fx.Node] = tables.bases_of(nodes) if self._realize else ()
         if not self._fusion:
             stored = filter(tables.is_computed, nodes.nodes)
@@ -190,6 +207,11 @@ class Provenance:
             return original(interpreter, node)
         return self._trace(original, interpreter, node)
 
+    def _sync(self, original: Original, tensor: torch.Tensor) -> None:
+        original(tensor)
+        if self._now is not None:
+            self._now.marks.synced(tensor)
+
     # Inductor lowers the post-grad graph and writes its code
 
     def _lower(self, original: Original, graph: Any, *args: Any) -> Any:
@@ -210,7 +232,7 @@ class Provenance:
         """The line that reads `value`, if some op is waiting for it."""
         inside = {op_of(now.traced, node) for node in value.origins} - {None}
         now.kernels.setdefault(value.kernel, set()).update(inside)  # type: ignore[arg-type]
-        if not self._tapped or not value.is_readable:
+        if not value.is_readable:
             return
         sizes: Sizes = []
         readings, op, origin = [], None, value.origin
@@ -233,7 +255,7 @@ class Provenance:
         wrapper, kernels = original(graph)
         now = self._now
         if now is not None and hasattr(wrapper, "value") and is_outermost(graph):
-            table = tables.table_of(now, graph, wrapper.value)
+            table = tables.table_of(now, graph)
             if self._twin:
                 origins = (each.value.origin for each in now.tapped)
                 stored = {origin.name for origin in origins if origin is not None}
@@ -254,7 +276,7 @@ class Provenance:
             code = lowered_again(graph, codegen, tables.hidden(nodes, stored))
         except Exception as error:  # whatever Inductor raises: the program runs without a twin
             return tables.TwinCode(f"it cannot be compiled: {type(error).__name__}: {error}")
-        return tables.TwinCode("", code, tables.lines_of(now.tapped))
+        return tables.TwinCode("", tables.TWIN + code, tables.lines_of(now.tapped))
 
 
 def _tracing_context() -> object | None:

@@ -43,8 +43,11 @@ def has_single_calls(nodes: fx.Graph) -> bool:
 
 
 def _writes(op: Any) -> bool:
-    """Whether `op` writes to what it takes, or gives a view of it."""
-    told: Sequence[Any] = (*op._schema.arguments, *op._schema.returns)
+    """Whether `op` writes to what it takes, or gives a view of it; one without a schema may."""
+    schema = getattr(op, "_schema", None)
+    if schema is None:  # a higher-order op, such as one that keeps the random state
+        return True
+    told: Sequence[Any] = (*schema.arguments, *schema.returns)
     return any(each.alias_info is not None for each in told)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -14,17 +13,19 @@ import torch
 from torch import Tensor, fx
 
 from dumpcmp.nouns.key import Slot
-from dumpcmp.taps.inductor.marks import MARK, Marking
+from dumpcmp.pytorch.graph_text import graph_text
+from dumpcmp.taps.inductor.marks import MARK, Known, Marking
 from dumpcmp.taps.inductor.single_calls import has_single_calls
 from dumpcmp.taps.inductor.views import Sizes, View, base_of, is_same, view_name, views_of
 from dumpcmp.taps.inductor.written import Written
 from dumpcmp.taps.modes.traced import Mark, Traced, results_of
 
-SCHEMA = 12  # caches keep code with tables of different schemas apart
+SCHEMA = 14  # caches keep code with tables of different schemas apart
 # Of the generated code: ours comes then.
 ENDING = "\n\nfrom dumpcmp.taps.inductor.generated import TappedGraph"
 
-_SPARE_LINE = re.compile(r"^\s*(_dumpcmp\(.*|#.*|)\n", re.MULTILINE)  # the tap's, and comments
+TWIN = "# dumpcmp: a twin, which is no code of the program's\n"  # how the code of one begins
+_TAP_LINE = re.compile(r"^\s*_dumpcmp\(.*\n", re.MULTILINE)
 
 Reading = tuple[list[View], list[Mark]]  # which view of a buffer to take, and what it is
 
@@ -62,7 +63,6 @@ class TapTable:
     unwritten: list[int]  # results that are memory which nothing writes
     changed: list[int]  # arguments that the code writes to
     has_single_calls: bool  # of ops that must not be called again
-    digest: str  # of the code without the tap
     text: str  # the post-grad graph, readable
     twin: TwinCode | None = None
 
@@ -143,6 +143,7 @@ class Compilation:
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
         self.marks = Marking(traced)
+        self.before_passes: list[Known] = []  # marked nodes of the post-grad graph
         self.begin_code()
 
     def begin_code(self) -> None:
@@ -151,8 +152,8 @@ class Compilation:
         self.kernels: dict[str, set[int]] = {}  # kernel -> the ops inside
 
 
-def table_of(now: Compilation, lowered: Any, code: str) -> TapTable:
-    """What the `code` that was generated for a `lowered` graph must know when it runs."""
+def table_of(now: Compilation, lowered: Any) -> TapTable:
+    """What the code that was generated for a `lowered` graph must know when it runs."""
     module, backward = lowered.module, bool(lowered.is_backward)
     graph = module.graph
     captured = {each.value.name for each in now.tapped if each.readings}
@@ -170,8 +171,7 @@ def table_of(now: Compilation, lowered: Any, code: str) -> TapTable:
         unwritten=list(_unwritten(graph)),
         changed=sorted({*lowered.mutated_input_idxs, *(lowered.bw_donated_idxs or ())}),
         has_single_calls=has_single_calls(graph),
-        digest=code_digest(code),
-        text=module.print_readable(print_output=False, include_stride=True),
+        text=graph_text(module, strides=True),
     )
 
 
@@ -228,12 +228,9 @@ def _proofs(tapped: Sequence[Tapped], lines: Sequence[TapLine]) -> dict[str, lis
     return others | certain
 
 
-def code_digest(code: str) -> str:
-    """Digest of generated code without the lines of the tap: the same for untapped code.
-
-    Comments are left out, too, since they count the graphs of the process.
-    """
-    return hashlib.sha256(_SPARE_LINE.sub("", code).encode()).hexdigest()[:32]
+def own_code(code: str) -> str | None:
+    """Generated code without what the tap added; None of a twin: the program has none."""
+    return None if code.startswith(TWIN) else _TAP_LINE.sub("", code.partition(ENDING)[0])
 
 
 def bases_of(nodes: fx.Graph) -> Iterable[fx.Node]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from dumpcmp.nouns.errors import CaptureError, DumpcmpError
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.pytorch.names import patched, private, standing_in
 from dumpcmp.taps.inductor.graphed import copy_of
 from dumpcmp.taps.inductor.single_calls import SingleCalls
@@ -114,13 +115,16 @@ class Twins:
     def to_json(self) -> dict[str, Any]:
         """As run.json holds it; the text is empty where no twin ran."""
         ran = self.same + self.other
-        text = f"twins: {self.same} of {ran} runs of fused kernels seen inside, with the same bits"
+        runs = counted(ran, "run")
+        text = f"twins: {self.same} of {runs} of fused kernels seen inside, with the same bits"
         told = {"same": self.same, "other": self.other, "problems": dict(self.problems)}
         return {**told, "text": text if ran else ""}
 
     def remarks(self) -> list[str]:
         """What the user must hear: which graphs ran without a twin, and why."""
-        return [f"{n} runs of graphs had no twin: {why}" for why, n in self.problems.items()]
+        return [
+            f"{counted(n, 'run')} of graphs had no twin: {why}" for why, n in self.problems.items()
+        ]
 
 
 class TwinGraph:

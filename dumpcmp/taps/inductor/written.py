@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from dumpcmp.pytorch.names import private
 
@@ -139,8 +140,34 @@ def _origin(scheduler: Any, node: Any, output: Any) -> fx.Node | None:
     name = output.get_name()
     if name in scheduler.mutation_real_name:
         return origin or _mutated_origin(scheduler, node, name)
+    if origin is None:
+        return _argument_origin(scheduler, name)
     later = [n for n in _mutators(scheduler, name) if origin in n.node.origins]
     return None if later else origin
+
+
+def _argument_origin(scheduler: Any, name: str) -> fx.Node | None:
+    """The node whose value an op is given that Inductor calls as it stands: a copy of it is made.
+
+    Its arguments are those of its node, in the same order.
+    """
+    buffer = scheduler.name_to_buf.get(name)
+    called = private("torch._inductor.ir:FallbackKernel")
+    for user in () if buffer is None else buffer.users:
+        operation: Any = getattr(user.node, "node", None)
+        node = operation.get_origin_node() if isinstance(operation, called) else None
+        if node is None or operation.op_overload is not node.target:
+            continue
+        given = [each for each in pytree.tree_leaves((node.args, node.kwargs)) if _is_tensor(each)]
+        names = [each.get_name() for each in operation.inputs]
+        if len(names) == len(given) and name in names:
+            origin: fx.Node = given[names.index(name)]
+            return origin
+    return None
+
+
+def _is_tensor(argument: object) -> bool:
+    return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), Tensor)
 
 
 def _mutators(scheduler: Any, name: str) -> list[Any]:

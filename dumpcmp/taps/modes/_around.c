@@ -4,8 +4,9 @@
 
    Python counts frames, and calls of built-in functions, against one limit. The objects here are
    called in a way that it does not count. While the capture itself works the limit is raised, since
-   that may happen at any depth, and dynamo does not look on. While the program's function runs a second time, from inside of the call
-   that torch gave to a mode, the limit is raised by what that call took. */
+   that may happen at any depth, and dynamo does not look on. While the program's function runs a
+   second time, from inside of the call that torch gave to a mode, the limit is raised by what that
+   call took. */
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -128,8 +129,12 @@ static PyObject *carried_out(PyObject *plan, int extra)
         run(PyTuple_GetItem(plan, 0), PyTuple_GetItem(plan, 1), PyTuple_GetItem(plan, 2), extra);
     if (after != Py_None && result) {
         PyObject *done = work(after, result, Py_None, NULL);
-        if (!done)
+        if (!done) {
             Py_CLEAR(result);
+        } else if (PyTuple_Check(done) && PyTuple_Size(done) == 1) { /* what stands in for it */
+            Py_DECREF(result);
+            result = Py_NewRef(PyTuple_GetItem(done, 0));
+        }
         Py_XDECREF(done);
     } else if (after != Py_None) {
         after_error(after);

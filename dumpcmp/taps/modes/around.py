@@ -28,7 +28,8 @@ from dumpcmp.pytorch.names import (
 )
 from dumpcmp.taps.modes import callables
 
-After = Callable[[Any, BaseException | None], None]  # told the result, or what was raised
+Instead = tuple[Any]  # what the program gets in place of a result
+After = Callable[[Any, BaseException | None], Instead | None]  # told the result, or what was raised
 Plan = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], After | None]
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], Plan]
 
@@ -89,8 +90,13 @@ def carried_out(plan: Plan) -> Any:
     except BaseException as error:
         work(after, None, error)
         raise
-    work(after, result, None)
-    return result
+    hidden = _hiding[0](None) if _hiding else None
+    try:
+        instead = after(result, None)
+    finally:
+        if _hiding:
+            _hiding[0](hidden)
+    return result if instead is None else instead[0]
 
 
 # What is called in place of a function of the program: made of what plans it, and what is bound.

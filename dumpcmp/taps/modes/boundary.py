@@ -15,6 +15,7 @@ from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.options import load
 from dumpcmp.nouns.record import Call
+from dumpcmp.pytorch.graph_text import graph_text
 from dumpcmp.taps.modes.graph import GraphCapture, untraced
 from dumpcmp.taps.modes.traced import Mark, Traced, arguments_in, calls_of, named, results_of
 from dumpcmp.taps.recording.recorder import Recorder
@@ -51,8 +52,8 @@ class BoundaryCapture(GraphCapture):
         if step is None:
             return self._inner(graph, example_inputs)
         name = f"graph-{next(self._graphs)} of {self._name}"
-        text = graph.print_readable(print_output=False)
-        self.recorder.sink.text(step.model.name, f"{name.partition(' ')[0]}.txt", text)
+        file = f"{name.partition(' ')[0]}.txt"
+        self.recorder.sink.text(step.model.name, file, graph_text(graph))
         traced = named(graph, step.model, step.scopes.here.path)
         taken, given, kept = entering(graph, traced), leaving(graph, traced), used_inside(graph)
         run, ops = self._inner(graph, example_inputs), range(len(traced.ops))

@@ -21,7 +21,11 @@ from dumpcmp.taps.modes.around import Around, Plan, carried_out, deeper, work
 from dumpcmp.taps.modes.call_door import CallDoor
 from dumpcmp.taps.modes.function_mode import FunctionMode
 from dumpcmp.taps.modes.modules import ModuleCapture, pointed_at
-from dumpcmp.taps.modes.path_conditions import has_other_modes, is_overriding, tracing_as_uncaptured
+from dumpcmp.taps.modes.torch_conditions import (
+    has_other_modes,
+    is_overriding,
+    tracing_as_uncaptured,
+)
 from dumpcmp.taps.modes.traced import NodeHome, Spots, homes_of, runs_body
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.models import Model, Scope

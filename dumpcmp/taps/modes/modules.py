@@ -21,16 +21,26 @@ from dumpcmp.pytorch.module_trees import modules_of
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, check_names
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
-from dumpcmp.taps.modes.around import After, Plan, around, handed_over_in_c, hide_from_dynamo
+from dumpcmp.taps.modes.around import (
+    After,
+    Instead,
+    Plan,
+    around,
+    handed_over_in_c,
+    hide_from_dynamo,
+)
 from dumpcmp.taps.modes.call_door import CallDoor, module_calls
 from dumpcmp.taps.modes.function_mode import FunctionMode, enter_module, exit_module
-from dumpcmp.taps.modes.path_conditions import overrides_as_uncaptured
 from dumpcmp.taps.modes.replicas import Parallels
+from dumpcmp.taps.modes.torch_conditions import overrides_as_uncaptured
+from dumpcmp.taps.recording.changed_inputs import GivenArguments, given_to, put_changed
+from dumpcmp.taps.recording.end_state import put_state
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.replays import Replays
+from dumpcmp.taps.recording.returned import raised, returned
 from dumpcmp.taps.recording.routine import Ticket
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.step_kinds import recomputation_of
@@ -54,6 +64,15 @@ class _Calling(NamedTuple):
     args: Any
     kwargs: Any
     call: Call | Ticket | None  # None: nothing of it is recorded
+
+
+class _Rooted(NamedTuple):
+    """The outermost call of a step that runs, and its arguments as they were before."""
+
+    module: nn.Module
+    args: Any
+    kwargs: dict[str, Any]
+    given: GivenArguments
 
 
 class _Doing(threading.local):
@@ -112,7 +131,8 @@ class ModuleCapture:
         """What the user must hear at the end."""
         unfinished = [] if self._collectives is None else self._collectives.remarks()
         traced = [TRACED_ITSELF] if self._door is not None and self._door.num_traced else []
-        return [*unfinished, *traced, *self._parallels.remarks(), *self.replays.remarks()]
+        seen = [*self._parallels.remarks(), *self.replays.remarks(), *self.watches.remarks()]
+        return [*unfinished, *traced, *seen]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -128,7 +148,11 @@ class ModuleCapture:
             self._ends.enter_context(self._parallels.watched())
             if self.precision is not None:
                 self._ends.callback(self.precision.restore)
-            yield
+            try:
+                yield
+            finally:
+                if self._collectives is None:  # of shards nothing tells how they lie
+                    put_state(self.recorder)
 
     @contextmanager
     def _partitioned(self) -> Iterator[None]:
@@ -170,11 +194,15 @@ class ModuleCapture:
             with DisableTorchFunction(), DisableTorchDispatch():
                 step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
                 self.watches.begin(step, None)
+            handled = sys.exception()  # by whoever calls the function
             ends = ExitStack()
             here.mode = ends.enter_context(self.mode(step)) if self.mode else None
 
         def leave() -> None:
             with HOLD:
+                error = sys.exception()  # dynamo hides what the function returns
+                if error is not None and error is not handled:
+                    raised(step, error)
                 here.step = here.mode = None
                 ends.close()
                 for each in step.all_steps():
@@ -225,11 +253,10 @@ class ModuleCapture:
 
     def _end_root(
         self, ends: ExitStack, after: After | None, result: Any, error: BaseException | None
-    ) -> None:
+    ) -> Instead | None:
         with HOLD:
             try:
-                if after is not None:
-                    after(result, error)
+                return None if after is None else after(result, error)
             finally:
                 ends.__exit__(type(error) if error else None, error, None)
 
@@ -253,8 +280,42 @@ class ModuleCapture:
             args, kwargs = self.precision.inputs((args, kwargs))
             step.run_in(self.precision)
         ends.enter_context(self._inside(step))
+        given = self._given(step, module, args, kwargs)
         run = self.root_run(module, run, args, kwargs)
-        return self._begin_module(step, module, run, args, kwargs)
+        *called, after = self._begin_module(step, module, run, args, kwargs)
+        ended = partial(self._end_step, step, _Rooted(module, args, kwargs, given), after)
+        return *called, ended  # type: ignore[return-value]
+
+    def _given(self, step: Step, module: nn.Module, args: Any, kwargs: Any) -> GivenArguments:
+        try:
+            return given_to(step, module, args, kwargs)
+        except Exception as error:
+            self.recorder.give_up(error)
+            return {}
+
+    def _end_step(
+        self,
+        step: Step,
+        rooted: _Rooted,
+        after: After | None,
+        result: Any,
+        error: BaseException | None,
+    ) -> Instead | None:
+        """Record the effects of a step, which has ended; says what the program is to have."""
+        if after is not None:
+            after(result, error)
+        if error is not None and not isinstance(error, Exception):
+            return None  # who interrupts a run tells nothing of the model
+        try:
+            put_changed(step, *rooted)
+            if error is not None:
+                raised(step, error)
+                return None
+            shown = returned(step, result)
+        except Exception as trouble:
+            self.recorder.give_up(trouble)
+            return None
+        return None if shown is result else (shown,)
 
     def _is_root(self, module: nn.Module) -> bool:
         """Whether a call of `module` that is inside of no other begins a step."""

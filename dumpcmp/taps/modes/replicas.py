@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.pytorch.names import patched
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.recording.recorder import Recorder
@@ -91,9 +92,10 @@ class Parallels:
         """What the user must hear at the end: what ran on other threads, and was not seen."""
         if not self._num_inside:
             return []
+        calls = counted(self._num_inside, "call")
         return [
-            f"what replicas compute is not recorded in {self._num_inside} calls of a DataParallel "
-            "inside of a model: they run on threads of their own; capture the DataParallel itself"
+            f"what replicas compute is not recorded in {calls} of a DataParallel inside of a "
+            "model: they run on threads of their own; capture the DataParallel itself"
         ]
 
     def _change(self, apply: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ from torch import Tensor
 from dumpcmp.pytorch.trees import Slots, safe_parts, slots_of
 
 _DEEPEST = 100  # levels of containers that are written down: a replay reads less
+
+# What torch makes of a type of Python where it takes a dtype: ``torch.zeros(2, dtype=float)``.
+_PYTHON_DTYPES = {float: "float64", int: "int64", bool: "bool", complex: "complex128"}
 
 
 def arguments_of(
@@ -100,6 +103,8 @@ def _written_special(name: str, value: object, found: Slots, inside: _Containers
         return f'{{"{word}":[{_listed(name, value, found, (*inside, value))}]}}'
     if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
         return f'{{"{type(value).__name__}":"{str(value).removeprefix("torch.")}"}}'
+    if isinstance(value, type) and value in _PYTHON_DTYPES:
+        return f'{{"dtype":"{_PYTHON_DTYPES[value]}"}}'
     if isinstance(value, slice):
         bounds = _listed(name, (value.start, value.stop, value.step), found, inside)
         return f'{{"slice":[{bounds}]}}'
@@ -170,6 +175,17 @@ def current_place() -> tuple[str, int] | None:
     while frame is not None and FOREIGN.get(frame.f_code.co_filename, True):
         frame = frame.f_back
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def traceback_line(trace: TracebackType | None) -> str:
+    """The line of the program that an exception comes from: the innermost of its traceback."""
+    found = ""
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not _is_foreign(name):
+            found = _line(name, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
 
 
 def _is_foreign(filename: str) -> bool:

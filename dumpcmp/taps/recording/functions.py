@@ -3,7 +3,6 @@
 import builtins
 import inspect
 import operator
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dumpcmp.nouns.arithmetic import RANDOM
+from dumpcmp.nouns.op_names import OpSet, OpTable, writes_in_place
 from dumpcmp.pytorch.trees import Slots
 
 # Spellings of Python's operators -> the torch function that they run.
@@ -33,8 +33,10 @@ def _words(text: str) -> frozenset[str]:
 
 
 _INPLACE_OPERATORS = _words(
-    "iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift"
+    "iadd isub imul idiv itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift"
 )
+
+_OPERATOR_MODULES = (operator.__name__, operator.add.__module__)
 
 _COMMUTATIVE = _words("add mul and or xor eq ne maximum minimum")
 
@@ -71,15 +73,17 @@ _NO_OPS = _words(
 _COMPUTED_ATTRIBUTES = _words("T mT H mH real imag")
 
 # The argument that switches a random function's drawing on: position, names, default.
-_SWITCHES: dict[str, tuple[int, tuple[str, ...], Any]] = {
-    "scaled_dot_product_attention": (4, ("dropout_p",), 0.0),
-    "rrelu": (3, ("training",), False),
-    **{
-        name: (2, ("training", "train"), True)
-        for name in RANDOM
-        if name.endswith(("dropout", "dropout1d", "dropout2d", "dropout3d"))
-    },
-}
+_SWITCHES: OpTable[tuple[int, tuple[str, ...], Any]] = OpTable(
+    {
+        "scaled_dot_product_attention": (4, ("dropout_p",), 0.0),
+        "rrelu": (3, ("training",), False),
+        **{
+            name: (2, ("training", "train"), True)
+            for name in RANDOM
+            if name.endswith(("dropout", "dropout1d", "dropout2d", "dropout3d"))
+        },
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,50 +109,52 @@ class Function:
 
 NO_OP = Function("")
 
-_UNWRITTEN = re.compile(
-    r"torch(\._C\._VariableFunctions|\.Tensor|\._refs)?\.(new_)?(empty|empty_like|empty_strided|"
-    r"empty_permuted|empty_quantized|resize_|resize_as_|new)|"
-    r"aten\.(new_)?(empty|empty_like|empty_strided|empty_permuted|resize_|resize_as_|resize)\..*"
+_UNWRITTEN = OpSet(
+    """
+    empty empty_like empty_permuted empty_quantized empty_strided new new_empty new_empty_strided
+    resize resize_as
+    """
 )
 
 
 @cache
 def leaves_unwritten(target: str) -> bool:
     """Whether `target` gives memory as it finds it: the elements mean nothing until written to."""
-    return bool(_UNWRITTEN.fullmatch(target))
+    return target in _UNWRITTEN
 
 
-_FILLS = re.compile(r"(torch\.Tensor|aten)\.(copy_|fill_|zero_|uniform_|normal_)(\..*)?")
+_FILLS = OpSet("copy fill normal uniform zero")
 
 
 @cache
 def fills(target: str) -> bool:
     """Whether `target` writes to all of its first argument, whatever lay there."""
-    return bool(_FILLS.fullmatch(target))
+    return target in _FILLS and writes_in_place(target)
 
 
-_WRITES = re.compile(
-    r"(torch\.Tensor|aten)\.(copy_|fill_|zero_|__setitem__|index_put_|index_copy_|index_fill_|"
-    r"masked_fill_|masked_scatter_|scatter_|uniform_|normal_|random_|exponential_|bernoulli_|"
-    r"cauchy_|geometric_|log_normal_)(\..*)?"
+_WRITES = _FILLS | OpSet(
+    """
+    bernoulli cauchy exponential geometric index_copy index_fill index_put log_normal masked_fill
+    masked_scatter random scatter setitem
+    """
 )
 
 
 @cache
 def is_target(target: str, slot: str) -> bool:
     """Whether `target` writes to what it takes at `slot`, and does not compute with it."""
-    return slot == "input.out" or (slot == "input.0" and bool(_WRITES.fullmatch(target)))
+    if slot != "input.0":
+        return slot == "input.out"
+    return target in _WRITES and writes_in_place(target)
 
 
-_MOMENTS = re.compile(
-    r"torch\.(nn\.functional\.)?batch_norm|aten\.(native|cudnn|miopen)_batch_norm(\..*)?"
-)
+_MOMENTS = OpSet("batch_norm cudnn_batch_norm miopen_batch_norm native_batch_norm")
 _TRAINING = 5  # where all of these are told whether they train
 
 
 @cache
 def _writes_moments(target: str) -> bool:
-    return bool(_MOMENTS.fullmatch(target))
+    return target in _MOMENTS
 
 
 def moments_written(target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -203,7 +209,7 @@ def attribute_of(name: str) -> Function:
 def _plain(spelled: str, func: Callable[..., Any]) -> str:
     """`spelled` without what only says how it was reached: underscores, reflection, in place."""
     name = _REFLECTED.get(spelled, spelled)
-    if getattr(func, "__module__", None) == operator.__name__ and name in _INPLACE_OPERATORS:
+    if getattr(func, "__module__", None) in _OPERATOR_MODULES and name in _INPLACE_OPERATORS:
         name = name[1:]
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]

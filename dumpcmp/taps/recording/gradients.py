@@ -62,6 +62,7 @@ class Watches:
         self._reel: GraphReel | None = None  # while a CUDA graph is captured
         self._parameters: dict[int, tuple[str, RemovableHandle]] = {}  # whose steps they are of
         self._tensors: dict[int, RemovableHandle] = {}
+        self._unreduced: dict[tuple[str, str], None] = {}  # parameters: as this rank has them
         self._hooked: dict[int, weakref.ref[Any]] = {}  # by C: the hooks that each is among
         self._latest: dict[str, Watched] = {}  # of each model, the step that began last
         self._running: dict[str, Watched] = {}  # and the one that the backward pass has come to
@@ -70,7 +71,8 @@ class Watches:
         """Watch the tensors of `step` and the parameters of `root`, where gradients are wanted."""
         if not step.tap.backward or step.is_silent:
             return
-        step.watched_by(self._gradients_of(step))
+        gradients = self._gradients_of(step)
+        step.watched_by(gradients)
         if len(self._hooked) > _MOST_GONE:  # forget those whose tensor is gone
             gone = [number for number, hooks in self._hooked.items() if hooks() is None]
             for number in gone:
@@ -78,10 +80,44 @@ class Watches:
         model, watched = step.model.name, self._parameters
         for name, parameter in named_parameters_of(root) if root is not None else ():
             known = watched.get(id(parameter))
-            if parameter.requires_grad and (known is None or known[0] != model):
-                self._watch_parameter(step, name.replace("_orig_mod.", ""), parameter)
+            if not parameter.requires_grad:
+                continue
+            if known is None or known[0] != model or known[1].hooks_dict_ref() is None:
+                name = name.replace("_orig_mod.", "")
+                if parameter.is_leaf:
+                    self._watch_parameter(step, name, parameter)
+                else:
+                    gradients.watch_computed(step, name, parameter)
 
-    def _watch_parameter(self, step: Step, name: str, parameter: nn.Parameter) -> None:
+    def watch_computed(self, gradients: Gradients, step: Step, name: str, tensor: Tensor) -> None:
+        """Hook `tensor`, which stands for a parameter in `step` and was computed of others."""
+        fired = partial(self._computed_fired, gradients, step, name)
+        self._keep(id(fired), tensor.register_hook(fired))  # type: ignore[no-untyped-call]
+
+    def _computed_fired(
+        self, gradients: Gradients, step: Step, name: str, grad: Tensor | None
+    ) -> None:
+        if grad is None:
+            return
+        self.running(gradients, step)
+        if distributed.is_distributed():
+            self._unreduced[step.model.name, name] = None
+        with HOLD, DisableTorchFunction(), DisableTorchDispatch():
+            gradients.put_computed(step, name, grad)
+
+    def remarks(self) -> list[str]:
+        """What the user must hear of gradients that are not what the optimizer gets."""
+        if not self._unreduced:
+            return []
+        _, first = next(iter(self._unreduced))
+        return [
+            f"gradients of {len(self._unreduced)} parameters, such as {first}, are recorded as "
+            "this rank computed them: the model ran with tensors that were made of its parameters "
+            "(FSDP with use_orig_params=True does so), and what all ranks make of their gradients "
+            "afterwards was not seen; dump one step more, whose weights tell"
+        ]
+
+    def _watch_parameter(self, step: Step, name: str, parameter: Tensor) -> None:
         """Record the gradient of `parameter` in steps of this model, which took it last."""
         if id(parameter) in self._parameters:
             self._parameters[id(parameter)][1].remove()
@@ -177,8 +213,11 @@ class Watches:
     def add(self, tensor: Tensor, gradients: Gradients, step: Step, targets: Targets) -> None:
         """Hook `tensor`, whose gradient is recorded at all of `targets`, which are of `step`."""
         fired = partial(self._fired, gradients, step, targets)
-        handle = tensor.register_hook(fired)  # type: ignore[no-untyped-call]
-        self._tensors[id(targets)] = handle
+        self._keep(id(targets), tensor.register_hook(fired))  # type: ignore[no-untyped-call]
+
+    def _keep(self, number: int, handle: RemovableHandle) -> None:
+        """Keep what removes a hook of a tensor until the capture ends."""
+        self._tensors[number] = handle
         if len(self._tensors) % 4096 == 0:  # forget those whose tensor is gone
             alive = {k: h for k, h in self._tensors.items() if h.hooks_dict_ref() is not None}
             self._tensors = alive
@@ -237,6 +276,7 @@ class Gradients:
         self._takers: dict[int, Targets] = {}  # of parameters: the functions that took them
         self._watched: set[tuple[str, int, str]] = set()
         self._recorded: set[str] = set()
+        self._computed: set[str] = set()  # parameters that were computed of others
 
     def watch(self, step: Step, call: Call, found: Slots) -> None:
         """Record the gradients of `found` as slots of `call` of `step`, once they are known.
@@ -304,6 +344,29 @@ class Gradients:
     def begin(self, step: Step) -> None:
         """The backward pass has reached `step`: gradients of parameters now belong to it."""
         self._watches.running(self, step)
+
+    def watch_parameters(self, step: Step, path: str, module: nn.Module) -> None:
+        """Watch those of `module`, which is called at `path`, that were computed of others."""
+        for word, tensor in module._parameters.items():
+            if tensor is not None and tensor.requires_grad and not tensor.is_leaf:
+                self.watch_computed(step, f"{path}.{word}".lstrip("."), tensor)
+
+    def watch_computed(self, step: Step, name: str, tensor: Tensor) -> None:
+        """Record the gradient of a parameter that was computed of others, in `step` alone.
+
+        `functional_call` runs modules with such, and FSDP with views of what it has gathered.
+        Autograd accumulates nothing in them: their gradient is what it passes through them.
+        """
+        if name not in self._computed:
+            self._computed.add(name)
+            self._watches.watch_computed(self, step, name, tensor)
+
+    def put_computed(self, step: Step, name: str, grad: Tensor) -> None:
+        """Record what the backward pass of `step` gives for such a parameter."""
+        path, _, word = name.rpartition(".")
+        if name not in self._recorded and step.tap.selects_op(path or ROOT):
+            self._recorded.add(name)
+            self.put(step, [(step.module_call(path or ROOT), f"grad.{word}")], grad)
 
     def put_parameter(self, step: Step, name: str, parameter: Tensor) -> None:
         """Record the gradient that a parameter has after the backward pass of `step`.

@@ -37,6 +37,7 @@ class Model:
         self.gradients: dict[tuple[str, int, str], Any] = {}  # how they looked, by where they were
         self._knowns: dict[str, Knowns] = {}  # by thread
         self._weighed: dict[tuple[str, str], _Version] = {}  # as they were recorded last
+        self.digests: dict[tuple[str, str], str] = {}  # of those in the host's memory, by then
         self._versions: Any = None if _core is None else _core.Versions()
         self._root: Callable[[], nn.Module | None] = lambda: None
 

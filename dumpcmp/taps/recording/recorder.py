@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from dumpcmp.nouns.record import Sink
 from dumpcmp.nouns.selection import Tap
+from dumpcmp.pytorch.graph_text import graph_text
 from dumpcmp.pytorch.module_trees import ByModule, has_state
 from dumpcmp.taps.recording.models import FunctionModel, Model
 from dumpcmp.taps.recording.step import Step
@@ -63,6 +64,10 @@ class Recorder(Outlet):
         """Have `step` record the parameters and buffers of `root` that it has not recorded yet."""
         if self.weights is not Weights.NOTHING and not model.is_unchanged(root):
             step.weighing.hold(model.changed(weights_of(root, model)), in_brief)
+
+    def latest_steps(self) -> list[tuple[nn.Module, Step]]:
+        """The root modules that have run and still live, each with its step of late."""
+        return self._latest.items()
 
     def known_models(self) -> list[Model]:
         """Those that have run, and still live."""
@@ -120,8 +125,7 @@ class Recorder(Outlet):
 
     def keep_graph(self, model: Model, graph: fx.GraphModule) -> None:
         """Hand `graph`, which runs as a part of `model`, to the Sink as text."""
-        text = graph.print_readable(print_output=False)
-        self.sink.text(model.name, f"graph-{next(model.graphs)}.txt", text)
+        self.sink.text(model.name, f"graph-{next(model.graphs)}.txt", graph_text(graph))
 
     def finish(self, step: Step) -> None:
         """Tell a Sink that wants to know that nothing more of `step` will come."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dumpcmp.handlers import HOLD
+from dumpcmp.nouns.spoken import counted
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, patched
 from dumpcmp.taps.recording.gradients import Watches
 from dumpcmp.taps.recording.recorder import Recorder
@@ -75,37 +76,36 @@ class Replays:
         remarks = []
         if unheard := self._num_unheard():
             remarks.append(
-                f"{unheard} replays of CUDA graphs are not recorded: the graphs ran more often "
+                f"{_replays(unheard)} not recorded: the graphs ran more often "
                 "than torch.cuda.CUDAGraph.replay was called"
             )
         if self.num_unseen:
             remarks.append(
-                f"{self.num_unseen} replays of CUDA graphs are not recorded: the graphs were "
+                f"{_replays(self.num_unseen)} not recorded: the graphs were "
                 "captured before this capture began"
             )
         if self.num_middle:
             remarks.append(
-                f"{self.num_middle} replays of CUDA graphs are not recorded: the graphs were "
+                f"{_replays(self.num_middle)} not recorded: the graphs were "
                 "captured in the middle of a step"
             )
         if self.num_empty:
             remarks.append(
-                f"{self.num_empty} replays of CUDA graphs are not recorded: no module that is "
+                f"{_replays(self.num_empty)} not recorded: no module that is "
                 "selected was called while the graphs were captured"
             )
         if beyond := sum(reel.num_beyond for reel in self._reels.values()):
-            remarks.append(
-                f"{beyond} values inside of CUDA graphs are not recorded: --graph-budget has no "
-                "room for them"
-            )
+            remarks.append(f"{_values(beyond)} not recorded: --graph-budget has no room for them")
         if lost := self._watches.num_lost:
+            of_values = "of values inside of CUDA graphs"
+            gradients = counted(lost, f"gradient {of_values} is", f"gradients {of_values} are")
             remarks.append(
-                f"{lost} gradients of values inside of CUDA graphs are not recorded: no graph "
-                "computes them, or one that is replayed before those of the values"
+                f"{gradients} not recorded: no graph computes them, or one that is replayed before "
+                "those of the values"
             )
         if filled := sum(reel.num_filled for reel in self._reels.values()):
             remarks.append(
-                f"{filled} values inside of CUDA graphs are not recorded: the graphs chose rows or "
+                f"{_values(filled)} not recorded: the graphs chose rows or "
                 "took Summaries of whole buckets; capture them inside of dumpcmp.padded, too"
             )
         return remarks
@@ -194,6 +194,14 @@ class Replays:
         if self._budget is not None:
             return self._budget
         return int(torch.cuda.mem_get_info()[0]) // BUDGET_SHARE
+
+
+def _replays(count: int) -> str:
+    return counted(count, "replay of CUDA graphs is", "replays of CUDA graphs are")
+
+
+def _values(count: int) -> str:
+    return counted(count, "value inside of CUDA graphs is", "values inside of CUDA graphs are")
 
 
 def _before(ours: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -48,6 +48,8 @@ class Watcher(Protocol):
 
     def hook(self, step: Step, tensor: Tensor, targets: Targets) -> None: ...  # to fill `targets`
 
+    def watch_parameters(self, step: Step, path: str, module: nn.Module) -> None: ...  # computed
+
     @property
     def tables(self) -> WatchTables: ...  # what `watch` fills
 
@@ -82,7 +84,7 @@ class Step:
         self._shared: dict[tuple[Any, ...], Asked] = {}  # what compiled graphs gave
         self.again: Step | None = None  # in which checkpointing runs parts of this one again
         self.values = Values(outlet, model.name, number)
-        self.weighing = Weighing(self.values)
+        self.weighing = Weighing(self.values, model.digests)
         self._gradients: BackwardRoutine | Values | None = None  # records them
 
     def stand_in(self, scope: Scope, line: str | None = None) -> None:
@@ -158,6 +160,8 @@ class Step:
         self._first_calls.setdefault(op, call)
         if number == 0:
             self._put_weights(call, path)
+            if self.watcher is not None:
+                self.watcher.watch_parameters(self, path, module)
         self.inputs(call, found)
         return call
 
@@ -346,6 +350,22 @@ class Step:
                 self.put(call, slot, tensor)
         else:
             self.owner_of(call).values.put_each(call, found)
+
+    def put_effect(self, call: Call, found: Slots, late: bool = False) -> None:
+        """Record tensors that an effect has of its own, to which nothing is linked later.
+
+        One that comes `late`, when the step is over, is linked to nothing itself: the parts of the
+        step may be sealed.
+        """
+        values = Values(self.outlet, self.model.name, self.number) if late else self.values
+        for slot, tensor in found:
+            values.put_aside(call, slot, tensor)
+
+    def put_late_weights(self, call: Call, found: Slots) -> None:
+        """Record parameters and buffers when the step is over, as much as is kept of those."""
+        values = Values(self.outlet, self.model.name, self.number)
+        for slot, tensor in found:
+            values.put_weight(call, slot, tensor, in_brief=False)
 
     def put(
         self,

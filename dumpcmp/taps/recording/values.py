@@ -283,28 +283,45 @@ class Values:
                 )
         return same_as or (call.op, call.call, slot)
 
-    def put_weight(self, call: Call, slot: str, tensor: Tensor, in_brief: bool) -> None:
+    def put_aside(self, call: Call, slot: str, tensor: Tensor) -> None:
+        """Record one value as `put` does, and link nothing to it that comes later."""
+        if self.put(call, slot, tensor) == (call.op, call.call, slot):
+            self.forget_one(tensor)
+
+    def put_weight(self, call: Call, slot: str, tensor: Tensor, in_brief: bool) -> str:
         """Record a parameter or buffer, as much of it as the outlet keeps of those.
 
         Where no function could link to it, a Summary is enough to know it by: that is `in_brief`.
+        Gives the digest of its bytes, where they were read on the host.
         """
         outlet = self._outlet
         is_short = in_brief and outlet.weights is not Weights.WHOLE
         if not (is_short or outlet.weights is Weights.SUMMARY) or outlet.weigh is None:
             weigh = outlet.weigh if outlet.condense else None
             self.put(call, slot, tensor, by=None if outlet.weights is Weights.WHOLE else weigh)
-            return
+            return self._digest(tensor)
         plain = plain_of(tensor)
         with outlet.lock:
             key = self._key(call, slot)
             held = None if plain.problem else outlet.weigh(key, plain.tensor, plain.layout)
             if held is None:
                 self.put(call, slot, tensor)
-                return
+                return self._digest(tensor)
             outlet.counts.values += 1
             source = held.source or self._source(held.numbers, own=True)
             outlet.counts.nbytes += source.nbytes
             self._hand(call, slot, plain, _geometry(plain.tensor), source, held.stored)
+            return held.digest
+
+    def _digest(self, tensor: Tensor) -> str:
+        """Of a value that was recorded last at its place; empty where it is not known."""
+        plain = plain_of(tensor)
+        if plain.problem:
+            return ""
+        own = plain.tensor
+        place = (own.untyped_storage()._cdata, own.data_ptr(), _geometry(own))
+        seen = self._seen.get(place)
+        return seen[2] if seen is not None else ""
 
     def _key(self, call: Call, slot: str) -> Key:
         return Key(self._model, self._step, call.op, call.call, slot)

@@ -18,9 +18,10 @@ from dumpcmp.taps.recording.values import Values
 class Weighing:
     """Parameters and buffers that are still to be recorded, by module."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, digests: dict[tuple[str, str], str] | None = None) -> None:
         self.left: dict[str, Slots] = {}
         self._values, self._in_brief = values, False
+        self._digests = {} if digests is None else digests  # of what was recorded last
 
     def hold(self, weights: dict[str, Slots], in_brief: bool) -> None:
         """Record `weights`, each as its module comes up; `in_brief`, unless all are kept whole."""
@@ -31,7 +32,8 @@ class Weighing:
         """Record those of the module at `path`, which `call` is the first call of."""
         with DisableTorchFunction(), DisableTorchDispatch():
             for slot, tensor in self.left.pop(path, ()):
-                self._values.put_weight(call, slot, tensor, self._in_brief)
+                digest = self._values.put_weight(call, slot, tensor, self._in_brief)
+                self._digests[path, slot] = digest
 
 
 def weights_of(root: nn.Module, model: Model) -> dict[str, Slots]:

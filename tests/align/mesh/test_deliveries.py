@@ -127,4 +127,4 @@ def test_groups_are_named_by_the_axis_that_they_were_made_for() -> None:
         return {site: Call(*site, 0, arguments=json.dumps(said))}
 
     traffic = Traffic({rank: call(rank) for rank in range(8)}, lambda _: [], lambda _: Value)  # type: ignore[arg-type, return-value]
-    assert traffic.groups(site) == "tp (ranks 0-3 and 1 groups more)"
+    assert traffic.groups(site) == "tp (ranks 0-3 and 1 group more)"

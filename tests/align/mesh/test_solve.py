@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from dumpcmp.align.mesh.culprits import about_ranks, likeliest
 from dumpcmp.align.mesh.regions import Shape, Shard
 from dumpcmp.align.mesh.solve import Question, Solved, Unsolved, solve, supposing
-from dumpcmp.nouns.layouts import Layout, parse_layout, parse_mesh
+from dumpcmp.nouns.layouts import Coordinate, Layout, parse_layout, parse_mesh
 from dumpcmp.nouns.value import DTYPES, Value
 from tests.align.mesh.sharding import Shares, shard
 
@@ -181,3 +183,42 @@ def test_padding_is_no_share_that_fits() -> None:
     plan = likeliest(question)
     assert plan is not None and str(plan.layout) == "d0[ranks0] d1[ranks1:replicated]"
     assert [said.partition(" (")[0] for said in about_ranks(question, plan)] == ["wrong: rank 2"]
+
+
+EMPTY = [
+    ((5,), 0, (0,)),  # all of it on the last rank
+    ((5,), 0, (5,)),
+    ((6, 4), 0, (6, 6)),
+    ((6, 4), 1, (0, 2, 2)),
+]
+
+
+@pytest.mark.parametrize("shape, dim, cuts", EMPTY)
+@pytest.mark.parametrize("placed", [True, False])
+def test_ranks_without_a_share_are_part_of_a_layout(
+    shape: Shape, dim: int, cuts: Shape, placed: bool
+) -> None:
+    golden = _golden(shape)
+    found = solve(_uneven(golden, np.split(golden.bits, cuts, axis=dim), placed))
+    assert isinstance(found, Solved), found
+    assert np.array_equal(found.whole.value.bits, golden.bits)
+
+
+@pytest.mark.parametrize("placed", [True, False])
+@pytest.mark.parametrize("num", [2, 4])
+@pytest.mark.parametrize("shape", [(6,), (6, 4), (2, 6, 12)])
+def test_ranks_that_all_hold_nothing_fit_nothing(shape: Shape, num: int, placed: bool) -> None:
+    golden, void = _golden(shape), np.zeros((0,) * len(shape), np.float32)
+    assert isinstance(solve(_uneven(golden, [void] * num, placed)), Unsolved)
+    whole = Value(golden.dtype, void)
+    assert isinstance(solve(_uneven(whole, [golden.bits] * num, placed)), Unsolved)
+
+
+def _uneven(golden: Value, parts: list[NDArray[Any]], placed: bool) -> Question:
+    coordinates = [(Coordinate("t", rank, len(parts), known=False),) for rank in range(len(parts))]
+    shards = [
+        Shard(rank, part.shape, Layout(coordinates=coordinates[rank] if placed else ()))
+        for rank, part in enumerate(parts)
+    ]
+    values = [Value(golden.dtype, part) for part in parts]
+    return Question(golden, shards, values.__getitem__, LIMIT)

@@ -58,3 +58,7 @@ def test_of_more_rows_zeros_and_golden_rows_again_are_left_out() -> None:
 def test_single_numbers_resemble_each_other_too_often() -> None:
     line = _value(ROWS.reshape(-1))
     assert in_golden_order(line, [line]) is None
+
+
+def test_where_golden_has_no_rows_none_are_put_in_order() -> None:
+    assert in_golden_order(_value(ROWS[:0]), [_value(ROWS[:2]), _value(ROWS[2:])]) is None

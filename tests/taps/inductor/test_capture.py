@@ -19,7 +19,6 @@ from dumpcmp.dumping.modes import mode_with
 from dumpcmp.dumping.programs import dump
 from dumpcmp.nouns.errors import CaptureError, SelectionError
 from dumpcmp.nouns.row import Verdict
-from dumpcmp.taps.inductor.certificate import CodeRun, certificate
 from tests.taps.inductor.conftest import run
 from tests.taps.inductor.models import net
 
@@ -46,40 +45,15 @@ def facts_of(path: Path) -> dict[str, Any]:
 
 def test_the_tap_changes_no_kernel_and_no_bit(certified: Path) -> None:
     stated = facts_of(certified)["certificate"]
-    assert stated["same_kernels"] is True and stated["same_bits"] is True
-    assert stated["text"].startswith("certified: same kernels, same bits")
-
-
-# Outputs of an untapped run, of the tapped run and of a second untapped run; then what is certain.
-CERTIFICATES = {
-    "all the same": (["a", "b"], ["a", "b"], ["a", "b"], True),
-    "the tap changed one": (["a", "b"], ["a", "x"], ["a", "b"], False),
-    "one differs by itself": (["a", "b"], ["a", "x"], ["a", "y"], True),
-    "one by itself, one by the tap": (["a", "b"], ["z", "x"], ["a", "y"], False),
-}
-
-
-@pytest.mark.parametrize("name", CERTIFICATES)
-def test_certificates_leave_out_what_no_run_repeats(name: str) -> None:
-    *outputs, same = CERTIFICATES[name]
-    runs = [[CodeRun("code", "inputs", tuple(out))] for out in outputs]
-    stated = certificate(runs[0], runs[1], again=runs[2])
-    assert (stated.same_kernels, stated.same_bits) == (True, same)
-    assert stated.text.startswith("certified" if same else "not certified")
-
-
-def test_other_kernels_or_other_inputs_are_not_certified() -> None:
-    plain = [CodeRun("code", "inputs", ("a",))]
-    for other in (CodeRun("changed", "inputs", ("a",)), CodeRun("code", "others", ("a",))):
-        assert certificate(plain, [other], again=plain).text.startswith("not certified")
-    assert certificate(plain, [], again=plain).same_bits is None
+    assert stated["holds"] is True and stated["text"].startswith("certified: ")
+    assert stated["compared"].keys() >= {"kernel", "output", "gradient", "state", "stdout"}
 
 
 def test_a_comparison_says_whether_its_target_is_certified(
     certified: Path, golden: Golden, tmp_path: Path
 ) -> None:
     told = dumpcmp.compare(golden(True), certified).remarks
-    assert any("certified: same kernels, same bits" in remark for remark in told)
+    assert any("my side: certified: " in remark for remark in told)
     model, x = net()
     with dumpcmp.capture(model, tmp_path / "d", mode="compiled"):
         run(model, x)

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode, has_torch_function, has_torch_fun
 
 import dumpcmp
 from dumpcmp import Archive
-from dumpcmp.taps.modes.path_conditions import OVERRIDE_QUESTIONS, PATHS_BY_TRACING
+from dumpcmp.taps.modes.torch_conditions import OVERRIDE_QUESTIONS, PATHS_BY_TRACING
 
 TORCH = Path(torch.__file__).parent
 PADDED = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]], dtype=torch.bool)

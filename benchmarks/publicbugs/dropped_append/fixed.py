@@ -1,0 +1,21 @@
+"""The result of pytorch#197896, computed in another way."""
+
+import torch
+from torch import Tensor
+
+OP = ""  # no function is wrong: the list is
+
+
+def run() -> Tensor:
+    calls: list[int] = []
+
+    def program(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x + 1
+
+    out: Tensor = torch.compile(program)(torch.ones(2))
+    return out * len(calls)
+
+
+if __name__ == "__main__":
+    print(run())

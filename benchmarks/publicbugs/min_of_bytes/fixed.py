@@ -1,0 +1,19 @@
+"""The result of pytorch#191499, computed in another way."""
+
+import torch
+from torch import Tensor
+
+OP = "min"
+
+
+def program(x: Tensor) -> Tensor:
+    return x.long().min().to(x.dtype) + x
+
+
+def run() -> Tensor:
+    out: Tensor = torch.compile(program)(torch.arange(5, 77).to(torch.uint8))
+    return out
+
+
+if __name__ == "__main__":
+    print(run())

@@ -1,0 +1,19 @@
+"""The result of pytorch#133512, computed in another way."""
+
+import torch
+from torch import Tensor
+
+OP = "as_strided_copy"
+
+
+def program(x: Tensor) -> Tensor:
+    return x[:3] + 1
+
+
+def run() -> Tensor:
+    out: Tensor = torch.compile(program)(torch.arange(10)[::2])
+    return out
+
+
+if __name__ == "__main__":
+    print(run())

@@ -1,0 +1,134 @@
+"""A few sums of a tensor in float64, by which the same quantity is known again."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+# Two float64 runs of one computation in another order part by about 2**-52 an op. 1e-9 leaves room
+# for a million of them, and lies below the rounding of float32 (6e-8) that two programs show which
+# are not the same.
+SAME = 1e-9
+_BLOCK = 1 << 16
+T = TypeVar("T")
+
+
+class Fingerprint(NamedTuple):
+    """Sums over the elements: three that any order gives, and one that tells the order."""
+
+    numel: int  # of finite elements
+    size: float  # the sum of absolute values, which the others are measured by
+    total: float
+    squares: float  # over the largest element
+    ordered: float  # with a random weight for each place
+
+    def is_same(self, other: Fingerprint) -> bool:
+        """Whether both have the same elements in the same order."""
+        return self.is_permuted(other) and _near(self.ordered, other.ordered, self, other)
+
+    def is_permuted(self, other: Fingerprint) -> bool:
+        """Whether both have the same elements, in whatever order."""
+        return (
+            self.numel == other.numel
+            and _near(self.size, other.size, self, other)
+            and _near(self.total, other.total, self, other)
+            and _near(self.squares, other.squares, self, other)
+        )
+
+
+def _near(a: float, b: float, one: Fingerprint, other: Fingerprint) -> bool:
+    return abs(a - b) <= SAME * max(one.size, other.size)
+
+
+def fingerprint(tensor: Tensor) -> Fingerprint:
+    """The sums of `tensor`; elements that are not finite count as nothing, and are not counted."""
+    flat = tensor.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.to(torch.complex128)).reshape(-1)
+    flat = flat.to(torch.float64)
+    finite = torch.isfinite(flat)
+    numel = int(finite.sum())
+    if numel < flat.numel():
+        flat = torch.where(finite, flat, 0.0)
+    sizes = flat.abs()
+    largest = float(sizes.max()) if flat.numel() else 0.0
+    squares = float(flat.dot(flat)) / largest if largest else 0.0
+    ordered = float(flat.dot(_weights(flat.numel()).to(flat.device)))
+    return Fingerprint(numel, float(sizes.sum()), float(flat.sum()), squares, ordered)
+
+
+def _weights(count: int) -> Tensor:
+    """A weight for each of so many places, always the same."""
+    blocks = [_block(number) for number in range(-(-count // _BLOCK))]
+    return torch.cat(blocks)[:count] if blocks else torch.empty(0, dtype=torch.float64)
+
+
+@cache
+def _block(number: int) -> Tensor:
+    generator = torch.Generator().manual_seed(number + 1)
+    return torch.rand(_BLOCK, generator=generator, dtype=torch.float64) - 0.5
+
+
+def is_telling(tensor: Tensor) -> bool:
+    """Whether a tensor is evidence where it is found again: zeros, ones and ramps are anywhere."""
+    if tensor.numel() < 2:
+        return False
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    flat = tensor.reshape(-1)
+    if tensor.is_complex():
+        flat = flat.real
+    return len(set(flat[:_BLOCK].tolist())) > 3
+
+
+def same_elements(one: Tensor, other: Tensor) -> bool:
+    """Whether both have one shape, and each element is the same quantity."""
+    if one.shape != other.shape:
+        return False
+    if not one.numel():
+        return True
+    if one.is_complex() or other.is_complex():
+        one, other = (torch.view_as_real(t.to(torch.complex128)) for t in (one, other))
+    one, other = one.detach().to(torch.float64), other.detach().to(torch.float64)
+    known = torch.isfinite(one)
+    if not torch.equal(known, torch.isfinite(other)):
+        return False
+    if not torch.equal(one[~known], other[~known]) and not bool(
+        ((one[~known] == other[~known]) | (one[~known].isnan() & other[~known].isnan())).all()
+    ):
+        return False
+    one, other = one[known], other[known]
+    if not one.numel():
+        return True
+    level = float(other.square().mean().sqrt())
+    return bool(((one - other).abs() <= SAME * (other.abs() + level)).all())
+
+
+@dataclass(eq=False)
+class PrintIndex(Generic[T]):
+    """Things by their fingerprints, found by nearly the same one."""
+
+    _by_numel: dict[int, tuple[list[float], list[tuple[Fingerprint, T]]]] = field(
+        default_factory=dict
+    )
+
+    def add(self, found: Fingerprint, thing: T) -> None:
+        sizes, things = self._by_numel.setdefault(found.numel, ([], []))
+        at = bisect_left(sizes, found.size)
+        sizes.insert(at, found.size)
+        things.insert(at, (found, thing))
+
+    def near(self, wanted: Fingerprint) -> Iterator[tuple[Fingerprint, T]]:
+        """What has the same elements, in whatever order."""
+        sizes, things = self._by_numel.get(wanted.numel, ([], []))
+        at = bisect_left(sizes, wanted.size * (1 - 2 * SAME))
+        while at < len(sizes) and sizes[at] <= wanted.size * (1 + 2 * SAME):
+            if wanted.is_permuted(things[at][0]):
+                yield things[at]
+            at += 1

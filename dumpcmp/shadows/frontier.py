@@ -1,0 +1,240 @@
+"""Where two programs part: the first calls that make what the other program never has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+
+from torch import Tensor
+
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.shadows.fingerprints import Fingerprint, PrintIndex, same_elements
+from dumpcmp.shadows.program import Node, ValueId
+from dumpcmp.shadows.quantities import Application, Quantity
+from dumpcmp.shadows.shadow import Shadow
+from dumpcmp.shadows.slices import Marginals, is_covered, is_permuted_dims
+
+MOST_GRAFTS = 64
+
+
+@dataclass(eq=False)
+class KnownQuantities:
+    """All quantities of one run, by identity and by their numbers."""
+
+    shadow: Shadow
+    _own: set[int] = field(init=False)
+    _prints: PrintIndex[Quantity] = field(init=False)
+    _answers: dict[int, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        every = {id(each): each for each in self.shadow.quantities.values()}
+        self._own, self._prints = set(every), PrintIndex()
+        for each in every.values():
+            try:
+                self._prints.add(each.print, each)
+            except DumpcmpError:
+                continue  # it has no numbers, so nothing is known by it
+
+    def like(self, quantity: Quantity) -> list[Quantity]:
+        """What the run has of the same elements, in whatever order."""
+        try:
+            return [each for _, each in self._prints.near(quantity.print)]
+        except DumpcmpError:
+            return []
+
+    def has(self, quantity: Quantity) -> bool:
+        """Whether the run has this quantity, in any shape and order of dims."""
+        if id(quantity) in self._own:
+            return True
+        if id(quantity) not in self._answers:
+            try:
+                self._answers[id(quantity)] = self._finds(quantity)
+            except DumpcmpError:
+                self._answers[id(quantity)] = False
+        return self._answers[id(quantity)]
+
+    def _finds(self, quantity: Quantity) -> bool:
+        if not quantity.is_telling:
+            return True
+        near = list(self._prints.near(quantity.print))
+        if any(each.is_same(quantity.print) for each, _ in near):
+            return True
+        return any(is_permuted_dims(quantity, each) for _, each in near)
+
+    def has_in_slices(self, quantity: Quantity) -> bool:
+        """Whether it is a slice of what the run has, or all of its slices are: a long search."""
+        try:
+            found = self._is_slice(quantity.print) or self._is_joined(quantity)
+        except DumpcmpError:
+            return False
+        self._answers[id(quantity)] = found
+        return found
+
+    def _is_slice(self, wanted: Fingerprint) -> bool:
+        """Whether it is a slice of something that the run has."""
+        for size, held in self._marginals.items():
+            if size > wanted.numel and any(any(each.places_of(wanted)) for each in held):
+                return True
+        return False
+
+    def _is_joined(self, quantity: Quantity) -> bool:
+        """Whether all of its slices are something that the run has."""
+        tensor = quantity.tensor
+        parts = (each.print for each in self._telling if each.print.numel < tensor.numel())
+        return is_covered(Marginals(tensor), parts)
+
+    @cached_property
+    def _telling(self) -> list[Quantity]:
+        every = {id(each): each for each in self.shadow.quantities.values()}.values()
+        return [each for each in every if not each.problem and each.is_telling]
+
+    @cached_property
+    def _marginals(self) -> dict[int, list[Marginals]]:
+        found: dict[int, list[Marginals]] = {}
+        for each in self._telling:
+            found.setdefault(each.tensor.numel(), []).append(Marginals(each.tensor))
+        return found
+
+
+def frontier(shadow: Shadow, values: Iterable[ValueId], other: KnownQuantities) -> list[Node]:
+    """Going back from `values` through what `other` lacks: the calls all of whose inputs it has."""
+    shown = list(values)
+    while True:
+        found = _frontier(shadow, shown, other)
+        made = [shadow.quantity(value) for node in found for value in node.gives.values()]
+        lacking = [each for each in made if not other.has(each)]
+        promoted = [each for each in lacking if other.has_in_slices(each)]
+        if not promoted:
+            return found
+
+
+def _frontier(shadow: Shadow, values: Iterable[ValueId], other: KnownQuantities) -> list[Node]:
+    found: list[Node] = []
+    seen: set[ValueId] = set()
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        node = shadow.program.producers.get(value)
+        if node is None or value in seen:
+            continue
+        seen.add(value)
+        before = [each for each in node.takes.values() if not other.has(shadow.quantity(each))]
+        waiting += before
+        if not before and node not in found:
+            found.append(node)
+    return sorted(found, key=lambda node: (node.rank, node.call.order))
+
+
+@dataclass(frozen=True, slots=True)
+class Guilt:
+    """The call that makes the effects others, and what golden does in its place."""
+
+    node: Node
+    is_golden: bool = False  # it is a call of golden that the target lacks
+    is_extra: bool = False  # golden has nothing in its place
+
+
+def guilty(
+    target: Shadow,
+    known: KnownQuantities,
+    ours: Collection[Node],
+    theirs: Collection[Node],
+    effects: Iterable[tuple[Quantity, Quantity]],
+) -> Guilt | None:
+    """The one call that explains why effects differ: with golden's value they are golden's.
+
+    `ours` and `theirs` are golden's and the target's frontier, and `known` all that golden has;
+    `effects` pairs golden's with the target's. None where no single call explains it.
+    """
+    wanted = list(effects)
+    for found, moved in islice(_grafts(target, known, ours, theirs), MOST_GRAFTS):
+        if _mends(moved, wanted):
+            return found
+    return None
+
+
+Moved = Mapping[object, Quantity]  # by id of a quantity, or of an application and a slot of it
+
+
+def _grafts(
+    target: Shadow, known: KnownQuantities, ours: Collection[Node], theirs: Collection[Node]
+) -> Iterator[tuple[Guilt, Moved]]:
+    """What to try: golden's calls before the target's, nothing, and golden's in their place."""
+    made = [(node, known.shadow.quantity(value)) for node in ours for value in node.gives.values()]
+    for node in theirs:
+        for value in node.gives.values():
+            placed = target.quantity(value)
+            for slot, each in _inputs_of(placed):
+                for lacking, other in made:
+                    if lacking.call.target != node.call.target:
+                        yield (
+                            Guilt(lacking, is_golden=True),
+                            {(id(placed.application), slot): other},
+                        )
+                yield Guilt(node, is_extra=True), {id(placed): each}
+            for other in known.like(placed):
+                yield Guilt(node), {id(placed): other}
+            for _, other in made:
+                yield Guilt(node), {id(placed): other}
+
+
+def _inputs_of(quantity: Quantity) -> Iterable[tuple[str, Quantity]]:
+    return () if quantity.application is None else quantity.application.inputs.items()
+
+
+def _mends(moved: Moved, effects: list[tuple[Quantity, Quantity]]) -> bool:
+    try:
+        return all(
+            same_elements(golden.tensor, grafted(target, moved)) for golden, target in effects
+        )
+    except DumpcmpError:
+        return False
+
+
+def grafted(effect: Quantity, moved: Moved) -> Tensor:
+    """What `effect` would be with other quantities in the places that `moved` names."""
+    found: dict[int, Tensor] = {}
+    waiting = [(effect, False)]
+    while waiting:
+        quantity, is_ready = waiting.pop()
+        if id(quantity) in found:
+            continue
+        if id(quantity) in moved:
+            found[id(quantity)] = _in_place_of(quantity, moved[id(quantity)])
+            continue
+        inputs = list(quantity.inputs)
+        if not is_ready:
+            waiting.append((quantity, True))
+            waiting += [(each, False) for each in inputs]
+            continue
+        application = quantity.application
+        if application is None or not _is_moved(application, found, moved):
+            found[id(quantity)] = quantity.tensor
+            continue
+        given = {
+            slot: _in_place_of(each, moved[id(application), slot])
+            if (id(application), slot) in moved
+            else found[id(each)]
+            for slot, each in application.inputs.items()
+        }
+        for slot, tensor in application.apply(given).items():
+            if slot in quantity.siblings:
+                found.setdefault(id(quantity.siblings[slot]), tensor)
+    return found[id(effect)]
+
+
+def _is_moved(application: Application, found: Mapping[int, Tensor], moved: Moved) -> bool:
+    return any(
+        (id(application), slot) in moved or found[id(each)] is not each.tensor
+        for slot, each in application.inputs.items()
+    )
+
+
+def _in_place_of(own: Quantity, other: Quantity) -> Tensor:
+    """The numbers of `other` in the shape of `own`; DumpcmpError where they cannot be."""
+    before, after = own.tensor, other.tensor
+    if before.numel() != after.numel() or before.dtype != after.dtype:
+        raise DumpcmpError("it has another number of elements")
+    return after.reshape(before.shape)

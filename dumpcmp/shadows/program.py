@@ -1,0 +1,176 @@
+"""The program of one step: recorded calls, the values that they take and give, and its effects."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.key import ROOT, Key
+from dumpcmp.nouns.record import Call, Phase, Record
+from dumpcmp.nouns.replay import Replay
+
+
+class ValueId(NamedTuple):
+    """A value of a run, under the first name that a rank recorded it by."""
+
+    rank: int
+    key: Key
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.key}" if self.rank else str(self.key)
+
+
+class OwnOperation(Protocol):
+    """What no single recorded function does: a gradient, or a memory that was written to."""
+
+    @property
+    def expression(self) -> Hashable: ...  # the same for the same operation, in whatever run
+
+    @property
+    def slot(self) -> str: ...  # of its call, by which a reader knows what it gives
+
+    def run(self, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...  # in float64
+
+    def held(self, given: Mapping[str, Tensor], got: Tensor) -> Replay | None: ...  # None: proven
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One recorded call of a function, with the values that it took and gave, by slot."""
+
+    rank: int
+    call: Call
+    takes: Mapping[str, ValueId]
+    gives: Mapping[str, ValueId]
+    own: OwnOperation | None = None  # what it does, where that is not its function
+    gradients: Mapping[str, ValueId] = field(default_factory=dict)  # of its values, by slot
+
+    def __str__(self) -> str:
+        where = f" on rank {self.rank}" if self.rank else ""
+        return f"{self.call.op}#{self.call.call}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepEffect:
+    """Something that a step leaves behind: what the model returned, a gradient, a buffer."""
+
+    name: str  # "output.0", "grad of layers.0.weight"
+    value: ValueId
+
+
+@dataclass(eq=False)
+class Program:
+    """The calls of one step on all ranks, each rank's in order of execution."""
+
+    model: str
+    step: int
+    nodes: Sequence[Node]
+    records: Mapping[ValueId, Record]  # of each value, where it was recorded first
+    effects: Sequence[StepEffect]
+    gradients: Mapping[ValueId, ValueId] = field(default_factory=dict)  # of modules' values
+    producers: Mapping[ValueId, Node] = field(init=False)
+    consumers: Mapping[ValueId, Sequence[Node]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        producers: dict[ValueId, Node] = {}
+        consumers: dict[ValueId, list[Node]] = {}
+        for node in self.nodes:
+            for value in node.takes.values():
+                consumers.setdefault(value, []).append(node)
+            for value in node.gives.values():
+                producers.setdefault(value, node)
+        self.producers, self.consumers = producers, consumers
+
+    @property
+    def leaves(self) -> Iterator[ValueId]:
+        """The values that no recorded call made, each once, in the order in which they are used."""
+        taken = (value for node in self.nodes for value in node.takes.values())
+        shown = (effect.value for effect in self.effects)
+        for value in dict.fromkeys((*taken, *shown)):
+            if value not in self.producers:
+                yield value
+
+    def behind(self, values: Sequence[ValueId]) -> set[Node]:
+        """The calls that `values` depend on."""
+        found: set[Node] = set()
+        waiting = list(values)
+        while waiting:
+            node = self.producers.get(waiting.pop())
+            if node is not None and node not in found:
+                found.add(node)
+                waiting += node.takes.values()
+        return found
+
+
+def read_program(archive: Archive, model: str, step: int) -> Program:
+    """The program of one step of `model`, as all ranks of `archive` recorded it."""
+    nodes: list[Node] = []
+    records: dict[ValueId, Record] = {}
+    effects: list[StepEffect] = []
+    gradients: dict[ValueId, ValueId] = {}
+    for held in archive.rank_steps(model, step):
+        of_rank = _RankReader(held.rank, {record.key: record for record in held.records()})
+        nodes += of_rank.nodes(held.calls())
+        records |= of_rank.records()
+        effects += of_rank.effects()
+        gradients |= of_rank.gradients()
+    return Program(model, step, nodes, records, effects, gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class _RankReader:
+    """One rank's records of a step."""
+
+    rank: int
+    held: Mapping[Key, Record]
+
+    def value(self, key: Key) -> ValueId:
+        """The value that was recorded under `key`, by its first name."""
+        seen = {key}
+        while (before := self.held[key].same_as) is not None and before in self.held:
+            if before in seen:
+                break  # a damaged archive: links never run in circles
+            seen.add(before)
+            key = before
+        return ValueId(self.rank, key)
+
+    def nodes(self, calls: Sequence[Call]) -> Iterator[Node]:
+        slots: dict[tuple[str, int], list[Key]] = {}
+        for key in self.held:
+            slots.setdefault((key.op, key.call), []).append(key)
+        for call in sorted(calls, key=lambda call: call.order):
+            if call.op.is_module or call.phase is Phase.RECOMPUTE:
+                continue
+            keys = slots.get((call.op, call.call), [])
+            takes = {str(key.slot): self.value(key) for key in keys if key.slot.is_input}
+            gives = {  # what was recorded before is no result of this call
+                str(key.slot): ValueId(self.rank, key)
+                for key in keys
+                if key.slot.is_output and self.value(key).key == key
+            }
+            gradients = {str(key.slot): self.value(key) for key in keys if key.slot.is_gradient}
+            yield Node(self.rank, call, takes, gives, None, gradients)
+
+    def records(self) -> dict[ValueId, Record]:
+        return {
+            ValueId(self.rank, key): record
+            for key, record in self.held.items()
+            if record.same_as is None or record.same_as not in self.held
+        }
+
+    def gradients(self) -> Iterator[tuple[ValueId, ValueId]]:
+        """Each value of a module whose gradient was recorded, and that."""
+        for key in self.held:
+            if key.slot.is_gradient and key.op.is_module:
+                value = key.site.key(key.slot.value)
+                if value in self.held:
+                    yield self.value(value), self.value(key)
+
+    def effects(self) -> Iterator[StepEffect]:
+        for key in self.held:
+            if key.op == ROOT and key.slot.is_output and key.call == 0:
+                yield StepEffect(key.slot, self.value(key))

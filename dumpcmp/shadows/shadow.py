@@ -1,0 +1,386 @@
+"""From recorded calls to quantities: what each call means when nothing is rounded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dumpcmp.archive.read.reader import Archive
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.op_names import OpSet
+from dumpcmp.nouns.record import UNWRITTEN, Kept, Record
+from dumpcmp.nouns.value import DTYPES, Kind, to_torch
+from dumpcmp.replay.arguments import CallArguments, read_arguments
+from dumpcmp.replay.drawing import draws, dropped_share
+from dumpcmp.replay.kinds import FunctionKind
+from dumpcmp.replay.limits import check_size
+from dumpcmp.replay.listed import ReplayFunction, function_named
+from dumpcmp.replay.rating import run
+from dumpcmp.replay.recorded import differentiable, told_by
+from dumpcmp.replay.running import fitted, wide_dtype
+from dumpcmp.replay.unreplayable import Unreplayable
+from dumpcmp.shadows.plain_arguments import plain_arguments
+from dumpcmp.shadows.program import Node, Program, ValueId
+from dumpcmp.shadows.quantities import Application, Book, Operation, Quantity, tensor_of
+
+# Casts between floats: they round, and nothing else.
+_CASTS = OpSet("to _to_copy type_as float half bfloat16 double type")
+# Functions of floats that jump: rounding decides on which side of a jump a run is.
+_JUMPS = OpSet("round floor ceil trunc fix frac sign sgn heaviside floor_divide remainder fmod")
+# Constants, which are rounded where they are made: a part of the start.
+_CONSTANTS = OpSet(
+    "tensor scalar_tensor lift_fresh lift_fresh_copy full linspace logspace new_tensor"
+)
+_BY_STRIDE = OpSet("as_strided as_strided_copy as_strided_scatter")
+_NUMBER = re.compile(r"-?\b\d+\b")
+_NEAR = 2.0**-5  # of its size: a recorded value that is so near is on the same side of a jump
+
+
+@dataclass(eq=False)
+class Shadow:
+    """One run's program in exact arithmetic: the quantity of each of its values."""
+
+    archive: Archive
+    program: Program
+    book: Book
+    leaf_of: Callable[[Shadow, ValueId], Quantity]
+    choices: Choices
+    precomputed: Callable[[Shadow, ValueId], Quantity | None] = lambda _, __: None
+    quantities: dict[ValueId, Quantity] = field(default_factory=dict)
+    skipped: dict[Node, str] = field(default_factory=dict)  # calls that only their records tell of
+    _flips: set[int] = field(default_factory=set)  # ids of what it is given, but did not choose
+    _after: dict[int, bool] = field(default_factory=dict)  # by id, whether it depends on one
+
+    def follow(self) -> Shadow:
+        """Go through the program once."""
+        for node in self.program.nodes:
+            self._add(node)
+        return self
+
+    def quantity(self, value: ValueId) -> Quantity:
+        """The quantity that a value is."""
+        found = self.quantities.get(value)
+        if found is None:
+            found = self.quantities[value] = self.leaf_of(self, value)
+        return found
+
+    def record(self, value: ValueId) -> Record:
+        return self.program.records[value]
+
+    def loader(self, value: ValueId) -> Callable[[], Tensor]:
+        """Reads a value as it was recorded."""
+        return partial(load, self.archive, self.record(value))
+
+    def _add(self, node: Node) -> None:
+        if not node.gives:
+            return
+        inputs = {slot: self.quantity(value) for slot, value in node.takes.items()}
+        if node.own is not None:
+            given = tuple((slot, id(each)) for slot, each in inputs.items())
+            self._ask(node, ("own", *given), node.own.expression, inputs, node.own.run)
+            return
+        try:
+            function = function_named(node.call.target)
+        except Unreplayable as error:
+            self.skipped[node] = error.message
+            self._bridge(node, inputs)
+            return
+        self._apply(node, function, inputs)
+        for value in node.gives.values():
+            known = self.precomputed(self, value)
+            if known is not None and self._is_float_value(value):
+                self.quantities[value] = known
+
+    def _apply(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
+        if function.kind is FunctionKind.NOTHING or function.name in _CONSTANTS:
+            self._take_as_recorded(node)
+        elif function.name in _CASTS and self._is_float(node, "input.0", "output.0"):
+            (given,) = node.gives.values()
+            self.quantities[given] = inputs["input.0"]
+        elif self._draws(node, function):
+            self._draw(node, function, inputs)
+        elif self._chooses(node, function):
+            self._choose(node, function, inputs)
+        else:
+            self._compute(node, function, inputs)
+
+    # the ways to get at a quantity
+
+    def _recorded(self, value: ValueId) -> Quantity:
+        """What was recorded, taken as it is."""
+        return self.book.leaf(identity(self.record(value)), self.loader(value))
+
+    def _take_as_recorded(self, node: Node) -> None:
+        for value in node.gives.values():
+            self.quantities[value] = self.leaf_of(self, value)
+
+    def _compute(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
+        run: Operation = partial(_run, node.call.arguments, function)
+        if function.name in _BY_STRIDE:
+            run = partial(_run_strided, self.record(node.takes["input.0"]), run)
+        given = (function.name, *((slot, id(inputs[slot])) for slot in sorted(inputs)))
+        self._ask(node, given, self._arguments(node, function), inputs, run)
+
+    def _ask(
+        self,
+        node: Node,
+        given: Hashable,
+        told: Hashable,
+        inputs: Mapping[str, Quantity],
+        run: Operation,
+    ) -> None:
+        """Let what `node` gives be what an operation gives that is `given` quantities, and `told`.
+
+        Where this run chose otherwise, sizes in its arguments are its own: the target's hold.
+        """
+        expression = given, told
+        if self.book.known(expression) is None and self._is_after_flip(inputs):
+            found = self.choices.resized(given, told)
+            if found is not None and node.gives.keys() <= found.keys():
+                self.quantities |= {value: found[slot] for slot, value in node.gives.items()}
+                return
+        self._put(node, expression, inputs, run)
+        made = {slot: self.quantities[value] for slot, value in node.gives.items()}
+        self.choices.note(given, told, made)
+
+    def _put(
+        self, node: Node, expression: Hashable, inputs: Mapping[str, Quantity], run: Operation
+    ) -> None:
+        """Let what `node` gives be what the operation gives that is known by `expression`."""
+        recorded = {slot: self.loader(value) for slot, value in node.gives.items()}
+        made = self.book.computed(expression, lambda: Application(run, inputs, recorded, str(node)))
+        for slot, value in node.gives.items():
+            if slot not in made:
+                first = next(iter(made.values()))
+                assert first.application is not None and isinstance(made, dict)
+                first.application.recorded = {**first.application.recorded, slot: recorded[slot]}
+                made[slot] = Quantity(application=first.application, slot=slot, siblings=made)
+            self.quantities[value] = made[slot]
+
+    def _bridge(self, node: Node, inputs: Mapping[str, Quantity]) -> None:
+        """Take what was recorded; both runs go on from the first, where they ask for the same."""
+        key = ("bridge", node.call.target, plain_arguments(node.call.arguments))
+        found = self.choices.same(key, inputs)
+        if found is None:
+            found = {slot: self._recorded(value) for slot, value in node.gives.items()}
+            self.choices.add(key, inputs, found)
+        for slot, value in node.gives.items():
+            self.quantities[value] = found[slot] if slot in found else self._recorded(value)
+
+    def _draw(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
+        """What was drawn is a leaf: of a dropout, which elements it dropped."""
+        share = self._dropped(node, function)
+        first = node.gives.get("output.0")
+        if not share or first is None or "input.0" not in inputs:
+            self._take_as_recorded(node)
+            return
+        drawn = self.leaf_of(self, first)
+        expression = ("dropout", share, id(inputs["input.0"]), id(drawn))
+        given = {"input.0": inputs["input.0"], "drawn": drawn}
+        self._put(node, expression, given, partial(_drop, share))
+
+    def _choose(self, node: Node, function: ReplayFunction, inputs: dict[str, Quantity]) -> None:
+        """The target's choice is both runs' choice: whether it was right is the kernel's matter."""
+        key = (function.name, *self._arguments(node, function))
+        chosen = self.choices.same(key, inputs)
+        if chosen is None:
+            chosen = {slot: self._recorded(value) for slot, value in node.gives.items()}
+            self.choices.add(key, inputs, chosen)
+        told = told_by(function.name)
+        for slot, value in node.gives.items():
+            if slot in chosen and not self._is_float_value(value):
+                self.quantities[value] = chosen[slot]
+                if chosen[slot] is not self._recorded(value):
+                    self._flips.add(id(chosen[slot]))
+        left = {s: v for s, v in node.gives.items() if self._is_float_value(v)}
+        if not left:
+            return
+        places = chosen.get(told) if told != "output.0" else None
+        by = {"chosen": places} if places is not None else {"near": chosen["output.0"]}
+        expression = ("choice", *key, *map(id, inputs.values()), *map(id, by.values()))
+        run = partial(_run_chosen, node.call.arguments, function)
+        rest = Node(node.rank, node.call, node.takes, left)
+        self._put(rest, expression, {**inputs, **by}, run)
+
+    def _is_after_flip(self, inputs: Mapping[str, Quantity]) -> bool:
+        """Whether this run chose otherwise itself, so that sizes in its arguments are others."""
+        return bool(self._flips) and any(map(self._depends_on_flip, inputs.values()))
+
+    def _depends_on_flip(self, quantity: Quantity) -> bool:
+        waiting = [(quantity, False)]
+        while waiting:
+            each, is_ready = waiting.pop()
+            inputs = list(each.inputs)
+            if is_ready:
+                given = any(self._after[id(before)] for before in inputs)
+                self._after[id(each)] = given or id(each) in self._flips
+            elif id(each) not in self._after:
+                waiting.append((each, True))
+                waiting += [(before, False) for before in inputs]
+        return self._after[id(quantity)]
+
+    # what a call is
+
+    def _is_float_value(self, value: ValueId) -> bool:
+        kind = DTYPES[dtype].kind if (dtype := self.record(value).dtype) in DTYPES else None
+        return kind in (Kind.FLOAT, Kind.COMPLEX)
+
+    def _is_float(self, node: Node, *slots: str) -> bool:
+        values = [node.takes.get(slot) or node.gives.get(slot) for slot in slots]
+        return all(value is not None and self._is_float_value(value) for value in values)
+
+    def _chooses(self, node: Node, function: ReplayFunction) -> bool:
+        """Whether floats go in and integers come out, or it jumps: rounding decides on it."""
+        if not any(map(self._is_float_value, node.takes.values())):
+            return False
+        if function.name in _JUMPS or (function.name == "view" and self._views_bits(node)):
+            return True
+        return not all(map(self._is_float_value, node.gives.values()))
+
+    def _views_bits(self, node: Node) -> bool:
+        dtypes = {self.record(v).dtype for v in (*node.takes.values(), *node.gives.values())}
+        return len(dtypes) > 1
+
+    def _draws(self, node: Node, function: ReplayFunction) -> bool:
+        return bool(self._asked(node, lambda arguments: draws(function, arguments)))
+
+    def _dropped(self, node: Node, function: ReplayFunction) -> float:
+        return self._asked(node, lambda arguments: dropped_share(function, arguments))
+
+    def _asked(self, node: Node, ask: Callable[[CallArguments], float]) -> float:
+        """What `ask` tells of the arguments, for which no numbers are needed."""
+        blank = {slot: torch.empty(0, device="meta") for slot in node.takes}
+        try:
+            return ask(read_arguments(node.call.arguments, blank))
+        except Unreplayable:
+            return 0.0
+
+    def _arguments(self, node: Node, function: ReplayFunction) -> tuple[Hashable, ...]:
+        """The arguments of a call as a part of an expression, but for its tensors."""
+        text = plain_arguments(node.call.arguments)
+        if function.name not in _BY_STRIDE:
+            return (text,)
+        first = self.record(node.takes["input.0"])
+        return text, first.stride, first.storage_offset
+
+
+@dataclass(eq=False)
+class Choices:
+    """What one run chose, for the other to choose as well where it is asked the same.
+
+    What was chosen also decides on sizes, which Python hands to later calls as numbers.
+    """
+
+    _sized: dict[Hashable, list[tuple[Hashable, Mapping[str, Quantity]]]] = field(
+        default_factory=dict
+    )
+    _made: dict[Hashable, list[tuple[Mapping[str, Quantity], Mapping[str, Quantity]]]] = field(
+        default_factory=dict
+    )
+
+    def add(
+        self, key: Hashable, inputs: Mapping[str, Quantity], chosen: Mapping[str, Quantity]
+    ) -> None:
+        self._made.setdefault(key, []).append((inputs, chosen))
+
+    def note(self, asked: Hashable, arguments: Hashable, made: Mapping[str, Quantity]) -> None:
+        """Remember what a function of these quantities gave, whatever numbers it was told."""
+        self._sized.setdefault(asked, []).append((arguments, made))
+
+    def resized(self, asked: Hashable, arguments: Hashable) -> Mapping[str, Quantity] | None:
+        """What a function of the same quantities gave that was told other whole numbers."""
+        wanted = _NUMBER.sub("#", str(arguments))
+        for told, made in self._sized.get(asked, ()):
+            if _NUMBER.sub("#", str(told)) == wanted:
+                return made
+        return None
+
+    def same(self, key: Hashable, inputs: Mapping[str, Quantity]) -> Mapping[str, Quantity] | None:
+        """What was chosen where the same was asked of the same quantities."""
+        made = self._made.get(key, ())
+        for given, chosen in made:
+            if all(given.get(slot) is each for slot, each in inputs.items()):
+                return chosen
+        for given, chosen in made:
+            if given.keys() == inputs.keys() and all(
+                given[slot].is_same(each) for slot, each in inputs.items()
+            ):
+                return chosen
+        return None
+
+
+def identity(record: Record) -> tuple[object, ...]:
+    """What tells that two leaves are one: their bytes; of what has none, its name."""
+    if record.problem == UNWRITTEN:
+        return "unwritten", record.dtype, record.shape
+    if record.digest and record.kept is Kept.FULL:
+        return record.digest, record.dtype, record.shape
+    return "unread", record.rank, record.key, id(record)
+
+
+def load(archive: Archive, record: Record) -> Tensor:
+    """A value as it was recorded, floats in float64; DumpcmpError where it was not kept."""
+    if record.problem == UNWRITTEN:
+        dtype = getattr(torch, record.dtype)
+        return tensor_of(torch.zeros(record.shape, dtype=dtype))
+    if record.kept is not Kept.FULL:
+        raise DumpcmpError(record.problem or "only a summary of it was kept")
+    return tensor_of(to_torch(archive.load(record)).reshape(record.shape))
+
+
+def _run(text: str, function: ReplayFunction, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Run a function in float64."""
+    arguments = fitted(read_arguments(text, given), given).mapped(_widened)
+    check_size(function, arguments)
+    return run(function, arguments)
+
+
+def _run_strided(record: Record, run: Operation, given: Mapping[str, Tensor]) -> Any:
+    """Run a function of memory as it lies: with its first input where the recorded run had it."""
+    first = given["input.0"]
+    steps = zip(record.shape, record.stride, strict=True)
+    room = record.storage_offset + 1 + sum((size - 1) * step for size, step in steps)
+    memory = torch.full((room,), torch.nan, dtype=torch.float64)
+    laid = memory.as_strided(record.shape, record.stride, record.storage_offset)
+    laid.copy_(first)
+    found = run({**given, "input.0": laid})
+    if any(bool(each.isnan().any()) for each in found.values()) and not first.isnan().any():
+        raise Unreplayable("it reads memory beside the tensor that it was given")
+    return found
+
+
+def _widened(leaf: Any) -> Any:
+    if isinstance(leaf, torch.dtype):
+        return wide_dtype(leaf)
+    return tensor_of(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _run_chosen(
+    text: str, function: ReplayFunction, given: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Run a function that chooses, or jumps, to where the recorded run was."""
+    inputs = {slot: each for slot, each in given.items() if slot not in ("chosen", "near")}
+    outputs = _run(text, function, inputs)
+    if "chosen" in given:
+        arguments = fitted(read_arguments(text, inputs), inputs)
+        return differentiable(function.name, arguments, outputs, given["chosen"])
+    made, recorded = outputs["output.0"], given["near"]
+    if made.shape != recorded.shape:
+        return {**outputs, "output.0": recorded}
+    level = float(recorded.abs().mean()) if recorded.numel() else 0.0
+    is_near = (made - recorded).abs() <= _NEAR * (recorded.abs() + level)
+    return {**outputs, "output.0": torch.where(is_near, made, recorded)}
+
+
+def _drop(share: float, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A dropout that drops what was dropped in the recorded run."""
+    if share >= 1:
+        return {"output.0": torch.zeros_like(given["input.0"])}
+    kept = given["drawn"] != 0
+    return {"output.0": torch.where(kept, given["input.0"] / (1 - share), 0.0)}

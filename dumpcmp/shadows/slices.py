@@ -1,0 +1,109 @@
+"""Finds one quantity in another: as a slice of it along a dim, or as all of its slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from dumpcmp.shadows.fingerprints import SAME, Fingerprint, fingerprint, same_elements
+from dumpcmp.shadows.quantities import Quantity
+
+_MOST_DIMS = 5  # that are put into every order
+_STRIDES = (1, 2)  # neighbours, and every other one, as rotary embeddings pair them
+
+
+@dataclass(eq=False)
+class Marginals:
+    """The sums of a tensor over all dims but one, for each of its dims."""
+
+    tensor: Tensor
+    _along: dict[int, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def _wide(self) -> Tensor:
+        tensor = self.tensor.detach()
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor.to(torch.complex128))
+        return torch.where(torch.isfinite(wide := tensor.to(torch.float64)), wide, 0.0)
+
+    def along(self, dim: int) -> Tensor:
+        """Sums of absolute values, and plain sums, at each index of `dim`: two rows."""
+        if dim not in self._along:
+            flat = self._wide.movedim(dim, 0).reshape(self._wide.shape[dim], -1)
+            self._along[dim] = torch.stack((flat.abs().sum(1), flat.sum(1)))
+        return self._along[dim]
+
+    @property
+    def dims(self) -> Iterator[tuple[int, int]]:
+        """Each dim that can be cut, and its size."""
+        return ((dim, size) for dim, size in enumerate(self._wide.shape) if size > 1)
+
+    def places_of(self, part: Fingerprint) -> Iterator[tuple[int, int, int, int]]:
+        """Where a slice has the sums of `part`: dim, first index, number of indices, stride."""
+        numel = self._wide.numel()
+        for dim, size in self.dims:
+            each = numel // size
+            count, rest = divmod(part.numel, each)
+            if rest or not 0 < count < size:
+                continue
+            for stride in _STRIDES:
+                yield from _windows(self.along(dim), part, dim, count, stride)
+
+
+def _windows(
+    sums: Tensor, part: Fingerprint, dim: int, count: int, stride: int
+) -> Iterator[tuple[int, int, int, int]]:
+    span = (count - 1) * stride + 1
+    if span > sums.shape[1] or (stride > 1 and count == 1):
+        return
+    found = sums.unfold(1, span, 1)[..., ::stride].sum(-1)
+    least = SAME * part.size
+    near = ((found[0] - part.size).abs() <= least) & ((found[1] - part.total).abs() <= least)
+    for at in near.nonzero().flatten().tolist():
+        yield dim, at, count, stride
+
+
+def is_part(small: Tensor, large: Tensor) -> str:
+    """Which indices of one dim of `large` make `small`, as ``dim 1: 5:6``; empty where none do."""
+    if small.ndim != large.ndim:
+        return ""
+    unequal = [dim for dim in range(small.ndim) if small.shape[dim] != large.shape[dim]]
+    if len(unequal) != 1 or not 0 < small.shape[unequal[0]] < large.shape[unequal[0]]:
+        return ""
+    (dim,) = unequal
+    count = small.shape[dim]
+    for first in range(large.shape[dim] - count + 1):
+        if same_elements(small, large.narrow(dim, first, count)):
+            return f"dim {dim}: {first}:{first + count}"
+    return ""
+
+
+def is_permuted_dims(one: Quantity, other: Quantity) -> bool:
+    """Whether one has the elements of the other in another order of dims, in whatever shape."""
+    return _permutes_into(one, other) or _permutes_into(other, one)
+
+
+def _permutes_into(one: Quantity, other: Quantity) -> bool:
+    tensor = one.tensor
+    dims = [dim for dim, size in enumerate(tensor.shape) if size > 1]
+    if len(dims) > _MOST_DIMS:
+        return False
+    core = tensor.reshape([tensor.shape[dim] for dim in dims])
+    orders = permutations(range(core.ndim))
+    return any(fingerprint(core.permute(order)).is_same(other.print) for order in orders)
+
+
+def is_covered(whole: Marginals, parts: Iterable[Fingerprint]) -> bool:
+    """Whether `parts` are slices of `whole` along one dim, and together all of it."""
+    left = {dim: set(range(size)) for dim, size in whole.dims}
+    for part in parts:
+        for dim, first, count, stride in whole.places_of(part):
+            left[dim] -= set(range(first, first + count * stride, stride))
+            if not left[dim]:
+                return True
+    return False

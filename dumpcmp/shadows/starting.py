@@ -1,0 +1,159 @@
+"""The start of two runs: which leaf of golden is which of the target's, and where they differ."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+
+import torch
+
+from dumpcmp.nouns.errors import DumpcmpError
+from dumpcmp.nouns.key import Key
+from dumpcmp.nouns.record import Kept, Record
+from dumpcmp.shadows.program import Program, ValueId
+from dumpcmp.shadows.quantities import Book, Quantity
+from dumpcmp.shadows.shadow import Shadow, identity, load
+
+NameInProgram = tuple[str, int, str]  # of a value within its step
+
+
+class Relation(StrEnum):
+    """How a leaf of golden and the target's of the same name, which has other bytes, belong."""
+
+    CAST = "cast"  # one is the other, rounded to a shorter dtype
+    CARRIED = "carried"  # both are one quantity of the step before
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class LeafPair:
+    """A leaf of golden and the target's in its place, which holds other bytes."""
+
+    golden: ValueId
+    target: ValueId
+    relation: Relation
+
+
+@dataclass(eq=False)
+class Before:
+    """The step before, by which a leaf may be known: what it is was settled there."""
+
+    golden: Shadow
+    target: Shadow
+    _values: dict[str, dict[str, ValueId]] = field(default_factory=dict)
+
+    def quantity(self, side: str, digest: str) -> Quantity | None:
+        """What a run had of these bytes."""
+        shadow = self.golden if side == "golden" else self.target
+        if side not in self._values:
+            records = shadow.program.records.items()
+            self._values[side] = {r.digest: value for value, r in records if _is_telling(r)}
+        value = self._values[side].get(digest)
+        return None if value is None else shadow.quantities.get(value)
+
+    def is_carried(self, ours: Record, theirs: Record) -> bool:
+        """Whether two leaves are one quantity of the step before."""
+        golden = self.quantity("golden", ours.digest)
+        target = self.quantity("target", theirs.digest)
+        return golden is not None and target is not None and golden.is_same(target)
+
+
+@dataclass(eq=False)
+class Start:
+    """The leaves of both runs of one step."""
+
+    book: Book
+    before: Before | None = None
+    differing: list[LeafPair] = field(default_factory=list)
+    alone: list[ValueId] = field(default_factory=list)  # golden's, of which the target has none
+    _targets: dict[NameInProgram, list[ValueId]] = field(default_factory=dict)
+    _of_target: dict[ValueId, Quantity] = field(default_factory=dict)
+    _records: dict[ValueId, Record] = field(default_factory=dict)
+    _known: set[int] = field(default_factory=set)  # ids of the target's leaves
+    _digests: dict[str, set[str]] = field(default_factory=dict)  # of leaves, by side
+
+    def know(self, side: str, program: Program) -> None:
+        """Learn which bytes a run started from, before either is followed."""
+        records = (program.records[leaf] for leaf in program.leaves)
+        self._digests[side] = {record.digest for record in records if _is_telling(record)}
+
+    def precomputed(self, other: str, shadow: Shadow, value: ValueId) -> Quantity | None:
+        """What was recorded of a computed value, where the `other` run started from those bytes.
+
+        One run computes what the other has in a buffer or a cache, which was rounded when it was
+        made: both go on from there.
+        """
+        record = shadow.record(value)
+        if not _is_telling(record) or record.digest not in self._digests.get(other, ()):
+            return None
+        return self.book.leaf(identity(record), partial(load, shadow.archive, record))
+
+    def of_target(self, shadow: Shadow, value: ValueId) -> Quantity:
+        """The quantity of a leaf of the target: what was recorded."""
+        record = shadow.record(value)
+        found = self.book.leaf(identity(record), partial(load, shadow.archive, record))
+        self._targets.setdefault(_name(value.key), []).append(value)
+        self._of_target[value], self._records[value] = found, record
+        self._known.add(id(found))
+        return found
+
+    def of_golden(self, shadow: Shadow, value: ValueId) -> Quantity:
+        """The same of golden: the target's quantity, where it is the target's leaf."""
+        record = shadow.record(value)
+        found = self.book.leaf(identity(record), partial(load, shadow.archive, record))
+        if id(found) in self._known:
+            return found
+        pair = self._pair(shadow, value, record)
+        if pair is None:
+            self.alone.append(value)
+            return found
+        self.differing.append(pair)
+        return self._of_target[pair.target]
+
+    def _pair(self, shadow: Shadow, value: ValueId, record: Record) -> LeafPair | None:
+        for other in self._targets.get(_name(value.key), ()):
+            if self._records[other].shape == record.shape:
+                relation = self._relation(shadow, record, other)
+                return LeafPair(value, other, relation)
+        if self.before is None or not _is_telling(record):
+            return None
+        for other, theirs in self._records.items():
+            is_like = theirs.shape == record.shape and _is_telling(theirs)
+            if is_like and self.before.is_carried(record, theirs):
+                return LeafPair(value, other, Relation.CARRIED)
+        return None
+
+    def _relation(self, shadow: Shadow, record: Record, other: ValueId) -> Relation:
+        theirs = self._records[other]
+        if _is_cast(shadow, record, theirs, self._of_target[other]):
+            return Relation.CAST
+        if self.before is not None and self.before.is_carried(record, theirs):
+            return Relation.CARRIED
+        return Relation.OTHER
+
+
+def _is_telling(record: Record) -> bool:
+    return bool(record.digest) and record.kept is Kept.FULL and math.prod(record.shape) > 1
+
+
+def _name(key: Key) -> NameInProgram:
+    return key.op, key.call, key.slot
+
+
+def _is_cast(shadow: Shadow, ours: Record, theirs: Record, target: Quantity) -> bool:
+    """Whether a leaf of golden and the target's are one number but for the rounding of a dtype."""
+    if ours.dtype == theirs.dtype:
+        return False
+    try:
+        golden, other = load(shadow.archive, ours), target.tensor
+    except DumpcmpError:
+        return False
+    if golden.shape != other.shape or not golden.is_floating_point():
+        return False
+    if not other.is_floating_point():
+        return False
+    dtypes = getattr(torch, ours.dtype), getattr(torch, theirs.dtype)
+    short = min(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
+    return torch.equal(golden.to(short), other.to(short))

@@ -1,0 +1,119 @@
+"""Records what a root module was given and changed in place: tensors, caches, lists."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterator, Mapping
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dumpcmp.nouns.effects import TARGET, Effect
+from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
+from dumpcmp.taps.recording.plain import plain_of, version_of
+from dumpcmp.taps.recording.returned import records_effects
+from dumpcmp.taps.recording.sources import digest_of
+from dumpcmp.taps.recording.step import Step
+from dumpcmp.taps.recording.written_trees import Tree, TreeWriter, told_of, written
+
+_CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_Written = int | str | None  # what changes with every write to a tensor; None: nobody knows
+_SeenTensors = dict[str, tuple["weakref.ref[Tensor]", _Written]]  # tensors by their slots
+
+
+class _Argument(NamedTuple):
+    """One argument as it was before the step."""
+
+    tree: str  # with slots in place of tensors
+    tensors: _SeenTensors
+
+
+GivenArguments = Mapping[str, _Argument]  # by the names of the arguments
+
+
+def given_to(step: Step, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> GivenArguments:
+    """What the root of `step` is about to be given, as far as it can be changed in place."""
+    if not records_effects(step) or not step.tap.outputs:
+        return {}
+    with DisableTorchFunction(), DisableTorchDispatch():
+        return {
+            name: _argument(name, value)
+            for name, value in _named(module, args, kwargs)
+            if not isinstance(value, _CONSTANT)
+        }
+
+
+def put_changed(
+    step: Step, module: nn.Module, args: Any, kwargs: Mapping[str, Any], before: GivenArguments
+) -> None:
+    """Record those arguments of the root of `step` that are no longer what they were `before`."""
+    if not before:
+        return
+    with DisableTorchFunction(), DisableTorchDispatch():
+        parts: dict[str, Tree] = {}
+        found: list[tuple[str, Tensor]] = []
+        for name, value in _named(module, args, kwargs):
+            if name not in before or not _is_changed(name, value, before[name]):
+                continue
+            writer = _Marking(before[name].tensors)
+            parts[name] = writer.tree(value, f"output.{name}")
+            found += writer.found
+        if parts:
+            tree = {"object": "inputs", "parts": parts}
+            call = step.call(Effect.INPUTS.op, 0, TARGET, written(tree), "")
+            step.put_effect(call, found)
+
+
+def _named(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call of `module` by the names that its forward has for them."""
+    code = getattr(module.forward, "__code__", None)
+    names = code.co_varnames[1 : code.co_argcount] if isinstance(code, CodeType) else ()
+    for place, value in enumerate(args):
+        yield names[place] if place < len(names) else str(place), value
+    yield from kwargs.items()
+
+
+def _argument(name: str, value: Any) -> _Argument:
+    writer = TreeWriter(asks=False)
+    tree = writer.tree(value, f"output.{name}")
+    known = {slot: (weakref.ref(tensor), _version(tensor)) for slot, tensor in writer.found}
+    return _Argument(json.dumps(tree), known)
+
+
+def _is_changed(name: str, value: Any, before: _Argument) -> bool:
+    writer = TreeWriter(asks=False)
+    if json.dumps(writer.tree(value, f"output.{name}")) != before.tree:
+        return True
+    return any(not _is_still(before.tensors.get(slot), tensor) for slot, tensor in writer.found)
+
+
+def _is_still(known: tuple[weakref.ref[Tensor], _Written] | None, tensor: Tensor) -> bool:
+    """Whether `tensor` is the one that was known, and was not written to since."""
+    return known is not None and known[0]() is tensor and known[1] == _version(tensor)
+
+
+def _version(tensor: Tensor) -> _Written:
+    """How often a tensor was written to; of one that does not count, a digest where it is cheap."""
+    plain = plain_of(tensor)
+    if plain.problem:
+        return None
+    version = version_of(plain.tensor)
+    if version is None and plain.tensor.is_cpu:
+        return digest_of(plain.tensor)
+    return version
+
+
+class _Marking(TreeWriter):
+    """Writes an argument after the step; tensors that are as they were are only told of."""
+
+    def __init__(self, known: _SeenTensors) -> None:
+        super().__init__(asks=False)
+        self._known = known
+
+    def _tensor(self, tensor: Tensor, name: str, seen_by_slots: bool) -> Tree:
+        if _is_still(self._known.get(name), tensor):
+            return {"unchanged": told_of(tensor)}
+        return super()._tensor(tensor, name, seen_by_slots)

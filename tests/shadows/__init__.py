@@ -1,0 +1,1 @@
+"""Tests of recorded programs that are run again in float64."""
