@@ -126,7 +126,9 @@ class _CheckingMode(FunctionMode):
                 if inner is not None:
                     inner.add(call, given, took, gave)
                 if wanted and edges:
-                    drawn = {} if draw is None else draw.kept(next(iter(given.values())), gave[0][1])
+                    drawn = (
+                        {} if draw is None else draw.kept(next(iter(given.values())), gave[0][1])
+                    )
                     passed = of_one(call, given | drawn, took, gave)
                     _watch(self._checkup, call, passed, edges, gave)
 

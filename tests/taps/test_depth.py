@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,22 @@ by_mode = pytest.mark.parametrize("mode", ["eager", "fx", "aten"])
 built = pytest.mark.skipif(
     around._core is None, reason="what runs calls without frames is not built"
 )
+
+
+# Torch looks for a rule of each op that a mode gets. Where it has learnt how before the capture
+# began, that takes frames of Python at the lowest depth.
+FRAMES_OF_RULES = {"eager": 0, "fx": 0, "aten": 2}
+
+
+@pytest.fixture(autouse=True)
+def low_limit() -> Iterator[None]:
+    """A limit of recursion that is reached soon."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(400)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 class Nested(nn.Module):
@@ -158,8 +174,9 @@ def test_functions_compute_at_every_depth(mode: str, tmp_path: Path) -> None:
             made(torch.ones(2, 2))
         return made.count
 
-    wanted = uncaptured(run)
-    assert captured(run, tmp_path / "d", mode=mode, backward=True) == wanted
+    wanted, _ = uncaptured(run)
+    for count in captured(run, tmp_path / "d", mode=mode, backward=True):
+        assert wanted - FRAMES_OF_RULES[mode] <= count <= wanted
 
 
 @built

@@ -17,10 +17,10 @@ import torch
 from dumpcmp.nouns.built import built
 from dumpcmp.pytorch.names import (
     PROXY_MODE,
+    PrivateName,
     dispatch_mode,
     fx_tracing,
     jit_tracing_state,
-    PrivateName,
     num_function_modes,
     patch,
     patched,
