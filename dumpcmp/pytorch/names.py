@@ -108,7 +108,6 @@ _INDUCTOR = """
     to stand at the door of Inductor
         torch._inductor.compile_fx: compile_fx
         torch._inductor: aoti_load_package
-        torch._C._dynamo.eval_frame: get_eval_frame_callback
     to set how Inductor compiles, and to run passes of ours
         torch._inductor.config: patch cpp_wrapper inplace_buffers pattern_matcher max_fusion_size
         torch._inductor.config: graph_partition triton.cudagraphs custom_should_partition_ops

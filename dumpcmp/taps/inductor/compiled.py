@@ -14,7 +14,7 @@ from dumpcmp.pytorch.names import private
 from dumpcmp.taps.inductor.generated import Tapping
 from dumpcmp.taps.inductor.hidden_mode import mode_hidden_from_dynamo
 from dumpcmp.taps.inductor.provenance import Provenance
-from dumpcmp.taps.modes.around import Plan
+from dumpcmp.taps.modes.around import Plan, hidden_callback
 from dumpcmp.taps.modes.callables import is_compile_wrapper, is_inlined
 from dumpcmp.taps.modes.function_mode import TracedFunctionMode
 from dumpcmp.taps.modes.graph import UNTRACED, GraphBackend, calling, tracing_undisturbed
@@ -53,7 +53,6 @@ class CompiledCapture(ModuleCapture):
                 tracing_undisturbed(),
                 mode_hidden_from_dynamo(),
             ):
-                self._callback = private("torch._C._dynamo.eval_frame:get_eval_frame_callback")
                 skip = private("torch._dynamo.eval_frame:skip_code")
                 for ours in UNTRACED:
                     skip(ours.__code__)
@@ -97,7 +96,7 @@ class CompiledCapture(ModuleCapture):
 
     def _is_compiled(self, module: nn.Module) -> bool:
         """Whether it runs inside of something that torch.compile made, or holds such a thing."""
-        if callable(self._callback()):
+        if callable(hidden_callback()):
             return True
         inner = module.modules()
         return any(is_compile_wrapper(m) or m.__dict__.get("_compiled_call_impl") for m in inner)

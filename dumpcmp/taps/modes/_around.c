@@ -538,7 +538,15 @@ static PyObject *can_deepen(PyObject *self, PyObject *none)
     return PyBool_FromLong(left_at >= 0);
 }
 
+/* Dynamo's callback for frames, which is not there while the capture works; None: there is none. */
+static PyObject *hidden(PyObject *self, PyObject *none)
+{
+    (void)self, (void)none;
+    return Py_NewRef(hidden_callback ? hidden_callback : Py_None);
+}
+
 static PyMethodDef methods[] = {
+    {"hidden", hidden, METH_NOARGS, "Dynamo's callback, while the capture works without it."},
     {"can_deepen", can_deepen, METH_NOARGS, "Whether the limit of recursion can be raised."},
     {"set_up", set_up, METH_VARARGS, "Be told what torch and the package have."},
     {"hide_by", hide_by, METH_O, "Be told what sets dynamo's callback for frames."},

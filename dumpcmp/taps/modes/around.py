@@ -7,6 +7,7 @@ can without a capture. Where that was not built there are a few.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -69,15 +70,40 @@ def hide_from_dynamo() -> None:
             core.hide_by(set_callback)
 
 
+class _Hidden(threading.local):
+    callback: Any = None
+
+
+_hidden = _Hidden()
+
+
+def hidden_callback() -> Any:
+    """What would look at frames that begin now, did the capture not work on this thread."""
+    return _hidden.callback if _core is None else _core.hidden()
+
+
+def hide() -> Any:
+    """Begin work that dynamo does not look at; gives what `show` needs."""
+    before = _hiding[0](None) if _hiding else None
+    if before is not None:
+        _hidden.callback = before
+    return before
+
+
+def show(before: Any) -> None:
+    """Let dynamo look at what follows, if it did before."""
+    if before is not None:
+        _hidden.callback = None
+        _hiding[0](before)
+
+
 def work(run: Callable[..., Any], *args: Any) -> Any:
     """Do work of the capture's own, which nobody traces."""
-    if not _hiding:
-        return run(*args)
-    before = _hiding[0](None)
+    before = hide()
     try:
         return run(*args)
     finally:
-        _hiding[0](before)
+        show(before)
 
 
 def carried_out(plan: Plan) -> Any:
@@ -90,12 +116,11 @@ def carried_out(plan: Plan) -> Any:
     except BaseException as error:
         work(after, None, error)
         raise
-    hidden = _hiding[0](None) if _hiding else None
+    before = hide()
     try:
         instead = after(result, None)
     finally:
-        if _hiding:
-            _hiding[0](hidden)
+        show(before)
     return result if instead is None else instead[0]
 
 

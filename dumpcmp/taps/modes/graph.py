@@ -17,7 +17,7 @@ from dumpcmp.pytorch.module_trees import modules_of
 from dumpcmp.pytorch.names import DisableTorchFunction, patched, private, standing_in
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.taps.modes import callables
-from dumpcmp.taps.modes.around import Around, Plan, carried_out, deeper, work
+from dumpcmp.taps.modes.around import Around, Plan, carried_out, deeper, hide, show, work
 from dumpcmp.taps.modes.call_door import CallDoor
 from dumpcmp.taps.modes.function_mode import FunctionMode
 from dumpcmp.taps.modes.modules import ModuleCapture, pointed_at
@@ -110,6 +110,8 @@ UNTRACED: tuple[Any, ...] = (
     Around.__call__,
     carried_out,
     work,
+    hide,
+    show,
     callables.is_traced,
     callables.traces_itself,
     apart,

@@ -54,6 +54,7 @@ static void deepen(int by)
 }
 
 static PyObject *set_frame_callback; /* dynamo's, once it is there: what looks at each new frame */
+static _Thread_local PyObject *hidden_callback; /* what would look, did the capture not work now */
 
 /* Begin work of the capture's own, which nobody traces; gives what `end_work` needs, or NULL where
    it cannot begin. */
@@ -65,6 +66,8 @@ static PyObject *begin_work(void)
     PyObject *before = PyObject_CallFunctionObjArgs(set_frame_callback, Py_None, NULL);
     if (!before)
         deepen(-HEADROOM);
+    else if (before != Py_None)
+        hidden_callback = before;
     return before;
 }
 
@@ -73,6 +76,7 @@ static void end_work(PyObject *before)
     if (set_frame_callback && before != Py_None) {
         PyObject *type, *error, *trace;
         PyErr_Fetch(&type, &error, &trace);
+        hidden_callback = NULL;
         PyObject *done = PyObject_CallFunctionObjArgs(set_frame_callback, before, NULL);
         if (!done)
             PyErr_WriteUnraisable(set_frame_callback);

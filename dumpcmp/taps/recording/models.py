@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dumpcmp.nouns.built import built
 from dumpcmp.nouns.key import ROOT, Op
 from dumpcmp.pytorch.module_trees import named_modules_of
+from dumpcmp.pytorch.names import NO_DISPATCH
 from dumpcmp.pytorch.trees import Slots
 
 _core: Any = built("dumpcmp.taps.recording._plan")
@@ -116,10 +117,12 @@ class Model:
 
 def _version_of(tensor: Tensor) -> _Version:
     """What changes with every write: where the elements lie, and how often torch wrote there."""
-    try:
-        place = tensor.data_ptr()
-    except RuntimeError:  # a wrapper without elements of its own
-        place = id(tensor)
+    place = 0  # of one that answers the dispatcher itself, such as a fake tensor, which would warn
+    if getattr(type(tensor), "__torch_dispatch__", NO_DISPATCH) is NO_DISPATCH:
+        try:
+            place = tensor.data_ptr()
+        except RuntimeError:  # a wrapper without elements of its own
+            place = id(tensor)
     try:
         return place, tensor._version
     except RuntimeError:  # an inference tensor, which has none; to ask it first takes longer
