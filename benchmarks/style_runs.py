@@ -1,7 +1,7 @@
 """Runs a style in a process of its own, captured or not, and tells all that it was seen to do.
 
-``python -m benchmarks.style_runs MODE STYLE...`` prints one line of JSON for each run. Processes are
-forked from one that has imported torch, and of dumpcmp only what captures in MODE.
+``python -m benchmarks.style_runs MODE STYLE...`` prints one line of JSON for each run. Processes
+are forked from one that has imported torch, and of dumpcmp only what captures in MODE.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from torch.nn.modules import module as nn_module
 
 from benchmarks import styles
 
+_autograd: Any = torch._C._autograd
 SECONDS = 180.0  # that a run may take
 UNCAPTURED = "uncaptured"
 Seen = dict[str, Any]
@@ -162,7 +163,7 @@ def _process() -> dict[str, Any]:
         "dtype": str(torch.get_default_dtype()),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomalies": torch.is_anomaly_enabled(),
-        "saved hooks": torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        "saved hooks": _autograd._saved_tensors_hooks_is_enabled(),
         "threads": torch.get_num_threads(),
         "limit": sys.getrecursionlimit(),
         "depth": styles.depth_left(),

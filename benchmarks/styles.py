@@ -364,7 +364,8 @@ def lbfgs() -> Any:
         optimizer.zero_grad()
         return float(step(model).square().mean())
 
-    return [optimizer.step(closure) for _ in range(2)]
+    step_by: Any = optimizer.step
+    return [step_by(closure) for _ in range(2)]
 
 
 @style("training: gradients accumulated, clipped, scheduled")
@@ -391,7 +392,7 @@ def scaled() -> Any:
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(grid(3, 4)).float().square().mean()
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
     return loss, scaler.get_scale()
@@ -403,8 +404,8 @@ def in_backward() -> Any:
     optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
 
     def update(parameter: Tensor) -> None:
-        optimizers[parameter].step()  # type: ignore[index]
-        optimizers[parameter].zero_grad()  # type: ignore[index]
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(update)
@@ -542,9 +543,10 @@ def packed() -> Any:
 @style("contexts: forward AD")
 def dual() -> Any:
     model = net().eval()
-    with torch.autograd.forward_ad.dual_level():
-        x = torch.autograd.forward_ad.make_dual(grid(3, 4), grid(3, 4).cos())
-        out = torch.autograd.forward_ad.unpack_dual(model(x))
+    forward_ad: Any = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(grid(3, 4), grid(3, 4).cos())
+        out = forward_ad.unpack_dual(model(x))
     return out.primal, out.tangent
 
 
@@ -620,12 +622,12 @@ def transformed_inside() -> Any:
 
 class Doubling(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return grad * 2 + x * 0
 
@@ -713,7 +715,8 @@ def checkpointed() -> Any:
 @style("autograd: checkpointing of a sequence")
 def checkpointed_sequence() -> Any:
     model = net()
-    out = checkpoint_sequential(model, 2, grid(3, 4).requires_grad_(), use_reentrant=False)
+    run: Any = checkpoint_sequential
+    out = run(model, 2, grid(3, 4).requires_grad_(), use_reentrant=False)
     out.sum().backward()
     return out
 
@@ -753,7 +756,7 @@ class Wrapped(Tensor):
 
     @staticmethod
     def __new__(cls, enclosed: Tensor) -> Any:
-        return Tensor._make_wrapper_subclass(cls, enclosed.shape, dtype=enclosed.dtype)  # type: ignore[attr-defined]
+        return Tensor._make_wrapper_subclass(cls, enclosed.shape, dtype=enclosed.dtype)
 
     def __init__(self, enclosed: Tensor) -> None:
         self.enclosed = enclosed
@@ -966,7 +969,7 @@ def compiled_function() -> Any:
 def compiled_part() -> Any:
     def run(self: Any, x: Tensor) -> Tensor:
         y = self.a(x)
-        torch._dynamo.graph_break()  # type: ignore[no-untyped-call]
+        torch._dynamo.graph_break()
         return y * 2  # type: ignore[no-any-return]
 
     part = torch.compile(Of(run, a=Block()), backend="eager")
@@ -1141,7 +1144,7 @@ def sparse_rows() -> Any:
 @style("tensors: sparse gradients and SparseAdam")
 def sparse_gradients() -> Any:
     model = watched(nn.Embedding(6, 3, sparse=True))
-    optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+    optimizer: Any = torch.optim.SparseAdam(model.parameters(), lr=0.1)
     for _ in range(2):
         model(_IDS).sum().backward()
         optimizer.step()
@@ -1623,7 +1626,7 @@ def chained() -> Any:
 
     def hook(module: nn.Module, args: Any, out: Any) -> None:
         try:
-            {}["missing"]
+            os.environ["missing in every environment"]
         except KeyError as error:
             raise ValueError("in a hook") from error
 
@@ -1635,11 +1638,11 @@ def chained() -> Any:
 def raising_in_backward() -> Any:
     class Raising(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        def forward(ctx: Any, x: Tensor) -> Tensor:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
             raise ArithmeticError("in backward")
 
     step(watched(Of(lambda self, x: Raising.apply(self.a(x)), a=nn.Linear(4, 4))))  # type: ignore[no-untyped-call]
@@ -1713,12 +1716,12 @@ def depth_in_hooks() -> Any:
 
     class Deep(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        def forward(ctx: Any, x: Tensor) -> Tensor:
             seen.append(depth_left())
             return x * 2
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
             return grad * 2
 
     model = watched(nn.Sequential(nn.Linear(4, 4), Of(lambda self, x: Deep.apply(x))))  # type: ignore[no-untyped-call]
@@ -1747,7 +1750,7 @@ def trees() -> Any:
     def run(self: Any, tree: Any) -> Tensor:
         if isinstance(tree, Tensor):
             return self.a(tree)  # type: ignore[no-any-return]
-        return sum(self(branch) for branch in tree)  # type: ignore[return-value]
+        return sum(self(branch) for branch in tree)
 
     model = watched(Of(run, a=nn.Linear(4, 4)))
     out = model([grid(1, 4), [grid(1, 4) + 1, [grid(1, 4) + 2]]])

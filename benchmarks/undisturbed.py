@@ -62,8 +62,9 @@ def table() -> Table:
     wanted = names()
     kinds = (style_runs.UNCAPTURED, AGAIN, *MODES)
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1)) as pool:
-        of = {AGAIN: style_runs.UNCAPTURED}
-        found = pool.map(lambda kind: runs(of.get(kind, kind), wanted), kinds)
+        found = pool.map(
+            lambda kind: runs(style_runs.UNCAPTURED if kind == AGAIN else kind, wanted), kinds
+        )
         each = dict(zip(kinds, found, strict=True))
     rows = [[cell.replace("|", "/") for cell in row(name, each)] for name in wanted]
     num_runs = len(rows) * len(MODES)

@@ -92,7 +92,7 @@ _DYNAMO = f"""{_WRAPPERS}
 _DISPATCH = """
     to see what reaches the dispatcher
         torch.utils._python_dispatch: TorchDispatchMode
-        torch._ops: OpOverload OpOverload.__init__>_schema
+        torch._ops: HigherOrderOperator OpOverload OpOverload.__init__>_schema
 """
 _BACKEND_NAMES = """
     to find a backend by its name

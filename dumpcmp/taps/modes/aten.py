@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dumpcmp.nouns.record import Phase
@@ -110,6 +110,8 @@ def shared_by(func: OpOverload, args: Any) -> Shared | None:
 class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records each op of the dispatcher in the step, or the backward pass, that it belongs to."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, capture: AtenCapture) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.capture = capture
@@ -124,13 +126,18 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Where there is no C."""
-        kwargs, args = kwargs or {}, with_tensors(func, args)
+        kwargs = kwargs or {}
         if callables.traces_itself():
             return func(*args, **kwargs)
         return carried_out(self.begin(func, args, kwargs))
 
-    def begin(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Plan:
+    def begin(
+        self, func: OpOverload | HigherOrderOperator, args: Any, kwargs: dict[str, Any]
+    ) -> Plan:
         """Record that `func` is called, and plan to record what it gives."""
+        if isinstance(func, HigherOrderOperator):
+            bodies = {name: self._recorded_body(one) for name, one in kwargs.items()}
+            return func, tuple(map(self._recorded_body, args)), bodies, None
         args, function = with_tensors(func, args), aten_function(func)
         step = None if self.capture.is_muted else self.capture.step
         if not function.name or distributed.is_machinery(func):
@@ -140,6 +147,17 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             written, shared = written_by(func, args, kwargs), shared_by(func, args)
             return recorded(step, function, func, args, kwargs, True, written, shared)
         return self.capture.backward_op(function, func, args, kwargs)
+
+    def _recorded_body(self, argument: Any) -> Any:
+        """A function that an op such as torch.cond takes, with what it computes recorded."""
+        if not callable(argument):
+            return argument
+
+        def body(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return argument(*args, **kwargs)
+
+        return body
 
     def _written_only(
         self, step: Step | None, func: OpOverload, args: Any, kwargs: Any, *told: object
