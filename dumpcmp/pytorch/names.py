@@ -199,6 +199,7 @@ every mode
         torch._C: _len_torch_function_stack _get_function_stack_at
         torch._C: _pop_torch_function_stack _push_on_torch_function_stack
         torch.jit._builtins: _register_builtin
+        torch._C: _disabled_torch_function_impl
 every mode, or calls whose like came before are recorded as slowly as new ones
     to know a call that came before
         torch: UntypedStorage._weak_ref UntypedStorage._free_weak_ref

@@ -14,7 +14,7 @@ from dumpcmp.pytorch.names import private
 from dumpcmp.taps.inductor.generated import Tapping
 from dumpcmp.taps.inductor.hidden_mode import mode_hidden_from_dynamo
 from dumpcmp.taps.inductor.provenance import Provenance
-from dumpcmp.taps.modes.around import Plan, hidden_callback
+from dumpcmp.taps.modes.around import RunPlan, hidden_callback
 from dumpcmp.taps.modes.callables import is_compile_wrapper, is_inlined
 from dumpcmp.taps.modes.function_mode import TracedFunctionMode
 from dumpcmp.taps.modes.graph import UNTRACED, GraphBackend, calling, tracing_undisturbed
@@ -69,7 +69,7 @@ class CompiledCapture(ModuleCapture):
         run: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Plan:
+    ) -> RunPlan:
         """Stand before what torch.compile made of a module of torch, whose call is traced too."""
         step = self.step
         outermost = step is None or step.is_function

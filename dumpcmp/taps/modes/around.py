@@ -31,8 +31,8 @@ from dumpcmp.taps.modes import callables
 
 Instead = tuple[Any]  # what the program gets in place of a result
 After = Callable[[Any, BaseException | None], Instead | None]  # told the result, or what was raised
-Plan = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], After | None]
-Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], Plan]
+RunPlan = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], After | None]
+PlanCall = Callable[[Any, tuple[Any, ...], dict[str, Any]], RunPlan]
 
 _core: Any = built("dumpcmp.taps.modes._around")
 _plan: Any = built("dumpcmp.taps.recording._plan")
@@ -51,7 +51,7 @@ class Around:
 
     __slots__ = ("before", "bound")
 
-    def __init__(self, before: Before, bound: Any) -> None:
+    def __init__(self, before: PlanCall, bound: Any) -> None:
         self.before, self.bound = before, bound
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,7 @@ def work(run: Callable[..., Any], *args: Any) -> Any:
         show(before)
 
 
-def carried_out(plan: Plan) -> Any:
+def carried_out(plan: RunPlan) -> Any:
     """Run what was planned."""
     run, args, kwargs, after = plan
     if after is None:
@@ -125,7 +125,7 @@ def carried_out(plan: Plan) -> Any:
 
 
 # What is called in place of a function of the program: made of what plans it, and what is bound.
-around: Callable[[Before, Any], Callable[..., Any]] = Around if _core is None else _core.Around
+around: Callable[[PlanCall, Any], Callable[..., Any]] = Around if _core is None else _core.Around
 
 
 def deeper(run: Callable[..., Any], by: int) -> Callable[..., Any]:
@@ -143,7 +143,7 @@ if _core is not None:
 
 
 def answer_in_c(mode: Any, name: str, extra: int, follows: bool) -> None:
-    """Have torch call C for the method `name` of `mode`, which asks its method `begin` for a Plan.
+    """Have torch call C for the method `name` of `mode`, which asks its `begin` for a RunPlan.
 
     Calls that the step of a mode knows, which `follows` one, are recorded without asking.
     """

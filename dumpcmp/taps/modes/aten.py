@@ -17,7 +17,7 @@ from dumpcmp.nouns.selection import Level
 from dumpcmp.pytorch.names import private
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
-from dumpcmp.taps.modes.around import OF_OPS, Plan, answer_in_c, carried_out, ops_given_in_c
+from dumpcmp.taps.modes.around import OF_OPS, RunPlan, answer_in_c, carried_out, ops_given_in_c
 from dumpcmp.taps.modes.function_mode import recorded
 from dumpcmp.taps.modes.modules import ModuleCapture, is_recomputing
 from dumpcmp.taps.recording.functions import NO_OP, Function
@@ -133,7 +133,7 @@ class AtenMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin(
         self, func: OpOverload | HigherOrderOperator, args: Any, kwargs: dict[str, Any]
-    ) -> Plan:
+    ) -> RunPlan:
         """Record that `func` is called, and plan to record what it gives."""
         if isinstance(func, HigherOrderOperator):
             bodies = {name: self._recorded_body(one) for name, one in kwargs.items()}
@@ -201,8 +201,8 @@ class AtenCapture(ModuleCapture):
 
     def backward_op(
         self, function: Function, func: OpOverload, args: Any, kwargs: dict[str, Any]
-    ) -> Plan:
-        """Plan an op outside of any step; one of autograd belongs to a forward op's scope."""
+    ) -> RunPlan:
+        """RunPlan an op outside of any step; one of autograd belongs to a forward op's scope."""
         node = torch._C._current_autograd_node()
         owner = None if node is None or is_recomputing() else self._claims.get(node._sequence_nr())
         if owner is None:

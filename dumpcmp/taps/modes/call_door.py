@@ -13,11 +13,11 @@ from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.pytorch.names import patched
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
-from dumpcmp.taps.modes.around import Plan, around
+from dumpcmp.taps.modes.around import RunPlan, around
 
 _ATTRIBUTE = "_compiled_call_impl"  # nn.Module.__call__ runs it in place of _call_impl if it is set
 
-Intercept = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Plan]
+Intercept = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], RunPlan]
 
 
 class CallDoor:
@@ -41,7 +41,7 @@ class CallDoor:
     def __set__(self, module: nn.Module, call: Any) -> None:
         module.__dict__[_ATTRIBUTE] = call
 
-    def plan(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    def plan(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunPlan:
         """What a call of `module` is to run: what it would, or that with our work around it."""
         run = module.__dict__.get(_ATTRIBUTE) or module._call_impl
         if callables.is_traced() or distributed.is_parallel_wrapper(module):

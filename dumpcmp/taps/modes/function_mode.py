@@ -21,7 +21,7 @@ from dumpcmp.pytorch.names import (
 )
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
-from dumpcmp.taps.modes.around import OF_FUNCTIONS, Plan, answer_in_c, carried_out, work
+from dumpcmp.taps.modes.around import OF_FUNCTIONS, RunPlan, answer_in_c, carried_out, work
 from dumpcmp.taps.recording.functions import Function, function_of, moments_written
 from dumpcmp.taps.recording.routine import Ticket
 from dumpcmp.taps.recording.step import Step
@@ -57,7 +57,7 @@ class FunctionMode(TorchFunctionMode):
         plan = work(self.begin, func, args, kwargs or {})
         return func(*args, **(kwargs or {})) if plan is None else carried_out(plan)
 
-    def begin(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Plan | None:
+    def begin(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> RunPlan | None:
         """Record that `func` is called in the step, and plan to record what it gives.
 
         None stands for a call of which nothing is recorded.
@@ -120,7 +120,7 @@ def recorded(
     is_beneath_autograd: bool = False,
     written: Iterable[Tensor] = (),
     shared: Shared | None = None,
-) -> Plan:
+) -> RunPlan:
     """Record in `step` what `func`, which is `function`, takes; plan to record what it gives.
 
     Beneath autograd an output has no node yet, and what was changed in place still has its old one:
@@ -136,11 +136,11 @@ def recorded(
             call = None
     if call is None:
         return func, args, kwargs, None
-    of = _Returning(function, func, args, kwargs, call, is_beneath_autograd, written, shared)
+    of = _RunningCall(function, func, args, kwargs, call, is_beneath_autograd, written, shared)
     return func, args, kwargs, partial(_record_outputs, step, of)
 
 
-class _Returning(NamedTuple):
+class _RunningCall(NamedTuple):
     """A call that runs, of which the outputs are still to come."""
 
     function: Function
@@ -153,7 +153,7 @@ class _Returning(NamedTuple):
     shared: Shared | None
 
 
-def _record_outputs(step: Step, of: _Returning, result: Any, error: BaseException | None) -> None:
+def _record_outputs(step: Step, of: _RunningCall, result: Any, error: BaseException | None) -> None:
     if error is not None:
         return
     with HOLD:
@@ -164,7 +164,7 @@ def _record_outputs(step: Step, of: _Returning, result: Any, error: BaseExceptio
             step.outlet.give_up(trouble)
 
 
-def _outputs(step: Step, of: _Returning, result: Any) -> None:
+def _outputs(step: Step, of: _RunningCall, result: Any) -> None:
     given = of.args[0] if of.function.returns_nothing else result
     moments = moments_written(of.function.target, of.args, of.kwargs)
     step.forget_each(of.call, (*of.written, *moments))

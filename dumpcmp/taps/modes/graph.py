@@ -17,7 +17,7 @@ from dumpcmp.pytorch.module_trees import modules_of
 from dumpcmp.pytorch.names import DisableTorchFunction, patched, private, standing_in
 from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.taps.modes import callables
-from dumpcmp.taps.modes.around import Around, Plan, carried_out, deeper, hide, show, work
+from dumpcmp.taps.modes.around import Around, RunPlan, carried_out, deeper, hide, show, work
 from dumpcmp.taps.modes.call_door import CallDoor
 from dumpcmp.taps.modes.function_mode import FunctionMode
 from dumpcmp.taps.modes.modules import ModuleCapture, pointed_at
@@ -199,7 +199,7 @@ class GraphCapture(ModuleCapture):
         run: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Plan:
+    ) -> RunPlan:
         step = self.step
         outermost = step is None or step.is_function
         if callables.is_compile_wrapper(module) and outermost:  # traced for us, not for its backend

@@ -24,7 +24,7 @@ from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.around import (
     After,
     Instead,
-    Plan,
+    RunPlan,
     around,
     handed_over_in_c,
     hide_from_dynamo,
@@ -174,10 +174,10 @@ class ModuleCapture:
         with ExitStack() as ends:
 
             def listen() -> None:
-                hide_from_dynamo()
                 lacking = check_names("compiled functions")
                 self.recorder.lacking += [*lacking, *check_names("compiled modules")]
                 if not lacking:
+                    hide_from_dynamo()
                     ends.enter_context(callables.compiled_calls(self._function_called))
                 if not self.compiles:
                     ends.enter_context(torch.compiler.set_stance("force_eager"))
@@ -221,7 +221,7 @@ class ModuleCapture:
         run: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Plan:
+    ) -> RunPlan:
         """What a call of `module` by `run` is to do while this captures."""
         here = self._here
         if here.muted or HOLD.depth or callables.is_compile_wrapper(module):
@@ -239,7 +239,7 @@ class ModuleCapture:
 
     def _begin_root(
         self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Plan:
+    ) -> RunPlan:
         """Begin what an outermost call is: a step, something that is run again, or nothing."""
         ends = ExitStack()
         try:
@@ -262,7 +262,7 @@ class ModuleCapture:
 
     def _root_plan(
         self, ends: ExitStack, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Plan:
+    ) -> RunPlan:
         """What to run, with the contexts that it is to run in entered into `ends`."""
         if is_recomputing():
             return self._recompute(ends, module, run, args, kwargs)
@@ -356,7 +356,7 @@ class ModuleCapture:
 
     def _begin_module(
         self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Plan:
+    ) -> RunPlan:
         """Record that `module` is called, and plan to record what it gives."""
         depth = step.scopes.depth
         try:
@@ -391,14 +391,14 @@ class ModuleCapture:
     def _slowly(self, step: Step, module: nn.Module, run: Callable[..., Any]) -> Any:
         """What calls a module whose call is not known."""
 
-        def begin(_: Any, args: Any, kwargs: Any) -> Plan:
+        def begin(_: Any, args: Any, kwargs: Any) -> RunPlan:
             return self._begin_module(step, module, run, args, kwargs)
 
         return around(begin, module)
 
     def _recompute(
         self, ends: ExitStack, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Plan:
+    ) -> RunPlan:
         """Run a forward again, for checkpointing: its calls are marked, its values known."""
         step = self.recorder.step_with(module)
         if step is None:
