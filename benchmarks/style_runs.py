@@ -1,7 +1,7 @@
 """Runs a style in a process of its own, captured or not, and tells all that it was seen to do.
 
-``python -m benchmarks.style_runs MODE STYLE...`` prints one line of JSON for each run. Processes
-are forked from one that has imported torch, and of dumpcmp only what captures in MODE.
+``python -m benchmarks.style_runs MODE,... STYLE...`` prints one line of JSON for each run. Processes
+are forked from one that has imported torch, and of dumpcmp only what captures in these modes.
 """
 
 from __future__ import annotations
@@ -291,11 +291,13 @@ def get_ready(mode: str) -> None:
         importlib.import_module(name)
 
 
-def main(mode: str, *names: str) -> None:
+def main(modes: str, *names: str) -> None:
     """Run styles one after another, and tell of each run on a line of its own."""
-    get_ready(mode)
+    for mode in modes.split(","):
+        get_ready(mode)
     for name in names:
-        print(json.dumps([name, mode, observed(name, mode)]), flush=True)
+        for mode in modes.split(","):
+            print(json.dumps([name, mode, observed(name, mode)]), flush=True)
 
 
 if __name__ == "__main__":

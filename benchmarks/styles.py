@@ -1390,7 +1390,15 @@ def controlled() -> Any:
         return Of(run)(grid(3, 4))
 
 
-@style("results: FlexAttention and SDPA")
+@style("results: control flow ops that are trained")
+def controlled_training() -> Any:
+    def run(self: Any, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: self.a(x).sin(), lambda x: x.cos(), (x,))  # type: ignore[no-any-return]
+
+    return step(watched(Of(run, a=nn.Linear(4, 4))))
+
+
+@style("results: scaled_dot_product_attention")
 def attention() -> Any:
     q = grid(1, 2, 4, 8)
     model = Of(lambda self, q: F.scaled_dot_product_attention(q, q, q, is_causal=True))

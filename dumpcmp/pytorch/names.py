@@ -203,6 +203,9 @@ every mode
 every mode, or calls whose like came before are recorded as slowly as new ones
     to know a call that came before
         torch: UntypedStorage._weak_ref UntypedStorage._free_weak_ref
+every mode, or models that train through torch.cond and its like fail in modes eager and aten
+    to have control flow ops compile what they run
+        torch._higher_order_ops.utils: _hop_compile_and_call
 every mode, or tensors in containers that only torch's pytree can open are not recorded
     to open nested arguments
         torch.utils._pytree: SUPPORTED_NODES

@@ -111,6 +111,19 @@ def take_off(mode: TorchFunctionMode) -> None:
         push(other)
 
 
+@contextmanager
+def off_the_stack(mode: TorchFunctionMode | None) -> Iterator[None]:
+    """Have `mode` see nothing while the block runs, and not be there for who asks."""
+    if mode is None or num_function_modes() == 0:
+        yield
+        return
+    take_off(mode)
+    try:
+        yield
+    finally:
+        private("torch._C:_push_on_torch_function_stack")(mode)
+
+
 def recorded(
     step: Step,
     function: Function,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from types import CodeType, FrameType
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from dumpcmp.handlers import HOLD, SWALLOWING, Deferring, Undisturbed, apart, called_apart_by
 from dumpcmp.nouns.errors import CaptureError
@@ -175,7 +177,10 @@ class GraphCapture(ModuleCapture):
         """
         mode = self._here.mode
         try:
-            with nullcontext() if mode is None else mode.in_python():
+            with (
+                nullcontext() if mode is None else mode.in_python(),
+                _unwarned() if self._traces_for_us() else nullcontext(),
+            ):
                 return convert(*args, **kwargs)
         except Exception as error:
             causes = list(_causes(error))
@@ -220,10 +225,13 @@ class GraphCapture(ModuleCapture):
         return deeper(self._compiled[id(module)], _FRAMES)
 
     def _is_watched(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
-        """Whether code of the program would see what dynamo does: a mode, or a class of tensors."""
+        """Whether the program would see what dynamo does: by a mode, a class of tensors, or at first."""
         if not self.stands_for_eager or id(module) in self._compiled_by_program:
             return False
-        return has_other_modes() or any(map(is_overriding, _types_of(module, args, kwargs)))
+        kinds = _types_of(module, args, kwargs)
+        if any(issubclass(kind, UninitializedTensorMixin) for kind in kinds):
+            return True  # dynamo would give the random numbers back that its weights begin with
+        return has_other_modes() or any(map(is_overriding, kinds))
 
     def backend(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:  # noqa: ARG002
         """The torch.compile backend: what it returns runs `graph` and records it."""
@@ -247,6 +255,14 @@ def _types_of(module: nn.Module, args: Any, kwargs: Any) -> set[type]:
     given = {type(tensor) for _, tensor in slots_of("", (args, kwargs))}
     inside = (each for m in modules_of(module) for each in (m._parameters, m._buffers))
     return given | {type(tensor) for table in inside for tensor in table.values()}
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Let dynamo warn of nothing: without a capture it would not be there."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\._dynamo\b")
+        yield
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -18,7 +18,14 @@ from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import Level
 from dumpcmp.pytorch.module_trees import modules_of
-from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, check_names
+from dumpcmp.pytorch.names import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    PrivateName,
+    check_names,
+    patched,
+    standing_in,
+)
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
 from dumpcmp.taps.modes.around import (
@@ -30,7 +37,12 @@ from dumpcmp.taps.modes.around import (
     hide_from_dynamo,
 )
 from dumpcmp.taps.modes.call_door import CallDoor, module_calls
-from dumpcmp.taps.modes.function_mode import FunctionMode, enter_module, exit_module
+from dumpcmp.taps.modes.function_mode import (
+    FunctionMode,
+    enter_module,
+    exit_module,
+    off_the_stack,
+)
 from dumpcmp.taps.modes.replicas import Parallels
 from dumpcmp.taps.modes.torch_conditions import overrides_as_uncaptured
 from dumpcmp.taps.recording.changed_inputs import GivenArguments, given_to, put_changed
@@ -53,6 +65,13 @@ TRACED_ITSELF = (
     "the program traced itself (torch.jit.trace, make_fx or torch.fx): what ran meanwhile is not "
     "recorded"
 )
+
+
+UNRECORDED_BODIES = (
+    "what the functions compute that torch.cond and other control flow ops take is not recorded "
+    "where gradients are: capture in mode fx to see it"
+)
+_BODIES = "torch._higher_order_ops.utils:_hop_compile_and_call"
 
 
 class _Calling(NamedTuple):
@@ -107,6 +126,7 @@ class ModuleCapture:
         self._parallels = Parallels(recorder)
         self._collectives: CollectiveMode | None = None  # of a run on several ranks
         self._door: CallDoor | None = None
+        self._num_bodies = 0  # calls of torch.cond and its like that were not recorded
         self.compiles = False  # whether what the program compiles stays compiled
         self.enter = enter_module
         self.exit = exit_module
@@ -130,9 +150,10 @@ class ModuleCapture:
     def remarks(self) -> list[str]:
         """What the user must hear at the end."""
         unfinished = [] if self._collectives is None else self._collectives.remarks()
+        bodies = [UNRECORDED_BODIES] if self._num_bodies else []
         traced = [TRACED_ITSELF] if self._door is not None and self._door.num_traced else []
         seen = [*self._parallels.remarks(), *self.replays.remarks(), *self.watches.remarks()]
-        return [*unfinished, *traced, *seen]
+        return [*unfinished, *traced, *bodies, *seen]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -143,6 +164,8 @@ class ModuleCapture:
                 self._ends.enter_context(overrides_as_uncaptured(self.recorder.lacking))
                 self._ends.enter_context(handed_over_in_c())
             self._ends.enter_context(self._compiling())
+            if not self.traces and PrivateName(_BODIES, "").is_there:
+                self._ends.enter_context(patched(standing_in(_BODIES, self._with_gradients)))
             self._ends.enter_context(self._partitioned())
             self._ends.enter_context(self.replays.watched())
             self._ends.enter_context(self._parallels.watched())
@@ -184,6 +207,18 @@ class ModuleCapture:
 
             ends.enter_context(callables.once_dynamo_is_there(listen))
             yield
+
+    def _with_gradients(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Have torch.cond and its like compile what they run, where gradients need that.
+
+        They trace what their functions close over. What these compute is not recorded then.
+        """
+        if not torch.is_grad_enabled() or callables.is_traced():
+            return run(*args)
+        self._num_bodies += 1
+        mode = self._here.mode
+        with self._muting(), torch.compiler.set_stance("default"), off_the_stack(mode):
+            return run(*args)
 
     def _function_called(self, function: Any) -> callables.Leave:
         """Open a step for a compiled function, unless one is open; returns what closes it."""
