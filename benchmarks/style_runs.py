@@ -1,7 +1,7 @@
 """Runs a style in a process of its own, captured or not, and tells all that it was seen to do.
 
 ``python -m benchmarks.style_runs MODE,... STYLE...`` prints one line of JSON for each run.
-Processes are forked from one that has imported torch, and of dumpcmp only what captures in these modes.
+Processes are forked from one that has imported torch, and of dumpcmp what captures in these modes.
 """
 
 from __future__ import annotations
