@@ -225,7 +225,7 @@ class GraphCapture(ModuleCapture):
         return deeper(self._compiled[id(module)], _FRAMES)
 
     def _is_watched(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
-        """Whether the program would see what dynamo does: a mode, a class of tensors, new weights."""
+        """Whether the program would see dynamo: by a mode, a class of tensors, or new weights."""
         if not self.stands_for_eager or id(module) in self._compiled_by_program:
             return False
         kinds = _types_of(module, args, kwargs)
