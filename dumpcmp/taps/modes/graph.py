@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.parameter import UninitializedTensorMixin
 
 from dumpcmp.handlers import HOLD, SWALLOWING, Deferring, Undisturbed, apart, called_apart_by
 from dumpcmp.nouns.errors import CaptureError
@@ -34,6 +33,7 @@ from dumpcmp.taps.recording.models import Model, Scope
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
 
+_NEW = (nn.UninitializedParameter, nn.UninitializedBuffer)
 _FRAMES = 2  # that torch.compile and `calling` put around the program's
 _CONVERT = "torch._dynamo.convert_frame:ConvertFrame.__call__"
 
@@ -229,7 +229,7 @@ class GraphCapture(ModuleCapture):
         if not self.stands_for_eager or id(module) in self._compiled_by_program:
             return False
         kinds = _types_of(module, args, kwargs)
-        if any(issubclass(kind, UninitializedTensorMixin) for kind in kinds):
+        if any(issubclass(kind, _NEW) for kind in kinds):
             return True  # dynamo would give the random numbers back that its weights begin with
         return has_other_modes() or any(map(is_overriding, kinds))
 
