@@ -23,7 +23,7 @@ STYLES = (
     "results: a container that holds itself",
     "results: control flow ops that are trained",
     "exceptions: raised from a cause, in a hook",
-    "recursion: deep in modules",
+    "running: a forward that yields",
 )
 
 

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
+from inspect import iscoroutinefunction, isgeneratorfunction
 from types import CodeType, FrameType
 from typing import Any
 
@@ -228,6 +229,8 @@ class GraphCapture(ModuleCapture):
         """Whether the program would see dynamo: by a mode, a class of tensors, or new weights."""
         if not self.stands_for_eager or id(module) in self._compiled_by_program:
             return False
+        if isgeneratorfunction(module.forward) or iscoroutinefunction(module.forward):
+            return True  # dynamo would run all of it at once
         kinds = _types_of(module, args, kwargs)
         if any(issubclass(kind, _NEW) for kind in kinds):
             return True  # dynamo would give the random numbers back that its weights begin with
