@@ -32,7 +32,7 @@ def seen() -> dict[tuple[str, str], Any]:
     """What each style did, by style and mode."""
     words = [sys.executable, "-m", "benchmarks.style_runs", ",".join(MODES), *STYLES]
     root = Path(styles.__file__).parents[1]
-    ran = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True)
+    ran = subprocess.run(words, cwd=root, stdout=subprocess.PIPE, check=True, timeout=300)
     found = [json.loads(line) for line in ran.stdout.splitlines()]
     return {(name, mode): one for name, mode, one in found}
 
