@@ -34,6 +34,7 @@ TABLES: dict[str, str] = {
     "compiled-faults": "compiled_faults",
     "compiled-gpu": "compiled_gpu",
     "certified": "certified",
+    "undisturbed": "undisturbed",
     "silent": "silent",
     "traps": "traps",
     "verify": "verify",

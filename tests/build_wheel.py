@@ -17,6 +17,7 @@ CORES = (
     "dumpcmp/summary/gpu/_rows",
     "dumpcmp/taps/recording/_gather",
     "dumpcmp/taps/recording/_plan",
+    "dumpcmp/taps/modes/_around",
     "dumpcmp/archive/write/_desk",
     "dumpcmp/archive/write/_finish",
 )

@@ -17,6 +17,7 @@ TESTS = (
     "tests/taps/test_weights.py",
     "tests/taps/test_sources.py",
     "tests/taps/test_known_values.py",
+    "tests/taps/test_depth.py",
     "tests/archive/test_finish.py",
 )
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g")

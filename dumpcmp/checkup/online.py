@@ -22,6 +22,7 @@ from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, ch
 from dumpcmp.pytorch.nodes import Edge, SlotGrads, edge_of, watch_backward
 from dumpcmp.pytorch.trees import Slots, slots_of
 from dumpcmp.replay.listed import function_named
+from dumpcmp.taps.modes.around import RunPlan
 from dumpcmp.taps.modes.function_mode import FunctionMode
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.calls import current_line, function_arguments
@@ -102,30 +103,36 @@ class _CheckingMode(FunctionMode):
         super().__init__(step)
         self._checkup, self._inside = checkup, inside
 
-    def recorded(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def begin(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> RunPlan | None:
         function, inner = function_of(func), self._inside.calls
         counted = self.step.count(function) if self.step and function.name else None
         wanted = counted is not None and self._checkup.wants_next()
         if self.step is None or counted is None or not (wanted or inner):
-            return func(*args, **kwargs)
+            return None
         with _unseen() as is_differentiated:
             call, took, given = _given(self.step, *counted, function, args, kwargs)
             edges = _edges(took) if is_differentiated else []
             draw = Draw.of(function, func, args, kwargs) if edges and wanted else None
             before = _versions(took)
-        result = func(*args, **kwargs)
-        with _unseen():
-            gave = slots_of("output", args[0] if function.returns_nothing else result)
-            computes = bool(gave) or _versions(took) != before or not _is_of_torch(call)
-            if wanted and computes:
-                self._checkup.check(call, given, [(slot, t.detach()) for slot, t in gave])
-            if inner is not None:
-                inner.add(call, given, took, gave)
-            if wanted and edges:
-                if draw is not None:
-                    given |= draw.kept(next(iter(given.values())), gave[0][1])
-                _watch(self._checkup, call, of_one(call, given, took, gave), edges, gave)
-        return result
+
+        def after(result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                return
+            with _unseen():
+                gave = slots_of("output", args[0] if function.returns_nothing else result)
+                computes = bool(gave) or _versions(took) != before or not _is_of_torch(call)
+                if wanted and computes:
+                    self._checkup.check(call, given, [(slot, t.detach()) for slot, t in gave])
+                if inner is not None:
+                    inner.add(call, given, took, gave)
+                if wanted and edges:
+                    drawn = (
+                        {} if draw is None else draw.kept(next(iter(given.values())), gave[0][1])
+                    )
+                    passed = of_one(call, given | drawn, took, gave)
+                    _watch(self._checkup, call, passed, edges, gave)
+
+        return func, args, kwargs, after
 
 
 class _OutsideMode(_CheckingMode):
@@ -137,12 +144,12 @@ class _OutsideMode(_CheckingMode):
         super().__init__(checkup, inside, step)
         self._within = within  # the step of a module that is running
 
-    def recorded(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def begin(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> RunPlan | None:
         function = function_of(func)
         is_own = self._within() is None and torch._C._current_autograd_node() is None
         if not is_own or function.name.startswith("_record_function"):
-            return func(*args, **kwargs)
-        return super().recorded(func, args, kwargs)
+            return None
+        return super().begin(func, args, kwargs)
 
 
 @contextmanager

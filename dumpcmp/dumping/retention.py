@@ -236,7 +236,7 @@ class Budgeted:
 
     def __init__(self, sink: ArchiveWriter, budget: int, compactor: Compactor) -> None:
         self.call, self.text, self.finish_step = sink.call, sink.text, sink.finish_step
-        self.settle = sink.settle
+        self.settle, self.fail = sink.settle, sink.fail
         self.sink, self.budget, self.compactor = sink, budget, compactor
         self.path = sink.path.parent
         self._since = 0  # bytes that were written since it looked

@@ -63,6 +63,8 @@ def _words_of(code: CodeType) -> Iterator[str]:
 
 # What torch.compile leaves on the stack and around modules, by which a call of it is known.
 _CALLABLES = """
+    to keep dynamo out of our own work
+        torch._C._dynamo.eval_frame: set_eval_frame
     to hear of calls
         torch._dynamo.eval_frame: _TorchDynamoContext _TorchDynamoContext.__init__>enter_exit_hooks
         torch._dynamo.eval_frame: _TorchDynamoContext.__call__>enter_exit_hooks
@@ -90,7 +92,7 @@ _DYNAMO = f"""{_WRAPPERS}
 _DISPATCH = """
     to see what reaches the dispatcher
         torch.utils._python_dispatch: TorchDispatchMode
-        torch._ops: OpOverload OpOverload.__init__>_schema
+        torch._ops: HigherOrderOperator OpOverload OpOverload.__init__>_schema
 """
 _BACKEND_NAMES = """
     to find a backend by its name
@@ -106,7 +108,6 @@ _INDUCTOR = """
     to stand at the door of Inductor
         torch._inductor.compile_fx: compile_fx
         torch._inductor: aoti_load_package
-        torch._C._dynamo.eval_frame: get_eval_frame_callback
     to set how Inductor compiles, and to run passes of ours
         torch._inductor.config: patch cpp_wrapper inplace_buffers pattern_matcher max_fusion_size
         torch._inductor.config: graph_partition triton.cudagraphs custom_should_partition_ops
@@ -187,15 +188,24 @@ every mode
         torch._C: _current_autograd_node
     to tell which thread compiles
         torch._guards: CompileContext.try_get TracingContext.try_get
+    to tell when the program traces itself, or is traced
+        torch._C: _get_tracing_state _get_dispatch_mode _TorchDispatchModeKey.PROXY
+        torch.fx._symbolic_trace: _is_fx_tracing_flag
+        torch.compiler: _is_compiling_flag
     to note what a call was cast to
         torch._C: _is_any_autocast_enabled
+        torch._C: _is_torch_function_mode_enabled
     to answer as if no mode were there
         torch._C: _len_torch_function_stack _get_function_stack_at
         torch._C: _pop_torch_function_stack _push_on_torch_function_stack
         torch.jit._builtins: _register_builtin
+        torch._C: _disabled_torch_function_impl
 every mode, or calls whose like came before are recorded as slowly as new ones
     to know a call that came before
         torch: UntypedStorage._weak_ref UntypedStorage._free_weak_ref
+every mode, or models that train through torch.cond and its like fail in modes eager and aten
+    to have control flow ops compile what they run
+        torch._higher_order_ops.utils: _hop_compile_and_call
 every mode, or tensors in containers that only torch's pytree can open are not recorded
     to open nested arguments
         torch.utils._pytree: SUPPORTED_NODES
@@ -238,6 +248,10 @@ questions in torch.compile, or code that asks whether torch functions are overri
         torch._dynamo.config: patch recompile_limit accumulated_recompile_limit suppress_errors
 --mode aten
 {_DISPATCH}
+    to give ops to a mode at any depth
+        torch._library.simple_registry: find_torch_dispatch_rule
+    to hand on tensors that stand for numbers
+        torch._C: _should_allow_numbers_as_tensors
     to tell which op's backward runs
         torch._C._autograd: _get_sequence_nr
         torch.autograd.graph: Node._sequence_nr
@@ -422,4 +436,8 @@ weak_ref, free_weak_ref = (
 compiling, tracing = (
     _if_there(f"torch._guards:{name}.try_get") for name in ("CompileContext", "TracingContext")
 )
+jit_tracing_state = _if_there("torch._C:_get_tracing_state")
+dispatch_mode = _if_there("torch._C:_get_dispatch_mode")
+PROXY_MODE = _if_there("torch._C:_TorchDispatchModeKey.PROXY")
+fx_tracing = _if_there("torch.fx._symbolic_trace")
 SUPPORTED_NODES: dict[type, Any] = _if_there("torch.utils._pytree:SUPPORTED_NODES") or {}

@@ -36,12 +36,35 @@ def slots_of(prefix: str, value: object) -> Slots:
     return found
 
 
-def _flatten(name: str, value: object, found: Slots) -> None:
-    if isinstance(value, Tensor):
-        found.append((name, value))
-    elif not isinstance(value, _SINGLE):
-        for word, child in parts_of(value) or ():
-            _flatten(f"{name}.{word}", child, found)
+def _flatten(name: str, tree: object, found: Slots) -> None:
+    """Add the tensors inside of `tree`, however deep; what holds itself is opened once."""
+    opened = [(name, tree, _opened(tree))]
+    inside = {id(tree)}  # all of `opened`
+    while opened:
+        name, tree, parts = opened[-1]
+        for word, child in parts:
+            if isinstance(child, Tensor):
+                found.append((f"{name}.{word}", child))
+            elif not isinstance(child, _SINGLE) and id(child) not in inside:
+                opened.append((f"{name}.{word}", child, _opened(child)))
+                inside.add(id(child))
+                break
+        else:
+            opened.pop()
+            inside.discard(id(tree))
+
+
+def _opened(tree: object) -> Iterator[tuple[object, object]]:
+    return iter(() if isinstance(tree, _SINGLE) else safe_parts(tree) or ())
+
+
+def safe_parts(tree: object) -> list[tuple[object, object]] | None:
+    """The same as `parts_of`; None also where the container's own code fails at it."""
+    try:
+        parts = parts_of(tree)
+        return None if parts is None else list(parts)
+    except Exception:  # whatever it is: the program has not asked, and goes on
+        return None
 
 
 def parts_of(tree: object) -> Iterable[tuple[object, object]] | None:

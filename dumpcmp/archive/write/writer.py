@@ -188,6 +188,14 @@ class ArchiveWriter:
                     self._stop_for(error)
         self._tell()
 
+    def fail(self, error: BaseException) -> None:
+        """Record nothing more, since `error` came up in the capture's own work; warn of it once."""
+        with HOLD:
+            with self._turn, self._lock:
+                if not self._stopped:
+                    self._stop_for(error)
+            self._tell()
+
     def _stop_for(self, error: BaseException) -> None:
         self._error, self._stopped = error, True
         self._staging.leave()

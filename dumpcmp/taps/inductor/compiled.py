@@ -14,15 +14,10 @@ from dumpcmp.pytorch.names import private
 from dumpcmp.taps.inductor.generated import Tapping
 from dumpcmp.taps.inductor.hidden_mode import mode_hidden_from_dynamo
 from dumpcmp.taps.inductor.provenance import Provenance
+from dumpcmp.taps.modes.around import RunPlan, hidden_callback
 from dumpcmp.taps.modes.callables import is_compile_wrapper, is_inlined
-from dumpcmp.taps.modes.graph import (
-    UNTRACED,
-    GraphBackend,
-    calling,
-    tracing_undisturbed,
-    untraced,
-    untraced_mode,
-)
+from dumpcmp.taps.modes.function_mode import TracedFunctionMode
+from dumpcmp.taps.modes.graph import UNTRACED, GraphBackend, calling, tracing_undisturbed
 from dumpcmp.taps.modes.modules import ModuleCapture
 from dumpcmp.taps.recording.models import Model
 from dumpcmp.taps.recording.recorder import Recorder
@@ -40,15 +35,7 @@ class CompiledCapture(ModuleCapture):
     traces = True
 
     def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = (), **way: Any) -> None:
-        super().__init__(recorder, roots, mode=untraced_mode)
-        self.enter = untraced(self.enter)
-        self.exit = untraced(self.exit)
-        self.returned = untraced(self.returned)
-        self.raised = untraced(self.raised)
-        self.given = untraced(self.given)
-        self.changed = untraced(self.changed)
-        self.begin = untraced(self.begin)
-        self.end = untraced(self.end)
+        super().__init__(recorder, roots, mode=TracedFunctionMode)
         self._provenance = Provenance(self._where, self.quietly, **way)
         self.tapping = Tapping(lambda: self.step, self._provenance.known)
         self._compiled: dict[int, Callable[..., Any]] = {}
@@ -66,15 +53,8 @@ class CompiledCapture(ModuleCapture):
                 tracing_undisturbed(),
                 mode_hidden_from_dynamo(),
             ):
-                self._callback = private("torch._C._dynamo.eval_frame:get_eval_frame_callback")
                 skip = private("torch._dynamo.eval_frame:skip_code")
-                for ours in (
-                    *UNTRACED,
-                    CompiledCapture.run_root,
-                    CompiledCapture._is_compiled,
-                    CompiledCapture._intercept,
-                    is_inlined,
-                ):
+                for ours in UNTRACED:
                     skip(ours.__code__)
                 yield
         except Exception as error:
@@ -83,33 +63,40 @@ class CompiledCapture(ModuleCapture):
             self._compiled.clear()
             torch._dynamo.reset()
 
-    def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _intercept(
+        self,
+        module: nn.Module,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> RunPlan:
         """Stand before what torch.compile made of a module of torch, whose call is traced too."""
         step = self.step
         outermost = step is None or step.is_function
         if outermost and is_compile_wrapper(module) and is_inlined(module):
             module = module._orig_mod  # type: ignore[assignment]
-        return super()._intercept(module, run)
+        return super()._intercept(module, run, args, kwargs)
 
     def _where(self) -> tuple[Model, str] | None:
         step = self.step
         return None if step is None else (step.model, step.scopes.here.path)
 
-    def run_root(
-        self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """Run `module` as the program compiled it, or compiled as a whole."""
+    def root_run(
+        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Callable[..., Any]:
+        """What runs `module` as the program compiled it, or compiled as a whole."""
+        del args, kwargs
         if not is_compile_wrapper(getattr(run, "__self__", module)) and not self._is_compiled(
             module
         ):
             if id(module) not in self._compiled:
                 self._compiled[id(module)] = torch.compile(calling(module))
             run = self._compiled[id(module)]
-        return super().run_root(step, module, run, args, kwargs)
+        return run
 
     def _is_compiled(self, module: nn.Module) -> bool:
         """Whether it runs inside of something that torch.compile made, or holds such a thing."""
-        if callable(self._callback()):
+        if callable(hidden_callback()):
             return True
         inner = module.modules()
         return any(is_compile_wrapper(m) or m.__dict__.get("_compiled_call_impl") for m in inner)

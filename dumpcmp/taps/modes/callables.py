@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from dumpcmp.pytorch.names import compiling, tracing
+from dumpcmp.pytorch.names import (
+    PROXY_MODE,
+    compiling,
+    dispatch_mode,
+    fx_tracing,
+    jit_tracing_state,
+    tracing,
+)
 
 Leave = Callable[[], None]
 Enter = Callable[[Any], Leave]  # told the function that was compiled; returns what to do at its end
@@ -29,6 +36,18 @@ def is_traced() -> bool:
         return True
     here = torch.compiler.is_compiling()
     return here and (compiling() is not None or tracing() is not None)
+
+
+def traces_itself() -> bool:
+    """Whether the program makes a graph of what runs now: by torch.jit.trace, make_fx or torch.fx.
+
+    It would have what a capture does in its graph. Torch's flag of the last is one for all threads.
+    """
+    return (
+        jit_tracing_state() is not None
+        or dispatch_mode(PROXY_MODE) is not None
+        or fx_tracing._is_fx_tracing_flag
+    )
 
 
 class _Hooks:

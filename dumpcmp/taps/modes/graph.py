@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from inspect import iscoroutinefunction, isgeneratorfunction
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from dumpcmp.handlers import (
-    HOLD,
-    SWALLOWING,
-    Deferring,
-    Letting,
-    Undisturbed,
-    apart,
-    called_apart_by,
-    let,
-)
+from dumpcmp.handlers import HOLD, SWALLOWING, Deferring, Undisturbed, apart, called_apart_by
 from dumpcmp.nouns.errors import CaptureError
+from dumpcmp.pytorch.module_trees import modules_of
 from dumpcmp.pytorch.names import DisableTorchFunction, patched, private, standing_in
+from dumpcmp.pytorch.trees import slots_of
 from dumpcmp.taps.modes import callables
+from dumpcmp.taps.modes.around import Around, RunPlan, carried_out, deeper, hide, show, work
 from dumpcmp.taps.modes.call_door import CallDoor
 from dumpcmp.taps.modes.function_mode import FunctionMode
 from dumpcmp.taps.modes.modules import ModuleCapture, pointed_at
-from dumpcmp.taps.modes.torch_conditions import tracing_as_uncaptured
+from dumpcmp.taps.modes.torch_conditions import (
+    has_other_modes,
+    is_overriding,
+    tracing_as_uncaptured,
+)
 from dumpcmp.taps.modes.traced import NodeHome, Spots, homes_of, runs_body
 from dumpcmp.taps.recording.gradients import Watches
-from dumpcmp.taps.recording.models import Model, Scope, Scopes
+from dumpcmp.taps.recording.models import Model, Scope
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.step import Step
 
-_STEP: Any = ModuleCapture.step
+_NEW = (nn.UninitializedParameter, nn.UninitializedBuffer)
+_FRAMES = 2  # that torch.compile and `calling` put around the program's
 _CONVERT = "torch._dynamo.convert_frame:ConvertFrame.__call__"
 
 
@@ -102,38 +103,24 @@ def tracing_undisturbed() -> Iterator[None]:
         dynamo.remove_end_callback(end)
 
 
-def untraced_mode(step: Step) -> FunctionMode:
-    """The mode that records functions in `step`, with dynamo looking past it."""
-    mode = FunctionMode(step)
-    mode.run = untraced(mode.recorded)
-    return mode
-
-
 # Our own frames that surround the user's: dynamo must not trace them, but what they call.
 UNTRACED: tuple[Any, ...] = (
     FunctionMode.__init__,
     FunctionMode.__torch_function__,
     untraced,
-    untraced_mode,
     CallDoor.__get__,
-    ModuleCapture._intercept,
-    ModuleCapture._root_call,
-    ModuleCapture._module_call,
-    ModuleCapture._inside.__wrapped__,  # type: ignore[attr-defined]
-    ModuleCapture._muting.__wrapped__,  # type: ignore[attr-defined]
-    ModuleCapture._recording.__wrapped__,  # type: ignore[attr-defined]
-    ModuleCapture.run_root,
-    pointed_at.__wrapped__,  # type: ignore[attr-defined]
-    callables.is_compile_wrapper,
+    Around.__init__,
+    Around.__call__,
+    carried_out,
+    work,
+    hide,
+    show,
     callables.is_traced,
-    Scopes.close,
-    let,
+    callables.traces_itself,
     apart,
     Deferring.__call__,
     Undisturbed.__enter__,
     Undisturbed.__exit__,
-    Letting.__enter__,
-    Letting.__exit__,
 )
 
 
@@ -148,15 +135,7 @@ class GraphCapture(ModuleCapture):
     stands_for_eager = True  # the program is to run as if nothing traced it
 
     def __init__(self, recorder: Recorder, roots: Collection[nn.Module] = ()) -> None:
-        super().__init__(recorder, roots, mode=untraced_mode)
-        self.enter = untraced(self.enter)
-        self.exit = untraced(self.exit)
-        self.returned = untraced(self.returned)
-        self.raised = untraced(self.raised)
-        self.given = untraced(self.given)
-        self.changed = untraced(self.changed)
-        self.begin = untraced(self.begin)
-        self.end = untraced(self.end)
+        super().__init__(recorder, roots)
         self._compiled: dict[int, Any] = {}
         self._compiled_by_program: set[int] = set()  # root modules
         self._failed: list[CodeType] = []  # of frames that dynamo cannot trace
@@ -166,7 +145,7 @@ class GraphCapture(ModuleCapture):
         """Capture while the block runs; what the program compiles itself is traced as it is."""
         from torch._dynamo import config, eval_frame
 
-        for function in (*UNTRACED, GraphCapture._intercept, _STEP.fget):
+        for function in UNTRACED:
             eval_frame.skip_code(function.__code__)
         self.compiles = True
         limits = {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
@@ -197,8 +176,13 @@ class GraphCapture(ModuleCapture):
         The program would not be traced without a capture, and must not hear of it. What is wrong
         with the program itself, it then hears from its own code.
         """
+        mode = self._here.mode
         try:
-            return convert(*args, **kwargs)
+            with (
+                nullcontext() if mode is None else mode.in_python(),
+                _unwarned() if self._traces_for_us() else nullcontext(),
+            ):
+                return convert(*args, **kwargs)
         except Exception as error:
             causes = list(_causes(error))
             if not self._traces_for_us() or any(isinstance(e, CaptureError) for e in causes):
@@ -215,23 +199,42 @@ class GraphCapture(ModuleCapture):
         self._compiled.clear()
         self._failed.clear()
 
-    def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _intercept(
+        self,
+        module: nn.Module,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> RunPlan:
         step = self.step
         outermost = step is None or step.is_function
         if callables.is_compile_wrapper(module) and outermost:  # traced for us, not for its backend
             module = module._orig_mod  # type: ignore[assignment]
             run = module._call_impl
             self._compiled_by_program.add(id(module))
-        return super()._intercept(module, run)
+        return super()._intercept(module, run, args, kwargs)
 
-    def run_root(
-        self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """Run `module` under dynamo, whatever it was compiled with before."""
+    def root_run(
+        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Callable[..., Any]:
+        """What runs `module` under dynamo, whatever it was compiled with before."""
+        del run
+        if self._is_watched(module, args, kwargs):
+            return module._call_impl
         if id(module) not in self._compiled:
             self._compiled[id(module)] = torch.compile(calling(module), backend=self.backend)
-        run = self._compiled[id(module)]
-        return super().run_root(step, module, run, args, kwargs)
+        return deeper(self._compiled[id(module)], _FRAMES)
+
+    def _is_watched(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
+        """Whether the program would see dynamo: by a mode, a class of tensors, or new weights."""
+        if not self.stands_for_eager or id(module) in self._compiled_by_program:
+            return False
+        if isgeneratorfunction(module.forward) or iscoroutinefunction(module.forward):
+            return True  # dynamo would run all of it at once
+        kinds = _types_of(module, args, kwargs)
+        if any(issubclass(kind, _NEW) for kind in kinds):
+            return True  # dynamo would give the random numbers back that its weights begin with
+        return has_other_modes() or any(map(is_overriding, kinds))
 
     def backend(self, graph: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:  # noqa: ARG002
         """The torch.compile backend: what it returns runs `graph` and records it."""
@@ -248,6 +251,21 @@ class GraphCapture(ModuleCapture):
             return NodeRunner(graph, homes, now, self._here.mode).run(*args)
 
         return run
+
+
+def _types_of(module: nn.Module, args: Any, kwargs: Any) -> set[type]:
+    """The types of all tensors that a call of `module` takes, and that are in it."""
+    given = {type(tensor) for _, tensor in slots_of("", (args, kwargs))}
+    inside = (each for m in modules_of(module) for each in (m._parameters, m._buffers))
+    return given | {type(tensor) for table in inside for tensor in table.values()}
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Let dynamo warn of nothing: without a capture it would not be there."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\._dynamo\b")
+        yield
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -9,34 +9,90 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
-from dumpcmp.handlers import HOLD, let
+from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.record import Call
 from dumpcmp.nouns.selection import Level
-from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction, check_names
+from dumpcmp.pytorch.module_trees import modules_of
+from dumpcmp.pytorch.names import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    PrivateName,
+    check_names,
+    patched,
+    standing_in,
+)
 from dumpcmp.taps.distributed import ranks as distributed
 from dumpcmp.taps.modes import callables
-from dumpcmp.taps.modes.call_door import module_calls
-from dumpcmp.taps.modes.function_mode import FunctionMode, enter_module, exit_module
+from dumpcmp.taps.modes.around import (
+    After,
+    Instead,
+    RunPlan,
+    around,
+    handed_over_in_c,
+    hide_from_dynamo,
+)
+from dumpcmp.taps.modes.call_door import CallDoor, module_calls
+from dumpcmp.taps.modes.function_mode import (
+    FunctionMode,
+    enter_module,
+    exit_module,
+    off_the_stack,
+)
 from dumpcmp.taps.modes.replicas import Parallels
 from dumpcmp.taps.modes.torch_conditions import overrides_as_uncaptured
-from dumpcmp.taps.recording.changed_inputs import given_to, put_changed
+from dumpcmp.taps.recording.changed_inputs import GivenArguments, given_to, put_changed
 from dumpcmp.taps.recording.end_state import put_state
 from dumpcmp.taps.recording.gradients import Watches
+from dumpcmp.taps.recording.models import Scope
 from dumpcmp.taps.recording.precision import Precision
 from dumpcmp.taps.recording.recorder import Recorder
 from dumpcmp.taps.recording.replays import Replays
 from dumpcmp.taps.recording.returned import raised, returned
+from dumpcmp.taps.recording.routine import Ticket
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.step_kinds import recomputation_of
 from dumpcmp.taps.recording.training import Training
 
 if TYPE_CHECKING:
     from dumpcmp.taps.distributed.collectives import CollectiveMode
+
+
+TRACED_ITSELF = (
+    "the program traced itself (torch.jit.trace, make_fx or torch.fx): what ran meanwhile is not "
+    "recorded"
+)
+
+
+UNRECORDED_BODIES = (
+    "what the functions compute that torch.cond and other control flow ops take is not recorded "
+    "where gradients are: capture in mode fx to see it"
+)
+_BODIES = "torch._higher_order_ops.utils:_hop_compile_and_call"
+
+
+class _Calling(NamedTuple):
+    """A call of a module that runs, of which the outputs are still to come."""
+
+    depth: int  # scopes that were open before it
+    scope: Scope
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    call: Call | Ticket | None  # None: nothing of it is recorded
+
+
+class _Rooted(NamedTuple):
+    """The outermost call of a step that runs, and its arguments as they were before."""
+
+    module: nn.Module
+    args: Any
+    kwargs: dict[str, Any]
+    given: GivenArguments
 
 
 class _Doing(threading.local):
@@ -71,13 +127,11 @@ class ModuleCapture:
         self._parallels = Parallels(recorder)
         self._collectives: CollectiveMode | None = None  # of a run on several ranks
         self._training: Training | None = None  # while it runs, and after
+        self._door: CallDoor | None = None
+        self._num_bodies = 0  # calls of torch.cond and its like that were not recorded
         self.compiles = False  # whether what the program compiles stays compiled
         self.enter = enter_module
         self.exit = exit_module
-        self.returned = returned
-        self.raised = raised
-        self.given = given_to
-        self.changed = put_changed
         self.begin: Callable[[nn.Module], Step | None] = self._begin
         self.end: Callable[[Step], None] = self._end
 
@@ -109,17 +163,22 @@ class ModuleCapture:
     def remarks(self) -> list[str]:
         """What the user must hear at the end."""
         unfinished = [] if self._collectives is None else self._collectives.remarks()
+        bodies = [UNRECORDED_BODIES] if self._num_bodies else []
+        traced = [TRACED_ITSELF] if self._door is not None and self._door.num_traced else []
         seen = [*self._parallels.remarks(), *self.replays.remarks(), *self.watches.remarks()]
-        return [*unfinished, *seen]
+        return [*unfinished, *traced, *bodies, *seen]
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Capture while the block runs; compiled callables run eagerly meanwhile."""
-        with module_calls(self._intercept), ExitStack() as self._ends:
+        with module_calls(self._intercept) as self._door, ExitStack() as self._ends:
             self._ends.callback(self.watches.remove)
             if self.mode is not None:
                 self._ends.enter_context(overrides_as_uncaptured(self.recorder.lacking))
+                self._ends.enter_context(handed_over_in_c())
             self._ends.enter_context(self._compiling())
+            if not self.traces and PrivateName(_BODIES, "").is_there:
+                self._ends.enter_context(patched(standing_in(_BODIES, self._with_gradients)))
             self._ends.enter_context(self._partitioned())
             self._ends.enter_context(self.replays.watched())
             self._ends.enter_context(self._parallels.watched())
@@ -152,6 +211,7 @@ class ModuleCapture:
                 lacking = check_names("compiled functions")
                 self.recorder.lacking += [*lacking, *check_names("compiled modules")]
                 if not lacking:
+                    hide_from_dynamo()
                     ends.enter_context(callables.compiled_calls(self._function_called))
                 if not self.compiles:
                     ends.enter_context(torch.compiler.set_stance("force_eager"))
@@ -159,14 +219,27 @@ class ModuleCapture:
             ends.enter_context(callables.once_dynamo_is_there(listen))
             yield
 
+    def _with_gradients(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Have torch.cond and its like compile what they run, where gradients need that.
+
+        They trace what their functions close over. What these compute is not recorded then.
+        """
+        if not torch.is_grad_enabled() or callables.is_traced():
+            return run(*args)
+        self._num_bodies += 1
+        mode = self._here.mode
+        with self._muting(), torch.compiler.set_stance("default"), off_the_stack(mode):
+            return run(*args)
+
     def _function_called(self, function: Any) -> callables.Leave:
         """Open a step for a compiled function, unless one is open; returns what closes it."""
         here, name = self._here, callables.function_name(function)
         if here.muted or here.step is not None or not name or is_recomputing():
             return lambda: None
         with HOLD:
-            step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
-            self.watches.begin(step, None)
+            with DisableTorchFunction(), DisableTorchDispatch():
+                step = here.step = self.recorder.begin_function(name, not self._roots, self.begin)
+                self.watches.begin(step, None)
             handled = sys.exception()  # by whoever calls the function
             ends = ExitStack()
             here.mode = ends.enter_context(self.mode(step)) if self.mode else None
@@ -175,7 +248,7 @@ class ModuleCapture:
             with HOLD:
                 error = sys.exception()  # dynamo hides what the function returns
                 if error is not None and error is not handled:
-                    self.raised(step, error)
+                    raised(step, error)
                 here.step = here.mode = None
                 ends.close()
                 for each in step.all_steps():
@@ -188,50 +261,107 @@ class ModuleCapture:
             with HOLD, DisableTorchFunction(), DisableTorchDispatch():
                 (self.step or self.recorder.outside()).save(name, tensor)
 
-    def _intercept(self, module: nn.Module, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _intercept(
+        self,
+        module: nn.Module,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> RunPlan:
+        """What a call of `module` by `run` is to do while this captures."""
         here = self._here
         if here.muted or HOLD.depth or callables.is_compile_wrapper(module):
-            return run  # also what a finalizer calls in the middle of our own work
+            return run, args, kwargs, None  # also what a finalizer calls in the middle of our work
         if self.recorder.is_inert and self.precision is None:
-            return run
+            return run, args, kwargs, None
         if here.step is None or here.step.is_function:
-            return partial(self._root_call, module, run)
+            return self._begin_root(module, run, args, kwargs)
         if isinstance(module, fx.GraphModule) and id(module) not in here.step.model.paths:
-            return run  # the body of a loop or a branch, which no program names
+            return run, args, kwargs, None  # the body of a loop or a branch, which no program names
         routine = here.step.routine
         if routine is not None:
-            return routine.door(module, run)
-        return partial(self._module_call, here.step, module, run)
+            return routine.door(module, run), args, kwargs, None
+        return self._begin_module(here.step, module, run, args, kwargs)
 
-    def _root_call(
-        self, module: nn.Module, run: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _begin_root(
+        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> RunPlan:
+        """Begin what an outermost call is: a step, something that is run again, or nothing."""
+        ends = ExitStack()
+        try:
+            with HOLD:
+                plan = self._root_plan(ends, module, run, args, kwargs)
+        except BaseException:  # of a handler of the program that has waited, say
+            ends.__exit__(*sys.exc_info())
+            raise
+        *called, after = plan
+        return *called, partial(self._end_root, ends, after)  # type: ignore[return-value]
+
+    def _end_root(
+        self, ends: ExitStack, after: After | None, result: Any, error: BaseException | None
+    ) -> Instead | None:
         with HOLD:
-            if is_recomputing():
-                return self._recompute(module, run, args, kwargs)
-            if not self._is_root(module):
-                return let(run, args, kwargs)
-            if isinstance(module, nn.DataParallel):
-                with self._parallels.replicas.spreading(module):
-                    return let(run, args, kwargs)
-            step = None if distributed.here.inferring else self.begin(module)
-            if step is None:
-                with self._muting():
-                    return let(run, args, kwargs)
-            if self.precision is not None:
-                self.precision.convert(module)
-                args, kwargs = self.precision.inputs((args, kwargs))
-                step.run_in(self.precision)
-            with self._inside(step):
-                given = self.given(step, module, args, kwargs)
-                try:
-                    result = self.run_root(step, module, run, args, kwargs)
-                except Exception as error:  # who interrupts a run tells nothing of the model
-                    self.changed(step, module, args, kwargs, given)
-                    self.raised(step, error)
-                    raise
-                self.changed(step, module, args, kwargs, given)
-                return self.returned(step, result)
+            try:
+                return None if after is None else after(result, error)
+            finally:
+                ends.__exit__(type(error) if error else None, error, None)
+
+    def _root_plan(
+        self, ends: ExitStack, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> RunPlan:
+        """What to run, with the contexts that it is to run in entered into `ends`."""
+        if is_recomputing():
+            return self._recompute(ends, module, run, args, kwargs)
+        if not self._is_root(module):
+            return run, args, kwargs, None
+        if isinstance(module, nn.DataParallel):
+            ends.enter_context(self._parallels.replicas.spreading(module))
+            return run, args, kwargs, None
+        step = None if distributed.here.inferring else self.begin(module)
+        if step is None:
+            ends.enter_context(self._muting())
+            return run, args, kwargs, None
+        if self.precision is not None:
+            self.precision.convert(module)
+            args, kwargs = self.precision.inputs((args, kwargs))
+            step.run_in(self.precision)
+        ends.enter_context(self._inside(step))
+        given = self._given(step, module, args, kwargs)
+        run = self.root_run(module, run, args, kwargs)
+        *called, after = self._begin_module(step, module, run, args, kwargs)
+        ended = partial(self._end_step, step, _Rooted(module, args, kwargs, given), after)
+        return *called, ended  # type: ignore[return-value]
+
+    def _given(self, step: Step, module: nn.Module, args: Any, kwargs: Any) -> GivenArguments:
+        try:
+            return given_to(step, module, args, kwargs)
+        except Exception as error:
+            self.recorder.give_up(error)
+            return {}
+
+    def _end_step(
+        self,
+        step: Step,
+        rooted: _Rooted,
+        after: After | None,
+        result: Any,
+        error: BaseException | None,
+    ) -> Instead | None:
+        """Record the effects of a step, which has ended; says what the program is to have."""
+        if after is not None:
+            after(result, error)
+        if error is not None and not isinstance(error, Exception):
+            return None  # who interrupts a run tells nothing of the model
+        try:
+            put_changed(step, *rooted)
+            if error is not None:
+                raised(step, error)
+                return None
+            shown = returned(step, result)
+        except Exception as trouble:
+            self.recorder.give_up(trouble)
+            return None
+        return None if shown is result else (shown,)
 
     def _is_root(self, module: nn.Module) -> bool:
         """Whether a call of `module` that is inside of no other begins a step."""
@@ -244,51 +374,84 @@ class ModuleCapture:
         if not self.recorder.is_taped or self.traces or id(module) in self._roots:
             return None
         roots = [root for ref in self._roots.values() if (root := ref()) is not None]
-        return next((root for root in roots if any(module is m for m in root.modules())), None)
+        return next((root for root in roots if any(module is m for m in modules_of(root))), None)
 
     def _begin(self, module: nn.Module) -> Step | None:
         if not self._is_root(module):
             return None
         original = self._parallels.replicas.original_of(module)
         whole = self._whole_of(original)
-        step = self.recorder.begin(whole or original, original if whole else None)
-        if step is not None and original is not module:
-            step.model.learn(module)
-        if step is not None:
-            self.watches.begin(step, whole or original)
+        try:
+            with DisableTorchFunction(), DisableTorchDispatch():
+                step = self.recorder.begin(whole or original, original if whole else None)
+                if step is not None and original is not module:
+                    step.model.learn(module)
+                if step is not None:
+                    self.watches.begin(step, whole or original)
+        except Exception as error:
+            self.recorder.give_up(error)
+            return None
         return step
 
-    def run_root(
+    def root_run(
+        self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Callable[..., Any]:
+        """What runs the outermost call of a step; other modes run it in their own way."""
+        del module, args, kwargs
+        return run
+
+    def _begin_module(
         self, step: Step, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """Run the outermost call of a step; other modes run it in their own way."""
-        return self._module_call(step, module, run, *args, **kwargs)
+    ) -> RunPlan:
+        """Record that `module` is called, and plan to record what it gives."""
+        depth = step.scopes.depth
+        try:
+            with HOLD:
+                try:
+                    call = self.enter(step, module, args, kwargs)
+                except Exception as error:
+                    self.recorder.give_up(error)
+                    call = None
+        except BaseException:  # of a handler of the program that has waited
+            step.scopes.close_to(depth)
+            raise
+        calling = _Calling(depth, step.scopes.here, module, args, kwargs, call)
+        return run, args, kwargs, partial(self._end_module, step, calling)
 
-    def _module_call(
-        self, step: Step, module: nn.Module, run: Callable[..., Any], /, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _end_module(
+        self, step: Step, calling: _Calling, result: Any, error: BaseException | None
+    ) -> None:
         with HOLD:
-            call = self.enter(step, module, args, kwargs)
-            scope = step.scopes.here
+            step.scopes.close_to(calling.depth)
+            if error is not None or calling.call is None:
+                return
             try:
-                result = let(run, args, kwargs)
-            finally:
-                step.scopes.close()
-            if call is not None:
-                self.exit(step, call, result)
-            if step.routine is not None and isinstance(call, Call):
-                with DisableTorchFunction(), DisableTorchDispatch():
-                    step.routine.learn_module(scope, module, args, kwargs, call, result)
-        return result
+                self.exit(step, calling.call, result)
+                _, scope, module, args, kwargs, call = calling
+                if step.routine is not None and isinstance(call, Call):
+                    with DisableTorchFunction(), DisableTorchDispatch():
+                        step.routine.learn_module(scope, module, args, kwargs, call, result)
+            except Exception as trouble:
+                self.recorder.give_up(trouble)
 
-    def _recompute(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _slowly(self, step: Step, module: nn.Module, run: Callable[..., Any]) -> Any:
+        """What calls a module whose call is not known."""
+
+        def begin(_: Any, args: Any, kwargs: Any) -> RunPlan:
+            return self._begin_module(step, module, run, args, kwargs)
+
+        return around(begin, module)
+
+    def _recompute(
+        self, ends: ExitStack, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any
+    ) -> RunPlan:
         """Run a forward again, for checkpointing: its calls are marked, its values known."""
         step = self.recorder.step_with(module)
         if step is None:
-            with self._muting():
-                return let(run, args, kwargs)
-        with self._inside(recomputation_of(step)) as again:
-            return self._module_call(again, module, run, *args, **kwargs)
+            ends.enter_context(self._muting())
+            return run, args, kwargs, None
+        again = ends.enter_context(self._inside(recomputation_of(step)))
+        return self._begin_module(again, module, run, args, kwargs)
 
     @contextmanager
     def _inside(self, step: Step) -> Iterator[Step]:
@@ -306,7 +469,11 @@ class ModuleCapture:
 
     def _end(self, step: Step) -> None:
         with HOLD:
-            step.put_rest()
+            try:
+                with DisableTorchFunction(), DisableTorchDispatch():
+                    step.put_rest()
+            except Exception as error:
+                self.recorder.give_up(error)
         if not self.recorder.tap.backward:
             self.recorder.finish(step, later=torch.is_grad_enabled())
 
@@ -315,7 +482,7 @@ class ModuleCapture:
         """Record functions in `step` by a mode: that of the function around it, if any."""
         here = self._here
         if self.enter is enter_module and not self.compiles:  # nothing of it is ever traced
-            step.follow_routine(partial(self._module_call, step))
+            step.follow_routine(partial(self._slowly, step))
         if here.mode is not None or self.mode is None:
             with pointed_at(here.mode, step):
                 yield

@@ -10,6 +10,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dumpcmp.pytorch.imports import once_imported
 from dumpcmp.pytorch.names import Patch, check_names, num_function_modes, patched, private
@@ -40,15 +41,29 @@ def _hands_over(code: CodeType) -> bool:
     return any(_hands_over(inner) for inner in code.co_consts if isinstance(inner, CodeType))
 
 
+def has_other_modes() -> bool:
+    """Whether a function mode that is not ours is on the stack of this thread."""
+    stack_at = private("torch._C:_get_function_stack_at")
+    return not all(isinstance(stack_at(n), FunctionMode) for n in range(num_function_modes()))
+
+
+@cache
+def is_overriding(kind: type) -> bool:
+    """Whether `kind` is a class of tensors of the program's own that overrides torch functions."""
+    own = getattr(kind, "__torch_function__", None)
+    default = (Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
+    function = getattr(own, "__func__", own)
+    is_default = any(function is getattr(each, "__func__", each) for each in default)
+    return own is not None and not is_default and kind.__module__.partition(".")[0] != "torch"
+
+
 def _without_ours(ask: Callable[..., bool], args: tuple[Any, ...]) -> bool:
     """What `ask` answers with no function mode of ours on the stack of this thread."""
-    count = num_function_modes()
-    stack_at = private("torch._C:_get_function_stack_at")
-    if not all(isinstance(stack_at(place), FunctionMode) for place in range(count)):
+    if has_other_modes():
         return ask(*args)
     pop = private("torch._C:_pop_torch_function_stack")
     push = private("torch._C:_push_on_torch_function_stack")
-    ours = [pop() for _ in range(count)]
+    ours = [pop() for _ in range(num_function_modes())]
     try:
         return ask(*args)
     finally:

@@ -15,6 +15,7 @@
 #include <structmember.h>
 
 #include "../../archive/write/_digest.h"
+#include "_called.h"
 
 #define MOST_TENSORS 128
 #define MOST_FRAMES 512
@@ -80,6 +81,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
+    Vectorcall call;
     PyObject *course, *module, *run;
 } ModuleCall;
 
@@ -1152,25 +1154,41 @@ static int left(Course *course, PyObject *ticket, PyObject *given)
 
 /* Call a module, and record the call; by the way in Python if its like is not known. Handlers of
    signals run within the module alone: no line of Python stands around it. */
-static PyObject *module_call(PyObject *object, PyObject *args, PyObject *kwargs)
+static PyObject *call_module(ModuleCall *self, PyObject *args, PyObject *named)
 {
-    ModuleCall *self = (ModuleCall *)object;
     Course *course = (Course *)self->course;
-    PyObject *named = kwargs ? Py_NewRef(kwargs) : PyDict_New();
-    PyObject *ticket = named ? entered(course, self->module, args, named) : NULL;
-    PyObject *result = NULL;
+    PyObject *before = begin_work(), *slowly = NULL, *result = NULL;
+    if (!before)
+        return NULL;
+    PyObject *ticket = entered(course, self->module, args, named);
+    if (ticket == Py_None)
+        slowly = PyObject_CallFunctionObjArgs(course->slow, self->module, self->run, NULL);
+    end_work(before);
     if (ticket == Py_None) {
-        PyObject *first = PyTuple_Pack(2, self->module, self->run);
-        PyObject *all = first ? PySequence_Concat(first, args) : NULL;
-        result = all ? PyObject_Call(course->slow, all, named) : NULL;
-        Py_XDECREF(first);
-        Py_XDECREF(all);
+        result = slowly ? PyObject_Call(slowly, args, named) : NULL;
     } else if (ticket) {
         result = PyObject_Call(self->run, args, named);
-        if (close_scope(course) < 0 || (result && left(course, ticket, result) < 0))
+        if (close_scope(course) < 0)
             Py_CLEAR(result);
+        before = result ? begin_work() : NULL;
+        if (before && left(course, ticket, result) < 0)
+            Py_CLEAR(result);
+        if (before)
+            end_work(before);
     }
     Py_XDECREF(ticket);
+    Py_XDECREF(slowly);
+    return result;
+}
+
+static PyObject *module_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *words)
+{
+    Py_ssize_t count = (Py_ssize_t)(flags & ~OFFSET_FLAG);
+    PyObject *given = tuple_of(args, count), *named = given ? dict_of(words, args + count) : NULL;
+    Py_INCREF(object);
+    PyObject *result = named ? call_module((ModuleCall *)object, given, named) : NULL;
+    Py_DECREF(object);
+    Py_XDECREF(given);
     Py_XDECREF(named);
     return result;
 }
@@ -1183,6 +1201,7 @@ static PyObject *module_call_new(PyTypeObject *type, PyObject *args, PyObject *k
     ModuleCall *self =
         (ModuleCall *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self) {
+        self->call = module_call;
         self->course = Py_NewRef(course);
         self->module = Py_NewRef(module);
         self->run = Py_NewRef(run);
@@ -1965,8 +1984,10 @@ TYPE(course, Course, "The calls of one step, as far as they are known.",
      {Py_tp_methods, course_methods}, )
 
 static PyMemberDef module_call_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(ModuleCall, call), READONLY, NULL},
     MEMBER(ModuleCall, module, T_OBJECT, READONLY), {NULL, 0, 0, 0, NULL}};
-TYPE(module_call, ModuleCall, "A module that is about to be called.", {Py_tp_call, module_call}, )
+TYPE(module_call, ModuleCall, "A module that is about to be called.",
+     {Py_tp_call, PyVectorcall_Call}, )
 
 static PyMemberDef backward_members[] = {
     MEMBER(Backward, gradients, T_OBJECT, READONLY), MEMBER(Backward, step, T_OBJECT, READONLY),
@@ -2018,7 +2039,9 @@ static PyObject *set_up(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"set_up", set_up, METH_VARARGS, "Be told what torch has."}, {NULL, NULL, 0, NULL}};
+    {"set_up", set_up, METH_VARARGS, "Be told what torch has."},
+    {"hide_by", hide_by, METH_O, "Be told what sets dynamo's callback for frames."},
+    {NULL, NULL, 0, NULL}};
 
 static int name_all(void)
 {
@@ -2058,6 +2081,8 @@ static int make(PyObject *made)
         PyErr_SetString(PyExc_ImportError, "one interpreter alone can have it");
         return -1;
     }
+    find_limits();
+    module_call_spec.flags |= Py_TPFLAGS_HAVE_VECTORCALL;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         *types[i].type = PyType_FromSpec(types[i].spec);
         if (!*types[i].type || PyModule_AddObjectRef(made, types[i].name, *types[i].type) < 0)

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dumpcmp.pytorch.trees import Slots, parts_of
+from dumpcmp.pytorch.trees import Slots, safe_parts, slots_of
+
+_DEEPEST = 100  # levels of containers that are written down: a replay reads less
 
 # What torch makes of a type of Python where it takes a dtype: ``torch.zeros(2, dtype=float)``.
 _PYTHON_DTYPES = {float: "float64", int: "int64", bool: "bool", complex: "complex128"}
@@ -29,13 +31,13 @@ def arguments_of(
     ``f(x, weight=w)`` have the same slots.
     """
     found: Slots = []
-    listed = [_written(f"input.{i}", value, found) for i, value in enumerate(args)]
+    listed = [_written(f"input.{i}", value, found, ()) for i, value in enumerate(args)]
     if not kwargs:
         return found, f'{{"args":[{",".join(listed)}]}}'
     named = []
     for word, value in kwargs.items():
         name = f"input.{positions.get(word, word)}"
-        named.append(f"{json.dumps(word)}:{_written(name, value, found)}")
+        named.append(f"{json.dumps(word)}:{_written(name, value, found, ())}")
     return found, f'{{"args":[{",".join(listed)}],"kwargs":{{{",".join(named)}}}}}'
 
 
@@ -55,7 +57,10 @@ def _autocast() -> str:
     return f"{{{','.join(words)}}}"
 
 
-def _written(name: str, value: object, found: Slots) -> str:
+_Containers = tuple[object, ...]  # the containers that a value is in
+
+
+def _written(name: str, value: object, found: Slots, inside: _Containers) -> str:
     """`value` as JSON; its tensors are appended to `found`."""
     if isinstance(value, Tensor):
         found.append((name, value))
@@ -73,55 +78,72 @@ def _written(name: str, value: object, found: Slots) -> str:
         return _written_float(value)  # type: ignore[arg-type]
     if kind is str:
         return json.dumps(value)
+    if len(inside) >= _DEEPEST or any(value is each for each in inside):
+        if len(inside) >= _DEEPEST:
+            found += slots_of(name, value)
+        return _written_type(value)
     if kind is list:
-        return f"[{_listed(name, value, found)}]"  # type: ignore[arg-type]
-    return _written_special(name, value, found)
+        return f"[{_listed(name, value, found, (*inside, value))}]"  # type: ignore[arg-type]
+    return _written_special(name, value, found, inside)
 
 
-def _listed(name: str, values: Iterable[object], found: Slots) -> str:
-    return ",".join([_written(f"{name}.{i}", value, found) for i, value in enumerate(values)])
+def _listed(name: str, values: Iterable[object], found: Slots, inside: _Containers) -> str:
+    each = [_written(f"{name}.{i}", value, found, inside) for i, value in enumerate(values)]
+    return ",".join(each)
 
 
 def _written_float(value: float) -> str:
     return repr(value) if math.isfinite(value) else f'{{"float":"{value}"}}'
 
 
-def _written_special(name: str, value: object, found: Slots) -> str:
+def _written_special(name: str, value: object, found: Slots, inside: _Containers) -> str:
     """What JSON has no word for, as an object with one key that says what it is."""
     if isinstance(value, tuple):
         word = "size" if isinstance(value, torch.Size) else "tuple"
-        return f'{{"{word}":[{_listed(name, value, found)}]}}'
+        return f'{{"{word}":[{_listed(name, value, found, (*inside, value))}]}}'
     if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
         return f'{{"{type(value).__name__}":"{str(value).removeprefix("torch.")}"}}'
     if isinstance(value, type) and value in _PYTHON_DTYPES:
         return f'{{"dtype":"{_PYTHON_DTYPES[value]}"}}'
     if isinstance(value, slice):
-        bounds = _listed(name, (value.start, value.stop, value.step), found)
+        bounds = _listed(name, (value.start, value.stop, value.step), found, inside)
         return f'{{"slice":[{bounds}]}}'
     if value is Ellipsis:
         return '{"ellipsis":true}'
-    if isinstance(value, (int, torch.SymInt)):
+    if isinstance(value, int):
         return str(int(value))
-    if isinstance(value, (float, torch.SymFloat)):
+    if isinstance(value, float):
         return _written_float(float(value))
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return _written_symbol(value)
     if isinstance(value, complex):
         return f'{{"complex":[{value.real!r},{value.imag!r}]}}'
-    return _written_object(name, value, found)
+    return _written_object(name, value, found, inside)
 
 
-def _written_object(name: str, value: object, found: Slots) -> str:
-    """A container by its parts; any other object by its type, since it cannot be made again."""
-    children = list(parts_of(value) or ())
+def _written_symbol(value: torch.SymInt | torch.SymFloat) -> str:
+    """A number that is known; to ask for that of a variable would bind the graph to it."""
+    number = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
+    return _written_type(value) if number is None else str(number)
+
+
+def _written_type(value: object) -> str:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return f'{{"object":{json.dumps(kind)}}}'
+
+
+def _written_object(name: str, value: object, found: Slots, inside: _Containers) -> str:
+    """A container by its parts; any other object by its type, since it cannot be made again."""
+    children = safe_parts(value) or ()
     if not children and not isinstance(value, (Mapping, list)):
-        return f'{{"object":{json.dumps(kind)}}}'
+        return _written_type(value)
     parts = ",".join(
-        f"{json.dumps(str(word))}:{_written(f'{name}.{word}', child, found)}"
+        f"{json.dumps(str(word))}:{_written(f'{name}.{word}', child, found, (*inside, value))}"
         for word, child in children
     )
-    if isinstance(value, dict) and kind == "builtins.dict":
+    if type(value) is dict:
         return f'{{"dict":{{{parts}}}}}'
-    return f'{{"object":{json.dumps(kind)},"parts":{{{parts}}}}}'
+    return f'{_written_type(value)[:-1]},"parts":{{{parts}}}}}'
 
 
 _OURS = Path(__file__).parents[2]

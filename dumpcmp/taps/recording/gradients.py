@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from dumpcmp.handlers import HOLD
 from dumpcmp.nouns.key import ROOT
 from dumpcmp.nouns.record import Call, Where
+from dumpcmp.pytorch.module_trees import named_parameters_of
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import Slots
 from dumpcmp.taps.distributed import ranks as distributed
@@ -77,7 +78,7 @@ class Watches:
             for number in gone:
                 del self._hooked[number]
         model, watched = step.model.name, self._parameters
-        for name, parameter in root.named_parameters() if root is not None else ():
+        for name, parameter in named_parameters_of(root) if root is not None else ():
             known = watched.get(id(parameter))
             if not parameter.requires_grad:
                 continue

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from dumpcmp.nouns.built import built
 from dumpcmp.nouns.key import ROOT, Op
+from dumpcmp.pytorch.module_trees import named_modules_of
+from dumpcmp.pytorch.names import NO_DISPATCH
 from dumpcmp.pytorch.trees import Slots
 
 _core: Any = built("dumpcmp.taps.recording._plan")
@@ -21,11 +23,6 @@ _NEVER: _Version = (-1, None)  # of no tensor
 Ops = dict[str, dict[str, Op | None]]  # by scope and function; None where it is not selected
 _Numbered = dict[Callable[..., Any], tuple[str, dict[int, Any]]]  # by function: name, numbers
 Knowns = dict[str, _Numbered]  # by scope
-
-
-def has_state(module: nn.Module) -> bool:
-    """Whether `module` has parameters or buffers, which make it this module and no other."""
-    return any(True for _ in itertools.chain(module.parameters(), module.buffers()))
 
 
 class Model:
@@ -63,7 +60,7 @@ class Model:
         self._root = weakref.ref(root)
         self.paths = {
             id(module): path.replace("_orig_mod.", "").removesuffix("._orig_mod")
-            for path, module in root.named_modules()
+            for path, module in named_modules_of(root)
         }
 
     @property
@@ -120,10 +117,12 @@ class Model:
 
 def _version_of(tensor: Tensor) -> _Version:
     """What changes with every write: where the elements lie, and how often torch wrote there."""
-    try:
-        place = tensor.data_ptr()
-    except RuntimeError:  # a wrapper without elements of its own
-        place = id(tensor)
+    place = 0  # of one that answers the dispatcher itself, such as a fake tensor, which would warn
+    if getattr(type(tensor), "__torch_dispatch__", NO_DISPATCH) is NO_DISPATCH:
+        try:
+            place = tensor.data_ptr()
+        except RuntimeError:  # a wrapper without elements of its own
+            place = id(tensor)
     try:
         return place, tensor._version
     except RuntimeError:  # an inference tensor, which has none; to ask it first takes longer
@@ -240,5 +239,12 @@ class Scopes:
         self.here = self.next_of(path)
         return self.here
 
-    def close(self) -> None:
-        self.here = self._outer.pop()
+    @property
+    def depth(self) -> int:
+        """How many are open."""
+        return len(self._outer)
+
+    def close_to(self, depth: int) -> None:
+        """Close all but so many of those that are open."""
+        while len(self._outer) > depth:
+            self.here = self._outer.pop()

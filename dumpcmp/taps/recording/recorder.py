@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,7 +10,8 @@ from torch import fx, nn
 from dumpcmp.nouns.record import Sink
 from dumpcmp.nouns.selection import Tap
 from dumpcmp.pytorch.graph_text import graph_text
-from dumpcmp.taps.recording.models import FunctionModel, Model, has_state
+from dumpcmp.pytorch.module_trees import ByModule, has_state
+from dumpcmp.taps.recording.models import FunctionModel, Model
 from dumpcmp.taps.recording.step import Step
 from dumpcmp.taps.recording.step_kinds import FunctionStep
 from dumpcmp.taps.recording.values import Outlet, Weights
@@ -31,8 +31,8 @@ class Recorder(Outlet):
     def __init__(self, sink: Sink, tap: Tap, rank: int = 0) -> None:
         super().__init__(sink, tap, rank)
         self.num_steps = 0  # of the model that ran most
-        self._models = weakref.WeakKeyDictionary[nn.Module, Model]()
-        self._latest = weakref.WeakKeyDictionary[nn.Module, Step]()
+        self._models = ByModule[Model]()
+        self._latest = ByModule[Step]()
         self._stateless: dict[type | str, Model] = {}
         self._taken: dict[str, int] = {}
         self._unfinished: dict[str, int] = {}  # by model: a step that is over, but for its effects
@@ -54,8 +54,8 @@ class Recorder(Outlet):
             if self.reel is None and not self.tap.selects_step(number):
                 return None
             self.counts.steps += 1
-            self._latest.pop(root, None)  # the latest stands last
-            step = self._latest[root] = Step(self, model, number)
+            step = Step(self, model, number)
+            self._latest.set(root, step)
             if self.reel is not None:
                 self.reel.take(model, number, "" if part is None else model.path_of(part, ""))
             else:
@@ -69,11 +69,11 @@ class Recorder(Outlet):
 
     def latest_steps(self) -> list[tuple[nn.Module, Step]]:
         """The root modules that have run and still live, each with its step of late."""
-        return list(self._latest.items())
+        return self._latest.items()
 
     def known_models(self) -> list[Model]:
         """Those that have run, and still live."""
-        return list(self._models.values())
+        return self._models.values()
 
     def begin_replay(self, model: Model) -> Step | None:
         """A new step of `model`, which a CUDA graph computes; None where it is not selected."""
@@ -115,7 +115,8 @@ class Recorder(Outlet):
             def new() -> Model:
                 return Model(self._unique(kind.__name__))
 
-            known = self._models[root] = new() if has_state(root) else self._sharing(kind, new)
+            known = new() if has_state(root) else self._sharing(kind, new)
+            self._models.set(root, known)
             known.learn(root)
         return known
 
@@ -158,7 +159,7 @@ class Recorder(Outlet):
 
     def step_with(self, module: nn.Module) -> Step | None:
         """The latest step of a model that `module` is a part of."""
-        steps = reversed(list(self._latest.values()))
+        steps = reversed(self._latest.values())
         return next((step for step in steps if id(module) in step.model.paths), None)
 
     def _unique(self, name: str) -> str:

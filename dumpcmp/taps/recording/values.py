@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dumpcmp.nouns.errors import CaptureError
 from dumpcmp.nouns.key import Key
 from dumpcmp.nouns.record import (
     UNWRITTEN,
@@ -134,6 +135,17 @@ class Outlet:
             said = f"an effect is not recorded: {type(error).__name__}: {error}"
             if said not in self.lacking:
                 self.lacking.append(said)
+
+    def give_up(self, error: Exception) -> None:
+        """Record nothing more, since `error` came up in recording: the program goes on.
+
+        What refuses to capture at all, and what a Sink cannot be told, is raised.
+        """
+        fail = getattr(self.sink, "fail", None)
+        if fail is None or isinstance(error, CaptureError):
+            raise error
+        self.is_inert = True
+        fail(error)
 
     def call(self, call: Call) -> None:
         with self.lock:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dumpcmp.nouns.record import Call
+from dumpcmp.pytorch.module_trees import modules_of
 from dumpcmp.pytorch.names import DisableTorchDispatch, DisableTorchFunction
 from dumpcmp.pytorch.trees import Slots
 from dumpcmp.taps.recording.models import Model
@@ -37,7 +38,7 @@ class Weighing:
 
 def weights_of(root: nn.Module, model: Model) -> dict[str, Slots]:
     """The parameters and buffers of all modules of `root`, by the paths that `model` has."""
-    modules = list(root.modules())
+    modules = list(modules_of(root))
     if any(id(module) not in model.paths for module in modules):  # added since the last step
         model.learn(root)
     found = {model.paths[id(module)]: _own_weights(module) for module in modules}

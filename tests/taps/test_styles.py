@@ -1,0 +1,53 @@
+"""Programs in many styles do the same captured as uncaptured; benchmarks have all of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import styles, undisturbed
+
+MODES = ("uncaptured", *undisturbed.MODES)
+STYLES = (
+    "nn: TransformerEncoder with padding",
+    "nn: lazy modules",
+    "autograd: checkpointing, both kinds",
+    "torch.func: vmap of grad",
+    "classes: a subclass of Tensor as input",
+    "modes: two of each",
+    "results: a container that holds itself",
+    "results: control flow ops that are trained",
+    "exceptions: raised from a cause, in a hook",
+    "running: a forward that yields",
+)
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[tuple[str, str], Any]:
+    """What each style did, by style and mode."""
+    words = [sys.executable, "-m", "benchmarks.style_runs", ",".join(MODES), *STYLES]
+    root = Path(styles.__file__).parents[1]
+    ran = subprocess.run(words, cwd=root, stdout=subprocess.PIPE, check=True, timeout=300)
+    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    return {(name, mode): one for name, mode, one in found}
+
+
+@pytest.mark.parametrize("mode", undisturbed.MODES)
+@pytest.mark.parametrize("style", STYLES)
+def test_a_capture_disturbs_nothing(
+    style: str, mode: str, seen: dict[tuple[str, str], Any]
+) -> None:
+    assert undisturbed.told(seen[style, "uncaptured"], seen[style, mode]) == ""
+
+
+def test_what_differs_is_told() -> None:
+    uncaptured = {"result": [1, [2, 3]], "remarks": []}
+    assert undisturbed.told(uncaptured, {"result": [1, [2, 3]], "remarks": ["said"]}) == ""
+    assert undisturbed.told(uncaptured, {"result": [1, [2, 4]]}) == "/result/1/1: 3 and 4"
+    assert undisturbed.told(uncaptured, {"result": [1, [2]]}) == "/result/1: 2 and 1 long"
+    assert undisturbed.told(uncaptured, {"died": "status 6"}).startswith("/result: ")
