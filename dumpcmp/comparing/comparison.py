@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial as partly
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dumpcmp.align.chunks import in_chunks
 from dumpcmp.align.counting import Counting
@@ -43,7 +43,6 @@ from dumpcmp.comparing.measuring import Tell, measure_all, unsolved_in
 from dumpcmp.comparing.no_gradient import with_zeros
 from dumpcmp.comparing.own_metrics import asking, loadable
 from dumpcmp.comparing.placing import device_named, placed, plain_arithmetic, workers_for
-from dumpcmp.comparing.proofs import Proofs
 from dumpcmp.comparing.proposals import mapping_by_values, turns_between
 from dumpcmp.comparing.remarks import Noted, caveats, facts_to_know, missing_of
 from dumpcmp.comparing.requests import Asking, spared
@@ -75,6 +74,9 @@ from dumpcmp.nouns.key import Site
 from dumpcmp.nouns.outcome import Outcome
 from dumpcmp.nouns.row import Following, Judgement, Pair, Row, Verdict, Why
 from dumpcmp.nouns.selection import make_tap
+
+if TYPE_CHECKING:
+    from dumpcmp.comparing.proofs import Proofs
 
 PathLike = str | Path
 
@@ -144,7 +146,7 @@ def compare(
         allow=allow,
         verify_digests=verify_digests,
         showing=Showing(closely),
-        proofs=Proofs(counting),
+        is_mapped=mapping is not None,
         device=device_named(device),
     )
     opened = [run.archive.path for run in (ours, theirs, finer) if run is not None]
@@ -171,7 +173,7 @@ def compare(
         *comparing.renaming.idle(*noted.ops),
         *stated.idle(ours.ops, theirs.ops),
         *said_of(noted.shortcuts),
-        *comparing.proofs.remarks,
+        *(comparing.proofs.remarks if comparing.proofs else ()),
         *noted.levels(),
         *comparing.effects.weights.remarks(),
         *alone(rows),
@@ -197,7 +199,7 @@ class _Comparing:
     allow: str | Sequence[str]
     verify_digests: bool
     showing: Showing
-    proofs: Proofs
+    is_mapped: bool  # the user says which op is which
     device: str = "cpu"
     gathered: Collected = field(default_factory=Collected)
     noted: Noted = field(default_factory=Noted)
@@ -207,6 +209,7 @@ class _Comparing:
     courses: Courses = field(default_factory=Courses)
     carried: Carried = field(default_factory=Carried)
     effects: EffectsSeen = field(default_factory=EffectsSeen)
+    proofs: Proofs | None = None
     nbytes: int = 0  # measured
 
     def sorts_out(self, golden: OpenRun, target: OpenRun, finer: OpenRun | None) -> bool:
@@ -280,7 +283,7 @@ class _Comparing:
         before = self.latest_root
         rows, self.latest_root, self.carried.settled = judged
         if self._asks_for_proof():
-            rows = self.proofs.settled(rows, span.golden, span.target)
+            rows = self._proven(rows, span)
         self.carried.let_go()
         looked = Looked(ours, theirs, self.counting, self.is_apart, flow, work, measured)
         rows, self.latest_root = self.effects.with_rows(rows, looked, before, self.latest_root)
@@ -295,8 +298,15 @@ class _Comparing:
 
     def _asks_for_proof(self) -> bool:
         """Whether programs are to be run in float64: nothing is declared that is not in them."""
-        is_usual = isinstance(self.rule, ReferenceChecker)
+        is_usual = isinstance(self.rule, ReferenceChecker) and not self.is_mapped
         return is_usual and self.replaying is not Replaying.OFF and not self.allow
+
+    def _proven(self, rows: Sequence[Row], span: Span) -> list[Row]:
+        """The rows of a span, as both programs tell; they are run by torch, which takes time."""
+        from dumpcmp.comparing.proofs import Proofs
+
+        self.proofs = self.proofs or Proofs(self.counting)
+        return self.proofs.settled(rows, span.golden, span.target)
 
     def _judged(
         self, evidence: Sequence[Evidence], flow: DataFlow, following: Following, ways: Ways

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from dumpcmp.archive.read.reader import Archive
 from dumpcmp.nouns.key import Op, Slot
-from dumpcmp.shadows.effect_pairs import EffectPair, PairedEffects, paired_effects
 from dumpcmp.shadows.frontier import Guilt, KnownQuantities, frontier, guilty, unknown_leaves
 from dumpcmp.shadows.gradient_sums import with_gradients
 from dumpcmp.shadows.kernel_checks import KernelFinding, check_kernels
@@ -19,6 +18,7 @@ from dumpcmp.shadows.outside import distance, drew_alike, is_late, may_be_rounde
 from dumpcmp.shadows.program import Node, Program, ValueId
 from dumpcmp.shadows.quantities import Book, Quantity
 from dumpcmp.shadows.shadow import Choices, Shadow
+from dumpcmp.shadows.shown_effects import EffectPair, PairedEffects, paired_effects
 from dumpcmp.shadows.starting import Before, Relation, Start, is_spread
 from dumpcmp.shadows.together import read_program
 
@@ -103,7 +103,7 @@ def _in_time(finding: ProofFinding) -> tuple[int, bool, int]:
     return finding.step, is_backward, -finding.order if is_backward else finding.order
 
 
-StepPlace = tuple[str, int]  # a model, and its own number of the step
+StepOfModel = tuple[str, int]  # a model, and its own number of the step
 
 
 def prove(golden: str | Path, target: str | Path) -> Proof:
@@ -118,7 +118,7 @@ def prove(golden: str | Path, target: str | Path) -> Proof:
     return proof
 
 
-def _steps(golden: Archive, target: Archive) -> Iterator[tuple[StepPlace, StepPlace]]:
+def _steps(golden: Archive, target: Archive) -> Iterator[tuple[StepOfModel, StepOfModel]]:
     """The steps of both, models in the order in which they ran."""
     for ours, theirs in zip(golden.models, target.models, strict=False):
         mine = set(target.steps(theirs))
@@ -137,7 +137,7 @@ class StepProof:
     before: Before | None
     _programs_asked: tuple[Program, Program] | None = None
 
-    def ask(self, ours: StepPlace, theirs: StepPlace) -> Before:
+    def ask(self, ours: StepOfModel, theirs: StepOfModel) -> Before:
         """Ask about its start and its program; returns the step for the next one to follow from."""
         book, choices = Book(), Choices()
         start = Start(book, self.before)

@@ -18,7 +18,7 @@ from dumpcmp.nouns.key import Slot
 from dumpcmp.nouns.replay import Choice, Replay
 from dumpcmp.nouns.spoken import counted
 from dumpcmp.nouns.value import DTYPES
-from dumpcmp.shadows.copies import with_copies
+from dumpcmp.shadows.copied_values import with_copies
 from dumpcmp.shadows.program import Node, Program, StepEffect, ValueId, read_ranks
 from dumpcmp.shadows.quantities import tensor_of
 from dumpcmp.shadows.rewritten_memory import with_writes
@@ -30,7 +30,7 @@ _OUTPUT = "output.0"
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class RankDelivery:
     """What one rank of a group gets by a collective. Inputs are named ``PLACE input.0``."""
 
     kind: Collective
@@ -227,7 +227,7 @@ class _Joining:
         shape = self.program.records[value].shape
         nth, size = int(Slot(slot).name or 0), 1 if kind.is_letter else len(words["group"])
         reduction = str(words.get("op", "sum"))
-        own = Delivery(kind, place, size, nth, shape, reduction, _root(words), cuts * any(cuts))
+        own = RankDelivery(kind, place, size, nth, shape, reduction, _root(words), cuts * any(cuts))
         return Node(node.rank, node.call, takes, {_OUTPUT: value}, own)
 
 
